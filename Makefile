@@ -16,7 +16,7 @@ JOBS ?= auto
 
 # Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
 .NOTPARALLEL:
-.PHONY: help setup horovod demo docs check compiled test test-more test-all chaos fuzz dist lock clean
+.PHONY: help setup horovod demo docs check compiled test test-more test-all test-seconds chaos fuzz dist lock clean
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
@@ -24,8 +24,9 @@ help:
 	@echo "make test-more the same properties on Ray, in a browser, over MPI, with more examples; twenty minutes"
 	@echo "make docs      the documentation as a site, build/site/index.html"
 	@echo "make check     lint and types only"
+	@echo "make test-seconds  measure the CPU-seconds of both tiers, for docs/how-to/test.md"
 	@echo "make test-all  every test but the chaos tests: before a release"
-	@echo "make chaos     seeded plans of what is killed and stops: a hundred of the pipeline, 30 of whole runs"
+	@echo "make chaos     drawn histories of what is killed and stops: a hundred of the stream, 30 of whole runs"
 	@echo "make fuzz      damaged JPEG files through the library in C, under the sanitizers of gcc; MINUTES=10 SEED=0"
 	@echo "make setup     only make .venv, without what tests need        make clean     remove what make made"
 	@echo "make dist      build the wheel and the source distribution into dist/"
@@ -91,6 +92,11 @@ test-more: compiled
 test-all: check compiled
 	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile more -m "not chaos"
 
+test-seconds: compiled
+	rm -rf build/cpu
+	CPU_SECONDS=build/cpu $(BIN)/python -m pytest -n $(JOBS) -m "not slow and not chaos"
+	$(BIN)/python tests/kit/cpu_seconds.py build/cpu
+
 chaos: $(TESTS_READY)
 	$(BIN)/python -m pytest -m chaos
 
@@ -103,7 +109,7 @@ dist: $(TESTS_READY)
 	$(BIN)/python -m build --no-isolation .
 
 # Every version with its hashes, of an installation with all extras but those for development and documentation.
-LOCKED := tensorboard mlflow wandb onnx serve data torchvision notebook lightning transformers
+LOCKED := tensorboard mlflow wandb serve data torchvision notebook lightning transformers
 lock: $(TESTS_READY)
 	$(BIN)/uv pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal --python-version 3.11 \
 	  --generate-hashes --no-annotate --quiet \

@@ -183,8 +183,8 @@ def _split_digits(net: Net, samples: int, held_out: int) -> Splits:
     digits = load_digits()
     pixels = (digits.images * 15.9).astype(np.uint8)[:, None]
     records = sources.arrays(image=pixels, label=digits.target.astype(np.int64))
-    train, rest = records.split(0.6, seed=0)
-    valid, test = rest.split(0.5, seed=1)
+    train, others = records.split(0.6, seed=0)
+    valid, test = others.split(0.5, seed=1)
     scale = stages.scale("image", mean=_DIGITS_MEAN, std=_DIGITS_STD)
     learning = Pipeline(train.take(min(samples, len(train))), seed=0)
     if net.kind == CNN:
@@ -248,8 +248,8 @@ def _build_resnet(params: dict[str, Any]) -> nn.Module:
     width = params["width"]
     made = _convolution(params["channels"], width)
     for blocks in (params["blocks"], 0, params["blocks"]):
-        first, *rest = _convolution(width, 2 * width)
-        made += [first, nn.MaxPool2d(2), *rest, *(Residual(2 * width) for _ in range(blocks))]
+        first, *others = _convolution(width, 2 * width)
+        made += [first, nn.MaxPool2d(2), *others, *(Residual(2 * width) for _ in range(blocks))]
         width *= 2
     made += [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(width, params["classes"]), Quarter()]
     return _channels_last(made)

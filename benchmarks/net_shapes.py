@@ -56,10 +56,10 @@ def time_shares(layers: Sequence[Layer]) -> list[float]:
 
 def ready_times(net: str) -> list[float]:
     """When each parameter's gradient is computed, as a share of the step, in the order of the parameters."""
-    layers, left, ready = list(NETS[net]()), 1.0, list[float]()
+    layers, unready, ready = list(NETS[net]()), 1.0, list[float]()
     for layer, share in zip(layers, time_shares(layers), strict=True):
-        ready += [FORWARD + (1 - FORWARD) * left] * len(layer.shapes)
-        left -= share
+        ready += [FORWARD + (1 - FORWARD) * unready] * len(layer.shapes)
+        unready -= share
     return ready
 
 

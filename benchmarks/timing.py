@@ -19,9 +19,9 @@ def time_iterations(run: Callable[[], object], count: int, comm: Communicator) -
     seconds, before = [], time.perf_counter()
     for _ in range(count):
         run()
-        now = time.perf_counter()
-        seconds.append(now - before)
-        before = now
+        end = time.perf_counter()
+        seconds.append(end - before)
+        before = end
     return seconds
 
 

@@ -46,9 +46,9 @@ class TrainingSetup:
     device: str = "cpu"
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> TrainingSetup:
+    def of(cls, fields: dict[str, Any]) -> TrainingSetup:
         """The set-up of which `given` is `dataclasses.asdict`, as ranks receive it."""
-        return cls(**{**given, "net": Net(**given["net"])})
+        return cls(**{**fields, "net": Net(**fields["net"])})
 
     def batches(self, rank: int = 0, world: int = 1) -> list[Batch]:
         """A rank's part of the first global batches, on the device."""
@@ -89,7 +89,7 @@ class RecipeTrainer:
     ) -> None:
         import torch
 
-        from ensemble.comm.autotune.plan import ExchangeOptions
+        from ensemble.comm.exchange_plan import ExchangeOptions
         from ensemble.spec.options import COMMUNICATORS, COMPRESSIONS, resolve
         from ensemble.train.optimization import Optimization
         from ensemble.train.optimizers import make_optimizer

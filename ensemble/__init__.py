@@ -5,7 +5,6 @@ Everything named here is imported when it is first used, so that `import ensembl
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
     from ensemble.spec import Energy as Energy
     from ensemble.spec import Ensemble as Ensemble
     from ensemble.spec import Folds as Folds
+    from ensemble.spec import GradientNorm as GradientNorm
     from ensemble.spec import Member as Member
+    from ensemble.spec import MemberCallback as MemberCallback
     from ensemble.spec import MLflow as MLflow
     from ensemble.spec import Recipe as Recipe
     from ensemble.spec import Resources as Resources
@@ -57,9 +58,9 @@ if TYPE_CHECKING:
 __version__ = "1.0.0"
 
 _NAMES_OF = {
-    "ensemble.spec": "Bootstrap ClassWeights EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe "
-    "Resources SWA Search SpecError Task TensorBoard WandB choice cross_validated integer loguniform quantiles "
-    "seeds uniform",
+    "ensemble.spec": "Bootstrap ClassWeights EMA EarlyStopping Energy Ensemble Folds GradientNorm MLflow Member "
+    "MemberCallback Recipe Resources SWA Search SpecError Task TensorBoard WandB choice cross_validated integer "
+    "loguniform quantiles seeds uniform",
     "ensemble.api": "resume submit",
     "ensemble.inspection": "Comparison DryRun SavedPredictions compare describe_nodes dry_run list_runs "
     "load_predictions sum_usage",
@@ -77,12 +78,9 @@ __all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(
-            f"module 'ensemble' has no attribute {name!r} (it has: {', '.join(sorted(_HOME_OF))})"
-        )
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
+    from pipelines.providers import find_attribute
+
+    value = globals()[name] = find_attribute(__name__, _HOME_OF, name)
     return value
 
 

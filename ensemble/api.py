@@ -1,32 +1,24 @@
-"""`submit` and `resume`: start or continue a run in this process, or follow one that another process drives."""
+"""`submit` and `resume`: start or continue a run in this process."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import dataclasses
 import logging
 import os
-import socket
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
-from ensemble.controller.damage import check_declaration
 from ensemble.controller.more_epochs import apply_more_epochs, find_more_epochs, plan_more_epochs
+from ensemble.controller.start_steps import DeclaredStart, check_start, find_start
+from ensemble.controller.unfinished import check_declaration
+from ensemble.driven_run import DrivenRun
 from ensemble.events import MoreEpochs, RunFinished
 from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
-from ensemble.reporting.notebook import LiveView
-from ensemble.result import Result, make_result
-from ensemble.run import POLL_S, Request, Run, StateFollower
-from ensemble.spec import Ensemble, SpecError, check_ensemble, check_installed, resolve_notify
-from ensemble.spec.limits import apply_limits
-from ensemble.spec.search import check_budget
+from ensemble.run import Run
+from ensemble.spec import Ensemble, SpecError, check_ensemble, resolve_notify
+from ensemble.spec.limits import apply_limits, check_budget
 from ensemble.spec.validation import check_number
 from ensemble.store import (
     EventLog,
@@ -37,119 +29,16 @@ from ensemble.store import (
     is_locked,
     write_request,
 )
+from ensemble.store.file_checks import FileCheck
 from ensemble.store.folding import FoldedLog
-from ensemble.store.frozen_arrays import check_arrays, release_arrays
-from ensemble.store.kept_code import pickle_ensemble
-from ensemble.store.mirror import begin_mirror
-from ensemble.store.verification import FileCheck
-from ensemble.train.data_identity import renew_data, training_data
+from ensemble.store.mirror_status import load_status
+from ensemble.train.data_identity import renew_data
 from ensemble.user_code.fingerprint import Code, code_of
-from pipelines.environment.library_settings import apply_settings, find_settings, keep_settings, keeps_settings
+from pipelines.environment.library_settings import keeps_settings
 from pipelines.errors import PipelineError
+from pipelines.providers import import_object
 
 log = logging.getLogger(__name__)
-
-SIGNAL_S = 0.5  # within which a signal is acted on that did not end the wait for the run
-HEADER_TIMEOUT_S = 30.0  # until a run that another process has just started names its ensemble in the log
-
-
-class DrivenRun(Run):
-    """A handle on a run that this process drives."""
-
-    def __init__(self, controller: Controller, *, threaded: bool) -> None:
-        super().__init__(controller.run_dir)
-        self._controller: Controller | None = controller  # until the run is over: it holds the ensemble's arrays
-        self._state, self._lock, self._view = controller.state, controller.lock, LiveView()
-        self._error: BaseException | None = None
-        self._threaded = threaded
-        self._settings = find_settings()  # of the run: `wait` may be called in others
-        # An event instead of `join`: a signal that interrupts `join` makes Python 3.11 regard the thread as ended.
-        self._over = threading.Event()
-        if threaded:
-            name = f"ensemble {controller.ensemble.name}"
-            threading.Thread(target=self._run, name=name, daemon=True).start()
-            atexit.register(self._stop_at_exit)
-        else:
-            controller.view = self._view
-
-    @property
-    def state(self) -> RunState:
-        """The run's state, which changes while the run is in progress."""
-        return self._state
-
-    def wait(self) -> Result:
-        """Wait for the end of the run, in a notebook with its progress; with the inline executor, train now.
-
-        After Ctrl-C, SIGTERM or SIGHUP the members write a checkpoint and all processes end before this raises. A
-        second signal ends them at once; a resume then continues from the last checkpoints.
-
-        Raises:
-            KeyboardInterrupt: the run was stopped by Ctrl-C.
-            SystemExit: it was stopped by SIGTERM or SIGHUP.
-            ClusterLostError: it was stopped because the cluster does not answer; a resume continues it.
-        """
-        at_once = False
-        with self._view, defer_signals(self.stop) as received:
-            try:
-                self._run_to_end()
-            except (KeyboardInterrupt, SystemExit):  # the second signal
-                at_once = True
-                Request(self._dir, "stop", at_once=True)
-                self._run_to_end()
-        if received and (self._error is None or isinstance(self._error, (KeyboardInterrupt, SystemExit))):
-            ended = self.state.ended
-            if self._error is None and ended is not None and isinstance(ended, RunFinished):
-                raise_interrupted(received[0], f"{self.run_dir} has finished before it could be stopped")
-            how = "ended at once" if at_once or self._error is not None else "stopped"
-            raise_interrupted(received[0], f"{how}; {format_command('resume', self.run_dir)} continues the run")
-        if self._error is not None:
-            raise self._error
-        return make_result(self._dir)
-
-    def _run_to_end(self) -> None:
-        if not self._threaded and not self._over.is_set():
-            self._run()
-        # A signal that arrives while this thread hands over the interpreter lock ends no wait without a limit.
-        while not self._over.wait(SIGNAL_S):
-            self._show_progress()
-        self._show_progress()
-
-    def _show_progress(self) -> None:
-        """Draw the state in a notebook, from the thread that waits: there the output belongs to its cell."""
-        if self._view.is_due:
-            with self._lock:
-                self._view.update(self.state)
-
-    def _run(self) -> None:
-        assert self._controller is not None
-        try:
-            with contextlib.nullcontext() if self._threaded else keep_settings():
-                if not self._threaded:  # members train in this process
-                    apply_settings(self._settings)
-                self._controller.run()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._controller.release()
-            self._controller = None
-            atexit.unregister(self._stop_at_exit)
-            self._over.set()
-
-    def _members(self) -> list[str]:
-        with self._lock:
-            return list(self.state.members)
-
-    def _stop_at_exit(self) -> None:
-        """Stop the run when the interpreter ends before `wait` was called: members write a checkpoint."""
-        if not self._over.is_set():
-            text = "the program ends before its run; stopping the run, %s continues it"
-            # An exception that a signal raises here would be printed with its traceback, and end the wait.
-            at_once = defer_signals(lambda: Request(self._dir, "stop", at_once=True))
-            with at_once, contextlib.suppress(KeyboardInterrupt, SystemExit):
-                log.warning(text, format_command("resume", self.run_dir))
-                self.stop()
-                while not self._over.wait(SIGNAL_S):
-                    pass
 
 
 def submit(
@@ -162,7 +51,6 @@ def submit(
     accept_code: bool = False,
     accept_data: bool = False,
     fresh: bool = False,
-    group_read: bool = False,
     limits: Mapping[str, float] | None = None,
     code: Code | None = None,
     checked: Sequence[FileCheck] | None = None,
@@ -172,9 +60,7 @@ def submit(
     """Start a run, or continue the run that this ensemble already has in that directory.
 
     Members that failed are tried again. A member without a checkpoint trains with the present declaration, code
-    and data; a change of the code is logged and recorded. If another process drives the run, the handle follows
-    it: `on_event` is then called within `wait`, with all events from the first, and the end of `wait` by a signal
-    does not end the run.
+    and data; a change of the code is logged and recorded.
 
     Where the program has no handler for SIGTERM, that signal ends it as `sys.exit` does from now on, so that
     members write a checkpoint.
@@ -189,7 +75,6 @@ def submit(
         accept_data: continue although members were trained on other data. Other data to evaluate on need it not:
             members that have finished are evaluated on them again.
         fresh: if there is a run already, leave it unchanged and start a new one in a directory beside it.
-        group_read: let the group of the run directory read it; by default only its owner can.
         limits: for this start, in the place of what the ensemble declares.
         code: the result of `code_of(ensemble)`, where it is known already.
         checked: how the files of members that have ended were found, where they were read already.
@@ -210,62 +95,18 @@ def submit(
     """
     check_ensemble("submit", ensemble)
     apply_limits(ensemble, limits)  # they are valid
-    receivers = resolve_notify(notify)
-    path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
-    check_installed(ensemble.loggers)
-    runner = make_executor(executor)
-    if os.path.isdir(path) and not fresh and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise StoreError(f"{path} is not yours to read and write: give another run directory, or ask its owner")
-    known = RunDir(choose_free_path(path) if fresh else path)
-    begun = FoldedLog(known.events)
-    code = code or code_of(ensemble)  # before the calls below, which may run the user's code
-    training_data(ensemble)  # computes the digests of arrays once, and not in each member's process
-    if known.find_info().get("name") == ensemble.name and known.events.exists():
-        if is_locked(known.events):
-            if receivers or mirror:
-                text = (
-                    "%s is in progress: who is told of it, and where it is mirrored, was said when it was started"
-                )
-                log.warning(text, known.path)
-            return _follow(known, ensemble, code, on_event)
-        # before the declaration of the run is replaced
-        check_same(state := begun.update(), ensemble, known.path, accepts_data=accept_data)
-        check_code(state, code, known, accept=accept_code)
-    if not ensemble.keep_data and runner.name == "ray":
-        raise SpecError(
-            "Ensemble.keep_data is False: the data are in the memory of one machine, which the nodes of a Ray "
-            "cluster do not have; use executor='local', or sources.memmap() of files that all nodes see"
-        )
-    known.check_is_free(ensemble)
-    declaration = pickle_ensemble(ensemble, None if spec_file is None else Path(spec_file))
-    made = RunDir.create(
-        known.path, ensemble, spec_file, code, group_read=group_read, executor=executor, declaration=declaration
-    )
-    try:
-        # What the program changes from here on, or the user in the spec file, is no matter of this run.
-        frozen = declaration.load(made.data, is_in_process=runner.in_process)
-        del declaration, ensemble  # they hold memory for as long as the run takes
-        frozen = apply_limits(frozen, limits)
-        more: dict[str, Any] = {
-            "checked": checked,
-            "notify": receivers,
-            "mirror": mirror,
-            "accepts_data": accept_data,
-        }
-        return _start(made, frozen, code, runner, on_event, begun=begun, **more)
-    except BaseException:
-        release_arrays(made.data)
-        raise
-
-
-def choose_free_path(path: str | os.PathLike[str]) -> Path:
-    """The first path of `path`, `path-2`, `path-3` ... that is free for a new run."""
-    first = Path(path).absolute()
-    number, free = 1, first
-    while free.exists() and not (free.is_dir() and not any(free.iterdir())):
-        number += 1
-        free = first.with_name(f"{first.name}-{number}")
-    return free
+    receivers, runner = resolve_notify(notify), make_executor(executor)
+    accepted = {"accept_code": accept_code, "accept_data": accept_data}
+    start = find_start(ensemble, run_dir, executor, spec_file, code, **accepted, fresh=fresh, mirror=mirror)
+    _refuse_in_progress(start.run_dir, start.state)
+    check_start(start)
+    declaration, code, made = start.declaration, start.code, start.create()
+    # What the program changes from here on, or the user in the spec file, is no matter of this run.
+    frozen = apply_limits(declaration.load(made.data, is_in_process=runner.in_process), limits)
+    begun = start.log
+    del declaration, ensemble, start  # they hold memory for as long as the run takes
+    more: dict[str, Any] = {"checked": checked, "notify": receivers, "mirror": mirror}
+    return _start(made, frozen, code, runner, on_event, begun=begun, accepts_data=accept_data, **more)
 
 
 @keeps_settings
@@ -315,45 +156,57 @@ def resume(
     """
     check_number("epochs", epochs, low=1, integer=True, optional=True)
     receivers = resolve_notify(notify)
-    known = RunDir(run_dir)
-    if epochs is not None and is_locked(known.events):
-        raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
-    begun = begun or read_begun(known)
+    folder = RunDir(run_dir)
+    begun = begun or read_begun(folder)
     state = begun.update()
-    check_declaration(known, state)
-    runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
-    check_arrays(known)
-    declared = known.load_ensemble(takes_settings=True)
+    _refuse_in_progress(folder, state)
+    check_declaration(folder, state)
+    runner = make_executor(executor or state.executor or folder.info.get("executor") or "ray")
+    declared = folder.load_ensemble(takes_settings=True)
     ensemble, more_epochs = declared, None
     try:
         ensemble = renew_data(declared)
     except PipelineError:
-        trains = any(each.is_resumable(state.header.code) for each in state.members.values())
+        trains = any(member.is_resumable(state.header.code) for member in state.members.values())
         if epochs is not None or budget is not None or trains or not isinstance(state.ended, RunFinished):
             raise  # else nothing needs the data
-    if ensemble is not declared:
-        check_data(state, ensemble, known.path, accepts=accept_data)  # before `create` replaces it, with the lock
-        code = dataclasses.replace(code_of(ensemble), sources={})  # those that are kept stay
-        RunDir.create(known.path, ensemble, code=code)
+    renewed = ensemble
     if epochs is not None:
-        more_epochs = plan_more_epochs(known, state, ensemble, epochs)
+        more_epochs = plan_more_epochs(folder, state, ensemble, epochs)
         for note in [] if more_epochs is None else more_epochs.notes:
-            log.warning("%s: %s", known.path, note)
+            log.warning("%s: %s", folder.path, note)
     ensemble = apply_more_epochs(ensemble, max(epochs or 0, find_more_epochs(state)))
+    ensemble = _apply_budget(ensemble, state, budget)
+    ensemble = apply_limits(ensemble, limits)
+    code = code_of(ensemble)
+    start = DeclaredStart(ensemble, folder, state, code, runner.name, begun, is_resumed=True, mirror=mirror)
+    check_start(dataclasses.replace(start, accept_code=accept_code, accept_data=accept_data))
+    if renewed is not declared:  # with the lock; the sources that are kept stay
+        RunDir.create(folder.path, renewed, code=dataclasses.replace(code_of(renewed), sources={}))
+    del start, declared, renewed
+    more: dict[str, Any] = {"checked": checked, "notify": receivers, "mirror": mirror, "accepts_data": accept_data}
+    return _start(folder, ensemble, code, runner, on_event, more_epochs, begun=begun, **more)
+
+
+def _refuse_in_progress(run_dir: RunDir, state: RunState) -> None:
+    if state.starts and is_locked(run_dir.events):
+        where, head = run_dir.path, state.header
+        by = f" (process {head.pid} on {head.host})" if head.pid else ""
+        raise StoreError(
+            f"{where} is in progress{by}: ensemble.attach({str(where)!r}) is a handle on it, "
+            f"{format_command('status', '--watch', where)} shows it, {format_command('stop', where)} ends it"
+        )
+
+
+def _apply_budget(ensemble: Ensemble, state: RunState, budget: Mapping[str, float] | None) -> Ensemble:
+    """The declaration with what a search may use in all: as it is given now, else as it was given last."""
     if budget is not None:
         check_budget("budget", budget)
-    if budget is not None and ensemble.search is None:
-        raise SpecError("budget= is of a search, and the run trains a list of members")
-    if ensemble.search is not None and (given := state.header.budget if budget is None else budget):
-        ensemble = dataclasses.replace(ensemble, search=dataclasses.replace(ensemble.search, budget=given))
-    ensemble = apply_limits(ensemble, limits)
-    check_installed(ensemble.loggers)
-    code = code_of(ensemble)
-    check_data(state, ensemble, known.path, accepts=accept_data)
-    check_code(state, code, known, accept=accept_code)
-    check_edits(code, known, accept=accept_code)
-    more: dict[str, Any] = {"checked": checked, "notify": receivers, "mirror": mirror, "accepts_data": accept_data}
-    return _start(known, ensemble, code, runner, on_event, more_epochs, begun=begun, **more)
+        if ensemble.search is None:
+            raise SpecError("budget= is of a search, and the run trains a list of members")
+    if ensemble.search is None or not (limits := state.header.budget if budget is None else budget):
+        return ensemble
+    return dataclasses.replace(ensemble, search=dataclasses.replace(ensemble.search, budget=limits))
 
 
 def read_begun(run_dir: RunDir) -> FoldedLog:
@@ -393,7 +246,9 @@ def _start(
         events = EventLog(run_dir.events)
         try:
             state = begun.update()
-            mirrored = begin_mirror(run_dir, mirror)
+            is_mirrored = mirror is not None or load_status(run_dir) is not None
+            begin_mirror = import_object("ensemble.store.mirror:begin_mirror") if is_mirrored else None
+            mirrored = begin_mirror and begin_mirror(run_dir, mirror)
         except BaseException:
             events.close()
             raise
@@ -421,40 +276,6 @@ def _start(
         run = DrivenRun(controller, threaded=not executor.in_process)
     if received:
         run.stop()
-        run._run_to_end()
+        run.run_to_end()
         raise_interrupted(received[0], f"stopped; {format_command('resume', run_dir.path)} continues the run")
     return run
-
-
-def _follow(
-    run_dir: RunDir, ensemble: Ensemble, code: Code, on_event: Callable[[dict[str, Any]], None] | None
-) -> Run:
-    """A handle on a run that another process drives, if it is this ensemble's.
-
-    Raises:
-        StoreError: it is another ensemble's, has another number of members, or trains with other code.
-    """
-    follower, until = StateFollower(run_dir), time.monotonic() + HEADER_TIMEOUT_S
-    while not follower.state.starts and follower.find_loss() is None and time.monotonic() < until:
-        follower.read()
-        time.sleep(POLL_S)
-    state, declared = follower.state, ensemble.search.trials if ensemble.search else len(ensemble.members or ())
-    added = sum(bool(member.identity.get("added")) for member in state.members.values())
-    check_same(state, ensemble, run_dir.path, in_progress=True)
-    if state.starts and declared != state.declared - added:
-        raise StoreError(
-            f"{run_dir.path} is in progress with {state.declared - added} members, this ensemble has {declared}; "
-            "add members with `ensemble add`, or choose another run directory"
-        )
-    change = find_code_change(state, code, run_dir)
-    if change is not None and not change.unsure:
-        raise StoreError(
-            f"{run_dir.path} is in progress with other code: {change}; stop it (`ensemble stop`), or start a "
-            "new run beside it with --fresh (fresh=True in Python)"
-        )
-    mine = (state.header.pid, state.header.host) == (os.getpid(), socket.gethostname())
-    if mine and state.executor == "inline":
-        raise StoreError(f"{run_dir.path} is in progress in this thread: use the handle that started it")
-    where = f"process {state.header.pid} on {state.header.host}"
-    log.warning("%s is in progress (%s) and is followed; it continues when this ends", run_dir.path, where)
-    return Run(run_dir, on_event)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ensemble.api import submit
-from ensemble.combine import CombineError, combine_samples, find_math
+from ensemble.combine import CombineError, find_math
 from ensemble.combine.bootstrap import intervals
 from ensemble.combine.distilled_loss import DISTILLED, PROBABILITIES, DistilledLoss, Teacher, digest_combination
-from ensemble.combine.quantify import Quantified
+from ensemble.combine.recorded import read_combined
 from ensemble.controller.clones import recover_declaration
 from ensemble.events import NOT_COMBINED
 from ensemble.run import Run
@@ -25,7 +25,7 @@ from ensemble.spec.member import change_member
 from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.spec.validation import check_number
-from ensemble.store import MemberState, RunDir, RunState, StoreError, read_state
+from ensemble.store import MemberState, Predictions, RunDir, RunState, StoreError, read_state
 from ensemble.store.files import write_json
 from pipelines.environment.library_settings import keeps_settings
 
@@ -130,10 +130,10 @@ def declare_student(
     check_number("weight", weight, low=0)
     if weight > 1:
         raise SpecError(f"weight must be from 0 to 1, got {weight!r}")
-    known = {name for each in state.members.values() for name in each.params}
+    names = {name for member in state.members.values() for name in member.params}
     for name in params:
-        if name not in known and model is None:
-            raise SpecError(unknown_name(f"{parent.id} has no hyperparameter", name, sorted(known)))
+        if name not in names and model is None:
+            raise SpecError(unknown_name(f"{parent.id} has no hyperparameter", name, sorted(names)))
     teacher = Teacher(str(run.path), digest_combination(state))
     loss = DistilledLoss(
         dataclasses.replace(recipe, task=task),
@@ -142,8 +142,8 @@ def declare_student(
         TEMPERATURE if temperature is None else temperature,
         float(weight),
     )
-    own = recover_declaration(parent)
-    trained = next(each for each in (epochs, own.epochs, ensemble.epochs) if each is not None)
+    own = recover_declaration(parent, ensemble)
+    trained = next(number for number in (epochs, own.epochs, ensemble.epochs) if number is not None)
     averages = own.averaging if own.averaging is not None else ensemble.averaging
     why = explain_no_averages(averages, trained)
     if why is not None:
@@ -153,7 +153,7 @@ def declare_student(
         params,
         epochs=own.epochs if epochs is None else epochs,
         averaging="none" if why is not None else own.averaging,
-        seed=1 + max(int(each.identity["seed"]) for each in state.members.values()),
+        seed=1 + max(int(member.identity["seed"]) for member in state.members.values()),
         weights="uniform",
     )
     made = dataclasses.replace(
@@ -218,8 +218,8 @@ def compare(run_dir: str | os.PathLike[str], student_dir: str | os.PathLike[str]
         "student": student.metrics["ensemble"],
     }
     rows: list[dict[str, Any]] = [
-        {"model": name, "split": teacher.split, **{key: known[key] for key in FIGURES if key in known}}
-        for name, known in figures.items()
+        {"model": name, "split": teacher.split, **{key: own[key] for key in FIGURES if key in own}}
+        for name, own in figures.items()
     ]
     rows[2]["split"] = student.split
     rows[2]["lost"] = {key: rows[2][key] - rows[0][key] for key in FIGURES if key in rows[0] and key in rows[2]}
@@ -246,11 +246,10 @@ def _find_intervals(
     return intervals(statistics, len(target))["difference"]
 
 
-def _read_samples(run: RunDir, split: str) -> Quantified | None:
+def _read_samples(run: RunDir, split: str) -> Predictions | None:
     """The combined predictions of a run; None where they cannot be made of the saved ones."""
     state = read_state(run.events)
     try:
-        _, samples = combine_samples(run, state, run.load_ensemble(state.header.code))
+        return read_combined(run, state, split, lambda: run.load_ensemble(state.header.code).combine)
     except (CombineError, StoreError):
         return None
-    return next((each for each in samples if each.split == split), None)

@@ -80,8 +80,8 @@ def defer_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int
 
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for known, before in usual.items():
-            signal.signal(known, before)
+        for handled, before in usual.items():
+            signal.signal(handled, before)
         act()
 
     if threading.current_thread() is not threading.main_thread():
@@ -110,9 +110,9 @@ def exit_on_signals() -> None:
 
     if threading.current_thread() is not threading.main_thread():
         return
-    for known in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(known) is signal.SIG_DFL:
-            signal.signal(known, terminate)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is signal.SIG_DFL:
+            signal.signal(ending, terminate)
 
 
 @contextlib.contextmanager

@@ -28,21 +28,25 @@ class FittedCombination:
     Attributes:
         task: of the members.
         weights: of each, sum 1.
-        factor: of the calibration; see `ensemble.combine.torch_math.calibrate`.
+        calibration: the parameters of the calibrator.
+        calibrator: its name; None: the task's own.
     """
 
     task: Task
     weights: tuple[float, ...]
-    factor: float
+    calibration: Any
+    calibrator: str | None = None
 
     def __call__(self, values: Any) -> Any:
         """The calibrated mixture, a tensor [n, ...], of the members' values [m, n, ...]."""
         import torch
 
-        from ensemble.combine.torch_math import calibrate, mix
+        from ensemble.combine import formulas
+        from ensemble.combine.calibrators import apply_calibration
 
         weights = torch.tensor(self.weights, dtype=values.dtype, device=values.device)
-        return calibrate(self.task, mix(self.task, list(values), weights), self.factor)
+        mixed = formulas.mix(self.task, list(values), weights)
+        return apply_calibration(self.task, mixed, self.calibration, self.calibrator)
 
 
 @keeps_settings
@@ -88,6 +92,8 @@ def refit(
 
 def declare_refit(run: RunDir, state: RunState, ensemble: Ensemble) -> Ensemble:
     """The declaration of the run that `refit` starts."""
+    from ensemble.combine.combination import read_calibration
+
     if not ensemble.out_of_fold:
         raise SpecError(f"{run.path} is no cross-validation: refit() needs a run of Ensemble(out_of_fold=True)")
     combined = state.combined or NOT_COMBINED
@@ -107,26 +113,25 @@ def declare_refit(run: RunDir, state: RunState, ensemble: Ensemble) -> Ensemble:
         member = state.members[name]
         configurations.setdefault(find_configuration(member.identity), []).append(member)
     task = CLASSIFICATION if combined.task is None else Task.from_record(combined.task)
-    weights = tuple(sum(combined.weights[each.id] for each in one) for one in configurations.values())
-    factor = float((combined.calibration or {}).get("value") or 1.0)
+    weights = tuple(sum(combined.weights[member.id] for member in members) for members in configurations.values())
     return replace(
         ensemble,
         name=f"{ensemble.name}-refitted",
-        members=[_declare_member(members) for members in configurations.values()],
+        members=[_declare_member(members, ensemble) for members in configurations.values()],
         weights="uniform",
         out_of_fold=False,
         valid=None,
         keep="last",
         early_stopping="none",
         validate_every=0,
-        combine=FittedCombination(task, weights, factor),
+        combine=FittedCombination(task, weights, *read_calibration(combined.calibration)),
         calibrate=False,
     )
 
 
-def _declare_member(members: Sequence[MemberState]) -> Member:
+def _declare_member(members: Sequence[MemberState], ensemble: Ensemble) -> Member:
     return change_member(
-        recover_declaration(members[0]),
+        recover_declaration(members[0], ensemble),
         {},
         epochs=median_low(_count_epochs(member) for member in members),
         seed=members[0].identity["seed"],

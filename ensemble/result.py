@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import to_dict
-from ensemble.reporting import RunProjection, status_rows, summary_text
-from ensemble.reporting.notebook import result_html
-from ensemble.reporting.ranking import front_members
 from ensemble.spec.frames import Row, Rows
 from ensemble.store import RunDir, RunStatus, StoreError
-from ensemble.store.mirror import explain_incomplete
+from ensemble.store.mirror_status import explain_incomplete
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     import pandas
@@ -60,6 +58,8 @@ class Result:
             members: how many of them are listed at most, the best first.
             width: columns of the text.
         """
+        from ensemble.reporting import summary_text
+
         return summary_text(RunDir(self.run_dir), members=members, width=width)
 
     def to_frame(self) -> pandas.DataFrame:
@@ -90,13 +90,16 @@ class Result:
 
     def _repr_html_(self) -> str:
         try:
-            return result_html(RunDir(self.run_dir))
+            return str(import_object("ensemble.reporting.notebook:result_html")(RunDir(self.run_dir)))
         except (StoreError, OSError) as error:
             return f"<p>{html.escape(str(error))}</p>"
 
 
 def make_result(run_dir: RunDir) -> Result:
     """The result, so far, of the run in a directory."""
+    from ensemble.reporting import RunProjection, status_rows
+    from ensemble.reporting.ranking import front_members
+
     status = RunStatus.load(run_dir)
     state, run = status.state, RunProjection.from_status(status)
     rows = Rows(status_rows(run))

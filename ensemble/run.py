@@ -16,16 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.events import Event, RequestAnswered, to_dict
-from ensemble.reporting import (
-    SILENT_S,
-    RunProjection,
-    describe_lost_controller,
-    status_head,
-    status_lines,
-    status_rows,
-)
-from ensemble.reporting.notebook import LiveView, run_html
-from ensemble.reporting.results import list_epochs
 from ensemble.result import Result as Result
 from ensemble.result import make_result
 from ensemble.spec import Member, SpecError, unknown_name
@@ -44,6 +34,7 @@ from ensemble.store import (
 )
 from ensemble.store.follower import LogFollower
 from ensemble.store.member_log import read_text
+from pipelines.providers import import_object
 
 WIDTH = 120  # columns of a handle's table
 POLL_S = 0.1  # between reads of the log of a run that another process drives
@@ -82,6 +73,8 @@ def find_loss(run_dir: RunDir, state: RunState) -> str | None:
     """A message if no process drives a run that has not ended; else None."""
     if not state.starts and is_locked(run_dir.events) is False:
         return f"{run_dir.path} has not started, and no process is starting it"
+    from ensemble.reporting import describe_lost_controller
+
     return describe_lost_controller(run_dir, state)
 
 
@@ -128,8 +121,8 @@ class Request:
 
     def _poll(self) -> RequestAnswered | None:
         """The answer, if it is among the new events of the log."""
-        found = (each for batch, _ in self._log.read() for each in batch if isinstance(each, RequestAnswered))
-        return next((each for each in found if each.request == self._file.stem), None)
+        answers = (event for batch, _ in self._log.read() for event in batch if isinstance(event, RequestAnswered))
+        return next((answer for answer in answers if answer.request == self._file.stem), None)
 
     def _find_obstacle(self, state: RunState, late: bool) -> str | None:
         """Why no answer can be expected; None while one can."""
@@ -165,6 +158,8 @@ class Run:
 
     def status(self) -> list[dict[str, Any]]:
         """One row per member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
+        from ensemble.reporting import SILENT_S, RunProjection, describe_lost_controller, status_rows
+
         status = RunStatus.load(self._dir)
         driver = describe_lost_controller(self._dir, status.state, silent_s=SILENT_S)
         return status_rows(RunProjection.from_status(status, driver))
@@ -177,10 +172,12 @@ class Run:
             and the metrics by their names in loggers, such as `valid/accuracy`. `history().to_frame()` is a
             DataFrame.
         """
+        from ensemble.reporting.results import list_epochs
+
         return Rows(list_epochs(read_state(self._dir.events)))
 
     def logs(self, member: str, lines: int | None = None) -> str:
-        """The output of a member so far; of more than 64 MiB the first MiB and the last 16.
+        """The output of a member so far.
 
         Args:
             member: its name.
@@ -213,7 +210,7 @@ class Run:
         It joins the stream at the start of the stream's next epoch, after the members that are waiting already.
 
         Raises:
-            SpecError: it is invalid, or has `weights`, which a request cannot contain.
+            SpecError: it is invalid, or has `weights` or `callbacks`, which a request cannot contain.
         """
         return Request(self._dir, "add", declared=_as_request(member))
 
@@ -246,7 +243,7 @@ class Run:
         Raises:
             StoreError: the process that drives the run is gone.
         """
-        with LiveView() as view:
+        with import_object("ensemble.reporting.notebook:watch")() as view:
             while self.state.ended is None:
                 loss = self._follower.find_loss()  # before the log is read, so that its last events are included
                 self._poll()
@@ -261,16 +258,23 @@ class Run:
         return make_result(self._dir)
 
     def __repr__(self) -> str:
+        from ensemble.reporting import (
+            RunProjection,
+            describe_lost_controller,
+            status_head,
+            status_lines,
+        )
+
         try:
             status = RunStatus.load(self._dir)
             run = RunProjection.from_status(status, describe_lost_controller(self._dir, status.state))
-            return "\n".join([status_head(run), *status_lines(run, status_rows(run), WIDTH)])
+            return "\n".join([status_head(run), *status_lines(run, WIDTH)])
         except (StoreError, OSError) as error:  # the directory is gone
             return f"{type(self).__name__}({str(self.run_dir)!r}): {error}"
 
     def _repr_html_(self) -> str:
         try:
-            return run_html(self._dir)
+            return str(import_object("ensemble.reporting.notebook:run_html")(self._dir))
         except (StoreError, OSError) as error:
             return f"<p>{html.escape(str(error))}</p>"
 
@@ -284,9 +288,9 @@ class Run:
         return Request(self._dir, verb, **({} if member is None else {"member": self._check_member(member)}))
 
     def _check_member(self, member: str) -> str:
-        known = self._members()
-        if member not in known:
-            raise SpecError(unknown_name(f"{self.run_dir} has no member", member, known))
+        members = self._members()
+        if member not in members:
+            raise SpecError(unknown_name(f"{self.run_dir} has no member", member, members))
         return member
 
     def _members(self) -> list[str]:
@@ -297,11 +301,13 @@ def _as_request(member: Member | Mapping[str, Any]) -> dict[str, Any]:
     """The declared fields of a member as a request contains them.
 
     Raises:
-        SpecError: it is invalid, or has `weights`, which a request cannot contain.
+        SpecError: it is invalid, or has `weights` or `callbacks`, which a request cannot contain.
     """
     declared = member if isinstance(member, Member) else Member(member)
     if declared.weights is not None:
         raise SpecError("Member.weights cannot be added to a run; declare that member from the start")
+    if declared.callbacks is not None:
+        raise SpecError("Member.callbacks cannot be added to a run; declare that member from the start")
     fields = {field.name: getattr(declared, field.name) for field in dataclasses.fields(Member)}
     if declared.start is not None:  # the run's controller may be in another directory
         fields["start"] = str(Path(declared.start).expanduser().absolute())
@@ -317,7 +323,6 @@ def attach(run_dir: str | os.PathLike[str]) -> Run:
     Raises:
         StoreError: there is no run in the directory.
     """
-    known = RunDir(run_dir)
-    run = Run(known)
+    run = Run(RunDir(run_dir))
     run._poll()
     return run

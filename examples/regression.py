@@ -44,9 +44,7 @@ def spec(members: int = 5, epochs: int = 30):
     x, y = load_diabetes(return_X_y=True)
     x = (x / x.std(axis=0)).astype(np.float32)
     y = ((y - y.mean()) / y.std()).astype(np.float32)
-    heavy = x[:, 2] > 1.5  # a body mass index that the members never see: is it told from the usual ones?
-    usual, rare = (sources.arrays(x=x[rows], progression=y[rows]) for rows in (~heavy, heavy))
-    train, rest = usual.split(0.6, seed=0)
+    train, rest = sources.arrays(x=x, progression=y).split(0.6, seed=0)
     valid, test = rest.split(0.5, seed=1)
     return Ensemble(
         name="regression",
@@ -57,7 +55,6 @@ def spec(members: int = 5, epochs: int = 30):
         train=Pipeline(train, seed=0),
         valid=Pipeline(valid),
         test=Pipeline(test),
-        shifted=Pipeline(rare),
         epochs=epochs,
         batch_size=32,
         weights="bootstrap",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 import os
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ LONGEST_NAME = 255
 MOST_RANKS = 1 << 20
 LONGEST_S = 1e6  # more than a selector can wait at once: it counts milliseconds in 31 bits
 _SHOWN = 80
-_TRANSPORT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def shorten_repr(value: object) -> str:
@@ -29,7 +27,6 @@ def shorten_repr(value: object) -> str:
 
 
 def check_integer(what: str, value: object, low: int, high: int | None = None, why: str = "") -> int:
-    """Check an integer of at least `low` and at most `high`, and return it as int."""
     valid = f"at least {low}" if high is None else f"in {low}..{high}"
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -43,7 +40,6 @@ def check_integer(what: str, value: object, low: int, high: int | None = None, w
 
 
 def check_seconds(what: str, value: object, *, above: bool = False) -> float:
-    """Check a finite number of seconds of at least (with `above`: above) 0, and return it as float."""
     valid = f"{'above' if above else 'at least'} 0 and at most {LONGEST_S:.0f}"
     try:
         number = math.nan if isinstance(value, bool | str | bytes) else float(value)  # type: ignore[arg-type]
@@ -55,7 +51,6 @@ def check_seconds(what: str, value: object, *, above: bool = False) -> float:
 
 
 def check_share_or_count(what: str, value: object) -> float | int:
-    """Check an integer of at least 0, or a share from 0.0 to 1.0, and return it as int or float."""
     if isinstance(value, float) and 0 <= value <= 1:
         return value
     if isinstance(value, float | bool | str):
@@ -66,23 +61,20 @@ def check_share_or_count(what: str, value: object) -> float | int:
 
 
 def check_flag(what: str, value: object) -> None:
-    """Check that a value is True or False."""
     if not isinstance(value, bool):
         raise PipelineError(f"{what} must be True or False, got {shorten_repr(value)}")
 
 
 def check_choice(what: str, value: object, valid: Sequence[str]) -> None:
-    """Check that a value is one of the valid words."""
     if not isinstance(value, str) or value not in valid:
         raise PipelineError(f"{what} must be {' or '.join(map(repr, valid))}, got {shorten_repr(value)}")
 
 
 def check_path(what: str, value: object) -> str:
-    """Check a path, and return it as str."""
     if isinstance(value, str | os.PathLike):
-        said = os.fspath(value)
-        if isinstance(said, str) and said and "\0" not in said:
-            return said
+        path = os.fspath(value)
+        if isinstance(path, str) and path and "\0" not in path:
+            return path
     raise PipelineError(f"{what} must be a path (str or os.PathLike), got {shorten_repr(value)}")
 
 
@@ -98,7 +90,6 @@ def check_name(what: str, value: object) -> str:
 
 
 def check_address(value: object) -> str:
-    """Check the address of a feeder, and return it as str."""
     if isinstance(getattr(value, "address", None), str):
         raise PipelineError(
             f"address must be a feeder's path, got the {type(value).__name__}: pass feeder.address"
@@ -107,7 +98,6 @@ def check_address(value: object) -> str:
 
 
 def check_function(what: str, value: object) -> None:
-    """Check that a value is a function or None."""
     if value is not None and not callable(value):
         raise PipelineError(f"{what} must be a function or None, got {shorten_repr(value)}")
 
@@ -124,7 +114,6 @@ def check_pipeline(what: str, value: object) -> None:
 
 
 def check_source(value: Any) -> None:
-    """Check that a value is a source of at least one record, by its methods."""
     if not hasattr(value, "where"):
         raise PipelineError(f"a Pipeline starts from a pipelines.sources source, got {type(value).__name__}")
     if len(value) == 0:
@@ -132,7 +121,6 @@ def check_source(value: Any) -> None:
 
 
 def check_any_integer(what: str, value: Any) -> int:
-    """Check an integer of any size and sign, and return it as int."""
     try:
         return int(operator.index(value))
     except TypeError:
@@ -160,18 +148,6 @@ def check_repeatable(pipeline: Any) -> None:
         raise PipelineError(f"a resident set is prepared once, but the stage {stage.name} is random: leave it out")
 
 
-def check_threads(value: object, pipeline: Any) -> None:
-    """Check `threads`: True is refused for a pipeline with stages that draw from global generators."""
-    check_flag("threads", value)
-    owners = {"torch": "torch's generator", "python": "Python's global generators", "global": "global generators"}
-    drawing = next((stage for stage in pipeline.stages if stage.random in owners), None)
-    if value and drawing is not None:
-        raise PipelineError(
-            f"the stage {drawing.name} draws from {owners[drawing.random]}, of which a process has one: "
-            "prepare in processes (threads=False)"
-        )
-
-
 def check_resident(value: object) -> None:
     """Check a mapping of names to Pipelines, or None."""
     if value is None:
@@ -185,7 +161,6 @@ def check_resident(value: object) -> None:
 
 
 def check_epochs(value: Any) -> range | int:
-    """Check a number of epochs, or a range of at least one epoch in steps of 1, and return it."""
     if isinstance(value, range):
         if value.step != 1 or not 0 <= value.start < value.stop:
             raise PipelineError(
@@ -198,14 +173,6 @@ def check_epochs(value: Any) -> range | int:
         raise PipelineError(
             f"epochs must be a number of at least 1 or range(first, last), got {shorten_repr(value)}"
         ) from None
-
-
-def check_transport(value: object) -> None:
-    """Check a name that `pipelines.multinode.transport.connect` accepts."""
-    if value in ("gloo", "nccl", "horovod") or (isinstance(value, str) and _TRANSPORT.fullmatch(value)):
-        return
-    valid = "'gloo', 'nccl', 'horovod' or 'module:function'"
-    raise PipelineError(f"Peers.transport must be {valid}, got {shorten_repr(value)}")
 
 
 def check_interface(value: str) -> None:

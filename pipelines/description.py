@@ -10,7 +10,7 @@ import hashlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pipelines import fingerprint
 from pipelines.checks import (
@@ -31,8 +31,10 @@ from pipelines.samples.fields import Field, declare_fields, describe_fields
 from pipelines.samples.memory_order import MemoryLayout
 from pipelines.samples.poison_records import PoisonRecords
 from pipelines.samples.structure import Inferred, Structure
-from pipelines.sampling import SampledOrder, Sampling, check_sampling
 from pipelines.stage import Randomness, Stage, find_slots, make_stage
+
+if TYPE_CHECKING:
+    from pipelines.sampling import SampledOrder, Sampling
 
 SHUFFLE_WINDOW = 8
 MAX_SKIPPED = 0.01
@@ -67,6 +69,8 @@ class PipelineDescription(ABC):
         check_shuffle(shuffle, source)
         shuffle_window = check_integer("shuffle_window", shuffle_window, 1)
         if sampling is not None:
+            from pipelines.sampling import check_sampling
+
             check_sampling(sampling, shuffle)
         self.sampling: SampledOrder | None = None if sampling is None else sampling.resolve(source, seed)
         self.source = source
@@ -80,7 +84,7 @@ class PipelineDescription(ABC):
         self._inferred: Inferred | None = None
         # Identify this object and the pipelines that it was mapped from: one token per number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
-        self._is_cut = self.is_set = False
+        self.is_cut = self.is_set = False
         self.poison_records = PoisonRecords()
 
     def map(
@@ -100,7 +104,7 @@ class PipelineDescription(ABC):
                 function returns one, too. `rng` is a `numpy.random.Generator` seeded for this sample, epoch and
                 stage.
             field: pass the value of this field to the function instead of the whole sample, and replace it by the
-                result. Transforms of torchvision, albumentations and kornia are given what they take; for an image
+                result. Transforms of torchvision and albumentations are given what they take; for an image
                 with its boxes or masks see `stages.tv_transform`.
             random: what it draws from, seeded before each call: `"numpy"` (its parameter `rng`), `"torch"`,
                 `"python"` (`random`, numpy's global generator), `"global"` (all three), `"own"` (it has
@@ -120,19 +124,6 @@ class PipelineDescription(ABC):
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
         longer.poison_records = PoisonRecords()
         longer._declared = declare_fields(fields, has_slots=bool(find_slots(longer.stages))) if fields else None
-        return longer
-
-    def insert(self, position: int, call: Callable[..., Any], *, field: str | None = None) -> Self:
-        """Returns the pipeline with one more stage before the stage at `position`; see `map`.
-
-        The fields after the last stage have to stay the same.
-        """
-        longer = self._copy()
-        stage = make_stage(call, field, None, None)
-        longer.stages = (*self.stages[:position], stage, *self.stages[position:])
-        changed = _derive_tokens(self._tokens[position:], stage.description.digest)
-        longer._tokens = (*self._tokens[: position + 1], *changed)
-        longer.poison_records = PoisonRecords()
         return longer
 
     def check_skipped(self, skipped: int, n: int, indices: Sequence[int]) -> None:
@@ -155,7 +146,7 @@ class PipelineDescription(ABC):
 
     def _copy(self) -> Self:
         other = object.__new__(type(self))
-        other.__dict__ = {**self.__dict__, "_inferred": None, "_is_cut": False}
+        other.__dict__ = {**self.__dict__, "_inferred": None, "is_cut": False}
         return other
 
     def take_stages(self, stages: int, *, is_cut: bool = False) -> Self:
@@ -176,7 +167,7 @@ class PipelineDescription(ABC):
         cut = self._copy()
         cut.stages, cut._tokens = self.stages[:stages], self._tokens[: stages + 1]
         cut._declared = self._declared if stages == len(self.stages) else None
-        cut._is_cut = is_cut
+        cut.is_cut = is_cut
         return cut
 
     def take(self, n: int) -> Self:
@@ -197,9 +188,9 @@ class PipelineDescription(ABC):
         shorter._declared = self._declared
         return shorter
 
-    def renew(self, known: dict[int, Any]) -> Self:
+    def renew(self, renewed: dict[int, Any]) -> Self:
         """Returns the same pipeline, its source made anew where a file has changed: see `Source.renew`."""
-        if not hasattr(self.source, "renew") or (source := self.source.renew(known)) is self.source:
+        if not hasattr(self.source, "renew") or (source := self.source.renew(renewed)) is self.source:
             return self
         other = self._copy()
         other.source, other.poison_records = source, PoisonRecords()
@@ -234,7 +225,6 @@ class PipelineDescription(ABC):
 
     @property
     def random_stage(self) -> Stage | None:
-        """The first stage that draws random numbers, or None."""
         return next((s for s in self.stages if s.random), None)
 
     @property
@@ -247,9 +237,7 @@ class PipelineDescription(ABC):
             PipelineError: a field cannot be part of a batch.
             SampleError: the sample cannot be prepared.
         """
-        if self._declared is not None:
-            return self._declared
-        return self._known.fields
+        return self._known.fields if self._declared is None else self._declared
 
     @property
     def layouts(self) -> dict[str, MemoryLayout] | str:
@@ -257,26 +245,17 @@ class PipelineDescription(ABC):
 
         A text says why no reader can: a value that is neither an array nor a number does not fit into a ring.
         """
-        if self._declared is not None and self._inferred is None:
-            try:
-                return self._known.layouts
-            except (ForeignRandomness, DataOutOfReach):
+        try:
+            return self._known.layouts
+        except PipelineError as error:
+            if self._declared is None or isinstance(error, ForeignRandomness | DataOutOfReach):
                 raise
-            except PipelineError as error:
-                return str(error)
-        return self._known.layouts
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether every reader applies further stages (see `take_stages`)."""
-        return self._is_cut
+            return str(error)
 
     @property
     def structure(self) -> Structure | None:
         """How the fields make up a sample with nested or declared fields; None: they are its values."""
-        if self._declared is not None:
-            return None
-        return self._known.structure
+        return None if self._declared is not None else self._known.structure
 
     @property
     def top_fields(self) -> list[str]:
@@ -316,22 +295,19 @@ class PipelineDescription(ABC):
     def _describe_parts(self) -> list[Part]:
         """The parts of the pipeline: source, seed, order, error policy, stages."""
 
-        def part(name: str, what: Any) -> Part:
-            described = what if isinstance(what, Description) else Description(what)
-            return Part(name, described.digest, described.gaps)
-
-        def stage_part(number: int, stage: Stage) -> Part:
-            what, name = stage.description, f"stage {number} {stage.name}"
-            return part(name, Description([what.value, settings], what.gaps) if settings else what)
-
+        source = self.source.describe_for_fingerprint() if self.id is None else Description(self.id)
+        parts = {
+            "source": source,
+            "seed": Description([describe_ours(Generators), self.seed]),
+            "shuffle" if self.sampling is None else "sampling": Description(self._describe_order()),
+            "on_error": Description(self.on_error),
+        }
         settings = find_settings(only_of_samples=True)
-        return [
-            part("source", self.source.describe_for_fingerprint() if self.id is None else self.id),
-            part("seed", [describe_ours(Generators), self.seed]),
-            part("shuffle" if self.sampling is None else "sampling", self._describe_order()),
-            part("on_error", self.on_error),
-            *(stage_part(number, stage) for number, stage in enumerate(self.stages)),
-        ]
+        for number, stage in enumerate(self.stages):
+            what = stage.description
+            described = Description([what.value, settings], what.gaps) if settings else what
+            parts[f"stage {number} {stage.name}"] = described
+        return [Part(name, described.digest, described.gaps) for name, described in parts.items()]
 
     def _describe_order(self) -> Any:
         if self.sampling is not None:
@@ -348,8 +324,7 @@ class PipelineDescription(ABC):
         order = functools.partial(epoch_indices, len(self), self.seed, shuffle=bool(self.shuffle))
         if self.shuffle == "blocks":
             order = BlockOrder(self.source.groups, self.seed, self.shuffle_window)
-        is_endless = getattr(self.source, "is_endless", False)
-        return functools.partial(_go_on, order, len(self)) if is_endless else order
+        return order
 
     @property
     def token(self) -> str:
@@ -363,8 +338,8 @@ class PipelineDescription(ABC):
 
     def describe_identity(self) -> dict[str, Any]:
         """Describes the pipeline as JSON values, without its fields, for which a sample has to be prepared."""
-        parts, known = self._describe_parts(), {"scheme": fingerprint.SCHEME, "tokens": self._tokens}
-        return known | {
+        parts, fields = self._describe_parts(), {"scheme": fingerprint.SCHEME, "tokens": self._tokens}
+        return fields | {
             "parts": [part.as_json() for part in parts],
             "why_unsure": comparison.explain_unsure(parts),
         }
@@ -378,7 +353,7 @@ class PipelineDescription(ABC):
         return self.count_common_stages(other.describe_identity()) == len(self.stages)
 
     def is_continued_by(self, theirs: Mapping[str, Any]) -> bool:
-        """Whether the pipeline that `theirs` describes (`describe_for_peers`) is this one with further stages."""
+        """Whether another pipeline is this one with further stages."""
         return len(theirs["tokens"]) > len(self._tokens) and self.count_common_stages(theirs) == len(self.stages)
 
     def find_obstacle(self) -> Difference | None:
@@ -395,7 +370,7 @@ class PipelineDescription(ABC):
         return held if self.structure is None else {**held, "structure": self.structure.as_record()}
 
     def find_difference(self, theirs: Mapping[str, Any]) -> Difference | None:
-        """Says why the pipeline that `theirs` describes (`describe_for_peers`) is not this one; None if it is."""
+        """See `comparison.find_difference`."""
         fields = describe_fields(self.fields)
         return comparison.find_difference(self._tokens, self._describe_parts(), fields, theirs)
 
@@ -412,11 +387,6 @@ class PipelineDescription(ABC):
         ordered.shuffle, ordered.is_set = False, True
         ordered._inferred = self._inferred
         return ordered
-
-
-def _go_on(order: Callable[[int, int, int], Indices], n: int, epoch: int, start: int, stop: int) -> Indices:
-    """The records of an epoch of a source without an end, which follow those of the epoch before."""
-    return order(epoch, start, stop) + epoch * n
 
 
 def _derive_tokens(tokens: Sequence[str], change: str) -> tuple[str, ...]:

@@ -124,9 +124,9 @@ def unknown_name(what: str, name: str, valid: Sequence[str], listed: str = "") -
         listed: where all valid names are found, such as "help(ensemble.Ensemble)".
     """
     is_long = len(valid) > MOST_NAMES
-    of_lower = {each.lower(): each for each in valid}
+    of_lower = {word.lower(): word for word in valid}
     close = difflib.get_close_matches(name.lower(), of_lower, n=3 if is_long else 1)
-    hint = f"; did you mean {' or '.join(repr(of_lower[each]) for each in close)}?" if close else ""
+    hint = f"; did you mean {' or '.join(repr(of_lower[word]) for word in close)}?" if close else ""
     if is_long and listed:
         return f"{what} {name!r}{hint} ({listed} lists all {len(valid)})"
     more = f" and {len(valid) - MOST_NAMES} more" if is_long else ""

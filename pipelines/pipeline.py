@@ -60,7 +60,6 @@ class Pipeline(PipelineDescription):
         *,
         workers: int = 0,
         prefetch: int | None = None,
-        timeout_s: float | None = None,
         copy: bool = False,
         collate: Collate | None = None,
     ) -> Loader:
@@ -77,7 +76,6 @@ class Pipeline(PipelineDescription):
             weights, collate: see `attach`.
             workers: processes that prepare batches ahead; 0: each is prepared here when it is asked for.
             prefetch: batches that they prepare ahead; None: 2 for each worker, fewer if they exceed 256 MiB.
-            timeout_s: seconds that a batch of workers may take; None: any time.
             copy: whether batches of workers are copies; else each is valid until the next one.
 
         Returns:
@@ -94,8 +92,8 @@ class Pipeline(PipelineDescription):
         read = range(read) if isinstance(read, int) else read
         return Loader(
             self, ReadRange(len(self), batch_size, read, rank, world, drop_last, start_step),
-            weights=weights, is_endless=epochs is None, workers=workers, prefetch=prefetch, timeout_s=timeout_s,
-            copy=copy, collate=collate,
+            weights=weights, is_endless=epochs is None, workers=workers, prefetch=prefetch, copy=copy,
+            collate=collate,
         )  # fmt: skip
 
     def resident(self) -> Resident:

@@ -61,8 +61,8 @@ def find_shared_stages(pipelines: Iterable[Pipeline]) -> Pipeline:
         reason = _find_obstacle(first.take_stages(stages))
         if reason is None:
             if reasons:
-                said = f"only what comes up to {_name_end(first, stages)} is prepared in common: {reasons[0]}"
-                warnings.warn(said, stacklevel=2)
+                text = f"only what comes up to {_name_end(first, stages)} is prepared in common: {reasons[0]}"
+                warnings.warn(text, stacklevel=2)
             return first.take_stages(stages, is_cut=all(len(pipeline.stages) > stages for pipeline in pipelines))
         reasons.append(f"after {_name_end(first, stages)} {reason}")
     raise PipelineError(f"these pipelines cannot share what they have in common: {reasons[0]}")
@@ -71,11 +71,10 @@ def find_shared_stages(pipelines: Iterable[Pipeline]) -> Pipeline:
 def _explain_unsure(pipelines: list[Pipeline], stages: int) -> list[str]:
     """Says why the next stage is not common to all, where it may be the same but cannot be compared."""
     following = [pipeline.stages[stages].description for pipeline in pipelines if len(pipeline.stages) > stages]
-    if len(following) < len(pipelines) or len({each.digest for each in following}) > 1:
+    if len(following) < len(pipelines) or len({description.digest for description in following}) > 1:
         return []
-    gaps = next((each.gaps for each in following if each.gaps), ())
-    name = pipelines[0].stages[stages].name
-    part = Part(f"stage {stages} {name}", following[0].digest, gaps)
+    gaps = next((description.gaps for description in following if description.gaps), ())
+    part = Part(f"stage {stages} {pipelines[0].stages[stages].name}", following[0].digest, gaps)
     return [why] if (why := explain_unsure([part])) else []
 
 
@@ -98,14 +97,13 @@ def _find_obstacle(cut: Pipeline) -> str | None:
         return layouts
     for probe in range(1, _PROBES):
         sample = prepare_first_sample(cut, start=probe * (len(cut.source) - 1) // (_PROBES - 1))
-        shown = infer_from_sample(sample, find_slots(cut.stages))
-        other = shown.fields
-        if shown.structure != structure:
+        inferred = infer_from_sample(sample, find_slots(cut.stages))
+        if inferred.structure != structure:
             return "the samples are not nested alike"
-        for name in {**fields, **other}:
-            if fields.get(name) != other.get(name):
-                here, there = _format_field(fields.get(name)), _format_field(other.get(name))
-                return f"the field {name!r} is not alike in all samples: {here}, {there}"
+        for name in {**fields, **inferred.fields}:
+            if fields.get(name) != inferred.fields.get(name):
+                both = f"{_format_field(fields.get(name))}, {_format_field(inferred.fields.get(name))}"
+                return f"the field {name!r} is not alike in all samples: {both}"
     return None
 
 

@@ -13,9 +13,7 @@ from typing import Any, Literal
 from pipelines import fingerprint
 from pipelines.errors import PipelineError
 from pipelines.samples.nested import Slot
-from pipelines.stages._pictures import Albumentation, adapt
 from pipelines.stages._sample import Transform
-from pipelines.stages._transforms import SEEDING_METHODS, find_randomness, find_seeding
 
 Randomness = Literal["numpy", "torch", "python", "global", "own"]
 _RANDOMNESS: dict[Any, str] = {
@@ -23,7 +21,7 @@ _RANDOMNESS: dict[Any, str] = {
     "torch": "it draws from torch's global generator",
     "python": "from Python's `random` or numpy's global generator",
     "global": "from any of these three",
-    "own": f"it has a method {' or '.join(SEEDING_METHODS)}, which takes a seed",
+    "own": "it has a method set_random_seed or set_random_state, which takes a seed",
 }
 
 
@@ -49,7 +47,6 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """The name of this stage in error messages."""
         call = getattr(self.call, "transform", self.call) if fingerprint.is_ours(type(self.call)) else self.call
         return f"{_name(call)}({self.field!r})" if self.field else _name(call)
 
@@ -59,10 +56,10 @@ class Stage:
         if self.id is not None:
             return fingerprint.Description([["id", self.id], self.field, self.random])
         what = self._describe_call(self.hold())
-        known = [what.digest, self.field, self.random]
+        parts = [what.digest, self.field, self.random]
         if self.version is not None:
-            return fingerprint.Description([*known, self.version])
-        return fingerprint.Description(known, what.gaps)
+            return fingerprint.Description([*parts, self.version])
+        return fingerprint.Description(parts, what.gaps)
 
     def hold(self) -> fingerprint.Held | None:
         """What the object holds when somebody first asks, or before it is used; None where that cannot be told.
@@ -79,7 +76,9 @@ class Stage:
         return self.__dict__
 
     def _describe_call(self, held: fingerprint.Held | None) -> fingerprint.Description:
-        is_seeded = self.random == "own" or isinstance(self.call, Albumentation)
+        is_seeded = self.random == "own" or (
+            fingerprint.is_ours(type(self.call)) and type(self.call).__name__ == "Albumentation"
+        )
         return fingerprint.describe(self.call, is_seeded=is_seeded, before=held)
 
 
@@ -90,11 +89,10 @@ def make_stage(
     id: str | None,
     version: str | int | None = None,
 ) -> Stage:
-    """Makes the stage of `Pipeline.map`, which describes the arguments.
+    """Makes the stage of `Pipeline.map`, which describes the arguments."""
+    from pipelines.stages._pictures import adapt
+    from pipelines.stages._transforms import SEEDING_METHODS, find_randomness, find_seeding
 
-    Raises:
-        PipelineError: `call` is not callable, or `random` is invalid.
-    """
     if not callable(call):
         raise PipelineError(f"map() takes a function of a sample, got {call!r}")
     is_factory = getattr(sys.modules.get("pipelines.stages"), getattr(call, "__name__", ""), None) is call
@@ -103,12 +101,12 @@ def make_stage(
     if random not in (None, False, *_RANDOMNESS):
         valid = "; ".join(f"{name!r}: {meaning}" for name, meaning in _RANDOMNESS.items())
         raise PipelineError(f"random must be left out, False, or one of {valid}; got {random!r}")
-    known = find_randomness(call)
+    found_random = find_randomness(call)
     if random == "own" and find_seeding(call) is None:
         raise PipelineError(f"random='own' is for what has a method {' or '.join(SEEDING_METHODS)}, got {call!r}")
     if random is None:
-        random = "numpy" if known is None and has_generator_parameter(call) else known
-    elif random not in (False, "numpy") and known is False:
+        random = "numpy" if found_random is None and has_generator_parameter(call) else found_random
+    elif random not in (False, "numpy") and found_random is False:
         warnings.warn(
             f"{_name(call)} draws nothing at random: leave out random={random!r}, with which what it makes cannot "
             "be cached, nor a validation set be prepared once",

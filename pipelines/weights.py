@@ -1,12 +1,8 @@
 """Weights samples by their `index`: members that read one stream learn from different samples.
 
-A weights object maps indices, int64 [b], to weights, float32 [b]. It is a pure function that stores nothing for
-each sample, so it serves a source of 10^9 records as it serves one of ten; any process computes the same. The
-stream is untouched: a sample of weight 0 is left out of this consumer's batches, and `batch["weight"]` says what
-the others are worth to it.
-
-Over the samples of weight above 0 the mean is 1, so the weighted sum of losses, divided by the batch's samples,
-estimates the risk over the resampled data.
+A weights object maps indices, int64 [b], to weights, float32 [b], and is a pure function of them. A sample of
+weight 0 is left out of this consumer's batches, and `batch["weight"]` says what the others are worth to it. Over
+the samples of weight above 0 the mean is 1: weighted losses estimate the risk over the resampled data.
 """
 
 from __future__ import annotations
@@ -47,9 +43,25 @@ class Bootstrap:
         return (counts * _DRAWN).astype(np.float32)
 
 
+class HeldOut:
+    """Base of weights that leave out the fold `held_out`."""
+
+    held_out: int
+
+    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
+        return (~self.is_held_out(index)).astype(np.float32)
+
+    def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.number(index) == self.held_out)
+
+    def number(self, index: Indices) -> Indices:
+        """Returns the fold of each sample, int64 [b]; PipelineError where an index is not below n."""
+        raise NotImplementedError
+
+
 @known_as("pipelines.weights.fold", version=2)
 @dataclass(frozen=True)
-class Fold:
+class Fold(HeldOut):
     """See `fold`."""
 
     n: int
@@ -57,60 +69,64 @@ class Fold:
     held_out: int
     seed: int
 
-    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        return (~self.is_held_out(index)).astype(np.float32)
-
-    def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
-        """Returns whether each sample is of the fold that is held out: bool [b]."""
-        held_out: npt.NDArray[np.bool_] = self.number(index) == self.held_out
-        return held_out
-
     def number(self, index: Indices) -> Indices:
-        """Returns the fold, 0 to k - 1, of each sample: int64 [b]; it does not depend on `held_out`.
-
-        Raises:
-            PipelineError: an index is not below n.
-        """
         _check_indices(index, self.n)
         places = permute(index.astype(np.uint64), self.n, "folds", self.seed)
-        return np.searchsorted(_fold_bounds(self.n, self.k), places.astype(np.int64), side="right") - 1
+        bounds = np.array([self.n * number // self.k for number in range(self.k + 1)], np.int64)
+        return np.searchsorted(bounds, places.astype(np.int64), side="right") - 1
 
 
 @known_as("pipelines.weights.assigned_fold", version=2)
 @dataclass(frozen=True)
-class AssignedFold:
+class AssignedFold(HeldOut):
     """See `assigned_fold`."""
 
     folds: npt.NDArray[np.int64]
     held_out: int
 
-    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        return (~self.is_held_out(index)).astype(np.float32)
-
-    def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
-        """Returns whether each sample is of the fold that is held out: bool [b]."""
-        held_out: npt.NDArray[np.bool_] = self.number(index) == self.held_out
-        return held_out
-
     def number(self, index: Indices) -> Indices:
-        """Returns the fold of each sample: int64 [b].
-
-        Raises:
-            PipelineError: an index is not below the number of samples.
-        """
         _check_indices(index, len(self.folds))
         return self.folds[index]
+
+
+@known_as("pipelines.weights.expanding_window", version=2)
+@dataclass(frozen=True)
+class ExpandingWindow:
+    """See `expanding_window`."""
+
+    places: npt.NDArray[np.int64]
+    end: int
+    first: int
+    last: int
+
+    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
+        _check_indices(index, len(self.places))
+        return (self.places[index] < self.end).astype(np.float32)
+
+    def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
+        _check_indices(index, len(self.places))
+        places = self.places[index]
+        return (self.first <= places) & (places < self.last)
+
+
+@known_as("pipelines.weights.assigned", version=2)
+@dataclass(frozen=True)
+class Assigned:
+    """See `assigned`."""
+
+    weights: npt.NDArray[np.float32]
+
+    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
+        _check_indices(index, len(self.weights))
+        return self.weights[index]
 
 
 def bootstrap(seed: int) -> Bootstrap:
     """Weights each sample by how often a bootstrap sample draws it: Poisson(1) counts, keyed by (seed, index).
 
-    They are scaled so that the mean over the samples that are drawn is 1.
-
-    A bootstrap sample of n draws with replacement counts each of the n samples Binomial(n, 1/n) times, which tends
-    to Poisson(1): 36.8 % are not drawn. Drawing each count by itself needs neither n nor an array, and is what
-    online bagging does (Oza and Russell, "Online Bagging and Boosting", 2001). In exchange the counts add up to n
-    only in the mean, with the standard deviation sqrt(n).
+    They are scaled so that the mean over the samples that are drawn is 1; 36.8 % are not drawn. Poisson(1) is what
+    the counts of n draws with replacement tend to, and needs neither n nor an array (Oza and Russell, "Online
+    Bagging and Boosting", 2001). The counts add up to n only in the mean, with the standard deviation sqrt(n).
 
     Args:
         seed: an integer; each seed gives another bootstrap sample. All epochs have the same one.
@@ -190,29 +206,6 @@ def assigned_fold(folds: Indices, held_out: int) -> AssignedFold:
     return AssignedFold(folds.astype(np.int64), held_out)
 
 
-@known_as("pipelines.weights.expanding_window", version=2)
-@dataclass(frozen=True)
-class ExpandingWindow:
-    """See `expanding_window`."""
-
-    places: npt.NDArray[np.int64]
-    end: int
-    first: int
-    last: int
-
-    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        return (self._find_places(index) < self.end).astype(np.float32)
-
-    def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
-        """Returns whether each sample is of the block that is held out: bool [b]."""
-        places = self._find_places(index)
-        return (self.first <= places) & (places < self.last)
-
-    def _find_places(self, index: Indices) -> Indices:
-        _check_indices(index, len(self.places))
-        return self.places[index]
-
-
 def expanding_window(places: Indices, k: int, held_out: int, gap: int = 0) -> ExpandingWindow:
     """Weights the samples before one of k blocks in time with 1, and others with 0.
 
@@ -248,18 +241,6 @@ def expanding_window(places: Indices, k: int, held_out: int, gap: int = 0) -> Ex
     return ExpandingWindow(np.asarray(places, np.int64), first - gap, first, first + size)
 
 
-@known_as("pipelines.weights.assigned", version=2)
-@dataclass(frozen=True)
-class Assigned:
-    """See `assigned`."""
-
-    weights: npt.NDArray[np.float32]
-
-    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        _check_indices(index, len(self.weights))
-        return self.weights[index]
-
-
 def assigned(weights: npt.ArrayLike) -> Assigned:
     """Weights each sample as given, scaled so that the mean over the samples of weight above 0 is 1.
 
@@ -275,62 +256,35 @@ def assigned(weights: npt.ArrayLike) -> Assigned:
     Examples:
         >>> loader = pipe.loader(32, weights=assigned(source.weigh_classes("label")))
     """
-    given = np.asarray(weights, np.float64)
-    if given.ndim != 1 or not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
-        raise PipelineError(f"assigned: weights [n] must be finite, at least 0 and not all 0, got {given!r:.100}")
-    return Assigned((given * (np.count_nonzero(given) / given.sum())).astype(np.float32))
+    values = np.asarray(weights, np.float64)
+    if values.ndim != 1 or not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
+        raise PipelineError(f"assigned: weights [n] must be finite, at least 0 and not all 0, got {values!r:.100}")
+    return Assigned((values * (np.count_nonzero(values) / values.sum())).astype(np.float32))
 
 
 def weigh(weights: Weights, index: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Computes the weights of samples.
+    """Computes the weights of samples, float32 [b], and checks them.
 
     Args:
-        weights: maps indices to weights.
-        index: int64 [b].
-
-    Returns:
-        float32 [b].
-
-    Raises:
-        PipelineError: `weights` does not return one finite, non-negative weight for each sample.
+        weights: of the user's.
+        index: of the samples, int64 [b].
     """
     import torch
 
-    given = np.asarray(weights(index), np.float32)
-    if given.shape != index.shape or not (np.isfinite(given) & (given >= 0)).all():
+    values = np.asarray(weights(index), np.float32)
+    if values.shape != index.shape or not (np.isfinite(values) & (values >= 0)).all():
         raise PipelineError(
-            f"weights= must map indices [{len(index)}] to as many finite weights of at least 0, got {given!r:.200}"
+            f"weights= must map indices [{len(index)}] to as many finite weights of at least 0, got "
+            f"{values!r:.200}"
         )
     tensor = torch.empty(len(index))  # aligned, as all of a batch is
-    tensor.numpy()[:] = given
+    tensor.numpy()[:] = values
     return tensor
-
-
-def check_endless(weights: Weights | None, samples: int) -> None:
-    """Refuse weights of fewer samples than an endless source gives.
-
-    Raises:
-        PipelineError: they are of fewer.
-    """
-    lists = {Assigned: "weights", AssignedFold: "folds", ExpandingWindow: "places"}
-    known = weights.n if isinstance(weights, Fold) else None
-    if type(weights) in lists:
-        known = len(getattr(weights, lists[type(weights)]))
-    if known is not None and known < samples:
-        raise PipelineError(
-            f"weights= are of {known} samples, and an endless source has new ones in each epoch: give a function "
-            "of their indices, such as weights.bootstrap(seed), or read one epoch (epochs=1)"
-        )
 
 
 def _check_indices(index: Indices, n: int) -> None:
     if index.size and not (index.min() >= 0 and index.max() < n):
         raise PipelineError(f"weights or folds of {n} samples have no sample {index.min()} to {index.max()}")
-
-
-def _fold_bounds(n: int, k: int) -> Indices:
-    """Returns the positions at which the folds begin, and n: int64 [k + 1]."""
-    return np.array([n * number // k for number in range(k + 1)], np.int64)
 
 
 @functools.cache

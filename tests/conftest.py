@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -14,11 +15,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-for folder in ("executors", "fixtures", "reporting", "train"):
+for folder in ("executors", "reporting", "train"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-from cpu_seconds import Measure  # noqa: E402
-from property_examples import FEW  # noqa: E402
+from kit.cpu_seconds import Measure  # noqa: E402
+from kit.property_examples import FEW  # noqa: E402
 
 # How long one example takes says nothing on a machine that is shared, and to explain a failure may take minutes.
 # The first tier tries the same examples each time; `make test-more` others (`--hypothesis-profile more`).
@@ -34,6 +35,9 @@ settings.load_profile("default")
 
 # Tests compute little, and several do at a time: threads that wait for each other only use up processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What trains needs torch, as its helpers do.
+collect_ignore = [] if importlib.util.find_spec("torch") else ["comm", "integrations", "train"]
 
 # What sources keep on disk, for all processes of `-n`, which inherit the variable; it is removed at the end.
 SOURCES = tempfile.mkdtemp(prefix="ensemble-tests-") if "ENSEMBLE_SOURCES_DIR" not in os.environ else None
@@ -82,3 +86,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """More than there are cores: much of what the tests do is wait for processes, timeouts and Ray."""
     return len(os.sched_getaffinity(0)) + 2
+
+
+@pytest.fixture(autouse=True)
+def _what_one_test_installs_no_other_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distributions whose providers a test has loaded are recorded in each run directory that follows."""
+    monkeypatch.setattr("pipelines.providers._loaded", set())
+
+
+@pytest.fixture
+def requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller looks for requests before each event."""
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a test that looks at no report write none."""
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer._write_report", lambda *_: None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_dicts import fold, read_events
+from kit.finished_runs import of_kind, once, read_state
 
 import ensemble
 from ensemble import Ensemble, Recipe
@@ -21,6 +21,7 @@ from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("requests_are_seen_at_once")
 
 
 def model(params: dict[str, Any]) -> Any:
@@ -30,10 +31,8 @@ def model(params: dict[str, Any]) -> Any:
 
 
 def loss(model: Any, batch: Any) -> Any:
-    """With the marker `broken` the member's checkpoint cannot be written, or its name says how to fail."""
+    """With the marker `broken` the member's checkpoint cannot be written."""
     if model.broken is not None and model.broken.exists():
-        if model.broken.name == "error":
-            raise KeyError("a mistake")
         for attempt in range(3):
             in_the_way = RunDir(model.broken.read_text()).checkpoint("member-1", attempt, 1, 0)
             in_the_way.mkdir(parents=True, exist_ok=True)
@@ -54,17 +53,16 @@ def an_ensemble(members: list[Any] | None = None, **options: Any) -> Ensemble:
 
 
 def members(path: Path) -> dict[str, tuple[str, int]]:
-    state = fold(read_events(RunDir(path).events))
+    state = read_state(path)
     return {member.id: (member.state, member.attempts) for member in state.members.values()}
 
 
-@pytest.mark.parametrize("broken", ["disk", pytest.param("error", marks=pytest.mark.more)])
-def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path, broken: str) -> None:
-    path, marker = tmp_path / "run", tmp_path / broken
+def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path) -> None:
+    path, marker = tmp_path / "run", tmp_path / "marker"
     marker.write_text(str(path))
     ensemble.submit(an_ensemble([{"lr": 0.1}, {"lr": 0.2, "broken": str(marker)}]), path, "inline").wait()
     assert members(path) == {"member-0": ("finished", 1), "member-1": ("failed", 1)}
-    assert fold(read_events(RunDir(path).events)).members["member-1"].reason == broken
+    assert read_state(path).members["member-1"].reason == "disk"
 
     ensemble.resume(path).wait()
     assert members(path)["member-1"] == ("failed", 2), "nothing was mended"
@@ -74,11 +72,6 @@ def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path, b
         in_the_way.rmdir()
     ensemble.resume(path).wait()
     assert members(path) == {"member-0": ("finished", 1), "member-1": ("finished", 3)}
-
-
-@pytest.fixture(autouse=True)
-def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
 
 
 @pytest.mark.parametrize("left", ["directory", "empty log"])
@@ -96,11 +89,7 @@ def test_a_run_that_was_killed_before_it_began_is_begun_by_its_spec(
 
 def stopped(path: Path, **options: Any) -> None:
     """A run that was stopped after its first epoch."""
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch":
-            run.stop()
-
+    stop = once("epoch", lambda: run.stop())
     run = ensemble.submit(an_ensemble(epochs=6, **options), path, "inline", on_event=stop)
     assert run.wait().stopped
 
@@ -127,6 +116,13 @@ def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path) -> None:
     assert {state for state, _ in members(tmp_path / "run").values()} == {"finished"}
 
 
+def test_a_run_goes_on_only_with_the_pipelines_that_its_members_had(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", train=lambda params: samples())
+    changed = an_ensemble(epochs=6, train=lambda params: samples().map(twice))
+    with pytest.raises(StoreError, match="the training pipeline of member-0 is another one"):
+        ensemble.submit(changed, tmp_path / "run", "inline")
+
+
 def test_a_run_goes_on_with_its_data_from_where_they_were_copied_to(tmp_path: Path) -> None:
     there, here, run = tmp_path / "server", tmp_path / "local disk", tmp_path / "run"
     there.mkdir()
@@ -145,20 +141,6 @@ def test_a_run_goes_on_with_its_data_from_where_they_were_copied_to(tmp_path: Pa
         ensemble.submit(an_ensemble(epochs=6, train=read(here)), run, "inline")
     np.save(here / "label.npy", values)
     ensemble.submit(an_ensemble(epochs=6, train=read(here)), run, "inline").wait()
-    assert {state for state, _ in members(run).values()} == {"finished"}
-
-
-@pytest.mark.more
-def test_a_stopped_run_is_resumed_where_its_data_were_fetched_anew(tmp_path: Path) -> None:
-    for name, values in {"x": np.ones((24, 4), np.float32), "label": np.arange(24) % 3}.items():
-        np.save(tmp_path / f"{name}.npy", values)
-    run = tmp_path / "run"
-    stopped(run, train=Pipeline(sources.memmap(x=tmp_path / "x.npy", label=tmp_path / "label.npy")))
-    for name in ("x", "label"):
-        data = (tmp_path / f"{name}.npy").read_bytes()
-        (tmp_path / f"{name}.npy").unlink()
-        (tmp_path / f"{name}.npy").write_bytes(data)
-    ensemble.resume(run, "inline").wait()
     assert {state for state, _ in members(run).values()} == {"finished"}
 
 
@@ -183,63 +165,40 @@ def test_hyperparameters_that_nothing_reads_are_named_once(
 ) -> None:
     run = ensemble.submit(an_ensemble([{"lr": 0.1, "momentun": 0.9}] * 3), tmp_path / "run", "inline")
     assert {row["state"] for row in run.wait().members} == {"finished"}
-    told = [
-        event
-        for event in read_events(RunDir(tmp_path / "run").events)
-        if event["type"] == "unused_hyperparameters"
-    ]
+    told = of_kind(tmp_path / "run", "unused_hyperparameters")
     assert [(event["member"], event["params"]) for event in told] == [("member-0", ["momentun"])]
     assert told[0]["meant"] == {"momentun": "momentum"}
     said = "nothing reads the hyperparameter 'momentun'; did you mean 'momentum'? (member-0)"
     assert caplog.text.count(said) == 1 and said in (tmp_path / "run" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_run_is_private_unless_its_group_is_to_read_it(tmp_path: Path, shared: bool) -> None:
+def test_a_run_is_private_until_its_owner_opens_its_directory(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    umask = os.umask(0o077 if shared else 0o022)
+    umask = os.umask(0o007)
     try:
-        ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=1), path, "inline", group_read=shared).wait()
+        ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=1), path, "inline").wait()
     finally:
         os.umask(umask)
     modes = {str(each.relative_to(tmp_path)): each.stat().st_mode for each in (path, *path.rglob("*"))}
     group = {name for name, mode in modes.items() if mode & 0o040}
-    assert stat.S_IMODE(modes["run"]) == (0o2750 if shared else 0o700), "others never get in"
-    if shared:
-        looked_at = {"events.jsonl", "run.json", "report.html", "ledger.json", "ledger.csv", "members"}
-        looked_at |= {f"members/member-0{name}" for name in ("", "/log.txt", "/checkpoint-0-1-0.safetensors")}
-        assert {f"run/{name}" for name in looked_at} <= group
+    assert stat.S_IMODE(modes["run"]) == 0o700, "others get in only when the owner lets them"
+    looked_at = {"events.jsonl", "run.json", "report.html", "ledger.json", "ledger.csv", "members"}
+    looked_at |= {f"members/member-0{name}" for name in ("", "/log.txt")}
+    assert {f"run/{name}" for name in looked_at} <= group
     assert not modes["run/ensemble.pkl"] & 0o077 and not modes["run/requests"] & 0o077
     assert not any(mode & 0o022 for mode in modes.values()), "and nobody else writes"
 
 
-@pytest.mark.parametrize("call", [ensemble.submit, ensemble.dry_run])
-def test_the_function_that_makes_an_ensemble_is_not_taken_for_one(call: Any, tmp_path: Path) -> None:
-    with pytest.raises(ensemble.SpecError, match=r"takes an Ensemble, got function: call it"):
-        call(an_ensemble, tmp_path / "run")
-    with pytest.raises(ensemble.SpecError, match=r"takes an Ensemble, got dict$"):
-        call({}, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (None, "None"),
-        pytest.param(torch.nn.Flatten, "<class 'torch.nn.modules.flatten", marks=pytest.mark.more),
-    ],
-)
-def test_a_model_function_without_a_model_fails_once_and_says_what_it_returned(
-    made: Any, said: str, tmp_path: Path
-) -> None:
-    wrong = Ensemble(
-        name="wrong", recipe=Recipe(model=lambda params: made, loss=loss), members=[{"lr": 0.1}], train=samples(),
-        epochs=1, batch_size=8, retries=2,
-    )  # fmt: skip
+def test_a_model_function_without_a_model_fails_once_and_says_what_it_returned(tmp_path: Path) -> None:
+    recipe = Recipe(model=lambda params: torch.nn.Flatten, loss=loss)
+    wrong = Ensemble(name="wrong", recipe=recipe, members=[{"lr": 0.1}], train=samples(), epochs=1, retries=2)
     ensemble.submit(wrong, tmp_path / "run", "inline").wait()
-    failed = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "failed"]
+    failed = of_kind(tmp_path / "run", "failed")
     assert [event["retry"] for event in failed] == [False]
-    assert f"Recipe.model must return a torch.nn.Module, and returned {said}" in failed[0]["error"]
+    assert (
+        "Recipe.model must return a torch.nn.Module, and returned <class 'torch.nn.modules.flatten"
+        in failed[0]["error"]
+    )
 
 
 def test_a_run_that_has_finished_is_resumed_without_its_data(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Lines are a decision: rooms, files and functions stay within the limits that CONTRIBUTING.md lists.
 
-`python tests/test_budgets.py` prints its tables with the figures of today.
+`python tests/test_budgets.py` prints its table with the figures of today.
 """
 
 from __future__ import annotations
@@ -53,21 +53,18 @@ def functions_of(file: Path) -> Iterator[tuple[str, int]]:
     yield from walk(ast.parse(file.read_text(encoding="utf-8")), "")
 
 
-def read_table(title: str) -> dict[str, list[str]]:
-    """The table below a bold title of the section on budgets: the first cell of each row to its other cells."""
+def read_rooms() -> dict[str, list[str]]:
+    """The table of the section on budgets: each room's budget, and what it has for now."""
     section = CONTRIBUTING.read_text(encoding="utf-8").partition("## Budgets of lines\n")[2].partition("\n## ")[0]
-    rows = section.partition(f"**{title}**")[2].partition("\n\n**")[0]
     cells = [
         [cell.strip().replace("`", "").replace(",", "") for cell in row.strip("|").split("|")]
-        for row in rows.splitlines()
+        for row in section.splitlines()
         if row.startswith("| `")
     ]
     return {first: others for first, *others in cells}
 
 
-ROOMS = read_table("Rooms")
-LONG_FILES = {file: int(cells[0]) for file, cells in read_table("Longer files").items()}
-LONG_FUNCTIONS = {name: int(cells[0]) for name, cells in read_table("Longer functions").items()}
+ROOMS = read_rooms()
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -86,46 +83,27 @@ def test_every_folder_has_a_budget() -> None:
     assert set(ROOMS) == folders | {"ensemble/*.py", "pipelines", "benchmarks", "tests", "JavaScript"}
 
 
-def test_no_file_is_longer_than_400_lines_but_those_of_the_table() -> None:
+def test_no_file_is_longer_than_400_lines() -> None:
     files = {str(file.relative_to(ROOT)): count_lines(file) for file in python_files(*PACKAGES)}
-    too_long = {name: lines for name, lines in files.items() if lines > LONG_FILES.get(name, LONGEST_FILE)}
-    assert too_long == {}
-    outdated = {
-        name: files.get(name) for name, allowed in LONG_FILES.items() if files.get(name, 0) * SLACK <= allowed
-    }
-    assert outdated == {}, "these became shorter: say so in CONTRIBUTING.md"
+    assert {name: lines for name, lines in files.items() if lines > LONGEST_FILE} == {}
 
 
-def test_no_function_is_longer_than_80_lines_but_those_of_the_table() -> None:
+def test_no_function_is_longer_than_80_lines() -> None:
     functions = {
         f"{file.relative_to(ROOT)}:{name}": lines
         for file in python_files(*PACKAGES)
         for name, lines in functions_of(file)
     }
-    too_long = {
-        name: lines for name, lines in functions.items() if lines > LONG_FUNCTIONS.get(name, LONGEST_FUNCTION)
-    }
-    assert too_long == {}
-    outdated = {name: functions.get(name) for name in LONG_FUNCTIONS if functions.get(name, 0) <= LONGEST_FUNCTION}
-    assert outdated == {}, "these became shorter: take them out of the table in CONTRIBUTING.md"
+    assert {name: lines for name, lines in functions.items() if lines > LONGEST_FUNCTION} == {}
 
 
-def print_tables() -> None:
+def print_table() -> None:
     for room, (budget, _) in ROOMS.items():
         lines = count_room(room)
         print(f"| `{room}` | {int(budget):,} | {f'{lines:,}' if lines > int(budget) else ''} |")
-    print()
-    for file in python_files(*PACKAGES):
-        if count_lines(file) > LONGEST_FILE:
-            print(f"| `{file.relative_to(ROOT)}` | {count_lines(file)} |")
-    print()
-    for file in python_files(*PACKAGES):
-        for name, lines in functions_of(file):
-            if lines > LONGEST_FUNCTION:
-                print(f"| `{file.relative_to(ROOT)}:{name}` | {lines} |")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit("usage: python tests/test_budgets.py")
-    print_tables()
+    print_table()

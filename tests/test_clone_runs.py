@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-from execute_members import an_ensemble, faulty_model, loss, momentum
-from leftovers import wait_until
+from kit.checkpoints import newest_checkpoint
+from kit.execute_members import an_ensemble, faulty_model, loss, momentum
+from kit.finished_runs import of_kind, read_state
 
 import ensemble
 from ensemble import Member, Recipe, Search, SpecError, uniform
-from ensemble.store import (
-    MemberState,
-    RunDir,
-    RunState,
-    StoreError,
-    load_checkpoint,
-    weights_sha256,
-)
+from ensemble.store import RunDir, RunState, load_checkpoint, weights_sha256
 
+pytestmark = pytest.mark.usefixtures("requests_are_seen_at_once", "no_report")
 WIDE = {"lr": 0.1, "width": 8}
 
 
-def state_of(path: Path) -> RunState:
-    return fold(read_events(RunDir(path).events))
-
-
-def member_of(path: Path, number: int) -> MemberState | None:
-    return state_of(path).members.get(f"member-{number}") if RunDir(path).events.exists() else None
-
-
-def is_in(path: Path, number: int, state: str) -> Callable[[], bool]:
-    return lambda: (known := member_of(path, number)) is not None and known.state == state
-
-
 def make(members: list[Any], **options: Any) -> ensemble.Ensemble:
-    recipe = Recipe(model=faulty_model, loss=loss, optimizer=momentum)
+    recipe = Recipe(model=faulty_model, loss=loss, task="classification", optimizer=momentum)
     return an_ensemble(members, **{"recipe": recipe, "sharing": "independent", **options})
 
 
@@ -57,7 +35,7 @@ def run_inline(
             ask(event, ensemble.attach(path))
 
     ensemble.submit(made, path, "inline", on_event=on_event, **options).wait()
-    return state_of(path)
+    return read_state(path)
 
 
 def when(kind: str, member: str, then: Callable[[ensemble.Run], object]) -> Callable[[dict[str, Any], Any], None]:
@@ -81,76 +59,20 @@ def study_of(path: Path) -> Any:
 
 
 def answers(path: Path) -> list[tuple[bool, str]]:
-    return [
-        (event["done"], event["message"])
-        for event in read_events(RunDir(path).events)
-        if event["type"] == "request"
-    ]
+    return [(event["done"], event["message"]) for event in of_kind(path, "request")]
 
 
-@pytest.fixture
-def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # none of them looks at a report
-    monkeypatch.setattr("ensemble.controller.finalize.Finalizer._write_report", lambda *_: None)
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-
-
-class Driven:
-    """A run in a process of its own that can be killed, its members held open until they are let go."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.hold = path / "run", path / "go"
-        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._start()
-
-    def _start(self) -> None:
-        command = [
-            sys.executable,
-            str(Path(__file__).with_name("clone_driver.py")),
-            str(self.path),
-            str(self.hold),
-        ]
-        self._process = subprocess.Popen(command, env=self.environment)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def resume(self) -> None:
-        self._start()
-
-    def wait(self) -> None:
-        assert self._process.wait(timeout=600) == 0
-
-    def ask(self) -> ensemble.Run:
-        return ensemble.attach(self.path)
-
-
-@pytest.fixture
-def driven(tmp_path: Path) -> Iterator[Driven]:
-    made = Driven(tmp_path)
-    yield made
-    made.kill()
-
-
-def pid_of(path: Path, number: int) -> int:
-    pids = [
-        event["pid"]
-        for event in read_events(RunDir(path).events)
-        if event["type"] == "started" and event["member"] == f"member-{number}"
-    ]
-    return int(pids[-1])
-
-
-def check_unchanged(path: Path, said: str) -> None:
-    """A warm clone with a learning rate of 0 has what it began with: the weights of a checkpoint of its parent."""
-    state = state_of(path)
+def test_a_warm_clone_that_learns_nothing_ends_with_the_weights_it_began_with(tmp_path: Path) -> None:
+    """Its parent goes on and replaces the checkpoint; at a learning rate of 0 what was loaded is left."""
+    path, frozen = tmp_path, Member({"lr": 0.0}, seed=99)
+    ask = when("checkpoint", "member-0", lambda run: run.clone("member-0", frozen, warm=True))
+    state = run_inline(path, make([{"lr": 0.1}], epochs=3), ask)
+    said = answers(path)[0][1]
     parent, cloned = state.members["member-0"], state.members["member-1"]
     lineage = cloned.identity["lineage"]
     (checkpoint,) = [
         event
-        for event in read_events(RunDir(path).events)
-        if event["type"] == "checkpoint" and event["member"] == "member-0"
+        for event in of_kind(path, "checkpoint", "member-0")
         if (event["epoch"], event["step"]) == (lineage["epoch"], lineage["step"])
     ]
     assert lineage["weights_sha256"] == checkpoint["weights_sha256"] == cloned.weights_sha256
@@ -162,30 +84,6 @@ def check_unchanged(path: Path, said: str) -> None:
     assert row["member"] == "member-1" and row["lineage"] == lineage
 
 
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
-def test_a_warm_clone_that_learns_nothing_ends_with_the_weights_it_began_with(tmp_path: Path) -> None:
-    """Its parent goes on and replaces the checkpoint; at a learning rate of 0 what was loaded is left."""
-    ask = when(
-        "checkpoint", "member-0", lambda run: run.clone("member-0", Member({"lr": 0.0}, seed=99), warm=True)
-    )
-    run_inline(tmp_path, make([{"lr": 0.1}], epochs=3), ask)
-    check_unchanged(tmp_path, answers(tmp_path)[0][1])
-
-
-@pytest.mark.more
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
-def test_a_warm_clone_on_two_workers_or_one_stream_ends_with_the_weights_it_began_with(tmp_path: Path) -> None:
-    made = make([{"lr": 0.1, "step_s": 0.02}], epochs=8, sharing="node")
-    path = tmp_path / "run"
-    run = ensemble.submit(made, path, "local")
-    wait_until(lambda: (m := member_of(path, 0)) is not None and m.checkpoint is not None, "a checkpoint")
-    changes = Member({"lr": 0.0, "step_s": 0.0}, workers=2, epochs=2, seed=99)
-    answer = run.clone("member-0", changes, warm=True).wait()
-    run.wait()
-    check_unchanged(path, answer["message"])
-
-
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_clone_that_is_stopped_ends_with_the_same_bits_without_its_parent(tmp_path: Path) -> None:
     def ask(event: dict[str, Any], run: ensemble.Run) -> None:
         if (event["type"], event["member"]) == ("finished", "member-0"):
@@ -195,11 +93,11 @@ def test_a_clone_that_is_stopped_ends_with_the_same_bits_without_its_parent(tmp_
             run.stop()
 
     run_inline(tmp_path, make([WIDE]), ask)
-    state = state_of(tmp_path)
+    state = read_state(tmp_path)
     assert state.members["member-2"].state == "stopped"
     shutil.rmtree(RunDir(tmp_path).member("member-0"))
     ensemble.resume(tmp_path).wait()
-    _, *clones = state_of(tmp_path).members.values()
+    _, *clones = read_state(tmp_path).members.values()
     assert {clone.state for clone in clones} == {"finished"} and clones[1].attempts == 2
     first, stopped, cold = (clone.weights_sha256 for clone in clones)
     assert first == stopped != cold
@@ -209,47 +107,6 @@ def test_a_clone_that_is_stopped_ends_with_the_same_bits_without_its_parent(tmp_
     assert lineage == clones[0].identity["lineage"] and lineage["epoch"] == 2
 
 
-@pytest.mark.more
-def test_a_clone_ends_with_the_same_bits_after_kills_a_pause_and_without_its_parent(driven: Driven) -> None:
-    """Three clones of one checkpoint, two of them undisturbed; the third is hit wherever it can be."""
-    path, go = driven.path, driven.hold.parent / "third"
-    wait_until(is_in(path, 0, "finished"), "the end of the parent")
-    held = {"lr": 0.05, "fault": "wait", "after": 2, "marker": str(go)}
-    run = driven.ask()
-    plain = run.clone("member-0", Member({"lr": 0.05}, epochs=4), warm=True).wait()["member"]
-    cold = run.clone("member-0", Member({"lr": 0.05}, epochs=4)).wait()["member"]
-    third = run.clone("member-0", Member(held, epochs=4), warm=True).wait()["member"]
-    assert (plain, cold, third) == ("member-2", "member-3", "member-4")
-    wait_until(is_in(path, 2, "finished"), "the undisturbed clone")
-
-    wait_until(is_in(path, 4, "running"), "the clone, in its second step")
-    os.kill(pid_of(path, 4), signal.SIGKILL)  # without a checkpoint of its own
-    wait_until(
-        lambda: (m := member_of(path, 4)) is not None and m.attempts == 2 and m.state == "running", "a retry"
-    )
-    assert (known := member_of(path, 4)) is not None and known.checkpoint is None
-    driven.kill()
-    shutil.rmtree(RunDir(path).member("member-0"))
-    driven.resume()
-    wait_until(
-        lambda: (m := member_of(path, 4)) is not None and m.attempts == 3 and m.state == "running", "a resume"
-    )
-    go.touch()
-    wait_until(lambda: (m := member_of(path, 4)) is not None and m.checkpoint is not None, "a checkpoint")
-    driven.hold.touch()
-    driven.wait()
-
-    members = state_of(path).members
-    assert {member.state for member in members.values()} == {"finished"}
-    assert members["member-4"].weights_sha256 == members["member-2"].weights_sha256
-    assert members["member-3"].weights_sha256 not in (members["member-2"].weights_sha256, None)
-    kept = RunDir(path).initial_weights("member-4")
-    lineage = members["member-4"].identity["lineage"]
-    assert weights_sha256(load_checkpoint(kept)["model"]) == lineage["weights_sha256"]
-    assert lineage == members["member-2"].identity["lineage"] and lineage["epoch"] == 3
-
-
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_what_does_not_fit_fails_at_once_for_good_and_names_what_differs(tmp_path: Path) -> None:
     made = make([WIDE, {"lr": 0.1}])
     ask = when("finished", "member-0", lambda run: run.clone("member-0", {"width": 9}, warm=True))
@@ -258,13 +115,12 @@ def test_what_does_not_fit_fails_at_once_for_good_and_names_what_differs(tmp_pat
     assert (failed.state, failed.reason, failed.attempts) == ("failed", "impossible", 1)
     assert failed.error is not None and "0.weight is [9, 4], in member-0 [8, 4]" in failed.error
     assert "1.bias is [9], in member-0 [8]; and 3 more." in failed.error
-    assert state_of(tmp_path).members["member-1"].state == "finished"
+    assert read_state(tmp_path).members["member-1"].state == "finished"
     ensemble.resume(tmp_path).wait()
-    assert state_of(tmp_path).members["member-2"].attempts == 1
+    assert read_state(tmp_path).members["member-2"].attempts == 1
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_path: Path) -> None:
     def ask(event: dict[str, Any], run: ensemble.Run) -> None:
         if event["type"] == "failed" or (event["type"], event["member"]) == ("started", "member-0"):
@@ -283,13 +139,12 @@ def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_p
     assert state.members["member-2"].reason == "nan"
 
 
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_clone_needs_no_change_to_start_warm_and_a_damaged_checkpoint_starts_none(tmp_path: Path) -> None:
     def ask(event: dict[str, Any], run: ensemble.Run) -> None:
         if (event["type"], event.get("member")) == ("finished", "member-0"):
             run.clone("member-0", warm=True)
         elif (event["type"], event.get("member")) == ("finished", "member-1"):
-            checkpoint = RunDir(tmp_path).newest_checkpoint("member-0", 0)
+            checkpoint = newest_checkpoint(RunDir(tmp_path), "member-0", 0)
             assert checkpoint is not None
             checkpoint.write_bytes(b"nothing")
             run.clone("member-0", warm=True)
@@ -319,7 +174,6 @@ def train(member: Any) -> None:
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_path: Path) -> None:
     ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.0}, warm=True))
     state = run_inline(tmp_path, make([{"lr": 0.1}], recipe=train), ask)
@@ -327,9 +181,7 @@ def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_pa
     assert parent.weights_sha256 == cloned.weights_sha256 is not None and cloned.epoch == 2
 
 
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
-@pytest.mark.parametrize("searched", [False, pytest.param(True, marks=pytest.mark.more)])
-def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(searched: bool, tmp_path: Path) -> None:
+def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(tmp_path: Path) -> None:
     """Its number was used, so no later member gets it, and a resume counts on after it."""
     path = tmp_path / "run"
     in_the_way = RunDir(path).member("member-1")
@@ -342,8 +194,7 @@ def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(searched: b
             run.stop()
 
     again = when("finished", "member-2", lambda run: run.clone("member-0", {"lr": 0.05}, warm=True))
-    search = Search({"lr": uniform(0.01, 0.3)}, trials=1, sampler="random", pruner="none")
-    made = make([], search=search) if searched else make([{"lr": 0.1}])
+    made = make([{"lr": 0.1}])
     run_inline(path, made, ask)
     assert answers(path)[0][0] is False and "cannot write" in answers(path)[0][1]
     assert not [each for each in (path / "members").iterdir() if each.name.startswith(".")]
@@ -357,12 +208,11 @@ def other_loss(model: Any, batch: Any) -> Any:
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
     stop = when("checkpoint", "member-0", lambda run: run.stop())
     members = [WIDE | {"step_s": 0.01}]
     before = run_inline(tmp_path, make(members, epochs=4), stop)
-    changed = Recipe(model=faulty_model, loss=other_loss, optimizer=momentum)
+    changed = Recipe(model=faulty_model, loss=other_loss, task="classification", optimizer=momentum)
     ask = when("started", "member-0", lambda run: run.clone("member-0", {"lr": 0.2}, warm=True))
     state = run_inline(tmp_path, make(members, epochs=4, recipe=changed), ask, accept_code=True)
     assert state.members["member-1"].state == "finished"
@@ -370,13 +220,9 @@ def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
     assert "trained with other code than the run has now" in answers(tmp_path)[-1][1]
 
 
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
-@pytest.mark.parametrize("further", [[], pytest.param(["cpu_s"], marks=pytest.mark.more)])
-def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(
-    further: list[str], tmp_path: Path
-) -> None:
+def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(tmp_path: Path) -> None:
     space = {"lr": uniform(0.01, 0.2), "width": 8}
-    search = Search(space, trials=2, sampler="random", pruner="none", further_objectives=further)
+    search = Search(space, trials=2, sampler="random", pruner="none")
     made = make([], search=search)
     ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.15}, warm=True))
     state = run_inline(tmp_path, made, ask)
@@ -387,12 +233,3 @@ def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(
     trial = study_of(tmp_path).trials[cloned.number]
     assert trial.state.name == "FAIL" and trial.user_attrs["lineage"] == cloned.identity["lineage"]
     assert len(state.members) == 3, "on top of the trials"
-
-
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
-def test_a_list_that_declares_a_member_in_the_place_of_a_warm_clone_is_refused(tmp_path: Path) -> None:
-    ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.2}, warm=True))
-    run_inline(tmp_path, make([WIDE]), ask)
-    grown = make([WIDE, Member(WIDE | {"lr": 0.2}, seed=0)])
-    with pytest.raises(StoreError, match="member-1 has lineage="):
-        ensemble.submit(grown, tmp_path, "inline")

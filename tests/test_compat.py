@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Of each library the module that uses its private API, and the tests that fail when that has changed.
 TESTS = {
     "cloudpickle": ("ensemble/store/_compat.py", "tests/store/test_store_frozen_arrays.py"),
-    "horovod": ("pipelines/multinode/_compat.py", "tests/comm/test_comm_horovod.py"),
+    "horovod": ("ensemble/comm/_horovod_compat.py", "tests/comm/test_comm_horovod.py"),
     "datasets": ("pipelines/sources/_compat.py", "tests/pipelines/test_sources_huggingface.py"),
     "torch": ("ensemble/comm/_compat.py", "tests/comm/test_comm_compat.py"),
-    "optuna": ("ensemble/search/_compat.py", "tests/search/test_search_compat.py"),
+    "optuna": ("ensemble/search/_compat.py", "tests/search/test_search_optuna.py"),
     "ray": ("ensemble/executors/ray/_compat.py", "tests/executors/ray/test_ray_compat.py"),
 }
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import csv
+import json
 import re
 from pathlib import Path
 
-import cpu_seconds
 import pytest
+from kit import cpu_seconds
+from kit.extensions import read_extensions, read_packages
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -21,19 +24,32 @@ def section(title: str) -> str:
     return found[1]
 
 
-def named_in_map(package: str) -> set[str]:
-    table = section("The map").partition(f"| `{package}/` |")[2].partition("\n\n")[0]
-    return {
-        name
-        for row in table.splitlines()
-        for name in re.findall(r"`([\w./]+)`", row.partition("|")[2].split("|")[0])
-    }
+def read_map(package: str) -> dict[tuple[str, ...], str]:
+    """The rows of a package's map: files and folders, and whether they are the core or plug in by which seams."""
+    table = section("The map").partition(f"| `{package}/` | |")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    return {tuple(re.findall(r"`([\w./]+)`", paths)): seams for paths, _, seams in cells}
+
+
+@pytest.mark.parametrize("package", ["ensemble", "pipelines"])
+def test_the_map_says_what_is_core_and_what_plugs_in_by_which_seam(package: str) -> None:
+    extensions = list(read_extensions().values())
+    expected = {}
+    for paths in read_map(package):
+        seams = set()
+        files = [file for path in paths for file in read_packages() if file.startswith(f"{package}/{path}")]
+        for file in files:
+            owners = [extension for extension in extensions if extension.has(file)]
+            is_code = len(read_packages()[file].splitlines()) > 1
+            seams |= {owners[0].seam.partition(":")[0]} if owners else {"core"} if is_code else set()
+        expected[paths] = ", ".join(sorted(seams, key=lambda seam: (seam != "core", seam)))
+    assert read_map(package) == expected
 
 
 @pytest.mark.parametrize("package", ["ensemble", "pipelines"])
 def test_the_map_has_every_folder_and_nothing_else(package: str) -> None:
     folders = {f"{path.parent.name}/" for path in (ROOT / package).glob("*/__init__.py")}
-    named = named_in_map(package)
+    named = {path for paths in read_map(package) for path in paths}
     assert {name for name in named if name.endswith("/")} == folders
     assert [name for name in named if not (ROOT / package / name).exists()] == []
 
@@ -59,15 +75,39 @@ def test_each_step_of_a_walk_is_a_function_that_is_there(walk: str) -> None:
     assert missing == []
 
 
-def test_a_folder_without_cpu_seconds_is_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["cpu_seconds.py", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        cpu_seconds.main()
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and said.out == ""
-    assert said.err.endswith(f"{tmp_path} holds no *.jsonl: `CPU_SECONDS={tmp_path} make test` writes them\n")
+def test_the_cpu_seconds_are_those_of_todays_tests() -> None:
+    """A file whose tests were renamed since by a tenth is too old to decide by: `make test-seconds` makes it."""
+    with (ROOT / "docs" / "how-to" / "test-cpu-seconds.csv").open(newline="") as file:
+        measured = {row["test"] for row in csv.DictReader(file)}
+    tests = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("tests/gpu/"):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            marks = " ".join(ast.unparse(mark) for mark in getattr(node, "decorator_list", []))
+            is_test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+            if is_test and not re.search(r"pytest\.mark\.(slow|chaos)\b", marks):
+                tests.add(f"{name}::{node.name}")
+    assert len(tests - measured) < len(tests) / 10, sorted(tests - measured)[:20]
+    assert len(measured - tests) < len(measured) / 10, sorted(measured - tests)[:20]
+
+
+def test_cpu_seconds_are_written_where_the_page_has_its_marks(tmp_path: Path) -> None:
+    spent = {"kind": "ray", "tier": "test-more", "own_s": 1.0, "below_s": 2.5}
+    (tmp_path / "1.jsonl").write_text(
+        "".join(json.dumps({"test": f"tests/ray/test_a.py::test_b[{case}]", **spent}) + "\n" for case in "xy")
+    )
+    rows, page = cpu_seconds.read_rows(tmp_path), tmp_path / "page.md"
+    page.write_text(f"before\n{cpu_seconds.BEGIN}\nstale\n{cpu_seconds.END}\nafter\n")
+    cpu_seconds.write_tables(rows, page)
+    cpu_seconds.write_csv(rows, tmp_path / "rows.csv")
+    text = page.read_text()
+    assert "| tests/ray | 2, 7 |" in text and "| ray | 2, 7 |" in text and "stale" not in text
+    assert text.startswith("before\n") and text.endswith(f"{cpu_seconds.END}\nafter\n")
+    assert (tmp_path / "rows.csv").read_text().splitlines()[
+        1
+    ] == "tests/ray/test_a.py::test_b,ray,test-more,2,7.00"
 
 
 def test_each_test_that_is_named_as_a_guard_is_there_and_in_the_first_tier() -> None:

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from distilled_members import digits, of_task, smooth_loss, tiny  # noqa: E402
-from event_dicts import fold, ledger, read_events  # noqa: E402
+from kit.event_dicts import ledger, read_events  # noqa: E402
+from kit.finished_runs import once, read_state  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble import Recipe, SpecError  # noqa: E402
@@ -23,11 +24,7 @@ from ensemble.combine.distilled_loss import find_distance, mean_where_known  # n
 from ensemble.distillation import compare  # noqa: E402
 from ensemble.spec import SWA  # noqa: E402
 from ensemble.spec.task import Task  # noqa: E402
-from ensemble.store import RunDir, RunState, StoreError  # noqa: E402
-
-
-def state_of(path: Path) -> RunState:
-    return fold(read_events(RunDir(path).events))
+from ensemble.store import RunDir, StoreError  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +43,9 @@ def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
     command = ["distill", str(teacher), "--run-dir", str(student), "--executor", executor]
     assert main(command) == 0
     said = capsys.readouterr().out
-    state = state_of(student)
+    state = read_state(student)
     (member,) = state.members.values()
-    best = state_of(teacher).members[state_of(teacher).combined.best_member]  # type: ignore[index]
+    best = read_state(teacher).members[read_state(teacher).combined.best_member]  # type: ignore[index]
     assert (member.state, member.params) == ("finished", best.params)
     used = ledger(read_events(RunDir(student).events)).cpu_by_role()
     assert used["train"] > 0 and RunDir(student).report.exists()
@@ -66,8 +63,8 @@ def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
         assert low < rows[2]["lost"][name] < high and high - low < 0.2
     assert rows == compare(teacher, student)
     assert main([*command, "--json", str(tmp_path / "rows.json")]) == 0, "again shows it again"
-    assert json.loads((tmp_path / "rows.json").read_text()) == rows and len(state_of(student).members) == 1
-    assert state_of(student).members["member-0"].attempts == 1
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows and len(read_state(student).members) == 1
+    assert read_state(student).members["member-0"].attempts == 1
 
 
 @pytest.mark.more
@@ -78,7 +75,7 @@ def test_a_student_that_ends_before_averages_begin_keeps_its_own_weights(
     run, student = tmp_path / "run", tmp_path / "student"
     ensemble.submit(declared, run, "inline").wait()
     ensemble.distill(run, student, epochs=1, executor="inline").wait()
-    (member,) = state_of(student).members.values()
+    (member,) = read_state(student).members.values()
     assert member.state == "finished" and member.identity["averaging"] is None
     assert "averaging begins after 2 epochs, and the member trains for 1" in caplog.text
     (run / "ensemble.pkl").unlink()  # then the figures are those of the logs, without intervals
@@ -104,22 +101,15 @@ def test_a_student_with_few_parameters_learns_more_from_the_ensemble_than_from_l
     assert distances[1.0] < distances[0.0]
 
 
-def test_a_student_that_is_stopped_resumes_to_the_same_bits(
-    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    asked: list[object] = []
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["type"] == "checkpoint" and not asked:
-            asked.append(ensemble.attach(tmp_path / "stopped").stop())
-
+@pytest.mark.usefixtures("requests_are_seen_at_once")
+def test_a_student_that_is_stopped_resumes_to_the_same_bits(teacher: Path, tmp_path: Path) -> None:
+    stop = once("checkpoint", lambda: ensemble.attach(tmp_path / "stopped").stop())
     how = {"epochs": 2, "params": {"width": 8}, "executor": "inline"}
     ensemble.distill(teacher, tmp_path / "whole", **how).wait()  # type: ignore[arg-type]
     ensemble.distill(teacher, tmp_path / "stopped", on_event=stop, **how).wait()  # type: ignore[arg-type]
-    assert state_of(tmp_path / "stopped").members["member-0"].state == "stopped"
+    assert read_state(tmp_path / "stopped").members["member-0"].state == "stopped"
     ensemble.resume(tmp_path / "stopped").wait()
-    ends = [state_of(tmp_path / name).members["member-0"].weights_sha256 for name in ("whole", "stopped")]
+    ends = [read_state(tmp_path / name).members["member-0"].weights_sha256 for name in ("whole", "stopped")]
     assert ends[0] == ends[1] is not None
 
 
@@ -134,7 +124,7 @@ def test_a_student_does_not_go_on_with_another_ensemble_or_without_it(teacher: P
     student = ensemble.distill(copied, tmp_path / "second", **how)  # type: ignore[arg-type]
     shutil.rmtree(copied)
     student.wait()
-    failed = state_of(tmp_path / "second").members["member-0"]
+    failed = read_state(tmp_path / "second").members["member-0"]
     assert failed.state == "failed" and failed.attempts == 1
     assert "the ensemble that the student learns from cannot be loaded" in str(failed.error)
 
@@ -144,14 +134,17 @@ def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
     teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["distill", str(teacher), "--run-dir", str(tmp_path / "student"), "--executor", "inline", "--epochs"]
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "1", "--accept-data"])
+    assert "--accept-data" in capsys.readouterr().err, "it is not offered: a student's data are those of the run"
     assert main([*command, "1"]) == 0
     assert "1 member, 1 epoch, " in capsys.readouterr().err
     assert main([*command, "2"]) == 2
     assert "--fresh starts anew beside this run" in capsys.readouterr().err
     assert main([*command, "2", "--fresh"]) == 0
     assert "1 member, 2 epochs, " in capsys.readouterr().err
-    assert state_of(tmp_path / "student-2").members["member-0"].epoch == 2
-    assert state_of(tmp_path / "student").members["member-0"].epoch == 1
+    assert read_state(tmp_path / "student-2").members["member-0"].epoch == 2
+    assert read_state(tmp_path / "student").members["member-0"].epoch == 1
 
 
 @pytest.mark.parametrize(
@@ -165,7 +158,7 @@ def test_students_of_other_tasks(kind: str, tmp_path: Path) -> None:
     assert all(np.isfinite(row[wanted]) for row in rows)
     low, high = rows[2]["lost_intervals"][wanted]
     assert low < rows[2]["lost"][wanted] < high
-    assert state_of(tmp_path / "student").members["member-0"].state == "finished"
+    assert read_state(tmp_path / "student").members["member-0"].state == "finished"
 
 
 def test_the_intervals_of_what_is_lost_are_of_the_same_samples_and_may_be_missing(
@@ -226,7 +219,7 @@ def test_a_student_of_another_shape_is_named(teacher: Path, tmp_path: Path) -> N
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 11))
 
     ensemble.distill(teacher, tmp_path / "s", model=eleven, epochs=1, executor="inline").wait()
-    failed = state_of(tmp_path / "s").members["member-0"]
+    failed = read_state(tmp_path / "s").members["member-0"]
     assert failed.attempts == 1 and "the student predicts [50, 11], the ensemble [50, 10]" in str(failed.error)
 
 

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from event_dicts import fold, read_events
-from execute_members import an_ensemble, loss, model, momentum
+from kit.execute_members import an_ensemble, loss, model, momentum
+from kit.finished_runs import of_kind, once, read_state
 
 import ensemble
 from ensemble import Member, Recipe
 from ensemble.cli.parser import main
 from ensemble.controller.more_epochs import reads_attribute, reads_parameter
-from ensemble.store import (
-    RunDir,
-    RunState,
-    StoreError,
-    load_predictions,
-)
-from pipelines import Pipeline, sources
+from ensemble.store import RunDir, StoreError, load_predictions
 
+pytestmark = pytest.mark.usefixtures("requests_are_seen_at_once")
 K, N = 2, 5
 STEP = {"name": "step", "milestones": [1, 3], "gamma": 0.5}
-
-
-@pytest.fixture(autouse=True)
-def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
 
 
 def noisy_model(params: dict[str, Any]) -> Any:
@@ -50,12 +35,8 @@ def make(epochs: int = K, members: Any = None, **options: Any) -> ensemble.Ensem
     return an_ensemble(members, recipe=recipe, epochs=epochs, **given)
 
 
-def state_of(path: Path) -> RunState:
-    return fold(read_events(RunDir(path).events))
-
-
 def digests(path: Path) -> list[str | None]:
-    state = state_of(path)
+    state = read_state(path)
     assert {member.state for member in state.members.values()} == {"finished"}
     return [member.weights_sha256 for member in state.members.values()]
 
@@ -63,10 +44,6 @@ def digests(path: Path) -> list[str | None]:
 def train(path: Path, made: ensemble.Ensemble, executor: str = "inline") -> Path:
     ensemble.submit(made, path, executor).wait()
     return path
-
-
-def starts(path: Path) -> list[dict[str, Any]]:
-    return [event for event in read_events(RunDir(path).events) if event["type"] == "run_started"]
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +64,16 @@ def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
     before = load_predictions(RunDir(path).predictions("member-0"), "valid")
     result = ensemble.resume(path, epochs=N).wait()
     assert digests(path) == whole and not set(short) & set(whole)
-    state = state_of(path)
+    state = read_state(path)
     assert [len(member.history) for member in state.members.values()] == [N, N]
     extended = {"epochs": N, "members": {"member-0": K, "member-1": K}, "notes": []}
-    assert [start.get("more_epochs") for start in starts(path)] == [None, extended]
+    assert [start.get("more_epochs") for start in of_kind(path, "run_started")] == [None, extended]
     assert (state.epochs, result.stopped) == (N, None)
-    combined = [event for event in read_events(RunDir(path).events) if event["type"] == "combined"]
+    combined = of_kind(path, "combined")
     assert len(combined) == 2 and result.combined == combined[1]
     after = load_predictions(RunDir(path).predictions("member-0"), "valid")
     assert (before.values != after.values).any()
-    assert RunDir(path).report.stat().st_mtime_ns > starts(path)[1]["t"] * 1e9
+    assert RunDir(path).report.stat().st_mtime_ns > of_kind(path, "run_started")[1]["t"] * 1e9
 
 
 @pytest.mark.more
@@ -109,57 +86,22 @@ def test_epochs_can_be_added_more_than_once_and_the_run_is_that_of_the_longer_de
         ensemble.submit(make(), path, "inline")
     ensemble.resume(path, epochs=N).wait()
     assert digests(train(path, make(N))) == whole, "the declaration with all epochs is this run's"
-    member = state_of(path).members["member-0"]
+    member = read_state(path).members["member-0"]
     assert (member.identity["epochs"], member.identity["epochs_before"], member.attempts) == (N, K, 3)
 
 
-@pytest.mark.more
-def test_a_killed_extension_goes_on_to_the_new_end_by_a_plain_resume(
+def test_a_stopped_run_can_be_given_more_epochs_and_a_stopped_extension_goes_on_to_the_new_end(
     whole: list[str | None], tmp_path: Path
 ) -> None:
-    path = train(tmp_path / "run", make())
-    code = (
-        "import os, sys, ensemble\n"
-        "def on_event(event):\n"
-        "    if event['type'] == 'checkpoint' and event['epoch'] == 4: os.kill(os.getpid(), 9)\n"
-        f"ensemble.resume(sys.argv[1], on_event=on_event, epochs={N}).wait()\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    killed = subprocess.run([sys.executable, "-c", code, str(path)], env=environment, check=False)
-    assert killed.returncode == -9
-    assert {member.state for member in state_of(path).members.values()} == {"running", "waiting"}
-    ensemble.resume(path).wait()
-    assert digests(path) == whole
-
-
-@pytest.mark.more
-def test_the_same_extension_again_goes_on_with_one_that_has_not_ended(
-    whole: list[str | None], tmp_path: Path
-) -> None:
-    path = train(tmp_path / "run", make())
-    asked: list[object] = []
-
-    def stop_in_between(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and not asked:
-            asked.append(ensemble.attach(path).stop())
-
-    ensemble.resume(path, epochs=N, on_event=stop_in_between).wait()
-    assert "stopped" in {member.state for member in state_of(path).members.values()}
-    assert main(["resume", str(path), "--epochs", str(N)]) == 0
-    assert digests(path) == whole
-    assert [start.get("more_epochs") is None for start in starts(path)] == [True, False, True]
-
-
-def test_a_stopped_run_can_be_given_more_epochs(whole: list[str | None], tmp_path: Path) -> None:
     path = tmp_path / "run"
-    asked: list[object] = []
 
-    def stop_at_once(event: dict[str, Any]) -> None:
-        if event["type"] == "started" and not asked:
-            asked.append(ensemble.attach(path).stop())
+    def stop() -> None:
+        ensemble.attach(path).stop()
 
-    ensemble.submit(make(), path, "inline", on_event=stop_at_once).wait()
-    ensemble.resume(path, epochs=N).wait()
+    ensemble.submit(make(), path, "inline", on_event=once("started", stop)).wait()
+    ensemble.resume(path, on_event=once("checkpoint", stop), epochs=N).wait()
+    assert "finished" not in {member.state for member in read_state(path).members.values()}
+    ensemble.resume(path).wait()
     assert digests(path) == whole
 
 
@@ -169,9 +111,9 @@ def test_members_with_more_epochs_of_their_own_keep_them(tmp_path: Path) -> None
     path = train(tmp_path / "run", make(members=[{"lr": 0.05}, longer, Member({"lr": 0.1}, epochs=1)]))
     before = digests(path)
     ensemble.resume(path, epochs=3).wait()
-    state = state_of(path)
+    state = read_state(path)
     assert [member.identity["epochs"] for member in state.members.values()] == [3, 4, 3]
-    assert starts(path)[1]["more_epochs"]["members"] == {"member-0": K, "member-2": 1}
+    assert of_kind(path, "run_started")[1]["more_epochs"]["members"] == {"member-0": K, "member-2": 1}
     assert (digests(path)[1], state.members["member-1"].attempts) == (before[1], 1)
 
 
@@ -248,18 +190,10 @@ def test_an_extension_without_its_checkpoint_or_of_a_run_in_progress_is_refused(
 
     ensemble.resume(path, epochs=3, on_event=extend_again).wait()
     assert len(said) == 2
-    member = state_of(path).members["member-1"]
+    member = read_state(path).members["member-1"]
     RunDir(path).valid_checkpoint(member).unlink()
     with pytest.raises(StoreError, match=r"from which member-1 would go on, is not there any more"):
         ensemble.resume(path, epochs=9)
-
-
-@pytest.mark.more
-def test_a_schedule_function_of_the_step_alone_goes_on(tmp_path: Path) -> None:
-    whole = digests(train(tmp_path / "whole", make_with(by_the_step, epochs=N)))
-    path = train(tmp_path / "run", make_with(by_the_step))
-    ensemble.resume(path, epochs=N).wait()
-    assert digests(path) == whole
 
 
 @pytest.mark.more
@@ -268,27 +202,11 @@ def test_a_schedule_that_has_ended_above_zero_stays_there_and_that_is_said(
 ) -> None:
     path = train(tmp_path / "run", make(schedule={"name": "cosine", "end": 0.25}))
     ensemble.resume(path, epochs=4).wait()
-    (note,) = starts(path)[1]["more_epochs"]["notes"]
+    (note,) = of_kind(path, "run_started")[1]["more_epochs"]["notes"]
     assert "'cosine' has ended after 2 epochs: the learning rate stays at 0.25 of the declared one" in note
     assert note in caplog.text
-    rates = [epoch.lr for epoch in state_of(path).members["member-0"].history]
+    rates = [epoch.lr for epoch in read_state(path).members["member-0"].history]
     assert rates[2:] == [pytest.approx(0.05 * 0.25)] * 2
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"averaging": "ema"}, marks=pytest.mark.more),
-        {"averaging": {"name": "swa", "start": 1}, "keep": "best"},
-    ],
-)
-def test_members_that_keep_other_weights_train_on_with_those_in_training(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    whole = digests(train(tmp_path / "whole", make(N, **options)))
-    path = train(tmp_path / "run", make(**options))
-    ensemble.resume(path, epochs=N).wait()
-    assert digests(path) == whole
 
 
 @pytest.mark.more
@@ -304,12 +222,12 @@ def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_ru
         return make(epochs, search=search, recipe=Recipe(model=model, loss=loss))
 
     path = train(tmp_path / "run", searched(2, 8))
-    before = {m.id: (m.state, m.attempts, len(m.history)) for m in state_of(path).members.values()}
+    before = {m.id: (m.state, m.attempts, len(m.history)) for m in read_state(path).members.values()}
     finished = [name for name, (state, *_) in before.items() if state == "finished"]
     assert {state for state, *_ in before.values()} == {"finished", "pruned"}
     ensemble.resume(path, epochs=3).wait()
-    state = state_of(path)
-    assert set(starts(path)[1]["more_epochs"]["members"]) == set(finished)
+    state = read_state(path)
+    assert set(of_kind(path, "run_started")[1]["more_epochs"]["members"]) == set(finished)
     for name, member in state.members.items():
         if name in finished:
             assert (member.state, len(member.history)) == ("finished", 3)
@@ -329,7 +247,7 @@ def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_ru
     with pytest.raises(StoreError, match=r"has epochs=3, now 2: `ensemble resume --epochs` gave it 3"):
         train(path, searched(2, 8))
     train(path, searched(3, 9))
-    found = list(state_of(path).members.values())
+    found = list(read_state(path).members.values())
     assert [member.state for member in found[:8]] == [state for state, *_ in before.values()] and len(found) == 9
     assert {len(m.history) for m in found if m.state == "finished"} == {3}
 
@@ -339,11 +257,11 @@ def test_the_declaration_with_all_epochs_is_the_runs_also_where_a_member_stopped
     early = Member({"lr": 0.0, "width": 4}, early_stopping={"patience": 1})
     path = train(tmp_path / "run", make(3, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
     ensemble.resume(path, epochs=N).wait()
-    assert [len(member.history) for member in state_of(path).members.values()] == [N, 2]
-    (note,) = starts(path)[1]["more_epochs"]["notes"]
+    assert [len(member.history) for member in read_state(path).members.values()] == [N, 2]
+    (note,) = of_kind(path, "run_started")[1]["more_epochs"]["notes"]
     assert note == "SWA goes on with the average that began after 0.75 of the declared 3 epochs"
     train(path, make(N, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
-    assert [member.attempts for member in state_of(path).members.values()] == [2, 1]
+    assert [member.attempts for member in read_state(path).members.values()] == [2, 1]
     with pytest.raises(StoreError, match="member-1 has epochs=3, now 7"):
         train(path, make(7, [Member({"lr": 0.1, "width": 4}, epochs=N), early], averaging="swa"))
     alone = train(tmp_path / "alone", make(3, [early]))
@@ -352,18 +270,13 @@ def test_the_declaration_with_all_epochs_is_the_runs_also_where_a_member_stopped
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("searched", [True, False])
-def test_members_that_failed_for_good_without_a_checkpoint_are_not_tried_again(
-    searched: bool, tmp_path: Path
-) -> None:
+def test_members_that_failed_for_good_without_a_checkpoint_are_not_tried_again(tmp_path: Path) -> None:
     """Their number of epochs is not what is declared now, but that is no change of their declaration."""
-    choice = ensemble.choice(0.05, 3e38)
-    search = ensemble.Search({"lr": choice, "width": 8}, trials=2, sampler="grid", pruner="none")
-    members = None if searched else [{"lr": 0.05, "width": 8}, {"lr": 3e38, "width": 8}]
-    path = train(tmp_path / "run", make(2, members, **({"search": search} if searched else {})))
+    search = ensemble.Search({"lr": ensemble.choice(0.05, 3e38)}, trials=2, sampler="grid", pruner="none")
+    path = train(tmp_path / "run", make(2, search=search))
 
     def ends() -> list[tuple[str, str | None, int, int]]:
-        found = [(m.state, m.reason, m.attempts, len(m.history)) for m in state_of(path).members.values()]
+        found = [(m.state, m.reason, m.attempts, len(m.history)) for m in read_state(path).members.values()]
         return sorted(found)
 
     assert ends() == [("failed", "nan", 1, 0), ("finished", None, 1, 2)]
@@ -379,24 +292,3 @@ def test_what_a_function_reads_is_seen() -> None:
     assert not reads_parameter(lambda a, b, steps: b["steps"], 2), "a hyperparameter of that name"
     assert reads_parameter(lambda *all: None, 2) and reads_parameter(print, 2), "what cannot be seen"
     assert reads_attribute(own_loop, "steps") and not reads_attribute(loss, "steps")
-
-
-def test_further_epochs_of_a_stream_without_an_end_go_on_in_it(tmp_path: Path) -> None:
-    import torch
-
-    def count_up() -> Any:
-        return ({"x": np.full(4, number, np.float32), "label": number % 3} for number in itertools.count())
-
-    def loss(model: Any, batch: Any) -> Any:
-        if model.training:
-            with open(tmp_path / "seen", "a") as file:
-                print(*batch["x"][:, 0].int().tolist(), file=file)
-        return torch.nn.functional.cross_entropy(model(batch["x"] / 100), batch["label"], reduction="none")
-
-    stream = Pipeline(sources.iterable(count_up, length=12, endless=True), shuffle=False)
-    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 3), loss=loss)
-    known = {"optimizer": "sgd", "batch_size": 4, "energy": ensemble.Energy(measure_idle_s=0)}
-    declared = ensemble.Ensemble(name="on", recipe=recipe, members=[{"lr": 0.1}], train=stream, epochs=2, **known)
-    ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    ensemble.resume(tmp_path / "run", epochs=3).wait()
-    assert list(map(int, (tmp_path / "seen").read_text().split())) == list(range(36))

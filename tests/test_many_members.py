@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from edited_log import sign, without_crc
+from kit.edited_log import sign, without_crc
+from kit.execute_members import loss, model
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe
@@ -23,17 +23,9 @@ from pipelines import Pipeline, sources
 MEMBERS = 10_000
 
 
-def model(lr: float) -> torch.nn.Module:
-    return torch.nn.Linear(16, 3)
-
-
-def loss(network: torch.nn.Module, batch: Any) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(network(batch["x"]), batch["label"], reduction="none")
-
-
 def declare(members: int) -> Ensemble:
     draws = np.random.default_rng(0)
-    x, label = draws.normal(size=(256, 16)).astype(np.float32), draws.integers(0, 3, 256)
+    x, label = draws.normal(size=(256, 4)).astype(np.float32), draws.integers(0, 3, 256)
     train, valid, test = (Pipeline(sources.arrays(x=x[:n], label=label[:n]), seed=0) for n in (256, 128, 64))
     return Ensemble(
         name="many",

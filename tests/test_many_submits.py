@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit.leftovers import named_memory
 
 import ensemble
 from ensemble import Ensemble, Recipe
 from pipelines import Pipeline, sources
+from pipelines.ipc.child_processes import child_environment
 
 torch = pytest.importorskip("torch")
 
@@ -51,7 +53,7 @@ def count_held() -> dict[str, int]:
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
-        "shared memory": Path("/proc/self/maps").read_text().count("memfd:") + len(os.listdir("/dev/shm")),
+        "shared memory": Path("/proc/self/maps").read_text().count("memfd:") + len(named_memory()),
         "children": len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
         "temporary files": len(os.listdir(tempfile.gettempdir())),
     }
@@ -106,7 +108,7 @@ def test_sixty_submits_leave_nothing_in_a_process(tmp_path: Path) -> None:
     """In a process of its own, whose first run is the one that imports the libraries."""
     command = [sys.executable, __file__, str(tmp_path), "60"]
     with tempfile.TemporaryDirectory() as temporary:
-        environment = {**os.environ, "PYTHONSAFEPATH": "1", "TMPDIR": temporary}
+        environment = {**child_environment(), "PYTHONSAFEPATH": "1", "TMPDIR": temporary}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 

@@ -5,77 +5,22 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-from execute_members import an_ensemble
-from leftovers import wait_until
+from kit.event_dicts import read_events
+from kit.execute_members import an_ensemble
+from kit.finished_runs import once, read_state
+from kit.leftovers import wait_until
 
 import ensemble
-from ensemble import Member, SpecError
-from ensemble.api import DrivenRun
-from ensemble.store import (
-    EventLog,
-    RunDir,
-    RunState,
-    StoreError,
-    receive_requests,
-)
-
-EPOCHS = 8
-
-
-def declared(lr: float = 0.1) -> ensemble.Ensemble:
-    members = [{"lr": lr, "step_s": 0.05}, {"lr": 0.2, "step_s": 0.05}]
-    return an_ensemble(members, epochs=EPOCHS, resources=ensemble.Resources(cpus_per_worker=0.2))
-
-
-def state_of(path: Path) -> RunState:
-    return fold(read_events(RunDir(path).events))
-
-
-@pytest.mark.more
-def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    run = ensemble.submit(declared(), path, executor="local")
-    other = ensemble.attach(path)
-    wait_until(lambda: bool(state_of(path).members["member-0"].history), "an epoch")
-    assert other.pause("member-0").wait()["message"] == "pausing member-0"
-    wait_until(lambda: other.status()[0]["state"] == "paused", "a pause")
-    assert run.add(Member({"lr": 0.3, "step_s": 0.01}, epochs=2)).wait()["member"] == "member-2"
-
-    seen: list[dict[str, Any]] = []
-    same = ensemble.submit(declared(), path, executor="local", on_event=seen.append)
-    assert isinstance(run, DrivenRun) and not isinstance(same, DrivenRun)
-    with pytest.raises(StoreError, match=r"'lr': 0\.1"):
-        ensemble.submit(declared(lr=0.5), path, executor="local")
-    with pytest.raises(StoreError, match=r"member-1 (is not paused|has ended already)"):
-        other.resume("member-1").wait()
-    with pytest.raises(SpecError, match="did you mean 'member-1'"):
-        other.cancel("member-11")
-
-    wait_until(lambda: other.status()[2]["state"] == "finished", "the added member's end")
-    assert same.resume().wait()["message"] == "resuming member-0"
-    result = same.wait()
-    assert result == run.wait() and [row["state"] for row in result.members] == ["finished"] * 3
-    kinds = [event["type"] for event in seen]
-    assert kinds[:2] == ["code_saved", "run_started"] and kinds[-1] == "run_finished"
-
-    state = state_of(path)
-    added = [e for e in read_events(RunDir(path).events) if e["type"] == "epoch" and e["member"] == "member-2"]
-    assert state.members["member-2"].first_epoch and state.members["member-2"].cohort == 0
-    assert [e["private_batches"] for e in added] == [0, 0], "it joined at a boundary, and shared all"
-    ensemble.submit(declared(), tmp_path / "alone", executor="inline").wait()
-    alone = state_of(tmp_path / "alone").members
-    assert all(state.members[name].weights_sha256 == alone[name].weights_sha256 for name in alone)
-
-    with pytest.raises(StoreError, match="the run has ended"):
-        ensemble.attach(path).pause("member-0").wait()
-    assert not any(RunDir(path).requests.iterdir())
+from ensemble import SpecError
+from ensemble.driven_run import DrivenRun
+from ensemble.store import EventLog, RunDir, StoreError, receive_requests
 
 
 def test_a_paused_run_waits_until_another_shell_lets_it_go_on_and_its_weights_stay_what_they_are(
@@ -85,15 +30,14 @@ def test_a_paused_run_waits_until_another_shell_lets_it_go_on_and_its_weights_st
     path = tmp_path / "run"
     members = [{"lr": 0.1}, {"lr": 0.2}]
 
-    def pause(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and event["member"] == "member-0" and event["epoch"] == 0:
-            run.pause()
-
     def another_shell() -> None:
         other = ensemble.attach(path)
+        assert isinstance(run, DrivenRun) and not isinstance(other, DrivenRun)
         wait_until(lambda: {row["state"] for row in other.status()} == {"paused"}, "a pause")
-        with pytest.raises(StoreError, match=r"'lr': 0\.1"):
+        with pytest.raises(StoreError, match="is in progress"):
             ensemble.submit(an_ensemble([{"lr": 0.5}, {"lr": 0.2}], epochs=2), path, executor="inline")
+        with pytest.raises(StoreError, match=r"is in progress \(process .*ensemble\.attach"):
+            ensemble.resume(path)
         with pytest.raises(SpecError, match="did you mean 'member-1'"):
             other.cancel("member-11")
         other.resume("member-1").wait()
@@ -102,7 +46,12 @@ def test_a_paused_run_waits_until_another_shell_lets_it_go_on_and_its_weights_st
         wait_until(lambda: other.status()[1]["state"] == "finished", "the end of the one that was resumed")
         other.stop().wait()
 
-    run = ensemble.submit(an_ensemble(members, epochs=2), path, executor="inline", on_event=pause)
+    run = ensemble.submit(
+        an_ensemble(members, epochs=2),
+        path,
+        executor="inline",
+        on_event=once("epoch", lambda: run.pause(), "member-0"),
+    )
     with ThreadPoolExecutor(1) as shell:
         asked = shell.submit(another_shell)
         asked.add_done_callback(lambda done: run.stop() if done.exception() else None)  # else it waits for ever
@@ -113,14 +62,15 @@ def test_a_paused_run_waits_until_another_shell_lets_it_go_on_and_its_weights_st
     assert [row["state"] for row in run.status()] == ["finished", "finished"]
     with pytest.raises(StoreError, match="the run has ended"):
         ensemble.attach(path).pause("member-0").wait()
+    assert not any(RunDir(path).requests.iterdir())
     ensemble.submit(an_ensemble(members, epochs=2), tmp_path / "alone", executor="inline").wait()
-    alone = state_of(tmp_path / "alone").members
-    assert all(state_of(path).members[name].weights_sha256 == alone[name].weights_sha256 for name in alone)
+    alone = read_state(tmp_path / "alone").members
+    assert all(read_state(path).members[name].weights_sha256 == alone[name].weights_sha256 for name in alone)
 
 
 def test_a_request_that_was_received_is_waited_for_and_one_that_was_not_is_withdrawn(tmp_path: Path) -> None:
     """What takes a controller long, such as reading a large checkpoint, is not said to be undone."""
-    run_dir = RunDir.create(tmp_path, declared())
+    run_dir = RunDir.create(tmp_path, an_ensemble([{"lr": 0.1}]))
     with EventLog(run_dir.events) as log:
         log.append("run_started", name="executed", pid=os.getpid(), host=socket.gethostname())
         with pytest.raises(StoreError, match="nothing was done"):
@@ -147,21 +97,16 @@ def test_a_result_says_as_text_what_the_command_prints(tmp_path: Path, monkeypat
     assert "and 1 more" in narrow and max(map(len, narrow.splitlines())) <= 90
 
 
-def test_there_is_no_handle_on_nothing(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no run here"):
-        ensemble.attach(tmp_path)
-
-
 def test_files_that_are_no_requests_end_no_run_and_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     requests = RunDir(tmp_path).requests
     bad: dict[str, Any] = {
-        "pause-list": {"v": 1, "t": 1.0, "verb": "pause", "member": ["x"]},
-        "add-strange": {"v": 1, "t": 1.0, "verb": "add", "declared": {"params": {}, "threads": {"a": [1]}}},
-        "add-nothing": {"v": 1, "t": 1.0, "verb": "add", "declared": 3},
-        "add-weird": {"v": 1, "t": 1.0, "verb": "add", "declared": {"params": [[]], "optimizer": [1]}},
+        "pause-list": {"v": 2, "t": 1.0, "verb": "pause", "member": ["x"]},
+        "add-strange": {"v": 2, "t": 1.0, "verb": "add", "declared": {"params": {}, "threads": {"a": [1]}}},
+        "add-nothing": {"v": 2, "t": 1.0, "verb": "add", "declared": 3},
+        "add-weird": {"v": 2, "t": 1.0, "verb": "add", "declared": {"params": [[]], "optimizer": [1]}},
     }
 
     def write(event: dict[str, Any]) -> None:
@@ -178,3 +123,11 @@ def test_files_that_are_no_requests_end_no_run_and_are_answered(
     }
     assert set(answers) == {*bad, "stop-folder", "stop-\udce9"} and not any(e["done"] for e in answers.values())
     assert not list(requests.glob("*.json"))
+
+
+def test_a_run_can_end_when_its_package_was_replaced_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=1), tmp_path / "run", executor="inline")
+    monkeypatch.setitem(sys.modules, "ensemble.controller.ending", None)  # it cannot be imported any more
+    assert [row["state"] for row in run.wait().members] == ["finished"]

@@ -21,7 +21,7 @@ LOG = [
     {"type": "placed", "member": "member-0", "attempt": 0, "node": "node-1", "devices": []},
     {"type": "run_stopped", "reason": "asked"},
 ]
-SAID, SAID_OF_INFO = (rf"format 1, this one reads {version}" for version in (2, 3))  # of the log; of run.json
+SAID, SAID_OF_INFO = (rf"format 1, this one reads {version}" for version in (2, 5))  # of the log; of run.json
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
+from kit.finished_runs import read_state
 
 import ensemble
 from ensemble.spec import Ensemble, Recipe
@@ -56,6 +57,12 @@ def declare(*, has_stage: bool = True) -> Ensemble:
 def kept() -> Iterator[None]:
     with keep_settings():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework that another test of this process has used may have made cuDNN deterministic."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
 
 
 def run_in(dtype: torch.dtype, path: Path, executor: str = "inline", *, has_stage: bool = True) -> None:
@@ -104,7 +111,7 @@ def test_an_inline_run_has_its_settings_and_the_process_keeps_its_own(tmp_path: 
 def test_members_that_were_trained_with_other_settings_are_loaded_with_these(tmp_path: Path) -> None:
     for dtype in (torch.float64, torch.float32):  # in which no sample is made: the data are the same
         run_in(dtype, tmp_path / "run", has_stage=False)
-    assert fold(read_events(tmp_path / "run" / "events.jsonl")).header.settings == {}
+    assert read_state(tmp_path / "run").header.settings == {}
     check_predictions(tmp_path / "run", torch.float64)
 
 

@@ -8,47 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-from execute_members import an_ensemble, loss, model, momentum
+from kit.execute_members import an_ensemble, loss, model, momentum
+from kit.finished_runs import of_kind, once, read_state
 
 import ensemble
-from ensemble import Member, Recipe, Search, SpecError, uniform
+from ensemble import Member, Recipe, Search, uniform
 from ensemble.cli.parser import main
-from ensemble.store import (
-    RunDir,
-    RunState,
-    StoreError,
-    load_checkpoint,
-    weights_sha256,
-)
+from ensemble.store import RunDir, RunState, StoreError, load_checkpoint, weights_sha256
 
+pytestmark = pytest.mark.usefixtures("requests_are_seen_at_once", "no_report")
 WIDE = {"lr": 0.0, "width": 8}  # it learns nothing: its parameters are those that it starts with
 
 
-@pytest.fixture(autouse=True)
-def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # none of them looks at a report
-    monkeypatch.setattr("ensemble.controller.finalize.Finalizer._write_report", lambda *_: None)
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-
-
 def make(members: list[Any] | None, **options: Any) -> ensemble.Ensemble:
-    recipe = Recipe(model=model, loss=loss, optimizer=momentum)
+    recipe = Recipe(model=model, loss=loss, task="classification", optimizer=momentum)
     return an_ensemble(members, **{"recipe": recipe, "sharing": "independent", "epochs": 2, **options})
-
-
-def state_of(path: Path) -> RunState:
-    return fold(read_events(RunDir(path).events))
 
 
 def train(path: Path, made: ensemble.Ensemble, executor: str = "inline", **options: Any) -> RunState:
     ensemble.submit(made, path, executor, **options).wait()
-    return state_of(path)
+    return read_state(path)
 
 
 def weights_of(path: Path, name: str = "member-0") -> dict[str, Any]:
     """What a member ended with, without what training without a learning rate changes."""
-    file = RunDir(path).valid_checkpoint(state_of(path).members[name])
+    file = RunDir(path).valid_checkpoint(read_state(path).members[name])
     found: dict[str, Any] = load_checkpoint(file, parts=("model",))["model"]
     return {key: value for key, value in found.items() if "running" not in key and "num_batches" not in key}
 
@@ -96,7 +80,7 @@ def test_a_member_starts_with_the_weights_of_a_member_of_another_run(below: str,
     assert same(weights_of(tmp_path / "run"), weights_of(tmp_path / "other"))
     lineage = run.members["member-0"].identity["lineage"]
     assert (lineage["epoch"], lineage["step"]) == (3, 0)
-    assert lineage["weights_sha256"] == state_of(tmp_path / "other").members["member-0"].weights_sha256
+    assert lineage["weights_sha256"] == read_state(tmp_path / "other").members["member-0"].weights_sha256
 
 
 @pytest.mark.parametrize("then", [pytest.param("changed", marks=pytest.mark.more), "removed"])
@@ -107,12 +91,7 @@ def test_the_run_keeps_its_own_copy_so_that_a_resume_begins_with_the_same_weight
     file, path = tmp_path / "weights.safetensors", tmp_path / "run"
     state = save(file)
     made = make([WIDE | {"lr": 0.1}, Member(WIDE, start=file)])
-    asked: list[object] = []
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["type"] == "started" and not asked:
-            asked.append(ensemble.attach(path).stop())
-
+    stop = once("started", lambda: ensemble.attach(path).stop())
     assert train(path, made, on_event=stop).members["member-1"].checkpoint is None
     if then == "changed":
         with open(file, "r+b") as opened:  # in place
@@ -124,7 +103,7 @@ def test_the_run_keeps_its_own_copy_so_that_a_resume_begins_with_the_same_weight
         file.unlink()
         ensemble.resume(path).wait()
     assert same(weights_of(path, "member-1"), state)
-    declared = [e for e in read_events(RunDir(path).events) if e["type"] == "member" and e["member"] == "member-1"]
+    declared = of_kind(path, "member", "member-1")
     assert {event["lineage"]["weights_sha256"] for event in declared} == {weights_sha256(state)}
 
 
@@ -136,7 +115,7 @@ def test_a_started_member_is_no_other_start(tmp_path: Path) -> None:
     made = make([Member(WIDE, start=str(tmp_path / "a.safetensors"))])
     train(tmp_path / "run", made)
     train(tmp_path / "run", made)
-    assert state_of(tmp_path / "run").members["member-0"].attempts == 1
+    assert read_state(tmp_path / "run").members["member-0"].attempts == 1
     for other in (Member(WIDE, start=str(tmp_path / "b.safetensors")), WIDE):
         with pytest.raises(StoreError, match="member-0 has lineage="):
             ensemble.submit(make([other]), tmp_path / "run", "inline")
@@ -151,24 +130,10 @@ def test_two_members_that_start_with_the_same_weights_are_equal_and_a_resume_cha
     run = train(tmp_path / "run", make([member, member, other], epochs=3))
     first, second, third = (m.weights_sha256 for m in run.members.values())
     assert first == second != third
-    path, asked = tmp_path / "stopped", list[object]()
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["type"] == "checkpoint" and not asked:
-            asked.append(ensemble.attach(path).stop())
-
-    train(path, make([member], epochs=3), on_event=stop)
+    path = tmp_path / "stopped"
+    train(path, make([member], epochs=3), on_event=once("checkpoint", lambda: ensemble.attach(path).stop()))
     ensemble.resume(path).wait()
-    assert state_of(path).members["member-0"].weights_sha256 == first
-
-
-def test_weights_that_do_not_fit_are_named_and_not_tried_again(tmp_path: Path) -> None:
-    save(tmp_path / "small.safetensors", width=4, lr=0.1)
-    run = train(tmp_path / "run", make([Member(WIDE, start=str(tmp_path / "small.safetensors")), WIDE]))
-    failed = run.members["member-0"]
-    assert (failed.state, failed.reason, failed.attempts) == ("failed", "impossible", 1)
-    assert "0.weight is [8, 4], in " in str(failed.error) and "small.safetensors [4, 4]" in str(failed.error)
-    assert run.members["member-1"].state == "finished"
+    assert read_state(path).members["member-0"].weights_sha256 == first
 
 
 def test_missing_weights_are_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -183,9 +148,7 @@ def test_missing_weights_are_refused_before_anything_starts(tmp_path: Path) -> N
     ):
         with pytest.raises(StoreError, match=why):
             ensemble.submit(make([WIDE, Member(WIDE, start=start)]), tmp_path / "run", "inline")
-        assert {e["type"] for e in read_events(RunDir(tmp_path / "run").events)} == {"code_saved"}
-    with pytest.raises(SpecError, match=r"Member.start must be a file of weights"):
-        Member(WIDE, start="")
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_started_member_is_added_to_a_run_in_progress(
@@ -194,19 +157,17 @@ def test_a_started_member_is_added_to_a_run_in_progress(
     """The file is named as from the directory of whoever adds the member."""
     (tmp_path / "here").mkdir()
     state, path = save(tmp_path / "here" / "w.safetensors"), tmp_path / "run"
-    requests: list[Any] = []
 
-    def add(event: dict[str, Any]) -> None:
-        if event["type"] == "started" and not requests:
-            monkeypatch.chdir(tmp_path / "here")
-            run = ensemble.attach(path)
-            requests.append(run.add(Member(WIDE, start="w.safetensors")))
-            requests.append(run.add(Member(WIDE, start="absent.safetensors")))
-            requests.append(run.clone("member-0", Member({}, start="w.safetensors")))
-            monkeypatch.chdir(tmp_path)
+    def add() -> None:
+        monkeypatch.chdir(tmp_path / "here")
+        run = ensemble.attach(path)
+        run.add(Member(WIDE, start="w.safetensors"))
+        run.add(Member(WIDE, start="absent.safetensors"))
+        run.clone("member-0", Member({}, start="w.safetensors"))
+        monkeypatch.chdir(tmp_path)
 
-    run = train(path, make([WIDE | {"lr": 0.1}], epochs=3), on_event=add)
-    answers = [(e["done"], e["message"]) for e in read_events(RunDir(path).events) if e["type"] == "request"]
+    run = train(path, make([WIDE | {"lr": 0.1}], epochs=3), on_event=once("started", add))
+    answers = [(event["done"], event["message"]) for event in of_kind(path, "request")]
     assert [each for each, _ in sorted(answers)] == [False, False, True]
     said = " ".join(text for _, text in answers)
     assert f"it starts with the weights of {tmp_path}/here/w.safetensors" in said
@@ -220,25 +181,18 @@ def test_a_started_member_is_added_to_a_run_in_progress(
 @pytest.mark.more
 def test_a_search_learns_nothing_from_a_member_that_was_added_with_weights(tmp_path: Path) -> None:
     save(tmp_path / "w.safetensors")
-    path, asked = tmp_path / "run", list[object]()
-
-    def add(event: dict[str, Any]) -> None:
-        if event["type"] == "started" and not asked:
-            asked.append(
-                ensemble.attach(path).add(Member({"lr": 0.1, "width": 8}, start=tmp_path / "w.safetensors"))
-            )
-
+    member = Member({"lr": 0.1, "width": 8}, start=tmp_path / "w.safetensors")
+    add = once("started", lambda: ensemble.attach(tmp_path / "run").add(member))
     search = Search({"lr": uniform(0.1, 0.2), "width": 8}, trials=2, sampler="random")
-    run = train(path, make(None, search=search), on_event=add)
-    (added,) = [member for member in run.members.values() if member.identity["added"]]
+    run = train(tmp_path / "run", make(None, search=search), on_event=add)
+    (added,) = [each for each in run.members.values() if each.identity["added"]]
     assert added.state == "finished" and added.identity["outside"] == "it starts with the declared weights"
-    assert added.identity["lineage"]["weights_sha256"] is not None
 
 
 @pytest.mark.more
 def test_the_copy_is_no_link_to_a_file_that_somebody_may_write(tmp_path: Path) -> None:
     train(tmp_path / "other", make([WIDE], epochs=1))
-    checkpoint = RunDir(tmp_path / "other").valid_checkpoint(state_of(tmp_path / "other").members["member-0"])
+    checkpoint = RunDir(tmp_path / "other").valid_checkpoint(read_state(tmp_path / "other").members["member-0"])
     train(tmp_path / "run", make([Member(WIDE, start=checkpoint), Member(WIDE, start=checkpoint.parent)]))
     copies = [RunDir(tmp_path / "run").initial_weights(f"member-{n}") for n in (0, 1)]
     assert not os.path.samefile(copies[0], checkpoint)
@@ -262,7 +216,7 @@ def test_weights_that_could_not_be_read_are_read_again_by_a_resume(
         assert states == [("finished", 1), ("failed", 0)] and why in str(run.members["member-1"].error)
     state = save(file)
     ensemble.resume(path).wait()
-    run = state_of(path)
+    run = read_state(path)
     assert [(m.state, m.attempts) for m in run.members.values()] == [("finished", 1)] * 2
     assert same(weights_of(path, "member-1"), state)
     lineage = run.members["member-1"].identity["lineage"]
@@ -270,31 +224,23 @@ def test_weights_that_could_not_be_read_are_read_again_by_a_resume(
     assert "has other weights now" not in caplog.text
     file.unlink()
     train(path, made)
-    assert state_of(path).members["member-1"].attempts == 1, "the run has its copy"
+    assert read_state(path).members["member-1"].attempts == 1, "the run has its copy"
 
 
-@pytest.mark.parametrize("searched", [False, pytest.param(True, marks=pytest.mark.more)])
-def test_a_clone_of_a_started_member_starts_with_the_same_weights(searched: bool, tmp_path: Path) -> None:
+def test_a_clone_of_a_started_member_starts_with_the_same_weights(tmp_path: Path) -> None:
     """They are the run's copy: the file is gone."""
-    file, path, asked = tmp_path / "w.safetensors", tmp_path / "run", list[Any]()
+    file, path = tmp_path / "w.safetensors", tmp_path / "run"
     state = save(file)
-    search = Search({"lr": uniform(0.1, 0.2), "width": 8}, trials=1, sampler="random")
-    started = Member(WIDE, start=file)
 
-    def ask(event: dict[str, Any]) -> None:
+    def clone() -> None:
+        file.unlink()
         run = ensemble.attach(path)
-        if event["type"] == "started" and not asked:
-            asked.append(run.add(started) if searched else None)
-        elif event["type"] == "started" and event["member"] == "member-1":
-            file.unlink()
-            asked.append(run.clone("member-1", {"lr": 0.0}))
-            asked.append(run.clone("member-1", Member({"lr": 0.0}, seed=7)))
+        run.clone("member-1", {"lr": 0.0})
+        run.clone("member-1", Member({"lr": 0.0}, seed=7))
 
-    members = None if searched else [{"lr": 0.1, "width": 8}, started]
-    run = train(path, make(members, **({"search": search} if searched else {})), on_event=ask)
-    assert [member.state for member in run.members.values()] == ["finished"] * 4, [
-        event["message"] for event in read_events(RunDir(path).events) if event["type"] == "request"
-    ]
+    members = [{"lr": 0.1, "width": 8}, Member(WIDE, start=file)]
+    run = train(path, make(members), on_event=once("started", clone, "member-1"))
+    assert [member.state for member in run.members.values()] == ["finished"] * 4, of_kind(path, "request")
     parent, *clones = (run.members[f"member-{number}"].identity["lineage"] for number in (1, 2, 3))
     assert clones == [parent] * 2 and parent["from"] == str(file)
     for name in ("member-1", "member-2", "member-3"):

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from event_dicts import fold, read_events
-from execute_members import an_ensemble, loss
-from execute_members import model as small_model
+from kit.execute_members import an_ensemble, loss
+from kit.execute_members import model as small_model
+from kit.finished_runs import once, read_state
 
 import ensemble
 from ensemble import Member, Recipe, Search, choice
-from ensemble.store import RunDir
 
 SHAPES = ((8, 8), (16,))
 
@@ -47,17 +46,14 @@ def test_tuples_arrive_as_tuples_from_members_spaces_and_additions(
     way: str, executor: str, tmp_path: Path
 ) -> None:
     declared = {"members": None} | DECLARED[way]()
-    made = an_ensemble(**declared, recipe=Recipe(model=model, loss=loss), sharing="independent", epochs=2)
-    path, requests = tmp_path / "run", list[Any]()
-
-    def add(event: dict[str, Any]) -> None:
-        if event["type"] == "started" and not requests:
-            nested = {"kernels": ((5, 5),), "names": ["a"]}
-            run = ensemble.attach(path)
-            requests.append(run.add(Member({"lr": 0.1, "shape": (4, 4), "nested": nested})))
-
+    made = an_ensemble(
+        **declared, recipe=Recipe(model=model, loss=loss, task="classification"), sharing="independent", epochs=2
+    )
+    path = tmp_path / "run"
+    member = Member({"lr": 0.1, "shape": (4, 4), "nested": {"kernels": ((5, 5),), "names": ["a"]}})
+    add = once("started", lambda: ensemble.attach(path).add(member))
     result = ensemble.submit(made, path, executor, on_event=add).wait()
-    state = fold(read_events(RunDir(path).events))
+    state = read_state(path)
     assert {str(member.state): member.error for member in state.members.values()} == {"finished": None}
     assert len(result.members) == 3 and [4, 4] in [member.params["shape"] for member in state.members.values()]
     ensemble.load(path)  # which builds the models again

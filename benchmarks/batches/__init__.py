@@ -32,12 +32,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def parse_rates(text: str) -> list[float]:
     """Learning rates with commas between them, ascending."""
     try:
-        found = sorted(float(part) for part in text.split(","))
+        rates = sorted(float(part) for part in text.split(","))
     except ValueError:
-        found = []
-    if not found or not all(0 < rate < float("inf") for rate in found):
+        rates = []
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
         raise argparse.ArgumentTypeError(f"must be numbers above 0 with commas between them, got {text!r}")
-    return found
+    return rates
 
 
 def run(options: argparse.Namespace, report: Report) -> Outcome:

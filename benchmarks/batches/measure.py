@@ -77,7 +77,9 @@ class BatchRow(Accuracy):
     @property
     def grid_percent(self) -> str:
         """The grid in a line, for people."""
-        return "  ".join(f"{lr:g}: {'-' if found is None else f'{found:.1f}'}" for lr, found in self.grid.items())
+        return "  ".join(
+            f"{lr:g}: {'-' if accuracy is None else f'{accuracy:.1f}'}" for lr, accuracy in self.grid.items()
+        )
 
 
 def make_cases(batches: Sequence[int], epochs: int, longer: Sequence[int]) -> list[Case]:
@@ -127,13 +129,13 @@ def study_accuracy(net: Net, options: Namespace, report: Report) -> list[BatchRo
 
     cases = make_cases(batches, options.epochs, options.longer)
     rates = {name: options.rates if name == SGD else options.lars_rates for name in OPTIMIZERS}
-    given = {case: rates[case.optimizer][0] for case in cases if len(rates[case.optimizer]) == 1}
-    tried = [(case, lr, 0) for case in cases if case not in given for lr in rates[case.optimizer]]
+    single_rates = {case: rates[case.optimizer][0] for case in cases if len(rates[case.optimizer]) == 1}
+    tried = [(case, lr, 0) for case in cases if case not in single_rates for lr in rates[case.optimizer]]
     grids: dict[Case, dict[float, float | None]] = {case: {} for case in cases}
     searched = train("batches-grid", tried, splits.valid) if tried else []
     for (case, lr, _), result in zip(tried, searched, strict=True):
         grids[case][lr] = result.accuracy
-    best = {case: lr for case in cases if (lr := given.get(case) or best_rate(grids[case])) is not None}
+    best = {case: lr for case in cases if (lr := single_rates.get(case) or best_rate(grids[case])) is not None}
     chosen = [(case, lr, seed) for seed in range(1, options.seeds + 1) for case, lr in best.items()]
     results = train("batches-seeds", chosen, splits.test) if chosen else []
     return make_rows(grids, best, results, len(splits.train), net.data(options.data))
@@ -153,10 +155,10 @@ def make_rows(
         results: of those, ordered by seed, and within a seed as `best`.
     """
     compared = compare(results, [*best], next(iter(grids)))
-    found = {case: [one.accuracy for one in results[i :: len(best)]] for i, case in enumerate(best)}
+    accuracies = {case: [one.accuracy for one in results[i :: len(best)]] for i, case in enumerate(best)}
     rows = []
     for case, grid in grids.items():
-        sgd = found.get(dataclasses.replace(case, optimizer=SGD), [])
+        sgd = accuracies.get(dataclasses.replace(case, optimizer=SGD), [])
         rows.append(
             BatchRow(
                 data=data,
@@ -165,7 +167,7 @@ def make_rows(
                 lr=best.get(case),
                 edge=bool(grid) and best.get(case) in (min(grid), max(grid)),
                 grid=grid,
-                less_sgd=None if case.optimizer == SGD else paired_interval(found.get(case, []), sgd),
+                less_sgd=None if case.optimizer == SGD else paired_interval(accuracies.get(case, []), sgd),
                 **vars(compared.get(case, Accuracy(note="diverged at every rate of the grid"))),
             )
         )

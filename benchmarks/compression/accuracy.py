@@ -14,7 +14,7 @@ from benchmarks import models
 from benchmarks.members import Accuracy, MemberResult, compare, declare_variants, train_members
 from benchmarks.models import Net
 from benchmarks.results import Report
-from ensemble.spec import Ensemble, SpecError
+from ensemble.spec import Ensemble
 from ensemble.spec.options import COMPRESSIONS, resolve
 
 PLAIN = "none"
@@ -57,7 +57,7 @@ def declare_members(net: Net, schemes: Schemes, options: Namespace) -> Ensemble:
         SpecError: there is too little data.
         PipelineError: the data cannot be read.
     """
-    variants = [{"workers": WORKERS, "compression": given} for given in schemes.values()]
+    variants = [{"workers": WORKERS, "compression": compression} for compression in schemes.values()]
     return declare_variants(f"compression-{net.name}", net, options, variants, WORKERS)
 
 
@@ -70,8 +70,8 @@ def accuracy_rows(
     compared = compare(results, list(schemes), PLAIN)
     same: dict[str, Any] = {"model": net.name, "data": net.data(data)}
     return [
-        AccuracyRow(**same, scheme=label, bits=mean_bits(given, shapes), **vars(compared[label]))
-        for label, given in schemes.items()
+        AccuracyRow(**same, scheme=label, bits=mean_bits(compression, shapes), **vars(compared[label]))
+        for label, compression in schemes.items()
     ]
 
 
@@ -85,13 +85,11 @@ def parse_schemes(option: str, names: Iterable[str]) -> dict[str, dict[str, Any]
     `onebit-zero` has its threshold at zero, `onebit-tensor` columns of each tensor's own, as in the original.
 
     Raises:
-        SpecError: there is no such compression, or it has no error feedback; or it is chosen by measurement.
+        SpecError: there is no such compression, or it has no error feedback.
     """
     schemes = {}
     for name in (PLAIN, *names):
         base, ending = (name[:-3], name[-3:]) if name.endswith(("+ef", "-ef")) else (name, "")
-        if base == "auto":
-            raise SpecError(f"{option}: 'auto' is one of the others, chosen by measurement; name those")
         feedback = {"error_feedback": ending == "+ef"} if ending else {}
         options = resolve(option, {"name": base, **_VARIANTS.get(base, {}), **feedback}, COMPRESSIONS)
         schemes[base + ("+ef" if options.get("error_feedback") else "")] = options

@@ -91,7 +91,7 @@ def show_steps(rows: Sequence[StepRow]) -> Outcome:
 def step_claims(best: Sequence[WinnerRow]) -> Iterator[Claim]:
     """The paper's speed-ups without NCCL, beside those of the most workers over its slower link."""
     slow = [row for row in best if row.rate == _SLOW]
-    own = [row for row in slow if row.workers == max(each.workers for each in slow)]
+    own = [row for row in slow if row.workers == max(other.workers for other in slow)]
     if own:
         gains = sorted(row.speedup for row in own)
         none = [f"{row.net} ({row.device})" for row in own if row.speedup < PAYS]
@@ -128,9 +128,9 @@ def column_claims(rows: Sequence[StepRow]) -> Iterator[Claim]:
 
 def show_accuracies(rows: Sequence[AccuracyRow]) -> Outcome:
     """What the part 'accuracy' prints and writes."""
-    headings, said = {"accuracy": "accuracy, %", "difference": "less fp32"}, findings(rows)
+    headings, remarks = {"accuracy": "accuracy, %", "difference": "less fp32"}, findings(rows)
     shown = outcome_of(
-        rows, "Accuracy against bits", _ACCURACY_COLUMNS, headings=headings, part="accuracy", findings=said
+        rows, "Accuracy against bits", _ACCURACY_COLUMNS, headings=headings, part="accuracy", findings=remarks
     )
     return show_claims(list(claims(rows))) + shown
 
@@ -138,20 +138,22 @@ def show_accuracies(rows: Sequence[AccuracyRow]) -> Outcome:
 def claims(rows: Sequence[AccuracyRow]) -> Iterator[Claim]:
     """The published accuracy of 8 and 4 bits beside that of networks trained here."""
     for bits in (8, 4):
-        told = [packed - plain for plain, packed, each in ACCURACIES.values() if each == bits]
-        found = [row for row in rows if row.scheme == f"qsgd{bits}" and row.difference is not None]
-        if found:
+        losses = [packed - plain for plain, packed, packed_bits in ACCURACIES.values() if packed_bits == bits]
+        compressed = [row for row in rows if row.scheme == f"qsgd{bits}" and row.difference is not None]
+        if compressed:
             lost = [
-                row.model for row in found if row.difference and row.difference.mean < -(row.difference.half or 0)
+                row.model
+                for row in compressed
+                if row.difference and row.difference.mean < -(row.difference.half or 0)
             ]
             yield Claim(
                 paper=QSGD_PAPER,
                 claim=f"{bits} bits lose no accuracy",
-                published=f"{min(told):+.2f} to {max(told):+.2f} points, of {len(told)} networks"
-                if len(told) > 1
-                else f"{told[0]:+.2f} points, of one network",
-                measured=", ".join(f"{row.model} {row.difference} points" for row in found),
-                spread=f"{found[0].seeds} seeds, 95 %",
+                published=f"{min(losses):+.2f} to {max(losses):+.2f} points, of {len(losses)} networks"
+                if len(losses) > 1
+                else f"{losses[0]:+.2f} points, of one network",
+                measured=", ".join(f"{row.model} {row.difference} points" for row in compressed),
+                spread=f"{compressed[0].seeds} seeds, 95 %",
                 loses=f"accuracy of {', '.join(lost)}" if lost else "",
             )
 
@@ -159,6 +161,6 @@ def claims(rows: Sequence[AccuracyRow]) -> Iterator[Claim]:
 def findings(rows: Sequence[AccuracyRow]) -> Iterator[str]:
     """Schemes whose accuracy differs from that of fp32."""
     for row in rows:
-        found = row.difference
-        if found is not None and found.half is not None and abs(found.mean) > found.half:
-            yield f"{row.model}: {row.scheme} at {row.bits:.3g} bits a value less fp32 is {found.describe()}"
+        difference = row.difference
+        if difference is not None and difference.half is not None and abs(difference.mean) > difference.half:
+            yield f"{row.model}: {row.scheme} at {row.bits:.3g} bits a value less fp32 is {difference.describe()}"

@@ -81,12 +81,16 @@ def study_steps(options: Namespace, schemes: Schemes, report: Report) -> Iterato
     ]
     with tempfile.NamedTemporaryFile(prefix="bench-") as values:
         _write_values(values, max((largest_parameter(case["net"]) for case in cases), default=0))
-        given = {"cases": cases, "values": values.name, "steps": options.steps}
+        arguments = {"cases": cases, "values": values.name, "steps": options.steps}
         for workers, rate in itertools.product(options.workers, rates):
             report(f"steps: {workers} workers, {rate}: {len(cases) * len(schemes)} cases")
             with hosts.make_hosts(0 if reason else workers, None if rate == UNLIMITED else rate) as made:
                 by_rank = run_ranks(
-                    f"{__name__}:measure_steps", given, placement=range(workers), hosts=made, timeout_s=_TIMEOUT_S
+                    f"{__name__}:measure_steps",
+                    arguments,
+                    placement=range(workers),
+                    hosts=made,
+                    timeout_s=_TIMEOUT_S,
                 )
             for case, measured in zip(cases, zip(*by_rank, strict=True), strict=True):
                 yield from step_rows(case, workers, rate, measured)
@@ -149,8 +153,8 @@ def _measure_case(
 
     net = EmulatedNet(case["net"], case["step_s"], values)
     measured: dict[str, dict[str, Any]] = {}
-    for scheme, given in case["schemes"].items():
-        compression = None if given["name"] == PLAIN else given
+    for scheme, scheme_options in case["schemes"].items():
+        compression = None if scheme_options["name"] == PLAIN else scheme_options
         # Made anew for each: the buffers of all schemes at once would not fit into memory.
         with contextlib.closing(GradientExchange(net.parameters, comm, compression=compression)) as exchange:
             run = {scheme: lambda exchange=exchange: net.step(exchange)}

@@ -96,9 +96,14 @@ def training_claims(rows: Sequence[TrainingRow]) -> Iterator[Claim]:
 
 def show_workers(rows: Sequence[WorkerRow]) -> Outcome:
     """What the part 'workers' prints and writes."""
-    said = worker_findings(rows)
+    claims = worker_findings(rows)
     shown = outcome_of(
-        rows, "One member over workers", _WORKER_COLUMNS, headings=_WORKER_HEADINGS, part="workers", findings=said
+        rows,
+        "One member over workers",
+        _WORKER_COLUMNS,
+        headings=_WORKER_HEADINGS,
+        part="workers",
+        findings=claims,
     )
     return show_claims(list(worker_claims(rows))) + shown
 

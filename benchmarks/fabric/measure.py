@@ -37,7 +37,7 @@ def measure_collectives(comm: Communicator, options: dict[str, Any]) -> list[dic
     cases = []
     for collective in options["collectives"]:
         for size in options["sizes"]:
-            able = {name: each for name, each in layers.items() if name == PLAIN or collective == "all_reduce"}
+            able = {name: layer for name, layer in layers.items() if name == PLAIN or collective == "all_reduce"}
             cases += _measure_cases(collective, size, able, comm, options)
     return cases
 
@@ -49,17 +49,17 @@ def _measure_cases(
     count = max(1, size // 4 // comm.world) * comm.world
     wrong = {name: count_wrong(collective, layer, count, device) for name, layer in layers.items()}
     runs = {name: _prepare(collective, layer, count, device) for name, layer in layers.items()}
-    each = {}
+    repeats = {}
     for name, run in runs.items():
         time_iterations(run, 1, comm)
         warm = max(time_iterations(run, 1, comm))
         fit = fitting_iterations(comm, warm, options["seconds"], _LEAST_ITERATIONS, options["iterations"])
-        each[name] = -(-fit // options["rounds"])
-    found = take_turns(comm, runs, each, options["rounds"])
+        repeats[name] = -(-fit // options["rounds"])
+    timed = take_turns(comm, runs, repeats, options["rounds"])
     same = {"collective": collective, "size": count * 4, "count": count}
     for name, layer in layers.items():
         wrong[name] += count_wrong(collective, layer, count, device)
-    return [{**same, "layer": name, "wrong": wrong[name], **case} for name, case in found.items()]
+    return [{**same, "layer": name, "wrong": wrong[name], **case} for name, case in timed.items()]
 
 
 # --- the collectives -----------------------------------------------------------------------------------------
@@ -85,16 +85,16 @@ def count_wrong(collective: str, comm: Communicator, count: int, device: torch.d
     part = count // n
     own = slice(rank * part, (rank + 1) * part)
     total = sum((_pattern(r, count) for r in range(1, n)), _pattern(0, count))
-    given, expected = _pattern(rank, count), total
+    sent, expected = _pattern(rank, count), total
     if collective == "reduce_scatter":
         expected = total[own]
     elif collective == "all_gather":
-        given, expected = _pattern(rank, part), torch.cat([_pattern(r, part) for r in range(n)])
+        sent, expected = _pattern(rank, part), torch.cat([_pattern(r, part) for r in range(n)])
     elif collective == "broadcast":
         expected = _pattern(0, count)
     elif collective == "all_to_all":
         expected = torch.cat([_pattern(r, count)[own] for r in range(n)])
-    result: Any = given.to(device)
+    result: Any = sent.to(device)
     returned = _RUN[collective](comm, result)
     if collective == "reduce" and rank != 0:
         return 0  # undefined

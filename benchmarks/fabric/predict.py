@@ -87,4 +87,4 @@ def seconds(steps: Sequence[Round], placement: Sequence[int], link_bps: float | 
 def with_latency(computed: Sequence[float], smallest_s: float) -> list[float]:
     """Add a latency to predictions for ascending sizes: what the smallest took longer than predicted."""
     latency = max(0.0, smallest_s - computed[0])
-    return [each + latency for each in computed]
+    return [seconds + latency for seconds in computed]

@@ -111,7 +111,7 @@ def study_collectives(
     for link in links:
         for root, names in roots.items():
             report(f"collectives: {link.name}, {', '.join(names).replace(PLAIN, root)}")
-            given = {
+            arguments = {
                 "collectives": options.collectives or list(COLLECTIVES),
                 "sizes": sorted(options.sizes),
                 "layers": names,
@@ -120,7 +120,7 @@ def study_collectives(
                 "rounds": _ROUNDS,
                 "device": "cuda" if root == "nccl" else "cpu",
             }
-            yield from collective_rows(link, root, _run(link, "measure_collectives", given, root))
+            yield from collective_rows(link, root, _run(link, "measure_collectives", arguments, root))
 
 
 def study_training(
@@ -133,18 +133,18 @@ def study_training(
     """
     emulated = [link for link in links if link.is_emulated]
     free = [Link(hosts=link.hosts, ranks=link.ranks) for link in emulated]
-    given = {"nets": {name: NETS[name] for name in options.nets}, "steps": options.steps}
+    arguments = {"nets": {name: NETS[name] for name in options.nets}, "steps": options.steps}
     for link in dict.fromkeys(free + emulated) or links[:1]:
         for backend in (name for name in backends if name != "nccl"):  # the nets are on the CPU
             report(f"training: {link.name}, {backend}, {', '.join(options.nets)}")
-            yield from training_rows(link, backend, _run(link, "measure_training", given, backend))
+            yield from training_rows(link, backend, _run(link, "measure_training", arguments, backend))
 
 
-def _run(link: Link, function: str, given: dict[str, Any], backend: str) -> list[Any]:
+def _run(link: Link, function: str, arguments: dict[str, Any], backend: str) -> list[Any]:
     device = "cuda" if backend == "nccl" else "cpu"
     with link.make_hosts() as made:
         where: dict[str, Any] = {"placement": link.placement, "hosts": made, "device": device}
-        return run_ranks(_MEASURE + function, given, backend=backend, timeout_s=_TIMEOUT_S, **where)
+        return run_ranks(_MEASURE + function, arguments, backend=backend, timeout_s=_TIMEOUT_S, **where)
 
 
 def _name_link(link: Link, backend: str) -> dict[str, Any]:

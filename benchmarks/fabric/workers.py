@@ -91,13 +91,13 @@ def study_workers(net: Net, options: Namespace, report: Report) -> list[WorkerRo
                 share = count if scaling == WEAK else 1  # of `worker_batch`, in one step of all
                 size, used_hosts = options.worker_batch * share, min(count, options.hosts)
                 report(f"{scaling} scaling, {count} workers, batch {size}, compute {compute}")
-                given = {
+                arguments = {
                     "setup": asdict(TrainingSetup(net=net, data=options.data, batch_size=size)),
                     "steps": options.steps,
                     "step_s": wait_ms / 1000 * share if wait_ms else None,
                 }
                 placement = contiguous(count, used_hosts)
-                ranks = run_ranks(f"{__name__}:time_steps", given, placement=placement, hosts=made)
+                ranks = run_ranks(f"{__name__}:time_steps", arguments, placement=placement, hosts=made)
                 slowest = max(ranks, key=lambda rank: rank["step_s"])
                 times = {**slowest, "exchange_s": max(rank["exchange_s"] for rank in ranks)}
                 one = one or times
@@ -158,12 +158,12 @@ def _median_step(
     trainer: RecipeTrainer, batches: list[Any], comm: Communicator, steps: int, emulated_s: float | None
 ) -> tuple[float, float, float, float]:
     """Medians of a step's seconds, its wait, and the time until gradients are exchanged; bytes sent in it."""
-    found, before = [], 0.0
+    samples, before = [], 0.0
     for number in range(_WARM_UP + steps):
         if number == _WARM_UP:
             comm.barrier(BARRIER_S)
             before = comm.sent_bytes
         seconds, waited = trainer.step(batches[number % len(batches)], emulated_s)
-        found.append((seconds, waited, trainer.exchanged_s))
-    seconds, waited, exchanged = map(statistics.median, zip(*found[_WARM_UP:], strict=True))
+        samples.append((seconds, waited, trainer.exchanged_s))
+    seconds, waited, exchanged = map(statistics.median, zip(*samples[_WARM_UP:], strict=True))
     return seconds, waited, exchanged, (comm.sent_bytes - before) / steps

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
 
     def simulate_fleets() -> Outcome:
         fleets = fleet.list_fleets(options.devices, options.prep_ms or (0.0, 50.0, 100.0, 200.0, 400.0))
-        return expected.show_fleets([fleet.measure(each, options.seeds, report) for each in fleets])
+        return expected.show_fleets([fleet.measure(one_fleet, options.seeds, report) for one_fleet in fleets])
 
     def report_to_controller() -> Outcome:
         return expected.show_modes(throughput.study(options.reporting, options.reports, options.repeats, report))

@@ -33,9 +33,9 @@ def show_fleets(rows: Sequence[FleetRow]) -> Outcome:
 
 def fleet_claims(rows: Sequence[FleetRow]) -> Iterator[Claim]:
     """FLEET's speed-ups beside those of as many members, over all costs of preparation and numbers of streams."""
-    found = [row for row in rows if row.members == rows[0].members]
+    alike = [row for row in rows if row.members == rows[0].members]
     for name, (other, low, high) in _FLEET_OVER.items():
-        medians = sorted((getattr(row, name).median, row.prep_ms, row.streams) for row in found)
+        medians = sorted((getattr(row, name).median, row.prep_ms, row.streams) for row in alike)
         (least, prep_ms, streams), most = medians[0], medians[-1][0]
         yield Claim(
             paper=_FLEET,

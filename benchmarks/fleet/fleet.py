@@ -17,7 +17,8 @@ import numpy as np
 from benchmarks.fleet.policies import Flotillas, in_cohorts, one_by_one
 from benchmarks.fleet.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from benchmarks.results import Report, Spread
-from ensemble.schedule import Capacity, Node
+from ensemble.schedule.flotilla.model import Capacity
+from ensemble.schedule.needs import Node
 from ensemble.spec import Identity
 
 DEFAULT, EQUAL, OURS = "default", "equal widths", "ours"
@@ -129,22 +130,22 @@ def _make_trainee(number: int, row: tuple[float, float, int], widest: int) -> Tr
 
 def measure(fleet: Fleet, seeds: int, report: Report) -> FleetRow:
     """Simulate a fleet with members of so many seeds."""
-    found: dict[str, list[Simulated]] = {DEFAULT: [], EQUAL: [], OURS: []}
+    simulated: dict[str, list[Simulated]] = {DEFAULT: [], EQUAL: [], OURS: []}
     plans, reactions = list[float](), list[float]()
     for seed in range(seeds):
         trainees = draw_members(seed, fleet.members, fleet.devices)
         ours = Flotillas(trainees, fleet.capacity(), SAMPLES)
         policies: dict[str, Policy] = {DEFAULT: one_by_one, EQUAL: in_cohorts, OURS: ours.starts}
         for name, policy in policies.items():
-            found[name].append(fleet.simulate(trainees, policy))
+            simulated[name].append(fleet.simulate(trainees, policy))
         plans += ours.plans_s
         reactions += ours.starts_s[1:]
 
     def over(name: str) -> Spread:
-        ratios = [a.makespan_s / b.makespan_s for a, b in zip(found[name], found[OURS], strict=True)]
+        ratios = [a.makespan_s / b.makespan_s for a, b in zip(simulated[name], simulated[OURS], strict=True)]
         return Spread(statistics.median(ratios), min(ratios), max(ratios))
 
-    hours = {name: statistics.median(run.makespan_s for run in runs) / 3600 for name, runs in found.items()}
+    hours = {name: statistics.median(run.makespan_s for run in runs) / 3600 for name, runs in simulated.items()}
     report(f"{fleet.members} members, {fleet.prep_ms:g} ms a sample, {fleet.streams} streams: {over(DEFAULT)}")
     return FleetRow(
         **asdict(fleet),

@@ -8,23 +8,16 @@ from collections import deque
 from collections.abc import Sequence
 
 from benchmarks.fleet.simulate import Trainee
-from ensemble.schedule import (
-    Capacity,
-    ClusterSnapshot,
-    HeldSlots,
-    RatedMember,
-    Start,
-    allocate,
-    decide_starts,
-    interpolate_rate,
-)
+from ensemble.schedule.flotilla.allocate import allocate
+from ensemble.schedule.flotilla.model import Capacity, HeldSlots, RatedMember, interpolate_rate
+from ensemble.schedule.placement import ClusterSnapshot, Start, decide_starts
 from ensemble.spec import Identity
 
 
 def one_by_one(cluster: ClusterSnapshot, now_s: float) -> Sequence[Start]:
     """Starts each member by itself, with a pipeline of its own, as soon as a place is free; see `Policy`."""
-    found = decide_starts(dataclasses.replace(cluster, streaming=True))
-    return [dataclasses.replace(start, cohort=None) for start in found]
+    starts = decide_starts(dataclasses.replace(cluster, streaming=True))
+    return [dataclasses.replace(start, cohort=None) for start in starts]
 
 
 def in_cohorts(cluster: ClusterSnapshot, now_s: float) -> Sequence[Start]:
@@ -65,10 +58,10 @@ class Flotillas:
             self._plan(cluster, now_s)
             self.plans_s.append(time.thread_time() - start)
         planned = time.thread_time()
-        found = self._start_flotillas(cluster)
-        self._started |= {each.placement.member: (now_s, each.cohort or 0) for each in found}
+        starts = self._start_flotillas(cluster)
+        self._started |= {start.placement.member: (now_s, start.cohort or 0) for start in starts}
         self.starts_s.append(time.thread_time() - planned)
-        return found
+        return starts
 
     def _plan(self, cluster: ClusterSnapshot, now_s: float) -> None:
         waiting = {identity.member: identity for identity in cluster.waiting}
@@ -83,17 +76,17 @@ class Flotillas:
     def _running_members(self, cluster: ClusterSnapshot, now_s: float) -> list[HeldSlots]:
         """The running members, each with its remaining time if it takes all epochs at its own rate."""
         number = {node.name: n for n, node in enumerate(cluster.nodes)}
-        found = []
+        held = []
         for placement in cluster.running:
-            known, workers = self._rated[placement.member], placement.identity.workers
+            trainee, workers = self._rated[placement.member], placement.identity.workers
             start_s, cohort = self._started[placement.member]
-            whole_s = known.epochs * self._samples / interpolate_rate(known.samples_per_s, workers)
-            found.append(HeldSlots(number[placement.node], workers, max(0.0, start_s + whole_s - now_s), cohort))
-        return found
+            whole_s = trainee.epochs * self._samples / interpolate_rate(trainee.samples_per_s, workers)
+            held.append(HeldSlots(number[placement.node], workers, max(0.0, start_s + whole_s - now_s), cohort))
+        return held
 
     def _start_flotillas(self, cluster: ClusterSnapshot) -> list[Start]:
         """Place whole flotillas in order, each as a cohort, until one does not fit."""
-        found: list[Start] = []
+        starts: list[Start] = []
         free, cohort = cluster.free_capacity(), cluster.next_cohort
         while self._flotillas:
             flotilla = self._flotillas[0]
@@ -102,7 +95,7 @@ class Flotillas:
                 break
             self._flotillas.popleft()
             free.reserve(*(start.placement for start in some))
-            found += some
+            starts += some
             cohort += 1
-        free.release(*(start.placement for start in found))
-        return found
+        free.release(*(start.placement for start in starts))
+        return starts

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.fleet import workload
 from benchmarks.results import Report, median_row
-from ensemble.meter import ledger
+from ensemble.meter.ledger_view import ledger
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import fold, read_events
 from pipelines import Pipeline

@@ -260,12 +260,12 @@ class _Simulation:
 
     def _advance(self) -> bool:
         """Go on to the next event; returns whether a place became free."""
-        left = {key: stream.target(self._samples) - stream.done for key, stream in self._streams.items()}
-        step_s = min(max(0.0, left[key]) / stream.rate for key, stream in self._streams.items())
+        remaining = {key: stream.target(self._samples) - stream.done for key, stream in self._streams.items()}
+        step_s = min(max(0.0, remaining[key]) / stream.rate for key, stream in self._streams.items())
         self._now += step_s
         freed = False
         for key, stream in list(self._streams.items()):
-            gone = min(step_s * stream.rate, max(0.0, left[key]))
+            gone = min(step_s * stream.rate, max(0.0, remaining[key]))
             stream.done += gone
             self._result.prepared += gone
             self._result.cpu_s += gone * self._prep.cpu_s

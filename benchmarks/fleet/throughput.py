@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.results import Report, median_row
 from ensemble.events import Epoch
 from ensemble.executors import EventHandler
-from ensemble.executors.base import MetricsExporter
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from ensemble.spec import Ensemble, Recipe, Resources, Search, loguniform, uniform
 from pipelines.ipc.child_processes import child_environment
 
@@ -80,7 +79,6 @@ class InMemoryExecutor:
     in_process = False
     clock: CpuClock | None = None
     cluster: Sequence[Node] | None = None
-    metrics: MetricsExporter | None = None
 
     def __init__(self, members: int) -> None:
         self._node = Node("memory", float(members), (), 1024.0, "memory")
@@ -117,12 +115,12 @@ class InMemoryExecutor:
             self._advance_member(self._ready.popleft())
         lines = [self._lines.popleft() for _ in range(min(ROUND, len(self._lines)))]
         events = [json.loads(line) for line in lines]
-        now = time.perf_counter()
+        ended_s = time.perf_counter()
         for event in events:
             if event["type"] == "epoch":
-                self._delivered_s[event["member"]] = now
+                self._delivered_s[event["member"]] = ended_s
         if not events and not self.ended_s:
-            self.ended_s, self.ended_cpu_s = now, time.process_time()
+            self.ended_s, self.ended_cpu_s = ended_s, time.process_time()
         return events
 
     def _advance_member(self, member: str) -> None:
@@ -196,7 +194,7 @@ def declare(mode: str, members: int, epochs: int) -> Ensemble:
     listed = [{"lr": 0.1 / (1 + number)} for number in range(members)]
     return Ensemble(
         name=f"throughput-{mode}",
-        recipe=Recipe(model=dict, loss=dict),
+        recipe=Recipe(model=dict, loss=dict, task="classification"),
         train=Pipeline(sources.arrays(x=np.zeros((64, 2), np.float32))),
         epochs=epochs,
         sharing="independent",

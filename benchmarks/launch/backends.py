@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +22,11 @@ _LARGEST = 4 * 2**20
 
 def _add_layer(name: str, comm: Communicator) -> Communicator:
     """The layer with the groups, and the hybrid's sizes, that a member's communicator chooses when it starts."""
-    from ensemble.comm.autotune.plan import open_communicator
+    from ensemble.comm.exchange_plan import open_communicator
     from ensemble.comm.gradients import BUCKET_BYTES
 
     options = {"name": name, "group_size": None, "bucket_bytes": BUCKET_BYTES}
-    return open_communicator(comm, options, [_LARGEST])[0]
+    return open_communicator(comm, options, 4 * _LARGEST)[0]
 
 
 # Layers over another communicator, with an all-reduce of their own.
@@ -45,8 +44,8 @@ def unavailable_reason(backend: str) -> str | None:
     """Why this machine does not have a backend, in one line; None where it has."""
     if not backend.startswith("horovod"):
         return None
+    from ensemble.comm.horovod_start import import_horovod
     from pipelines.errors import PipelineError
-    from pipelines.multinode.horovod_start import import_horovod
 
     try:
         built = import_horovod()
@@ -63,13 +62,6 @@ def check_backend(backend: str) -> None:
     """Raises SpecError: there is no such backend."""
     if backend not in BACKENDS and backend not in LAYERS:
         raise SpecError(unknown_name("there is no backend", backend, [*BACKENDS, *LAYERS]))
-
-
-def import_function(name: str) -> Callable[..., Any]:
-    """The function "module:name"."""
-    module, _, attribute = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return found
 
 
 def call(

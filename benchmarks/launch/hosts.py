@@ -51,10 +51,10 @@ def rate_bps(rate: str) -> float:
     Raises:
         SpecError: it is not such a rate.
     """
-    found = _RATE.fullmatch(rate)
-    if found is None or float(found[1]) == 0:
+    match = _RATE.fullmatch(rate)
+    if match is None or float(match[1]) == 0:
         raise SpecError(f"a link's rate is a number and kbit, mbit or gbit, as in 1gbit; got {rate!r}")
-    return float(found[1]) * _SCALE[found[2].lower()]
+    return float(match[1]) * _SCALE[match[2].lower()]
 
 
 def setup_commands(switch: str, hosts: Sequence[str], rate: str | None) -> list[Command]:
@@ -188,7 +188,7 @@ def remove_stale() -> list[str]:
     stale = [
         name
         for name in namespaces()
-        if (found := _NAME.fullmatch(name)) and found[2] != _start_ticks(int(found[1]))
+        if (match := _NAME.fullmatch(name)) and match[2] != _start_ticks(int(match[1]))
     ]
     if stale:
         _start_remover(stale).communicate(b"\n")

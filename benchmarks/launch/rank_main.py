@@ -19,9 +19,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch.backends import UNDER_MPI, call, import_function
+from benchmarks.launch.backends import UNDER_MPI, call
 from benchmarks.launch.child import last_line
 from benchmarks.launch.ranks import RankJob
+from pipelines.providers import import_object
 
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +42,7 @@ def main() -> int:
 
 def _fork_ranks(job: RankJob) -> str | None:
     """Run the ranks as forks of this process; returns a description of a failure."""
-    import_function(job.function)
+    import_object(job.function)
     importlib.import_module("torch")
     pids = {}
     for rank in range(job.world):
@@ -77,8 +78,8 @@ def _mpi_command(job: RankJob) -> list[str]:
     """The command line of `mpirun`, which starts this module on each rank."""
     from ensemble.comm.horovod import mpi_command
 
-    each = [sys.executable, "-P", "-m", "benchmarks.launch.rank_main", job.directory, "mpi"]
-    return mpi_command(job.world, each, job.interface)
+    rank_command = [sys.executable, "-P", "-m", "benchmarks.launch.rank_main", job.directory, "mpi"]
+    return mpi_command(job.world, rank_command, job.interface)
 
 
 def _mpi_environment(job: RankJob) -> dict[str, str]:
@@ -164,7 +165,7 @@ def _call_function(job: RankJob, rank: int) -> Any:
         number = job.placement[:rank].count(job.placement[rank])
         torch.cuda.set_device(number)
         where["device"] = f"cuda:{number}"
-    function, directory = import_function(job.function), job.directory
+    function, directory = import_object(job.function), job.directory
     return call(function, job.options, job.backend, directory=directory, timeout_s=job.timeout_s, **where)
 
 

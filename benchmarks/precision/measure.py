@@ -90,10 +90,10 @@ def study(options: Namespace, timed: Sequence[Net], trained: Sequence[Net], repo
         report(f"{net.name}: timing steps of {size} samples")
         setup = TrainingSetup(net=net, data=data, batch_size=size, device=device)
         steps |= {(net.name, precision): fields for precision, fields in _measure_steps(setup, options).items()}
-    found = {(net.name, "fp16"): Accuracy(note=_FP16_ON_CPU) for net in trained}
+    accuracies = {(net.name, "fp16"): Accuracy(note=_FP16_ON_CPU) for net in trained}
     for name, ensemble in declared.items():
         by_precision = compare(train_members(ensemble, options.run_dir, report), compared, FP32)
-        found |= {(name, precision): accuracy for precision, accuracy in by_precision.items()}
+        accuracies |= {(name, precision): accuracy for precision, accuracy in by_precision.items()}
     same = {"device": device, "threads": options.threads, "batch_size": size}
     return [
         Row(
@@ -103,7 +103,7 @@ def study(options: Namespace, timed: Sequence[Net], trained: Sequence[Net], repo
             parameters=net.parameters(data),
             **same,
             **steps.get((name, precision), {}),
-            **vars(found.get((name, precision), Accuracy())),
+            **vars(accuracies.get((name, precision), Accuracy())),
         )
         for name, net in nets.items()
         for precision in options.precisions
@@ -114,12 +114,12 @@ def _measure_steps(setup: TrainingSetup, options: Namespace) -> dict[str, dict[s
     """Time, memory and exchanged bytes of training steps: fields of rows, by precision."""
     here = __name__ + ":"
     ranks: dict[str, Any] = {"device": setup.device, "threads": options.threads}
-    given = {"setup": asdict(setup), "precisions": options.precisions, "steps": options.steps}
-    [timed] = run_ranks(here + "time_steps", given, placement=[0], **ranks)
+    arguments = {"setup": asdict(setup), "precisions": options.precisions, "steps": options.steps}
+    [timed] = run_ranks(here + "time_steps", arguments, placement=[0], **ranks)
     # Each rank trains one precision by itself, on the current device: the ranks exchange nothing.
     alone = [0] * len(options.precisions)
-    peaks = run_ranks(here + "peak_memory", given, placement=alone, threads=options.threads)
-    on_cpu = {**given, "setup": asdict(dataclasses.replace(setup, device="cpu"))}
+    peaks = run_ranks(here + "peak_memory", arguments, placement=alone, threads=options.threads)
+    on_cpu = {**arguments, "setup": asdict(dataclasses.replace(setup, device="cpu"))}
     sent = run_ranks(here + "exchanged_bytes", on_cpu, placement=[0, 0])[0]
     return {
         precision: {
@@ -147,13 +147,13 @@ def time_steps(comm: Communicator, options: dict[str, Any]) -> dict[str, list[fl
     setup = TrainingSetup.of(options["setup"])
     batches = setup.batches()
     trainers = {precision: make_trainer(setup, precision, comm) for precision in options["precisions"]}
-    found: dict[str, list[float]] = {precision: [] for precision in trainers}
+    seconds_of: dict[str, list[float]] = {precision: [] for precision in trainers}
     for number in range(_WARM_UP_STEPS + options["steps"]):
         for precision in list(trainers)[:: -1 if number % 2 else 1]:
-            timed = found[precision][_WARM_UP_STEPS:]
+            timed = seconds_of[precision][_WARM_UP_STEPS:]
             if len(timed) < _LEAST_STEPS or sum(timed) < _LIMIT_S:
-                found[precision].append(trainers[precision].step(batches[number % len(batches)])[0])
-    return {precision: seconds[_WARM_UP_STEPS:] for precision, seconds in found.items()}
+                seconds_of[precision].append(trainers[precision].step(batches[number % len(batches)])[0])
+    return {precision: seconds[_WARM_UP_STEPS:] for precision, seconds in seconds_of.items()}
 
 
 def peak_memory(comm: Communicator, options: dict[str, Any]) -> float:
@@ -189,11 +189,11 @@ def exchanged_bytes(comm: Communicator, options: dict[str, Any]) -> dict[str, fl
     """
     setup = TrainingSetup.of(options["setup"])
     batch = setup.batches(comm.rank, comm.world)[0]
-    found = {}
+    sent_bytes = {}
     for precision in options["precisions"]:
         trainer = make_trainer(setup, "fp32", comm, _COMPRESSIONS[precision])
         trainer.step(batch, emulated_s=0.0)
         before = comm.sent_bytes
         trainer.step(batch, emulated_s=0.0)
-        found[precision] = comm.sent_bytes - before
-    return found
+        sent_bytes[precision] = comm.sent_bytes - before
+    return sent_bytes

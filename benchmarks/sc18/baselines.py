@@ -32,9 +32,9 @@ class BareRing:
         shape = (batches * self.producers * config.batch_size, 3, config.size, config.size)
         self.images = np.frombuffer(mmap.mmap(-1, int(np.prod(shape))), np.uint8).reshape(shape)
         self.consumers = {number: place for place, number in enumerate(config.local_members)}
-        each, flags = range(len(self.consumers)), os.EFD_SEMAPHORE
-        self.full = [[os.eventfd(0, flags) for _ in each] for _ in range(self.producers)]
-        self.free = [[os.eventfd(batches, flags) for _ in each] for _ in range(self.producers)]
+        consumer_range, flags = range(len(self.consumers)), os.EFD_SEMAPHORE
+        self.full = [[os.eventfd(0, flags) for _ in consumer_range] for _ in range(self.producers)]
+        self.free = [[os.eventfd(batches, flags) for _ in consumer_range] for _ in range(self.producers)]
 
     def produce(self, producer: int) -> None:
         """Decode and resize photographs in order, into the ring."""

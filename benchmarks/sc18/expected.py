@@ -109,8 +109,8 @@ def claim_power(rows: Sequence[PowerRow]) -> Iterator[Claim]:
         f"less mean power; here of a {TITAN}",
         " where both sides are equally fast, modelled, not measured",
     )
-    found = _claim_up_to(claim, alike, _LESS_POWER, "%", where, loses if worst.less_percent < 0 else "")
-    yield dataclasses.replace(found, ratio=None)
+    unlike = _claim_up_to(claim, alike, _LESS_POWER, "%", where, loses if worst.less_percent < 0 else "")
+    yield dataclasses.replace(unlike, ratio=None)
 
 
 def _claim_up_to(

@@ -122,27 +122,28 @@ def _run_child(config: Config, pipeline: Pipeline, ring: BareRing | None, number
     Args:
         go: an eventfd, from which each reads once before it begins.
     """
-    signal.signal(signal.SIGTERM, _exit_in_order)
-    status = 0
-    # Made before a DataLoader's workers, which use it, too: a killed worker leaves no directory of its own.
-    scratch = get_temp_dir() if config.design == DATALOADER else ""
+    status, scratch = 0, ""
     try:
-        if ring is not None and number < 0:
-            prepare_image(pipeline.source[0]["image"], config)  # with all imports that this takes
-            os.eventfd_read(go)
-            ring.produce(~number)
-            sys.stdin.read()
-        else:
-            _read_batches(config, pipeline, ring, number, go)
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        send_message("died", f"{_describe(number)}: {reason[-2000:]}")
-        status = 1
-    except SystemExit:
-        pass
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        os._exit(status)  # without the parent's exit handlers
+        try:
+            signal.signal(signal.SIGTERM, _exit_in_order)
+            if config.design == DATALOADER:
+                # Made before the workers of a DataLoader, which use it: a killed one leaves no directory behind.
+                scratch = get_temp_dir()
+            if ring is not None and number < 0:
+                prepare_image(pipeline.source[0]["image"], config)  # with all imports that this takes
+                os.eventfd_read(go)
+                ring.produce(~number)
+                sys.stdin.read()
+            else:
+                _read_batches(config, pipeline, ring, number, go)
+        except Exception as error:
+            status = 1
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            send_message("died", f"{_describe(number)}: {reason[-2000:]}")
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    finally:  # also of a SIGTERM that comes while the lines above end: nothing of the parent runs here
+        os._exit(status)
 
 
 def _exit_in_order(*_: object) -> NoReturn:

@@ -130,13 +130,13 @@ def process_tree(pid: int) -> list[int]:
     without those lists, takes so long that it distorts the clocks that are read next.
     """
     if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
-        return [pid, *(each.pid for each in psutil.Process(pid).children(recursive=True))]
-    found = [pid]
-    for each in found:
-        for children in Path(f"/proc/{each}/task").glob("*/children"):
+        return [pid, *(member_pid.pid for member_pid in psutil.Process(pid).children(recursive=True))]
+    pids = [pid]
+    for member_pid in pids:
+        for children in Path(f"/proc/{member_pid}/task").glob("*/children"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-                found += map(int, children.read_text(encoding="utf-8").split())
-    return found
+                pids += map(int, children.read_text(encoding="utf-8").split())
+    return pids
 
 
 def process_clock_s(pid: int) -> float:
@@ -148,4 +148,4 @@ def read_memory(pid: int) -> dict[str, int]:
     """What smaps_rollup says of a process's memory (proc_pid_smaps(5)): name -> bytes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     words = [line.split() for line in lines]
-    return {each[0].removesuffix(":"): int(each[1]) * 1024 for each in words if each[-1] == "kB"}
+    return {word[0].removesuffix(":"): int(word[1]) * 1024 for word in words if word[-1] == "kB"}

@@ -127,11 +127,11 @@ def _check(configs: Sequence[Config]) -> None:
     """Raises as `study` does."""
     allowed = len(os.sched_getaffinity(0))
     for config in configs:
-        known = (BARE, NODE, INDEPENDENT, DATALOADER, *ACROSS * (config.nodes > 1))
-        if config.design in ACROSS and config.design not in known:
+        designs = (BARE, NODE, INDEPENDENT, DATALOADER, *ACROSS * (config.nodes > 1))
+        if config.design in ACROSS and config.design not in designs:
             raise SpecError(f"the design {config.design!r} joins nodes: it needs 2 --hosts, with a member each")
-        if config.design not in known:
-            raise SpecError(unknown_name("there is no design", config.design, known))
+        if config.design not in designs:
+            raise SpecError(unknown_name("there is no design", config.design, designs))
         if config.cores is not None and config.cores > allowed:
             raise SpecError(f"{config.cores} cores are more than the {allowed} that this process may use")
     pipeline = configs[0].pipeline()

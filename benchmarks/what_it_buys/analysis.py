@@ -141,10 +141,10 @@ def plain_at(cell: Cell, cpu_s: float, method: str = PLAIN) -> Cell | None:
         return None
     at_s, nll, scaled_nll, accuracy = points[-1]
     own = scaled_nll if method == SCALED else nll
-    found: dict[str, Any] = {"nll": own, "raw_nll": nll, "scaled_nll": scaled_nll, "best_nll": own}
-    found |= {"accuracy": accuracy, "best_accuracy": accuracy, "work_cpu_s": at_s}
+    figures: dict[str, Any] = {"nll": own, "raw_nll": nll, "scaled_nll": scaled_nll, "best_nll": own}
+    figures |= {"accuracy": accuracy, "best_accuracy": accuracy, "work_cpu_s": at_s}
     return dataclasses.replace(
-        cell, method=method, trained=len(points), combined=1, trace=(), cpu_s=None, wall_s=None, **found
+        cell, method=method, trained=len(points), combined=1, trace=(), cpu_s=None, wall_s=None, **figures
     )
 
 
@@ -152,8 +152,8 @@ def _group(cells: Sequence[Cell]) -> dict[tuple[str, float, str], list[Cell]]:
     """By task, budget and method, in the order of `TASKS`; the plain script is what it was at the budget."""
     shown = [cell for cell in cells if not cell.trace]
     for cell in (cell for cell in cells if cell.trace):
-        found = [plain_at(cell, cell.budget_s, method) for method in (PLAIN, SCALED)]
-        shown += [each for each in found if each is not None]
+        plain_cells = [plain_at(cell, cell.budget_s, method) for method in (PLAIN, SCALED)]
+        shown += [plain_cell for plain_cell in plain_cells if plain_cell is not None]
     tasks, order = [*TASKS], [PLAIN, SCALED, *METHODS[1:]]
     ranked = sorted(shown, key=lambda c: (tasks.index(c.task), c.budget_s, order.index(c.method), c.seed))
     return group_by(ranked, lambda cell: (cell.task, cell.budget_s, cell.method))
@@ -175,10 +175,10 @@ def pair_rows(cells: Sequence[Cell]) -> list[PairRow]:
             for cell in own:
                 long = plain.get(_block(cell))
                 if other == RANDOM:
-                    found = alike.get(cell.seed)
+                    plain_cell = alike.get(cell.seed)
                 else:
-                    found = plain_at(long, cell.work_cpu_s, other) if long and cell.work_cpu_s else None
-                pairs += [(cell, found)] if found is not None else []
+                    plain_cell = plain_at(long, cell.work_cpu_s, other) if long and cell.work_cpu_s else None
+                pairs += [(cell, plain_cell)] if plain_cell is not None else []
 
             def less(
                 of: Callable[[Cell], float | None], pairs: list[tuple[Cell, Cell]] = pairs
@@ -217,10 +217,10 @@ def is_lower(cell: Cell, other: Cell) -> bool:
 
 def verdict_rows(pairs: Sequence[PairRow]) -> list[VerdictRow]:
     """A row for each two methods that are compared; where one seed is all there is, nothing is said."""
-    rows, known = [], [row for row in pairs if row.nll.half is not None]
-    for (method, other), own in group_by(known, lambda row: (row.method, row.other)).items():
+    rows, certain = [], [row for row in pairs if row.nll.half is not None]
+    for (method, other), own in group_by(certain, lambda row: (row.method, row.other)).items():
         where = {kind: [row.at for row in own if row.verdict == kind] for kind in ("better", "worse", "")}
-        better, worse, unclear = ("; ".join(found) or "nowhere" for found in where.values())
+        better, worse, unclear = ("; ".join(places) or "nowhere" for places in where.values())
         won = f"{sum(row.won for row in own)} of {sum(row.seeds for row in own)}"
         rows.append(VerdictRow(method=method, other=other, better=better, worse=worse, unclear=unclear, won=won))
     return rows

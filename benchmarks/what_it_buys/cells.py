@@ -123,12 +123,12 @@ def run_cells(planned: Iterable[Cell], path: Path, data: str | None, report: Rep
         RanksError: their process failed, such as by data that cannot be read.
     """
     planned = list(planned)
-    known = {cell.key for cell in read_cells(path)}
-    left = [cell for cell in planned if cell.key not in known]
-    if left:
+    measured_keys = {cell.key for cell in read_cells(path)}
+    unmeasured = [cell for cell in planned if cell.key not in measured_keys]
+    if unmeasured:
         _cut_partial_line(path)
-        given = {
-            "cells": [dataclasses.asdict(cell) for cell in left],
+        arguments = {
+            "cells": [dataclasses.asdict(cell) for cell in unmeasured],
             "path": str(path),
             "data": data,
         }
@@ -136,14 +136,14 @@ def run_cells(planned: Iterable[Cell], path: Path, data: str | None, report: Rep
         # A process of its own: to a run of a command of ours belongs all that its process has used.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
             assert runner.stdin is not None and runner.stdout is not None
-            runner.stdin.write(json.dumps(given))
+            runner.stdin.write(json.dumps(arguments))
             runner.stdin.close()
             for line in runner.stdout:
                 report(line.rstrip())
         if runner.returncode:
             raise RanksError(f"the process of the cells ended with {runner.returncode}; see above")
-    found = {cell.key: cell for cell in read_cells(path)}
-    return [found[cell.key] for cell in planned]
+    measured = {cell.key: cell for cell in read_cells(path)}
+    return [measured[cell.key] for cell in planned]
 
 
 def _run_here(cells: Sequence[Cell], path: Path, data: str | None) -> None:
@@ -151,9 +151,8 @@ def _run_here(cells: Sequence[Cell], path: Path, data: str | None) -> None:
     pools = {name: read_pool(TASKS[name], data) for name in dict.fromkeys(cell.task for cell in cells)}
     _warm_up()
     running: dict[int, tuple[Cell, float]] = {}
-    for (task, seed, budget_s), block in group_by(
-        cells, lambda cell: (cell.task, cell.seed, cell.budget_s)
-    ).items():
+    blocks = group_by(cells, lambda cell: (cell.task, cell.seed, cell.budget_s))
+    for (task, seed, budget_s), block in blocks.items():
         while len(running) > 1:  # one that lasts longer keeps nobody waiting
             _collect(running, path)
         print(f"{task}, seed {seed}, {budget_s:g} CPU-seconds: {len(block)} of {len(cells)} cells", flush=True)
@@ -196,12 +195,12 @@ def _fork(cell: Cell, pool: tuple[np.ndarray, np.ndarray], path: Path) -> int:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         try:
-            found = measure(cell, TASKS[cell.task], pool)
+            measured = measure(cell, TASKS[cell.task], pool)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__}: {' '.join(str(error).split())} ({where.filename}:{where.lineno})"
-            found = dataclasses.replace(cell, error=said)
-        _outcome_file(path, os.getpid()).write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())} ({where.filename}:{where.lineno})"
+            measured = dataclasses.replace(cell, error=reason)
+        _outcome_file(path, os.getpid()).write_text(json.dumps(dataclasses.asdict(measured)), encoding="utf-8")
     finally:
         os._exit(0)
 
@@ -218,16 +217,16 @@ def _collect(running: dict[int, tuple[Cell, float]], path: Path) -> None:
     cell, began = running.pop(pid)
     outcome = _outcome_file(path, pid)
     if outcome.exists():
-        found = Cell(**json.loads(outcome.read_text(encoding="utf-8")))
+        measured = Cell(**json.loads(outcome.read_text(encoding="utf-8")))
         outcome.unlink()
     else:
-        found = dataclasses.replace(cell, error=f"its process ended with {os.waitstatus_to_exitcode(status)}")
+        measured = dataclasses.replace(cell, error=f"its process ended with {os.waitstatus_to_exitcode(status)}")
     wall_s = time.monotonic() - began
-    found = dataclasses.replace(found, cpu_s=usage.ru_utime + usage.ru_stime, wall_s=wall_s)
+    measured = dataclasses.replace(measured, cpu_s=usage.ru_utime + usage.ru_stime, wall_s=wall_s)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(dataclasses.asdict(found)) + "\n")
-    if found.error:
-        print(f"{' '.join(map(str, cell.key))} failed: {found.error}", flush=True)
+        file.write(json.dumps(dataclasses.asdict(measured)) + "\n")
+    if measured.error:
+        print(f"{' '.join(map(str, cell.key))} failed: {measured.error}", flush=True)
 
 
 def measure(cell: Cell, task: Task, pool: tuple[np.ndarray, np.ndarray]) -> Cell:
@@ -236,14 +235,14 @@ def measure(cell: Cell, task: Task, pool: tuple[np.ndarray, np.ndarray]) -> Cell
 
     arrays = split(task, pool, cell.seed)
     began = used_cpu_s()
-    found: dict[str, Any]
+    figures: dict[str, Any]
     if cell.method == PLAIN:
-        found = plain.search(task, arrays, cell.seed, LONGER * cell.budget_s)
-        found["work_cpu_s"] = used_cpu_s() - began
+        figures = plain.search(task, arrays, cell.seed, LONGER * cell.budget_s)
+        figures["work_cpu_s"] = used_cpu_s() - began
     else:
-        found = ours.search(cell.method, task, arrays, cell.seed, cell.budget_s)
-        found["work_cpu_s"] = found.pop("ended_s") - began
-    return dataclasses.replace(cell, **found)
+        figures = ours.search(cell.method, task, arrays, cell.seed, cell.budget_s)
+        figures["work_cpu_s"] = figures.pop("ended_s") - began
+    return dataclasses.replace(cell, **figures)
 
 
 if __name__ == "__main__":

@@ -34,14 +34,14 @@ def search(method: str, task: Task, arrays: Arrays, seed: int, budget_s: float) 
     began = used_cpu_s()
     pruner: dict[str, Any] = {"pruner": "none", "seed": seed}
     if method == "deep":
-        found = _run(declare(task, arrays, seed, Search(task.suggest, budget=_limit(budget_s / 2), **pruner)))
-        best = dict(found.best["params"]) if found.best is not None else {}
-        left = _limit(budget_s - (used_cpu_s() - began))
-        again = Search(best, sampler="random", budget=left, **pruner)
+        result = _run(declare(task, arrays, seed, Search(task.suggest, budget=_limit(budget_s / 2), **pruner)))
+        best = dict(result.best["params"]) if result.best is not None else {}
+        remaining_s = _limit(budget_s - (used_cpu_s() - began))
+        again = Search(best, sampler="random", budget=remaining_s, **pruner)
         members = dataclasses.replace(
             declare(task, arrays, seed, again), combine="average", seed=1000 * seed + 500
         )
-        return _run_and_describe(members, already=len(_finished(found)))
+        return _run_and_describe(members, already=len(_finished(result)))
     if method == "pbt":
         size = max(2, int(budget_s / task.member_cpu_s / _SPARE))
         options = {"name": "pbt", "population": size, "generations": GENERATIONS, "inherit": [SHAPE[task.name]]}
@@ -81,8 +81,8 @@ def _run(declared: Ensemble, folder: str | None = None) -> Result:
         return ensemble.submit(declared, f"{kept}/run", executor="inline").wait()
 
 
-def _finished(found: Result) -> Sequence[Any]:
-    return [row for row in found.members if row["state"] == "finished"]
+def _finished(result: Result) -> Sequence[Any]:
+    return [row for row in result.members if row["state"] == "finished"]
 
 
 def _run_and_describe(declared: Ensemble, already: int = 0) -> dict[str, Any]:
@@ -92,12 +92,12 @@ def _run_and_describe(declared: Ensemble, already: int = 0) -> dict[str, Any]:
         already: models that were trained before it.
     """
     with tempfile.TemporaryDirectory(prefix="buys-") as folder:
-        found = _run(declared, folder)
+        result = _run(declared, folder)
         ended_s = used_cpu_s()
-        if found.combined is None or found.combined["metrics"] is None:
-            raise RuntimeError(f"nothing was combined of {len(found.members)} members: {found.stopped}")
+        if result.combined is None or result.combined["metrics"] is None:
+            raise RuntimeError(f"nothing was combined of {len(result.members)} members: {result.stopped}")
         raw = _run(dataclasses.replace(declared, calibrate=False), folder)  # combined again, not trained
-    metrics, weights = found.combined["metrics"], found.combined["weights"]
+    metrics, weights = result.combined["metrics"], result.combined["weights"]
     own, best = metrics["ensemble"], metrics["best"]
     assert raw.combined is not None
     return {
@@ -107,7 +107,7 @@ def _run_and_describe(declared: Ensemble, already: int = 0) -> dict[str, Any]:
         "raw_nll": raw.combined["metrics"]["ensemble"]["nll"],
         "best_nll": best["nll"],
         "best_accuracy": best["accuracy"],
-        "trained": already + len(_finished(found)),
+        "trained": already + len(_finished(result)),
         "combined": sum(map(bool, weights.values())),
         "ended_s": ended_s,
     }

@@ -70,13 +70,13 @@ class Loop:
         if augment:
             count, _, high, wide = x.shape
             padded = functional.pad(x, [PADDING] * 4)
-            top, left = torch.randint(2 * PADDING + 1, (2, count, 1))
-            columns = left + torch.arange(wide)
+            top, left_edge = torch.randint(2 * PADDING + 1, (2, count, 1))
+            columns = left_edge + torch.arange(wide)
             columns = torch.where(torch.rand(count, 1) < 0.5, columns, columns.flip(1))
             rows = top + torch.arange(high)
             at = torch.arange(count)[:, None, None]
             x = padded.permute(0, 2, 3, 1)[at, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
-        mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
+        mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
         return (x / 255 - mean) / std
 
 
@@ -92,10 +92,10 @@ def fit_temperature(log_probabilities: torch.Tensor, label: torch.Tensor) -> flo
     """The temperature of least negative log-likelihood (Guo et al. 2017)."""
     from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         lambda log_t: score(log_probabilities, label, math.exp(log_t))[0], bounds=(-3, 3), method="bounded"
     )
-    return math.exp(float(found.x))
+    return math.exp(float(minimum.x))
 
 
 def search(task: Task, arrays: Arrays, seed: int, budget_s: float) -> dict[str, Any]:
@@ -112,14 +112,14 @@ def search(task: Task, arrays: Arrays, seed: int, budget_s: float) -> dict[str, 
     label = {name: pair[1] for name, pair in loop.splits.items()}
 
     def objective(trial: optuna.Trial) -> float:
-        found = loop.train(task.suggest(trial), seed=1000 * seed + trial.number)
-        value = score(found["valid"], label["valid"])[0]
-        done = [each.value for each in trial.study.trials if each.value is not None]
+        outputs = loop.train(task.suggest(trial), seed=1000 * seed + trial.number)
+        value = score(outputs["valid"], label["valid"])[0]
+        done = [finished_trial.value for finished_trial in trial.study.trials if finished_trial.value is not None]
         best = trace[-1][1:] if trace else []
         if value < min(done, default=math.inf):
-            temperature = fit_temperature(found["valid"], label["valid"])
-            nll, accuracy = score(found["test"], label["test"])
-            best = [nll, score(found["test"], label["test"], temperature)[0], accuracy]
+            temperature = fit_temperature(outputs["valid"], label["valid"])
+            nll, accuracy = score(outputs["test"], label["test"])
+            best = [nll, score(outputs["test"], label["test"], temperature)[0], accuracy]
         trace.append([used_cpu_s() - began, *best])
         return value
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ensemble.cli.parser import _make_parser
+from ensemble.cli.parser import make_command_parser
 
 #: What is declared has no methods that users call, but those that the page shows by itself.
 OPTIONS = {"ensemble": "\n    options:\n      members: false"}
@@ -23,7 +23,7 @@ REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
 def list_commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
     """Every command, subcommands included, as (name, one-line help, parser), in the parser's order."""
-    return list(_walk(_make_parser(), "ensemble"))
+    return list(_walk(make_command_parser(), "ensemble"))
 
 
 def _walk(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.artifact.card_example import list_sizes, write_example
-from ensemble.artifact.layout import LEDGER, ONNX, PROGRAM, UNCERTAINTY
+from ensemble.artifact.layout import LEDGER, PROGRAM, UNCERTAINTY
 from ensemble.events import NOT_COMBINED, Combined
 
 if TYPE_CHECKING:
@@ -24,21 +23,6 @@ _MEANING = {
     "quantiles": "the quantiles, along the last axis",
     "free": "what the ensemble's own combination gives",
 }
-_WORDS = {  # what a stage of `pipelines.stages.records` does
-    "cast": "convert the values of `{field}` to another type",
-    "center_crop": "cut the middle out of `{field}`",
-    "decode_image": "decode the image file in `{field}` to channels x height x width",
-    "decode_jpeg": "decode the JPEG file in `{field}` to channels x height x width",
-    "drop": "leave out fields",
-    "fit": "put columns, as they were fitted to the training data, into the vector `{field}`",
-    "pad": "fill `{field}` up to a length",
-    "rename": "rename fields",
-    "resize": "resize the image `{field}`",
-    "scale": "divide `{field}` by 255 where it holds integers, subtract the mean and divide by the deviation",
-    "select": "keep these fields only",
-    "shrink_jpeg": "make the JPEG file in `{field}` smaller",
-    "tokenize": "divide the text in `{field}` into numbered tokens",
-}
 
 
 def make_card(
@@ -46,7 +30,6 @@ def make_card(
     ensemble: Ensemble,
     state: RunState,
     used: Mapping[str, Any],
-    onnx_difference: float | None = None,
 ) -> str:
     """The model card, as Markdown.
 
@@ -55,12 +38,11 @@ def make_card(
         ensemble: the declaration.
         state: of the run.
         used: the ledger, as JSON.
-        onnx_difference: the largest difference between model.onnx and the model; None: there is none.
     """
     combined = state.combined or NOT_COMBINED
     sections = [
         _introduce(record),
-        _explain_use(record, onnx_difference),
+        _explain_use(record),
         _list_stages(record["stages"]),
         _describe_data(ensemble),
         _list_members(record, state, ensemble),
@@ -83,10 +65,10 @@ def _introduce(record: Record) -> str:
     )
 
 
-def _explain_use(record: Record, onnx_difference: float | None) -> str:
+def _explain_use(record: Record) -> str:
     batch = ", ".join(
-        f'"{name}": torch.zeros({str([8, *list_sizes(found)])[1:-1]}, dtype=torch.{found["dtype"]})'
-        for name, found in record["fields"].items()
+        f'"{name}": torch.zeros({str([8, *_list_sizes(field)])[1:-1]}, dtype=torch.{field["dtype"]})'
+        for name, field in record["fields"].items()
     )
     code = f'import torch\nmodel = torch.export.load("{PROGRAM}").module()\nvalues = model({{{batch}}})'
     parts = [
@@ -109,10 +91,6 @@ def _explain_use(record: Record, onnx_difference: float | None) -> str:
             "Of raw records (a folder of images, CSV, Parquet ...) it predicts by this command, with the "
             "preprocessing below:\n\n```sh\nensemble predict . DATA --out predictions.csv\n```"
         )
-        if example := write_example(record):
-            parts.append(f"Of one raw record (`None` is a missing value):\n\n```python\n{example}\n```")
-    if onnx_difference is not None:
-        parts.append(f"`{ONNX}` is the same for ONNX runtimes; it differs by {onnx_difference:.2g} at most.")
     parts.append(
         "On the CPU the values are bitwise equal to those of `ensemble.load`, with the same number of threads. "
         "On a GPU, which takes tensors that are there:"
@@ -122,14 +100,20 @@ def _explain_use(record: Record, onnx_difference: float | None) -> str:
     return "\n\n".join(parts)
 
 
-def _list_tensors(found: Mapping[str, Record]) -> list[tuple[str, ...]]:
-    return [(f"`{name}`", _format_shape(each), each["dtype"]) for name, each in found.items()]
+def _list_sizes(field: Record) -> list[int]:
+    """The sizes of one sample of a field, the smallest where they may vary."""
+    least = iter(field.get("least", ()))
+    return [size if isinstance(size, int) else next(least) for size in field["shape"][1:]]
 
 
-def _format_shape(found: Record) -> str:
-    least = iter(found.get("least", ()))
+def _list_tensors(tensors: Mapping[str, Record]) -> list[tuple[str, ...]]:
+    return [(f"`{name}`", _format_shape(tensor), tensor["dtype"]) for name, tensor in tensors.items()]
+
+
+def _format_shape(tensor: Record) -> str:
+    least = iter(tensor.get("least", ()))
     sizes = [
-        size if isinstance(size, int) or size == "batch" else f"{next(least)} or more" for size in found["shape"]
+        size if isinstance(size, int) or size == "batch" else f"{next(least)} or more" for size in tensor["shape"]
     ]
     return f"[{', '.join(map(str, sizes))}]"
 
@@ -153,7 +137,7 @@ def _format_stage(stage: Record) -> str:
         return f"`{stage['name']}` (a function of the spec, not in this folder)"
     name, values = stage["record"]["stage"], stage["record"]["values"]
     call = ", ".join(f"{key}={_shorten(value)}" for key, value in values.items() if value is not None)
-    return f"{_WORDS[name].format(field=values.get('field', ''))}: `{name}({call})`"
+    return f"`{name}({call})`"
 
 
 def _shorten(value: Any) -> str:
@@ -163,7 +147,7 @@ def _shorten(value: Any) -> str:
 
 def _describe_data(ensemble: Ensemble) -> str:
     rows = []
-    for name in ("train", "valid", "test", "shifted"):
+    for name in ("train", "valid", "test"):
         pipeline = getattr(ensemble, name)
         if hasattr(pipeline, "source"):
             drawn = "" if pipeline.sampling is None else f" an epoch, {pipeline.sampling!r}"
@@ -176,13 +160,13 @@ def _describe_data(ensemble: Ensemble) -> str:
 def _list_members(record: Record, state: RunState, ensemble: Ensemble) -> str:
     rows = []
     objective = str(ensemble.objective)
-    for member, weight in record["weights"].items():
-        found = state.members[member]
-        params = ", ".join(f"{name}={value}" for name, value in found.params.items())
-        if ancestors := state.list_ancestors(found):
+    for name, weight in record["weights"].items():
+        member = state.members[name]
+        params = ", ".join(f"{key}={value}" for key, value in member.params.items())
+        if ancestors := state.list_ancestors(member):
             params += f"; goes on from {', '.join(ancestors)}"
-        value = (found.metrics or {}).get(objective)
-        rows.append((member, f"{weight:.4f}", _escape(params), _format_number(value)))
+        value = (member.metrics or {}).get(objective)
+        rows.append((name, f"{weight:.4f}", _escape(params), _format_number(value)))
     return "## Members\n\n" + _make_table(("member", "weight", "hyperparameters", objective), rows)
 
 
@@ -214,11 +198,13 @@ def _list_metrics(combined: Combined) -> str:
 
 
 def _describe_calibration(record: Record, combined: Combined) -> str:
-    found = record["calibration"] or {}
-    if found.get("method"):
-        text = f"By {found['method'].replace('_', ' ')} on the validation split: {found['value']:.4g}."
+    calibration = record["calibration"] or {}
+    if calibration.get("method"):
+        number = calibration["value"]
+        value = f": {number:.4g}" if isinstance(number, int | float) else ""
+        text = f"By {calibration['method'].replace('_', ' ')} on the validation split{value}."
     else:
-        text = f"None{': ' + found['reason'] if found.get('reason') else ''}."
+        text = f"None{': ' + calibration['reason'] if calibration.get('reason') else ''}."
     if (of := record.get("thresholds")) is not None:
         by = (combined.decision or {}).get("by")
         names = record["classes"] or range(len(of))
@@ -232,27 +218,14 @@ def _describe_calibration(record: Record, combined: Combined) -> str:
 def _describe_uncertainty(record: Record, combined: Combined) -> str:
     parts = []
     if means := combined.uncertainty:
-        rows = [(name, _format_number(value)) for name, value in means.items()]
-        parts.append(f"Means over the {combined.measured_on}:\n\n" + _make_table(("part", "mean"), rows))
-    for name, title in (
-        (
-            "conformal",
-            f"Conformal prediction, calibrated on the validation split, measured on {combined.split}",
-        ),
-        ("selective", f"Selective prediction, answering the surest samples only, measured on {combined.split}"),
-        ("shifted", "How well samples of the split `shifted` are told from those of the one above"),
-        ("shifted_metrics", "Figures on the split `shifted`, and their change from those above"),
-    ):
-        if found := getattr(combined, name):
-            parts.append(f"{title}:\n\n{_tabulate(found)}")
+        table = _make_table(("part", "mean"), [(name, _format_number(value)) for name, value in means.items()])
+        parts.append(f"Means over the {combined.measured_on}:\n\n{table}")
+    if methods := combined.conformal:
+        title = f"Conformal prediction, calibrated on the validation split, measured on {combined.split}"
+        numbers = [name for name, value in next(iter(methods.values())).items() if type(value) in (int, float)]
+        rows = [(name, *(_format_number(one.get(number)) for number in numbers)) for name, one in methods.items()]
+        parts.append(f"{title}:\n\n" + _make_table(("", *numbers), rows))
     return "## Uncertainty\n\n" + "\n\n".join(parts) if parts else ""
-
-
-def _tabulate(found: Mapping[str, Record]) -> str:
-    """A table with a row for each of several records, and a column for each number that they have."""
-    numbers = [name for name, value in next(iter(found.values())).items() if type(value) in (int, float)]
-    rows = [(name, *(_format_number(record.get(number)) for number in numbers)) for name, record in found.items()]
-    return _make_table(("", *numbers), rows)
 
 
 def _describe_cost(used: Record) -> str:

@@ -42,7 +42,7 @@ def make_columns(
         - regression: `prediction`.  gaussian: `mean`, `variance`.  quantiles: `quantiles`.  free: `values`.
 
         What has more axes than one row is a list, or a list of lists. Then the uncertainties, by name, and
-        conformal predictions: `set_thr`, `set_aps`, `set_raps` (numbers of the classes in it) and, where known,
+        conformal predictions: `set_thr`, `set_aps` (numbers of the classes in it) and, where known,
         `set_thr_names` ..., or `low`, `high`.
         Where values are NaN, classes, labels and sets are null, and uncertainties NaN.
     """
@@ -74,21 +74,19 @@ def make_columns(
     for name, value in outputs.items():
         if name not in ("values", "decision"):
             columns[name] = to_arrow(np.where(lost.reshape(len(value), -1).any(axis=1), np.nan, value))
-    for each in conformal:
-        columns |= _predict_conformal(each, values, index, classes if is_named else ())
+    for method in conformal:
+        columns |= _predict_conformal(method, values, classes if is_named else ())
     return pyarrow.table(columns)
 
 
-def _predict_conformal(
-    conformal: Conformal, values: Array, index: Array, classes: Sequence[str]
-) -> dict[str, Any]:
+def _predict_conformal(conformal: Conformal, values: Array, classes: Sequence[str]) -> dict[str, Any]:
     """Columns of sets of classes, where a sample has one position and one label, or of the bounds of intervals."""
     import pyarrow
 
     if isinstance(conformal, ConformalInterval):
         low, high = conformal.predict(values)
         return {"low": to_arrow(low), "high": to_arrow(high)}
-    inside = conformal.predict(values, index)
+    inside = conformal.predict(values)
     if inside.ndim != 2:
         return {}
     lost: Array = np.any(find_lost(values), axis=-1)
@@ -128,7 +126,7 @@ def loosen(table: pyarrow.Table, positions: int) -> pyarrow.Table:
         is_fixed = axes and pyarrow.types.is_fixed_size_list(kind)
         return pyarrow.list_(change(kind.value_type, axes - 1)) if is_fixed else kind
 
-    return table.cast(pyarrow.schema([(each.name, change(each.type, positions)) for each in table.schema]))
+    return table.cast(pyarrow.schema([(column.name, change(column.type, positions)) for column in table.schema]))
 
 
 def _fold(column: Any, shape: Sequence[int]) -> Any:

@@ -99,11 +99,11 @@ def _open_tar(path: Path, field: str | None) -> Source:
 
 def _open_arrays(path: Path, field: str | None, fields: Collection[str] | None) -> Source:
     try:
-        found = np.load(path, mmap_mode="r" if path.suffix.lower() == ".npy" else None, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return Columns(path, {field or "x": found})
-        names = [name for name in found.files if fields is None or name in fields] or found.files
-        return Columns(path, {name: found[name] for name in names})
+        content = np.load(path, mmap_mode="r" if path.suffix.lower() == ".npy" else None, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return Columns(path, {field or "x": content})
+        names = [name for name in content.files if fields is None or name in fields] or content.files
+        return Columns(path, {name: content[name] for name in names})
     except (OSError, EOFError, ValueError, PipelineError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from None
 

@@ -15,13 +15,14 @@ import numpy as np
 
 from ensemble.artifact import layout
 from ensemble.artifact.card import make_card
-from ensemble.artifact.classes import find_classes
 from ensemble.artifact.preparation import append
 from ensemble.artifact.preprocessing import Division, Input, divide
 from ensemble.combine import find_math, load
 from ensemble.events import NOT_COMBINED
-from ensemble.meter import ledger
+from ensemble.meter.ledger_view import ledger
 from ensemble.spec import Recipe
+from ensemble.spec.class_names import NAMED, find_known_classes
+from ensemble.spec.task import Task
 from ensemble.store import read_events, read_state
 from pipelines import Pipeline
 from pipelines.environment.library_settings import keeps_settings
@@ -48,7 +49,7 @@ class _Sources:
     ensemble: Ensemble
     model: EnsembleModel
     division: Division
-    given: dict[str, Tensor]  # of the program
+    raw: dict[str, Tensor]  # of the program
     prepared: dict[str, Tensor]  # of the model: the same samples
 
 
@@ -57,7 +58,6 @@ def export(
     run_dir: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    onnx: bool = False,
     preprocessing: bool = True,
     uncertainty: bool = True,
     classes: Sequence[str] | None = None,
@@ -73,8 +73,7 @@ def export(
 
     Args:
         run_dir: of a run whose members, or some of them, finished.
-        out: the folder, a new one or an artifact, which is replaced.
-        onnx: write model.onnx, too; needs the extra `onnx`.
+        out: the folder, a new one.
         preprocessing: let the program begin with the last stages of the validation pipeline, as far as they have
             twins in torch; else it takes what the pipeline gives.
         uncertainty: write uncertainty.pt2, too, where the task has uncertainties.
@@ -85,19 +84,15 @@ def export(
         The folder.
 
     Raises:
-        ArtifactError: `out` is something else than an artifact, the model cannot be exported (with what to write
+        ArtifactError: `out` is there already, the model cannot be exported (with what to write
             instead), the exported one computes something else, or `classes` does not fit.
         CombineError: as `load` does.
         WriteError: it could not be written.
     """
     path = Path(out).expanduser().absolute()
     layout.check_target(path)
-    if onnx:
-        from ensemble.artifact.onnx import check_installed
-
-        check_installed()
     sources = _collect(run_dir, preprocessing)
-    layout.write_folder(path, lambda folder: _write(folder, sources, onnx, uncertainty, classes))
+    layout.write_folder(path, lambda folder: _write(folder, sources, uncertainty, classes))
     return path
 
 
@@ -128,10 +123,10 @@ def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
         )
     division = divide(pipeline, fields, fold=preprocessing)
     try:
-        given = _take(division.prepared)
+        raw = _take(division.prepared)
     except SampleError:  # the first samples differ in size, which the program's stages make one
-        given, whole = _take(division.prepared.take(1)), _take(pipeline.take(1))
-    return _Sources(run, state, ensemble, model, division, given, {name: whole[name] for name in fields})
+        raw, whole = _take(division.prepared.take(1)), _take(pipeline.take(1))
+    return _Sources(run, state, ensemble, model, division, raw, {name: whole[name] for name in fields})
 
 
 def _params(state: RunState, model: EnsembleModel) -> Mapping[str, Any]:
@@ -144,16 +139,16 @@ def _find_samples(pipeline: Pipeline) -> Pipeline:
     Raises:
         ArtifactError: it leaves out all.
     """
-    found: list[int] = list(range(min(SAMPLES, len(pipeline.source))))
+    indices: list[int] = list(range(min(SAMPLES, len(pipeline.source))))
     if pipeline.on_error == "skip":
-        found = []
+        indices = []
         for batch in _read_again(pipeline, pipeline.source).loader(SAMPLES, epochs=1):
-            found += batch["index"].tolist()
-            if len(found) >= SAMPLES:
+            indices += batch["index"].tolist()
+            if len(indices) >= SAMPLES:
                 break
-    if not found:
+    if not indices:
         raise layout.ArtifactError("no sample of the run's data can be prepared; a model is exported with some")
-    return _read_again(pipeline, Subset(pipeline.source, np.array(found[:SAMPLES])))
+    return _read_again(pipeline, Subset(pipeline.source, np.array(indices[:SAMPLES])))
 
 
 def _read_again(pipeline: Pipeline, source: Source) -> Pipeline:
@@ -177,7 +172,7 @@ def _take(pipeline: Pipeline) -> dict[str, Tensor]:
     }
 
 
-def _write(folder: Path, sources: _Sources, onnx: bool, uncertainty: bool, classes: Sequence[str] | None) -> None:
+def _write(folder: Path, sources: _Sources, uncertainty: bool, classes: Sequence[str] | None) -> None:
     import torch
 
     from ensemble.artifact import program as programs
@@ -185,9 +180,9 @@ def _write(folder: Path, sources: _Sources, onnx: bool, uncertainty: bool, class
     model, division = sources.model, sources.division
     with torch.no_grad():
         values = programs.as_outputs(model(sources.prepared))
-    names = find_classes(sources.ensemble, model.task, values["values"].shape[-1], classes)
-    batches = _cut_batches(sources.given, sources.prepared)
-    traced = _save_checked(folder / layout.PROGRAM, model, division, batches)
+    names = _find_classes(sources.ensemble, model.task, values["values"].shape[-1], classes)
+    batches = _cut_batches(sources.raw, sources.prepared)
+    _save_checked(folder / layout.PROGRAM, model, division, batches)
     uncertain = None
     if uncertainty and model.task.kind != "free":
         with _with_uncertainty(model):
@@ -195,38 +190,31 @@ def _write(folder: Path, sources: _Sources, onnx: bool, uncertainty: bool, class
             with torch.no_grad():
                 uncertain = programs.as_outputs(model(sources.prepared))
     programs.save_weights(folder / layout.WEIGHTS, model)
-    apart = None
-    if onnx:
-        from ensemble.artifact.onnx import save_onnx
-
-        with torch.no_grad():
-            apart = save_onnx(folder / layout.ONNX, traced, [(given, model(whole)) for given, whole in batches])
     record = _describe(sources, values, uncertain, names)
     used = ledger(read_events(sources.run.events)).as_dict()
     _write_json(folder / layout.LEDGER, used)
-    card = make_card(record, sources.ensemble, sources.state, used, onnx_difference=apart)
+    card = make_card(record, sources.ensemble, sources.state, used)
     (folder / layout.CARD).write_text(card, encoding="utf-8")
     layout.write_record(folder, record)
 
 
 def _cut_batches(
-    given: Mapping[str, Tensor], prepared: Mapping[str, Tensor]
+    raw: Mapping[str, Tensor], prepared: Mapping[str, Tensor]
 ) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Batches of the same samples in several sizes, for the program and for the model."""
-    count = len(next(iter(given.values())))
+    count = len(next(iter(raw.values())))
     return [
-        ({k: v[:size] for k, v in given.items()}, {k: v[:size] for k, v in prepared.items()})
+        ({k: v[:size] for k, v in raw.items()}, {k: v[:size] for k, v in prepared.items()})
         for size in sorted({1, 2, count})
     ]
 
 
-def _save_checked(path: Path, model: nn.Module, division: Division, batches: Sequence[Any]) -> Any:
+def _save_checked(path: Path, model: nn.Module, division: Division, batches: Sequence[Any]) -> None:
     from ensemble.artifact import program as programs
 
     traced = programs.trace(programs.Program(division.make_modules(), model), batches[-1][0], division.inputs)
     programs.save_program(path, traced)
     programs.check_equal(path, model, batches)
-    return traced
 
 
 @contextlib.contextmanager
@@ -260,7 +248,7 @@ def _describe(
         "created": time.time(),
         "versions": versions(),
         "task": task.as_record(),
-        "fields": {name: _describe_input(name, found) for name, found in sources.division.inputs.items()},
+        "fields": {name: _describe_input(name, one) for name, one in sources.division.inputs.items()},
         "outputs": _describe_outputs(values),
         "uncertainty": None if uncertain is None else _describe_outputs(uncertain),
         "classes": None if classes is None else list(classes),
@@ -276,15 +264,15 @@ def _describe(
 
 def _describe_calibration(model: EnsembleModel) -> dict[str, Any] | None:
     """The calibration of a run that was not combined, whose members `load` combines."""
-    method = find_math(model.task).calibration
+    method = find_math(model.task).calibrator
     return None if method is None or model.calibration == 1.0 else {"method": method, "value": model.calibration}
 
 
-def _describe_input(name: str, found: Input) -> dict[str, Any]:
+def _describe_input(name: str, tensor: Input) -> dict[str, Any]:
     axes = iter((f"{name}_height", f"{name}_width"))
-    shape: list[int | str] = ["batch", *(next(axes) if size is None else size for size in found.shape)]
-    least = {"least": list(found.least)} if found.least else {}
-    return {"shape": shape, "dtype": found.dtype, **least}
+    shape: list[int | str] = ["batch", *(next(axes) if size is None else size for size in tensor.shape)]
+    least = {"least": list(tensor.least)} if tensor.least else {}
+    return {"shape": shape, "dtype": tensor.dtype, **least}
 
 
 def _describe_outputs(values: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -296,3 +284,22 @@ def _describe_outputs(values: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _find_classes(
+    ensemble: Ensemble, task: Task, count: int, classes: Sequence[str] | None
+) -> tuple[str, ...] | None:
+    """The names of the classes or labels, in order; None where they are not known, or the task has none.
+
+    Raises:
+        ArtifactError: the user gives other names than there are classes, or one is there twice.
+    """
+    if classes is None:
+        kept_names = find_known_classes(ensemble, task)
+        return kept_names if len(kept_names) == count else None
+    if task.kind not in NAMED:
+        raise layout.ArtifactError(f"classes are given, but the task is {task.kind}, which has none")
+    if len(classes) != count or len(set(classes)) != count:
+        names = ", ".join(map(str, classes))
+        raise layout.ArtifactError(f"classes must be {count} different names, got {len(classes)}: {names}")
+    return tuple(map(str, classes))

@@ -3,7 +3,6 @@
     model.pt2             a `torch.export` program: a batch (field -> tensor [b, ...]) to values [b, ...]
     uncertainty.pt2       where the task has them: the same batch to values and uncertainties [b, ...], by name
     model.safetensors     the weights of both, by the names that the loaded ensemble gives them
-    model.onnx            on request: the same as model.pt2
     artifact.json         what they take and return, how it is to be read (`read_record`)
     README.md             the model card
     ledger.json           what the run used
@@ -14,16 +13,11 @@ that say so: load no artifact that you do not trust. `ensemble predict` refuses 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import fcntl
-import glob
 import json
 import os
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +27,10 @@ from ensemble.store.files import StoreError, fsync_directory, make_write_error
 
 VERSION = 1
 KIND = "ray-ensemble artifact"
-PROGRAM, UNCERTAINTY, WEIGHTS, ONNX = "model.pt2", "uncertainty.pt2", "model.safetensors", "model.onnx"
+PROGRAM, UNCERTAINTY, WEIGHTS = "model.pt2", "uncertainty.pt2", "model.safetensors"
 RECORD, CARD, LEDGER = "artifact.json", "README.md", "ledger.json"
-FILES = frozenset((PROGRAM, UNCERTAINTY, WEIGHTS, ONNX, RECORD, CARD, LEDGER))
 #: What a record has, see `read_record`.
-_KEYS = (
-    "task",
-    "fields",
-    "outputs",
-    "uncertainty",
-    "classes",
-    "members",
-    "weights",
-    "method",
-    "conformal",
-    "stages",
-)
-#: What a system puts into folders: lost with an artifact that is replaced. NFS keeps removed files that are open.
-_OF_SYSTEM = (".DS_Store", ".nfs*")
-#: An export whose folder is unchanged for so long is not under way: other hosts may not see its lock.
-_LEFT_S = 3600
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # renameat2(2)
+_KEYS = ("task", "fields", "outputs", "uncertainty", "classes", "members", "weights", "conformal", "stages")
 
 
 class ArtifactError(StoreError):
@@ -63,10 +40,10 @@ class ArtifactError(StoreError):
 def is_artifact(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is an artifact, of whatever version."""
     try:
-        found = json.loads((Path(path) / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((Path(path) / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("kind") == KIND
+    return isinstance(record, dict) and record.get("kind") == KIND
 
 
 def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -130,109 +107,39 @@ def check_file(file: Path, record: dict[str, Any]) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Raises where an artifact cannot be put: what is there is none, or has files or a model card of a user's.
+    """Raises where an artifact cannot be put: there is something at `path`.
 
     Raises:
         ArtifactError: see above.
     """
-    if not os.path.lexists(path):
-        return
-    if os.path.ismount(path) and not path.is_symlink():
-        raise ArtifactError(f"{path} is a mount point, which cannot be replaced; choose a new folder in it")
-    if is_artifact(path) and not path.is_symlink():
-        names = {each.name for each in path.iterdir()} - FILES
-        others = sorted(name for name in names if not any(map(Path(name).match, _OF_SYSTEM)))
-        written = json.loads((path / RECORD).read_text(encoding="utf-8")).get("files") or {}
-        if CARD in written and (path / CARD).is_file() and digest_file(path / CARD) != written[CARD]:
-            others.insert(0, f"{CARD}, which was edited")
-        if others:
-            more = ", ..." if len(others) > 3 else ""
-            raise ArtifactError(
-                f"{path} is an artifact with other files in it ({', '.join(others[:3])}{more}), which would be "
-                "lost: move them, or choose another folder"
-            )
-        return
-    if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
-        raise ArtifactError(f"{path} exists and is no artifact; choose another folder, or remove it")
+    is_empty = path.is_dir() and not path.is_symlink() and not os.path.ismount(path) and not any(path.iterdir())
+    if os.path.lexists(path) and not is_empty:
+        raise ArtifactError(f"{path} exists and is left as it is: choose a new folder, or remove it")
 
 
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Make the folder with what `write(temporary)` puts into it, or leave all as it was; an artifact is replaced.
+    """Make the folder with what `write(temporary)` puts into it, or leave all as it was.
 
     Raises:
         ArtifactError: there is something else at `path`.
         WriteError: it could not be written.
     """
     check_target(path)
-    _remove_leftovers(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir(mode=0o755)
-        with _lock(temporary):
-            write(temporary)
-            for file in temporary.iterdir():
-                _flush(file)
-            fsync_directory(temporary)
-            check_target(path)  # what has come while it was written
-            _replace(temporary, path)
-            fsync_directory(path.parent)
+        write(temporary)
+        for file in temporary.iterdir():
+            _flush(file)
+        fsync_directory(temporary)
+        os.rename(temporary, path)  # fails where something has come there while it was written
+        fsync_directory(path.parent)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
             raise make_write_error(path, error) from None
         raise
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    """Put a folder in the place of an artifact, or of nothing, in one step where the file system can."""
-    if not is_artifact(path):
-        os.rename(temporary, path)
-    elif _exchange(temporary, path):
-        shutil.rmtree(temporary, ignore_errors=True)
-    else:
-        former = temporary.with_suffix(".old")
-        os.rename(path, former)
-        try:
-            os.rename(temporary, path)
-        except BaseException:
-            os.rename(former, path)
-            raise
-        shutil.rmtree(former, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; False: the C library or the file system cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    if rename is None:
-        return False
-    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold a folder while it is written: one that nobody holds was left behind by a process that was killed."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what exports to this path left behind that were killed, and have not touched since `_LEFT_S`."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
-        with contextlib.suppress(OSError):  # another export holds it, or there are no locks
-            descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                changed = max(each.stat().st_mtime for each in (leftover, *leftover.iterdir()))
-                if time.time() - changed > _LEFT_S:
-                    shutil.rmtree(leftover)
-            finally:
-                os.close(descriptor)
 
 
 def _flush(file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import glob
 import os
@@ -18,6 +17,7 @@ from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
 from ensemble.artifact.table_writers import MARK, OTHER_FORMATS, open_writer
 from ensemble.combine.conformal import Conformal, load_conformal
+from ensemble.combine.metrics import CombineError
 from ensemble.events import NOT_COMBINED
 from ensemble.spec.positions import TAILS
 from ensemble.spec.task import Task
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pipelines import Pipeline
 
-SPLITS = ("valid", "test", "shifted")
+SPLITS = ("valid", "test")
 #: Bytes of predictions that are written together.
 GROUP_BYTES = 16 << 20
 Batch = Mapping[str, "Tensor"]
@@ -94,7 +94,7 @@ def predict(
             prepared by the stages of the run's validation pipeline.
         out: the file, by its ending Parquet, CSV (.csv) or JSON lines (.jsonl): a new one, or one without content
             or a Parquet file of predictions, which is replaced.
-        split: instead of data, the run's own valid, test or shifted split.
+        split: instead of data, the run's own valid or test split.
         keep: fields of the records that are written, too, such as an id; from CSV as the texts that they are.
         uncertainty: add the columns of the uncertainties, and of conformal predictions.
         prepared: with an artifact: the data are what its program takes, no stage is to be run.
@@ -131,10 +131,7 @@ def predict(
 
 
 def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
-    """Raises for a file that would replace something else than predictions, or be read as data."""
-    import pyarrow
-    import pyarrow.parquet
-
+    """Raises for a file that would replace another one, or be read as data."""
     if target.suffix.lower() in OTHER_FORMATS:
         raise ArtifactError(
             f"predictions are written as Parquet, CSV or JSON lines: name the file {target.stem}.parquet, .csv or "
@@ -142,19 +139,33 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
         )
     if target.is_dir() or not target.parent.is_dir():
         raise ArtifactError(f"cannot write {target}: it is a folder, or its folder does not exist")
-    if data is not None and _is_among(target, Path(data).expanduser()):
+    if data is not None and _is_among(target.parent.resolve() / target.name, Path(data).expanduser().absolute()):
         raise ArtifactError(f"{target} would lie among the data, like one of them: choose another folder")
-    if not os.path.lexists(target):
-        return
-    try:
-        known = target.is_file() and not target.stat().st_size
-        if target.is_file() and not known:
-            with target.open("rb") as file:  # Arrow takes no path that is not UTF-8
-                known = MARK in (pyarrow.parquet.read_schema(file).metadata or {})
-    except (OSError, pyarrow.ArrowException):
-        known = False
-    if not known:
+    if os.path.lexists(target) and not _is_ours(target):
         raise ArtifactError(f"{target} exists and holds no predictions: choose another file, or remove it")
+
+
+def _is_among(target: Path, data: Path) -> bool:
+    """Whether a file would be read as one of the data: a file, a folder or a pattern."""
+    if data.exists():  # its name may look like a pattern
+        return data.resolve() in (target, target.parent) or data.parent.resolve() / data.name == target
+    fixed = next((n for n, part in enumerate(data.parts) if glob.has_magic(part)), len(data.parts))
+    folder = glob.escape(str(Path(*data.parts[:fixed]).resolve()))
+    pattern = os.path.join(folder, *data.parts[fixed:])
+    return any(map(target.match, (pattern, pattern.replace("**/", ""))))  # two stars may be no folder at all
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether a file may be replaced: it is empty, or a Parquet file of predictions."""
+    import pyarrow.parquet
+
+    try:
+        if not target.is_file():
+            return False
+        with target.open("rb") as file:  # Arrow takes no path that is not UTF-8
+            return not target.stat().st_size or MARK in (pyarrow.parquet.read_schema(file).metadata or {})
+    except (OSError, pyarrow.ArrowException):
+        return False
 
 
 def _read_kept(predictor: Predictor, data: Any, keep: Sequence[str]) -> dict[str, Any]:
@@ -163,16 +174,6 @@ def _read_kept(predictor: Predictor, data: Any, keep: Sequence[str]) -> dict[str
         return {}
     source = predictor.pipeline.source if data is None else open_source(data, None, keep, texts=keep)
     return {name: source.column(name) for name in keep}
-
-
-def _is_among(target: Path, data: Path) -> bool:
-    """Whether a file would lie in a folder of data, or be one that a pattern of data matches."""
-    if data.is_dir():
-        return target.parent.resolve() == data.resolve()
-    if data.exists() or not fnmatch.fnmatchcase(target.name, data.name):
-        return False
-    folders = glob.glob(str(data.parent), recursive=True)
-    return target.parent.resolve() in {Path(folder).resolve() for folder in folders}
 
 
 def open_predictor(
@@ -233,14 +234,20 @@ def _open_artifact(path: Path, data: Any, device: str, *, uncertainty: bool, pre
 
 def _load_conformal(records: Mapping[str, Any] | None) -> list[Conformal]:
     """What the run's `combined` event says of conformal prediction."""
-    return [load_conformal(record) for record in (records or {}).values()]
+    methods = []
+    for record in (records or {}).values():
+        try:
+            methods.append(load_conformal(record))
+        except CombineError as error:  # of a former version
+            warnings.warn(str(error), stacklevel=4)
+    return methods
 
 
 def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertainty: bool) -> Predictor:
-    from ensemble.artifact.classes import find_known_classes
     from ensemble.artifact.program import as_outputs
     from ensemble.combine import load
     from ensemble.spec import Recipe
+    from ensemble.spec.class_names import find_known_classes
     from ensemble.store import RunDir, read_state
 
     run = RunDir(model)
@@ -252,11 +259,11 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
     # A collate function takes what the pipeline gives, whatever the models take.
     fields = None if collate is not None else loaded.fields or None
     if split is not None:
-        found = getattr(ensemble, split) if split in SPLITS else None
-        if found is None:
-            there = [name for name in SPLITS if getattr(ensemble, name) is not None]
-            raise ArtifactError(f"the run has no split {split!r} (it has: {', '.join(there)})")
-        pipeline = found.without_randomness()
+        pipeline_of_split = getattr(ensemble, split) if split in SPLITS else None
+        if pipeline_of_split is None:
+            available = [name for name in SPLITS if getattr(ensemble, name) is not None]
+            raise ArtifactError(f"the run has no split {split!r} (it has: {', '.join(available)})")
+        pipeline = pipeline_of_split.without_randomness()
     elif ensemble.valid is None:
         raise ArtifactError("the run has no validation pipeline, whose stages would prepare the data")
     else:
@@ -264,7 +271,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
             ensemble.valid, functools.partial(open_source, data), fields, target, ensemble.classes
         )
     return Predictor(
-        lambda batch: as_outputs(loaded({name: each for name, each in batch.items() if name != target})),
+        lambda batch: as_outputs(loaded({name: value for name, value in batch.items() if name != target})),
         loaded.task,
         find_known_classes(ensemble, loaded.task),
         pipeline,
@@ -287,7 +294,7 @@ def _write(file: BinaryIO, suffix: str, predictor: Predictor, batch_size: int) -
             waiting.append(table)
             if writer is None:
                 writer = open_writer(file, suffix, table.schema, list(predictor.classes))
-            if sum(each.nbytes for each in waiting) >= GROUP_BYTES:
+            if sum(group.nbytes for group in waiting) >= GROUP_BYTES:
                 writer.write_table(pyarrow.concat_tables(waiting))
                 waiting.clear()
         if waiting:
@@ -309,11 +316,11 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
 
     from ensemble.artifact.columns import find_lost, loosen, make_columns
     from ensemble.combine import CombineError
-    from pipelines.loader.collate import make_collator
+    from pipelines.loader.collate import Collator
 
-    collate = make_collator(predictor.collate)
+    collate = None if predictor.collate is None else Collator(predictor.collate, 0)
     for batch in predictor.pipeline.loader(batch_size, epochs=1):
-        batch = collate(batch, is_training=False)
+        batch = batch if collate is None else collate(batch, is_training=False)
         index = batch.pop("index").numpy().copy()
         if not len(index):  # all of its records were skipped
             continue
@@ -330,7 +337,7 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
         if predictor.collate is not None and predictor.task.kind in TAILS:
             table = loosen(table, arrays["values"].ndim - 1 - TAILS[predictor.task.kind])
         if predictor.source is not None:
-            names = [as_utf8(predictor.source.where(each)) for each in index.tolist()]
+            names = [as_utf8(predictor.source.where(number)) for number in index.tolist()]
             table = table.add_column(1, "file", pyarrow.array(names, pyarrow.string()))
         for place, (name, values) in enumerate(predictor.kept.items(), 1):
             if name in table.column_names:

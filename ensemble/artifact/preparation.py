@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ensemble.artifact.layout import ArtifactError
+from ensemble.artifact.preprocessing import NUMBERS, RENAME, As
 from ensemble.spec.splits import find_raw_name
 from pipelines import Pipeline, stages
 from pipelines.errors import PipelineError, as_utf8
@@ -24,9 +25,7 @@ from pipelines.stages._table import Table
 from pipelines.stages.records import as_record, from_record
 
 DECODERS = tuple(type(make("image")) for make in (stages.decode_jpeg, stages.decode_image))
-RENAME, _SELECT, _DROP = type(stages.rename(a="b")), type(stages.select("a")), type(stages.drop("a"))
-#: Kinds of dtypes that numbers are cast between.
-_NUMBERS = "buif"
+_SELECT, _DROP = type(stages.select("a")), type(stages.drop("a"))
 
 
 class Open(Protocol):
@@ -70,13 +69,13 @@ class Plan:
     def _find_raw(self, choose: Callable[[Table], frozenset[str]]) -> frozenset[str]:
         """Fields that tables read, as they are called in raw records."""
         names: dict[str, str] = {}  # as they are now -> as they were
-        found: set[str] = set()
+        fields: set[str] = set()
         for stage in self.stages:
             if isinstance(stage.call, RENAME):
                 names |= {new: names.get(old, old) for old, new in stage.call.names}
             elif isinstance(stage.call, Table):
-                found |= {names.get(name, name) for name in choose(stage.call)}
-        return frozenset(found)
+                fields |= {names.get(name, name) for name in choose(stage.call)}
+        return frozenset(fields)
 
     @property
     def image(self) -> str | None:
@@ -88,18 +87,18 @@ class Plan:
         for stage in self.stages:
             if isinstance(stage.call, RENAME):
                 renamed = dict(stage.call.names)
-                names = {renamed.get(now, now): raw for now, raw in names.items()}
+                names = {renamed.get(name, name): raw for name, raw in names.items()}
             elif isinstance(stage.call, DECODERS):
                 decoded.append(names[stage.call.field])
         chosen = decoded or list(self.raw)
         return chosen[0] if len(chosen) == 1 else None
 
 
-def make_plan(given: Sequence[Stage], fields: Sequence[str]) -> Plan:
-    """The stages, of those given, that `fields` of the last one's samples need."""
+def make_plan(pipeline_stages: Sequence[Stage], fields: Sequence[str]) -> Plan:
+    """The stages of a pipeline that `fields` of its samples need."""
     needed: set[str] | None = set(fields)
     kept: list[Stage] = []
-    for stage in reversed(given):
+    for stage in reversed(pipeline_stages):
         call = stage.call
         if needed is None or not _is_ours(stage):
             needed = None
@@ -178,7 +177,7 @@ def _read_stages(record: Mapping[str, Any]) -> list[Stage]:
                 f"the stage {stage['name']} of the run's pipeline is a function of its spec, which is not in "
                 "the artifact: predict from the run, or prepare the data with it and give --prepared"
             )
-    return [make_stage(from_record(each["record"]), None, None, None) for each in record["stages"]["of_caller"]]
+    return [make_stage(from_record(one["record"]), None, None, None) for one in record["stages"]["of_caller"]]
 
 
 def prepare_for_program(record: Mapping[str, Any], open_data: Open, *, prepared: bool = False) -> Pipeline:
@@ -196,9 +195,9 @@ def prepare_for_program(record: Mapping[str, Any], open_data: Open, *, prepared:
     fields = record["fields"]
     plan = make_plan([] if prepared else _read_stages(record), list(fields))
     pipeline = _apply(plan.stages, _start(open_data, plan, plan.image))
-    for name, found in fields.items():
-        if found.get("least"):  # images of several sizes, of which the program would cut this part
-            pipeline = pipeline.map(stages.center_crop(name, tuple(found["least"])))
+    for name, field in fields.items():
+        if field.get("least"):  # images of several sizes, of which the program would cut this part
+            pipeline = pipeline.map(stages.center_crop(name, tuple(field["least"])))
     return _fit_fields(pipeline.map(stages.select(*fields)), fields)
 
 
@@ -223,29 +222,29 @@ def prepare_for_run(
     """
     wanted = [name for name in pipeline.top_fields if name != target] if fields is None else list(fields)
     plan = make_plan(pipeline.stages, wanted)
-    known = pipeline.source[0]
+    sample = pipeline.source[0]
     image = plan.image
     if plan.raw is None:
-        bytes_fields = [name for name, value in known.items() if isinstance(value, bytes)]
-        arrays = [name for name, value in known.items() if isinstance(value, np.ndarray)]
+        bytes_fields = [name for name, value in sample.items() if isinstance(value, bytes)]
+        arrays = [name for name, value in sample.items() if isinstance(value, np.ndarray)]
         image = next((names[0] for names in (bytes_fields, arrays) if len(names) == 1), None)
     start = _start(open_data, plan, image, keeps_missing=_keeps_missing(pipeline.source))
     imputed = plan.imputed
-    for name, value in known.items():
-        number = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS
+    for name, value in sample.items():
+        number = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in NUMBERS
         if number and name in (plan.raw or ()) and name not in imputed:
             start = start.map(As(name, value.dtype.name))
-    left: Sequence[Stage] = plan.stages
+    applied: Sequence[Stage] = plan.stages
     if plan.raw is None:
-        start, sample = _number_labels(start, find_raw_name(pipeline, target), classes)
-        left = _leave_out_target(left, target, sample)
-    made = _apply(left, start).map(stages.select(*wanted))
+        start, first = _number_labels(start, find_raw_name(pipeline, target), classes)
+        applied = _leave_out_target(applied, target, first)
+    made = _apply(applied, start).map(stages.select(*wanted))
     structure = pipeline.structure
-    for name, found in pipeline.fields.items():
+    for name, field in pipeline.fields.items():
         # A function of the user's makes of other numbers other types.
         if name in wanted and (structure is None or structure.is_array(name)):
-            made = made.map(As(name, found.dtype))
-    _check_first_sample(made, list(known), list(start.source[0]))
+            made = made.map(As(name, field.dtype))
+    _check_first_sample(made, list(sample), list(start.source[0]))
     return made
 
 
@@ -299,9 +298,9 @@ def _check_first_sample(pipeline: Pipeline, needed: Sequence[str], has: Sequence
     except PipelineError as error:
         if not any(repr(name) in str(error) for name in missing):
             return  # whoever reads the record says so
-        said = f"{_explain_missing(needed, has)}, and a stage of the run's pipeline reads it ({error})"
+        why = f"{_explain_missing(needed, has)}, and a stage of the run's pipeline reads it ({error})"
         raise ArtifactError(
-            f"{said}; add it to the data, or move what only training needs (such as the label) into a stage of "
+            f"{why}; add it to the data, or move what only training needs (such as the label) into a stage of "
             "its own: .map(function, field='label')"
         ) from error
 
@@ -320,10 +319,10 @@ def _number_labels(pipeline: Pipeline, raw: str, classes: Sequence[str]) -> tupl
     return pipeline, sample
 
 
-def _apply(given: Sequence[Stage], pipeline: Pipeline) -> Pipeline:
+def _apply(applied: Sequence[Stage], pipeline: Pipeline) -> Pipeline:
     """The pipeline with these stages, without those that would decode what is decoded."""
     decoded = {name for name, value in pipeline.source[0].items() if isinstance(value, np.ndarray)}
-    for stage in given:
+    for stage in applied:
         if isinstance(stage.call, DECODERS) and stage.call.field in decoded:
             continue
         if isinstance(stage.call, RENAME):
@@ -338,82 +337,49 @@ def append(pipeline: Pipeline, stage: Stage) -> Pipeline:
     return pipeline.map(stage.call, field=stage.field, random=stage.random or False, id=stage.id)
 
 
-def _leave_out_target(given: Sequence[Stage], target: str, sample: Mapping[str, Any]) -> list[Stage]:
+def _leave_out_target(applied: Sequence[Stage], target: str, sample: Mapping[str, Any]) -> list[Stage]:
     """The stages without what they do to a target that the records lack."""
     raw = target
-    for stage in reversed(given):
+    for stage in reversed(applied):
         if isinstance(stage.call, RENAME):
             raw = next((old for old, new in stage.call.names if new == raw), raw)
     if raw in sample:
-        return list(given)
-    missing, left = raw, []
-    for stage in given:
+        return list(applied)
+    missing, kept = raw, []
+    for stage in applied:
         call = stage.call
         if isinstance(call, RENAME):
             names = dict(call.names)
             renamed = {old: new for old, new in names.items() if old != missing}
             missing = names.get(missing, missing)
             if renamed:
-                left.append(make_stage(stages.rename(**renamed), None, None, None))
+                kept.append(make_stage(stages.rename(**renamed), None, None, None))
         elif isinstance(call, _SELECT | _DROP):
-            rest = [name for name in call.fields if name != missing]
-            if rest:
+            fields = [name for name in call.fields if name != missing]
+            if fields:
                 make = stages.select if isinstance(call, _SELECT) else stages.drop
-                left.append(make_stage(make(*rest), None, None, None))
+                kept.append(make_stage(make(*fields), None, None, None))
         elif missing not in (stage.field, getattr(call, "field", None)):
-            left.append(stage)
-    return left
+            kept.append(stage)
+    return kept
 
 
 def _fit_fields(pipeline: Pipeline, fields: Mapping[str, Mapping[str, Any]]) -> Pipeline:
     """The pipeline with casts to what the program takes, where these lose no more than precision."""
-    for name, found in pipeline.fields.items():
+    for name, field in pipeline.fields.items():
         wanted = fields[name]
         axes = wanted["shape"][1:]
-        fits = len(axes) == len(found.shape) and all(
-            isinstance(size, str) or size == own for size, own in zip(axes, found.shape, strict=True)
+        fits = len(axes) == len(field.shape) and all(
+            isinstance(size, str) or size == own for size, own in zip(axes, field.shape, strict=True)
         )
-        numbers = all(np.dtype(dtype).kind in _NUMBERS for dtype in (found.dtype, wanted["dtype"]))
-        if not fits or not (numbers or found.dtype == wanted["dtype"]):
+        numbers = all(np.dtype(dtype).kind in NUMBERS for dtype in (field.dtype, wanted["dtype"]))
+        if not fits or not (numbers or field.dtype == wanted["dtype"]):
             place = as_utf8(pipeline.source.where(0))
             raise ArtifactError(
-                f"{place}: the field {name!r} is {found.dtype} {list(found.shape)}, but "
+                f"{place}: the field {name!r} is {field.dtype} {list(field.shape)}, but "
                 f"the program takes {wanted['dtype']} {axes} for each sample: "
-                + (advise_image_size(name, found.shape, axes) or "prepare it as the training data were")
+                + (advise_image_size(name, field.shape, axes) or "prepare it as the training data were")
             )
-        if found.dtype != wanted["dtype"]:
+        if field.dtype != wanted["dtype"]:
             pipeline = pipeline.map(As(name, wanted["dtype"]))
     return pipeline
-
-
-@dataclass(frozen=True)
-class As:
-    """A stage that converts numbers to a dtype, where that loses no more than precision.
-
-    Attributes:
-        field: of the numbers.
-        dtype: numpy's name of it.
-    """
-
-    field: str
-    dtype: str
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """The sample with the field in the dtype.
-
-        Raises:
-            PipelineError: the dtype cannot hold a number: it is too large, negative, or no integer.
-        """
-        if self.field not in sample:
-            raise PipelineError(f"no field {self.field!r} (the sample has: {', '.join(map(str, sample))})")
-        value, dtype = np.asarray(sample[self.field]), np.dtype(self.dtype)
-        if value.dtype == dtype:
-            return sample
-        if value.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
-            raise PipelineError(f"field {self.field!r} holds {value.dtype}, not {dtype}")
-        with np.errstate(over="ignore", invalid="ignore"):
-            made = value.astype(dtype)
-        lost = np.isinf(made) & ~np.isinf(value) if dtype.kind == "f" else made != value
-        if lost.any():
-            raise PipelineError(f"field {self.field!r} holds {value[lost].flat[0]}, which {dtype} cannot hold")
-        return {**sample, self.field: made}

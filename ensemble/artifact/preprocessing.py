@@ -11,9 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pipelines import stages
 from pipelines.errors import PipelineError
 from pipelines.stages.records import as_record
+
+RENAME, CENTER_CROP = type(stages.rename(a="b")), type(stages.center_crop("a", 1))
+#: Kinds of dtypes that numbers are cast between.
+NUMBERS = "buif"
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +59,6 @@ class Division:
     inputs: Mapping[str, Input]
 
     def make_modules(self) -> list[nn.Module]:
-        """The twins of the program's stages."""
         return [module for stage in self.in_program if (module := _make_module(stage)) is not None]
 
     def describe(self) -> dict[str, list[dict[str, Any]]]:
@@ -101,10 +106,10 @@ def _divide_at(pipeline: Pipeline, cut: int, fields: Sequence[str]) -> Division:
             cropped[stage.call.field] = stage.call.size
     prepared = pipeline.take_stages(cut).map(stages.select(*names))
     inputs = {
-        name: Input((found.shape[0], None, None), found.dtype, cropped[name])
+        name: Input((field.shape[0], None, None), field.dtype, cropped[name])
         if name in cropped
-        else Input(found.shape, found.dtype)
-        for name, found in prepared.fields.items()
+        else Input(field.shape, field.dtype)
+        for name, field in prepared.fields.items()
     }
     return Division(prepared, before, after, inputs)
 
@@ -122,4 +127,34 @@ def _describe_stage(stage: Stage) -> dict[str, Any]:
     return {"name": stage.name, "record": as_record(stage.call) if stage.field is None else None}
 
 
-RENAME, CENTER_CROP = type(stages.rename(a="b")), type(stages.center_crop("a", 1))
+@dataclass(frozen=True)
+class As:
+    """A stage that converts numbers to a dtype, where that loses no more than precision.
+
+    Attributes:
+        field: of the numbers.
+        dtype: numpy's name of it.
+    """
+
+    field: str
+    dtype: str
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """The sample with the field in the dtype.
+
+        Raises:
+            PipelineError: the dtype cannot hold a number: it is too large, negative, or no integer.
+        """
+        if self.field not in sample:
+            raise PipelineError(f"no field {self.field!r} (the sample has: {', '.join(map(str, sample))})")
+        value, dtype = np.asarray(sample[self.field]), np.dtype(self.dtype)
+        if value.dtype == dtype:
+            return sample
+        if value.dtype.kind not in NUMBERS or dtype.kind not in NUMBERS:
+            raise PipelineError(f"field {self.field!r} holds {value.dtype}, not {dtype}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = value.astype(dtype)
+        lost = np.isinf(made) & ~np.isinf(value) if dtype.kind == "f" else made != value
+        if lost.any():
+            raise PipelineError(f"field {self.field!r} holds {value[lost].flat[0]}, which {dtype} cannot hold")
+        return {**sample, self.field: made}

@@ -26,22 +26,6 @@ from ensemble.combine import CombineError
 Batch = dict[str, Tensor]
 Outputs = Tensor | Mapping[str, Tensor]
 
-#: What cannot be exported, by a part of its name, of its message or of its error's class, and what to do instead.
-ALTERNATIVES = (
-    (
-        ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence"),
-        "keep the padding and read the outputs at lengths - 1, as in out[torch.arange(out.shape[0]), lengths - 1]",
-    ),
-    (
-        ("DataDependent", "data-dependent", ".item()", "aten._local_scalar_dense", "aten.nonzero"),
-        "a shape or a branch that depends on values cannot be: use torch.where, a mask, or torch.cond",
-    ),
-    (("numpy",), "compute with torch instead of numpy"),
-    (
-        ("Constraints violated", "specialized"),
-        "a model must take any batch size: use x.shape[0], no number or len(x)",
-    ),
-)
 #: What is in a .pt2 file of tensors and a graph, below its first folder.
 _PARTS = (
     "data/weights/weight_*",
@@ -55,7 +39,6 @@ _PARTS = (
     "byteorder",
     ".data/*",
 )
-_TALKATIVE = ("torch", "onnxscript", "onnx_ir")
 
 
 class Program(nn.Module):
@@ -69,7 +52,6 @@ class Program(nn.Module):
         self.eval()
 
     def forward(self, batch: Batch) -> Outputs:
-        """What the model gives."""
         for stage in self.stages:
             batch = stage(batch)
         outputs: Outputs = self.model(batch)
@@ -107,7 +89,7 @@ def trace(program: nn.Module, example: Mapping[str, Tensor], inputs: Mapping[str
         ArtifactError: it cannot be exported; the message names the line of the user's code and an alternative.
     """
     batch = Dim("batch")
-    dims = {name: {0: batch, **_name_varying_axes(name, found)} for name, found in inputs.items()}
+    dims = {name: {0: batch, **_name_varying_axes(name, tensor)} for name, tensor in inputs.items()}
 
     def export(*, strict: bool) -> ExportedProgram:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), silence():
@@ -137,11 +119,8 @@ def _remove_traces(traced: ExportedProgram, example: Mapping[str, Tensor]) -> No
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """Keep back what torch prints, warns and logs about a program: what of it matters is in the error."""
-    known = [
-        *_TALKATIVE,
-        *(name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _TALKATIVE),
-    ]
-    loggers = [logging.getLogger(name) for name in known]
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
+    loggers = [logging.getLogger(name) for name in ("torch", *names)]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
@@ -155,34 +134,26 @@ def silence() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _name_varying_axes(field: str, found: Input) -> dict[int, Any]:
-    varying = [axis for axis, size in enumerate(found.shape, 1) if size is None]
+def _name_varying_axes(field: str, tensor: Input) -> dict[int, Any]:
+    varying = [axis for axis, size in enumerate(tensor.shape, 1) if size is None]
     names = [f"{field}_{name}" for name in ("height", "width")]
-    return {axis: Dim(names[i], min=found.least[i]) for i, axis in enumerate(varying)}
+    return {axis: Dim(names[i], min=tensor.least[i]) for i, axis in enumerate(varying)}
 
 
-def explain(error: Exception) -> str:
-    """Why a model could not be exported, in one line: where in the user's code, what, and what to do instead."""
-    chain = list(_follow_causes(error))
-    frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
-    own = [frame for frame in frames if not _is_library(frame.f_code.co_filename)]
-    lines = [frame for each in chain for frame in traceback.extract_tb(each.__traceback__)]
-    line = next((line for line in reversed(lines) if not _is_library(line.filename)), None)
-    where = "" if line is None else f" at {Path(line.filename).name}:{line.lineno}: {line.line}"
-    texts = [text for each in chain for text in (type(each).__name__, str(each))]
-    texts += [name for frame in own for name in frame.f_code.co_names]  # a packed sequence fails where it is used
-    advice = next(
-        (advice for parts, advice in ALTERNATIVES if any(part in text for part in parts for text in texts)),
-        "`ensemble predict RUN_DIR` needs no export",
-    )
+def explain(error: BaseException) -> str:
+    """Why a model could not be exported, in one line: where in the user's code, and what to do instead."""
+    lines, cause = list[traceback.FrameSummary](), [error]
+    while (before := cause[-1].__cause__ or cause[-1].__context__) is not None:
+        cause.append(before)
+    for failure in cause:
+        lines += [line for line in traceback.extract_tb(failure.__traceback__) if not _is_library(line.filename)]
+    where = f" at {Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line}" if lines else ""
     reason = " ".join(str(error).split())
-    return f"the model cannot be exported{where}: {type(error).__name__}: {reason[:200]}; {advice}"
-
-
-def _follow_causes(error: BaseException | None) -> Iterable[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    return (
+        f"the model cannot be exported{where}: {type(error).__name__}: {reason[:200]}; its shapes and branches "
+        "must depend neither on values nor on the batch size, and torch computes all of it; `ensemble predict "
+        "RUN_DIR` needs no export"
+    )
 
 
 def _is_library(file: str) -> bool:
@@ -199,7 +170,6 @@ def _is_library(file: str) -> bool:
 
 
 def save_program(path: Path, program: ExportedProgram) -> None:
-    """Write a .pt2 file."""
     with silence(), path.open("wb") as file:  # torch takes no path that is not UTF-8
         torch.export.save(program, file)
 
@@ -239,7 +209,7 @@ def check_no_pickles(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             inner = name.partition("/")[2]
-            if not any(fnmatch.fnmatchcase(inner, known) for known in _PARTS):
+            if not any(fnmatch.fnmatchcase(inner, part) for part in _PARTS):
                 raise ArtifactError(f"{path} is not loaded: {name!r} in it may be a pickle, which runs code")
             if inner.endswith("_config.json"):
                 config = json.loads(archive.read(name))["config"]
@@ -265,12 +235,12 @@ def check_equal(path: Path, reference: Callable[[Batch], Outputs], batches: Sequ
         ArtifactError: it does not; the message has the largest difference.
     """
     program = load_program(path)
-    for given, prepared in batches:
+    for raw, prepared in batches:
         with torch.no_grad():
-            found, wanted = as_outputs(program(given)), as_outputs(reference(prepared))
+            exported, wanted = as_outputs(program(raw)), as_outputs(reference(prepared))
         for name, value in wanted.items():
-            if not _has_same_bits(found[name], value):
-                apart = (found[name].double() - value.double()).abs().max().item()
+            if not _has_same_bits(exported[name], value):
+                apart = (exported[name].double() - value.double()).abs().max().item()
                 raise ArtifactError(
                     f"the exported program gives other {name} than load(): by {apart:.3g} at most, for a batch of "
                     f"{len(value)}; a part of the model computes otherwise when it is exported"
@@ -285,7 +255,9 @@ def as_outputs(outputs: Outputs) -> dict[str, Tensor]:
 def _has_same_bits(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    first, second = (each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other))  # NaN is not itself
+    first, second = (
+        tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)
+    )  # NaN is not itself
     return first.equal(second)
 
 

@@ -1,11 +1,34 @@
-"""Types of command-line options, and options that several commands have."""
+"""What a command is, types of command-line options, and options that several commands have."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+#: Of the live page.
+PORT = 8270
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `ensemble`, one of the table `COMMANDS`; another distribution adds one by an entry point.
+
+    Attributes:
+        run: takes the parsed options and returns the exit status.
+        text: what it does, a sentence for the help.
+        add_arguments: adds its arguments to a parser.
+        has_json: whether it has `--json`.
+    """
+
+    run: Callable[[argparse.Namespace], int]
+    text: str
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    has_json: bool = True
 
 
 def count(text: str) -> int:
@@ -15,21 +38,14 @@ def count(text: str) -> int:
     return int(text)
 
 
-def samples(text: str) -> int:
-    """A number of samples for a report."""
-    if not text.isdigit() or not 0 < int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"must be an integer from 1 to 100, got {text!r}")
-    return int(text)
-
-
 def budget(text: str) -> dict[str, float]:
     """Limits of a search, as in hours=2,trials=100."""
     from ensemble.spec import SpecError
-    from ensemble.spec.search import check_budget
+    from ensemble.spec.limits import check_budget
 
     try:
-        given = dict(each.split("=") for each in text.split(","))
-        limits = {name: int(value) if name == "trials" else float(value) for name, value in given.items()}
+        parts = dict(part.split("=") for part in text.split(","))
+        limits = {name: int(value) if name == "trials" else float(value) for name, value in parts.items()}
         check_budget("--budget", limits)
     except SpecError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
@@ -40,12 +56,11 @@ def budget(text: str) -> dict[str, float]:
 
 def size(text: str) -> int:
     """Bytes, as in 4096, 64KiB, 16M."""
-    from pipelines.cache.folder import parse_size
-
-    found = parse_size(text)
-    if found is None:
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size_bytes = int(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ") if match else 0
+    if not size_bytes:
         raise argparse.ArgumentTypeError(f"must be a size, as in 4KiB,16MiB; got {text!r}")
-    return found
+    return size_bytes
 
 
 def words(text: str) -> list[str]:
@@ -78,7 +93,6 @@ def output(text: str, is_ours: Callable[[bytes], bool], what: str) -> str:
 
 
 def json_output(text: str) -> str:
-    """A file for `--json`; see `output`."""
     from ensemble.store.user_files import is_our_json
 
     return output(text, is_our_json, "the JSON of an earlier command")
@@ -90,77 +104,97 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", nargs="?", const="-", type=json_output, help=text)
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> None:
-    """Add the options of commands that start or continue a run: about its code, and about members that failed.
-
-    Args:
-        parser: of a command that starts or continues a run.
-        fresh: whether the command has `--fresh`.
-    """
-    modules = "" if fresh else " of modules that are not kept with the run; `ensemble run` uses edited code"
-    parser.add_argument(
-        "--accept-code",
-        action="store_true",
-        help=f"continue although members were trained with other code{modules}",
-    )
-    text = "continue although members were trained on other data; other data to evaluate on need it not"
-    parser.add_argument("--accept-data", action="store_true", help=text)
-    trust = "load code from files that their group may write, such as on a shared volume"
-    parser.add_argument("--trust-group", action="store_true", help=trust)
-    trust = (
-        "load code from below this folder although anybody may write there, as on a file system without modes "
-        "(WSL's /mnt/c, exFAT, SMB)"
-    )
-    parser.add_argument("--trust-folder", metavar="FOLDER", help=trust)
-    allow = (
-        "exit with 0 although some members failed or could not be combined, as long as one finished (otherwise 3)"
-    )
-    parser.add_argument("--allow-failed", action="store_true", help=allow)
-    if fresh:
-        parser.add_argument(
-            "--fresh", action="store_true", help="start a new run, in a directory beside the old one's"
-        )
+def port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
+    return int(text)
 
 
-def add_limit_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that limit what a run takes.
+_FLAG = {"action": "store_true"}
+#: Options that several commands have, with what argparse is told of each.
+SHARED: dict[str, dict[str, Any]] = {
+    "--accept-code": {**_FLAG, "help": "continue although members were trained with other code"},
+    "--accept-data": {
+        **_FLAG,
+        "help": "continue although members were trained on other data; other data to evaluate on need it not",
+    },
+    "--trust-folder": {
+        "metavar": "FOLDER",
+        "help": "load code from below this folder although others may write there, as on a shared volume or a "
+        "file system without modes (WSL's /mnt/c, exFAT, SMB)",
+    },
+    "--allow-failed": {
+        **_FLAG,
+        "help": "exit with 0 although some members failed or could not be combined, as long as one finished "
+        "(otherwise 3)",
+    },
+    "--fresh": {**_FLAG, "help": "start a new run, in a directory beside the old one's"},
+    "--max-gpus": {
+        "type": int,
+        "metavar": "N",
+        "help": "let the members have so many GPUs together at most (default: as declared)",
+    },
+    "--max-cpus": {
+        "type": float,
+        "metavar": "N",
+        "help": "let the members have so many cores together at most (default: as declared)",
+    },
+    "--mirror": {
+        "metavar": "URL",
+        "help": "copy new and changed files of the run there while it goes on: s3://BUCKET/PATH, gs://..., "
+        "file:///...; `ensemble fetch` brings it back; 'none' ends that (default: the address of before)",
+    },
+    "--notify": {
+        "metavar": "URL|@FILE",
+        "action": "append",
+        "default": [],
+        "help": "tell a webhook when the run has ended, failed or was stopped: POST a JSON object to this "
+        "address, or to the one in a file, which the list of processes does not show; may be repeated",
+    },
+    "--set": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "set an option of the spec; NAME=@FILE reads the value from a file where the run starts",
+    },
+    "--dashboard": {
+        **_FLAG,
+        "help": "serve a live page of the run, until it has ended and, on a terminal, no browser is connected any "
+        "more; `ensemble dashboard RUN_DIR`, beside the run, has options for other hosts and proxies",
+    },
+    "--dashboard-port": {
+        "type": port,
+        "metavar": "PORT",
+        "help": f"port of the live page (default: {PORT}, another one if it is taken); implies --dashboard",
+    },
+}
 
-    Args:
-        parser: of a command that starts or continues a run.
-    """
-    text = "let the members have so many GPUs together at most (default: as declared)"
-    parser.add_argument("--max-gpus", type=int, metavar="N", help=text)
-    text = "let the members have so many cores together at most (default: as declared)"
-    parser.add_argument("--max-cpus", type=float, metavar="N", help=text)
+
+def add_shared(parser: argparse.ArgumentParser, *flags: str) -> None:
+    """Add options of the table `SHARED`."""
+    for flag in flags:
+        parser.add_argument(flag, **SHARED[flag])
 
 
 def read_limits(options: argparse.Namespace) -> dict[str, float]:
-    """The limits that the options of `add_limit_options` set."""
+    """The limits that `--max-gpus` and `--max-cpus` set."""
     limits = {"gpus": options.max_gpus, "cpus": options.max_cpus}
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def add_mirror_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says where a run is mirrored.
-
-    Args:
-        parser: of a command that drives a run.
-    """
-    text = (
-        "copy new and changed files of the run there while it goes on: s3://BUCKET/PATH, gs://..., file:///...; "
-        "`ensemble fetch` brings it back; 'none' ends that (default: the address of before)"
-    )
-    parser.add_argument("--mirror", metavar="URL", help=text)
+def add_run_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN_DIR")
 
 
-def add_notify_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says who is told how the run has ended.
+def add_member(parser: argparse.ArgumentParser) -> None:
+    """Add the run directory and a member."""
+    add_run_dir(parser)
+    parser.add_argument("member", nargs="?", help="name of a member, such as member-0 (default: all)")
 
-    Args:
-        parser: of a command that drives a run.
-    """
-    told = (
-        "tell a webhook when the run has ended, failed or was stopped: POST a JSON object to this address, or to "
-        "the one in a file, which the list of processes does not show; may be repeated"
-    )
-    parser.add_argument("--notify", metavar="URL|@FILE", action="append", default=[], help=told)
+
+def add_executor(parser: argparse.ArgumentParser, executor: str | None = None) -> None:
+    """Add the executor; None: the default is the one of before."""
+    from ensemble.executors import EXECUTORS
+
+    text = f"what runs the members (default: {executor or 'the same as before'})"
+    parser.add_argument("--executor", choices=EXECUTORS.names(), default=executor, help=text)

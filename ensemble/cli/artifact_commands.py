@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ensemble.cli.arguments import count, path, words
+from ensemble.cli.arguments import Command, count, path, words
 from ensemble.cli.console import print_lines, write_json
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ensemble export`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=path)
-    parser.add_argument("out", metavar="OUT", type=path, help="the folder, a new one or an artifact to replace")
-    text = "write model.onnx, too, checked by onnxruntime; needs the extra onnx"
-    parser.add_argument("--onnx", action="store_true", help=text)
+    parser.add_argument("out", metavar="OUT", type=path, help="the folder, a new one")
     text = "export without stages: the program takes prepared samples (default: it does the last stages itself)"
     parser.add_argument("--without-preprocessing", action="store_true", help=text)
     text = "leave out uncertainty.pt2, which is as large as model.pt2"
@@ -30,7 +28,6 @@ def export(options: argparse.Namespace) -> int:
     folder = export_run(
         options.run_dir,
         options.out,
-        onnx=options.onnx,
         preprocessing=not options.without_preprocessing,
         uncertainty=not options.without_uncertainty,
         classes=options.classes,
@@ -55,7 +52,7 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=words, metavar="NAMES", default=(), help=text)
     parser.add_argument(
         "--split",
-        choices=("valid", "test", "shifted"),
+        choices=("valid", "test"),
         help="with a run: predict for this split of its data instead of DATA",
     )
     text = "add uncertainties (total, aleatoric, epistemic, disagreement) and conformal predictions"
@@ -85,3 +82,15 @@ def predict(options: argparse.Namespace) -> int:
     print_lines(options, f"{out}: {rows:,} rows")
     write_json(options, [{"out": out, "rows": rows}])
     return 0
+
+
+EXPORT = Command(
+    export,
+    "Export the combined, calibrated model of a run as a folder that predicts with torch alone.",
+    add_export_options,
+)
+PREDICT = Command(
+    predict,
+    "Predict with an artifact or a run for all records of a data set, to a Parquet file.",
+    add_predict_options,
+)

@@ -6,11 +6,11 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.user_files import JSON_END, check_writable
+from ensemble.store.user_files import JSON_END
 
 Rows = list[dict[str, Any]]
 
@@ -73,16 +73,3 @@ def write_json(options: argparse.Namespace, rows: Rows | dict[str, Any]) -> None
         sys.stdout.write(text)
     else:
         Path(options.json).write_text(text[:-1] + JSON_END, encoding="utf-8")
-
-
-def write_csv(file: str, head: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as comma-separated values to a file, or to standard output for `-`."""
-    from ensemble.reporting.tables import format_csv
-
-    text = format_csv(head, ([row[name] for name in head] for row in rows))
-    if file == "-":
-        sys.stdout.write(text)
-    else:
-        ours = format_csv(head, ()).strip().encode()
-        check_writable(Path(file), lambda content: content.startswith(ours), f"a table with the columns {head}")
-        Path(file).write_text(text, encoding="utf-8", newline="")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ensemble.cli.arguments import Command, add_member, add_run_dir, count
 from ensemble.cli.console import print_lines, write_json
 from ensemble.spec import Member, SpecError, unknown_name
 from ensemble.store.files import format_command
@@ -59,12 +60,12 @@ def parse_params(settings: Sequence[str]) -> dict[str, Any]:
         SpecError: one is of another form.
     """
     params: dict[str, Any] = {}
-    for given in settings:
-        name, equals, text = given.partition("=")
+    for setting in settings:
+        name, equals, text = setting.partition("=")
         if not equals or not name:
-            raise SpecError(f"a hyperparameter must be NAME=VALUE, got {given!r}")
-        if any("\ud800" <= letter <= "\udfff" for letter in given):
-            raise SpecError(f"a hyperparameter must be text in UTF-8, got {given!r}")
+            raise SpecError(f"a hyperparameter must be NAME=VALUE, got {setting!r}")
+        if any("\ud800" <= letter <= "\udfff" for letter in setting):
+            raise SpecError(f"a hyperparameter must be text in UTF-8, got {setting!r}")
         params[name] = _parse_value(text)
     return params
 
@@ -76,10 +77,10 @@ def _check_numbers(params: dict[str, Any], members: list[dict[str, Any]]) -> Non
         SpecError: it is.
     """
     for name, value in params.items():
-        known = [member[name] for member in members if name in member]
-        if isinstance(value, str) and known and all(type(each) in (int, float) for each in known):
+        numbers = [member[name] for member in members if name in member]
+        if isinstance(value, str) and numbers and all(type(number) in (int, float) for number in numbers):
             raise SpecError(
-                f"{name}={value} is not a number, but {name} is one in each member: {name}={known[0]!r} ..."
+                f"{name}={value} is not a number, but {name} is one in each member: {name}={numbers[0]!r} ..."
             )
 
 
@@ -147,7 +148,7 @@ def _read_lines(
         last: of each member only so many of the lines that are there already.
     """
     from ensemble.run import StateFollower
-    from ensemble.store.member_log import CHUNK_BYTES, find_last_lines, find_position, read_pieces
+    from ensemble.store.member_log import CHUNK_BYTES, find_last_lines, read_pieces
     from ensemble.store.regular_files import open_regular
 
     follower, begun = StateFollower(run_dir), dict[str, bytes]()
@@ -157,25 +158,59 @@ def _read_lines(
         gone = follower.find_loss()  # before the logs are read, so that the last lines are included
         follower.read()
         over = not follow or follower.state.ended is not None or gone is not None
-        for each in [member] if member is not None else list(follower.state.members):
+        for name in [member] if member is not None else list(follower.state.members):
             try:
-                with open_regular(run_dir.log(each), follows_link=True) as file:
-                    if each in read_to:
-                        begin = find_position(file, *read_to[each])
+                with open_regular(run_dir.log(name), follows_link=True) as file:
+                    inode = os.fstat(file.fileno()).st_ino
+                    if name in read_to:
+                        begin = read_to[name][1] if read_to[name][0] == inode else 0  # another log
                     else:
                         begin = 0 if last is None else find_last_lines(file, last)
-                    inode = os.fstat(file.fileno()).st_ino
-                    read_to[each] = inode, begin
+                    read_to[name] = inode, begin
                     for read, offset in read_pieces(file, begin):
-                        piece, read_to[each] = begun.pop(each, b"") + read, (inode, offset)
+                        piece, read_to[name] = begun.pop(name, b"") + read, (inode, offset)
                         whole = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > CHUNK_BYTES else 0)
                         if whole < len(piece):
-                            begun[each] = piece[whole:]
+                            begun[name] = piece[whole:]
                         lines = piece[:whole].decode(errors="replace").splitlines()
-                        yield from ({"member": each, "line": line} for line in lines)
+                        yield from ({"member": name, "line": line} for line in lines)
             except FileNotFoundError:
                 continue
-            if over and each in begun:
-                yield {"member": each, "line": begun[each].decode(errors="replace")}
+            if over and name in begun:
+                yield {"member": name, "line": begun[name].decode(errors="replace")}
         if not over:
             time.sleep(POLL_S)
+
+
+def _add_log_options(parser: argparse.ArgumentParser) -> None:
+    add_member(parser)
+    parser.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
+    text = "begin with the last N lines of each member"
+    parser.add_argument("--lines", "-n", type=count, metavar="N", help=text)
+
+
+def _add_add_options(parser: argparse.ArgumentParser) -> None:
+    add_run_dir(parser)
+    parser.add_argument("--from", dest="source", metavar="MEMBER", help="the member that is cloned")
+    text = "start with the weights of that member's last checkpoint; the optimizer and the epochs start anew"
+    parser.add_argument("--warm", action="store_true", help=text)
+    text = "hyperparameters; a value is JSON or text"
+    parser.add_argument("params", nargs="*", metavar="NAME=VALUE", help=text)
+    for field in MEMBER_FIELDS:
+        parser.add_argument(f"--{field.replace('_', '-')}", dest=field, metavar="VALUE", help=f"Member.{field}")
+
+
+LOGS = Command(logs, "Print the output of a member, or of all members.", _add_log_options)
+STOP = Command(
+    stop, "Stop a run: all members write a checkpoint and end. `ensemble resume` continues it.", add_run_dir
+)
+CANCEL = Command(send_request, "End a member, or all members, permanently.", add_member)
+PAUSE = Command(
+    send_request, "Pause a member, or all members: it writes a checkpoint and frees its resources.", add_member
+)
+ADD = Command(
+    add,
+    "Add a member to a run in progress, or with --from a clone of one of its members: its declaration with the "
+    "hyperparameters and options given here. It joins the stream at the start of the stream's next epoch.",
+    _add_add_options,
+)

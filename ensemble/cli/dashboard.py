@@ -1,9 +1,7 @@
 """The command `ensemble dashboard`, and the page that `ensemble run --dashboard` serves beside a run.
 
-Beside a run the page is served by a process of its own: what watching costs is not charged to the run, whose
-account has its driver, members and feeders; the page's process says at its end what it used. Its standard output
-goes through the run's, and its standard input tells it how the run stands: a line when the run has ended, and the
-end of file when its process is gone.
+Beside a run the page has a process of its own, which is not charged to the run. Its standard input tells it how
+the run stands: a line when the run has ended, and the end of file when its process is gone.
 """
 
 from __future__ import annotations
@@ -24,33 +22,22 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble.cli.page_address import PageAddress, say
+from ensemble.cli.arguments import PORT, Command, add_run_dir, port
+from ensemble.cli.console import print_lines, write_json
+from ensemble.cli.page_address import announced, say
+from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.spec import SpecError
 from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
-    from ensemble.reporting.dashboard.samples import Access
     from ensemble.reporting.dashboard.security import Guard
     from ensemble.reporting.dashboard.server import Page
 
-PORT = 8270
 END_S, POLL_S = 10.0, 0.5
 URL = "http://"
-NO_SAMPLES = "the live page shows no samples of the data"
-
-
-def add_page_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command that serves a page beside a run."""
-    text = "serve a live page of the run, until it has ended and, on a terminal, no browser is connected any more"
-    text += "; `ensemble dashboard RUN_DIR`, beside the run, has options for other hosts, proxies and viewers"
-    parser.add_argument("--dashboard", action="store_true", help=text)
-    text = f"port of the live page (default: {PORT}, another one if it is taken); implies --dashboard"
-    parser.add_argument("--dashboard-port", type=port, metavar="PORT", help=text)
-    parser.add_argument("--no-samples", action="store_true", help=NO_SAMPLES)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `ensemble dashboard`."""
     text = "run directory, or folder in which runs are found up to two levels deep (default: runs)"
     parser.add_argument("path", nargs="?", default="runs", metavar="RUN_DIR", help=text)
     text = f"port (default: {PORT}, another one if it is taken)"
@@ -65,21 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix", type=prefix, default="", metavar="PATH", help=text)
     text = "file with the bearer token for /metrics, which only its owner may read"
     parser.add_argument("--metrics-token-file", metavar="FILE", help=text)
-    text = "make a second address, of people who may look and not act; it works in any number of browsers"
-    parser.add_argument("--viewer", action="store_true", help=text)
-    who = parser.add_mutually_exclusive_group()
-    who.add_argument("--no-samples", action="store_true", help=NO_SAMPLES)
-    text = "samples of the data are shown to viewers, too, who may not act"
-    who.add_argument("--viewer-samples", action="store_true", help=text)
     parser.add_argument("--beside-run", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--on-terminal", action="store_true", help=argparse.SUPPRESS)
-
-
-def port(text: str) -> int:
-    """A port; 0 for any that is free."""
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
-    return int(text)
 
 
 def prefix(text: str) -> str:
@@ -92,7 +66,6 @@ def prefix(text: str) -> str:
 
 def dashboard(options: argparse.Namespace) -> int:
     """Serve the live page until Ctrl-C or SIGTERM."""
-    from ensemble.reporting.dashboard.connections import raise_file_limit
     from ensemble.reporting.dashboard.security import Guard, allowed_hosts, is_loopback, read_token_file
 
     path = Path(options.path).expanduser().absolute()
@@ -101,9 +74,8 @@ def dashboard(options: argparse.Namespace) -> int:
     address = _resolve(options.host)
     token_file = options.metrics_token_file
     token = None if token_file is None else read_token_file(token_file)
-    raise_file_limit()
     is_shown = options.on_terminal if options.beside_run else sys.stdout.isatty()
-    with _listen(address, options.port) as listening, PageAddress(is_shown=is_shown) as page_address:
+    with _listen(address, options.port) as listening, contextlib.ExitStack() as stack:
         number = listening.getsockname()[1]
         own = () if is_loopback(address) else _own_names()
         hosts = allowed_hosts(address, number, own, options.allow_host)
@@ -114,13 +86,12 @@ def dashboard(options: argparse.Namespace) -> int:
         if options.prefix:
             url = _name_proxy(options.allow_host, number) + options.prefix + "/"
 
-        def make_guard() -> Guard:
-            announce_viewer = page_address.announce_viewer if options.viewer else None
-            return Guard(hosts, number, url, page_address.announce, token, announce_viewer, options.prefix)
+        guard = Guard(hosts, number, url, token, options.prefix)
 
-        samples: Access = "viewers" if options.viewer_samples else "owner"
-        samples = "nobody" if options.no_samples else samples
-        asyncio.run(_serve(path, make_guard, listening, samples, beside_run=options.beside_run))
+        def announce() -> None:
+            stack.enter_context(announced(guard.url, is_shown=is_shown))
+
+        asyncio.run(_serve(path, guard, listening, announce, beside_run=options.beside_run))
     if options.beside_run:
         say(f"the live page used {time.process_time():.1f} s of CPU time, which is not in the run's account")
     return 0
@@ -141,24 +112,24 @@ def _resolve(host: str) -> str:
         SpecError: it has none.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise SpecError(f"--host {host}: {error}") from None
-    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0]).partition("%")[0]
+    return str(min(addresses, key=lambda address: address[0] != socket.AF_INET)[4][0]).partition("%")[0]
 
 
 def _own_names() -> set[str]:
     """Names and IP addresses of this machine."""
     import psutil
 
-    found = {socket.gethostname(), socket.getfqdn()}
+    names = {socket.gethostname(), socket.getfqdn()}
     for addresses in psutil.net_if_addrs().values():
-        found |= {
-            each.address.partition("%")[0]
-            for each in addresses
-            if each.family in (socket.AF_INET, socket.AF_INET6)
+        names |= {
+            entry.address.partition("%")[0]
+            for entry in addresses
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
         }
-    return found
+    return names
 
 
 def _listen(address: str, wanted: int | None) -> socket.socket:
@@ -167,7 +138,7 @@ def _listen(address: str, wanted: int | None) -> socket.socket:
     Raises:
         SpecError: it cannot be had.
     """
-    from ensemble.reporting.dashboard.connections import listen
+    from ensemble.reporting.dashboard.server import listen
 
     try:
         return listen(address, PORT if wanted is None else wanted)
@@ -186,10 +157,10 @@ def _explain(address: str, number: int, hosts: set[str]) -> Iterator[str]:
 
     tunnel = f"ssh -L {number}:127.0.0.1:{number} {socket.gethostname()}"
     if not is_loopback(address):
-        known = ", ".join(sorted(hosts))
+        names = ", ".join(sorted(hosts))
         yield (
             f"plain HTTP on {address}: others can reach port {number}, and who sees the traffic can act as you; "
-            f"`{tunnel}` needs no open port. Names: {known} (--allow-host adds one)"
+            f"`{tunnel}` needs no open port. Names: {names} (--allow-host adds one)"
         )
     elif os.environ.get("SSH_CONNECTION"):
         yield f"from your own machine: `{tunnel}`, then open the address there"
@@ -197,18 +168,18 @@ def _explain(address: str, number: int, hosts: set[str]) -> Iterator[str]:
 
 async def _serve(
     path: Path,
-    make_guard: Callable[[], Guard],
+    guard: Guard,
     listening: socket.socket,
-    samples: Access,
+    announce: Callable[[], None],
     *,
     beside_run: bool,
 ) -> None:
     """Serve until a signal comes, or, beside a run, it is over and nobody looks.
 
     Args:
-        make_guard: called when a signal would end this in order: it prints the address.
+        announce: prints the address; called when a signal would end this in order.
     """
-    from ensemble.reporting.dashboard.hub import Runs
+    from ensemble.reporting.dashboard.feed import Runs
     from ensemble.reporting.dashboard.server import serve
 
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
@@ -221,7 +192,8 @@ async def _serve(
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
     runs = Runs(path, is_one=True if beside_run else None)
-    async with serve(runs, make_guard(), listening, samples) as page:
+    announce()
+    async with serve(runs, guard, listening) as page:
         following = asyncio.create_task(_follow_run(page, stopped)) if beside_run else None
         await stopped.wait()
         if following is not None:
@@ -246,17 +218,15 @@ class PageProcess:
     Args:
         run_dir: which need not be there yet.
         wanted: the port; None: the default one, or another if it is taken.
-        shows_samples: whether it shows samples of the data.
 
     Raises:
         SpecError: it cannot be served.
     """
 
-    def __init__(self, run_dir: Path, wanted: int | None, *, shows_samples: bool = True) -> None:
+    def __init__(self, run_dir: Path, wanted: int | None) -> None:
         self._run_dir = run_dir
         command = [sys.executable, "-P", "-m", "ensemble.cli", "dashboard", str(run_dir), "--beside-run"]
         command += [] if wanted is None else ["--port", str(wanted)]
-        command += [] if shows_samples else ["--no-samples"]
         command += ["--on-terminal"] if sys.stderr.isatty() else []
         pipe = subprocess.PIPE
         # A session of its own: Ctrl-C is meant for the run, whose end the page still shows.
@@ -320,3 +290,36 @@ class PageProcess:
             say("the live page is served until it is closed, or Ctrl-C", sys.stderr)
             with contextlib.suppress(KeyboardInterrupt):
                 self._process.wait()
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the report, and what else is missing of the results, and print its path."""
+    from ensemble.controller.unfinished import complete_results
+    from ensemble.reporting.report import write_report
+    from ensemble.store import RunDir, StoreError, WriteError, read_state
+
+    run_dir = RunDir(options.run_dir)
+    path, state = run_dir.report, read_state(run_dir.events)
+    try:
+        written = complete_results(run_dir, state, [path.name])
+        if path.name not in written:  # it has not ended
+            write_report(run_dir)
+    except WriteError as error:
+        print(f"ensemble: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except StoreError as error:
+        if not run_dir.report.exists():
+            raise
+        print(f"ensemble: {error}", file=sys.stderr)
+    print_lines(options, str(path))
+    write_json(options, [{"report": str(path)}])
+    return 0
+
+
+DASHBOARD = Command(
+    dashboard,
+    "Serve the live page of a run, or of all runs in a folder, whichever process runs them.",
+    add_options,
+    has_json=False,
+)
+REPORT = Command(report, "Write the report of a run and print its path.", add_run_dir)

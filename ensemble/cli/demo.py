@@ -1,8 +1,7 @@
-"""The spec of `ensemble demo`: eight small networks on the handwritten digits of scikit-learn.
+"""The spec of `ensemble demo`: eight small networks on the handwritten digits of scikit-learn, with noise.
 
-Noise makes the digits harder to read. The members differ in width, depth and learning rate; two are data-parallel
-over two workers, except on a machine with one GPU, which two workers of a member cannot share. They train in
-bf16, or in fp32 where bf16 is slower, and read one pipeline, which shifts the digits and adds noise in each epoch.
+They differ in width, depth and learning rate; two are data-parallel over two workers, except on a machine with one
+GPU. They train in bf16, or in fp32 where that is faster, and read one pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.meter.power import list_gpus
+from ensemble.meter.devices import list_gpus
 from ensemble.spec import Ensemble, Member, Recipe, Resources
 from pipelines import Pipeline, sources, stages
 from pipelines.environment.processor import has_fast_bf16
@@ -91,7 +90,6 @@ def schedule(opt: torch.optim.Optimizer, params: dict[str, Any], steps: int) -> 
 
 
 def spec(epochs: int = 12, batch_size: int = 64, precision: str = "auto", sharing: str = "auto") -> Ensemble:
-    """The demo as an `Ensemble`."""
     has_cuda = "+cpu" not in metadata.version("torch") and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
     gpus = {gpu.parent for gpu in list_gpus()} if has_cuda else set()
     if precision == "auto":
@@ -101,8 +99,8 @@ def spec(epochs: int = 12, batch_size: int = 64, precision: str = "auto", sharin
     grain = np.random.default_rng(0).normal(0.0, GRAIN, images.shape)
     pixels = np.clip(images / 16 * 255 + grain, 0, 255).astype(np.uint8)[:, None]
     records = sources.arrays(image=pixels, label=label)
-    train, rest = records.split(0.6, seed=0)
-    valid, test = rest.split(0.5, seed=1)
+    train, held_out = records.split(0.6, seed=0)
+    valid, test = held_out.split(0.5, seed=1)
     normalize = stages.scale("image", mean=(0.3,), std=(0.37,))
     still = [Pipeline(source).map(normalize) for source in (valid, test)]
     return Ensemble(

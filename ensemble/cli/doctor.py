@@ -6,6 +6,7 @@ process imports torch and Horovod, because that may take minutes or crash.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -15,9 +16,12 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from ensemble.cli.arguments import Command
+from ensemble.cli.console import find_width, print_styled, write_json
+from pipelines.errors import PipelineError
 
 Row = dict[str, Any]
 Check = Callable[[], Iterator[Row]]
@@ -41,22 +45,24 @@ if importlib.util.find_spec("horovod"):
 """
 
 IMPORT_S = 300.0  # time limit for importing torch, which takes minutes from a cold disk or a network file system
-_NOTIFY_AFTER_S = 2.0
 _DOCKERS_SHM = 64 * 2**20  # bytes
+POWER_LABELS = {
+    "rapl": "RAPL",
+    "power_meter": "ACPI power meter",
+    "nvml": "NVML",
+}
 
 
-def examine(timeout_s: float = IMPORT_S, notify: Callable[[str], object] | None = None) -> list[Row]:
+def examine(timeout_s: float = IMPORT_S) -> list[Row]:
     """What this machine offers.
 
     Args:
         timeout_s: time limit for importing torch; after it, the rows about torch and Horovod say that nothing is
             known.
-        notify: called with a message if the import takes long.
 
     Returns:
         Rows of `what`, `value` (text), `available` and `reason` (why it is not available, else empty).
     """
-    probe = _Probe(timeout_s, notify or (lambda text: None))
     checks: list[tuple[str, Check]] = [
         ("system", _system),
         ("cores", _cores),
@@ -66,15 +72,16 @@ def examine(timeout_s: float = IMPORT_S, notify: Callable[[str], object] | None 
         ("GPUs", _gpus),
         ("power", _power),
         ("packages", _packages),
+        ("extensions", _extensions),
         ("crops of JPEG files", _decoded_parts),
-        ("collectives", lambda: _collectives(probe)),
+        ("collectives", lambda: _collectives(timeout_s)),
     ]
     rows: list[Row] = []
     for what, check in checks:
         try:
             rows += check()
         except Exception as error:  # on an unusual machine the other rows are still of use
-            rows.append(_unavailable(what, f"could not be checked: {type(error).__name__}: {error}"))
+            rows.append(_row(what, reason=f"could not be checked: {type(error).__name__}: {error}"))
     return rows
 
 
@@ -95,17 +102,14 @@ def list_lines(rows: list[Row], width: int | None) -> list[tuple[str, str]]:
     return list(zip(lay_out(columns, width), styles, strict=True))
 
 
-def _available(what: str, value: str) -> Row:
-    return {"what": what, "value": value, "available": True, "reason": ""}
-
-
-def _unavailable(what: str, reason: str, value: str = "") -> Row:
-    return {"what": what, "value": value, "available": False, "reason": " ".join(reason.split())}
+def _row(what: str, value: str = "", reason: str = "") -> Row:
+    """A row; with a reason it is of what is not available."""
+    return {"what": what, "value": value, "available": not reason, "reason": " ".join(reason.split())}
 
 
 def _system() -> Iterator[Row]:
-    yield _available("Python", f"{platform.python_version()} ({sys.executable})")
-    yield _available("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
+    yield _row("Python", f"{platform.python_version()} ({sys.executable})")
+    yield _row("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
 
 
 def _cores() -> Iterator[Row]:
@@ -113,12 +117,12 @@ def _cores() -> Iterator[Row]:
 
     allowed, usable, total = len(allowed_cores()), usable_cpus(), os.cpu_count()
     limit = f"cgroup limit {usable:g}" if usable < allowed else "no cgroup limit"
-    yield _available("cores", f"{usable:g} usable: {total} in the machine, {allowed} by affinity, {limit}")
+    yield _row("cores", f"{usable:g} usable: {total} in the machine, {allowed} by affinity, {limit}")
     pinning = find_pinning()
     if pinning:
         named = " ".join(f"{name}={value}" for name, value in pinning.items())
         reason = "members and feeders do not get it, as all would be pinned to the same cores; unset it"
-        yield _unavailable("threads on all cores", reason, named)
+        yield _row("threads on all cores", named, reason)
 
 
 def _memory() -> Iterator[Row]:
@@ -128,7 +132,7 @@ def _memory() -> Iterator[Row]:
 
     total, usable = psutil.virtual_memory().total, limit_bytes()
     limit = "" if usable >= total else f", of {_gib(total)} in the machine by a cgroup limit"
-    yield _available("memory", f"{_gib(usable)}{limit}, {_gib(available_bytes())} free")
+    yield _row("memory", f"{_gib(usable)}{limit}, {_gib(available_bytes())} free")
 
 
 def _shared_memory() -> Iterator[Row]:
@@ -139,20 +143,20 @@ def _shared_memory() -> Iterator[Row]:
         with open(os.memfd_create("ensemble-doctor"), "r+b") as file:
             file.truncate(mmap.PAGESIZE)
             mmap.mmap(file.fileno(), mmap.PAGESIZE).close()
-        yield _available(what, "works; the rings of the pipelines lie in it")
+        yield _row(what, "works; the rings of the pipelines lie in it")
     except OSError as error:
-        yield _unavailable(what, f"{error}: feeders cannot share; members prepare for themselves")
+        yield _row(what, reason=f"{error}: feeders cannot share; members prepare for themselves")
     try:
-        space = shutil.disk_usage("/dev/shm")
-        free = f"{_gib(space.total)}, {_gib(space.free)} free"
-        if space.total <= _DOCKERS_SHM:
-            needs = "NCCL and Ray's object store need more (docker run --shm-size=2g), rings are not limited by it"
-            yield _unavailable("/dev/shm", f"{space.total // 2**20} MiB, as containers have by default: {needs}")
-        else:
-            yield _available("/dev/shm", f"{free} (used by Ray's object store and NCCL)")
+        space, reason = shutil.disk_usage("/dev/shm"), ""
     except OSError as error:
-        text = f"{error.strerror}; Ray's object store and NCCL use it, the pipelines do not"
-        yield _unavailable("/dev/shm", text)
+        reason = f"{error.strerror}; Ray's object store and NCCL use it, the pipelines do not"
+        yield _row("/dev/shm", reason=reason)
+        return
+    if space.total <= _DOCKERS_SHM:
+        needs = "NCCL and Ray's object store need more (docker run --shm-size=2g), rings are not limited by it"
+        reason = f"{space.total // 2**20} MiB, as containers have by default: {needs}"
+    free = f"{_gib(space.total)}, {_gib(space.free)} free (used by Ray's object store and NCCL)"
+    yield _row("/dev/shm", "" if reason else free, reason)
 
 
 def _file_locks() -> Iterator[Row]:
@@ -160,174 +164,155 @@ def _file_locks() -> Iterator[Row]:
 
     here = os.getcwd()
     if has_locks(here):
-        yield _available("file locks", f"work in {here}; a run directory needs them")
+        yield _row("file locks", f"work in {here}; a run directory needs them")
     else:
-        text = f"none in {here}: runs there have members of one worker only (Lustre: mount it with -o flock)"
-        yield _unavailable("file locks", text)
+        reason = f"none in {here}: runs there have members of one worker only (Lustre: mount it with -o flock)"
+        yield _row("file locks", reason=reason)
 
 
 def _gpus() -> Iterator[Row]:
     from ensemble.executors import mps
-    from ensemble.meter.power import list_gpus
+    from ensemble.meter.devices import list_gpus
 
     names = [gpu.model for gpu in list_gpus()]
-    if names:
-        counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-        yield _available("GPUs", counts)
-    else:
-        yield _unavailable("GPUs", "NVML shows none (see NVML); members train on the cores")
+    counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    yield _row("GPUs", counts, "" if names else "NVML shows none (see NVML); members train on the cores")
     where = shutil.which(mps.BINARY)
-    if where is None:
-        yield _unavailable("MPS", mps.ABSENT)
-    else:
-        yield _available("MPS", f"{where}; used where a run says mps=True")
+    yield _row("MPS", f"{where}; used where a run says mps=True" if where else "", "" if where else mps.ABSENT)
 
 
 def _power() -> Iterator[Row]:
-    from ensemble.meter.power import Absent, open_nvml, open_rapl, watts_per_core
+    from ensemble.meter.power import POWER_SOURCES, Absent, watts_per_core
     from ensemble.meter.power.busy_time import find_busy_time
     from ensemble.meter.power.common import PowerError
     from ensemble.meter.power.estimate import VARIABLE, open_estimate
-    from ensemble.meter.power.hwmon import open_amd_energy, open_power_meter
     from ensemble.spec import SpecError
 
-    opened = {
-        "RAPL": open_rapl(),
-        "AMD energy driver": open_amd_energy(),
-        "ACPI power meter": open_power_meter(),
-        "external meter": Absent("external meter", "a run reads that of Energy(meter=...)"),
-        "NVML": open_nvml(),
-    }
     measures_cpus = []
-    for label, source in opened.items():
-        if isinstance(source, Absent):
-            yield _unavailable(label, source.reason)
-            continue
+    for provider in POWER_SOURCES.list_providers():
+        label = POWER_LABELS.get(provider.name, provider.name)
         try:
-            parts = [reading.name for reading in source.read()]
-            yield _available(label, f"measured: {', '.join(parts)}")
-            measures_cpus += [] if label == "NVML" else [label]
-        except PowerError as error:
-            yield _unavailable(label, str(error))
-        finally:
-            source.close()
+            source = provider.load()()
+            if isinstance(source, Absent):
+                yield _row(label, reason=source.reason)
+                continue
+            with contextlib.closing(source):
+                yield _row(label, f"measured: {', '.join(reading.name for reading in source.read())}")
+            measures_cpus += [label] if source.kind in ("cpu", "node") else []
+        except (PipelineError, PowerError) as error:
+            yield _row(label, reason=str(error))
     busy = find_busy_time()
     if isinstance(busy, Absent):
-        yield _unavailable("CPU time", busy.reason)
+        yield _row("CPU time", reason=busy.reason)
     else:
-        yield _available("CPU time", f"of the whole {busy.scope} ({busy.file})")
+        yield _row("CPU time", f"of the whole {busy.scope} ({busy.file})")
+    used = f"not used: {measures_cpus[0]} measures" if measures_cpus else "used, labelled as estimated"
     try:
         estimate = open_estimate(busy)
+        reason = estimate.reason if isinstance(estimate, Absent) else ""
     except SpecError as error:
-        yield _unavailable("power estimate", str(error))
-        return
-    if isinstance(estimate, Absent):
-        yield _unavailable("power estimate", estimate.reason)
-    else:
-        used = f"not used: {measures_cpus[0]} measures" if measures_cpus else "used, labelled as estimated"
-        yield _available("power estimate", f"{watts_per_core():g} W per busy core ({VARIABLE}); {used}")
+        reason = str(error)
+    value = "" if reason else f"{watts_per_core():g} W per busy core ({VARIABLE}); {used}"
+    yield _row("power estimate", value, reason)
 
 
 def _packages() -> Iterator[Row]:
     for label, package in (("Ray", "ray"), ("Optuna", "optuna")):
         try:
-            yield _available(label, importlib.metadata.version(package))
+            yield _row(label, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield _unavailable(label, f"the package {package} is not installed: pip install {package}")
+            yield _row(label, reason=f"the package {package} is not installed: pip install {package}")
+
+
+def _extensions() -> Iterator[Row]:
+    """What can be named of each kind, and which distributions have added to it."""
+    from ensemble.extend import list_tables
+
+    for table in list_tables():
+        what, providers = table.kind.replace("_", " "), table.list_providers()
+        names = [
+            f"{entry.name} ({entry.distribution})" if entry.distribution else entry.name for entry in providers
+        ]
+        yield _row(what, ", ".join(names))
+        yield from (_row(what, reason=conflict) for conflict in table.find_conflicts())
+        for provider in providers:
+            try:
+                if provider.distribution:
+                    provider.load()
+            except PipelineError as error:
+                yield _row(what, reason=str(error))
 
 
 def _decoded_parts() -> Iterator[Row]:
     from pipelines.prepare.decoded_part import LIBRARY, load_library
 
-    what = "crops of JPEG files"
-    if load_library() is not None:
-        yield _available(what, "decoded in part")
-    elif LIBRARY.exists():
-        yield _unavailable(
-            what, "the package's libjpeg-turbo cannot be loaded, or decodes otherwise than simplejpeg"
-        )
-    else:
-        yield _unavailable(
-            what,
-            "files are decoded whole: a C compiler or libjpeg-turbo (libjpeg-dev) was absent at the installation",
-        )
+    reason = "the package's libjpeg-turbo cannot be loaded, or decodes otherwise than simplejpeg"
+    if not LIBRARY.exists():
+        reason = "decoded whole: a C compiler or libjpeg-turbo (libjpeg-dev) was absent at the installation"
+    is_loaded = load_library() is not None
+    yield _row("crops of JPEG files", "decoded in part" if is_loaded else "", "" if is_loaded else reason)
 
 
-def _collectives(probe: _Probe) -> Iterator[Row]:
-    found, failure = probe.result()
-    torch = found.get("torch")
-    if torch is None:
-        yield _describe_unimported_torch(failure)
-    else:
+def _collectives(timeout_s: float) -> Iterator[Row]:
+    versions, failure = _probe(timeout_s)
+    torch, unknown = versions.get("torch"), f"not known: {failure}"
+    if torch is not None:
         cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "built without CUDA"
-        yield _available("torch", f"{torch['version']}, {torch['threads']} threads, {cuda}")
-    for label, hint in (("gloo", ""), ("NCCL", ""), ("MPI", " (Horovod can bring its own)")):
-        if torch is None:
-            yield _unavailable(label, f"not known: {failure}")
-        elif torch[label.lower()]:
-            yield _available(label, "in torch.distributed")
-        else:
-            part = "CUDA" if label == "NCCL" and not torch["cuda"] else "it"
-            yield _unavailable(label, f"this torch is built without {part}{hint}")
-    yield _horovod(found.get("horovod"), failure)
-
-
-def _describe_unimported_torch(failure: str) -> Row:
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return _unavailable("torch", "the package torch is not installed: pip install torch")
-    return _unavailable("torch", failure, value=version)
-
-
-def _horovod(found: dict[str, Any] | None, failure: str) -> Row:
-    if importlib.util.find_spec("horovod") is None:
-        text = "not installed; optional: make horovod, or deploy/build-horovod.sh, builds it"
-        return _unavailable("Horovod", text)
-    if found is None:
-        return _unavailable("Horovod", f"not known: {failure}")
-    if "error" in found:
-        return _unavailable("Horovod", f"horovod.torch cannot be imported: {found['error']}")
-    built = ", ".join(name for name in ("gloo", "mpi", "nccl") if found[name]) or "no backend"
-    return _available("Horovod", f"{importlib.metadata.version('horovod')} with {built}")
-
-
-class _Probe:
-    """The child process that imports torch, started first so that it runs during the other checks."""
-
-    def __init__(self, timeout_s: float, notify: Callable[[str], object]) -> None:
-        self._timeout_s, self._notify = timeout_s, notify
-        self._deadline = time.monotonic() + timeout_s
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def result(self) -> tuple[dict[str, Any], str]:
-        """What the child found, and in one line why it did not find the rest."""
+        yield _row("torch", f"{torch['version']}, {torch['threads']} threads, {cuda}")
+    else:
         try:
-            out, err = self._wait()
-            last = (err.strip().splitlines() or [f"exit {self._child.returncode}"])[-1]
+            yield _row("torch", importlib.metadata.version("torch"), failure)
+        except importlib.metadata.PackageNotFoundError:
+            yield _row("torch", reason="the package torch is not installed: pip install torch")
+    for label, hint in (("gloo", ""), ("NCCL", ""), ("MPI", " (Horovod can bring its own)")):
+        if torch is not None and torch[label.lower()]:
+            yield _row(label, "in torch.distributed")
+        else:
+            part = "CUDA" if label == "NCCL" and torch is not None and not torch["cuda"] else "it"
+            yield _row(label, reason=f"this torch is built without {part}{hint}" if torch else unknown)
+    horovod = versions.get("horovod")
+    if importlib.util.find_spec("horovod") is None:
+        reason = "not installed; optional: make horovod, or deploy/build-horovod.sh, builds it"
+        yield _row("Horovod", reason=reason)
+    elif horovod is None or "error" in horovod:
+        error = horovod and f"horovod.torch cannot be imported: {horovod['error']}"
+        yield _row("Horovod", reason=error or unknown)
+    else:
+        built = ", ".join(name for name in ("gloo", "mpi", "nccl") if horovod[name]) or "no backend"
+        yield _row("Horovod", f"{importlib.metadata.version('horovod')} with {built}")
+
+
+def _probe(timeout_s: float) -> tuple[dict[str, Any], str]:
+    """What a child process finds that imports torch and Horovod, and in one line why it did not find the rest."""
+    command = [sys.executable, "-P", "-c", _PROBE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            out, err = child.communicate(timeout=timeout_s)
+            last = (err.strip().splitlines() or [f"exit {child.returncode}"])[-1]
             failure = f"import torch failed: {last}"
         except subprocess.TimeoutExpired:
-            self._child.kill()
-            out, err = self._child.communicate()
-            failure = f"the import had not ended after {self._timeout_s:g} s; once more may be faster"
-        found: dict[str, Any] = {}
-        for line in out.splitlines():
-            with contextlib.suppress(ValueError):  # the last line of a killed child may be incomplete
-                found.update(json.loads(line))
-        return found, failure
-
-    def _wait(self) -> tuple[str, str]:
-        """The child's output once it has ended; raises `subprocess.TimeoutExpired` after the time limit."""
-        left_s = max(0.0, self._deadline - time.monotonic())
-        if left_s > _NOTIFY_AFTER_S:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self._child.communicate(timeout=_NOTIFY_AFTER_S)
-            left_s = max(0.0, self._deadline - time.monotonic())
-            self._notify(f"importing torch, which takes long the first time; waiting up to {left_s:.0f} s for it")
-        return self._child.communicate(timeout=left_s)
+            child.kill()
+            out, _ = child.communicate()
+            failure = f"the import had not ended after {timeout_s:g} s; once more may be faster"
+    versions: dict[str, Any] = {}
+    for line in out.splitlines():
+        with contextlib.suppress(ValueError):  # the last line of a killed child may be incomplete
+            versions.update(json.loads(line))
+    return versions, failure
 
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Show what this machine offers."""
+    print("ensemble: importing torch, which may take minutes the first time", file=sys.stderr, flush=True)
+    rows = examine()
+    if options.json != "-":
+        print_styled(list_lines(rows, find_width()))
+    write_json(options, rows)
+    return 0
+
+
+DOCTOR = Command(doctor, "Show what this machine offers, and why anything is missing.")

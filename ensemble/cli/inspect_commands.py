@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ensemble.cli.console import find_width, print_lines, write_csv, write_json
+from ensemble.cli.arguments import Command, add_run_dir, path
+from ensemble.cli.console import find_width, print_lines, write_json
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -18,20 +19,20 @@ EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
 
 def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) -> int:
     """Show what a run would do, need and cost; the exit status says whether first steps of members fail."""
-    from ensemble.api import choose_free_path
+    from ensemble.controller.start_steps import choose_free_path
     from ensemble.inspection import dry_run as try_run
     from ensemble.inspection.dry_run_result import format_dry_run
 
-    path = choose_free_path(run_dir.path) if options.fresh else run_dir.path
+    folder = choose_free_path(run_dir.path) if options.fresh else run_dir.path
     how = {
         "accept_code": options.accept_code,
         "accept_data": options.accept_data,
         "full": options.dry_run == "full",
     }
-    found = try_run(ensemble, path, options.executor, options.spec, **how)
-    print_lines(options, *format_dry_run(found, find_width()).splitlines())
-    write_json(options, found.as_dict())
-    failed = [row["error"] is not None for row in found.members]
+    result = try_run(ensemble, folder, options.executor, options.spec, **how)
+    print_lines(options, *format_dry_run(result, find_width()).splitlines())
+    write_json(options, result.as_dict())
+    failed = [row["error"] is not None for row in result.members]
     if all(failed):
         return EXIT_FAILED
     return EXIT_SOME_FAILED if any(failed) and not options.allow_failed else 0
@@ -83,21 +84,34 @@ def list_runs(options: argparse.Namespace) -> int:
     return 0
 
 
+def nodes(options: argparse.Namespace) -> int:
+    """Show the nodes of a run."""
+    from ensemble.inspection import describe_nodes
+    from ensemble.reporting.sections.nodes import list_columns, list_notes
+    from ensemble.reporting.tables import lay_out
+
+    rows = describe_nodes(options.run_dir)
+    if options.json != "-":
+        print_lines(options, *(lay_out(list_columns(rows), find_width()) if rows else ["no node has joined yet"]))
+        print_lines(options, *list_notes(rows))
+    write_json(options, rows)
+    return 0
+
+
 def compare(options: argparse.Namespace) -> int:
     """Show runs side by side."""
     from ensemble.inspection import compare as compare_runs
     from ensemble.reporting.comparison.result import format_comparison
 
-    found = compare_runs(*options.runs, quality=options.quality)
-    print_lines(options, *format_comparison(found, find_width()).splitlines())
-    write_json(options, found.as_dict())
+    result = compare_runs(*options.runs)
+    print_lines(options, *format_comparison(result, find_width()).splitlines())
+    write_json(options, result.as_dict())
     return 0
 
 
 def usage(options: argparse.Namespace) -> int:
     """Show what the runs in a folder have used, by user, project or month."""
     from ensemble.inspection import sum_usage
-    from ensemble.inspection.usage import FIGURES
     from ensemble.reporting import text
     from ensemble.reporting.tables import format_table
 
@@ -116,10 +130,7 @@ def usage(options: argparse.Namespace) -> int:
         cells.append([*(row[name] for name in options.by), f"{row['runs']}{running}", *hours, *quantities])
     head = [*options.by, "runs", "CPU-hours", "GPU-hours", "kWh", "emissions", "price"]
     shown = format_table(head, cells, find_width()) if rows else f"no run that has begun in {options.folder}"
-    if options.csv != "-":
-        print_lines(options, *shown.splitlines())
-    if options.csv is not None:
-        write_csv(options.csv, [*options.by, *FIGURES], rows)
+    print_lines(options, *shown.splitlines())
     write_json(options, [dict(row) for row in rows])
     return 0
 
@@ -134,3 +145,37 @@ def _describe_sum(
         return text.ABSENT
     without = f"without {text.count(row[missing], 'run')}" if row[missing] else None
     return " ".join(filter(None, (describe(row[name]), unit, without)))
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", default="runs", type=path, help="folder (default: %(default)s)")
+
+
+def _add_usage_options(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser)
+    text = "what they are summed by: user, month, run, or several (default: user)"
+    parser.add_argument("--by", nargs="+", default=["user"], choices=("user", "month", "run"), help=text)
+
+
+def _add_compare_options(parser: argparse.ArgumentParser) -> None:
+    text = "two runs or more; each is compared with the first"
+    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help=text)
+
+
+LIST = Command(
+    list_runs,
+    "List the runs in a folder, the newest first: their state, best value, CPU time, energy and duration.",
+    _add_folder,
+)
+USAGE = Command(
+    usage,
+    "Sum what the runs in a folder have used: CPU-hours, GPU-hours, kWh, emissions and price.",
+    _add_usage_options,
+)
+COMPARE = Command(
+    compare,
+    "Compare runs: differences of their declarations, figures of the same samples with 95 %% intervals of their "
+    "differences, cost.",
+    _add_compare_options,
+)
+NODES = Command(nodes, "Show the nodes of a run, what has failed there, and why one is left out.", add_run_dir)

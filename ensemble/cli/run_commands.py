@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.cli.arguments import read_limits
-from ensemble.cli.console import find_width, print_lines, print_styled, write_json
+from ensemble.cli.arguments import (
+    Command,
+    add_executor,
+    add_member,
+    add_shared,
+    budget,
+    count,
+    path,
+    read_limits,
+)
+from ensemble.cli.console import find_width, print_styled, write_json
 from ensemble.cli.control_commands import POLL_S, send_request
-from ensemble.cli.dashboard import PageProcess
 from ensemble.events import Event, RequestAnswered, RunFinished, RunStarted, RunStopped
 from ensemble.interrupts import repeat_lost_signals
 from ensemble.spec import SpecError
 from ensemble.store.files import format_command
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from ensemble.run import Run
@@ -32,10 +39,16 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_SOME_FAILED, EXIT_RESUMABLE = 1, 3, 75  # 75: EX_TEMPFAIL of sysexits.h
 
 
+#: Options of commands that start or continue a run.
+START = (
+    "--accept-data", "--trust-folder", "--allow-failed", "--max-gpus", "--max-cpus", "--notify", "--mirror",
+)  # fmt: skip
+
+
 def demo(options: argparse.Namespace) -> int:
-    """Train the demo; its default run directory is replaced."""
+    """Train the demo; what an earlier demo left in the default run directory is moved beside it."""
     from ensemble.cli import demo as digits
-    from ensemble.inspection.run_contents import find_foreign_files
+    from ensemble.controller.start_steps import choose_free_path
     from ensemble.spec.spec_file import call_spec
     from ensemble.store import EventLog, RunDir, StoreError
 
@@ -45,9 +58,7 @@ def demo(options: argparse.Namespace) -> int:
         if run_dir.path.is_symlink() or run_dir.info.get("name") != ensemble.name:
             raise StoreError(f"{run_dir.path} is not a run of the demo; give another directory with --run-dir")
         EventLog(run_dir.events).close()  # raises while another demo writes it
-        if foreign := find_foreign_files(run_dir):
-            raise StoreError(f"{run_dir.path / foreign[0]} is not of the demo, which would replace it: move it")
-        shutil.rmtree(run_dir.path)
+        run_dir.path.rename(choose_free_path(run_dir.path))
     return _train(ensemble, run_dir, options)
 
 
@@ -60,144 +71,55 @@ def run(options: argparse.Namespace) -> int:
     ensemble = load_spec(options.spec, options.set)
     run_dir = RunDir(options.run_dir or Path("runs") / ensemble.name)
     if options.dry_run:
-        from ensemble.cli.inspect_commands import dry_run
-
-        _apply_trust(options)
-        return dry_run(apply_limits(ensemble, read_limits(options)), run_dir, options)
+        apply_trust(options)
+        dry_run = import_object("ensemble.cli.inspect_commands:dry_run")
+        return int(dry_run(apply_limits(ensemble, read_limits(options)), run_dir, options))
     return _train(ensemble, run_dir, options, spec_file=options.spec)
 
 
-def submit(options: argparse.Namespace) -> int:
-    """Run a spec file as a job on a cluster, unless a job of that name is running."""
-    from ensemble.executors.ray.jobs import JobClient
-    from ensemble.store.mirror import NO_MIRROR, check_url
+def apply_trust(options: argparse.Namespace) -> None:
+    from ensemble.store import trust_folder
 
-    spec = Path(options.spec).expanduser()
-    name = options.name or spec.stem
-    run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
-    given = vars(options)
-    flags = [
-        "--accept-code",
-        "--accept-data",
-        "--fresh",
-        "--trust-group",
-        "--allow-failed",
-        "--dashboard",
-        "--no-samples",
-    ]
-    page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
-    numbers = ("max_gpus", "max_cpus")
-    ranks = [f"--{name.replace('_', '-')}={given[name]}" for name in numbers if given[name] is not None]
-    trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
-    mirror = [] if options.mirror is None else ["--mirror", options.mirror]
-    if options.mirror not in (None, NO_MIRROR):
-        check_url(options.mirror)  # before anybody can read it in the list of jobs
-    jobs = JobClient(options.address)
-    id, fresh = jobs.submit(
-        spec,
-        name=name,
-        run_dir=run_dir,
-        settings=options.set,
-        working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
-        flags=[
-            *(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]),
-            *page,
-            *ranks,
-            *trust,
-            *mirror,
-        ],
-    )
-    if not fresh:
-        print(f"ensemble: the job {id} is running already", file=sys.stderr)
-    if options.json != "-":
-        print(id, flush=True)
-    write_json(options, [{"id": id, "fresh": fresh, "name": name, "run_dir": str(run_dir)}])
-    return jobs.follow_log(id, lambda text: print(text, end="", flush=True)) if options.follow else 0
-
-
-def _apply_trust(options: argparse.Namespace) -> None:
-    from ensemble.store import trust_folder, trust_group
-
-    if options.trust_group:
-        trust_group()
     if options.trust_folder is not None:
         trust_folder(Path(options.trust_folder))
 
 
-def _switch_on_ray_dashboard(options: argparse.Namespace) -> None:
-    """Have a Ray that is started for the run show its dashboard, where that is asked for."""
-    from ensemble.executors.ray.session import RAY_DASHBOARD
-
-    if options.ray_dashboard:
-        if options.executor != "ray":
-            raise SpecError(
-                f"--ray-dashboard: the executor {options.executor!r} starts no Ray; leave one of them out"
-            )
-        os.environ[RAY_DASHBOARD] = "1"
-
-
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
     with repeat_lost_signals():
-        from ensemble.api import choose_free_path, submit
-        from ensemble.controller.changes import (
-            check_code,
-            check_same,
-            explain_changed_splits,
-            explain_evaluated_again,
-            find_code_change,
-            has_corrected_member,
-            is_combined_otherwise,
-        )
-        from ensemble.controller.damage import check_ended
-        from ensemble.controller.retention import is_more_to_remove
-        from ensemble.controller.unfinished import explain_rest
+        from ensemble.api import submit
+        from ensemble.controller.changes import check_code, check_same
+        from ensemble.controller.start_steps import choose_free_path
+        from ensemble.controller.unfinished import explain_start_again, is_over
         from ensemble.store import RunDir, read_state
-        from ensemble.store.verification import check_kept_code
         from ensemble.user_code.fingerprint import code_of
 
         accept, code = options.accept_code, code_of(ensemble)
-    _apply_trust(options)
-    _switch_on_ray_dashboard(options)
+    apply_trust(options)
     if options.fresh and (free := choose_free_path(run_dir)) != run_dir.path:
         print(f"starting a new run in {free}; {run_dir.path} is not changed", file=sys.stderr)
         run_dir = RunDir(free)
     checked = None
     if run_dir.events.exists() and run_dir.find_info().get("name") == ensemble.name:
         state = read_state(run_dir.events)
-        declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
-        over = _is_finished(state, code.fingerprint) and not has_corrected_member(state, ensemble)
-        if over and len(state.members) >= declared:
+        if is_over(state, ensemble, code.fingerprint):
             check_same(state, ensemble, run_dir.path, accepts_data=options.accept_data)
             check_code(state, code, run_dir, accept=accept)
-            checked = check_ended(run_dir, state, code.fingerprint)
-            rest = explain_rest(state, [*checked, *check_kept_code(run_dir, state)])
-            if rest is None and (
-                explain_changed_splits(state, ensemble)
-                or explain_evaluated_again(
-                    state, find_code_change(state, code, run_dir), ensemble.keep_predictions_gb
-                )
-            ):
-                rest = "it goes on"  # the controller says why
-            if rest is None and is_combined_otherwise(state, ensemble):
-                rest = "its members are combined again as is declared now"
-            if rest is None and is_more_to_remove(state, ensemble.keep_checkpoints):
-                rest = f"no more is kept than keep_checkpoints={ensemble.keep_checkpoints!r} says"
-            if rest is None:
+            again, checked = explain_start_again(run_dir, state, ensemble, code)
+            if again is None:
                 return _show_finished(run_dir, state, options)
-            print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
-    known: dict[str, Any] = {
+            print(f"{run_dir.path} has finished; {again}", file=sys.stderr)
+    arguments: dict[str, Any] = {
         "notify": _read_addresses(options),
         "accept_code": accept,
         "accept_data": options.accept_data,
-        "group_read": options.group_read,
         "code": code,
         "checked": checked,
         "mirror": options.mirror,
         "limits": read_limits(options),
     }
     with _serve_page(run_dir, options):
-        return _run_to_end(
-            lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file, **known), options
+        return run_to_end(
+            lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file, **arguments), options
         )
 
 
@@ -212,7 +134,9 @@ def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.Abst
     """The live page of a run, where it is asked for."""
     if not options.dashboard and options.dashboard_port is None:
         return contextlib.nullcontext()
-    return PageProcess(run_dir.path, options.dashboard_port, shows_samples=not options.no_samples)
+    page: contextlib.AbstractContextManager[object]
+    page = import_object("ensemble.cli.dashboard:PageProcess")(run_dir.path, options.dashboard_port)
+    return page
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -220,15 +144,14 @@ def resume(options: argparse.Namespace) -> int:
     from ensemble.api import read_begun
     from ensemble.api import resume as resume_run
     from ensemble.controller.changes import explain_changed_splits
-    from ensemble.controller.damage import check_declaration, check_ended
-    from ensemble.controller.unfinished import explain_rest
+    from ensemble.controller.unfinished import check_declaration, check_ended, explain_rest, is_finished
     from ensemble.store import RunDir, is_locked, read_events
     from ensemble.store.folding import without_garbage_collection
     from ensemble.train.data_identity import renew_data
     from pipelines.environment.library_settings import keep_settings
     from pipelines.errors import PipelineError
 
-    _apply_trust(options)
+    apply_trust(options)
     run_dir = RunDir(options.run_dir)
     if is_locked(run_dir.events) and options.member is None and _is_ending(read_events(run_dir.events)):
         print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
@@ -248,70 +171,23 @@ def resume(options: argparse.Namespace) -> int:
         raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
     begun, checked = read_begun(run_dir), None
     state = begun.update()
-    if options.epochs is None and options.budget is None and _is_finished(state, state.header.code):
+    if options.epochs is None and options.budget is None and is_finished(state, state.header.code):
         check_declaration(run_dir, state)
         checked = check_ended(run_dir, state, state.header.code)
-        rest = explain_rest(state, checked)
-        if rest is None:
+        again = explain_rest(state, checked)
+        if again is None:
             with keep_settings(), contextlib.suppress(PipelineError):  # the data may be gone: nothing needs them
                 if explain_changed_splits(state, renew_data(run_dir.load_ensemble(takes_settings=True))):
-                    rest = "it goes on"  # the controller says why
-        if rest is None:
+                    again = "it goes on"  # the controller says why
+        if again is None:
             return _show_finished(run_dir, state, options)
-        print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
+        print(f"{run_dir.path} has finished; {again}", file=sys.stderr)
     accepted = {name: getattr(options, name) for name in ("accept_code", "accept_data")}
     how: dict[str, Any] = {**accepted, "epochs": options.epochs, "checked": checked, "begun": begun}
     how["notify"] = _read_addresses(options)
     how |= {"budget": options.budget, "mirror": options.mirror, "limits": read_limits(options)}
     start = without_garbage_collection()(resume_run)
-    return _run_to_end(lambda on_event: start(run_dir, options.executor, on_event, **how), options)
-
-
-def distill(options: argparse.Namespace) -> int:
-    """Train one model on what the ensemble of a run predicts, and show what is lost by that."""
-    from ensemble.cli.control_commands import parse_params
-    from ensemble.distillation import compare
-    from ensemble.distillation import distill as start
-    from ensemble.reporting.text import number
-    from ensemble.spec.spec_file import import_file
-
-    _apply_trust(options)
-    model = None
-    if options.model is not None:
-        model = getattr(import_file(Path(options.model)), "model", None)
-        if not callable(model):
-            raise SpecError(f"{options.model} defines no function model(params) -> nn.Module")
-    given = {
-        name: getattr(options, name)
-        for name in ("member", "epochs", "temperature", "weight", "executor", "accept_code", "fresh")
-    }
-    student: list[Run] = []
-
-    def begin(on_event: Callable[[dict[str, Any]], None]) -> Run:
-        known = {name: value for name, value in given.items() if value is not None}
-        params = parse_params(options.set)
-        student.append(
-            start(options.run_dir, options.run_dir_to, params=params, model=model, on_event=on_event, **known)
-        )
-        return student[0]
-
-    status = _run_to_end(begin, argparse.Namespace(**{**vars(options), "json": None}), show=options.json != "-")
-    if status == EXIT_FAILED:
-        return status
-    rows = compare(options.run_dir, student[0].run_dir)
-    for row in rows:
-        figures = ", ".join(
-            f"{name} {number(row[name])}"
-            for name in row
-            if name not in ("model", "split", "lost", "lost_intervals")
-        )
-        print_lines(options, f"{row['model']} ({row['split']}): {figures}")
-    between = {name: f" ({low:+.4g} ... {high:+.4g})" for name, (low, high) in rows[2]["lost_intervals"].items()}
-    lost = ", ".join(f"{name} {value:+.4g}{between.get(name, '')}" for name, value in rows[2]["lost"].items())
-    note = ", in brackets 95 % intervals" if between else ""
-    print_lines(options, f"the student against the ensemble{note}: {lost}")
-    write_json(options, rows)
-    return status
+    return run_to_end(lambda on_event: start(run_dir, options.executor, on_event, **how), options)
 
 
 def _is_ending(events: Sequence[Event]) -> bool:
@@ -324,18 +200,11 @@ def _is_ending(events: Sequence[Event]) -> bool:
     )
 
 
-def _is_finished(state: RunState, code: str | None) -> bool:
-    """Whether a run has finished, and none of its members would be tried again with that code."""
-    over = state.ended is not None and isinstance(state.ended, RunFinished)
-    return over and not any(member.is_resumable(code) for member in state.members.values())
-
-
 def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace) -> int:
     """Show the result of a run that has finished already, and write what is missing of it."""
     from ensemble.controller.unfinished import complete_results
-    from ensemble.store import EventLog, StoreError, WriteError
-    from ensemble.store.mirror import MirrorError, TakenOverError, begin_mirror, explain_incomplete
-    from ensemble.store.mirror_copier import Copier
+    from ensemble.store import StoreError, WriteError
+    from ensemble.store.mirror_status import explain_incomplete
 
     more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members on, to N epochs in all"
     again = "`ensemble run --fresh` trains again in a new directory"
@@ -348,18 +217,15 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
         return EXIT_FAILED
     except StoreError as error:
         print(f"ensemble: {error}", file=sys.stderr)
+    incomplete = None
     if options.mirror is not None or explain_incomplete(run_dir) is not None:
-        try:
-            with EventLog(run_dir.events):
-                if mirror := begin_mirror(run_dir, options.mirror):
-                    Copier(run_dir, mirror).copy(is_last=True)
-        except (MirrorError, TakenOverError) as error:
-            print(f"ensemble: {error}", file=sys.stderr)
-            return _show_result(run_dir, options, check=False) or EXIT_RESUMABLE
-    return _show_result(run_dir, options, check=False)
+        incomplete = import_object("ensemble.store.mirror:complete_mirror")(run_dir, options.mirror)
+        if incomplete is not None:
+            print(f"ensemble: {incomplete}", file=sys.stderr)
+    return _show_result(run_dir, options, check=False) or (0 if incomplete is None else EXIT_RESUMABLE)
 
 
-def _run_to_end(
+def run_to_end(
     start: Callable[[Callable[[dict[str, Any]], None]], Run], options: argparse.Namespace, *, show: bool = True
 ) -> int:
     """Start a run, show its progress, and its result when it has ended."""
@@ -387,16 +253,17 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
         combined for an error, and that was not allowed; else 75 if its mirror is not complete, and 0.
     """
     from ensemble.controller.unfinished import check_complete
-    from ensemble.reporting import RunProjection, status_json, status_rows, summary
+    from ensemble.reporting import RunProjection, status_rows
     from ensemble.reporting.sections.quality import describe_failed_combination
+    from ensemble.reporting.summary import summary
     from ensemble.store import WriteError, read_events
-    from ensemble.store.mirror import explain_incomplete
+    from ensemble.store.mirror_status import explain_incomplete
 
     run = RunProjection.from_events(read_events(run_dir.events))
     state = run.state
     if options.json != "-" and show:
         print_styled(summary(run, run_dir, width=find_width()))
-    write_json(options, status_json(run, status_rows(run)))
+    write_json(options, status_rows(run))
     states = {member.state for member in state.members.values()}
     if "finished" not in states:
         return EXIT_FAILED
@@ -413,3 +280,54 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     if ("failed" in states or uncombined or is_outdated) and not options.allow_failed:
         return EXIT_SOME_FAILED
     return EXIT_RESUMABLE if explain_incomplete(run_dir) is not None else 0
+
+
+def _add_train_options(parser: argparse.ArgumentParser, run_dir: str) -> None:
+    parser.add_argument("--run-dir", help=f"run directory (default: {run_dir})")
+    add_executor(parser, "ray")
+    add_shared(parser, "--accept-code", "--fresh", *START)
+    add_shared(parser, "--dashboard", "--dashboard-port", "--set")
+
+
+def _add_demo_options(parser: argparse.ArgumentParser) -> None:
+    _add_train_options(parser, "runs/demo; an earlier one moves to runs/demo-2 and so on")
+
+
+def _add_spec_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("spec", metavar="SPEC.py", type=path)
+    text = (
+        "show what the run would do, need and cost, from one batch and a few steps; writes nothing; 'full' also "
+        "prepares all records of all splits"
+    )
+    parser.add_argument("--dry-run", nargs="?", const="quick", choices=("quick", "full"), help=text)
+    _add_train_options(parser, "runs/NAME, with the name of the ensemble")
+
+
+def _add_resume_options(parser: argparse.ArgumentParser) -> None:
+    add_member(parser)
+    text = "train the members, those that have finished, too, to N epochs in all, more than were declared"
+    parser.add_argument("--epochs", type=count, metavar="N", help=text)
+    text = "let a search use so much in all, as in hours=2,cpu_hours=8 (also trials=N, energy_kj=X)"
+    parser.add_argument("--budget", type=budget, metavar="LIMITS", help=text)
+    add_executor(parser)
+    text = (
+        "continue although members were trained with other code of modules that are not kept with the run; "
+        "`ensemble run` uses edited code"
+    )
+    parser.add_argument("--accept-code", action="store_true", help=text)
+    add_shared(parser, *START)
+
+
+DEMO = Command(
+    demo,
+    "Train eight small models on handwritten digits. Takes about a minute and needs no data.",
+    _add_demo_options,
+)
+RUN = Command(
+    run,
+    "Run a spec file, a Python file with spec(**options) -> Ensemble; continues a run that was stopped.",
+    _add_spec_options,
+)
+RESUME = Command(
+    resume, "Continue a run that was stopped or killed, or members that are paused.", _add_resume_options
+)

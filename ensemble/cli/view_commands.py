@@ -7,12 +7,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ensemble.cli.console import find_width, print_lines, print_styled, write_json
+from ensemble.cli.arguments import Command, add_run_dir
+from ensemble.cli.console import find_width, print_lines, write_json
 from ensemble.cli.control_commands import POLL_S
-from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.spec import SpecError
 from ensemble.store.files import format_command
 from ensemble.store.folding import without_garbage_collection
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir
@@ -36,17 +37,16 @@ def status(options: argparse.Namespace) -> int:
 def _show_status(run_dir: RunDir, options: argparse.Namespace) -> int:
     from ensemble import reporting
     from ensemble.store import RunStatus
-    from ensemble.store.mirror import load_status
+    from ensemble.store.mirror_status import load_status
 
     status = RunStatus.load(run_dir)
     gone = reporting.describe_lost_controller(run_dir, status.state, silent_s=reporting.SILENT_S)
     run = reporting.RunProjection.from_status(status, gone)
-    rows = reporting.status_rows(run)
     if options.json != "-":
-        print_lines(options, reporting.status_head(run), *reporting.status_lines(run, rows, find_width()))
+        print_lines(options, reporting.status_head(run), *reporting.status_lines(run, find_width()))
         mirror = load_status(run_dir)
         print_lines(options, *reporting.status_notes(run, find_width()), *([str(mirror)] if mirror else []))
-    write_json(options, reporting.status_json(run, rows))
+    write_json(options, reporting.status_rows(run))
     if gone is not None:
         print(gone, file=sys.stderr)
     return 0
@@ -64,26 +64,10 @@ def add_fetch_options(parser: argparse.ArgumentParser) -> None:
 
 def fetch_run(options: argparse.Namespace) -> int:
     """Bring a run back from its mirror."""
-    from ensemble.store.mirror_fetch import fetch
-
-    run_dir = fetch(options.url, options.run_dir)
+    run_dir = import_object("ensemble.store.mirror_fetch:fetch")(options.url, options.run_dir)
     command = format_command("resume", run_dir)
     print_lines(options, f"{options.url} was fetched into {run_dir}; {command} goes on, and is copied there again")
     write_json(options, [{"url": options.url, "run_dir": str(run_dir)}])
-    return 0
-
-
-def nodes(options: argparse.Namespace) -> int:
-    """Show the nodes of a run."""
-    from ensemble.inspection import describe_nodes
-    from ensemble.reporting.sections.nodes import list_columns, list_notes
-    from ensemble.reporting.tables import lay_out
-
-    rows = describe_nodes(options.run_dir)
-    if options.json != "-":
-        print_lines(options, *(lay_out(list_columns(rows), find_width()) if rows else ["no node has joined yet"]))
-        print_lines(options, *list_notes(rows))
-    write_json(options, rows)
     return 0
 
 
@@ -115,39 +99,11 @@ def _watch(run_dir: RunDir) -> int:
     return 0
 
 
-def report(options: argparse.Namespace) -> int:
-    """Write the report, and what else is missing of the results, and print its path."""
-    from ensemble.controller.unfinished import complete_results
-    from ensemble.reporting import write_report
-    from ensemble.store import RunDir, StoreError, WriteError, read_state
-    from ensemble.store.verification import save_result_digests
-
-    run_dir = RunDir(options.run_dir)
-    path, state = run_dir.report, read_state(run_dir.events)
-    try:
-        written = complete_results(run_dir, state, [] if options.samples else [path.name])
-        if options.samples or path.name not in written:  # it has not ended
-            write_report(run_dir, samples=options.samples or 0)
-            if run_dir.result_digests.exists():
-                save_result_digests(run_dir, state)
-    except WriteError as error:
-        print(f"ensemble: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except StoreError as error:
-        if not run_dir.report.exists():
-            raise
-        print(f"ensemble: {error}", file=sys.stderr)
-    print_lines(options, str(path))
-    write_json(options, [{"report": str(path)}])
-    return 0
+def _add_status_options(parser: argparse.ArgumentParser) -> None:
+    add_run_dir(parser)
+    parser.epilog = "A number beside a state, as in finished (2), says how often the member was started."
+    parser.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
 
 
-def doctor(options: argparse.Namespace) -> int:
-    """Show what this machine offers."""
-    from ensemble.cli import doctor as machine
-
-    rows = machine.examine(notify=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
-    if options.json != "-":
-        print_styled(machine.list_lines(rows, find_width()))
-    write_json(options, [dict(row) for row in rows])
-    return 0
+STATUS = Command(status, "Show the state of a run and of its members.", _add_status_options)
+FETCH = Command(fetch_run, "Bring a run back from the address to which --mirror copied it.", add_fetch_options)

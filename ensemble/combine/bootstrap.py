@@ -1,25 +1,19 @@
 """Intervals of figures on a split: how far they would move on other samples of the same kind.
 
-The bootstrap (Efron 1979) draws n of the n samples with replacement, `draws` times, and measures each draw.
-Samples are drawn, never single positions: the steps of one sequence are not independent. The interval lies between
-two quantiles of the drawn figures. A draw repeats samples, so that an error of calibration is larger in draws than
-in the sample, as it is larger in the sample than in truth: its interval is the basic one (Davison and Hinkley
-1997, section 5.2), which turns the distances of the draws to the other side of the figure.
-
-Draws are the same for all figures, so the difference of two models is drawn in pairs: much of what moves with the
-samples moves both, and the difference is known better than either.
+The bootstrap (Efron 1979) draws n of the n samples with replacement, never single positions, and measures that.
+A draw repeats samples, which makes an error of calibration larger: its interval is the basic one (Davison and
+Hinkley 1997, section 5.2). Draws are the same for all figures, so that differences of two models are of pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, MetricSums, compute_defined
+from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, compute_defined
 from ensemble.combine.tasks.base import Statistic
 from ensemble.spec.split_metrics import SplitMetricLike, bind_fields, name_of
 from ensemble.spec.task import Task
@@ -34,9 +28,6 @@ MOST_RESAMPLED = 50_000_000
 """Predicted values times metrics times draws of a `Resampled`, beyond which fewer draws are made, and none where
 they would be fewer than `FEWEST_RESAMPLED`: areas under curves of scikit-learn take half a minute."""
 
-MOST_ALONE = 2_000
-"""Samples of which each is measured alone, where the predictions are too many to draw from."""
-
 MOST_COUNTS = 20_000_000
 """Samples times draws beyond which fewer draws are made: two models of ten classes take about a second then."""
 
@@ -49,7 +40,7 @@ FEWEST_DEFINED = 0.5
 ROUNDING = 1e-12
 """Relative; draws that differ by less are the same."""
 
-BIASED = ("ece", "ece_debiased", "calibration_error")
+BIASED = ("ece", "calibration_error")
 """Figures whose intervals are basic: means of absolute deviations, which chance makes larger. None is below 0."""
 
 Interval = list[float]
@@ -68,22 +59,17 @@ class DrawnFigures:
 
     def subtract(self, other: DrawnFigures, level: float = 0.95) -> dict[str, Interval]:
         """The intervals of these figures minus those of another model, of the figures that both have."""
-        found = {}
-        for name in (name for name in self.estimates if name in other.estimates):
-            difference = self.estimates[name] - other.estimates[name]
-            drawn = self.drawn[name] - other.drawn[name]
-            interval = find_interval(difference, drawn, level, is_biased=name in BIASED)
-            if interval is not None:
-                found[name] = interval
-        return found
+        bounds: dict[str, Interval] = {}
+        for name in [name for name in self.estimates if name in other.estimates]:
+            difference, drawn = self.estimates[name] - other.estimates[name], self.drawn[name] - other.drawn[name]
+            if (interval := find_interval(difference, drawn, level, is_biased=name in BIASED)) is not None:
+                bounds[name] = interval
+        return bounds
 
 
 @dataclass(frozen=True)
 class Resampled:
-    """Metrics of a whole split that are computed anew for each draw; of the first `draws` only.
-
-    Where the predictions are too many for `FEWEST_RESAMPLED` draws, it has no figures, and they no intervals.
-    """
+    """Metrics of a whole split that are computed anew for each draw; of the first `draws` only."""
 
     metrics: Sequence[SplitMetricLike]
     values: Array
@@ -93,12 +79,12 @@ class Resampled:
 
     @property
     def draws(self) -> int:
-        """How many draws are made of them; 0 where they are too many."""
+        """How many draws are made of them; 0 where the predictions are too many for `FEWEST_RESAMPLED`."""
         draws = MOST_RESAMPLED // max(1, self.values.size * len(self.metrics))
         return min(draws, SLOW_DRAWS) if draws >= FEWEST_RESAMPLED else 0
 
     def __call__(self, counts: Array | None = None) -> Figures:
-        """The figures of d resamples (see `metrics.Sums`); NaN where one is not defined."""
+        """The figures of d resamples (see `metrics.MetricSums`); NaN where one is not defined."""
         if not self.draws:
             return {}
         if counts is None:
@@ -109,31 +95,9 @@ class Resampled:
 
     def compute(self, rows: Any) -> dict[str, float]:
         """The metrics of some samples."""
-        metrics = [
-            bind_fields(each, {name: of[rows] for name, of in self.fields.items()}) for each in self.metrics
-        ]
+        fields = {name: column[rows] for name, column in self.fields.items()}
+        metrics = [bind_fields(metric, fields) for metric in self.metrics]
         return compute_defined(metrics, self.values[rows], self.target[rows], self.task)[0]
-
-
-def resample(whole: Resampled, figures: Mapping[str, float]) -> list[Statistic]:
-    """What resamples metrics of a whole split, which are `figures` of all predictions.
-
-    Of too many predictions, it draws from the figures of single samples, where their mean is that of all, as of a
-    Dice score.
-    """
-    found: list[Statistic] = [whole] if whole.draws else []
-    for metric in whole.metrics if not found and len(whole.values) <= MOST_ALONE else ():
-        name, one = name_of(metric), replace(whole, metrics=[metric])
-        if callable(metric) and name in figures:
-            alone = [one.compute(slice(at, at + 1)).get(name, np.nan) for at in range(len(whole.values))]
-            if np.isclose(np.mean(alone), figures[name], rtol=1e-6, atol=0):
-                sums = np.stack([alone, np.ones(len(alone))])
-                found.append(MetricSums(sums, partial(_divide_sums, name)))
-    return found
-
-
-def _divide_sums(name: str, sums: Array) -> Figures:
-    return {name: sums[0] / sums[1]}
 
 
 def draw(
@@ -147,33 +111,38 @@ def draw(
     """
     draws = int(np.clip(MOST_COUNTS // n, FEWEST_DRAWS, draws))
     rng = np.random.default_rng(seed)
-    found: dict[str, dict[str, list[Array]]] = {name: {} for name in statistics}
+    parts: dict[str, dict[str, list[Array]]] = {name: {} for name in statistics}
     size = max(1, CHUNK // n)
     for start in range(0, draws, size):
         rows = range(start, min(start + size, draws))
         counts = np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in rows]).astype(np.float64)
         for name, functions in statistics.items():
             for function in functions:
-                few = counts[: max(0, _count_draws(function, draws) - start)]
+                most = SLOW_DRAWS if isinstance(function, AreasUnderCurve) else draws
+                most = function.draws if isinstance(function, Resampled) else most
+                few = counts[: max(0, most - start)]
                 for metric, values in (function(few) if len(few) else {}).items():
-                    found[name].setdefault(metric, []).append(values)
-    return {name: {metric: np.concatenate(each) for metric, each in of.items()} for name, of in found.items()}
+                    parts[name].setdefault(metric, []).append(values)
+    return {name: {metric: np.concatenate(one) for metric, one in of.items()} for name, of in parts.items()}
 
 
-def draw_figures(statistics: Sequence[Statistic], n: int) -> DrawnFigures:
-    """Draws the figures of one model; of a single sample there are none.
+def draw_models(
+    statistics: Mapping[str, Sequence[Statistic]], n: int, draws: int = DRAWS, seed: int = 0
+) -> dict[str, DrawnFigures]:
+    """The figures of models, as they are and in each draw; of a single sample there are none.
 
     Args:
+        statistics: model -> its statistics.
         n: samples.
     """
-    estimates = {name: float(value[0]) for function in statistics for name, value in function(None).items()}
-    return DrawnFigures(estimates if n > 1 else {}, draw({"": statistics}, n)[""] if n > 1 else {})
-
-
-def _count_draws(function: Statistic, draws: int) -> int:
-    if isinstance(function, Resampled):
-        return function.draws
-    return SLOW_DRAWS if isinstance(function, AreasUnderCurve) else draws
+    if n < 2:
+        return {name: DrawnFigures({}, {}) for name in statistics}
+    drawn = draw(statistics, n, draws, seed)
+    models: dict[str, DrawnFigures] = {}
+    for name, functions in statistics.items():
+        whole = {metric: float(value[0]) for function in functions for metric, value in function(None).items()}
+        models[name] = DrawnFigures(whole, drawn[name])
+    return models
 
 
 def find_interval(
@@ -208,27 +177,19 @@ def intervals(
         figure that is the same in all draws, as an accuracy of 1: they cannot tell how far it would move; none of
         a single sample.
     """
-    estimates = {
-        name: {metric: float(value[0]) for function in functions for metric, value in function(None).items()}
-        for name, functions in statistics.items()
-    }
-    if n < 2:
-        return {name: {} for name in [*estimates, *["difference"] * (len(estimates) > 1)]}
-    drawn = draw(statistics, n, draws, seed)
-    found: dict[str, dict[str, Interval]] = {}
-    for name, figures in estimates.items():
-        found[name] = {}
-        for metric, value in figures.items():
-            is_biased = metric in BIASED
-            interval = find_interval(value, drawn[name][metric], level, is_biased=is_biased)
-            if interval is None:
-                continue
-            if np.nanmax(drawn[name][metric]) - np.nanmin(drawn[name][metric]) > ROUNDING * abs(value):
-                found[name][metric] = [max(0.0, bound) for bound in interval] if is_biased else interval
-    if len(estimates) > 1:
-        first, second, *_ = (DrawnFigures(estimates[name], drawn[name]) for name in estimates)
-        found["difference"] = first.subtract(second, level)
-    return found
+    models = draw_models(statistics, n, draws, seed)
+    bounds: dict[str, dict[str, Interval]] = {}
+    for name, figures in models.items():
+        bounds[name] = {}
+        for metric, value in figures.estimates.items():
+            drawn, is_biased = figures.drawn[metric], metric in BIASED
+            interval = find_interval(value, drawn, level, is_biased=is_biased)
+            if interval is not None and np.nanmax(drawn) - np.nanmin(drawn) > ROUNDING * abs(value):
+                bounds[name][metric] = [max(0.0, bound) for bound in interval] if is_biased else interval
+    if len(models) > 1:
+        first, second, *_ = models.values()
+        bounds["difference"] = first.subtract(second, level)
+    return bounds
 
 
 def find_noise(intervals: Mapping[str, Mapping[str, Interval]], figures: Iterable[str] = ()) -> list[str]:
@@ -239,9 +200,12 @@ def find_noise(intervals: Mapping[str, Mapping[str, Interval]], figures: Iterabl
     Args:
         figures: of both models, those without an interval included.
     """
-    known = intervals.get("difference", {})
-    names = dict.fromkeys([*known, *figures])
+    difference = intervals.get("difference", {})
     models = [of for model, of in intervals.items() if model != "difference"]
-    lowest = {name: [of[name][0] for of in models if name in of] for name in BIASED}
-    zero = {name for name, bounds in lowest.items() if bounds and max(bounds) <= 0}
-    return [name for name in names if name in zero or name not in known or known[name][0] <= 0 <= known[name][1]]
+    noise: list[str] = []
+    for name in dict.fromkeys([*difference, *figures]):
+        lowest = [of[name][0] for of in models if name in of] if name in BIASED else []
+        low, high = difference.get(name, (0.0, 0.0))
+        if low <= 0 <= high or (lowest and max(lowest) <= 0):
+            noise.append(name)
+    return noise

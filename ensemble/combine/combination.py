@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ensemble.combine.methods import average_weights, list_representatives, share_out
 from ensemble.combine.metrics import Array, CombineError
-from ensemble.combine.tasks import Stack, TaskMath, find_math
+from ensemble.combine.tasks import TaskMath, find_math
 from ensemble.spec import COMBINERS, unknown_name
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task
 from ensemble.user_code.fingerprint import code_of
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
+    from ensemble.combine.prediction_matrix import PredictionMatrix
     from ensemble.spec import Ensemble
 
 Combine = Callable[..., object]
@@ -38,8 +40,9 @@ class Combination:
         method: average, weighted, greedy, stack or function: what was really done.
         weights: float64 [m], sum 1. For a stack they only tell how much each member weighs in it; a function sees
             all members alike.
-        temperature: the factor of the calibration, applied last: of a Gaussian that of the variance; 1.0 for none.
-        stacker: the regression of a stack, else None.
+        calibration: the parameters of the calibrator, applied last, such as the temperature; 1.0 for none.
+        calibrator: its name in `ensemble.spec.fields.CALIBRATORS`; None: the task's own.
+        stack: the regression of a stack (`ensemble.combine.stacks.Stack`), else None.
         reason: why `method` is not the one that was asked for, else None.
         task: what is predicted.
         function: the user's function, else None.
@@ -48,8 +51,9 @@ class Combination:
 
     method: str
     weights: Array
-    temperature: float = 1.0
-    stacker: Stack | None = None
+    calibration: Any = 1.0
+    calibrator: str | None = None
+    stack: Any = None
     reason: str | None = None
     task: Task = CLASSIFICATION
     function: Combine | None = None
@@ -59,14 +63,20 @@ class Combination:
         """Calibrated values float64 [n, ...] from m arrays [n, ...], in the order of the weights."""
         if len(values) != len(self.weights):
             raise CombineError(f"{len(self.weights)} members were combined, predictions of {len(values)} given")
-        return find_math(self.task).calibrate(self._pool(values), self.temperature)
+        return find_math(self.task).calibrate(self._pool(values), self.calibration, self.calibrator)
 
     def _pool(self, values: Sequence[Array]) -> Array:
         if self.function is not None:
             return call_function(self.function, values, self.task)
-        if self.stacker is not None:
-            return self.stacker.predict(values)
+        if self.stack is not None:
+            return np.asarray(self.stack.predict(values))
         return find_math(self.task).mix(values, self.weights)
+
+
+def read_calibration(record: Mapping[str, Any] | None) -> tuple[Any, str | None]:
+    """Parameters and calibrator of `calibration` of a `combined` event; 1.0 where nothing was calibrated."""
+    value = (record or {}).get("value")
+    return 1.0 if value is None else value, (record or {}).get("method")
 
 
 def call_function(function: Combine, values: Sequence[Array], task: Task) -> Array:
@@ -78,33 +88,27 @@ def call_function(function: Combine, values: Sequence[Array], task: Task) -> Arr
             ones of a sample where other samples are with it: a loaded ensemble is given batches.
     """
     name = getattr(function, "__name__", repr(function))
-    found = _call(function, name, values)
-    if found.shape[:1] != values[0].shape[:1]:
-        given = [len(values), *values[0].shape]
-        raise CombineError(f"Ensemble.combine={name} gives {list(found.shape)} for {given}; expected [n, ...]")
-    invalid = find_math(task).explain_invalid(found)
-    if invalid is None and task.kind != "free" and found.shape != values[0].shape:
-        invalid = f"values of shape {list(found.shape)}, not {list(values[0].shape)}"
+    made = _call(function, name, values)
+    if made.shape[:1] != values[0].shape[:1]:
+        shape = [len(values), *values[0].shape]
+        raise CombineError(f"Ensemble.combine={name} gives {list(made.shape)} for {shape}; expected [n, ...]")
+    invalid = find_math(task).explain_invalid(made)
+    if invalid is None and task.kind != "free" and made.shape != values[0].shape:
+        invalid = f"values of shape {list(made.shape)}, not {list(values[0].shape)}"
     if invalid is not None:
         raise CombineError(f"Ensemble.combine={name} gives no predictions of the task {task.kind}: {invalid}")
     again = _call(function, name, [own[::2] for own in values])
-    rounding = 1e-5 * _find_largest(values, found, task)  # kernels may round otherwise for fewer rows
-    if again.shape != found[::2].shape or not np.allclose(again, found[::2], rtol=1e-3, atol=rounding):
+    # Kernels may round otherwise for fewer rows; a mean and its variance have units of their own.
+    has_one_unit = task.kind in LABELS or made.ndim < 2 or made.shape != values[0].shape
+    axes = None if has_one_unit else tuple(range(made.ndim - 1))
+    rounding = 1e-5 * np.max([np.abs(own).max(axis=axes) for own in values], axis=0)
+    if again.shape != made[::2].shape or not np.allclose(again, made[::2], rtol=1e-3, atol=rounding):
         raise CombineError(
             f"Ensemble.combine={name} gives other values for a sample when the batch has other samples: a "
             "sample's result must depend on the members' values of that sample alone, [m, n, ...] -> [n, ...] "
             "for any n"
         )
-    return np.asarray(find_math(task).normalise(found), dtype=np.float64)
-
-
-def _find_largest(values: Sequence[Array], found: Array, task: Task) -> Array:
-    """The largest absolute values of the members: one for each column of the last axis, as a mean and its variance
-    have units of their own; one of all where columns share a unit, or `found` has other columns.
-    """
-    is_one = task.kind in LABELS or found.ndim < 2 or found.shape != values[0].shape
-    axes = None if is_one else tuple(range(found.ndim - 1))
-    return np.asarray(np.max([np.abs(own).max(axis=axes) for own in values], axis=0))
+    return np.asarray(find_math(task).normalise(made), dtype=np.float64)
 
 
 def _call(function: Combine, name: str, values: Sequence[Array]) -> Array:
@@ -122,12 +126,8 @@ def _call(function: Combine, name: str, values: Sequence[Array]) -> Array:
 
 
 def fingerprint_function(function: Combine) -> str:
-    """A digest of the user's function and of the code that it uses.
-
-    It tells whether a calibration was fitted for this function. The fingerprint of the code that members train
-    with leaves it out, as it trains nobody.
-    """
-    nothing = dict.fromkeys(("train", "valid", "test", "shifted"))
+    """A digest of the user's function and of the code that it uses, which is no part of the code of members."""
+    nothing = dict.fromkeys(("train", "valid", "test"))
     return code_of(cast("Ensemble", SimpleNamespace(recipe=partial(function), **nothing))).fingerprint
 
 
@@ -138,7 +138,7 @@ def fit(
     *,
     task: Task = CLASSIFICATION,
     objective: str | None = None,
-    calibrate: bool = True,
+    calibrate: bool | str = True,
 ) -> Combination:
     """Fit a combination to validation predictions; see `fit_held_out`."""
     return fit_held_out(method, values, target, task=task, objective=objective, calibrate=calibrate)[0]
@@ -151,12 +151,12 @@ def is_enough(target: Array) -> bool:
 
 def fit_stack(
     math: TaskMath, values: Sequence[Array], target: Array, groups: Sequence[int] | None
-) -> tuple[Stack, Array]:
+) -> tuple[Any, Array]:
     """`TaskMath.fit_stack`, of configurations: the coefficients of each are shared out to its members, so that the
     mean of their logarithms, logits or points takes the place of its out-of-fold predictions.
     """
-    stacker, held_out = math.fit_stack([values[at] for at in list_representatives(groups, len(values))], target)
-    return stacker if groups is None else stacker.share_out(groups), held_out
+    stack, held_out = math.fit_stack([values[at] for at in list_representatives(groups, len(values))], target)
+    return stack if groups is None else stack.share_out(groups), held_out
 
 
 def fit_held_out(
@@ -166,14 +166,13 @@ def fit_held_out(
     *,
     task: Task = CLASSIFICATION,
     objective: str | None = None,
-    calibrate: bool = True,
+    calibrate: bool | str = True,
     groups: Sequence[int] | None = None,
 ) -> tuple[Combination, Array]:
     """Fit a combination to validation predictions.
 
-    Selection and calibration see the same rows here. Splitting them would waste rows that both need; the price is
-    that scores on these rows are optimistic, and that the calibration is fitted to members chosen to look good on
-    them, so it comes out a little too sure. A stack is calibrated on out-of-fold predictions.
+    Selection and calibration see the same rows, so that scores on them are optimistic, and the calibration comes
+    out a little too sure. A stack is calibrated on out-of-fold predictions.
 
     Args:
         method: one of `ensemble.spec.COMBINERS`, or a function (`Combine`).
@@ -181,10 +180,9 @@ def fit_held_out(
         target: [n, ...]; None (unknown) leaves nothing but the plain average or a function, uncalibrated.
         task: what is predicted.
         objective: the criterion by which greedy selection is never worse on these rows than the best single
-            member; None for the task's own. It selects by the task's own, which tells more per row (the NLL more
-            than the accuracy: on small validation sets it gives test accuracy as good and a better NLL); only
-            where that falls short does it select by the objective.
-        calibrate: whether to calibrate.
+            member; None for the task's own. It selects by the task's own, which tells more per row, and by the
+            objective only where that falls short.
+        calibrate: whether to calibrate; or the name of a calibrator, instead of the task's own.
         groups: see `PredictionMatrix.groups`: what is selected are then configurations, whose members share the
             weight.
 
@@ -207,21 +205,21 @@ def fit_held_out(
     name = FUNCTION if function is not None else str(method)
     if target is None:
         why = "the validation predictions have no target, so nothing can be selected or calibrated"
-        known = Combination("average", equal, reason=why, task=task)
+        combination = Combination("average", equal, reason=why, task=task)
         if function is not None:
-            known = Combination(name, equal, task=task, function=function)
-        return known, known.predict(values)
+            combination = Combination(name, equal, task=task, function=function)
+        return combination, combination.predict(values)
     math, target = find_math(task), np.asarray(target)
     for own in values:
         math.check_target(own, target)
-    weights, stacker, reason = equal, None, None
+    weights, stack, reason = equal, None, None
     held_out: Array | None = None
     if function is not None:
         held_out = call_function(function, values, task)
     elif name == "stack":
         try:
-            stacker, held_out = fit_stack(math, values, target, groups)
-            weights = stacker.shares()
+            stack, held_out = fit_stack(math, values, target, groups)
+            weights = stack.shares()
         except CombineError as error:
             name, reason = "average", f"{error}; averaged instead"
     elif name == "weighted":
@@ -234,5 +232,35 @@ def fit_held_out(
         weights = share_out(weights, groups)
     if held_out is None:
         held_out = math.mix(values, weights)
-    factor = math.fit_calibration(held_out, target) if calibrate and is_enough(target) else 1.0
-    return Combination(name, weights, factor, stacker, reason, task, function), math.calibrate(held_out, factor)
+    calibrator = calibrate if isinstance(calibrate, str) else None
+    calibration = math.fit_calibration(held_out, target, calibrator) if calibrate and is_enough(target) else 1.0
+    combination = Combination(name, weights, calibration, calibrator, stack, reason, task, function)
+    return combination, math.calibrate(held_out, calibration, calibrator)
+
+
+def fit_declared(
+    ensemble: Ensemble, valid: PredictionMatrix, method: str | Combine | None = None
+) -> tuple[Combination, Array]:
+    """The combination that an ensemble declares, or by another method, fitted to the validation predictions.
+
+    Returns:
+        It, and its calibrated predictions of the same rows; see `fit_held_out`.
+
+    Raises:
+        CombineError: see `fit_held_out` and `fit_thresholds`.
+    """
+    task_math = find_math(valid.task)
+    combination, held_out = fit_held_out(
+        ensemble.combine if method is None else method,
+        valid.values,
+        valid.target,
+        task=valid.task,
+        objective=task_math.choose_criterion(ensemble.objective, ensemble.mode) if task_math.criteria else None,
+        calibrate=ensemble.calibrate,
+        groups=valid.groups,
+    )
+    if ensemble.thresholds is not None and valid.target is not None:
+        fit_thresholds = import_object("ensemble.combine.thresholds:fit_thresholds")
+        thresholds = fit_thresholds(valid.task, held_out, valid.target, ensemble.thresholds)
+        combination = replace(combination, thresholds=thresholds)
+    return combination, held_out

@@ -1,75 +1,45 @@
 """Conformal prediction: sets of classes and intervals that hold the truth with a probability that is chosen.
 
-From n samples that took no part in training, **split conformal** prediction computes how large a *score* s(x, y)
-of disagreement between a prediction and the truth usually is, and then predicts every y whose score is not
-larger than the threshold, the ceil((n + 1) * level)-th smallest of the n scores (Vovk, Gammerman and Shafer
-2005; Lei et al. 2018). If these samples and a new one are exchangeable, the set holds the new truth with a
-probability of `level` at least and, without ties, of level + 1 / (n + 1) at most, however bad the model is; a
-bad model has large sets. With fewer than level / (1 - level) samples nothing can be promised, and everything is
-predicted.
-
-The promise is on average over calibrations and new samples, not for each class or each region of x. Members,
-weights and temperature were chosen on the validation split, too, which makes its scores a little too good:
-therefore the coverage on the test split is measured beside it.
+**Split conformal** prediction computes a *score* s(x, y) of disagreement on n samples that took no part in
+training, and predicts every y whose score is at most the ceil((n + 1) * level)-th smallest of them (Vovk,
+Gammerman and Shafer 2005; Lei et al. 2018). If these samples and a new one are exchangeable, the set holds the new
+truth with a probability of `level` at least, however bad the model is; below level / (1 - level) samples it holds
+everything. Members were chosen on the same samples: therefore the coverage on the test split is measured, too.
 
 | task           | method     | score                                                                             |
 | classification | thr        | 1 - p_y: least ambiguous sets, also called LAC (Sadinle, Lei and Wasserman 2019)  |
 | classification | aps        | the sum of what is more probable than y (Romano, Sesia and Candes 2020)           |
-| classification | raps       | that of aps + lam * max(0, rank of y - k_reg) (Angelopoulos et al. 2021, eq. 4)   |
 | multilabel     | thr        | that of two classes, yes and no, with a threshold of its own for each label       |
 | regression     | absolute   | abs(y - point)                                                                    |
 | gaussian       | normalised | abs(y - mean) / standard deviation (Lei et al. 2018, section 5.2)                 |
 | quantiles      | cqr        | max(lower - y, y - upper) (Romano, Patterson and Candes 2019, eq. 6)              |
 
-**aps is deterministic** unless `randomised`: S(x) is the smallest set of the most probable classes whose sum
-exceeds the threshold. It always holds the most probable class, hence covers more than `level` where the accuracy
-is higher. Randomised, a uniform u of the sample adds u * p_y to the score: coverage comes down to `level`, and
-sets may be empty, as those of thr may be: that is how they come down to it. u is a function of `seed` and the
-sample's index. All of this holds for raps, too.
-
-**raps** makes sets smaller where many improbable classes are hard to tell apart: each rank beyond `k_reg` costs
-`lam`. Both are chosen on a fifth of the samples, which a hash of their index picks, and the threshold is of the
-others alone (`conformal_scores`). Given that fifth, the score is a fixed function and the others are exchangeable
-with a new sample: the promise holds as it stands, with n the number of the others.
-
-**Positions** (steps, pixels, several targets) of one sample are not exchangeable with each other, but samples
-are. Every sample therefore counts once: its positions share its weight in the threshold, and n is the number of
-samples (HCP: Lee, Barber and Willett 2023, "Distribution-free inference with hierarchical data"). What is
-covered with probability `level` is a position drawn from a new sample, not all its positions at once; and one
-threshold serves all, so scale targets of different units alike, or predict their variances.
+Positions (steps, pixels, several targets) of one sample are not exchangeable, samples are: each sample counts
+once, and its positions share its weight (HCP: Lee, Barber and Willett 2023). What is covered is a position drawn
+from a new sample, not all its positions at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 
-from ensemble.combine.conformal_scores import (
-    SetMethod,
-    choose_penalty,
-    choose_tuning,
-    draw_uniform,
-    find_threshold,
-    list_chunks,
-    score_classes,
-    score_true,
-    weigh_positions,
-)
+from ensemble.combine.formulas import list_chunks
 from ensemble.combine.metrics import Array, CombineError, find_known
-from ensemble.spec.task import Task
+from ensemble.spec.task import LABELS, Task
 
 LEVEL = 0.9
 """The coverage that is asked for unless another one is."""
 
+SetMethod = Literal["thr", "aps"]
 IntervalMethod = Literal["absolute", "normalised", "cqr"]
 
-_OF_RANDOMISED = ("randomised", "seed")
-
-_OF_RAPS = ("lam", "k_reg")
+_ROUNDING = 1e-9
+"""Relative rounding of (n + 1) * level: 10 * 0.9 is to be 9, and not a hair more."""
 
 
 @dataclass(frozen=True)
@@ -77,50 +47,36 @@ class ConformalSets:
     """Predicts sets of classes.
 
     Attributes:
-        method: "thr", "aps" or "raps".
+        method: "thr" or "aps".
         level: the probability with which a set holds the truth.
         thresholds: the largest score of a class in the set, inf for every class: one, or one for each label.
         multilabel: whether values are [n, L], of L labels.
-        randomised: of aps and raps: whether the score has a random part.
-        seed: of the random part.
-        lam: of raps: what the score adds for each rank of a class beyond `k_reg`, not negative.
-        k_reg: of raps: the last rank that costs nothing, from 1.
     """
 
     method: SetMethod
     level: float
     thresholds: tuple[float, ...]
     multilabel: bool = False
-    randomised: bool = False
-    seed: int = 0
-    lam: float = 0.0
-    k_reg: int = 0
 
-    def predict(self, values: Array, index: Array | None = None) -> Array:
+    def predict(self, values: Array) -> Array:
         """The set of each position.
 
         Args:
             values: combined and calibrated, of classification [n, ..., C] or of multilabel [n, L].
-            index: int [n] of the samples, by which randomised sets are drawn; None: 0, 1, ...
 
         Returns:
             bool [n, ..., C], whether the class is in the set; of multilabel [n, L, 2], whether "no" and "yes" are.
         """
         values = _as_classes(values) if self.multilabel else np.asarray(values)
-        thresholds = np.asarray(self.thresholds)
-        draws = _draw(self, values, index, "predict")
+        thresholds = np.array(self.thresholds)[:, None] if self.multilabel else self.thresholds[0]
         inside = np.empty(values.shape, dtype=bool)
         for at in list_chunks(values):
-            own = None if draws is None else draws[at]
-            scores = score_classes(self.method, values[at], own, lam=self.lam, k_reg=self.k_reg)
-            inside[at] = scores <= (thresholds[:, None] if self.multilabel else thresholds[0])
+            inside[at] = score_classes(self.method, values[at]) <= thresholds
         return inside
 
     def as_record(self) -> dict[str, Any]:
         """The parameters as JSON, an infinite threshold as None; see `load_conformal`."""
-        record = {"kind": "sets", **asdict(self), "thresholds": list(map(_as_json, self.thresholds))}
-        without = {*(() if self.randomised else _OF_RANDOMISED), *(() if self.method == "raps" else _OF_RAPS)}
-        return {name: value for name, value in record.items() if name not in without}
+        return {"kind": "sets", **asdict(self), "thresholds": list(map(_as_json, self.thresholds))}
 
 
 @dataclass(frozen=True)
@@ -170,83 +126,60 @@ Conformal = ConformalSets | ConformalInterval
 
 
 def load_conformal(record: Mapping[str, Any]) -> Conformal:
-    """The sets or intervals that `as_record` describes."""
+    """The sets or intervals that `as_record` describes.
+
+    Raises:
+        CombineError: a former version recorded a method that there is no more.
+    """
+    if record["method"] == "raps" or record.get("randomised"):
+        raise CombineError(f"sets by {record['method']!r} of a former version are not predicted any more")
     kind: type[Conformal] = ConformalSets if record["kind"] == "sets" else ConformalInterval
-    given: dict[str, Any] = {each.name: record[each.name] for each in fields(kind) if each.name in record}
-    for name in set(given) & {"thresholds", "columns"}:
-        given[name] = tuple(math.inf if each is None else each for each in given[name])
-    if given.get("threshold", 0) is None:
-        given["threshold"] = math.inf
-    return kind(**given)
+    parts: dict[str, Any] = {field.name: record[field.name] for field in fields(kind) if field.name in record}
+    for name in set(parts) & {"thresholds", "columns"}:
+        parts[name] = tuple(math.inf if part is None else part for part in parts[name])
+    if parts.get("threshold", 0) is None:
+        parts["threshold"] = math.inf
+    return kind(**parts)
 
 
-def calibrate(
-    task: Task, values: Array, target: Array, *, level: float = LEVEL, index: Array | None = None
-) -> list[Conformal]:
-    """Every way that the task has, calibrated: of classification thr and (deterministic) aps and raps, else one.
+def calibrate(task: Task, values: Array, target: Array, *, level: float = LEVEL) -> list[Conformal]:
+    """Every way that the task has, calibrated: of classification thr and aps, else one.
 
     Args:
         values: combined and calibrated predictions of samples that took no part in training, as the task lays
             them out.
         target: as the task lays it out; positions that take no part are left out.
         level: the probability with which the truth is to be covered.
-        index: int [n], of the samples; used by randomised sets and by raps; None: 0, 1, ...
 
     Raises:
         CombineError: for a free task.
     """
     if task.kind == "classification":
-        return [
-            calibrate_sets(task, values, target, method=method, level=level, index=index)
-            for method in ("thr", "aps", "raps")
-        ]
+        return [calibrate_sets(task, values, target, method=method, level=level) for method in ("thr", "aps")]
     if task.kind == "multilabel":
         return [calibrate_sets(task, values, target, level=level)]
     return [calibrate_interval(task, values, target, level=level)]
 
 
 def calibrate_sets(
-    task: Task,
-    values: Array,
-    target: Array,
-    *,
-    method: SetMethod = "thr",
-    level: float = LEVEL,
-    randomised: bool = False,
-    seed: int = 0,
-    index: Array | None = None,
+    task: Task, values: Array, target: Array, *, method: SetMethod = "thr", level: float = LEVEL
 ) -> ConformalSets:
     """Sets of classes for classification or multilabel; arguments as `calibrate` and `ConformalSets` have them.
 
     Raises:
-        CombineError: the task has no classes, thr is to be randomised, or raps is to be of labels, which have two
-            classes each.
+        CombineError: the task has no classes.
     """
-    if task.kind not in ("classification", "multilabel"):
+    if task.kind not in LABELS:
         raise CombineError(f"sets are of classes; {task.kind} has none")
-    if randomised and method == "thr":
-        raise CombineError("only aps and raps can be randomised, not thr")
-    _check_level(level)
-    multilabel = task.kind == "multilabel"
-    if multilabel and method == "raps":
-        raise CombineError("raps ranks the classes of a classification; take thr for labels, of yes and no")
-    target = np.asarray(target)
-    sets = ConformalSets(method, level, (math.inf,), multilabel, randomised, seed)
-    values = _as_classes(values) if multilabel else np.asarray(values)
-    draws = _draw(sets, values, index, "calibrate")
-    penalty: dict[str, Any] = {}
-    if method == "raps":
-        tuning = choose_tuning(np.arange(len(values)) if index is None else index)
-        penalty = choose_penalty(values[tuning], target[tuning], level, None if draws is None else draws[tuning])
-        values, target = values[~tuning], target[~tuning]
-        draws = None if draws is None else draws[~tuning]
-    scores, part = score_true(method, values, target, draws, **penalty), find_known(target)
-    if multilabel:
-        labels = range(target.shape[1])
-        thresholds = tuple(find_threshold(scores[:, label], part[:, label], level) for label in labels)
-    else:
-        thresholds = (find_threshold(scores, part, level),)
-    return replace(sets, thresholds=thresholds, **penalty)
+    is_multilabel, target = task.kind == "multilabel", np.asarray(target)
+    values, takes_part = _as_classes(values) if is_multilabel else np.asarray(values), find_known(target)
+    true = np.where(takes_part, target, 0).astype(np.int64)[..., None]
+    scores = np.empty(target.shape)
+    for at in list_chunks(values):
+        scores[at] = np.take_along_axis(score_classes(method, values[at]), true[at], axis=-1)[..., 0]
+    columns = zip(scores.T, takes_part.T, strict=True) if is_multilabel else [(scores, takes_part)]
+    thresholds = tuple(find_threshold(own, part, level) for own, part in columns)
+    return ConformalSets(method, level, thresholds, is_multilabel)
 
 
 def calibrate_interval(task: Task, values: Array, target: Array, *, level: float = LEVEL) -> ConformalInterval:
@@ -258,24 +191,24 @@ def calibrate_interval(task: Task, values: Array, target: Array, *, level: float
     Raises:
         CombineError: the task has no intervals.
     """
-    _check_level(level)
     values, target = np.asarray(values, dtype=np.float64), np.asarray(target, dtype=np.float64)
-    part = find_known(target)
+    columns: tuple[int, int] | None = None
+    method: IntervalMethod
     if task.kind == "regression":
-        scores, interval = np.abs(target - values), ConformalInterval("absolute", level, math.inf)
+        method, scores = "absolute", np.abs(target - values)
     elif task.kind == "gaussian":
-        scores = np.abs(target - values[..., 0]) / np.sqrt(values[..., 1])
-        interval = ConformalInterval("normalised", level, math.inf)
+        method, scores = "normalised", np.abs(target - values[..., 0]) / np.sqrt(values[..., 1])
     elif task.kind == "quantiles":
-        columns = _choose_quantiles(task.levels, level)
-        scores = np.maximum(values[..., columns[0]] - target, target - values[..., columns[1]])
-        interval = ConformalInterval("cqr", level, math.inf, columns)
+        ends = (1 - level) / 2, (1 + level) / 2
+        low, high = (int(np.abs(np.array(task.levels) - end).argmin()) for end in ends)
+        method, columns = "cqr", (low, high)
+        scores = np.maximum(values[..., low] - target, target - values[..., high])
     else:
         raise CombineError(f"intervals are of numbers; {task.kind} predicts none")
-    return replace(interval, threshold=find_threshold(scores, part, level))
+    return ConformalInterval(method, level, find_threshold(scores, find_known(target), level), columns)
 
 
-def measure(conformal: Conformal, values: Array, target: Array, index: Array | None = None) -> dict[str, float]:
+def measure(conformal: Conformal, values: Array, target: Array) -> dict[str, float]:
     """How sets or intervals do on samples that calibration has not seen; arguments as `calibrate` has them.
 
     Returns:
@@ -287,28 +220,69 @@ def measure(conformal: Conformal, values: Array, target: Array, index: Array | N
         CombineError: no position takes part.
     """
     target = np.asarray(target)
-    part = find_known(target)
+    takes_part = find_known(target)
     figures: dict[str, Array]
     if isinstance(conformal, ConformalSets):
-        inside = conformal.predict(values, index)
-        named = np.where(part, target, 0).astype(np.int64)[..., None]
+        inside = conformal.predict(values)
+        true = np.where(takes_part, target, 0).astype(np.int64)[..., None]
         size = inside.sum(axis=-1)
-        covered = np.take_along_axis(inside, named, axis=-1)[..., 0]
+        covered = np.take_along_axis(inside, true, axis=-1)[..., 0]
         figures = {"coverage": covered, "size": size, "empty": size == 0}
     else:
         low, high = conformal.predict(values)
         figures = {"coverage": (low <= target) & (target <= high), "size": high - low}
-    weight = weigh_positions(part)
+    weight = weigh_positions(takes_part)
     if not len(weight):
         raise CombineError("no position of the target takes part")
     samples = float(weight.sum())
-    return {name: float((one[part] * weight).sum() / samples) for name, one in figures.items()}
+    return {name: float((one[takes_part] * weight).sum() / samples) for name, one in figures.items()}
 
 
-def _draw(sets: ConformalSets, values: Array, index: Array | None, purpose: str) -> Array | None:
-    if not sets.randomised:
-        return None
-    return draw_uniform(sets.seed, np.arange(len(values)) if index is None else index, purpose)
+def find_threshold(scores: Array, takes_part: Array, level: float) -> float:
+    """The threshold of split conformal prediction, every sample counting once.
+
+    The smallest t for which the sum over samples of the fraction of their scores that are not above t is at least
+    (n + 1) * level; with one position a sample it is the ceil((n + 1) * level)-th smallest score.
+
+    Args:
+        scores: float64 [n, ...].
+        takes_part: bool [n, ...]; a sample of which nothing does is not counted.
+        level: between 0 and 1.
+
+    Returns:
+        The threshold; inf where n samples are too few for the level.
+    """
+    if not 0 < level < 1:
+        raise CombineError(f"the level must be between 0 and 1, got {level}")
+    weight, own = weigh_positions(takes_part), scores[takes_part]
+    order = np.argsort(own, kind="stable")
+    samples = round(float(weight.sum()))
+    wanted = (samples + 1) * level * (1 - _ROUNDING)
+    at = int(np.searchsorted(np.cumsum(weight[order]), wanted))
+    # The last sum is `samples` but for rounding, which is to hide no sample and to invent none.
+    if wanted > samples or not len(own):
+        return math.inf
+    return float(own[order[min(at, len(own) - 1)]])
+
+
+def score_classes(method: SetMethod, values: Array) -> Array:
+    """The score of every class: probabilities [n, ..., C] -> float64 of that shape."""
+    p = np.asarray(values, dtype=np.float64)
+    if method == "thr":
+        return 1 - p
+    order = np.argsort(-p, axis=-1, kind="stable")
+    before, scores = np.zeros(p.shape), np.empty(p.shape)
+    np.cumsum(np.take_along_axis(p, order, axis=-1)[..., :-1], axis=-1, out=before[..., 1:])
+    np.put_along_axis(scores, order, before, axis=-1)
+    return scores
+
+
+def weigh_positions(takes_part: Array) -> Array:
+    """The weight of each position that takes part, in order: 1 / (their number in its sample): float64."""
+    flat = takes_part.reshape(len(takes_part), -1) if takes_part.size else takes_part.reshape(len(takes_part), 0)
+    count = flat.sum(axis=1)
+    weight: Array = 1.0 / np.repeat(count, count)
+    return weight
 
 
 def _as_classes(values: Array) -> Array:
@@ -317,16 +291,25 @@ def _as_classes(values: Array) -> Array:
     return np.stack([1 - p, p], axis=-1)
 
 
-def _choose_quantiles(levels: Sequence[float], level: float) -> tuple[int, int]:
-    low, high = (1 - level) / 2, (1 + level) / 2
-    lower = min(range(len(levels)), key=lambda at: abs(levels[at] - low))
-    return lower, min(range(len(levels)), key=lambda at: abs(levels[at] - high))
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise CombineError(f"the level must be between 0 and 1, got {level}")
-
-
 def _as_json(threshold: float) -> float | None:
     return None if math.isinf(threshold) else threshold
+
+
+def describe(
+    task: Task, valid: tuple[Array, Array], report: tuple[Array, Array], *, level: float, is_same: bool
+) -> dict[str, Any] | None:
+    """The field `conformal` of the `combined` event: method -> its parameters (`load_conformal`) and figures.
+
+    Args:
+        valid: values and target that it is calibrated on: what the model predicts without having been fitted on
+            them. From the own fit of a stack sets would be too small.
+        report: values and target that it is measured on; with `is_same` those of `valid`, of which there is no
+            coverage. Infinite sizes are left out. None for a free task.
+    """
+    records: dict[str, Any] = {}
+    for method in calibrate(task, *valid, level=level) if task.kind != "free" else ():
+        figures = {name: value for name, value in measure(method, *report).items() if math.isfinite(value)}
+        if is_same:
+            del figures["coverage"]
+        records[method.method] = {**method.as_record(), **figures}
+    return records or None

@@ -79,11 +79,11 @@ class Teacher:
         from ensemble.store import RunDir, StoreError, read_state
 
         try:
-            found = digest_combination(read_state(RunDir(self.run_dir).events))
-            if found != self.digest:
+            digest = digest_combination(read_state(RunDir(self.run_dir).events))
+            if digest != self.digest:
                 raise TrainingError(
                     f"the ensemble of {self.run_dir} is another one than the student began to learn from (it was "
-                    f"{self.digest}, is {found}): distill it into a new run directory"
+                    f"{self.digest}, is {digest}): distill it into a new run directory"
                 )
             model = load(self.run_dir)
             model.thresholds = None  # the student learns what is probable, and decides itself
@@ -148,8 +148,8 @@ class DistilledLoss:
             return own, self.recipe.predict(model, batch).float()
         seen = observe(self.recipe, batch, first)
         if seen.task != self.task:
-            found = seen.task.kind if seen.task is not None else seen.reason
-            raise TrainingError(f"the ensemble predicts {self.task.kind}, the student {found}")
+            what = seen.task.kind if seen.task is not None else seen.reason
+            raise TrainingError(f"the ensemble predicts {self.task.kind}, the student {what}")
         return own, to_values(self.task, first.output(), seen)
 
 
@@ -162,27 +162,24 @@ def find_distance(task: Task, temperature: float) -> Callable[[Tensor, Tensor], 
     """
     import torch
 
-    def soften(p: Tensor) -> Tensor:
-        return torch.log_softmax(p.clamp_min(_EPSILON).log() / temperature, dim=-1)
-
     def divergence(values: Tensor, soft: Tensor) -> Tensor:
-        student, teacher = soften(values), soften(soft)
+        student, teacher = (
+            torch.log_softmax(p.clamp_min(_EPSILON).log() / temperature, dim=-1) for p in (values, soft)
+        )
         return (teacher.exp() * (teacher - student)).sum(dim=-1) * temperature**2
 
-    def of_labels(values: Tensor, soft: Tensor) -> Tensor:
-        return divergence(torch.stack([values, 1 - values], dim=-1), torch.stack([soft, 1 - soft], dim=-1))
+    if task.kind == "classification":
+        return divergence
+    if task.kind == "multilabel":
+        return lambda p, soft: divergence(torch.stack([p, 1 - p], -1), torch.stack([soft, 1 - soft], -1))
+    if task.kind == "regression":
+        return lambda values, soft: (values - soft).square()
 
     def of_gaussians(values: Tensor, soft: Tensor) -> Tensor:
         (mean, variance), (aim, spread) = values.unbind(-1), soft.unbind(-1)
         return 0.5 * (torch.log(variance / spread) + (spread + (aim - mean).square()) / variance - 1)
 
-    distances: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "classification": divergence,
-        "multilabel": of_labels,
-        "regression": lambda values, soft: (values - soft).square(),
-        "gaussian": of_gaussians,
-    }
-    return distances[task.kind]
+    return of_gaussians
 
 
 def mean_where_known(distance: Tensor, target: Tensor | None, task: Task) -> Tensor:
@@ -192,5 +189,5 @@ def mean_where_known(distance: Tensor, target: Tensor | None, task: Task) -> Ten
     rows = distance.flatten(1) if distance.dim() > 1 else distance[:, None]  # of a rank without samples, too
     if target is None or target.shape != distance.shape or target.is_complex():
         return rows.mean(dim=1)
-    known = find_known(target, of_labels=task.kind in LABELS).reshape(rows.shape)
-    return torch.where(known, rows, 0.0).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+    takes_part = find_known(target, of_labels=task.kind in LABELS).reshape(rows.shape)
+    return torch.where(takes_part, rows, 0.0).sum(dim=1) / takes_part.sum(dim=1).clamp(min=1)

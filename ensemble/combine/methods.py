@@ -1,13 +1,7 @@
-"""Computes the weights of a mixture of members: equal, of least loss, or by greedy selection.
-
-Weights are float64 [m] on the simplex (no entry negative, sum 1). They are fitted to the rows they are given, the
-validation set. Scores on those same rows are therefore optimistic: a little for equal weights (nothing is fitted),
-more the more members there are to choose from and the fewer rows there are. The honest figure needs rows that took
-no part: a test split.
+"""Computes weights of a mixture of members, float64 [m] of sum 1: equal, of least loss, or by greedy selection.
 
 What a score needs of a member's predictions is its *view* [k, v], of which a mixture's is the weighted mean: for
 the NLL of classes the probability of the true one, for squared errors the errors, for Gaussians their two moments.
-So selection knows nothing of tasks, and touches as little memory as the score needs.
 """
 
 from __future__ import annotations
@@ -17,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ensemble.combine import formulas
 from ensemble.combine.metrics import Array
+from ensemble.spec.task import CLASSIFICATION, Task
 
 Score = tuple[float, ...]
 
@@ -43,13 +39,11 @@ class Criterion:
     slope: Callable[[Array], Array] | None = None
 
 
-def mix(values: Sequence[Array], weights: Array) -> Array:
-    """The weighted mean of the members' values: float64 [n, ...]. They may stay float32 as they were saved."""
-    mixed = np.zeros(values[0].shape, dtype=np.float64)
-    for own, weight in zip(values, weights, strict=True):
-        if weight:
-            mixed += float(weight) * own.astype(np.float64)
-    return mixed
+def mix(values: Sequence[Array], weights: Array, task: Task = CLASSIFICATION) -> Array:
+    """The members' mixture: float64 [n, ...]. They may stay float32 as they were saved."""
+    used = [at for at, weight in enumerate(weights) if weight] or [0]
+    own = np.asarray(weights)[used]
+    return formulas.compute(lambda members: formulas.mix(task, members, own), [values[at] for at in used])
 
 
 def average_weights(members: int) -> Array:
@@ -76,10 +70,10 @@ def minimize_loss(values: Sequence[Array], criterion: Criterion) -> Array:
         return criterion.score((weights @ flat).reshape(views.shape[1:]))[0]
 
     def gradient(weights: Array) -> Array:
-        found: Array = flat @ slope((weights @ flat).reshape(views.shape[1:])).reshape(-1)
-        return found
+        slopes: Array = flat @ slope((weights @ flat).reshape(views.shape[1:])).reshape(-1)
+        return slopes
 
-    found = minimize(
+    optimum = minimize(
         loss,
         equal,
         jac=gradient,
@@ -88,7 +82,7 @@ def minimize_loss(values: Sequence[Array], criterion: Criterion) -> Array:
         constraints=[{"type": "eq", "fun": lambda w: w.sum() - 1.0, "jac": lambda w: np.ones_like(w)}],
         options={"maxiter": 500, "ftol": 1e-10},
     )
-    weights = np.where(np.isfinite(found.x) & (found.x > NEGLIGIBLE), found.x, 0.0)
+    weights = np.where(np.isfinite(optimum.x) & (optimum.x > NEGLIGIBLE), optimum.x, 0.0)
     if not weights.sum():
         return equal
     weights /= weights.sum()
@@ -136,29 +130,6 @@ def select_greedily(values: Sequence[Array], criterion: Criterion, rounds: int =
     if _is_better(alone[order[0]], score(mix(views, weights))):
         weights = np.eye(members)[order[0]]
     return weights
-
-
-def order_greedily(values: Sequence[Array], criterion: Criterion, most: int) -> list[int]:
-    """The members in the order in which they improve the plain average most.
-
-    Forward selection without replacement, from the best member on: the first k are what a user would keep who
-    can afford k members. `select_greedily` may take a member several times instead.
-
-    Args:
-        most: of how many members at most the order is wanted.
-
-    Returns:
-        Indices of members; ties go to the earlier one.
-    """
-    views = [criterion.view(own) for own in values]
-    left, chosen = list(range(len(views))), list[int]()
-    total = np.zeros(views[0].shape)
-    while left and len(chosen) < most:
-        best = min(left, key=lambda i: (criterion.score((total + views[i]) / (len(chosen) + 1)), i))
-        total += views[best]
-        chosen.append(best)
-        left.remove(best)
-    return chosen
 
 
 def is_at_least_best(values: Sequence[Array], weights: Array, criterion: Criterion) -> bool:

@@ -1,13 +1,7 @@
 """What the metrics of all tasks share: rows without ignored targets, sums over samples, calibration curves.
 
-A model is **calibrated** when, of the samples it is 80 % sure about, 80 % are right. Proper scoring rules (NLL,
-Brier score, CRPS, pinball loss) are best in expectation exactly when the prediction is the true distribution, and
-so they reward calibration and sharpness together. A calibration error looks at calibration alone: a model that
-always answers the class frequencies has none and is useless, so read it beside the accuracy.
-
-Most metrics follow from sums over samples: the accuracy from the number of hits, R2 from sums of squares, F1 from
-counts, the ECE from the sums of each bin. Such a metric is kept as its sums (`MetricSums`), so that a bootstrap
-weighs samples anew without looking at predictions again.
+A metric that follows from sums over samples (the accuracy from hits, R2 from squares, the ECE from the sums of
+each bin) is kept as these sums, so that a bootstrap weighs samples anew without looking at predictions again.
 """
 
 from __future__ import annotations
@@ -19,15 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ensemble.spec.split_metrics import EPSILON as EPSILON
-from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
+from ensemble.spec.split_metrics import SplitMetricLike, name_of
 from ensemble.spec.task import IGNORED, Task
 from ensemble.spec.task import find_known as find_known
 from ensemble.spec.validation import SpecError
+from pipelines.providers import import_object
 
 Array = NDArray[Any]
 Figures = dict[str, Array]
 Curve = list[tuple[float, float, int]]
+
+EPSILON = 1e-12
+"""Smallest probability whose logarithm is taken: a class declared impossible costs 27.6 nats, not infinity."""
 
 BINS = 15
 """Equal-width confidence bins of the ECE, as in Guo et al. 2017."""
@@ -70,45 +67,46 @@ def flatten(values: Array, target: Array) -> Positions:
     Raises:
         CombineError: no target counts.
     """
-    samples, known = len(target), find_known(target).reshape(-1)
+    samples, takes_part = len(target), find_known(target).reshape(-1)
     rows = values.reshape(-1, *values.shape[target.ndim :])
     sample = np.repeat(np.arange(samples), target.size // max(samples, 1))
-    if known.all() and len(known):
+    if takes_part.all() and len(takes_part):
         return Positions(rows, target.reshape(-1), sample, samples)
-    if not known.any():
+    if not takes_part.any():
         raise CombineError(f"none of the {target.size} targets takes part: all are NaN or {IGNORED}")
-    return Positions(rows[known], target.reshape(-1)[known], sample[known], samples)
+    return Positions(rows[takes_part], target.reshape(-1)[takes_part], sample[takes_part], samples)
 
 
 def fold(function: np.ufunc, values: Array) -> Array:
     """`function.reduce` over the last axis; numpy alone is slow where that is short, as of classes."""
     if not 0 < values.shape[-1] < 8:
         return np.asarray(function.reduce(values, axis=-1))
-    found = values[..., 0].copy()
+    reduced = values[..., 0].copy()
     for column in range(1, values.shape[-1]):
-        function(found, values[..., column], out=found)
-    return found
+        function(reduced, values[..., column], out=reduced)
+    return reduced
 
 
 def compute_defined(
     metrics: Iterable[SplitMetricLike], values: Array, target: Array, task: Task
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Metrics of a whole split (see `split_metrics.compute`), also where a function of the user's fails.
+    """Metrics of a whole split (`combine.split_metrics.compute`), also where a function of the user's fails.
 
     Returns:
         The metrics by name, and the names of the functions that failed, with the reason.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     failed: dict[str, str] = {}
     for metric in metrics:
         try:
-            found |= compute([metric], values, target, task)
+            compute = import_object("ensemble.combine.split_metrics:compute")
+            figures |= compute([metric], values, target, task)
         except SpecError as error:
             if isinstance(metric, str):
                 raise
             why = error if error.__cause__ is None else f"{type(error.__cause__).__name__}: {error.__cause__}"
             failed[name_of(metric)] = " ".join(str(why).split())
-    return found, failed
+    return figures, failed
 
 
 @dataclass(frozen=True)
@@ -118,12 +116,10 @@ class MetricSums:
     Attributes:
         columns: float64 [s, n]: what is summed.
         finish: makes figures, float64 [d] each, of d sets of sums [s, d].
-        expand: further columns [t, n] that follow from these, one below the other, and not by sums over positions.
     """
 
     columns: Array
     finish: Callable[[Array], Figures]
-    expand: Callable[[Array], Array] | None = None
 
     def __call__(self, counts: Array | None = None) -> Figures:
         """The figures of d resamples.
@@ -131,16 +127,13 @@ class MetricSums:
         Args:
             counts: float64 [d, n], how often each resample holds each sample; None: once, d = 1.
         """
-        columns = self.columns
-        if self.expand is not None:
-            columns = np.concatenate([columns, self.expand(columns)])
-        sums = columns.sum(axis=1)[:, None] if counts is None else columns @ counts.T
+        sums = self.columns.sum(axis=1)[:, None] if counts is None else self.columns @ counts.T
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.finish(sums)
 
 
 def count_bins(confidence: Array, right: Array, rows: Positions, bins: int = BINS) -> Array:
-    """What `calibration_errors` needs of each sample: [3 * bins, n], of the rows in each bin of the confidence
+    """What `calibration_error` needs of each sample: [3 * bins, n], of the rows in each bin of the confidence
     their number, the sum of their confidences, and how many are right.
 
     Equal-width bins, each open below and closed above.
@@ -155,45 +148,15 @@ def count_bins(confidence: Array, right: Array, rows: Positions, bins: int = BIN
     return np.concatenate([part.reshape(bins, rows.samples) for part in parts])
 
 
-def count_scatter(columns: Array, bins: int = BINS) -> Array:
-    """What `calibration_errors` needs more where samples have several rows, which may go together.
-
-    Args:
-        columns: [3 * bins + ..., n]: first those of `count_bins`.
-
-    Returns:
-        [4 * bins, n]; [0, n] where no sample has several rows.
-    """
-    count, _, right = np.split(columns[: 3 * bins], 3)
-    if count.sum(axis=0).max() <= 1:
-        return np.empty((0, count.shape[1]))
-    return np.concatenate([right * right, right * count, count * count, count > 0])
-
-
-def calibration_errors(sums: Array, scatter: Array) -> tuple[Array, Array]:
-    """The expected calibration error and a debiased one, [d] each, of sums [3 * bins, d] of `count_bins` and those
-    of `count_scatter`.
-
-    The ECE is the mean over rows of |accuracy - confidence| of the row's bin (Guo et al. 2017, eq. 3). Of few rows
-    it is mostly bias: the accuracies of perfectly calibrated bins scatter, and the absolute value adds that up.
-    The debiased error is the root mean square over rows instead, of which the scatter is subtracted, y (1 - y) /
-    (r - 1) in a bin of r rows with accuracy y (Kumar et al. 2019, "Verified uncertainty calibration", section 5);
-    its square is unbiased, and 0 stands for a negative one. Where the rows of a sample go together, its steps or
-    labels, the scatter is that of samples: m / (m - 1) sum_i (k_i - y r_i)^2 / r^2 of m samples with r_i rows each
-    in the bin, k_i of which are right; with one row each it is the same. Bins of one sample say nothing of their
-    scatter and take no part. (Of 359 perfectly calibrated samples the ECE is 0.061 on average, the debiased error
-    0.020.)
+def calibration_error(sums: Array) -> Array:
+    """The expected calibration error [d] of sums [3 * bins, d] of `count_bins`: the mean over rows of |accuracy -
+    confidence| of the row's bin (Guo et al. 2017, eq. 3). Of few rows it is mostly bias: of 359 perfectly
+    calibrated samples it is 0.061 on average.
     """
     count, confidence, right = np.split(sums, 3)
-    squares, products, sizes, samples = np.split(scatter, 4) if len(scatter) else (right, right, count, count)
-    rows = np.maximum(count, 1)
-    gap, share = (confidence - right) / rows, right / rows
-    ece = (count * np.abs(gap)).sum(axis=0) / count.sum(axis=0)
-    several = np.where(samples > 1, count, 0)
-    spread = (squares - 2 * share * products + share**2 * sizes) / rows**2
-    squared = gap**2 - spread * samples / np.maximum(samples - 1, 1)
-    debiased = (several * squared).sum(axis=0) / np.maximum(several.sum(axis=0), 1)
-    return ece, np.sqrt(np.maximum(debiased, 0))
+    gap = (confidence - right) / np.maximum(count, 1)
+    error: Array = (count * np.abs(gap)).sum(axis=0) / count.sum(axis=0)
+    return error
 
 
 def list_curve(sums: Array) -> Curve:

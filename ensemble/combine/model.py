@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ensemble.combine import formulas
+from ensemble.combine.calibrators import Temperature, load_calibrator
 from ensemble.combine.combination import Combination, Combine
-from ensemble.combine.mapped_weights import aligned
 from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_attention, is_traced
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.torch_math import calibrate, decide, decompose, explain_invalid, make_stack, mix, normalise
+from ensemble.combine.tasks import find_math
 from ensemble.train.forward_errors import explain_forward_error, is_repeatable
 from ensemble.train.pickled import join_tensors, split_tensors
 from pipelines.loader.ragged import find_tensors, map_tensors
@@ -41,7 +43,7 @@ class EnsembleModel(nn.Module):
         classes: names of the classes or labels in the order of `values`; None where they are not known.
         member_ids: of the members in it, in the order of `weights`.
         method: average, weighted, greedy, stack, or function for the user's.
-        calibration: the temperature, or the scale of a Gaussian's variance; 1.0 for none.
+        calibration: the parameters of the calibrator, such as the temperature; 1.0 for none.
         thresholds: by which classes or labels are predicted, float32 [C] (`Ensemble.thresholds`): it then returns
             a dict: `values`, and `decision`, the classes int64 [b, ...] or labels bool [b, L]; None for none.
         uncertainty: whether it returns a dict: `values` [b, ...] and, [b] each, those of `total`, `aleatoric`,
@@ -70,13 +72,17 @@ class EnsembleModel(nn.Module):
         self.member_ids = list(members)
         self.members = nn.ModuleDict(members)
         self.method = combination.method
-        self.calibration = combination.temperature
+        self.calibration = combination.calibration
+        calibrator = combination.calibrator or find_math(combination.task).calibrator
+        self._calibrator = None if calibrator is None else load_calibrator(calibrator, combination.task)
         self.uncertainty = uncertainty
         self._attentive = {name for name, model in members.items() if has_attention(model)}
         self.register_buffer("weights", torch.tensor(combination.weights, dtype=torch.float32))
-        found = combination.thresholds
-        self.register_buffer("thresholds", None if found is None else torch.tensor(found, dtype=torch.float32))
-        self.stack = None if combination.stacker is None else make_stack(combination.stacker)
+        thresholds = combination.thresholds
+        self.register_buffer(
+            "thresholds", None if thresholds is None else torch.tensor(thresholds, dtype=torch.float32)
+        )
+        self.stack = None if combination.stack is None else StackModel(combination.stack)
         self.function = combination.function
         self.requires_grad_(False)
         self.eval()
@@ -84,7 +90,7 @@ class EnsembleModel(nn.Module):
     @property
     def temperature(self) -> float:
         """Of the calibration of probabilities, 1.0 for none."""
-        return self.calibration if self.task.kind in ("classification", "multilabel") else 1.0
+        return float(self.calibration) if isinstance(self._calibrator, Temperature) else 1.0
 
     @property
     def fields(self) -> list[str]:
@@ -108,42 +114,47 @@ class EnsembleModel(nn.Module):
         """
         self._check_axes(batch)
         batch = _move(batch, self.weights.device)
-        each = [self._predict_member(name, batch) for name in self.member_ids]
-        values = calibrate(self.task, self._pool(each), self.calibration)
-        more = {} if self.thresholds is None else {"decision": decide(self.task, values, self.thresholds)}
+        outputs = [self._predict_member(name, batch) for name in self.member_ids]
+        values = self._pool(outputs)
+        if self._calibrator is not None and self.calibration != 1.0:
+            values = self._calibrator.apply(self.task, values, self.calibration)
+        more: dict[str, Tensor] = {}
+        if self.thresholds is not None:
+            more["decision"] = formulas.decide(self.task, values, self.thresholds)
         if self.uncertainty:
-            more |= decompose(self.task, each, self.weights)
+            parts = formulas.decompose(self.task, outputs, self.weights)
+            more |= {part: one.flatten(1).mean(dim=1) if one.dim() > 1 else one for part, one in parts.items()}
         return {"values": values, **more} if more else values
 
-    def _pool(self, each: list[Tensor]) -> Tensor:
+    def _pool(self, outputs: list[Tensor]) -> Tensor:
         if self.function is not None:
-            return self._call_function(self.function, each)
+            return self._call_function(self.function, outputs)
         if self.stack is not None:
-            stacked: Tensor = self.stack(each)
+            stacked: Tensor = self.stack(outputs)
             return stacked
-        return mix(self.task, each, self.weights)
+        mixed: Tensor = formulas.mix(self.task, outputs, self.weights)
+        return mixed
 
-    def _call_function(self, function: Combine, each: list[Tensor]) -> Tensor:
-        values: Tensor = torch.as_tensor(function(torch.stack(each))).float()
+    def _call_function(self, function: Combine, outputs: list[Tensor]) -> Tensor:
+        values: Tensor = torch.as_tensor(function(torch.stack(outputs))).float()
         if not is_traced():
-            why = explain_invalid(self.task, values.detach(), read=values.device.type != "meta")
+            why = formulas.explain_invalid(self.task, values.detach(), read=values.device.type != "meta")
             same = slice(1) if self.task.kind == "free" else slice(None)
-            if why is None and values.shape[same] != each[0].shape[same]:
-                why = f"values of shape {list(values.shape)} for the members' {list(each[0].shape)}"
+            if why is None and values.shape[same] != outputs[0].shape[same]:
+                why = f"values of shape {list(values.shape)} for the members' {list(outputs[0].shape)}"
             if why is not None:
                 raise CombineError(f"Ensemble.combine gives {why}")
-        return normalise(self.task, values)
+        normalised: Tensor = formulas.normalise(self.task, values)
+        return normalised
 
     def _predict_member(self, name: str, batch: Mapping[str, Any]) -> Tensor:
         model, call = self.members[name], self.calls[name]
-        with (
-            WithoutFastPath() if name in self._attentive else contextlib.nullcontext(),
-            contextlib.nullcontext() if is_traced() else aligned(model),
-        ):
+        with WithoutFastPath() if name in self._attentive else contextlib.nullcontext():
             values = self._compute_values(call, model, name, batch)
         if not is_traced():
             self._check_values(name, values, batch)
-        return normalise(self.task, values)
+        normalised: Tensor = formulas.normalise(self.task, values)
+        return normalised
 
     def _compute_values(self, call: MemberCall, model: nn.Module, name: str, batch: Mapping[str, Any]) -> Tensor:
         if is_traced():
@@ -167,13 +178,13 @@ class EnsembleModel(nn.Module):
 
     def _check_values(self, name: str, values: Tensor, batch: Mapping[str, Any]) -> None:
         predicts = self.calls[name].recipe.predict is not None  # else the values are of a softmax, say
-        why = explain_invalid(self.task, values.detach(), read=predicts and values.device.type != "meta")
+        why = formulas.explain_invalid(self.task, values.detach(), read=predicts and values.device.type != "meta")
         if why is not None:
             source = "Recipe.predict" if predicts else "the model"
             raise CombineError(f"{source} gives {name} {why}")
         lists = [value for value in batch.values() if isinstance(value, list)]
         tensors = find_tensors([value for value in batch.values() if not isinstance(value, list)])
-        rows = {len(each) for each in lists} | {len(tensor) for tensor in tensors if tensor.dim()}
+        rows = {len(one) for one in lists} | {len(tensor) for tensor in tensors if tensor.dim()}
         if rows and len(values) not in rows:
             raise CombineError(f"{name} gives {len(values)} rows for a batch of another size; {ONE_SAMPLE}")
 
@@ -195,7 +206,8 @@ class EnsembleModel(nn.Module):
     def extra_repr(self) -> str:
         """The combination in a line, for print(model)."""
         shares = ", ".join(f"{m}: {w:.3f}" for m, w in zip(self.member_ids, self.weights.tolist(), strict=True))
-        return f"method={self.method!r}, calibration={self.calibration:.4g}, weights={{{shares}}}"
+        calibration = f"{self.calibration:.4g}" if isinstance(self.calibration, float) else self.calibration
+        return f"method={self.method!r}, calibration={calibration}, weights={{{shares}}}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EnsembleModel:
         """A copy, as of any module, although it is pickled in another way."""
@@ -207,6 +219,23 @@ class EnsembleModel(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """How it is pickled: see `ensemble.train.pickled`."""
         return restore_model, split_tensors(self.__dict__)
+
+
+class StackModel(nn.Module):
+    """A fitted `stacks.Stack` whose arrays are buffers: members' values, a list of [b, ...], to one [b, ...]."""
+
+    def __init__(self, stack: Any) -> None:
+        super().__init__()
+        self.fitted = stack
+        for name, part in stack.list_arrays().items():
+            dtype = torch.float32 if part.dtype.kind == "f" else None
+            self.register_buffer(name, torch.tensor(part, dtype=dtype))
+
+    def forward(self, outputs: Sequence[Tensor]) -> Tensor:
+        """What the stack makes of them."""
+        buffers: dict[str, Any] = dict(self.named_buffers())
+        values: Tensor = replace(self.fitted, **buffers).apply(outputs)
+        return values
 
 
 def restore_model(content: bytes, tensors: list[Tensor]) -> EnsembleModel:

@@ -37,8 +37,8 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
     from ensemble.store import has_predictions, read_predictions
 
     configurations: dict[str, list[str]] = {}
-    for each in state.members.values():
-        configurations.setdefault(find_configuration(each.identity), []).append(each.id)
+    for member_state in state.members.values():
+        configurations.setdefault(find_configuration(member_state.identity), []).append(member_state.id)
     merged: dict[str, Predictions] = {}
     left_out: dict[str, str] = {}
     first: dict[str, str] = {}  # member -> the first one that is named of its configuration
@@ -89,11 +89,11 @@ def _find_missing_fold(weights: Mapping[str, Mapping[str, object]], saved: Seque
     """The first fold of the first partition that has no predictions; None where some partition has all folds."""
     partitions: dict[str, set[object]] = {}
     for member, record in weights.items():
-        found = partitions.setdefault(find_partition(record), set())
+        folds = partitions.setdefault(find_partition(record), set())
         if member in saved:
-            found.add(record["held_out"])
+            folds.add(record["held_out"])
     k = {find_partition(record): int(str(record["k"])) for record in weights.values()}
-    missing = {key: sorted(set(range(k[key])) - found) for key, found in partitions.items()}
+    missing = {key: sorted(set(range(k[key])) - folds) for key, folds in partitions.items()}
     return None if not all(missing.values()) else next(iter(missing.values()))[0]
 
 
@@ -106,19 +106,17 @@ def merge_folds(members: Sequence[str], saved: Sequence[Predictions]) -> Predict
     saved = widen_alike(saved)
     one = saved[0]
     for member, other in zip(members, saved, strict=True):
-        if other.task != one.task or other.values.shape[1:] != one.values.shape[1:]:
-            raise CombineError(
-                f"{members[0]} and {member}, of one configuration, predict values of different kinds"
-            )
-        if (other.target is None) != (one.target is None):
-            raise CombineError(f"{members[0]} and {member}: one saved targets with its valid predictions")
-    index = np.concatenate([each.index for each in saved])
+        is_alike = other.task == one.task and other.values.shape[1:] == one.values.shape[1:]
+        if not is_alike or (other.target is None) != (one.target is None):
+            what = "one saved targets, one did not" if is_alike else "predict values of different kinds"
+            raise CombineError(f"{members[0]} and {member}, of one configuration, {what}")
+    index = np.concatenate([own.index for own in saved])
     order = np.argsort(index, kind="stable")
-    values = np.concatenate([each.values for each in saved])[order]
-    known, at, counts = np.unique(index[order], return_index=True, return_counts=True)
+    values = np.concatenate([own.values for own in saved])[order]
+    samples, at, counts = np.unique(index[order], return_index=True, return_counts=True)
     target: Array | None = None
     if one.target is not None:
-        all_targets = np.concatenate([np.asarray(each.target) for each in saved])[order]
+        all_targets = np.concatenate([np.asarray(own.target) for own in saved])[order]
         target = all_targets[at]
         if not np.array_equal(all_targets, np.repeat(target, counts, axis=0), equal_nan=target.dtype.kind == "f"):
             raise CombineError(
@@ -128,11 +126,11 @@ def merge_folds(members: Sequence[str], saved: Sequence[Predictions]) -> Predict
     mean = values[at]
     for many in np.unique(counts[counts > 1]).tolist():
         rows = at[counts == many]
-        parts = [values[rows + each] for each in range(many)]
+        parts = [values[rows + own] for own in range(many)]
         mean[counts == many] = find_math(one.task).mix(parts, average_weights(many))
     fields = {
-        name: np.concatenate([each.fields[name] for each in saved])[order][at]
+        name: np.concatenate([own.fields[name] for own in saved])[order][at]
         for name in one.fields
-        if all(name in each.fields for each in saved)
+        if all(name in own.fields for own in saved)
     }
-    return replace(one, values=mean, index=known, target=target, fields=fields)
+    return replace(one, values=mean, index=samples, target=target, fields=fields)

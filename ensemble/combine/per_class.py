@@ -1,10 +1,7 @@
 """Figures of each class: precision, recall, F1, support, and which classes are taken for which.
 
-Of class c, tp samples are of it and predicted as it, fp are predicted as it and of another class, fn are of it
-and predicted as another one. Precision is tp / (tp + fp), recall tp / (tp + fn), F1 their harmonic mean,
-2 tp / (2 tp + fp + fn); each is 0 where it would be 0 / 0, as in scikit-learn with `zero_division=0`. Support is
-tp + fn. Of several labels a sample, a label is predicted from a probability of 0.5 on. Targets that are ignored
-take no part.
+They are scikit-learn's with `zero_division=0`. Of several labels a sample, a label is predicted from a probability
+of 0.5 on. Targets that are ignored take no part.
 """
 
 from __future__ import annotations
@@ -32,6 +29,7 @@ MOST_SHOWN = 30
 """Classes of a matrix that is shown."""
 TRUE_PREDICTED = "true \\ predicted"
 """Head of the names of true classes, beside those of predicted ones."""
+FIGURES = ("precision", "recall", "f1")
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,10 @@ class PerClass:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each class: class, name, precision, recall, f1, support."""
-        columns = (self.precision.tolist(), self.recall.tolist(), self.f1.tolist(), self.support.tolist())
+        columns = [getattr(self, name).tolist() for name in (*FIGURES, "support")]
         return [
-            {"class": i, "name": self.name(i), "precision": p, "recall": r, "f1": f, "support": s}
-            for i, (p, r, f, s) in enumerate(zip(*columns, strict=True))
+            {"class": number, "name": self.name(number), **dict(zip((*FIGURES, "support"), figures, strict=True))}
+            for number, figures in enumerate(zip(*columns, strict=True))
         ]
 
     def list_confusions(self, most: int | None = None) -> list[dict[str, Any]]:
@@ -110,13 +108,13 @@ class PerClass:
 
     def __str__(self) -> str:
         """The rows as a table, and of at most `MOST_SHOWN` classes the confusion matrix, names on both axes."""
-        rows = [list(map(_format, row.values()))[1:] for row in self.rows()]
-        text = _format_table(["class", "precision", "recall", "f1", "support"], rows)
+        rows = [[row["name"], *(f"{row[n]:.3f}" for n in FIGURES), str(row["support"])] for row in self.rows()]
+        text = _format_table([["class", *FIGURES, "support"], *rows])
         if self.task == "multilabel" or len(rows) > MOST_SHOWN:
             return text
-        names = [self.name(number) for number in range(len(rows))]
+        names = [row[0] for row in rows]
         counts = [[name, *map(str, row)] for name, row in zip(names, self.confusion.tolist(), strict=True)]
-        return f"{text}\n\n{_format_table([TRUE_PREDICTED, *names], counts)}"
+        return f"{text}\n\n{_format_table([[TRUE_PREDICTED, *names], *counts])}"
 
     def to_frame(self) -> pandas.DataFrame:
         """The rows as a DataFrame.
@@ -130,22 +128,15 @@ class PerClass:
 
     def as_record(self) -> dict[str, Any]:
         """The figures as JSON values, of classes in their order; `cells` as above."""
-        names = ("precision", "recall", "f1", "support", "cells")
-        return {name: getattr(self, name).tolist() for name in names}
+        return {name: getattr(self, name).tolist() for name in (*FIGURES, "support", "cells")}
 
 
-def _format(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+def _format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of one width each: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
-        [
-            cell.rjust(width) if number else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in (head, *rows)
+        [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))]
+        for first, *cells in rows
     )
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
@@ -173,39 +164,24 @@ def compute_per_class(
         rows = flatten(values, target)
         pairs, counts = np.unique(rows.target * count + rows.values.argmax(axis=1), return_counts=True)
         cells = np.stack([pairs // count, pairs % count, counts], axis=1).astype(np.int64)
-        is_hit = cells[:, 0] == cells[:, 1]
-        hit = _sum_by_class(cells[is_hit], 0, count)
-        support, predicted = _sum_by_class(cells, 0, count), _sum_by_class(cells, 1, count)
+        true, chosen, counts = cells.T
+        support, predicted, hit = (np.zeros(count, dtype=np.int64) for _ in range(3))
+        np.add.at(support, true, counts)
+        np.add.at(predicted, chosen, counts)
+        np.add.at(hit, true[true == chosen], counts[true == chosen])
         positions = np.asarray(len(rows.target))
     else:
-        known, present, said = find_known(target), target != 0, values >= 0.5
-        hit = (known & present & said).sum(axis=0)
-        support, predicted = (known & present).sum(axis=0), (known & said).sum(axis=0)
+        takes_part, present, chosen = find_known(target), target != 0, values >= 0.5
+        hit = (takes_part & present & chosen).sum(axis=0)
+        support, predicted = (takes_part & present).sum(axis=0), (takes_part & chosen).sum(axis=0)
         cells = np.stack([hit, predicted - hit, support - hit], axis=1)
-        positions = known.sum(axis=0)
-    return PerClass(
-        task=task.kind,
-        split=split,
-        classes=names,
-        precision=_divide(hit, predicted),
-        recall=_divide(hit, support),
-        f1=_divide(2 * hit, predicted + support),
-        support=support,
-        predicted=predicted,
-        cells=cells,
-        positions=positions,
-    )
+        positions = takes_part.sum(axis=0)
 
+    def divide(part: Array, whole: Array) -> Array:
+        return np.asarray(np.where(whole > 0, part / np.maximum(whole, 1), 0.0))
 
-def _sum_by_class(cells: Array, column: int, count: int) -> Array:
-    found = np.zeros(count, dtype=np.int64)
-    np.add.at(found, cells[:, column], cells[:, 2])
-    return found
-
-
-def _divide(part: Array, whole: Array) -> Array:
-    found: Array = np.where(whole > 0, part / np.maximum(whole, 1), 0.0)
-    return found
+    precision, recall, f1 = divide(hit, predicted), divide(hit, support), divide(2 * hit, predicted + support)
+    return PerClass(task.kind, split, names, precision, recall, f1, support, predicted, cells, positions)
 
 
 def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, PerClass]:
@@ -224,16 +200,17 @@ def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, 
     ensemble = read_combined(run_dir, state, split)
     if ensemble.target is None:
         raise CombineError(f"{run_dir.path}: the {split} split has no targets")
-    name, values = ["ensemble"], [ensemble.values]
-    models = {name[0]: PredictionMatrix(name, values, ensemble.index, ensemble.target, {}, ensemble.task)}
+    own = PredictionMatrix(["ensemble"], [ensemble.values], ensemble.index, ensemble.target, {}, ensemble.task)
+    models = {"ensemble": own}
     if combined.best_member:
         models["best"] = read_prediction_matrix(run_dir, state, [combined.best_member], split)
-    parts = {of: take_part(model, combined) for of, model in models.items() if model.members}
-    return {
-        of: compute_per_class(part.task, part.values[0], part.target, combined.classes, split)
-        for of, part in parts.items()
-        if part.target is not None
-    }
+    figures: dict[str, PerClass] = {}
+    for of, model in models.items():
+        if model.members and model.target is not None:
+            part = take_part(model, combined)
+            assert part.target is not None
+            figures[of] = compute_per_class(part.task, part.values[0], part.target, combined.classes, split)
+    return figures
 
 
 def take_part(model: PredictionMatrix, combined: Combined) -> PredictionMatrix:

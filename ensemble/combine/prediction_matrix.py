@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.conformal_scores import list_chunks
-from ensemble.combine.methods import list_representatives
+from ensemble.combine.formulas import list_chunks
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import find_math
 from ensemble.spec.positions import TAILS, choose_positions, count_positions, fill_up, take_positions
@@ -72,10 +71,6 @@ class PredictionMatrix:
         """The members of a configuration, by its number in `groups`."""
         return [member for member, own in zip(self.members, self.groups or (), strict=True) if own == group]
 
-    def select_configurations(self) -> PredictionMatrix:
-        """Returns the rows of one member of each configuration; all where there are none."""
-        return self.select([self.members[at] for at in list_representatives(self.groups, len(self.members))])
-
     def select(self, members: Sequence[str]) -> PredictionMatrix:
         """Returns the predictions of these members only, in this order."""
         at = {member: i for i, member in enumerate(self.members)}
@@ -109,13 +104,13 @@ class PredictionMatrix:
     def take(self, rows: Any) -> PredictionMatrix:
         """Returns the predictions of these rows only: a slice, or int64 [k]."""
         target = None if self.target is None else self.target[rows]
-        return replace(self, values=[each[rows] for each in self.values], index=self.index[rows], target=target)
+        return replace(self, values=[own[rows] for own in self.values], index=self.index[rows], target=target)
 
 
 def read_prediction_matrix(
     run_dir: RunDir, state: RunState, members: Sequence[str], split: str
 ) -> PredictionMatrix:
-    """Read and align what `members` saved for `split` (valid, test or shifted); who saved nothing is left out.
+    """Read and align what `members` saved for `split` (valid or test); who saved nothing is left out.
 
     Of members that each predicted another fold of `valid`, the rows are out of fold (`read_out_of_fold`).
 
@@ -131,14 +126,14 @@ def read_prediction_matrix(
     saved: dict[str, Predictions] = {}  # mapped: all members together may be larger than the memory
     left_out: dict[str, str] = {}
     for member in members:
-        known = state.members[member]
-        if has_predictions(run_dir, known, split):
-            saved[member] = read_predictions(run_dir, known, split, mapped=True)
+        member_state = state.members[member]
+        if has_predictions(run_dir, member_state, split):
+            saved[member] = read_predictions(run_dir, member_state, split, mapped=True)
         else:
-            why = next((text for text in known.remarks if f"no predictions on {split!r}" in text), "")
+            why = next((text for text in member_state.remarks if f"no predictions on {split!r}" in text), "")
             left_out[member] = f"{UNSAVED} {split} predictions{why and ': '}{why.partition('saved: ')[2]}"
-            if known.outdated is not None:
-                left_out[member] = f"could not be evaluated again: {known.outdated}"
+            if member_state.outdated is not None:
+                left_out[member] = f"could not be evaluated again: {member_state.outdated}"
     return align(split, saved, left_out)
 
 
@@ -155,60 +150,46 @@ def align(
             mean anything.
     """
     left_out = dict(left_out or {})
-    members: list[str] = []
-    values: list[Array] = []
-    index = target = None
-    tasks = {member: one.task for member, one in saved.items()}
-    task = _find_common_task(split, tasks)
-    math = find_math(task)
+    task = _find_common_task(split, {member: one.task for member, one in saved.items()})
+    math, matrices = find_math(task), dict[str, PredictionMatrix]()
     for member, one in saved.items():
-        own_values = np.asarray(one.values)
-        is_rounded, is_invalid = False, not len(own_values)
-        for chunk in (own_values[at] for at in list_chunks(own_values)):  # mapped, of which few are in memory
-            is_invalid = is_invalid or math.explain_invalid(chunk) is not None
-            is_rounded = is_rounded or (not is_invalid and math.normalise(chunk) is not chunk)
-        if is_invalid:
-            problem = math.explain_invalid(own_values)
-            left_out[member] = f"{split} {problem}"
+        values = np.asarray(one.values)
+        chunks = [values[at] for at in list_chunks(values)]  # mapped, of which few are in memory
+        if any(math.explain_invalid(chunk) is not None for chunk in chunks):
+            left_out[member] = f"{split} {math.explain_invalid(values)}"
             continue
-        own_index, own_target, rows = _sort_by_index(one)
-        _check_duplicates(split, member, own_index)
-        if index is None:
-            index, target = own_index, own_target
-        else:
-            _check_same_samples(split, members[0], index, member, own_index)
-            if not np.array_equal(_list_kept(saved[members[0]]), _list_kept(one)):
-                raise CombineError(
-                    f"{members[0]} and {member} keep other positions of the {split} samples: they were evaluated "
-                    "with another Ensemble.keep_predictions_gb, or other splits; a change of it evaluates all "
-                    "again"
-                )
-            _check_same_targets(split, members[0], target, member, own_target, index)
-        if is_rounded:
-            rows = math.normalise(rows)
-        if values:
-            _check_same_shape(split, members[0], values[0], member, rows, task)
-        members.append(member)
-        values.append(rows)
-    if index is None:
-        index = np.empty(0, dtype=np.int64)
-    kept = [one.positions for one in saved.values() if one.positions is not None]
-    part = f"all figures are of the {len(kept[0]):,} positions of each sample that are kept" if kept else ""
-    positions = np.asarray(kept[0]) if kept else None
-    fields = next((one.fields for one in saved.values() if one.fields and np.array_equal(one.index, index)), {})
-    return PredictionMatrix(members, values, index, target, left_out, task, None, part, positions, fields)
+        is_rounded = any(math.normalise(chunk) is not chunk for chunk in chunks)
+        index, target, values = _sort_by_index(one)
+        values = math.normalise(values) if is_rounded else values
+        twice = index[1:][index[1:] == index[:-1]]
+        if len(twice):
+            raise CombineError(
+                f"{member} has two {split} predictions for sample {twice[0]}; one per index is expected"
+            )
+        positions = None if one.positions is None else np.asarray(one.positions)
+        own = PredictionMatrix([member], [values], index, target, {}, task, None, "", positions, one.fields)
+        _check_alike(split, next(iter(matrices.values()), own), own)
+        matrices[member] = own
+    if not matrices:
+        return PredictionMatrix([], [], np.empty(0, dtype=np.int64), None, left_out, task)
+    first = next(iter(matrices.values()))
+    kept = [len(own.positions) for own in matrices.values() if own.positions is not None]
+    part = f"all figures are of the {kept[0]:,} positions of each sample that are kept" if kept else ""
+    fields = (own.fields for own in saved.values() if own.fields and np.array_equal(own.index, first.index))
+    values_of = [own.values[0] for own in matrices.values()]
+    return replace(
+        first, members=list(matrices), values=values_of, left_out=left_out, part=part, fields=next(fields, {})
+    )
 
 
 def widen_alike(saved: Sequence[Predictions]) -> list[Predictions]:
     """Those of samples that are of unlike length, filled up as in `PredictedRows`; others as they are."""
-    tail, axes = TAILS.get(saved[0].task.kind), {each.values.ndim for each in saved}
-    if tail is None or len(axes) > 1 or any(each.positions is not None for each in saved):
+    tail, axes = TAILS.get(saved[0].task.kind), {own.values.ndim for own in saved}
+    if tail is None or len(axes) > 1 or any(own.positions is not None for own in saved):
         return list(saved)
-    shapes = [each.values.shape[1 : max(axes) - tail] for each in saved]
+    shapes = [own.values.shape[1 : max(axes) - tail] for own in saved]
     lengths = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    return [
-        each if each.values.shape[1 : len(lengths) + 1] == lengths else _widen(each, lengths) for each in saved
-    ]
+    return [own if own.values.shape[1 : len(lengths) + 1] == lengths else _widen(own, lengths) for own in saved]
 
 
 def _widen(one: Predictions, longest: tuple[int, ...]) -> Predictions:
@@ -248,15 +229,9 @@ def _sort_by_index(one: Predictions) -> tuple[Array, Array | None, Array]:
     return index[order], None if target is None else target[order], values[order]
 
 
-def _list_kept(one: Predictions) -> Array:
-    return np.empty(0, np.int64) if one.positions is None else np.asarray(one.positions)
-
-
 def _find_common_task(split: str, tasks: Mapping[str, Task]) -> Task:
     """The task of all members; classification where there are none."""
-    first = next(iter(tasks), None)
-    if first is None:
-        return CLASSIFICATION
+    first = next(iter(tasks), "")
     for member, task in tasks.items():
         if task != tasks[first]:
             raise CombineError(
@@ -264,7 +239,7 @@ def _find_common_task(split: str, tasks: Mapping[str, Task]) -> Task:
                 f"({describe_task(tasks[first])} and {describe_task(task)}): "
                 "members of one ensemble must have the same task"
             )
-    return tasks[first]
+    return tasks.get(first, CLASSIFICATION)
 
 
 def describe_task(task: Task) -> str:
@@ -272,53 +247,43 @@ def describe_task(task: Task) -> str:
     return f"{task.kind}{f' {list(task.levels)}' if task.levels else ''}"
 
 
-def _check_same_shape(split: str, first: str, values: Array, member: str, other: Array, task: Task) -> None:
-    if values.shape[1:] == other.shape[1:]:
-        return
-    if task.kind == "classification" and values.shape[:-1] == other.shape[:-1]:
+def _check_alike(split: str, first: PredictionMatrix, other: PredictionMatrix) -> None:
+    """Raise CombineError where two members predicted other samples, positions or shapes, or saw other targets."""
+    (one, own), (two, theirs) = ((matrix.members[0], matrix.values[0]) for matrix in (first, other))
+    if not np.array_equal(first.index, other.index):
+        different = np.setxor1d(first.index, other.index)[0]
+        has, lacks = (one, two) if different in first.index else (two, one)
         raise CombineError(
-            f"{member} predicts {other.shape[-1]} classes on {split}, {first} {values.shape[-1]}: "
+            f"{one} and {two} predicted different {split} samples ({len(first.index)} and {len(other.index)}): "
+            f"{has} has index {different}, {lacks} does not; all members must predict the whole split"
+        )
+    kept = [np.empty(0) if matrix.positions is None else matrix.positions for matrix in (first, other)]
+    if not np.array_equal(kept[0], kept[1]):
+        raise CombineError(
+            f"{one} and {two} keep other positions of the {split} samples: they were evaluated with another "
+            "Ensemble.keep_predictions_gb, or other splits; a change of it evaluates all again"
+        )
+    target, target_too = first.target, other.target
+    if (target is None) != (target_too is None):
+        has, lacks = (two, one) if target is None else (one, two)
+        raise CombineError(f"{has} saved targets with its {split} predictions, {lacks} did not")
+    if target is not None and target_too is not None and not are_equal(target, target_too):
+        row = 0
+        if target.shape == target_too.shape:
+            differs = (target != target_too) & ~((target != target) & (target_too != target_too))
+            row = int(np.argmax(differs.reshape(len(target), -1).any(axis=1)))
+        raise CombineError(
+            f"{one} and {two} saw different targets for {split} sample {first.index[row]}: "
+            "they did not read the same data"
+        )
+    if own.shape[1:] == theirs.shape[1:]:
+        return
+    if first.task == CLASSIFICATION and own.shape[:-1] == theirs.shape[:-1]:
+        raise CombineError(
+            f"{two} predicts {theirs.shape[-1]} classes on {split}, {one} {own.shape[-1]}: "
             "members of one ensemble must know the same classes"
         )
     raise CombineError(
-        f"{member} predicts values of shape {list(other.shape[1:])} for each {split} sample, {first} of "
-        f"{list(values.shape[1:])}: members of one ensemble must predict alike"
+        f"{two} predicts values of shape {list(theirs.shape[1:])} for each {split} sample, {one} of "
+        f"{list(own.shape[1:])}: members of one ensemble must predict alike"
     )
-
-
-def _check_duplicates(split: str, member: str, index: Array) -> None:
-    twice = index[1:][index[1:] == index[:-1]]
-    if len(twice):
-        raise CombineError(
-            f"{member} has two {split} predictions for sample {twice[0]}; one per index is expected"
-        )
-
-
-def _check_same_samples(split: str, first: str, index: Array, member: str, other: Array) -> None:
-    if np.array_equal(index, other):
-        return
-    different = np.setxor1d(index, other)[0]
-    has, lacks = (first, member) if different in index else (member, first)
-    raise CombineError(
-        f"{first} and {member} predicted different {split} samples ({len(index)} and {len(other)}): "
-        f"{has} has index {different}, {lacks} does not; all members must predict the whole split"
-    )
-
-
-def _check_same_targets(
-    split: str, first: str, target: Array | None, member: str, other: Array | None, index: Array
-) -> None:
-    if (target is None) != (other is None):
-        has, lacks = (member, first) if target is None else (first, member)
-        raise CombineError(f"{has} saved targets with its {split} predictions, {lacks} did not")
-    if target is None or other is None:
-        return
-    if not are_equal(target, other):
-        row = 0
-        if target.shape == other.shape:
-            differs = (target != other) & ~((target != target) & (other != other))
-            row = int(np.argmax(differs.reshape(len(target), -1).any(axis=1)))
-        raise CombineError(
-            f"{first} and {member} saw different targets for {split} sample {index[row]}: "
-            "they did not read the same data"
-        )

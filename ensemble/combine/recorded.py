@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.combination import FUNCTION, Combine, call_function, fingerprint_function, fit_stack
+from ensemble.combine.combination import (
+    FUNCTION,
+    Combine,
+    call_function,
+    fingerprint_function,
+    fit_stack,
+    read_calibration,
+)
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
 from ensemble.combine.tasks import find_math
@@ -47,12 +54,12 @@ def combine_again(
         candidates = combined.candidates or []
         if not set(candidates) <= set(valid.members):
             return None
-        known = valid.select(candidates).thin()  # as in the run
-        if known.target is None:
+        fitted = valid.select(candidates).thin()  # as in the run
+        if fitted.target is None:
             return None
-        if is_valid and known.part != valid.part:  # of the others nothing is known out of fold
+        if is_valid and fitted.part != valid.part:  # of the others nothing is known out of fold
             return None
-        stack, held_out = fit_stack(task_math, known.values, known.target, known.groups)
+        stack, held_out = fit_stack(task_math, fitted.values, fitted.target, fitted.groups)
         values = held_out if is_valid else stack.predict(shown.select(candidates).values)
     elif method == FUNCTION and function is not None:
         values = call_function(function, shown.select(list(weights)).values, shown.task)
@@ -61,7 +68,7 @@ def combine_again(
         values = task_math.mix(part.values, np.array(list(weights.values())))
     else:
         return None
-    return task_math.calibrate(values, float((combined.calibration or {})["value"] or 1.0))
+    return task_math.calibrate(values, *read_calibration(combined.calibration))
 
 
 def read_combined(

@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.classes import explain_missing_classes
 from ensemble.combine.combination import (
     CALIBRATION_SAMPLES,
     FUNCTION,
     Combination,
     fingerprint_function,
-    fit_held_out,
+    fit_declared,
     is_enough,
 )
 from ensemble.combine.loading import explain_unloadable
-from ensemble.combine.measured import UNMEASURED, list_split_metrics, measure
-from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.measured import UNMEASURED, measure
+from ensemble.combine.metrics import CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix, explain_left_out, read_prediction_matrix
-from ensemble.combine.quantify import Quantified, describe, quantify
-from ensemble.combine.shifted_split import describe_change, read_shifted
-from ensemble.combine.tasks import TaskMath, find_math
-from ensemble.combine.thresholds import measure_decisions, with_thresholds
+from ensemble.combine.tasks import find_math
+from ensemble.combine.uncertainty import Quantified, average, quantify
 from ensemble.spec.objectives import infer_mode
-from ensemble.spec.split_metrics import list_fields
-from ensemble.spec.task import CLASSIFICATION, as_task
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -54,7 +50,21 @@ EPOCHS_CHOSEN = "; optimistic: members chose their epoch on their own fold"
 NOT_ASKED = "Ensemble.calibrate is off"
 """Why there is no calibration where one would be possible."""
 
-_UNQUANTIFIED = ("decision", "uncertainty", "conformal", "selective", "shifted", "shifted_metrics")
+_EMPTY = (
+    "task",
+    "calibration",
+    "temperature",
+    "split",
+    "note",
+    *UNMEASURED,
+    "decision",
+    "uncertainty",
+    "conformal",
+)
+
+
+class NotCombined(CombineError):
+    """There is nothing to combine: an answer, whose message is the `reason` of the `combined` event."""
 
 
 def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, Any]:
@@ -64,70 +74,72 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
 
 def combine_samples(
     run_dir: RunDir, state: RunState, ensemble: Ensemble
-) -> tuple[dict[str, Any], list[Quantified]]:
-    """Combine the finished members by `ensemble.combine`, measure the result, and how sure it is of each sample.
+) -> tuple[dict[str, Any], Quantified | None]:
+    """Combine the finished members by `ensemble.combine` and measure the result.
 
     Returns:
-        The fields of the `combined` event, plain JSON values:
-
-        - `task`: what was predicted, see `Task.as_record`.
-        - `method`: what was done, "function" for the user's; `reason`: why that, or the metrics, are not what was
-          asked for, else None.
-        - `declared`: the method that was asked for; `code`: of a function its fingerprint, else None. The run's
-          end adds `failed`: True where an error was in the way that may pass: it is to be combined again.
-        - `candidates`: ids of all members that the combination was fitted to.
-        - `members`, `weights`: those of them whose weight is above 0, and their weights.
-        - `calibration`: {"method": "temperature", "variance_scale" or None, "value": its factor, "reason": why
-          there is none}.  `temperature`: the factor of a temperature, else 1.
-        - `split`: what the metrics are of, "test" or "valid"; `note`: what to know about that, else None.
-        - `metrics`: the task's figures (`TaskMath.measure`) of `ensemble`, of `best` (the one member that is best
-          on the validation split by the objective) and `mean` (over all members); None where there is no target.
-        - `intervals`: [low, high] of the figures of `ensemble`, `best` and their `difference` (ensemble - best),
-          by the bootstrap, not of metrics of the whole split where there are too many predictions to compute
-          those again (`bootstrap.Resampled`); `noise`: the figures whose difference may be chance.
-        - `best_member`: its id; `best_calibrated`: its metrics with a calibration of its own, the fair rival of a
-          calibrated ensemble in NLL and ECE (Ashukha et al. 2020); None unless calibrating.
-        - `reliability`: of probabilities the curves of `ensemble` and `best`: [confidence, accuracy, count] of
-          each bin.
-        - `decision`: with `Ensemble.thresholds` these, `by` which metric they were fitted, and the metrics of what
-          is predicted by `thresholds` and as `usual`; else None.
-        - `uncertainty`, `conformal`, `selective`, `shifted`: how sure it is, see `quantify.describe`.
-        - `shifted_metrics`: how good it and the best member are on shifted samples, see `shifted.measure_change`;
-          None without shifted samples, or where `note` says why.
-        - `left_out`: member -> why it took no part; `unloadable`: why `load` cannot predict with them, else None.
-
-        When nothing says how the outputs are combined, or nothing finished, there is nothing to combine: `metrics`
-        is None, `members` is empty and `reason` says why. That is an answer, not an error.
-
-        And the predictions of all splits with their uncertainty: nothing where there is nothing to combine.
+        The fields of the event `ensemble.events.Combined`, and the predictions on the split that the figures are
+        of. Where nothing finished, or nothing says how the outputs are combined, `reason` says so, `members` is
+        empty and there are no predictions: that is an answer, not an error.
 
     Raises:
         CombineError: when members predicted different samples or saw different targets.
     """
-    asked = describe_method(ensemble.combine)  # a function may change its own state when it is called
-    left_out: dict[str, str] = {m.id: m.state for m in state.members.values() if m.state != "finished"}
-    finished = [m.id for m in state.members.values() if m.state == "finished"]
+    declared = describe_method(ensemble.combine)  # a function may change its own state when it is called
+    left_out: dict[str, str] = {}
+    try:
+        splits = _read_splits(run_dir, state, ensemble, left_out)
+    except NotCombined as error:
+        return refuse(declared, str(error), left_out)
+    try:
+        fields, report = _fit_and_measure(splits, state, ensemble)
+    except CombineError as error:
+        return refuse(declared, str(error), left_out)
+    unloadable = explain_unloadable(run_dir, state, ensemble.recipe, fields["members"])
+    return {**fields, **declared, "left_out": left_out, "unloadable": unloadable}, report
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """What members are combined on.
+
+    Attributes:
+        valid: what the combination is fitted to.
+        report: what the figures are of; `valid` itself where there is no usable test split.
+        whole: `report` with all of its positions.
+        note: what to know about the figures.
+        is_fitted: whether nothing is to be fitted: `valid` is the test split then.
+    """
+
+    valid: PredictionMatrix
+    report: PredictionMatrix
+    whole: PredictionMatrix
+    note: str
+    is_fitted: bool
+
+
+def _read_splits(run_dir: RunDir, state: RunState, ensemble: Ensemble, left_out: dict[str, str]) -> _Splits:
+    """Read what the finished members predicted; who takes no part is added to `left_out`.
+
+    Raises:
+        NotCombined: there is nothing to combine.
+        CombineError: members predicted different samples or saw different targets.
+    """
+    left_out |= {m.id: m.state for m in state.members.values() if m.state != "finished"}
     if state.ended is None:  # else the combination is there already, and computed once more
         gone = [m for m in state.members.values() if m.state == "finished" and m.is_checkpoint_removed]
         left_out |= {m.id: m.explain_no_checkpoint() for m in gone}
-        finished = [member for member in finished if member not in left_out]
+    finished = [member for member in state.members if member not in left_out]
     if not finished:
-        return refuse(asked, "no member finished", left_out)
-    is_fitted = _is_fitted(ensemble)
+        raise NotCombined("no member finished")
+    is_complete = callable(ensemble.combine) and not ensemble.calibrate and ensemble.thresholds is None
+    is_fitted = is_complete and ensemble.valid is None and ensemble.test is not None
     if ensemble.valid is None and not is_fitted:
-        reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
-        return refuse(asked, reason, left_out)
+        raise NotCombined("there is no validation split to select and calibrate on; declare Ensemble.valid")
     valid = read_prediction_matrix(run_dir, state, finished, "test" if is_fitted else "valid")
     left_out |= valid.left_out
-    declared = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
-    is_unclear = valid.target is None and (valid.members or valid.unsaved) and valid.task == CLASSIFICATION
-    if is_unclear and declared in (None, CLASSIFICATION):
-        why = explain_missing_classes(ensemble, run_dir, state, finished)
-        if why is not None:
-            return refuse(asked, why, left_out)
     if not valid.members:
-        return refuse(asked, explain_left_out(valid.left_out), left_out)
-
+        raise NotCombined(explain_left_out(valid.left_out))
     report, note = valid, OPTIMISTIC if valid.groups is None else _describe_folds(state, valid.members)
     if is_fitted:
         note = ""
@@ -142,123 +154,89 @@ def combine_samples(
         else:
             left_out |= test.left_out
             valid, report, note = valid.select(test.members), test, ""
-    task_math, whole, is_valid = find_math(valid.task), report, report is valid
+    whole, is_valid = report, report is valid
     if not callable(ensemble.combine):  # a function may look at a sample as a whole
         valid = valid.thin()
         report = valid if is_valid else report.thin()
     for name, split in (("valid", valid), ("test", report)):
         try:
             if split.target is not None:
-                task_math.check_target(split.values[0], split.target)
+                find_math(valid.task).check_target(split.values[0], split.target)
         except CombineError as error:
-            return refuse(asked, f"the {name} predictions: {error}", left_out)
-    try:
-        combination, held_out = fit_held_out(
-            ensemble.combine,
-            valid.values,
-            valid.target,
-            task=valid.task,
-            objective=task_math.choose_criterion(ensemble.objective, ensemble.mode)
-            if task_math.criteria
-            else None,
-            calibrate=ensemble.calibrate,
-            groups=valid.groups,
-        )
-        combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
-        # What is said of the validation split is what a stack says of rows that it was not fitted on.
-        best = None
-        if valid.target is not None and report.target is not None:
-            reported = {m.id: m.metrics for m in state.members.values()}
-            best = find_best_member(valid.members, reported, valid, ensemble)
-        samples = [replace(quantify("test" if is_fitted else "valid", valid, combination, best), values=held_out)]
-        if valid.groups is not None:  # how far the members of a configuration differ is not known out of fold
-            samples[0].parts.clear()
-        if report is not valid:
-            samples.append(quantify("test", report, combination, best))
-        if is_valid and combination.stacker is not None:  # the others were not fitted out of fold
-            whole = report
-        measured, notes = measure(task_math, valid, whole, combination, samples[-1], best, ensemble)
-    except CombineError as error:
-        return refuse(asked, str(error), left_out)
+            raise NotCombined(f"the {name} predictions: {error}") from error
+    return _Splits(valid, report, whole, note, is_fitted)
 
-    decision = _describe_decision(combination, ensemble.thresholds, report, samples[-1].values)
-    shifted, why = None, ""
-    if ensemble.shifted is not None:
-        shifted, why = read_shifted(run_dir, state, valid, combination, best)
-    more = [one for one in list_split_metrics(task_math, ensemble) if not list_fields(one)]
-    change, why_not = describe_change(shifted, measured["metrics"], more)
-    sureness = describe(samples[0], samples[-1], shifted, level=ensemble.coverage)
-    if is_fitted:  # it would be calibrated on what it is measured on
-        sureness["conformal"] = None
-    if shifted is not None:
-        samples.append(shifted)
+
+def _fit_and_measure(splits: _Splits, state: RunState, ensemble: Ensemble) -> tuple[dict[str, Any], Quantified]:
+    """Fit the combination; returns the fields of the `combined` event that follow from it, and the predictions on
+    the split that the figures are of.
+    """
+    valid, report, task_math = splits.valid, splits.report, find_math(splits.valid.task)
+    is_valid = report is valid
+    combination, held_out = fit_declared(ensemble, valid)
+    best = None
+    if valid.target is not None and report.target is not None:
+        reported = {m.id: m.metrics for m in state.members.values()}
+        best = find_best_member(valid.members, reported, valid, ensemble)
+    # What is said of the validation split is what a stack says of rows that it was not fitted on.
+    own = replace(quantify("test" if splits.is_fitted else "valid", valid, combination, best), values=held_out)
+    if valid.groups is not None:  # how far the members of a configuration differ is not known out of fold
+        own.parts.clear()
+    shown = own if is_valid else quantify("test", report, combination, best)
+    # Of a stack, only the rows that it was fitted on are known out of fold.
+    whole = report if is_valid and combination.stack is not None else splits.whole
+    measured, notes = measure(task_math, valid, whole, combination, shown, best, ensemble)
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
-    calibration = _describe_calibration(task_math, combination, valid, ensemble)
+    calibration = _describe_calibration(combination, valid, ensemble)
+    conformal = decision = None
+    # What is calibrated on the test split is not measured on it.
+    if own.target is not None and shown.target is not None and not splits.is_fitted:
+        describe = import_object("ensemble.combine.conformal:describe")
+        both = (own.values, own.target), (shown.values, shown.target)
+        conformal = describe(valid.task, *both, level=ensemble.coverage, is_same=shown is own)
+    if ensemble.thresholds is not None:
+        describe = import_object("ensemble.combine.thresholds:describe")
+        decision = describe(valid.task, combination.thresholds, ensemble.thresholds, shown.values, report.target)
     fields = {
         "task": valid.task.as_record(),
         "method": combination.method,
         "reason": combination.reason,
-        **asked,
         "candidates": valid.members,
         "members": list(weights),
         "weights": weights,
         "calibration": calibration,
-        "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
+        "temperature": combination.calibration if calibration["method"] == "temperature" else 1.0,
         "out_of_fold": valid.groups is not None,
-        "split": "valid" if report is valid and not is_fitted else "test",
-        "note": "; ".join(filter(None, (note, report.part or valid.part, *notes, why, why_not))) or None,
+        "split": "valid" if is_valid and not splits.is_fitted else "test",
+        "note": "; ".join(filter(None, (splits.note, report.part or valid.part, *notes))) or None,
         **measured,
         "decision": decision,
-        **sureness,
-        "shifted_metrics": change,
-        "left_out": left_out,
-        "unloadable": explain_unloadable(run_dir, state, ensemble.recipe, list(weights)),
+        "uncertainty": average(shown.parts) or None,
+        "conformal": conformal,
     }
-    return fields, samples
-
-
-def _is_fitted(ensemble: Ensemble) -> bool:
-    """Whether the members are combined without anything fitted, so that no validation split is needed."""
-    is_complete = callable(ensemble.combine) and not ensemble.calibrate and ensemble.thresholds is None
-    return is_complete and ensemble.valid is None and ensemble.test is not None
+    return fields, shown
 
 
 def _describe_folds(state: RunState, members: Sequence[str]) -> str:
     """What figures of out-of-fold predictions are."""
     identities = [state.members[member].identity for member in members]
-    is_selected = any(each.get("keep") == "best" or each.get("early_stopping") for each in identities)
+    is_selected = any(identity.get("keep") == "best" or identity.get("early_stopping") for identity in identities)
     return f"{OUT_OF_FOLD}{EPOCHS_CHOSEN if is_selected else ''}"
 
 
-def _describe_decision(
-    combination: Combination, by: str | None, report: PredictionMatrix, values: Array
-) -> dict[str, Any] | None:
-    """The field `decision`; None where no thresholds are asked for."""
-    if by is None:
-        return None
-    found = combination.thresholds
-    if found is None or report.target is None:
-        return {"by": by, "thresholds": None, "reason": "the predictions have no target"}
-    metrics = {
-        name: measure_decisions(combination.task, values, report.target, at)
-        for name, at in (("thresholds", found), ("usual", None))
-    }
-    return {"by": by, "thresholds": found.tolist(), "metrics": metrics, "reason": None}
-
-
-def _describe_calibration(
-    task_math: TaskMath, combination: Combination, valid: PredictionMatrix, ensemble: Ensemble
-) -> dict[str, Any]:
+def _describe_calibration(combination: Combination, valid: PredictionMatrix, ensemble: Ensemble) -> dict[str, Any]:
+    task_math, target = find_math(valid.task), valid.target
+    name = ensemble.calibrate if isinstance(ensemble.calibrate, str) else task_math.calibrator
     reason = task_math.no_calibration
-    if reason is None and not ensemble.calibrate:
-        reason = NOT_ASKED
-    elif reason is None and valid.target is None:
-        reason = "the validation predictions have no target"
-    elif reason is None and valid.target is not None and not is_enough(valid.target):
-        reason = f"{valid.target.size} validation samples are fewer than the {CALIBRATION_SAMPLES} that it needs"
+    if name is not None:
+        reason = None if ensemble.calibrate else NOT_ASKED
+        if reason is None and target is None:
+            reason = "the validation predictions have no target"
+        elif reason is None and target is not None and not is_enough(target):
+            reason = f"{target.size} validation samples are fewer than the {CALIBRATION_SAMPLES} that it needs"
     if reason is not None:
         return {"method": None, "value": None, "reason": reason}
-    return {"method": task_math.calibration, "value": combination.temperature, "reason": None}
+    return {"method": name, "value": combination.calibration, "reason": None}
 
 
 def find_best_member(
@@ -275,51 +253,39 @@ def find_best_member(
     sign = -1.0 if ensemble.mode == "max" else 1.0
     values = {m: _as_finite((reported.get(m) or {}).get(str(ensemble.objective))) for m in members}
     if valid.groups is not None:  # each value is of another fold: the mean of its configuration's counts
-        found = {m: math.nan if value is None else value for m, value in values.items()}
-        means = [float(np.mean([found[m] for m in valid.list_group(group)])) for group in valid.groups]
+        numbers = {m: math.nan if value is None else value for m, value in values.items()}
+        means = [float(np.mean([numbers[m] for m in valid.list_group(group)])) for group in valid.groups]
         values = {m: _as_finite(mean) for m, mean in zip(valid.members, means, strict=True)}
-    if all(value is None for value in values.values()):
-        values, sign = _score_members(valid, ensemble)
+    task_math = find_math(valid.task)
+    if all(value is None for value in values.values()) and task_math.criteria:
+        assert valid.target is not None
+        name = task_math.choose_criterion(ensemble.objective, ensemble.mode)
+        each_member = zip(valid.members, valid.values, strict=True)
+        values = {member: task_math.measure(own, valid.target).get(name) for member, own in each_member}
+        sign = -1.0 if infer_mode(name) == "max" else 1.0
     return min(members, key=lambda m: math.inf if (value := values[m]) is None else sign * value)
 
 
-def _score_members(valid: PredictionMatrix, ensemble: Ensemble) -> tuple[dict[str, float | None], float]:
-    """The criterion that stands in for an objective that nobody reported, of each member, and the sign by which
-    the least is best.
-    """
-    assert valid.target is not None
-    task_math = find_math(valid.task)
-    if not task_math.criteria:
-        return dict.fromkeys(valid.members), 1.0
-    name = task_math.choose_criterion(ensemble.objective, ensemble.mode)
-    scores = {
-        m: task_math.measure(own, valid.target).get(name)
-        for m, own in zip(valid.members, valid.values, strict=True)
-    }
-    return scores, -1.0 if infer_mode(name) == "max" else 1.0
-
-
 def refuse(
-    asked: Mapping[str, str | None], reason: str, left_out: dict[str, str]
-) -> tuple[dict[str, Any], list[Quantified]]:
+    declared: Mapping[str, str | None], reason: str, left_out: dict[str, str]
+) -> tuple[dict[str, Any], None]:
     """The fields of the `combined` event where nothing is combined, and no predictions.
 
     Args:
-        asked: what was asked for, see `describe_method`.
+        declared: what was asked for, see `describe_method`.
         left_out: member -> why it took no part.
     """
-    unknown = dict.fromkeys(("task", "calibration", "temperature", "split", "note", *UNMEASURED, *_UNQUANTIFIED))
     fields: dict[str, Any] = {
-        "method": asked["declared"],
+        "method": declared["declared"],
         "reason": reason,
-        **asked,
+        **declared,
         "candidates": [],
         "members": [],
         "weights": {},
-        **unknown,
+        **dict.fromkeys(_EMPTY),
         "left_out": left_out,
     }
-    return fields, []
+    return fields, None
 
 
 def describe_method(method: str | Callable[..., Any]) -> dict[str, str | None]:
@@ -330,6 +296,5 @@ def describe_method(method: str | Callable[..., Any]) -> dict[str, str | None]:
 
 
 def _as_finite(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None

@@ -9,38 +9,19 @@ calibrated predictions on the validation split, and may be a little too good the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ensemble.combine.combination import Combination
+from ensemble.combine.formulas import LEAST, decide
 from ensemble.combine.metrics import Array, CombineError, find_known
-from ensemble.spec.split_metrics import compute
+from ensemble.combine.split_metrics import compute
 from ensemble.spec.task import Task
 
 #: Above so many classes the search, which takes samples x classes^2 steps, is not begun.
 MOST_CLASSES = 200
-#: Probabilities below count as this, so that thresholds are numbers that float32 holds.
-LEAST = 1e-7
 _SWEEPS = 5
 _LEAST_GAIN = 1e-9
-
-
-def with_thresholds(combination: Combination, values: Array, target: Array | None, by: str | None) -> Combination:
-    """The combination with thresholds for a metric; as it is where none is asked for, or there is no target.
-
-    Args:
-        values: its predictions of the validation split.
-        target: there.
-        by: see `fit_thresholds`.
-
-    Raises:
-        CombineError: see `fit_thresholds`.
-    """
-    if by is None or target is None:
-        return combination
-    return replace(combination, thresholds=fit_thresholds(combination.task, values, target, by))
 
 
 def fit_thresholds(task: Task, values: Array, target: Array, by: str) -> Array:
@@ -57,52 +38,52 @@ def fit_thresholds(task: Task, values: Array, target: Array, by: str) -> Array:
     """
     if task.kind == "multilabel":
         pairs = zip(np.asarray(values, np.float64).T, np.asarray(target).T, strict=True)
-        return np.array([_fit_label(p[known], y[known] != 0, by) for p, y in pairs for known in [find_known(y)]])
+        return np.array(
+            [_fit_label(p[takes_part], y[takes_part] != 0, by) for p, y in pairs for takes_part in [find_known(y)]]
+        )
     if task.kind != "classification":
         raise CombineError(f"thresholds are of classes and labels; the task is {task.kind}")
-    known = find_known(np.asarray(target))
-    p = np.maximum(np.asarray(values, np.float64)[known], LEAST)
-    y = np.asarray(target)[known].astype(np.int64)
+    takes_part = find_known(np.asarray(target))
+    p = np.maximum(np.asarray(values, np.float64)[takes_part], LEAST)
+    y = np.asarray(target)[takes_part].astype(np.int64)
     classes = p.shape[-1]
     if classes > MOST_CLASSES:
         raise CombineError(f"thresholds are fitted for at most {MOST_CLASSES} classes, there are {classes}")
     of = np.full(classes, 1 / classes)
     for _ in range(_SWEEPS if classes > 2 else 1):
         before = of.copy()
-        for each in range(1 if classes == 2 else 0, classes):
-            of[each] = _fit_class(p, y, of, each, "f1" if by == "f1" and classes == 2 else by)
+        for number in range(1 if classes == 2 else 0, classes):
+            of[number] = _fit_class(p, y, of, number, "f1_macro" if by == "f1" and classes > 2 else by)
         of /= of.sum()
         if np.allclose(of, before, rtol=1e-12, atol=0):
             break
     return of
 
 
-def decide(task: Task, values: Array, thresholds: Array | None) -> Array:
-    """The classes that are predicted, int64 [n, ...], or the labels, bool [n, L]; without thresholds as usual."""
-    if thresholds is None:
-        return np.asarray(values >= 0.5 if task.kind == "multilabel" else values.argmax(axis=-1))
-    own, at = np.asarray(values, np.float32), np.asarray(thresholds, np.float32)  # as a loaded ensemble computes
-    return np.asarray(own >= at if task.kind == "multilabel" else (np.maximum(own, LEAST) / at).argmax(axis=-1))
+def describe(task: Task, thresholds: Array | None, by: str, values: Array, target: Array | None) -> dict[str, Any]:
+    """The field `decision` of the `combined` event, measured on a split."""
+    if thresholds is None or target is None:
+        return {"by": by, "thresholds": None, "reason": "the predictions have no target"}
+    chosen = {"thresholds": thresholds, "usual": None}
+    metrics = {name: measure_decisions(task, values, target, at) for name, at in chosen.items()}
+    return {"by": by, "thresholds": thresholds.tolist(), "metrics": metrics, "reason": None}
 
 
 def measure_decisions(
     task: Task, values: Array, target: Array, thresholds: Array | None
 ) -> Mapping[str, float | None]:
-    """Metrics of what is predicted: as `ensemble.spec.split_metrics` computes them, and the accuracy."""
-    decided = decide(task, values, thresholds)
+    """Metrics of what is predicted: as `ensemble.combine.split_metrics` computes them, and the accuracy."""
+    at = None if thresholds is None else np.asarray(thresholds, np.float32)  # as a loaded ensemble computes
+    decided = np.asarray(decide(task, values if at is None else np.asarray(values, np.float32), at))
     if task.kind == "multilabel":
         sure, names = decided.astype(np.float64), ("f1_macro", "f1_micro", "precision_macro", "recall_macro")
     else:
         sure = np.eye(values.shape[-1])[decided]
-        names = (
-            "balanced_accuracy",
-            "f1_macro",
-            "matthews",
-            *(("f1", "precision", "recall") * (sure.shape[-1] == 2)),
-        )
-    known = find_known(np.asarray(target))
-    truth = np.asarray(target)[known]
-    accuracy = float((decided[known] == (truth != 0 if task.kind == "multilabel" else truth)).mean())
+        of_second = ("f1", "precision", "recall") if sure.shape[-1] == 2 else ()
+        names = ("balanced_accuracy", "f1_macro", "matthews", *of_second)
+    takes_part = find_known(np.asarray(target))
+    truth = np.asarray(target)[takes_part]
+    accuracy = float((decided[takes_part] == (truth != 0 if task.kind == "multilabel" else truth)).mean())
     return {"accuracy": accuracy, **compute(names, sure, target, task)}
 
 
@@ -114,16 +95,11 @@ def _fit_label(p: Array, y: Array, by: str) -> float:
     score = 2 * hits / np.maximum(cuts + present, 1)
     if by == "balanced_accuracy":
         score = hits / max(present, 1) + (absent - (cuts - hits)) / max(absent, 1)
-    at, allowed = _place(np.concatenate([[1.0], p[order], [0.0]]))
+    ordered = np.concatenate([[1.0], p[order], [0.0]])
+    at, allowed = (ordered[:-1] + ordered[1:]) / 2, ordered[:-1] > ordered[1:]  # which divide any
     best = allowed & (score >= score[allowed].max() - _LEAST_GAIN)
-    found: float = at[best][np.abs(at[best] - 0.5).argmin()]
-    return found
-
-
-def _place(ordered: Array) -> tuple[Array, Array]:
-    """Thresholds between neighbours in descending order, [n + 1] of [n + 2], and which of them divide any."""
-    high, low = ordered[:-1], ordered[1:]
-    return (high + low) / 2, high > low
+    nearest: float = at[best][np.abs(at[best] - 0.5).argmin()]
+    return nearest
 
 
 def _fit_class(p: Array, y: Array, of: Array, own: int, by: str) -> float:
@@ -144,8 +120,8 @@ def _fit_class(p: Array, y: Array, of: Array, own: int, by: str) -> float:
     score = _score(hits, predicted, np.bincount(y, minlength=classes), by)
     high, low = np.concatenate([[ratio[0] * 2], ratio]), np.concatenate([ratio, [ratio[-1] / 2]])
     at, allowed = np.exp((np.log(high) + np.log(low)) / 2), high > low * (1 + 1e-6)
-    now = int(np.count_nonzero(ratio >= of[own]))
-    if not allowed.any() or score[allowed].max() <= score[now] + _LEAST_GAIN:
+    present = int(np.count_nonzero(ratio >= of[own]))
+    if not allowed.any() or score[allowed].max() <= score[present] + _LEAST_GAIN:
         return float(of[own])
     best = allowed & (score >= score[allowed].max() - _LEAST_GAIN)
     return float(at[best][np.abs(np.log(at[best] / of[own])).argmin()])

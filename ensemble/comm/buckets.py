@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,6 @@ from ensemble.comm.powersgd import is_worth_compressing
 
 #: Uncompressed parameters start at multiples of this many values: 64 bytes of fp32.
 _ALIGN = 16
-
-#: The compression for a bucket of so many values; None for none.
-ChooseCompression = Callable[[int], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,6 @@ def assign_buckets(
     compression: Mapping[str, Any] | None,
     first_bytes: int,
     bytes_each: int,
-    choose: ChooseCompression | None = None,
 ) -> list[BucketLayout]:
     """Assign parameters, in reverse order, to buckets; compressed and uncompressed ones do not share a bucket.
 
@@ -66,7 +62,6 @@ def assign_buckets(
     Args:
         compression: options for large parameters; None for none.
         first_bytes, bytes_each: size of the first and of the other buckets.
-        choose: for the compression "auto".
     """
     backwards = list(reversed(parameters))
     place = {id(parameter): number for number, parameter in enumerate(backwards)}
@@ -75,8 +70,6 @@ def assign_buckets(
         chosen = [p for p in backwards if is_compressible(p, compression) == compressed]
         for group in _fill_buckets(chosen, first_bytes, bytes_each, (compression or {}) if compressed else {}):
             options = options_for(compression, group[0].shape) if compression and compressed else None
-            if options is not None and choose is not None:
-                options = choose(sum(p.numel() for p in group))
             layouts.append(_lay_out(group, options))
     return sorted(layouts, key=lambda layout: place[id(layout.parameters[-1])])
 

@@ -1,13 +1,8 @@
 """How the workers of one member communicate: the `Communicator` protocol, and `SingleRank` for one worker.
 
 All ranks make the same calls in the same order. A *collective* is complete on a rank when that rank has its
-result, not when all have. Reductions give the same bits on all ranks. One thread at a time uses a communicator;
-threads that communicate at the same time use separate groups.
-
-`count_sent_bytes` has the bytes that a rank sends, by the formulas of the usual algorithms: of the message a ring
-all-reduce sends 2 (n - 1) / n from every rank, reduce-scatter and all-to-all (n - 1) / n, an all-gather n - 1
-times the rank's own part (Patarasuk and Yuan 2009), a tree's broadcast or reduction (n - 1) / n on average.
-Headers are not counted.
+result. Reductions give the same bits on all ranks. One thread at a time uses a communicator; others use groups
+of it.
 """
 
 from __future__ import annotations

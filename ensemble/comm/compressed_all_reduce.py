@@ -1,16 +1,8 @@
 """All-reduce through a codec: scatter-reduce, then all-gather, both encoded (Seide et al. 2014, section 3.2).
 
-The values are split into one stripe for each rank. Every rank encodes its own version of each stripe and sends it
-to the stripe's owner; the owner decodes and adds them in fp32, encodes the sum and sends it to all. So a rank
-sends 2 (n - 1) / n of the *encoded* message, as in a ring all-reduce, for any number of ranks; an all-gather of
-all encoded messages would send n - 1 times the message.
-
-**Error feedback**: the encoding error of a rank is added to its values of the next step, and the encoding error of
-a stripe's sum to the owner's next sum. Then all values sent and the residuals add up to the sum of all gradients:
-nothing is lost, only delayed.
-
-The owner's version of its own stripe is not encoded, since it is not sent. All ranks, the owner included, decode
-the same bytes, so all have the same bits.
+Each rank owns one stripe: it gets the others' encoded versions, adds them in fp32, and sends the encoded sum to
+all, so a rank sends 2 (n - 1) / n of the encoded message. With error feedback, encoding errors are added to the
+next step. All ranks decode the same bytes, so all have the same bits.
 """
 
 from __future__ import annotations

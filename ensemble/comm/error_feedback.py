@@ -1,9 +1,7 @@
 """The residuals of error feedback: over a step that may be reverted, and over a change of the number of ranks.
 
-All values sent and the residuals add up to the sum of all gradients (`ensemble.comm.compressed_all_reduce`), also
-when a member resumes with more ranks. The exchange is a *sum* over the ranks, so only the sum of the residuals
-matters, not which rank holds them. Each new rank gets an equal share: the whole would be the largest value that a
-single rank encodes, and its encoding would lose as much more.
+All values sent and the residuals add up to the sum of all gradients, also when a member resumes with more ranks:
+each new rank gets an equal share of the sum of the residuals.
 """
 
 from __future__ import annotations

@@ -1,19 +1,8 @@
 """Exchanges the gradients of a data-parallel member in fixed buckets, overlapped with the backward pass.
 
-Each rank computes the gradient of *its part of the sum* over the global batch (losses are divided by the global
-batch's true size before). So the exchange is a SUM, and every sample has the same weight however unevenly the
-samples are distributed over the ranks. A rank without samples contributes zeros.
-
-Gradients are computed roughly from the last layer to the first. They are fused into flat buckets in that order,
-and a bucket's all-reduce starts as soon as its last gradient is computed, during the backward pass. The buckets
-are assigned **once, from the parameter list**, not from the order in the first backward pass as in torch's
-DistributedDataParallel: the values of one message determine in which order a ring adds them, so a resumed run
-would get other bits than one that was never stopped.
-
-Half-precision gradients are sent and summed in fp32 (gloo would sum fp16 in fp16: 2048 + 1 + 1 is 2048). With
-compression a bucket is sent encoded and summed in fp32; small parameters are not compressed.
-
-Embeddings with `sparse=True` are in no bucket: their rows are exchanged after the buckets (`sparse_gradients`).
+Each rank has the gradient of its part of the sum over the global batch, so the exchange is a SUM. Buckets follow
+the parameter list from its end, whatever the first backward pass does, so that a resumed run gets the same bits.
+Half precision is summed in fp32; sparse embeddings are exchanged after the buckets (`sparse_gradients`).
 """
 
 from __future__ import annotations
@@ -27,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemble.comm.buckets import BucketLayout, ChooseCompression, assign_buckets
+from ensemble.comm.buckets import BucketLayout, assign_buckets
 from ensemble.comm.communicator import Communicator, Pending
 from ensemble.comm.error_feedback import remaining_error
 from ensemble.comm.reductions import ExchangeStep, PlainAllReduce, Reduction, mix_integers
@@ -67,7 +56,6 @@ class GradientExchange:
         sparse: those of `parameters` whose gradients are sparse (`find_sparse_parameters`). A sparse gradient of
             another parameter is exchanged as a dense one.
         compression: options for large parameters (`ensemble.spec.options.COMPRESSIONS`); None for none.
-        choose: for the compression "auto", chooses the compression of a bucket by its number of values.
         seed: of the random numbers in encoding.
         revertible: whether a step may be reverted (`end_step(False)`).
         bucket_bytes: size of a bucket.
@@ -85,7 +73,6 @@ class GradientExchange:
         *,
         sparse: Sequence[torch.nn.Parameter] = (),
         compression: Mapping[str, Any] | None = None,
-        choose: ChooseCompression | None = None,
         seed: int = 0,
         revertible: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
@@ -109,7 +96,7 @@ class GradientExchange:
             return
         first = min(first_bucket_bytes, bucket_bytes)
         parameters = [parameter for parameter in parameters if id(parameter) not in rows]
-        groups = assign_buckets(parameters, compression, first, bucket_bytes, choose)
+        groups = assign_buckets(parameters, compression, first, bucket_bytes)
         for number, group in enumerate(groups):
             bucket = self._make_bucket(number, group)
             self._compressions["none" if group.compression is None else group.compression["name"]] += 1
@@ -189,7 +176,7 @@ class GradientExchange:
 
     def _redistribute(self, state: Mapping[str, Any]) -> None:
         sizes = {self._numbers[id(p)]: p.numel() for bucket in self._buckets for p in bucket.parameters}
-        left = remaining_error(state["own"], state["parameters"], sizes)
+        residuals = remaining_error(state["own"], state["parameters"], sizes)
         common_of = {
             tuple(places): common for places, common in zip(state["parameters"], state["common"], strict=True)
         }
@@ -200,13 +187,13 @@ class GradientExchange:
             ):
                 tensor.copy_(saved)
             for number, view in zip(places, bucket.views, strict=True):
-                if number in left:
+                if number in residuals:
                     start = view.storage_offset()
                     kept = bucket.reduction.rank_state()[0][start : start + view.numel()]
-                    kept.copy_(left.pop(number) / self._comm.world)
-        if left:
+                    kept.copy_(residuals.pop(number) / self._comm.world)
+        if residuals:
             raise RuntimeError(
-                f"the checkpoint has residuals of the parameters {sorted(left)}, "
+                f"the checkpoint has residuals of the parameters {sorted(residuals)}, "
                 "which this exchange does not compress"
             )
 

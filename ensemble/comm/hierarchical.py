@@ -1,32 +1,20 @@
 """All-reduce in two levels (Jia et al. 2018, section 3.3): inside groups, then between their leaders.
 
-Each group reduces to its first rank, its **leader**; the leaders all-reduce; each broadcasts the result in its
-group. With p ranks in groups of k a flat ring takes 2 (p - 1) steps, this about 2 (p / k - 1) between the groups.
-Where a group is a host, a message crosses the network once a host and not once a rank: when the ranks of several
-hosts are interleaved, every step of a flat ring goes over the network.
-
-It is slower for large messages where links between hosts are as fast as inside: the leaders' sums and broadcasts
-are the work of one rank, while a ring distributes the work. A *hybrid* therefore chooses by message size.
-
-The sums have the same bits on all ranks, since they are broadcast by the leaders, and from run to run. Other
-groups give other bits.
+Each group reduces to its first rank, its **leader**; the leaders all-reduce, and each broadcasts in its group.
+Where a group is a host, a message crosses the network once a host. A *hybrid* chooses by message size: a ring is
+faster for large ones on fast links. Other groups give other bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 from ensemble.comm.communicator import Communicator, Completed, Op, Pending
+from ensemble.comm.exchange_plan import Way, Ways
 from ensemble.comm.hosts import Groups
 from ensemble.comm.worker_thread import PendingCall, WorkerThread
-
-Way = Literal["flat", "hierarchical"]
-
-#: Pairs (largest message in bytes, way), ascending; the last way also holds for all larger messages.
-Ways = tuple[tuple[int, Way], ...]
 
 
 def choose_way(ways: Ways, size: int) -> Way:

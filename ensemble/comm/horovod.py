@@ -1,12 +1,8 @@
 """A communicator over Horovod: its Gloo controller, or MPI under `mpirun`.
 
-Started without `horovodrun`: the workers of one attempt meet through a file, as those over torch.distributed do
-(`pipelines.multinode.horovod_start` describes how they find each other then). Horovod fuses no messages, so that
-sums have the same bits in every run; the gradient exchange fuses by itself.
-
-Horovod knows few types and no bfloat16: what is only moved travels as bytes, and what is summed in a type that it
-does not sum travels and is summed in the next wider one that holds it (bf16 in fp32, small integers in 32 bits).
-CUDA tensors go by way of the CPU.
+The workers of one attempt meet through a file (`ensemble.comm.horovod_start`). What Horovod cannot sum in
+its type is summed in the next wider one (bf16 in fp32); what is only moved travels as bytes. CUDA tensors go by
+way of the CPU.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from ensemble.comm import horovod_start
 from ensemble.comm.communicator import (
     Collective,
     Communicator,
@@ -32,7 +29,6 @@ from ensemble.comm.communicator import (
 from ensemble.comm.peer_failure_detector import GRACE_S, PeerFailureDetector
 from ensemble.comm.torch_dist import open_rendezvous
 from pipelines import PipelineError
-from pipelines.multinode import horovod_start
 
 Backend = Literal["horovod", "horovod-mpi"]
 
@@ -261,8 +257,8 @@ class HorovodCommunicator:
         lent = _as_bytes(tensor)
         if not lent.numel():
             return
-        there = self._ranks[root]
-        self._call("broadcast", lent, lambda hvd, **how: hvd.broadcast_async_(lent, there, **how)).wait()
+        root_rank = self._ranks[root]
+        self._call("broadcast", lent, lambda hvd, **how: hvd.broadcast_async_(lent, root_rank, **how)).wait()
         if self.rank != root and lent.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(lent.view(tensor.dtype).view(tensor.shape))
 
@@ -309,17 +305,17 @@ class HorovodCommunicator:
         """See `Communicator`; of the communicator of all ranks only, for all have to agree on a process set."""
         if self.world < self._peers.started.world:
             raise CommunicatorError("over Horovod groups are made by the communicator of all ranks")
-        there = sorted(ranks)
+        members = sorted(ranks)
         self._group_count += 1
-        if len(there) == 1:
-            return SingleRank() if self.rank in there else None
+        if len(members) == 1:
+            return SingleRank() if self.rank in members else None
         with self._peers.attribute_failure(
             "the making of a group", max(self._peers.started.timeout_s, horovod_start.MEET_S)
         ):
-            if self.rank not in there:
-                self._peers.started.process_set(there)
+            if self.rank not in members:
+                self._peers.started.process_set(members)
                 return None
-            made = HorovodCommunicator(self._peers, self.device, there, f"{self._name}.{self._group_count}")
+            made = HorovodCommunicator(self._peers, self.device, members, f"{self._name}.{self._group_count}")
         self._groups.append(made)
         return made
 

@@ -74,25 +74,6 @@ def split_groups(groups: Groups, size: int | None) -> Groups:
     return tuple(parts)
 
 
-def count_steps(world: int, size: int) -> int:
-    """Steps of a hierarchical all-reduce of `world` ranks in groups of `size` (Jia et al. 2018)."""
-    return 4 * (size - 1) + 2 * (-(-world // size) - 1)
-
-
-def candidate_group_sizes(hosts: Groups, most: int = 3) -> list[int]:
-    """Group sizes to measure: divisors above 1 of the number of ranks on the largest host, `most` at most.
-
-    First the whole host, where a message crosses the network least often; then those with the fewest steps.
-
-    Examples:
-        >>> candidate_group_sizes(((0, 1, 2, 3, 4, 5, 6, 7),))
-        [8, 2, 4]
-    """
-    world, largest = sum(len(ranks) for ranks in hosts), max(len(ranks) for ranks in hosts)
-    divisors = [size for size in range(2, largest) if largest % size == 0]
-    return [largest, *sorted(divisors, key=lambda size: count_steps(world, size))][:most]
-
-
 def _boot() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

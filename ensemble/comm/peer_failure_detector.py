@@ -1,12 +1,8 @@
 """Finds which workers of a member are lost after a collective has failed.
 
-A failed collective does not tell which rank failed: a broken connection has an address, a timeout nothing at all,
-and one lost worker breaks the connections of all others one after the other. So every rank writes its process
-location into the store by which the ranks met. After a failure every survivor reports there that it is **alive**,
-and waits a short *grace* for the others. A rank that does not report is lost. For a rank on the same machine the
-process table (proc_pid_stat(5)) shows at once that its process has ended or is stopped.
-
-The store is any of torch.distributed's; no process group is needed, so every backend can use it.
+Every rank writes its process's location into the store by which the ranks met. After a failure each survivor
+reports there that it is **alive** and waits a short *grace* for the others; of a rank on the same machine /proc
+shows that its process has ended.
 """
 
 from __future__ import annotations
@@ -99,8 +95,8 @@ def lost_ranks(missing: Sequence[MissingPeer]) -> tuple[int, ...]:
 
     A rank in the middle of a long computation does not answer either: it is not lost if another is known to be.
     """
-    known = [each.rank for each in missing if each.status != "silent"]
-    return tuple(known or [each.rank for each in missing])
+    gone = [peer.rank for peer in missing if peer.status != "silent"]
+    return tuple(gone or [peer.rank for peer in missing])
 
 
 class PeerFailureDetector:
@@ -177,7 +173,7 @@ class PeerFailureDetector:
                 f"failed, or one of them took longer than the time limit ({line})"
             )
         culprits = lost_ranks(missing)
-        named = "; ".join(str(each) for each in missing if each.rank in culprits)
+        named = "; ".join(str(peer) for peer in missing if peer.rank in culprits)
         return CommunicatorError(
             f"{what} failed, another worker of this member is lost: {named} ({line})", culprits
         )
@@ -188,7 +184,11 @@ class PeerFailureDetector:
         while True:
             waiting = [peer for peer in waiting if not self._store.check([f"signed/{peer}"])]
             missing = [self._inspect(peer) for peer in waiting]
-            if not missing or any(each.status != "silent" for each in missing) or time.monotonic() >= until:
+            if (
+                not missing
+                or any(status_of.status != "silent" for status_of in missing)
+                or time.monotonic() >= until
+            ):
                 return missing  # a rank known to be gone explains the failure: busy ones need not be awaited
             time.sleep(_POLL_S)
 

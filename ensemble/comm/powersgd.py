@@ -1,11 +1,8 @@
 """PowerSGD (Vogels, Karimireddy, Jaggi 2019): sums gradients of matrices as products of two thin matrices.
 
-The sum M of all ranks' [a, b] gradients is approximated in `rank` directions by one step of a power iteration:
-P = M Q is summed over the ranks and orthonormalized, Q = Mᵀ P is summed, and the result is P Qᵀ. Q starts from the
-step before. P and Q are summed by plain all-reduces of rank (a + b) values. The error of a rank's own projection
-is added to its next gradient (algorithm 2 there).
-
-Every rank orthonormalizes P itself: the bits are the same as long as the processors round alike.
+The sum M is approximated by one step of a power iteration: P = M Q is summed and orthonormalized, Q = Mᵀ P is
+summed, the result is P Qᵀ. Q starts from the step before; the error is added to the next gradient (algorithm 2
+there).
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], clip_norm: float) -> Tens
     values = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
     norm = torch.nn.utils.get_total_norm(values)
     factor = clip_norm / (norm + 1e-6)  # as clip_grad_norm_ does
-    for each in values:
-        each.mul_(torch.clamp(factor, max=1.0))
+    for part in values:
+        part.mul_(torch.clamp(factor, max=1.0))
     return norm
 
 

@@ -1,16 +1,9 @@
 """A communicator over torch.distributed: gloo for CPU tensors, and NCCL for CUDA tensors.
 
-The workers of one attempt meet through a file (a torch `FileStore`) that all of them see; a TCPStore would listen
-on all addresses. Gloo and NCCL still open TCP sockets between the ranks: they are bound to one interface by the
-variables that both read when they begin (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
-
-A CUDA member has both backends, so that small messages that live on the CPU need not visit the GPU.
-
-When a collective fails, a `PeerFailureDetector` in the file by which the ranks met finds the lost ranks. For that
-every survivor must notice: gloo breaks only the connections of the rank that is gone, so one that notices cuts all
-of its own, and the failure runs round the ring at once. NCCL's way, a watchdog that ends the process, would leave
-no time for it: TORCH_NCCL_BLOCKING_WAIT is set, with which `wait` blocks the calling thread until the collective
-is done, looks every millisecond, and raises when it takes longer than the time limit or a peer is gone.
+The workers of one attempt meet through a file (a `FileStore`), and bind their sockets to one interface. When a
+collective fails, a `PeerFailureDetector` finds the lost ranks: a rank that notices cuts all of its own
+connections, so that all notice. With TORCH_NCCL_BLOCKING_WAIT NCCL's `wait` raises when a peer is gone, and does
+not end the process.
 """
 
 from __future__ import annotations
@@ -285,13 +278,13 @@ class TorchCommunicator:
                 f"ranks {self._ranks} cannot make a group, for which torch needs all {dist.get_world_size()}: "
                 "compressed gradients are exchanged, and groups made, by the communicator of all"
             )
-        there = [self._ranks[rank] for rank in sorted(ranks)]
+        members = [self._ranks[rank] for rank in sorted(ranks)]
         with self._peers.attribute_failure("the making of a group"):
-            group = dist.new_group(there, timeout=self._peers.timeout)
+            group = dist.new_group(members, timeout=self._peers.timeout)
         if self.rank not in ranks:
             return None
         made = TorchCommunicator(
-            sorted(ranks).index(self.rank), len(there), self.device, self._peers, there, group
+            sorted(ranks).index(self.rank), len(members), self.device, self._peers, members, group
         )
         self._groups.append(made)
         self._peers.add_group(group, made.rank, made.world)

@@ -12,18 +12,13 @@ from ensemble.spec import Identity, Member
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
-    from ensemble.schedule import Placement
+    from ensemble.schedule.needs import Placement
     from pipelines import Peers
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Write an event to the log.
-
-    Attributes:
-        event: as it was folded into the run's state.
-        line: the same as a line of the log, without its newline.
-    """
+    """Write an event to the log: as it was folded into the run's state, and as a line without its newline."""
 
     event: Event
     line: bytes
@@ -31,11 +26,8 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start all ranks of an attempt, or of a profiling session; `launch_failed` where that fails.
-
-    Attributes:
-        jobs: one for each rank.
-        devices: the id of each rank's GPU, None for the CPU.
+    """Start all ranks of an attempt, or of a profiling session, a job and a GPU (None: CPU) each; else
+    `launch_failed`.
     """
 
     jobs: Sequence[Job]
@@ -117,10 +109,8 @@ class Add:
     """Ask for a member that a user declared, in addition to the others: `added`, or `add_refused`.
 
     Attributes:
-        lineage: of a clone, as in `Identity`; where it is warm, its position and digest are yet to be found. Of a
-            cold clone of a member that was declared with weights, the lineage of that member.
-        checkpoint: with whose weights a warm clone starts.
-        logged: the `checkpoint` event that names it.
+        lineage: of a clone, as in `Identity`.
+        checkpoint, logged: with whose weights a warm clone starts, and the event that names it.
     """
 
     request: Mapping[str, Any]
@@ -152,8 +142,7 @@ class RemoveCheckpoints:
     """Remove a member's checkpoints but those of these names.
 
     Attributes:
-        attempt: that runs; what it has written after them stays, too. None: none runs, and unfinished predictions
-            are removed as well.
+        attempt: that runs; what it has written after them stays, too. None: none runs.
         removes_start: whether the checkpoint from which it went on is removed, too.
     """
 
@@ -165,13 +154,7 @@ class RemoveCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class ReduceCheckpoint:
-    """Take out of a checkpoint what is not to be kept of a member that has ended: `checkpoint_reduced`, later.
-
-    Attributes:
-        name: of the file.
-        digest: by the log.
-        keeps_weights: whether the weights are kept, and what is known of their use.
-    """
+    """Take out of the checkpoint of a member that has ended what is not to be kept: `checkpoint_reduced`."""
 
     member: str
     name: str

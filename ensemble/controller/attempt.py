@@ -1,8 +1,7 @@
 """One attempt of a member: one start of all its ranks, until the last of their processes has ended.
 
-An attempt is in one of four phases; `TRANSITIONS` has the phase that follows each event. In the last one,
-EXITING, its outcome is known, but its processes still hold the place. Only when the last of them has exited is the
-place free, and can the member be launched again.
+`TRANSITIONS` has the phase that follows each event. In the last phase, EXITING, the outcome is known, but
+processes still hold the place: the member can be launched again when the last of them has exited.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ensemble.controller.failure_policy import Decision
-from ensemble.schedule import Node, Start
+from ensemble.controller.failures import Decision
+from ensemble.schedule.needs import Node
+from ensemble.schedule.placement import Start
 from ensemble.spec import Identity
 from ensemble.store import MemberState, RunDir
 from ensemble.train.job import Job
@@ -120,7 +120,6 @@ class Attempt:
         ranks: the ranks whose exit has not been reported.
         last_event_at: the time of the last event of a rank, in seconds of a monotonic clock.
         progress_at: when its steps were logged last, in seconds of a monotonic clock.
-        resumed_from: (epoch, step) of the checkpoint from which it started.
         cohort: the cohort whose stream it reads; None: it prepares its own batches.
         phase: see `AttemptPhase`.
         intent: what it was asked to do; in EXITING, what becomes of the member unless it has ended.
@@ -147,7 +146,6 @@ class Attempt:
     ranks: set[int]
     last_event_at: float
     progress_at: float = float("-inf")
-    resumed_from: tuple[int, int] = (0, 0)
     cohort: int | None = None
     phase: AttemptPhase = AttemptPhase.STARTING
     intent: Intent | None = None
@@ -168,7 +166,6 @@ class Attempt:
 
     @property
     def member(self) -> str:
-        """The id of the member."""
         return self.identity.member
 
     @property
@@ -187,11 +184,7 @@ class Attempt:
         return self.target_cohort != self.cohort
 
     def advance(self, event: str) -> bool:
-        """Enter the phase that follows an event, as `TRANSITIONS` says.
-
-        Returns:
-            False where the event is refused in this phase; nothing is changed.
-        """
+        """Enter the phase that follows an event, as `TRANSITIONS` says; False where it is refused."""
         after = TRANSITIONS.get((self.phase, event))
         if after is None:
             return False
@@ -199,16 +192,8 @@ class Attempt:
         return True
 
     def end(self, event: str, outcome: str, decision: Decision, deadline: float | None = None) -> None:
-        """Enter EXITING.
-
-        Args:
-            event: what ended it, as named in `TRANSITIONS`.
-            outcome: as named in the log.
-            decision: whether the member is placed again.
-            deadline: when its processes are killed; None: the present deadline stays.
-
-        Raises:
-            RuntimeError: its outcome is known already.
+        """Enter EXITING; `event` is what ended it (`TRANSITIONS`), `outcome` its name in the log, `deadline` when
+        it is killed.
         """
         if not self.advance(event) or not self.is_exiting:
             raise RuntimeError(f"attempt {self.number} of {self.member} is {self.phase}: it cannot end by {event}")
@@ -216,32 +201,25 @@ class Attempt:
         if deadline is not None:
             self.deadline = deadline
 
-    def limit_stop(self, now: float, until: float, write_s: float, most_s: float) -> None:
+    def limit_stop(self, now_s: float, until: float, write_s: float, most_s: float) -> None:
         """Set the time by which an attempt that was asked to stop must have ended.
 
-        It has as long since its last sign of life (it evaluates, say), and twice as long as its last checkpoint
-        took.
-
-        Args:
-            until: the time; `now` or before: at once.
-            write_s: seconds that its last checkpoint took.
-            most_s: seconds after which it is killed, whatever it reports.
+        It has until `until`, or as long since its last sign of life (it evaluates, say), and twice as long as its
+        last checkpoint took, `write_s`; at most `most_s` seconds.
         """
-        self.grace_s = until - now + 2 * write_s if until > now else 0.0
-        limit = max(now + self.grace_s, self.saves_until) if self.grace_s else now
+        self.grace_s = until - now_s + 2 * write_s if until > now_s else 0.0
+        limit = max(now_s + self.grace_s, self.saves_until) if self.grace_s else now_s
         self.deadline = limit if self.deadline is None else min(self.deadline, limit)
-        self.latest_deadline = max(limit, now + most_s)
+        self.latest_deadline = max(limit, now_s + most_s)
 
-    def note_life(self, now: float, saved_bytes: float = 0.0) -> None:
-        """Move the deadline of an attempt that was asked to stop, and reports that it works.
-
-        Args:
-            saved_bytes: the size of a large checkpoint that it begins to write.
+    def note_life(self, now_s: float, saved_bytes: float = 0.0) -> None:
+        """Move the deadline of an attempt that was asked to stop and reports that it works, or begins to write so
+        many bytes.
         """
         if saved_bytes:
-            self.saves_until = now + saved_bytes / SLOWEST_WRITE
+            self.saves_until = now_s + saved_bytes / SLOWEST_WRITE
         if self.phase is AttemptPhase.STOPPING and self.grace_s and self.deadline is not None:
-            limit = max(min(now + self.grace_s, self.latest_deadline), self.saves_until)
+            limit = max(min(now_s + self.grace_s, self.latest_deadline), self.saves_until)
             self.deadline = max(self.deadline, limit)
 
     def event_type(self, reported: str) -> str:
@@ -251,12 +229,7 @@ class Attempt:
         return reported
 
     def make_jobs(self, nodes: Sequence[Node], **common: Any) -> list[Job]:
-        """One job for each rank.
-
-        Args:
-            nodes: of the run.
-            common: fields of `Job` that are the same for all ranks.
-        """
+        """One job for each rank; `common` has the fields that are the same for all."""
         placement = self.start.placement
         interfaces = {node.name: node.interface if placement.nodes else "lo" for node in nodes}
         return [
@@ -310,11 +283,7 @@ class Attempt:
         return dataclasses.replace(self.identity, workers=workers, widened_from=first)
 
     def describe_failure(self, event: dict[str, Any], log_file: Path, hang_timeout_s: float) -> str:
-        """Describe a failure that no worker reported.
-
-        Args:
-            event: the `exited` event of one of its ranks.
-        """
+        """Describe a failure that no worker reported, by the `exited` event of one of its ranks."""
         if self.kill_reason == "hang":
             return f"no event of it for {hang_timeout_s:g} s; see {log_file}"
         detail = event.get("detail") or f"exited with outcome {event['outcome']!r} and no report"

@@ -1,62 +1,150 @@
-"""Commands to attempts: read another stream, stop for more workers, pause, stop, cancel."""
+"""Starts attempts when their feeders have addresses; tells them to read another stream, pause, stop, cancel."""
 
 from __future__ import annotations
 
-from ensemble.controller.actions import Send
-from ensemble.controller.attempt import Attempt, Intent
-from ensemble.controller.session_state import SessionState
+import dataclasses
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
 
+from ensemble.controller.actions import Launch, Send
+from ensemble.controller.attempt import Attempt, AttemptPhase, Intent, rendezvous_file
+from ensemble.controller.session_state import SessionState
+from ensemble.schedule.placement import Start
+from ensemble.store import MemberState, RunDir
+
+log = logging.getLogger(__name__)
+
+# Shorter than the hang timeout, so that a rank can report which other rank hangs before the member is killed.
+COLLECTIVE_SHARE = 0.7  # of the hang timeout
 LINGER_S = 10.0  # how long processes of a member that has ended, or is cancelled, may take to exit
 
 
 def send_join(member: str, key: tuple[str, int], feeder: str) -> Send:
-    """The command to read the stream of a feeder.
-
-    Args:
-        key: its (node, cohort).
-        feeder: its address.
-    """
+    """The command to read the stream of the feeder `key`, (node, cohort)."""
     return Send(member, "join", {"feeder": feeder, "cohort": key[1]})
 
 
 class AttemptCommands:
-    """Commands of the rebalancer and of users to attempts.
+    """Commands of the planner and of users to attempts.
 
     Args:
-        hang_timeout_s: how long a member that stops may take at most, as long as it reports that it works.
+        awaits_pruner: whether a member waits for a prune_decision after each epoch.
+        hang_timeout_s: how long a member may report nothing before it is killed, and take to stop at most.
     """
 
-    def __init__(self, session: SessionState, hang_timeout_s: float) -> None:
+    def __init__(
+        self, session: SessionState, run_dir: RunDir, *, awaits_pruner: bool, hang_timeout_s: float
+    ) -> None:
         self._session, self._live, self._actions = session, session.live, session.actions
-        self._hang_timeout_s = hang_timeout_s
+        self._run_dir, self._state = run_dir, session.run
+        self._awaits_pruner, self._hang_timeout_s = awaits_pruner, hang_timeout_s
+
+    # -- starting -----------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, start: Start, feeders: Mapping[str, str | None], awaits: Collection[tuple[str, int]] = ()
+    ) -> None:
+        """Reserve the place of a member that is to be launched.
+
+        Args:
+            feeders: the known addresses of its feeders, by node; None: ranks there prepare their own batches.
+            awaits: (node, cohort) of the feeders whose addresses it needs first; none: it is launched.
+        """
+        identity = start.placement.identity
+        member = self._state.members[identity.member]
+        live = Attempt(
+            start,
+            identity,
+            member.attempts,
+            device=start.placement.describe_device(self._session.nodes.held),
+            ranks=set(range(identity.workers)),
+            last_event_at=self._session.now,
+            cohort=start.cohort,
+            target_cohort=start.cohort,
+            awaits=set(awaits),
+            feeders=dict(feeders),
+        )
+        self._live.reserve(live)
+        if not awaits:
+            self._launch(live)
+
+    def _launch(self, live: Attempt) -> None:
+        """Launch all ranks of a member whose place is reserved."""
+        member, live.is_launched = live.member, True
+        placement, state = live.start.placement, self._state.members[member]
+        feeder = live.feeders.get(placement.node)
+        if feeder is None and live.identity.first_epoch is None:
+            live.identity = dataclasses.replace(live.identity, first_epoch=0)  # no stream to join
+        before = state.spans[-1].device if state.spans else None
+        self._session.log(
+            "placed",
+            member=member,
+            attempt=live.number,
+            node=placement.node,
+            devices=list(placement.devices),
+            device=live.device,
+            cohort=live.start.cohort,
+            feeder=feeder,
+            first_epoch=live.identity.first_epoch,
+            **({"nodes": list(placement.nodes)} if placement.nodes else {}),
+        )
+        if before not in (None, live.device):
+            log.warning("%s trains on another device than before: %s, and not %s", member, live.device, before)
+            self._session.log(
+                "device_changed", member=member, attempt=live.number, device=live.device, before=before
+            )
+        meeting = rendezvous_file(self._run_dir, member, live.number)
+        jobs = live.make_jobs(
+            self._session.nodes.held,
+            run_dir=str(self._run_dir.path),
+            rendezvous=meeting.as_uri() if live.identity.workers > 1 else None,
+            awaits_pruner=self._awaits_pruner,
+            timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
+            checkpoints=state.list_checkpoints(),
+            exchange_plan=_find_plan(state),
+            files=self._state.files,
+            accepts_data=self._state.header.accepts_data,
+            bad=[[split, index, event.code] for (split, index), event in self._state.bad_records.items()],
+        )
+        self._actions.append(Launch(jobs, placement.devices))
+        if live.phase is AttemptPhase.STOPPING:  # the request came while it waited for its feeder
+            self._actions.append(Send(member, "cancel" if live.intent is Intent.CANCEL else "stop"))
+
+    def supply_feeder(self, key: tuple[str, int], address: str | None) -> None:
+        """Launch the members that wait for a feeder, and move those that are to read it; None: it could not be
+        started.
+        """
+        for live in [live for live in self._live.values() if key in live.awaits]:
+            live.awaits.discard(key)
+            if not live.is_launched:
+                live.feeders[key[0]] = address
+                if not live.awaits:
+                    self._launch(live)
+            elif address is None:
+                live.target_cohort = live.cohort
+            else:
+                self._actions.append(send_join(live.member, key, address))
 
     # -- changing between two epochs ----------------------------------------------------------------------------
 
     def alone(self, member: str) -> bool:
-        """Ask a member to prepare its own batches from its next epoch on; its `moved` event says that it does.
-
-        Returns:
-            False where no command was sent: it does not run, is ending, or does so already.
+        """Ask a member to prepare its own batches from its next epoch on; False where it cannot be asked, or does
+        so already.
         """
         live = self._live.get(member)
-        asked = live is not None and live.request_move(None)
-        if live is not None and asked:
+        is_asked = live is not None and live.request_move(None)
+        if live is not None and is_asked:
             live.awaits.clear()
             self._actions.append(Send(member, "alone"))
-        return asked
+        return is_asked
 
     def join(self, member: str, key: tuple[str, int], feeder: str | None) -> bool:
         """Ask a member to read the stream of another feeder of its node from its next epoch on.
 
-        Where that stream is at another epoch than the member, the member works alone until they meet.
-
-        Args:
-            key: (node, cohort) of that feeder, as `Feeders.assign_late` returns it.
-            feeder: its address; None: it is being started, and the command is sent once it has an address.
-
-        Returns:
-            False where no command will be sent: it does not run, is ending, reads there already, or shares nothing
-            because shared samples were not those of its pipeline.
+        Where that stream is at another epoch, the member works alone until they meet. Without an address the
+        feeder is being started, and the command is sent later. Returns False where it cannot be asked, or shares
+        nothing.
         """
         live = self._live.get(member)
         if live is None or self._session.run.members[member].is_alone or not live.request_move(key[1]):
@@ -67,16 +155,12 @@ class AttemptCommands:
         return True
 
     def widen(self, member: str, workers: int) -> bool:
-        """Stop a member after this epoch, to place it again with more workers.
-
-        Returns:
-            False where no command was sent: it does not run, is ending, or has as many workers.
-        """
+        """Stop a member after this epoch, to place it again with more workers; False where it cannot be asked."""
         live = self._live.get(member)
-        asked = live is not None and live.request_widening(workers)
-        if asked:
+        is_asked = live is not None and live.request_widening(workers)
+        if is_asked:
             self._actions.append(Send(member, "stop_after_epoch"))
-        return asked
+        return is_asked
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -104,10 +188,8 @@ class AttemptCommands:
         return item is not None
 
     def pause(self, member: str, until: float) -> bool:
-        """Stop a running member with a checkpoint and pause it; False where it does not run.
-
-        Args:
-            until: the time at which it is killed if it has not ended; it then resumes from its last checkpoint.
+        """Stop a running member with a checkpoint, until a time at most, and pause it; False where it does not
+        run.
         """
         live = self._live.get(member)
         if live is None:
@@ -126,10 +208,8 @@ class AttemptCommands:
         live.limit_stop(self._session.now, until, write_s or 0.0, self._hang_timeout_s)
 
     def leave_node(self, node: str, deadline: float | None) -> None:
-        """Let the members of a node that is being drained write a checkpoint, to be placed elsewhere.
-
-        Args:
-            deadline: when the node ends, in Unix seconds; None: unknown. Members that train then are killed.
+        """Let the members of a node that ends at `deadline` (Unix seconds, if known) write a checkpoint, to be
+        placed elsewhere.
         """
         session = self._session
         session.log("node_draining", node=node, deadline=deadline)
@@ -172,3 +252,10 @@ class AttemptCommands:
         """Whether a member is paused, or will be once its processes have exited."""
         live = self._live.get(member)
         return live.intent is Intent.PAUSE if live is not None else self._session.waitlist.is_paused(member)
+
+
+def _find_plan(member: MemberState) -> dict[str, Any] | None:
+    """What an attempt has planned for the exchange; a checkpoint has its own, but may be damaged."""
+    if member.plan is None or member.identity.get("widened_from") is not None:
+        return None
+    return {name: member.plan[name] for name in ("tuned", "rates")}

@@ -7,17 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ensemble.controller.attempt import Attempt
-from ensemble.schedule import Placement
+from ensemble.schedule.needs import Placement
 from ensemble.spec import Identity
 from ensemble.store import RunState
 
 
 class AttemptTable(Mapping[str, Attempt]):
-    """Member -> its attempt. Others read the table; only `reserve` and `free` change which attempts it has.
-
-    Args:
-        run: whether members prepare their own batches is known there.
-    """
+    """Member -> its attempt. Others read the table; only `reserve` and `free` change which attempts it has."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
@@ -38,11 +34,7 @@ class AttemptTable(Mapping[str, Attempt]):
         return live if live is not None and live.number == event.get("attempt") else None
 
     def reserve(self, attempt: Attempt) -> None:
-        """Reserve the place of an attempt.
-
-        Raises:
-            RuntimeError: the member's previous attempt still has processes.
-        """
+        """Reserve the place of an attempt; the member's previous attempt must have no processes."""
         if attempt.member in self._live:
             raise RuntimeError(f"{attempt.member} was to be launched while its previous attempt has processes")
         self._live[attempt.member] = attempt
@@ -52,7 +44,6 @@ class AttemptTable(Mapping[str, Attempt]):
         del self._live[member]
 
     def list_placements(self) -> list[Placement]:
-        """The placements of all attempts."""
         return [live.start.placement for live in self._live.values()]
 
     def list_feeders_read(self) -> list[tuple[str, int]]:

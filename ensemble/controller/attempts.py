@@ -22,8 +22,7 @@ from ensemble.controller.actions import (
 from ensemble.controller.attempt import Attempt, AttemptPhase, Intent, checkpoint_position
 from ensemble.controller.attempt_commands import LINGER_S
 from ensemble.controller.costs import TrialCosts
-from ensemble.controller.failure_policy import Decision, Failure, RetryPolicy
-from ensemble.controller.failures import FailureTracker
+from ensemble.controller.failures import Decision, Failure, FailureTracker, RetryPolicy
 from ensemble.controller.session_state import SessionState
 from ensemble.events import to_dict
 from ensemble.meter.cpu import report_interval_s
@@ -44,15 +43,7 @@ _LOSSES = ("node_lost", "agent_lost", "gpu_lost")
 
 
 class Attempts:
-    """All attempts that have not ended.
-
-    Args:
-        awaits_pruner: whether a member waits for a prune_decision after each epoch.
-
-    Attributes:
-        failures: the failures so far.
-        costs: the finished trials whose cost is not known yet.
-    """
+    """All attempts that have not ended; the failures so far; finished trials whose cost is not known yet."""
 
     def __init__(
         self,
@@ -138,15 +129,14 @@ class Attempts:
 
     def _is_progress_due(self, live: Attempt) -> bool:
         """Whether the steps of a member are logged now: the less often, the older the run and the more members."""
-        now = self._session.now
-        interval_s = max(report_interval_s(now - self._session.began), len(self._live) / PROGRESS_PER_S)
-        if interval_s > 1.0 and now - live.progress_at < interval_s:
+        now_s = self._session.now
+        interval_s = max(report_interval_s(now_s - self._session.began), len(self._live) / PROGRESS_PER_S)
+        if interval_s > 1.0 and now_s - live.progress_at < interval_s:
             return False
-        live.progress_at = now
+        live.progress_at = now_s
         return True
 
     def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any]) -> None:
-        """End an attempt by the report of a failure."""
         self._fail(
             live,
             "failed",
@@ -160,18 +150,18 @@ class Attempts:
 
     def handle_bad_record(self, event: dict[str, Any]) -> None:
         """Handle a record that ends or hangs its process, found by a feeder or by a second attempt."""
-        known = (event["split"], event["index"]) in self._state.bad_records
+        is_known = (event["split"], event["index"]) in self._state.bad_records
         self._session.log_report("bad_record", event)
         if event.get("member") is not None:
             self.failures.excuse_last(event["member"])
-        if not known:
+        if not is_known:
             record = {key: event[key] for key in ("split", "index", "code")}
             self._actions += [
                 Send(live.member, "bad_record", record) for live in self._live.values() if not live.is_exiting
             ]
 
     def _handle_exit(self, live: Attempt, event: dict[str, Any]) -> None:
-        now = self._session.now
+        now_s = self._session.now
         live.ranks.discard(event["rank"])
         live.advance("rank_exited")
         if live.lost_report is not None and not live.is_exiting:
@@ -182,7 +172,7 @@ class Attempts:
                 note = event.get("note")
                 rank_0_lost = note is not None and note["reason"] == "lost"
                 # Rank 0 notices and reports why, unless it is rank 0 that the others have lost.
-                live.deadline, live.kill_reason = now if rank_0_lost else now + LINGER_S, "error"
+                live.deadline, live.kill_reason = now_s if rank_0_lost else now_s + LINGER_S, "error"
             elif event["rank"] == 0 or event["outcome"] is None or has_lost_gpu:
                 self._handle_death(live, event)
                 self._actions.append(Kill(live.member))
@@ -221,12 +211,12 @@ class Attempts:
         why = live.describe_failure(event, self._run_dir.log(member), self._hang_timeout_s)
         for split, index in event.get("preparing", ()):
             why += f" (it was preparing sample {index} of {split})"
-        known = note or {"error": why, "reason": reason, "retry": True}
-        line = f"attempt {live.number}: failed ({known['reason']}): {known['error']}"
+        failure = note or {"error": why, "reason": reason, "retry": True}
+        line = f"attempt {live.number}: failed ({failure['reason']}): {failure['error']}"
         self._actions.append(AppendMemberLog(member, line))
         lost = {name: event.get(name, False) for name in _LOSSES}
-        rank = known.get("rank", event["rank"])
-        self._fail(live, "died", known["reason"], known["error"], known["retry"], rank=rank, **lost)
+        rank = failure.get("rank", event["rank"])
+        self._fail(live, "died", failure["reason"], failure["error"], failure["retry"], rank=rank, **lost)
 
     def _fail(
         self,
@@ -237,19 +227,16 @@ class Attempts:
         is_retry_useful: bool = True,
         *,
         rank: int = 0,
-        **known: Any,
+        **causes: Any,
     ) -> None:
-        """End an attempt by a failure.
-
-        Args:
-            event: what ended it, as named in `TRANSITIONS`.
-            known: further fields of the `Failure`.
+        """End an attempt by a failure; `event` is as in `TRANSITIONS`, `causes` are further fields of the
+        `Failure`.
         """
         placement, member = live.start.placement, live.member
         node, has_more_memory = placement.find_node(rank), False
         if reason == "oom":
-            together = sum(each.start.placement.count_ranks(node) > 0 for each in self._live.values())
-            memory_gb = {each.name: each.memory_gb for each in self._session.nodes.list_potential()}
+            together = sum(other.start.placement.count_ranks(node) > 0 for other in self._live.values())
+            memory_gb = {available.name: available.memory_gb for available in self._session.nodes.list_potential()}
             has_more_memory = self.failures.relieve(
                 placement, error, together, memory_gb, rank, may_grow=is_retry_useful
             )
@@ -259,20 +246,18 @@ class Attempts:
                 reason=reason,
                 member=member,
                 node=node,
-                at=self._session.now,
-                began=live.resumed_from,
                 reached=checkpoint_position(self._state.members[member]),
                 is_retry_useful=is_retry_useful,
                 has_more_memory=has_more_memory,
                 error=error,
-                **known,
+                **causes,
             )
         )
         live.end(event, "failed", decision, self._session.now + LINGER_S)
-        known = {"member": member, "attempt": live.number, "node": node}
+        who = {"member": member, "attempt": live.number, "node": node}
         state = self._state.members[member]
         trained = state.trained if state.checkpoint is not None and not decision.retry else None
-        self._log("failed", **known, error=error, reason=reason, retry=decision.retry or trained is not None)
+        self._log("failed", **who, error=error, reason=reason, retry=decision.retry or trained is not None)
         if reason == "disk" and decision.retry:
             log.warning(
                 "%s: %s; it goes on from its last checkpoint when there is room, and tries in %.0f s%s",
@@ -284,8 +269,8 @@ class Attempts:
         if live.identity.workers > 1:
             self._actions.append(Kill(member))  # the other ranks would wait in a collective
         if trained is not None:  # it was evaluated again: what it had finished with still holds
-            now = {"attempt": live.number, "checkpoint": state.checkpoint, "outdated": error}
-            self._session.log_report("finished", {**to_dict(trained), **now})
+            changed = {"attempt": live.number, "checkpoint": state.checkpoint, "outdated": error}
+            self._session.log_report("finished", {**to_dict(trained), **changed})
             self.costs.end_trial(live, "finished", trained.metrics or {})
         elif not decision.retry:
             self._actions.append(EndTrial(live.identity.number, "failed"))
@@ -321,17 +306,17 @@ class Attempts:
 
     def watch(self) -> None:
         """Kill attempts that hang or have not ended in time; return members whose wait is over; measure costs."""
-        now = self._session.now
+        now_s = self._session.now
         self._return_due()
         self.costs.measure_due()
         for live in self._live.values():
-            if live.deadline is not None and now >= live.deadline:
+            if live.deadline is not None and now_s >= live.deadline:
                 live.deadline, live.kill_reason = None, live.kill_reason or "killed"
                 self._actions.append(Kill(live.member))
             elif (
                 not live.is_exiting
                 and live.kill_reason is None
-                and now - live.last_event_at > self._hang_timeout_s
+                and now_s - live.last_event_at > self._hang_timeout_s
             ):
                 live.kill_reason = "hang"
                 self._actions.append(Kill(live.member))

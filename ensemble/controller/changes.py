@@ -12,18 +12,17 @@ from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import NOT_COMBINED
 from ensemble.spec.population import identify_trial
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
+from ensemble.store.event_handlers import evaluate_again
 from ensemble.store.member import ENDED
 from ensemble.train.data_identity import (
-    describe_changed_records,
     describe_changed_splits,
     describe_difference,
-    describe_moves,
     list_unsure_splits,
     training_data,
     why_unsure,
 )
 from ensemble.user_code.fingerprint import Code
-from ensemble.user_code.imports import syntax_of
+from ensemble.user_code.imports import digest_syntax
 from pipelines.environment.library_settings import find_settings
 
 if TYPE_CHECKING:
@@ -72,14 +71,12 @@ class Change:
         return {"before": self.before, "code": self.now, "changed": self.names, "trained": self.trained}
 
 
-def find_code_change(state: RunState, now: Code, run_dir: RunDir) -> Change | None:
-    """Compare the present code with that of the run's last start.
+def find_code_change(state: RunState, code: Code, run_dir: RunDir) -> Change | None:
+    """Compare the present code with that of the run's last start; None where no difference can be detected.
 
-    Returns:
-        The difference; None where there is none, or none can be detected. The code of the last start counts as
-        accepted for members that were trained with earlier code.
+    The code of the last start counts as accepted for members that were trained with earlier code.
     """
-    fingerprint = now.fingerprint
+    fingerprint = code.fingerprint
     if state.header.code == fingerprint:
         return None
     trained = [one for one in state.members.values() if one.has_weights_of_other_code(fingerprint)]
@@ -87,29 +84,24 @@ def find_code_change(state: RunState, now: Code, run_dir: RunDir) -> Change | No
     if before is None or before == fingerprint:
         return None
     kept = load_code(run_dir.code(before))
-    other = kept is not None and kept.python != now.python
-    names = now.changed(kept) if kept is not None and not other else []
-    if kept is not None and kept.scheme != now.scheme:
+    other = kept is not None and kept.python != code.python
+    names = code.changed(kept) if kept is not None and not other else []
+    if kept is not None and kept.scheme != code.scheme:
         return None
-    predicts = bool(names) and kept is not None and kept.predicts not in (None, now.predicts)
+    predicts = bool(names) and kept is not None and kept.predicts not in (None, code.predicts)
     return Change(before, fingerprint, names, [one.id for one in trained], other, predicts)
 
 
-def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> None:
-    """Refuse to train members with other code than before, unless that is accepted; log what differs.
-
-    Raises:
-        StoreError: a member was trained with other code, or another major version of a library, and `accept` is
-            False.
-    """
+def check_code(state: RunState, code: Code, run_dir: RunDir, *, accept: bool) -> None:
+    """Refuse to train members with other code than before, unless that is accepted; log what differs."""
     check_versions(state, run_dir.path, accept=accept)
     kept = load_code(run_dir.code(state.header.code)) if state.header.code else None
-    if kept is not None and kept.scheme != now.scheme:
+    if kept is not None and kept.scheme != code.scheme:
         log.warning(
             "%s: a change of code cannot be detected: another version of ray-ensemble recorded it in another form",
             run_dir.path,
         )
-    change = find_code_change(state, now, run_dir)
+    change = find_code_change(state, code, run_dir)
     if change is None:
         return
     if change.unsure:
@@ -126,23 +118,24 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
 
 
 def check_versions(state: RunState, path: Path, *, accept: bool) -> None:
-    """Say which libraries have another version than when the run was last started, and what may differ.
-
-    Raises:
-        StoreError: the major version of torch or NumPy, which every member uses, is another, members have been
-            trained, and `accept` is False.
+    """Say which libraries have changed since the last start; refuse another major version of torch or NumPy,
+    unless accepted.
     """
-    then, now = state.header.versions or {}, versions()
+    before, present = state.header.versions or {}, versions()
     unused = {"optuna"} if state.header.mode != "search" else set[str]()
-    known = [name for name in _LIBRARIES if name not in unused and None not in (then.get(name), now[name])]
-    changed = [name for name in known if then[name] != now[name]]
+    compared = [
+        name for name in _LIBRARIES if name not in unused and None not in (before.get(name), present[name])
+    ]
+    changed = [name for name in compared if before[name] != present[name]]
     trained = [member.id for member in state.members.values() if member.checkpoint]
     if not changed or not trained:
         return
     text = ", ".join(
-        f"{name} was {then[name]}, is {now[name]} ({_LIBRARIES[name]} may differ)" for name in changed
+        f"{name} was {before[name]}, is {present[name]} ({_LIBRARIES[name]} may differ)" for name in changed
     )
-    if not accept and any(_find_major(then[name]) != _find_major(now[name]) for name in {*changed} & _USED_BY_ALL):
+    if not accept and any(
+        _find_major(before[name]) != _find_major(present[name]) for name in {*changed} & _USED_BY_ALL
+    ):
         raise StoreError(
             f"{path}: {text} since {abbreviate(trained)} trained with it; install the earlier major version, "
             f"--accept-code goes on with this one (accept_code=True in Python), {_ANEW}"
@@ -154,24 +147,21 @@ def _find_major(version: str | None) -> str:
     return (version or "").partition(".")[0]
 
 
-def check_edits(now: Code, run_dir: RunDir, *, accept: bool) -> None:
-    """Warn that a resumed run uses the code that is kept with it, where the source files have been edited since.
-
-    Args:
-        accept: whether the user asked for the edited code, which a resume cannot take.
+def check_edits(code: Code, run_dir: RunDir, *, accept: bool) -> None:
+    """Warn that a resumed run uses its kept code where the sources have been edited since.
 
     Raises:
-        StoreError: sources were edited, and `accept` is True.
+        StoreError: the user has asked for the edited code, which a resume cannot take.
     """
-    kept = run_dir.code(now.fingerprint)
+    kept = run_dir.code(code.fingerprint)
     edited = [
         str(source)
-        for module, source in now.sources.items()
+        for module, source in code.sources.items()
         for copy in [
             kept.joinpath(*module.split("."), "__init__.py"),
             kept.joinpath(f"{module.replace('.', '/')}.py"),
         ]
-        if copy.is_file() and syntax_of(copy) != syntax_of(source)
+        if copy.is_file() and digest_syntax(copy) != digest_syntax(source)
     ]
     if not edited:
         return
@@ -191,25 +181,24 @@ def check_edits(now: Code, run_dir: RunDir, *, accept: bool) -> None:
 
 def explain_evaluation(changed: Mapping[str, str]) -> str:
     """What follows from data that members are evaluated on and that have changed (`describe_changed_splits`)."""
-    then = "members are evaluated on it from now on, and those that have finished again, without training"
-    return f"{'; '.join(changed.values())}; {then}"
+    consequence = "members are evaluated on it from now on, and those that have finished again, without training"
+    return f"{'; '.join(changed.values())}; {consequence}"
 
 
 def explain_changed_splits(state: RunState, ensemble: Ensemble) -> str | None:
     """Why the members of a run that has finished are evaluated again with these data; None where they are not."""
-    changed = describe_changed_splits(state.header.data, training_data(ensemble), ensemble)
+    changed = describe_changed_splits(state.header.data, training_data(ensemble))
     return explain_evaluation(changed) if changed else None
 
 
 def list_evaluated_again(
     state: RunState, changed: Mapping[str, str], change: Change | None, keep_gb: float | None = None
 ) -> list[str]:
-    """The finished members that are evaluated again: all, with changed data (`describe_changed_splits`), or where
-    the change of the code is one of how members predict, or less or more of predictions is kept; after any other
-    change those without usable predictions; always those whose last evaluation failed.
+    """The finished members that are evaluated again.
 
-    Args:
-        keep_gb: `Ensemble.keep_predictions_gb`, where it may be another one.
+    All of them with changed data, where the code by which members predict has changed, or less or more of
+    predictions is kept; after another change those without usable predictions; always those whose last evaluation
+    failed.
     """
     finished = [member for member in state.members.values() if member.state == "finished" and member.checkpoint]
     is_kept_otherwise = keep_gb is not None and keep_gb != state.header.keep_predictions_gb
@@ -225,17 +214,27 @@ def explain_evaluated_again(state: RunState, change: Change | None, keep_gb: flo
     return f"{abbreviate(members)} will predict again, without training" if members else None
 
 
-def check_same(
-    state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False, accepts_data: bool = False
-) -> None:
-    """Refuse to go on with members whose declaration has changed, unless they have no checkpoint.
-
-    Args:
-        in_progress: whether another process runs the controller, so that all members must match.
-
-    Raises:
-        StoreError: a member of the run in `path` is declared otherwise now, or not at all.
+def find_evaluated_again(
+    state: RunState, ensemble: Ensemble, change: Change | None, path: Path, t: float
+) -> tuple[dict[str, str], list[str]]:
+    """The changed splits, and the finished members that are evaluated again, which is logged and applied to the
+    state.
     """
+    if not any(member.checkpoint for member in state.members.values()):
+        return {}, []
+    changed = describe_changed_splits(state.header.data, training_data(ensemble))
+    keep_gb = ensemble.keep_predictions_gb
+    members = list_evaluated_again(state, changed, change, keep_gb)
+    predicted = explain_evaluated_again(state, change, keep_gb)
+    for why in filter(None, (changed and explain_evaluation(changed), predicted)):
+        log.warning("%s: %s", path, why)
+    if changed or members:
+        evaluate_again(state, members, t)
+    return changed, members
+
+
+def check_same(state: RunState, ensemble: Ensemble, path: Path, *, accepts_data: bool = False) -> None:
+    """Refuse to go on with members whose declaration has changed, unless they have no checkpoint."""
     extended = find_more_epochs(state)
     for member in state.members.values():
         listed = ensemble.search is None and member.number < len(ensemble.members or ())
@@ -247,16 +246,16 @@ def check_same(
             raise StoreError(f"{path} has {member.id}, which this ensemble does not; {_ANEW}")
         returns = member.state not in ("finished", "pruned", "cancelled")
         begins = member.checkpoint is None and returns and not member.identity.get("added")
-        if begins and not in_progress:
+        if begins:
             continue
-        for name, before, now in _list_differences(member, ensemble, extended)[:1]:
+        for name, before, declared in _list_differences(member, ensemble, extended)[:1]:
             if name == "epochs" and member.identity.get("epochs_before"):
                 hint = (
                     f"`ensemble resume --epochs` gave it {before}; declare epochs={before}, or `ensemble resume`"
                 )
-                raise StoreError(f"{path}: {member.id} has epochs={before!r}, now {now!r}: {hint}; {_ANEW}")
-            raise StoreError(f"{path}: {member.id} has {name}={before!r}, now {now!r}; {_ANEW}")
-    check_data(state, ensemble, path, in_progress=in_progress, accepts=accepts_data)
+                raise StoreError(f"{path}: {member.id} has epochs={before!r}, now {declared!r}: {hint}; {_ANEW}")
+            raise StoreError(f"{path}: {member.id} has {name}={before!r}, now {declared!r}; {_ANEW}")
+    check_data(state, ensemble, path, accepts=accepts_data)
 
 
 def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
@@ -272,9 +271,7 @@ def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
 
 
 def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
-    """Whether the run was combined by another method or function, for another coverage, or with or without a
-    calibration otherwise than is declared now; or could not be combined for an error that may have passed.
-    """
+    """Whether the run was combined by another method, coverage or calibration than declared now, or in vain."""
     from ensemble.combine.combination import FUNCTION, fingerprint_function
 
     combined = state.combined
@@ -284,7 +281,7 @@ def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
         return True
     if (combined.decision or {}).get("by") != ensemble.thresholds:
         return True
-    if any(each["level"] != ensemble.coverage for each in (combined.conformal or {}).values()):
+    if any(interval["level"] != ensemble.coverage for interval in (combined.conformal or {}).values()):
         return True
     if callable(ensemble.combine):
         return (combined.declared, combined.code) != (FUNCTION, fingerprint_function(ensemble.combine))
@@ -301,15 +298,13 @@ def _is_calibrated_otherwise(calibration: dict[str, Any] | None, ensemble: Ensem
 
     if calibration is None:
         return False
+    if isinstance(ensemble.calibrate, str):
+        return calibration["method"] not in (ensemble.calibrate, None) or calibration["reason"] == NOT_ASKED
     return calibration["reason"] == NOT_ASKED if ensemble.calibrate else calibration["method"] is not None
 
 
 def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) -> list[tuple[str, Any, Any]]:
-    """(field, before, now) of the fields that decide a member's weights and differ from the declaration.
-
-    Args:
-        extended: the number of epochs that the run's members were given (`find_more_epochs`), or 0.
-    """
+    """(field, before, now) of the fields that decide a member's weights; `extended` is of `find_more_epochs`."""
     if ensemble.search is None:
         fresh = ensemble.identify(member.number)
     else:
@@ -322,38 +317,27 @@ def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) ->
     return fresh.list_differences(declared)
 
 
-def check_data(
-    state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False, accepts: bool = False
-) -> None:
-    """Refuse to go on with other training data, unless that is accepted; warn where a change cannot be detected.
-
-    Raises:
-        StoreError: members of the run in `path` were trained with other data.
-    """
+def check_data(state: RunState, ensemble: Ensemble, path: Path, *, accepts: bool = False) -> None:
+    """Refuse to go on with other training data, unless accepted; warn where a change cannot be detected."""
     before = state.header.data or None  # where the log has lost its start
-    trained = in_progress or any(member.checkpoint for member in state.members.values())
+    trained = any(member.checkpoint for member in state.members.values())
     if before is None or not trained:
         return
-    now = training_data(ensemble)
-    changed = describe_difference(before, now)
-    if in_progress and not changed:  # it is evaluated on these
-        changed = "; ".join(describe_changed_splits(before, now, ensemble).values())
+    present = training_data(ensemble)
+    changed = describe_difference(before, present)
     if changed:
-        changed += describe_changed_records(before, now, ensemble, "train")
-        moved = f"; {moves}" if (moves := describe_moves(before, now)) else ""
-        text = f"{path}: {changed}{moved}{_describe_settings(state)}"
+        text = f"{path}: {changed}{_describe_settings(state)}"
         if not accepts:
-            accept = "" if in_progress else "--accept-data goes on with them (accept_data=True in Python), "
-            raise StoreError(f"{text}; {accept}{_ANEW}")
+            raise StoreError(f"{text}; --accept-data goes on with them (accept_data=True in Python), {_ANEW}")
         log.warning("%s, and is accepted: members that have not ended go on with other data than they began", text)
-    why = why_unsure(before, now)
+    why = why_unsure(before, present)
     if why is not None:
         log.warning(
             "%s: only the number of the training samples is compared with the earlier start (%s)",
             path,
             getattr(ensemble.train, "why_unsure", None) or why,
         )
-    if unsure := list_unsure_splits(before, now):
+    if unsure := list_unsure_splits(before, present):
         log.warning(
             "%s: only the number of the samples of %s is compared with the earlier start", path, ", ".join(unsure)
         )
@@ -361,10 +345,10 @@ def check_data(
 
 def _describe_settings(state: RunState) -> str:
     """Which global settings of libraries are others than at the last start; empty where none is known to be."""
-    now, unset = find_settings(), "not set"
-    then = state.header.settings
-    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    return "".join(f"; {name} was {then.get(name, unset)}, is {now.get(name, unset)}" for name in names)
+    present, unset = find_settings(), "not set"
+    before = state.header.settings
+    names = [name for name in {**before, **present} if before.get(name) != present.get(name)]
+    return "".join(f"; {name} was {before.get(name, unset)}, is {present.get(name, unset)}" for name in names)
 
 
 def abbreviate(names: Sequence[str], most: int = 4) -> str:

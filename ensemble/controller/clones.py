@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ensemble.reporting.text import count
 from ensemble.spec import Ensemble, Member, Recipe, SpecError, unknown_name
 from ensemble.spec.identity import field_defaults, select_warm
 from ensemble.spec.member import change_member
@@ -39,6 +38,8 @@ def describe_lineage(lineage: Mapping[str, Any] | None) -> str:
         return ""
     if lineage["epoch"] is None:
         return f"; it starts with the weights of {lineage['from']}"
+    from ensemble.reporting.text import count
+
     epochs = count(lineage["epoch"], "epoch")
     steps = f" and {count(lineage['step'], 'step')}" if lineage["step"] else ""
     other = ", trained with other code than the run has now" if lineage["code"] else ""
@@ -51,35 +52,35 @@ def declare_clone(
     ensemble: Ensemble,
     *,
     warm: bool,
-    known: Iterable[str],
+    names: Iterable[str],
 ) -> Member:
     """The declaration of a member with changes.
 
     Args:
         changes: fields of a `Member`; `params` has only the hyperparameters that change.
         warm: whether it starts with the parent's weights.
-        known: hyperparameters of the run's other members, and of its search.
+        names: hyperparameters of the run's other members, and of its search.
 
     Raises:
         SpecError: a hyperparameter is known nowhere in the run and is no option of the parent's optimizer or
             schedule; a number became text; or nothing has changed, so that the clone would be the same model.
     """
-    base, given = recover_declaration(parent), Member(**changes)
+    base, changed = recover_declaration(parent, ensemble), Member(**changes)
     options = [*_list_options(base, ensemble), *sorted(list_member_options(ensemble.recipe))]
-    valid = list(dict.fromkeys([*base.params, *known, *options]))
-    for name, value in given.params.items():
+    valid = list(dict.fromkeys([*base.params, *names, *options]))
+    for name, value in changed.params.items():
         if name not in valid:
             raise SpecError(unknown_name(f"{parent.id} has no hyperparameter", name, valid))
         if isinstance(value, str) and type(before := base.params.get(name)) in (int, float):
             raise SpecError(f"{name}={value} is not a number, but {name} is one in {parent.id}: {before!r}")
-    fields = {field.name: getattr(given, field.name) for field in dataclasses.fields(Member)}
+    fields = {field.name: getattr(changed, field.name) for field in dataclasses.fields(Member)}
     fields = {name: value for name, value in fields.items() if name != "params" and value is not None}
-    if given.nodes is not None:
-        fields["nodes"] = merge_selections(base.nodes, given.nodes)
-    made = change_member(base, given.params, **fields)
+    if changed.nodes is not None:
+        fields["nodes"] = merge_selections(base.nodes, changed.nodes)
+    made = change_member(base, changed.params, **fields)
     # A parent that began warm has other weights than its declaration gives.
     began_warm = select_warm(parent.identity.get("lineage")) is not None
-    same = (ensemble.identify(parent.number, each).compared_fields() for each in (base, made))
+    same = (ensemble.identify(parent.number, declaration).compared_fields() for declaration in (base, made))
     if not warm and not began_warm and next(same) == next(same):
         raise SpecError(
             f"nothing that decides its weights has changed, so it would be {parent.id} once more: change a "
@@ -88,7 +89,7 @@ def declare_clone(
     return made
 
 
-def recover_declaration(member: MemberState) -> Member:
+def recover_declaration(member: MemberState, ensemble: Ensemble) -> Member:
     """A declaration that gives any member of the run the identity of this one, but for its name and number.
 
     What was left to measurement is measured again, but the number of workers stays once the member was placed: its
@@ -111,6 +112,7 @@ def recover_declaration(member: MemberState) -> Member:
         early_stopping=record["early_stopping"] or "none",
         averaging=record["averaging"] or "none",
         compile=record["compile"] or "none",
+        callbacks=ensemble.find_own_callbacks(record["number"], record["lineage"]),
         **needs,
         **{name: record[name] for name in _KEPT},
     )
@@ -122,9 +124,9 @@ def recover_declaration(member: MemberState) -> Member:
 def _list_options(member: Member, ensemble: Ensemble) -> list[str]:
     """The options of a member's optimizer and schedule, which a hyperparameter of the same name overrides."""
     options: list[str] = []
-    for given, table in ((member.optimizer, OPTIMIZERS), (member.schedule, SCHEDULES)):
-        if isinstance(given, Mapping):
-            options += table[given["name"]]
+    for option, table in ((member.optimizer, OPTIMIZERS), (member.schedule, SCHEDULES)):
+        if isinstance(option, Mapping):
+            options += table[option["name"]]
     recipe = ensemble.recipe
     has_default = isinstance(recipe, Recipe) and not has_own_loop(recipe) and recipe.optimizer is None
     if member.optimizer is None and has_default:

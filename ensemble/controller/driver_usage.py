@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 from ensemble.events import Report
 from ensemble.meter import CpuClock
-from ensemble.meter.tally import Tally
-from ensemble.reporting.loggers.observers import Observers
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 
 
 class DriverUsage:
-    """What this process and the observers use.
+    """What this process and the observers use."""
 
-    Args:
-        folder: where a tally is kept, for the case that this process is killed.
-        nodes: of the run; the driver is on the first one of this host, or counts to the first one of all.
-    """
-
-    def __init__(self, folder: Path, clock: CpuClock, observers: Observers, nodes: Sequence[Node]) -> None:
+    def __init__(self, clock: CpuClock, observers: Any, nodes: Sequence[Node]) -> None:
         here = [node.name for node in nodes if node.host == socket.gethostname()]
         self._node = (here or [node.name for node in nodes] or ["driver"])[0]
         self._clock, self._observers = clock, observers
-        self._tally = Tally(folder, functools.partial(clock.list_usage, self._node))
         self._observers_cpu_s: dict[int, float] = {}  # of the last sample, by process
 
     def begin(self) -> Report:
@@ -37,16 +28,15 @@ class DriverUsage:
 
     def sample(self) -> list[Report]:
         """`usage` events with what has been used so far."""
-        own, observers = self._clock.report(self._node, "orchestrate"), self._observers.make_usage(self._node)
+        own = self._clock.report(self._node, "orchestrate")
+        if self._observers is None:
+            return [own]
+        observers = self._observers.make_usage(self._node)
         self._observers.forget_closed()
         self._observers_cpu_s = {usage["pid"]: usage["cpu_s"] for usage in observers}
         return [own, *observers]
 
     def count_observers_rest(self) -> float:
         """The CPU-seconds that the observers have used since the last sample."""
-        used = self._observers.make_usage(self._node)
+        used = [] if self._observers is None else self._observers.make_usage(self._node)
         return float(sum(usage["cpu_s"] - self._observers_cpu_s.get(usage["pid"], 0.0) for usage in used))
-
-    def close(self) -> None:
-        """End the tally."""
-        self._tally.close()

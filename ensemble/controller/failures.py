@@ -1,30 +1,130 @@
-"""Tracks failures: what members have been granted since, nodes to avoid.
+"""Whether a member that failed is restarted, and how much memory it gets then.
 
-The policies of `ensemble.controller.failure_policy` decide; this keeps what they decide from.
+`RetryPolicy` is a pure function of the session's failures in their order, so that a simulation and a test decide
+as a run does.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from ensemble.controller.failure_policy import Decision, Failure, NodePolicy, RetryPolicy, exclude_avoided
 from ensemble.events import MemoryIncrease
-from ensemble.schedule import Node, Placement
 from ensemble.schedule.memory_grants import Grants, as_event, increase_grant
-from ensemble.spec import Identity
+from ensemble.schedule.needs import Placement
 
-log = logging.getLogger(__name__)
+REASONS = ("error", "nan", "lost", "oom", "hang", "disk", "sharing", "unreachable")
+
+#: Never retried in the same session: a loss that is not a number would come again, because the batches are the
+#: same. A resume tries the member again.
+FINAL_REASONS = frozenset(("nan",))
+
+#: How long a member waits first for room on a full disk, and then twice as long each time.
+DISK_PAUSE_S = 4.0
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The failure of one attempt.
+
+    Attributes:
+        reason: one of `REASONS`.
+        reached: (epoch, step) of the checkpoint from which the next attempt starts.
+        is_retry_useful: False where another attempt is known to fail in the same way.
+        node_lost: whether the whole node was lost.
+        agent_lost: whether the node's agent ended, and its ranks with it.
+        gpu_lost: whether a GPU of the member has broken.
+        has_more_memory: whether the next attempt will have more memory, or fewer neighbours.
+        is_due_to_record: whether a record ended the process; it will not be prepared again.
+        error: the exception's text.
+        position: (epoch, step) of the exception; None: unknown.
+    """
+
+    reason: str
+    member: str
+    node: str
+    reached: tuple[int, int] = (0, 0)
+    is_retry_useful: bool = True
+    node_lost: bool = False
+    agent_lost: bool = False
+    gpu_lost: bool = False
+    has_more_memory: bool = False
+    is_due_to_record: bool = False
+    error: str = ""
+    position: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a member that failed is tried again, and after how many seconds."""
+
+    retry: bool
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Restarts a member from its last checkpoint, at most `retries` times in a session.
+
+    Failures that the member did not cause are not counted: a full disk, where it waits for room; running out of
+    memory while it can be given more, a record that ends the process, samples that were not its own (after
+    which it shares nothing), the end of its node's agent (which is replaced a few times only), a GPU that has
+    broken (which is not used again), and the loss of its node. A lost node is counted if the member has reached
+    no further checkpoint since its last failure: then the member may be what ends its nodes.
+
+    A member that fails repeatedly without reaching a further checkpoint waits `pause_s` before its third attempt,
+    twice as long before each further one, and at most `longest_s`; other members are restarted at once. The same
+    exception at the same step as before is final, because the batches are the same. In the first step of all a
+    second attempt is spared where the exception is one that comes again (`ensemble.train.forward_errors`).
+    """
+
+    retries: int
+    pause_s: float = 1.0
+    longest_s: float = 60.0
+
+    def decide(self, failure: Failure, before: Sequence[Failure]) -> Decision:
+        """Decide about a failure; `before` has the earlier failures of all members in this session, in order."""
+        if failure.reason in FINAL_REASONS or not failure.is_retry_useful:
+            return Decision(False)
+        mine = [earlier for earlier in before if earlier.member == failure.member]
+        if mine and _is_repeated(mine[-1], failure):
+            return Decision(False)
+        counted = without_progress = 0
+        has_shared_wrongly = False
+        last: Failure | None = None
+        for attempt in [*mine, failure]:
+            has_progress = last is None or last.reached != attempt.reached
+            without_progress = 1 if has_progress else without_progress + 1
+            is_excused = (
+                attempt.has_more_memory or attempt.is_due_to_record or attempt.agent_lost or attempt.gpu_lost
+            )
+            is_excused |= attempt.reason == "sharing" and not has_shared_wrongly
+            has_shared_wrongly |= attempt.reason == "sharing"  # once: it shares nothing from then on
+            is_excused |= attempt.node_lost and has_progress
+            is_excused |= attempt.reason == "disk"
+            counted += not is_excused
+            last = attempt
+        if not is_excused and counted > self.retries:
+            return Decision(False)
+        pause_s = self.pause_s * 2.0 ** min(without_progress - 2, 1000) if without_progress > 1 else 0.0
+        if failure.reason == "disk":
+            return Decision(True, min(DISK_PAUSE_S * 2.0 ** min(without_progress - 1, 1000), self.longest_s))
+        return Decision(True, 0.0 if is_excused else min(pause_s, self.longest_s))
+
+
+def _is_repeated(before: Failure, failure: Failure) -> bool:
+    """Whether the same exception at the same step ended both attempts; addresses in its text are ignored."""
+    texts = {_ADDRESS.sub("", one.error) for one in (before, failure)}
+    is_comparable = failure.position is not None and failure.reason == before.reason == "error"
+    return is_comparable and failure.position == before.position and len(texts) == 1
 
 
 class FailureTracker:
-    """The failures of a session in their order, at times of the controller's clock.
-
-    Args:
-        policy: decides whether a member that failed is tried again.
-        log_event: `log_event(kind, **fields)` logs an event.
-        memory_increases: the `memory_increase` events of the run so far.
+    """The failures of a session in their order.
 
     Attributes:
         grants: the least memory of members, learnt from those that ran out of it.
@@ -37,11 +137,10 @@ class FailureTracker:
         log_event: Callable[..., None],
         memory_increases: Sequence[MemoryIncrease] = (),
     ) -> None:
-        self._policy, self._log, self._node_policy = policy, log_event, NodePolicy()
+        self._policy, self._log = policy, log_event
         self.grants = Grants(memory_increases)
         self.limits: dict[str, int] = {}
         self._failures: list[Failure] = []
-        self._avoided: frozenset[str] = frozenset()
 
     def decide(self, failure: Failure) -> Decision:
         """Decide whether the member is tried again, and remember the failure."""
@@ -69,7 +168,6 @@ class FailureTracker:
         """Grant more memory to a member that ran out of it, and to members like it, or let fewer run beside it.
 
         Args:
-            error: its exception's text.
             together: members on its node, itself included.
             memory_gb: host memory of each node, in GiB.
             rank: that ran out of it.
@@ -108,18 +206,3 @@ class FailureTracker:
         self._log("memory_increase", **event)
         self.grants.add(MemoryIncrease(**event))
         return True
-
-    def list_usable_nodes(
-        self, nodes: Sequence[Node], wanted: Iterable[Identity], devices: str, now: float
-    ) -> list[Node]:
-        """The nodes without those on which members fail that succeed elsewhere.
-
-        Args:
-            wanted: the members that wait; all nodes are usable where one of them fits on no other node.
-        """
-        avoided = self._node_policy.choose_avoided(self._failures, [node.name for node in nodes], now)
-        for name in sorted(avoided - self._avoided):
-            log.warning("node %s is avoided for a while: members have failed there repeatedly", name)
-            self._log("node_avoided", node=name)
-        self._avoided = avoided
-        return exclude_avoided(nodes, avoided, wanted, devices)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ensemble.controller.actions import ClearRendezvous, ExpectReaders, StartFeeder, StopFeeder
 from ensemble.controller.session_state import SessionState
 from ensemble.executors.host import RINGS_SHARE
-from ensemble.schedule import Node, Start
+from ensemble.schedule.needs import Node
+from ensemble.schedule.placement import Start
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
 
@@ -31,28 +32,21 @@ FeederKey = tuple[str, int]  # (node, cohort)
 class SharedStream:
     """The stream that members share, as the ensemble declares it. It reads the data and calls the user's code.
 
-    Args:
-        spans_nodes: whether feeders of several nodes can meet in the run directory.
-
     Attributes:
         sharing: whether there are feeders.
         unshared: why there are none although the ensemble asks for them; None otherwise.
-        sample_bytes: the size of one prepared sample, in bytes.
+        sample_bytes: of one prepared sample.
     """
 
-    def __init__(self, ensemble: Ensemble, *, spans_nodes: bool = True) -> None:
+    def __init__(self, ensemble: Ensemble, *, spans_nodes: bool = True, is_possible: bool = True) -> None:
         self._ensemble, self.spans_nodes = ensemble, spans_nodes
         self._readers: dict[str, bool] = {}
-        self.sharing = ensemble.sharing != "independent"
+        self.sharing = is_possible and ensemble.sharing != "independent"
         self.unshared: str | None = None
         self.sample_bytes = 1
 
     def check(self) -> None:
-        """Prepare one sample to learn its size, so that errors in the data are reported before training.
-
-        Raises:
-            pipelines.errors.PipelineError: the sample cannot be prepared; the error names the record and its file.
-        """
+        """Prepare one sample to learn its size, so that errors in the data are reported before training."""
         if self.sharing and callable(self._ensemble.train):
             self._find_common()
         if self.sharing and self._ensemble.capacity is None:
@@ -86,27 +80,22 @@ class SharedStream:
 
 
 def choose_ring_capacity(
-    asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float, taken_bytes: int = 0
+    declared: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float, taken_bytes: int = 0
 ) -> int:
     """The number of samples in a feeder's ring.
 
     Args:
         asked: the capacity that the ensemble declares; None: four of the largest batches or what 64 MiB hold
-            (`default_capacity`), within the memory for rings, and at least two batches, so that one can be
-            prepared while the other is read.
-        sample_bytes: the size of a sample, in bytes.
+            (`default_capacity`), within the memory for rings, and at least two batches.
         memory_gb: what the node offers to members beside the memory for rings (`RINGS_SHARE` of all), in GiB.
         taken_bytes: of that memory, by the rings of other cohorts.
-
-    Returns:
-        The capacity in samples, never less than the feeder needs for the largest batch.
     """
     from pipelines.order.stream import default_capacity, min_capacity
 
     largest = max(batch_sizes, default=1)
     least = min_capacity(largest)
-    if asked is not None:
-        return max(asked, least)
+    if declared is not None:
+        return max(declared, least)
     for_rings = memory_gb * 2**30 * RINGS_SHARE / (1 - RINGS_SHARE)
     affordable = math.floor((for_rings - taken_bytes) / max(sample_bytes, 1))
     return max(least, 2 * largest, min(default_capacity(sample_bytes, 4 * largest), affordable))
@@ -128,7 +117,6 @@ class Feeders:
 
     @property
     def is_sharing(self) -> bool:
-        """Whether members share feeders at all."""
         return self._stream.sharing
 
     def is_starting(self, key: FeederKey) -> bool:
@@ -140,14 +128,11 @@ class Feeders:
         return None if key is None else self._addresses.get(key)
 
     def assign(self, start: Start, together: Sequence[Start], readers: set[str]) -> list[FeederKey]:
-        """The feeders of a member that starts now, which are started if they do not run yet.
+        """The (node, cohort) of the feeders of a member that starts now; they are started if they do not run yet.
 
         Args:
             together: all members that start now.
             readers: those with epochs left to read; a new feeder waits for these before it begins.
-
-        Returns:
-            (node, cohort) of each node with one of its ranks; none where the member prepares its own batches.
         """
         if start.cohort is None or not self._shares(start):
             return []
@@ -155,34 +140,28 @@ class Feeders:
         own = list(start.placement.ranks_by_node)
         missing = [name for name in own if (name, start.cohort) not in self._addresses]
         if missing:
-            cohort = [each for each in together if each.cohort == start.cohort and self._shares(each)]
-            new = start.cohort not in {known for _, known in self._addresses}
-            span = sorted({name for each in cohort for name in each.placement.ranks_by_node}) if new else missing
+            cohort = [one for one in together if one.cohort == start.cohort and self._shares(one)]
+            new = start.cohort not in {number for _, number in self._addresses}
+            span = sorted({name for one in cohort for name in one.placement.ranks_by_node}) if new else missing
             if new and len(span) > 1:
                 self._introduce(start.cohort, [nodes[name] for name in span])
             # Equal on all nodes, because nodes send samples from one ring into the same slots of another.
             capacity = choose_ring_capacity(
                 self._ensemble.capacity,
                 self._stream.sample_bytes,
-                [*(each.placement.identity.batch_size for each in cohort), self._ensemble.largest("batch_size")],
+                [*(one.placement.identity.batch_size for one in cohort), self._ensemble.largest("batch_size")],
                 min(nodes[name].memory_gb for name in span),
                 max(map(self._count_ring_bytes, span)),
             )
             for name in span:
                 here = (name, start.cohort)
                 self._capacities[here] = capacity
-                there = [each.placement.member for each in cohort if each.placement.count_ranks(name)]
-                self._start(here, len(readers.intersection(there)))
+                members = [one.placement.member for one in cohort if one.placement.count_ranks(name)]
+                self._start(here, len(readers.intersection(members)))
         return [(name, start.cohort) for name in own]
 
     def assign_late(self, members: Sequence[Identity], cohort: int, node: Node) -> FeederKey | None:
-        """The feeder of a cohort for running members of a node that leave another cohort.
-
-        It is started if it does not run yet, and waits for these members before it begins.
-
-        Returns:
-            Its (node, cohort); None where nothing is shared.
-        """
+        """The feeder for running members of a node that leave another cohort; it is started and waits for them."""
         key = (node.name, cohort)
         if not self._stream.sharing:
             return None
@@ -224,15 +203,12 @@ class Feeders:
 
     def _shares(self, start: Start) -> bool:
         identity = start.placement.identity
-        known = self._session.run.members.get(identity.member)
-        return not (known is not None and known.is_alone) and self._stream.is_read_by(identity)
+        member = self._session.run.members.get(identity.member)
+        return not (member is not None and member.is_alone) and self._stream.is_read_by(identity)
 
     def restart(self, node: str, cohort: int, expect: int, detail: str, *, started: bool = True) -> None:
-        """Restart a feeder that exited; meanwhile its members prepare their own batches.
-
-        Args:
-            expect: the number of members that read there; without any it is not restarted.
-            started: whether it had begun to prepare; if not, it is not restarted.
+        """Restart a feeder that exited, if it had begun and members read there; meanwhile these prepare their own
+        batches.
         """
         key = (node, cohort)
         if self._addresses.get(key) is None:
@@ -263,11 +239,7 @@ class Feeders:
         self._session.log("sharing_ended", node=key[0], cohort=key[1], detail=why)
 
     def expect_at_most(self, readers: Mapping[tuple[str, int], int]) -> None:
-        """Lower the number of members for which each feeder waits, because some fail before they connect.
-
-        Args:
-            readers: (node, cohort) -> members that read there, or will.
-        """
+        """Lower the number of members for which each feeder waits, because some fail before they connect."""
         for key, expected in self._expected.items():
             if key in self._addresses and readers.get(key, 0) < expected:
                 self._expected[key] = readers.get(key, 0)
@@ -312,12 +284,10 @@ class Feeders:
         self._session.actions.append(start)
 
     def handle_ready(self, event: Mapping[str, Any]) -> FeederKey:
-        """Handle `feeder_ready`, which has the feeder's address, or the error why it has none.
+        """Handle `feeder_ready`, which has the feeder's address, or the error why it has none; returns its (node,
+        cohort).
 
         The answer to a start that was stopped since, or whose node is lost, says nothing about a feeder that runs.
-
-        Returns:
-            Its (node, cohort).
         """
         key = event["node"], event["cohort"]
         if self._starting.get(key) != event["number"]:

@@ -14,24 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Event
 from ensemble.spec import Ensemble
-from ensemble.store import RunDir, RunState, StoreError, WriteError, fold, read_events
-from ensemble.store.verification import save_result_digests
+from ensemble.store import RunDir, RunState, WriteError, read_events
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from ensemble.combine.per_class import PerClass
-    from ensemble.combine.quantify import Quantified
+    from ensemble.combine.uncertainty import Quantified
 
 log = logging.getLogger(__name__)
 
 
 class Finalizer:
-    """Combines and reports when no member trains any more.
-
-    Args:
-        ensemble: the declaration; None: it is read from the run directory where it is needed.
-
-    Attributes:
-        notes: what could not be done, one line each.  lacks_room: whether something could not be written.
+    """Combines and reports when no member trains any more; `notes` has a line for each thing that could not be
+    done.
     """
 
     def __init__(self, run_dir: RunDir, ensemble: Ensemble | None = None) -> None:
@@ -45,110 +40,75 @@ class Finalizer:
         return self._given or self._run_dir.load_ensemble()
 
     def combine_members(self, state: RunState) -> dict[str, Any] | None:
-        """Combine the finished members, and write how sure the combined model is of each sample.
+        """The fields of the `combined` event; None where no member finished.
 
-        Returns:
-            The fields of the `combined` event, `classes` among them, the names of classes or labels where the data
-            have some. They may say why there is no combination; `failed` is True where an error was noted, so
-            that they are to be combined again. None where no member finished.
+        They may say why there is no combination; `failed` is True where an error was noted, so that the members
+        are to be combined again.
         """
         if not any(m.state == "finished" for m in state.members.values()):
             return None
         from ensemble.combine import combine_samples, describe_method, refuse
 
         try:
-            combined, samples = combine_samples(self._run_dir, state, self._ensemble)
+            combined, shown = combine_samples(self._run_dir, state, self._ensemble)
         except Exception as error:
             self._note("the members could not be combined", error)
-            combined, samples = refuse(describe_method(self._ensemble.combine), " ".join(str(error).split()), {})
+            combined, shown = refuse(describe_method(self._ensemble.combine), " ".join(str(error).split()), {})
             combined["failed"] = True
-        combined["classes"] = self._find_classes(samples)
+        combined["classes"] = self._find_classes(shown)
         try:
-            self._per_class = self._measure_classes(samples, combined)
+            self._per_class = self._measure_classes(shown, combined)
         except Exception as error:
             self._note("the figures of each class could not be computed", error)
-        try:
-            self._write_uncertainty(samples)
-        except Exception as error:
-            self._note("the uncertainty of the samples could not be written", error)
         return combined
 
-    def _find_classes(self, samples: Sequence[Quantified]) -> list[str] | None:
+    def _find_classes(self, shown: Quantified | None) -> list[str] | None:
         """The names that the data have for the classes or labels; None where they have none."""
-        from ensemble.artifact.classes import find_classes
+        from ensemble.spec.class_names import find_known_classes
 
-        if not samples:
+        if shown is None:
             return None
-        one = samples[0]
         try:
-            names = find_classes(self._ensemble, one.task, one.values.shape[-1], None)
+            names = find_known_classes(self._ensemble, shown.task)
         except Exception as error:  # the data may be elsewhere
             log.info("the names of the classes are not known: %s", error)
             return None
-        return None if names is None else list(names)
+        return list(names) if len(names) == shown.values.shape[-1] else None
 
-    def _measure_classes(self, samples: Sequence[Quantified], combined: dict[str, Any]) -> dict[str, PerClass]:
+    def _measure_classes(self, shown: Quantified | None, combined: dict[str, Any]) -> dict[str, PerClass]:
         """The figures of each class, of the combined model and of the best member; empty where there are none."""
         from ensemble.combine.per_class import compute_per_class
         from ensemble.spec.task import LABELS
 
-        shown = next((one for one in samples if one.split == combined["split"]), None)
         if shown is None or shown.target is None or shown.task.kind not in LABELS:
             return {}
         more = (shown.target, combined["classes"], shown.split)
         models = {"ensemble": shown.values, "best": shown.best}
         return {of: compute_per_class(shown.task, own, *more) for of, own in models.items() if own is not None}
 
-    def _write_uncertainty(self, samples: Sequence[Quantified]) -> None:
-        from ensemble.combine.quantify import format_samples
-        from ensemble.store.files import write_bytes
-
-        path = self._run_dir.uncertainty_csv
-        path.unlink(missing_ok=True)  # what an earlier session wrote is not of this run any more
-        if samples:
-            write_bytes(path, format_samples(samples).encode())
-
     def write_report(self, ending: Event) -> None:
-        """Write the report.
-
-        Args:
-            ending: the last event, which is logged only after this, so that it says what could not be written.
-        """
+        """Write the report, before the last event is logged, which says what could not be written."""
         events = [*read_events(self._run_dir.events), ending]
-        state = fold(events)
-        for path in self._run_dir.list_results(state):
-            if path != self._run_dir.uncertainty_csv:  # it was written when members were combined
-                path.unlink(missing_ok=True)  # of an earlier session; what cannot be written now is to be missing
+        for path in self._run_dir.list_results():
+            path.unlink(missing_ok=True)  # of an earlier session; what cannot be written now is to be missing
         self._write_report(events)
 
     def write_missing(self, state: RunState, missing: Sequence[str]) -> None:
-        """Write results of a run that has ended which are missing.
-
-        Args:
-            missing: their names.
-        """
+        """Write those results of a run that has ended which are missing, by their names."""
         run_dir, events = self._run_dir, read_events(self._run_dir.events)
-        if run_dir.uncertainty_csv.name in missing:
-            try:
-                self.combine_members(state)
-            except StoreError as error:  # the declaration cannot be read
-                self._note("the members could not be combined", error)
         if run_dir.report.name in missing:
             self._write_report(events)
-        if {*missing} - {run_dir.report.name, run_dir.uncertainty_csv.name}:
+        if {*missing} - {run_dir.report.name}:
             from ensemble.combine.per_class import read_per_class
 
             with contextlib.suppress(Exception):  # there are none, or the predictions cannot be read
                 self._per_class = read_per_class(run_dir, state)
             self.write_ledger()
-        else:
-            save_result_digests(run_dir, state)
 
     def _write_report(self, events: Sequence[Event]) -> None:
         try:
-            from ensemble.reporting.report import write_report
-
-            write_report(self._run_dir, events)
+            if self._run_dir.report in self._run_dir.list_results():
+                import_object("ensemble.reporting.report:write_report")(self._run_dir, events)
         except Exception as error:
             self._note("the report could not be written", error)
 
@@ -156,26 +116,20 @@ class Finalizer:
         """Write the ledger of what the run has used, and what that amounts to, from the whole log; its rows as a
         table, too. Beside it the results of the members and all their epochs.
         """
-        from ensemble.meter import ledger
-        from ensemble.reporting.comparison.declarations import follow_objective
-        from ensemble.reporting.dashboard.runs import write_summary
         from ensemble.reporting.results import format_metrics, make_results
         from ensemble.reporting.run_projection import RunProjection
-        from ensemble.reporting.sections.impact import run_impact
+        from ensemble.reporting.sections.cost import run_impact
         from ensemble.store.files import write_bytes, write_json
 
         try:
             events = read_events(self._run_dir.events)
-            state, reached = follow_objective(events)
-            run = RunProjection(state, ledger(events))
-            used = run.ledger
+            run = RunProjection.from_events(events)
+            state, used = run.state, run.ledger
             impact = run_impact(state, used)
             write_json(self._run_dir.ledger, used.as_dict() | {"impact": impact.as_dict()})
             write_bytes(self._run_dir.ledger_csv, used.as_csv().encode())
             write_bytes(self._run_dir.metrics_csv, format_metrics(state).encode())
             write_json(self._run_dir.results, make_results(run, self._per_class))
-            write_summary(self._run_dir, run, reached)
-            save_result_digests(self._run_dir, state)
         except Exception as error:
             self._note("the ledger or the results could not be written", error)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ensemble.combine.calibrators import load_calibrator
 from ensemble.combine.combination import call_function
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.prediction_matrix import align, widen_alike
@@ -26,6 +27,7 @@ class FirstOutputs:
         self._is_stack, self._members = ensemble.combine == "stack", len(ensemble.members or ())
         self._has_collate = getattr(ensemble.recipe, "collate", "of a function") is not None
         self._has_thresholds = ensemble.thresholds is not None
+        self._calibrator = ensemble.calibrate if isinstance(ensemble.calibrate, str) else None
         self._first: tuple[str, Predictions] | None = None
 
     def find_remark(self, event: Report) -> str | None:
@@ -43,6 +45,8 @@ class FirstOutputs:
                     return f"combine='stack' is not for these members: {why}"
             if self._has_thresholds and own.task.kind not in LABELS:
                 raise CombineError(f"thresholds are of classes and labels; the task is {own.task.kind}")
+            if self._calibrator is not None:
+                load_calibrator(self._calibrator, own.task)
             pair = [self._first[1], own]
             if self._has_collate and pair[0].task == own.task:  # two batches may be of unlike length
                 pair = widen_alike(pair)

@@ -1,13 +1,7 @@
 """More epochs for the members of a run that has ended: who gets them, and what that means for their schedules.
 
-Training longer is the same training only where nothing depends on its length. A learning-rate schedule may: it is
-computed from the number of steps that was declared, before and after an extension. What happens to it:
-
-- `constant`, `step`, `cyclic`, `damped`, `capped_linear` are functions of the step alone: the weights are those of
-  a training that was declared with all epochs.
-- `cosine` and `polynomial` have reached their end: with `end` above 0 the rate stays there, which is said; with
-  `end=0` nothing would be learnt, which is refused.
-- A function of the user's (`Recipe.schedule`, or a train function) is refused where it reads the number of steps.
+A schedule that depends on the number of steps keeps the declared number: one that ends above 0 stays there, which
+is said; one that ends with 0, and a function of the user's that reads the number of steps, is refused.
 """
 
 from __future__ import annotations
@@ -31,13 +25,10 @@ _INSTEAD = "`ensemble add --from MEMBER --warm` trains a clone with a schedule o
 
 
 def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epochs: int) -> MoreEpochs | None:
-    """Plan to train the members of a run for `epochs` epochs each.
+    """Plan to train the members of a run for `epochs` epochs each; None where a resume is all that it takes.
 
     Members that were pruned or cancelled, stopped early, or failed for good stay as they are, and so do those that
     were declared with as many epochs or more.
-
-    Returns:
-        The plan; None where the members have that many epochs and have not ended: a resume is all that it takes.
 
     Raises:
         StoreError: no member can be trained further, has fewer epochs, or would be trained as it was declared.
@@ -85,7 +76,7 @@ def apply_more_epochs(ensemble: Ensemble, epochs: int) -> Ensemble:
         return ensemble
     members = ensemble.members
     if members is not None:
-        declared = [as_member(number, given) for number, given in enumerate(members)]
+        declared = [as_member(number, listed) for number, listed in enumerate(members)]
         members = [
             dataclasses.replace(m, epochs=epochs) if 0 < (m.epochs or m.params.get("epochs") or 0) < epochs else m
             for m in declared
@@ -154,9 +145,9 @@ def reads_parameter(function: Callable[..., Any], position: int) -> bool:
         return True
     name = code.co_varnames[position]
     return any(
-        name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))
-        for each in dis.get_instructions(code)
-        if each.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE"))
+        name in (instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE"))
     )
 
 
@@ -164,5 +155,5 @@ def reads_attribute(function: Callable[..., Any], name: str) -> bool:
     """Whether a function, or one that is defined in it, reads an attribute or a global of this name."""
     codes = [function.__code__] if isinstance(function, types.FunctionType) else []
     for code in codes:
-        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return any(name in code.co_names for code in codes)

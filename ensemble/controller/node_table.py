@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from ensemble.schedule import Node, explain_beyond_limits, explain_unplaceable
-from ensemble.schedule.needs import Need, compute_need, resolve_devices
+from ensemble.schedule.explain import explain_beyond_limits, explain_unplaceable
+from ensemble.schedule.needs import Need, Node, compute_need, resolve_devices
 from ensemble.spec import Identity
 from ensemble.store import RunState
 
@@ -21,14 +21,9 @@ _AMOUNT = re.compile(r"[\d.]+ of [\d.]+ GiB")  # in what `Node.no_gpus` says of 
 class NodeTable:
     """The nodes of a session.
 
-    Args:
-        run: which GPUs have broken is known there.
-        declared_devices: "auto", "cpu" or "cuda".
-        list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
-        limits: what members have at most (`Ensemble.limits`), also of one node.
-
     Attributes:
         held: on which members can be placed, with what the run holds of them.
+        list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
         changes: how often nodes have come, gone or become others, memory that others take or return apart.
     """
 
@@ -48,10 +43,10 @@ class NodeTable:
     def change(self, node: Node) -> Node:
         """The run offers more or less of a node than before, or of a new one; returns what it can use of it."""
         node = self._leave_out_broken(node).limit(self._limits)
-        known = {each.name: each for each in self.held}
-        before = known.get(node.name)
-        known[node.name] = node if before is None else replace(node, places=before.places)
-        self.held = [each for each in known.values() if each.name != node.name or node.cpus or node.gpus]
+        by_name = {one.name: one for one in self.held}
+        before = by_name.get(node.name)
+        by_name[node.name] = node if before is None else replace(node, places=before.places)
+        self.held = [one for one in by_name.values() if one.name != node.name or node.cpus or node.gpus]
         self.changes += before is None or before.without_others() != node.without_others()
         return node
 
@@ -87,16 +82,16 @@ class NodeTable:
 
     def explain_each(self, identities: Iterable[Identity]) -> dict[str, str]:
         """Why no node can ever hold some of them, by member; of members that need the same, one is tried."""
-        known: dict[Need, tuple[str, str | None]] = {}
-        found: dict[str, str] = {}
+        explained: dict[Need, tuple[str, str | None]] = {}
+        reasons: dict[str, str] = {}
         for one in identities:
             need = compute_need(one)
-            if need not in known:
-                known[need] = one.member, self.explain_unplaceable(one)
-            first, why = known[need]
+            if need not in explained:
+                explained[need] = one.member, self.explain_unplaceable(one)
+            first, why = explained[need]
             if why is not None:
-                found[one.member] = one.member + why.removeprefix(first)
-        return found
+                reasons[one.member] = one.member + why.removeprefix(first)
+        return reasons
 
     def can_get_cores(self, cpus: float) -> bool:
         """Whether some node has that many cores that the run does not hold."""

@@ -39,7 +39,7 @@ from ensemble.controller.retention import CheckpointReducer
 from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.events import Event, Report, to_dict
 from ensemble.executors import Executor
-from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
+from ensemble.schedule.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import Identity, SpecError
 from ensemble.spec.identity import make_lineage
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, keep_checkpoint
@@ -52,15 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class Performer:
-    """Performs actions on an executor, the trials, the log and the files of a run.
-
-    Args:
-        on_event: called with each logged event; not called any more after it has raised an exception.
-        status: has the account, from which costs are read; None: the performer has its own.
-
-    Attributes:
-        reducer: what it has done of `ReduceCheckpoint` actions is read there.
-    """
+    """Performs actions on the executor, the trials, the log and the files of a run."""
 
     def __init__(
         self,
@@ -78,19 +70,14 @@ class Performer:
         self._on_event = on_event
 
     def perform(self, actions: Sequence[Action]) -> list[Report]:
-        """Write all `Log` actions to the log, then perform the others in their order.
-
-        Returns:
-            The answers, as events.
-
-        Raises:
-            StoreError: the log could not be written; nothing was performed.
+        """Write all `Log` actions to the log, then perform the others in their order; returns the answers, as
+        events.
         """
         self._trials.flush()
         logged = [action for action in actions if isinstance(action, Log)]
-        self._events.write([(each.event, each.line) for each in logged])
-        for each in logged:
-            self._notify(each.event)
+        self._events.write([(entry.event, entry.line) for entry in logged])
+        for entry in logged:
+            self._notify(entry.event)
         answers = (self._perform(action) for action in actions if not isinstance(action, Log))
         return [answer for answer in answers if answer is not None]
 
@@ -147,21 +134,6 @@ class Performer:
                 append_log(run_dir.log(member), line)
         return None
 
-    def export_metrics(self) -> None:
-        """Give a cluster that collects them the run's metrics."""
-        metrics = self._executor.metrics
-        if metrics is None:
-            return
-        from ensemble.reporting.metrics import DASHBOARD
-        from ensemble.reporting.metrics.projection import clean, project_few
-
-        try:
-            metrics.dashboard = metrics.dashboard or DASHBOARD.read_text(encoding="utf-8")
-            used, state = self._status.read_used(), self._status.state
-            metrics.report(project_few(clean(self._run_dir.path.name), state, used))
-        except Exception as error:  # figures for people: the run goes on without them
-            log.debug("the metrics could not be reported: %s", error, exc_info=True)
-
     def _launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> Report | None:
         try:
             meeting = rendezvous_file(self._run_dir, jobs[0].identity.member, jobs[0].attempt)
@@ -215,9 +187,7 @@ class Performer:
             elif action.declared.start is not None:
                 source = str(action.declared.start)
                 kept = find_start(source).keep(self._run_dir)
-                lineage = describe_kept(
-                    lineage or make_lineage(source, warm=True, parts=action.declared.start_parts), kept
-                )
+                lineage = describe_kept(lineage or make_lineage(source, warm=True), kept)
             identity = self._trials.add(action.declared, lineage)
             if kept is not None:
                 kept.give_to(self._run_dir, identity.member)  # where it fails, the number is used up
@@ -233,15 +203,9 @@ def complete_event(
 ) -> Report:
     """Complete an executor's event with what the session needs from the run's files and from the trials.
 
-    Args:
-        event: as the executor reported it.
-        find_reporter: the member whose attempt reports an event; None where the attempt's outcome is known.
-
-    Returns:
-        The event. `exited` gets `note` and `preparing`, see `add_exit_notes`. The metrics of `finished` get the
-        `gain`, if that is the objective, it gets the `constraints` of a search, and its predictions become the
-        member's. `epoch` gets `prune_decision`,
-        "continue" or "prune", or `unranked`, the reason why the member cannot be ranked.
+    `find_reporter` returns the member whose attempt reports it, None where that attempt's outcome is known.
+    `exited` gets what `add_exit_notes` reads, `finished` what a search makes of its metrics, `epoch` the
+    `prune_decision`, or `unranked`, the reason why the member cannot be ranked.
     """
     kind = event["type"]
     if kind == "exited":
@@ -269,9 +233,8 @@ def complete_event(
 def add_exit_notes(event: Report, run_dir: RunDir) -> Report:
     """Complete an `exited` event with what the processes of the attempt have left in files.
 
-    Returns:
-        The event. If the rank failed or died, it gets `note`, the failure that a rank above 0 has noted (error,
-        reason, retry; None: there is none), and `preparing`, the [split, index] of samples in preparation.
+    Where the rank failed or died: `note`, the failure that a rank above 0 has noted, and `preparing`, the [split,
+    index] of samples in preparation.
     """
     if event["outcome"] not in (None, "failed"):
         return event
@@ -293,21 +256,15 @@ def _publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
 
 
 def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int | None, kept: Sequence[str]) -> None:
-    """Remove the checkpoints of a member that are no longer needed.
-
-    Args:
-        attempt: that the log names last. What it has written since is not in the log yet, and stays. None: none
-            runs, and nothing more will be in the log.
-        kept: names of those that the log has; the first is the last.
-    """
+    """Remove a member's checkpoints that the log does not name, but what a running attempt has written since."""
     with contextlib.suppress(OSError):
         names = {name for name in os.listdir(run_dir.member(member)) if name.startswith("checkpoint")}
         if names.issubset(kept):  # the usual case, found without a path for each
             return
     present = run_dir.list_checkpoints(member)
-    known = {path for _, path in present}
+    paths = {path for _, path in present}
     for path in run_dir.member(member).glob("checkpoint*.safetensors"):
-        if path not in known and path.name not in kept:  # that has weights only, see `name_weights`
+        if path not in paths and path.name not in kept:  # that has weights only, see `name_weights`
             _unlink(path)
     last = max((position for position, path in present if path.name in kept), default=None)
     for position, path in present:

@@ -7,19 +7,17 @@ import math
 from collections.abc import Hashable, Sequence
 
 from ensemble.controller.actions import Demand
+from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.feeders import Feeders
-from ensemble.controller.launcher import Launcher
-from ensemble.controller.planner import Planner
-from ensemble.controller.profiler import Profiler
+from ensemble.controller.plain_planner import PlainPlanner
 from ensemble.controller.queue import MemberQueue
-from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waiting_window import FIRST, WaitingWindow
 from ensemble.controller.waitlist import leave_out
-from ensemble.schedule import ClusterSnapshot, Start, count_placeable, explain_memory_wait
-from ensemble.schedule.needs import compute_need
-from ensemble.schedule.profiles import max_node_memory_gb
+from ensemble.schedule.explain import explain_memory_wait
+from ensemble.schedule.needs import compute_need, max_node_memory_gb
+from ensemble.schedule.placement import ClusterSnapshot, Start, count_placeable
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.identity import find_first_own_epoch
 
@@ -44,18 +42,16 @@ class Placer:
         session: SessionState,
         ensemble: Ensemble,
         attempts: Attempts,
-        launcher: Launcher,
+        commands: AttemptCommands,
         queue: MemberQueue,
         feeders: Feeders,
-        profiler: Profiler,
-        rebalancer: Rebalancer,
-        planner: Planner,
+        planner: PlainPlanner,
         *,
         streaming: bool,
     ) -> None:
         self._session, self._ensemble, self._streaming = session, ensemble, streaming
-        self._attempts, self._launcher, self._queue, self._feeders = attempts, launcher, queue, feeders
-        self._profiler, self._rebalancer, self._planner = profiler, rebalancer, planner
+        self._attempts, self._commands, self._queue, self._feeders = attempts, commands, queue, feeders
+        self._planner = planner
         self._demand: Demand | None = None  # as it was last said
         self._demand_at = self._until = self._soon = -math.inf
         self._nodes, self._is_demand_late = 0, False
@@ -66,14 +62,12 @@ class Placer:
         self._cohort = self._stream + streaming  # the next number; all trials of a search are in `_stream`
 
     def place(self) -> str | None:
-        """Place the members for which there is room.
-
-        Returns:
-            Why the run has to stop: no member runs, and none can ever; None: it goes on.
+        """Place the members for which there is room; returns why the run has to stop: no member runs, and none
+        ever can.
         """
         session, waitlist = self._session, self._session.waitlist
         session.placement_due = False
-        if self._streaming and not self._profiler.is_busy:
+        if self._streaming and not self._planner.is_measuring:
             self._queue.propose(self._count_wanted_trials())
         if not self._is_prepared():
             self._prepare()
@@ -85,11 +79,11 @@ class Placer:
         for start in starts:
             keys = self._feeders.assign(start, starts, readers)
             awaits = [key for key in keys if self._feeders.is_starting(key)]
-            self._launcher.reserve(start, {key[0]: self._feeders.address(key) for key in keys}, awaits)
+            self._commands.reserve(start, {key[0]: self._feeders.address(key) for key in keys}, awaits)
         self._feeders.stop_unneeded(self._list_needed_feeders())
         left_out = waitlist.list_all()
         self.say_demand(left_out)
-        if left_out and not self._attempts and not session.placement_due and not self._profiler.is_busy:
+        if left_out and not self._attempts and not session.placement_due and not self._planner.is_measuring:
             return self._give_up_unplaceable(left_out)
         if self._attempts:
             self._say_memory_wait("")
@@ -106,11 +100,11 @@ class Placer:
 
     def _make_stamp(self) -> Hashable:
         """What members are prepared by: another one where some were added or measured."""
-        session, profiler = self._session, self._profiler
+        session, planner = self._session, self._planner
         return (
             session.waitlist.changes,
-            profiler.is_busy,
-            len(profiler.profiles),
+            planner.is_measuring,
+            planner.count_measured(),
             session.nodes.devices,
             bool(session.nodes.held),
         )
@@ -123,7 +117,7 @@ class Placer:
             waitlist.waiting, waitlist.returning, self._take_cluster_snapshot(), coming
         )
         waitlist.arrange(waiting, returning)
-        if len(waiting) > MANY and not self._profiler.is_busy:
+        if len(waiting) > MANY and not self._planner.is_measuring:
             self._window = WaitingWindow(waiting, lambda one: (self._planner.flotilla_of(one), compute_need(one)))
             self._stamp, self._until = self._make_stamp(), session.now + AS_PREPARED_S
             self._nodes, self._soon = session.nodes.changes, session.now + DEMAND_S
@@ -155,14 +149,14 @@ class Placer:
 
     def _take_cluster_snapshot(self) -> ClusterSnapshot:
         session, nodes, waitlist = self._session, self._session.nodes, self._session.waitlist
-        failures, measuring = self._attempts.failures, self._profiler.is_busy
+        failures, measuring = self._attempts.failures, self._planner.is_measuring
         most_gb = max_node_memory_gb(nodes.list_potential())
         left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
         waiting = () if measuring else waitlist.waiting if self._window is None else self._window.head(self._most)
         return ClusterSnapshot(
-            nodes=failures.list_usable_nodes(nodes.held, waitlist, nodes.devices, session.now),
+            nodes=nodes.held,
             devices=nodes.devices,
-            waiting=[failures.grants.apply(each, most_gb, left_gb) for each in waiting],
+            waiting=[failures.grants.apply(one, most_gb, left_gb) for one in waiting],
             returning=[
                 (failures.grants.apply(identity, most_gb, left_gb), cohort)
                 for identity, cohort in waitlist.returning
@@ -170,7 +164,6 @@ class Placer:
             ],
             running=self._planner.apply_core_shares(session.live.list_placements()),
             limits=self._attempts.failures.limits,
-            tenants=self._rebalancer.tenant_limits(nodes.held),
             next_cohort=self._stream if self._streaming else self._cohort,
             streaming=self._streaming,
             is_gated=self._feeders.is_sharing,
@@ -213,17 +206,17 @@ class Placer:
         self._is_demand_late = len(left_out) > MANY and session.now < self._demand_at
         if self._is_demand_late and session.stop_reason is None and self._demand is not None:
             if placed != self._demand.placed:
-                new = {each.member for each in placed} - {each.member for each in self._demand.placed}
+                new = {one.member for one in placed} - {one.member for one in self._demand.placed}
                 self._tell(Demand(leave_out(self._demand.waiting, new), placed))
             return
         self._demand_at = session.now + DEMAND_S
         if session.stop_reason is not None:
             missing: list[Identity] = []
-        elif self._profiler.is_busy:  # what they need is not known yet
+        elif self._planner.is_measuring:  # what they need is not known yet
             missing = [] if self._demand is None else list(self._demand.waiting)
         else:
             most_gb = max_node_memory_gb(session.nodes.list_potential())
-            missing = [self._attempts.failures.grants.apply(each, most_gb) for each in left_out]
+            missing = [self._attempts.failures.grants.apply(one, most_gb) for one in left_out]
             if coming and self._streaming:
                 example = self._planner.make_example(
                     self._ensemble.identify(0, {}), session.nodes.list_potential()
@@ -238,13 +231,13 @@ class Placer:
 
     def _count_wanted_trials(self) -> int:
         """The number of trials to propose: those that fit now, and at least one while no member runs or waits."""
-        left, cluster = self._queue.count_trials_left(), self._take_cluster_snapshot()
-        left = min(left, self._session.waitlist.trials_ready)
-        if left <= 0:
+        most, cluster = self._queue.count_trials_left(), self._take_cluster_snapshot()
+        most = min(most, self._session.waitlist.trials_ready)
+        if most <= 0:
             return 0
         example = self._planner.make_example(self._ensemble.identify(0, {}), cluster.nodes)
         nobody = not (self._attempts or cluster.waiting or cluster.returning)
-        return max(count_placeable(example, left, cluster), int(nobody))
+        return max(count_placeable(example, most, cluster), int(nobody))
 
     def _epochs_left(self, identity: Identity) -> int:
         """The number of epochs after a member's last checkpoint."""

@@ -13,45 +13,55 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from ensemble.controller.attempt_commands import AttemptCommands
+from ensemble.controller.feeders import Feeders
+from ensemble.controller.plain_planner import PlainPlanner
 from ensemble.controller.profiler import Profiler
 from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import PendingRetry
-from ensemble.schedule import (
-    Allocation,
-    ClusterSnapshot,
-    Node,
-    Placement,
+from ensemble.events import Profiled
+from ensemble.schedule.flotilla.allocate import revise
+from ensemble.schedule.flotilla.grouping import group_streams
+from ensemble.schedule.flotilla.model import Allocation, RatedMember
+from ensemble.schedule.needs import Node, Placement, compute_need, uses_gpus
+from ensemble.schedule.packing import pack
+from ensemble.schedule.placement import ClusterSnapshot, Start, decide_starts, has_node
+from ensemble.schedule.profiles import (
+    MemoryCap,
     Profile,
-    RatedMember,
-    Start,
     apply_profile,
-    decide_starts,
-    group_streams,
-    pack,
-    revise,
+    estimate_capacity,
+    plan_core_shares,
+    rate_members,
 )
-from ensemble.schedule.needs import compute_need, uses_gpus
-from ensemble.schedule.placement import has_node
-from ensemble.schedule.profiles import MemoryCap, estimate_capacity, plan_core_shares, rate_members
 from ensemble.schedule.selection import is_selected
 from ensemble.spec import Ensemble, Identity
+from ensemble.store import RunDir
 
 MAX_WAITING_CONSIDERED = 256  # waiting members that a decision about a straggler takes into account
 
 
-class Planner:
-    """Decides the widths and the order of waiting members."""
+class Planner(PlainPlanner):
+    """Decides the widths and the order of waiting members.
+
+    Args:
+        profiles: `profile` events of earlier sessions that are still valid.
+    """
 
     def __init__(
         self,
         session: SessionState,
         ensemble: Ensemble,
-        profiler: Profiler,
-        rebalancer: Rebalancer,
+        run_dir: RunDir,
+        profiles: Sequence[Profiled],
+        commands: AttemptCommands,
+        feeders: Feeders,
     ) -> None:
         self._session, self._state, self._log = session, session.run, session.log
-        self._ensemble, self._profiler, self._rebalancer = ensemble, profiler, rebalancer
+        self._ensemble = ensemble
+        self._profiler = Profiler(session.actions, run_dir, session.log, profiles)
+        self._rebalancer = Rebalancer(session, ensemble, self._profiler, commands, feeders)
         self._ended_epochs: list[str] = []
         self._allocation: Allocation | None = None
         self._flotillas: dict[str, int] = {}
@@ -60,18 +70,25 @@ class Planner:
         self._planned_for: tuple[frozenset[str], float, bool] = frozenset(), 1.0, True
 
     @property
+    def is_measuring(self) -> bool:
+        return self._profiler.is_busy
+
+    @property
     def is_due(self) -> bool:
-        """Whether members have ended an epoch since the last call of `rebalance`."""
         return bool(self._ended_epochs)
 
-    def handle(self, event: Mapping[str, Any]) -> bool:
-        """Handle an event.
+    def count_measured(self) -> int:
+        return len(self._profiler.profiles)
 
-        Returns:
-            Whether it came from processes that measure, so that nobody else has to handle it.
-        """
+    def watch(self, now_s: float) -> None:
+        self._profiler.watch(now_s)
+
+    def stop(self) -> None:
+        self._profiler.stop()
+
+    def handle(self, event: Mapping[str, Any]) -> bool:
         if event["type"] == "epoch":
-            self._rebalancer.observe(event, self._session.nodes.held)
+            self._rebalancer.observe(event)
             self._ended_epochs.append(event["member"])
         return self._profiler.handle(event, self._session.now)
 
@@ -84,24 +101,14 @@ class Planner:
         cluster: ClusterSnapshot,
         coming: int,
     ) -> tuple[list[Identity], list[PendingRetry]]:
-        """Fill in what waiting and returning members left to measurement, and sort the waiting ones.
-
-        While members are being measured, nothing is changed.
-
-        Args:
-            coming: trials of a search that will still be proposed.
-
-        Returns:
-            The waiting members in the order in which they are to be placed, and the returning ones.
-        """
         added = [identity for identity, _ in returning if not self._has_begun(identity)]
         new = [*waiting, *added]
         if not self._profiler.is_busy and cluster.nodes:
             crowded = bool(self._shares)
             wanted = self._profiler.select_members(new, cluster.nodes, coming, crowded, cluster.devices)
-            node, there = _choose_profiling_node(cluster, wanted)
+            node, measured = _choose_profiling_node(cluster, wanted)
             if node is not None:
-                self._profiler.start(there, node, self._session.now, cluster.nodes, cluster.devices)
+                self._profiler.start(measured, node, self._session.now, cluster.nodes, cluster.devices)
         if self._profiler.is_busy or not cluster.nodes:
             return list(waiting), list(returning)
         self._widths |= self._choose_widths(new, cluster)
@@ -110,12 +117,11 @@ class Planner:
             cap=MemoryCap(self._session.nodes.list_potential(), cluster.devices),
             cluster=cluster,
         )
-        known = [fill_in(identity) for identity in waiting]
+        filled = [fill_in(identity) for identity in waiting]
         back = [(fill_in(identity), cohort) for identity, cohort in returning]
-        return sorted(known, key=self.flotilla_of), back
+        return sorted(filled, key=self.flotilla_of), back
 
     def make_example(self, identity: Identity, nodes: Sequence[Node]) -> Identity:
-        """A trial that was not proposed yet, with the demands of the most demanding member that was measured."""
         profiles = self._profiler.profiles.values()
         most = max(
             profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
@@ -123,11 +129,8 @@ class Planner:
         return apply_profile(identity, most, None, MemoryCap(nodes, self._session.nodes.devices))
 
     def choose_starts(self, cluster: ClusterSnapshot) -> list[Start]:
-        """Choose the members that start now.
-
-        Flotillas start in their order, each as a cohort, until one does not find places for all of its members.
-        """
-        found: list[Start] = []
+        """Start flotillas in their order, each as a cohort, until one does not find places for all its members."""
+        chosen: list[Start] = []
         free, returning, cohort = cluster.free_capacity(), cluster.returning, cluster.next_cohort
         for flotilla in self._group_by_flotilla(cluster.waiting) or [[]]:
             names = {one.member for one in flotilla}
@@ -138,14 +141,14 @@ class Planner:
             new = [start for start in some if start.placement.member in names]
             old = [start for start in some if start.placement.member not in names]
             parted = new if cluster.streaming else self._split_by_rate(new, cluster)
-            found, returning = found + old + parted, ()
-            left = names - {start.placement.member for start in new}
-            if any(has_node(one, cluster.nodes) for one in flotilla if one.member in left):
+            chosen, returning = chosen + old + parted, ()
+            unplaced = names - {start.placement.member for start in new}
+            if any(has_node(one, cluster.nodes) for one in flotilla if one.member in unplaced):
                 break
             if not cluster.streaming:
                 cohort = max([cohort, *(start.cohort + 1 for start in parted if start.cohort is not None)])
-        free.release(*(start.placement for start in found))
-        return found
+        free.release(*(start.placement for start in chosen))
+        return chosen
 
     def _split_by_rate(self, starts: list[Start], cluster: ClusterSnapshot) -> list[Start]:
         """Divide members that start together into several cohorts, if that shortens the run."""
@@ -156,8 +159,8 @@ class Planner:
         )
         if members is None or (offered := estimate_capacity(cluster.nodes, together, cluster.devices)).streams < 2:
             return starts
-        left = dataclasses.replace(cluster, waiting=[one for one in cluster.waiting if one.member not in names])
-        cores, waiting = self._rebalancer.core_budget(cluster), self._rate_waiting(left)
+        others = dataclasses.replace(cluster, waiting=[one for one in cluster.waiting if one.member not in names])
+        cores, waiting = self._rebalancer.core_budget(cluster), self._rate_waiting(others)
         groups = group_streams(members, offered, self._ensemble.samples, cores=cores, waiting=waiting).groups
         stream = {member: n for n, group in enumerate(groups) for member in group}
         return [
@@ -171,7 +174,6 @@ class Planner:
         ]
 
     def flotilla_of(self, identity: Identity) -> int:
-        """The position of a member's flotilla in the plan; members that the plan does not have come last."""
         return self._flotillas.get(identity.member, len(self._flotillas))
 
     def _fill_in(self, identity: Identity, cap: MemoryCap, cluster: ClusterSnapshot) -> Identity:
@@ -182,10 +184,12 @@ class Planner:
             # a node for which it was planned may be lost by now, or given back for a while
             widest = _max_workers_per_node(cluster, on_gpus=uses_gpus(identity, cluster.devices))
             chosen = min(widest, self._widths.get(identity.member, identity.workers))
-        known = self._apply_core_share(apply_profile(identity, self._profiler.find_profile(identity), chosen, cap))
-        if known != identity:
-            self._log("member", **known.as_dict())
-        return known
+        filled = self._apply_core_share(
+            apply_profile(identity, self._profiler.find_profile(identity), chosen, cap)
+        )
+        if filled != identity:
+            self._log("member", **filled.as_dict())
+        return filled
 
     def _apply_core_share(self, identity: Identity) -> Identity:
         """The member with its planned share of the cores, if it left that to measurement."""
@@ -193,7 +197,6 @@ class Planner:
         return identity if cpus is None else dataclasses.replace(identity, cpus_per_worker=cpus)
 
     def apply_core_shares(self, running: Sequence[Placement]) -> list[Placement]:
-        """The placements of running members with their present shares of the cores."""
         return [
             dataclasses.replace(one, identity=self._apply_core_share(one.identity))
             if one.member in self._shares
@@ -236,19 +239,19 @@ class Planner:
             one.cpus_per_worker * one.workers for one in running.values() if one.member not in self._shares
         )
         selections = {compute_need(one).selection for one in (*together, *running.values())}
-        usable = [node for node in cluster.nodes if any(is_selected(each, node) for each in selections)]
-        found = plan_core_shares(
+        usable = [node for node in cluster.nodes if any(is_selected(selection, node) for selection in selections)]
+        shared = plan_core_shares(
             [(one, self._profiler.find_profile(one)) for one in together],
             self._ensemble.samples,
             cores=sum(node.cpus for node in usable) - fixed,
             widest=_max_workers_per_node(cluster, on_gpus=False),
             begun={one.member for one in together if one.member in running or self._has_begun(one)},
         )
-        if found is None:
+        if shared is None:
             return {}
-        self._shares, self._flotillas = dict(found.cpus), {}
-        self._log("planned", concurrent=[one.member for one in together], pace_s=found.pace_s)
-        return found.workers
+        self._shares, self._flotillas = dict(shared.cpus), {}
+        self._log("planned", concurrent=[one.member for one in together], pace_s=shared.pace_s)
+        return shared.workers
 
     def _plan_flotillas(self, waiting: Sequence[Identity], cluster: ClusterSnapshot) -> Mapping[str, int]:
         """Group members of similar rates into flotillas, which start one after another as places become free."""
@@ -257,17 +260,17 @@ class Planner:
         started = {one.member for one in waiting if self._has_begun(one)}
         slowdown = self._rebalancer.estimate_slowdown()
         offered = estimate_capacity(cluster.nodes, guessed, cluster.devices)
-        known = [(one, self._epochs_left(one.member)) for one in guessed]
-        members = rate_members(known, profiles, started, slowdown, offered.most_workers)
+        with_epochs = [(one, self._epochs_left(one.member)) for one in guessed]
+        members = rate_members(with_epochs, profiles, started, slowdown, offered.most_workers)
         if members is None:
             return {}
         running = self._rebalancer.list_cohorts(cluster.nodes)
         plan = revise(members, running, offered, self._ensemble.samples, self._allocation)
         self._allocation = plan
-        self._flotillas = {member: n for n, each in enumerate(plan.flotillas) for member in each.members}
+        self._flotillas = {member: n for n, flotilla in enumerate(plan.flotillas) for member in flotilla.members}
         self._log(
             "planned",
-            flotillas=[dataclasses.asdict(each) for each in plan.flotillas],
+            flotillas=[dataclasses.asdict(flotilla) for flotilla in plan.flotillas],
             makespan_s=plan.makespan_s,
             lower_bound_s=plan.lower_bound_s,
             slowdown=slowdown,
@@ -280,15 +283,6 @@ class Planner:
     # -- while members train ------------------------------------------------------------------------------------
 
     def rebalance(self, cluster: ClusterSnapshot, coming: int, cohort: int) -> int:
-        """Decide about stragglers in the cohorts whose members have ended an epoch.
-
-        Args:
-            coming: trials of a search that will still be proposed.
-            cohort: the first cohort number that was never used.
-
-        Returns:
-            The first cohort number that is unused after the decision.
-        """
         ended, self._ended_epochs = self._ended_epochs, []
         next_up = dataclasses.replace(
             cluster, waiting=sorted(cluster.waiting, key=self.flotilla_of)[:MAX_WAITING_CONSIDERED]
@@ -300,19 +294,21 @@ class Planner:
 
     def _rate_waiting(self, cluster: ClusterSnapshot) -> list[list[RatedMember]]:
         """The rates of waiting members with their present widths, by flotilla."""
-        known = [(one, self._epochs_left(one.member)) for one in cluster.waiting]
+        with_epochs = [(one, self._epochs_left(one.member)) for one in cluster.waiting]
         names = {one.member for one in cluster.waiting}
-        members = rate_members(known, self._find_profiles(cluster.waiting), names) if known else None
+        members = rate_members(with_epochs, self._find_profiles(cluster.waiting), names) if with_epochs else None
         by_name = {one.member: one for one in members or ()}
         groups = self._group_by_flotilla([one for one in cluster.waiting if one.member in by_name])
         return [[by_name[one.member] for one in group] for group in groups]
 
     def _find_profiles(self, members: Iterable[Identity]) -> dict[str, Profile]:
-        return {one.member: known for one in members if (known := self._profiler.find_profile(one)) is not None}
+        return {
+            one.member: profile for one in members if (profile := self._profiler.find_profile(one)) is not None
+        }
 
     def _epochs_left(self, member: str) -> int:
-        known = self._state.members[member]
-        return max(1, int(known.identity["epochs"]) - known.epoch)
+        state = self._state.members[member]
+        return max(1, int(state.identity["epochs"]) - state.epoch)
 
 
 def _choose_profiling_node(

@@ -1,8 +1,7 @@
 """Measures members before they are packed: starts groups of worker processes, collects profiles, handles failures.
 
-Each group of processes measures a few steps of one member after another, on the device that the members would get.
-Each profile is logged when it arrives, so that a group that is killed loses nothing. A member that fails ends its
-group; the next group measures the remaining members, and the member that failed keeps the default estimates.
+Each group measures a few steps of one member after another, on the device that the members would get. A member
+that fails ends its group and keeps the default estimates; the next group measures the others.
 """
 
 from __future__ import annotations
@@ -19,16 +18,10 @@ import ensemble.events as events
 from ensemble.controller.actions import Action, Kill, Launch, RemoveAttemptFiles
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.events import to_dict
-from ensemble.reporting.sections.notices import describe_unmeasured
-from ensemble.schedule import (
-    Node,
-    Placement,
-    Profile,
-    is_spread_open,
-    list_candidate_widths,
-    pack,
-    select_unmeasured,
-)
+from ensemble.reporting.sections.notices import describe
+from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.packing import pack
+from ensemble.schedule.profiles import Profile, is_spread_open, list_candidate_widths, select_unmeasured
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key, select_gpu_part
 from ensemble.store import RunDir
@@ -48,12 +41,7 @@ MOST_FAILURES = 3  # groups in a row that fail before the remaining members are 
 
 @dataclass
 class _Group:
-    """Members to be measured with the same number of workers.
-
-    Attributes:
-        unmeasured: one member for each cost key.
-        is_spread: whether the workers are on two nodes.
-    """
+    """Members to be measured with the same number of workers, one for each cost key; perhaps over two nodes."""
 
     workers: int
     unmeasured: dict[str, Identity]
@@ -62,14 +50,7 @@ class _Group:
 
 @dataclass
 class _Running:
-    """The group whose processes run.
-
-    Attributes:
-        ranks: whose exit has not been reported.
-        last_event_at: seconds of the controller's clock.
-        member: the member that is measured at present.
-        error: why the group failed.
-    """
+    """The group whose processes run: ranks that have not exited, the member that is measured, why it failed."""
 
     group: _Group
     number: int
@@ -82,33 +63,21 @@ class _Running:
 
 
 class Profiler:
-    """Decides what is measured, and in which processes.
-
-    Args:
-        actions: to which the actions to be performed are appended.
-        log_event: `log_event(kind, **fields)` logs an event.
-        known: `profile` events of an earlier start of the run (`RunState.profiles`).
-        timeout_s: how long a group may report nothing before it is killed.
-        is_possible: whether the executor can start processes that measure.
-
-    Attributes:
-        profiles: what was measured, by member.
-    """
+    """Decides what is measured, and in which processes; `earlier` are profiles of an earlier start of the run."""
 
     def __init__(
         self,
         actions: list[Action],
         run_dir: RunDir,
         log_event: Callable[..., None],
-        known: Iterable[events.Profiled] = (),
+        earlier: Iterable[events.Profiled] = (),
         timeout_s: float = 60.0,
-        is_possible: bool = True,
     ) -> None:
         self.profiles: dict[str, Profile] = {}
         self._by_shape: dict[tuple[str, str], Profile] = {}
         self._by_cost_key: dict[str, Profile] = {}
         self._actions, self._run_dir, self._log = actions, run_dir, log_event
-        self._timeout_s, self._is_possible = timeout_s, is_possible
+        self._timeout_s = timeout_s
         self._devices = "auto"
         self._groups: deque[_Group] = deque()
         self._running: _Running | None = None
@@ -116,7 +85,7 @@ class Profiler:
         self._members: dict[str, list[str]] = {}  # by cost key
         self._given_up: set[str] = set()  # cost keys
         self._steps_s = STEPS_S[0]
-        for event in known:
+        for event in earlier:
             self._add_profile(Profile.from_dict(to_dict(event)))
 
     @property
@@ -126,10 +95,10 @@ class Profiler:
 
     def find_profile(self, identity: Identity) -> Profile | None:
         """The profile of a member, or of one with the same cost key; None where neither was measured."""
-        known = self.profiles.get(identity.member)
-        if known is None and self._by_cost_key:
-            known = self._by_cost_key.get(compute_cost_key(identity))
-        return known
+        profile = self.profiles.get(identity.member)
+        if profile is None and self._by_cost_key:
+            profile = self._by_cost_key.get(compute_cost_key(identity))
+        return profile
 
     def select_members(
         self,
@@ -139,11 +108,9 @@ class Profiler:
         crowded: bool = False,
         devices: str = "auto",
     ) -> list[Identity]:
-        """The waiting members to measure before they are packed; see `ensemble.schedule.select_unmeasured`."""
-        if not self._is_possible:
-            return []
-        found = select_unmeasured(waiting, nodes, devices, self.profiles, coming, crowded)
-        return [one for one in found if compute_cost_key(one) not in self._given_up]
+        """The waiting members to measure before they are packed; see `select_unmeasured`."""
+        unmeasured = select_unmeasured(waiting, nodes, devices, self.profiles, coming, crowded)
+        return [one for one in unmeasured if compute_cost_key(one) not in self._given_up]
 
     # -- groups -------------------------------------------------------------------------------------------------
 
@@ -151,7 +118,7 @@ class Profiler:
         self,
         identities: Sequence[Identity],
         node: Node,
-        now: float,
+        now_s: float,
         others: Sequence[Node] = (),
         devices: str = "auto",
     ) -> None:
@@ -159,15 +126,11 @@ class Profiler:
 
         Members with `workers="auto"` are measured with each number of workers for which the node has room, those
         with `span_nodes="auto"`, and those for which the node has no room, over several nodes.
-
-        Args:
-            others: further nodes of the run.
-            devices: as `ensemble.schedule.needs.resolve_devices` returns it.
         """
         assert not self.is_busy
         self._devices = devices
         self._node, self._failures, self._members = node, 0, {}
-        self._nodes = [node, *(each for each in others if each.name != node.name)]
+        self._nodes = [node, *(other for other in others if other.name != node.name)]
         first: dict[str, Identity] = {}
         for identity in identities:
             key = compute_cost_key(identity)
@@ -186,7 +149,7 @@ class Profiler:
         self._drop_finished_groups()
         if self._groups:
             self._log("measuring", members=[identity.member for identity in identities], node=node.name)
-        self._launch_next(now)
+        self._launch_next(now_s)
 
     def _fits_only_across(self, identity: Identity) -> bool:
         """Whether several nodes together have room for a member of a fixed width, but not this one."""
@@ -202,8 +165,8 @@ class Profiler:
             if group.workers > 1:  # the shapes are known from fewer workers
                 by_shape: dict[str, str] = {}
                 for key in group.unmeasured:
-                    known = self._by_cost_key.get(key)
-                    by_shape.setdefault(known.shape if known is not None else key, key)
+                    profile = self._by_cost_key.get(key)
+                    by_shape.setdefault(profile.shape if profile is not None else key, key)
                 group.unmeasured = {key: group.unmeasured[key] for key in by_shape.values()}
             if self._place(group) is not None:
                 return
@@ -228,7 +191,7 @@ class Profiler:
                 return placed[0]
         return None
 
-    def _launch_next(self, now: float) -> None:
+    def _launch_next(self, now_s: float) -> None:
         """Launch the next group, unless one runs."""
         if self._running is not None or not self._groups:
             return
@@ -241,12 +204,13 @@ class Profiler:
         self._number += 1
         nodes, devices = {node.name: node for node in self._nodes}, placement.devices
         device = "cpu" if devices[0] is None else nodes[placement.node].find_gpu(devices[0])
-        self._running = _Running(group, self._number, set(range(group.workers)), now, device)
+        self._running = _Running(group, self._number, set(range(group.workers)), now_s, device)
         meeting = rendezvous_file(self._run_dir, PROFILE, self._number)
         measured = [
             shape
-            for (shape, on), known in self._by_shape.items()
-            if on == device and group.workers in (known.spread_samples_per_s if group.is_spread else known.step_s)
+            for (shape, on), profile in self._by_shape.items()
+            if on == device
+            and group.workers in (profile.spread_samples_per_s if group.is_spread else profile.step_s)
         ]
         jobs = [
             Job(
@@ -274,11 +238,9 @@ class Profiler:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Mapping[str, Any], now: float) -> bool:
-        """Handle an event.
-
-        Returns:
-            Whether it came from processes that measure, so that nobody else has to handle it.
+    def handle(self, event: Mapping[str, Any], now_s: float) -> bool:
+        """Handle an event; returns whether it came from processes that measure, so that nobody else has to handle
+        it.
         """
         kind = event["type"]
         names = [node.name for node in self._nodes] if self.is_busy else []
@@ -289,7 +251,7 @@ class Profiler:
         running = self._running
         if running is None or event["attempt"] != running.number:
             return True
-        running.last_event_at = now
+        running.last_event_at = now_s
         if kind == "profiling":
             running.member = event["of"]
         elif kind == "profiled":
@@ -307,19 +269,19 @@ class Profiler:
                 self._finish(running)
         return True
 
-    def watch(self, now: float) -> None:
+    def watch(self, now_s: float) -> None:
         """Kill a group that hangs, launch the next one; called when all pending events have been handled."""
-        self._launch_next(now)
+        self._launch_next(now_s)
         running = self._running
-        if running is not None and now - running.last_event_at > self._timeout_s and not running.is_killed:
+        if running is not None and now_s - running.last_event_at > self._timeout_s and not running.is_killed:
             log_file = self._run_dir.log(PROFILE)
             self._fail(running, f"no report of its steps for {self._timeout_s:g} s; see {log_file}")
 
     def observe(self, epoch: Mapping[str, Any]) -> None:
         """Correct a profile by a running member's `epoch` event where it needs more memory than was measured."""
-        known = self.profiles.get(epoch["member"])
-        if known is not None and (epoch.get("memory_gb") or 0.0) > known.memory_gb * (1 + MEMORY_STEP):
-            self._log_profile(dataclasses.replace(known, memory_gb=float(epoch["memory_gb"])))
+        profile = self.profiles.get(epoch["member"])
+        if profile is not None and (epoch.get("memory_gb") or 0.0) > profile.memory_gb * (1 + MEMORY_STEP):
+            self._log_profile(dataclasses.replace(profile, memory_gb=float(epoch["memory_gb"])))
 
     def stop(self) -> None:
         """Measure nothing more, and kill the processes that measure."""
@@ -344,23 +306,23 @@ class Profiler:
         if event["measured"] is None:
             measured = self._by_shape[event["shape"], running.device].as_dict()
         else:
-            width, found = running.group.workers, event["measured"]
+            width, figures = running.group.workers, event["measured"]
             by_width = ("step_s", "samples_per_s", "cpus", "gpus")
-            measured = {name: {width: value} if name in by_width else value for name, value in found.items()}
+            measured = {name: {width: value} if name in by_width else value for name, value in figures.items()}
             if running.group.is_spread:  # only its rate is another than on one node
-                known = self._by_shape.get((event["shape"], running.device))
-                measured |= {name: {} for name in by_width if known is not None}
-                measured["spread_samples_per_s"] = {width: found["samples_per_s"]}
+                before = self._by_shape.get((event["shape"], running.device))
+                measured |= {name: {} for name in by_width if before is not None}
+                measured["spread_samples_per_s"] = {width: figures["samples_per_s"]}
         self._log_profile(Profile.from_dict({**measured, **identified}))
 
     def _log_profile(self, profile: Profile) -> None:
         self._log("profile", **self._add_profile(profile).as_dict())
 
-    def _add_profile(self, found: Profile) -> Profile:
+    def _add_profile(self, measured: Profile) -> Profile:
         """Merge a profile with what is known of its shape and device."""
-        key = found.shape, found.device
-        known = self._by_shape.get(key)
-        profile = self._by_shape[key] = found if known is None else known.merge(found)
+        key = measured.shape, measured.device
+        before = self._by_shape.get(key)
+        profile = self._by_shape[key] = measured if before is None else before.merge(measured)
         self.profiles |= dict.fromkeys(profile.members, profile)
         self._by_cost_key |= dict.fromkeys(profile.outlines, profile)
         return profile
@@ -390,7 +352,7 @@ class Profiler:
         line = next(iter(error.splitlines()), "")
         if members:
             self._log("unmeasured", members=members, error=line)
-            log.warning(describe_unmeasured(members, line))
+            log.warning(describe(events.Unmeasured(members=members, error=line)))
 
 
 def _setting_of(identity: Identity) -> tuple[int, str]:

@@ -17,10 +17,9 @@ from ensemble.controller.clones import declare_clone, describe_lineage
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import PendingRetry
 from ensemble.spec import Ensemble, Identity, Member, SpecError, unknown_name
-from ensemble.spec.identity import make_lineage, select_warm
+from ensemble.spec.identity import find_declared, make_lineage, select_warm
 from ensemble.spec.member import as_member
 from ensemble.spec.nodes import merge_selections
-from ensemble.spec.search_space import sample_space
 from ensemble.store import MemberState, RunDir
 from ensemble.store.member import ENDED
 
@@ -36,11 +35,7 @@ class RefusedError(Exception):
 
 
 class MemberQueue:
-    """The waiting members.
-
-    Args:
-        streaming: whether members are proposed when there is room for them, instead of all at the start.
-    """
+    """The waiting members; if `streaming`, they are proposed when there is room, else all at the start."""
 
     def __init__(
         self,
@@ -59,11 +54,8 @@ class MemberQueue:
         self._to_cancel = 0  # members that are cancelled as soon as they are proposed
 
     def open(self, redeclared: Mapping[str, Identity], unstartable: Mapping[str, str]) -> None:
-        """Queue the unfinished members of an earlier start; propose the remaining members of a list.
-
-        Args:
-            redeclared: members that start from scratch with a changed declaration.
-            unstartable: members without the weights that they are to start with, and why.
+        """Queue the unfinished members of an earlier start, redeclared or without their weights; propose the rest
+        of a list.
         """
         for member in list(self._state.members.values()):
             if member.checkpoint or member.state in ENDED:  # else the log may have lost what is there
@@ -115,9 +107,9 @@ class MemberQueue:
     def give_up(self, member: str, why: str) -> None:
         """Let a member fail that waits in vain; a resume, perhaps on other nodes, tries it again."""
         self._withdraw(member)
-        known = self._state.members[member]
-        self._log("failed", member=member, attempt=known.attempt, error=why, reason="error", retry=False)
-        self._actions.append(EndTrial(known.number, "failed"))
+        state = self._state.members[member]
+        self._log("failed", member=member, attempt=state.attempt, error=why, reason="error", retry=False)
+        self._actions.append(EndTrial(state.number, "failed"))
         self._session.placement_due = True
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -130,9 +122,6 @@ class MemberQueue:
 
         Returns:
             What was done; None where `handle_addition` returns it later.
-
-        Raises:
-            RefusedError: the request cannot be fulfilled.
         """
         verb, member = request["verb"], request.get("member")
         if verb not in ("cancel", "pause", "resume", "add"):
@@ -149,26 +138,26 @@ class MemberQueue:
             raise RefusedError(f"there is no member {member!r}")
         if member is not None and (state := self._state.members[member].state) in ENDED:
             raise RefusedError(f"{member} has ended already ({state})")
-        asked = [str(member)] if member is not None else list(self._state.members)
+        names = [str(member)] if member is not None else list(self._state.members)
         if verb == "cancel":
-            return self._cancel(asked, every=member is None and not stopping)
+            return self._cancel(names, every=member is None and not stopping)
         if verb == "pause":
-            return self._pause(asked, until, every=member is None)
-        return self._resume(asked, every=member is None)
+            return self._pause(names, until, every=member is None)
+        return self._resume(names, every=member is None)
 
     def _fulfil_each(self, request: Mapping[str, Any], until: float) -> str:
         """Fulfil a request about several members; returns for how many, and why not for the others."""
         verb, members = str(request["verb"]), request["members"]
-        if not isinstance(members, list) or not members or not all(isinstance(each, str) for each in members):
+        if not isinstance(members, list) or not members or not all(isinstance(name, str) for name in members):
             raise RefusedError("`members` must be a list of names")
         refused, names = [], list(dict.fromkeys(members))
         for member in names:
             try:
-                said = self.fulfil({"verb": verb, "member": member}, until)
+                answer = self.fulfil({"verb": verb, "member": member}, until)
             except RefusedError as error:
                 refused.append(str(error))
             else:
-                refused += [f"{member}: {said}"] if said in (PAUSED_ALREADY, NOTHING_LEFT) else []
+                refused += [f"{member}: {answer}"] if answer in (PAUSED_ALREADY, NOTHING_LEFT) else []
         more = f" and {len(refused) - MOST_REFUSED} more" if len(refused) > MOST_REFUSED else ""
         why = "; ".join(refused[:MOST_REFUSED]) + more
         if len(refused) == len(names):
@@ -187,11 +176,11 @@ class MemberQueue:
         search = self._ensemble.search
         if every and search is not None and not search.has_trials:
             self._waitlist.trials_left = 0
-        if every and (left := min(self._waitlist.trials_left, self._waitlist.trials_ready)) > 0:
+        if every and (proposable := min(self._waitlist.trials_left, self._waitlist.trials_ready)) > 0:
             first = self._next_number()
-            done += [f"member-{first + number}" for number in range(left)]
-            self._to_cancel += left
-            self.propose(left)
+            done += [f"member-{first + number}" for number in range(proposable)]
+            self._to_cancel += proposable
+            self.propose(proposable)
         if every and search is not None and search.population is not None:
             self._waitlist.trials_left = 0  # no generation follows
         self._session.placement_due = True
@@ -225,7 +214,7 @@ class MemberQueue:
         return f"resuming {abbreviate(done)}" if done else "trials are proposed again"
 
     def _next_number(self) -> int:
-        return 1 + max((known.number for known in self._state.members.values()), default=-1)
+        return 1 + max((member.number for member in self._state.members.values()), default=-1)
 
     def _add(self, request: Mapping[str, Any]) -> None:
         source, warm = request.get("from"), request.get("warm", False)
@@ -251,34 +240,41 @@ class MemberQueue:
             raise RefusedError(unknown_name("there is no member", source, list(members)))
         parent = members[source]
         search = self._ensemble.search
-        points = [] if search is None else sample_space(search.space, search.seed)
-        known = [name for each in (*(member.params for member in members.values()), *points) for name in each]
+        points = [] if search is None else search.sample(search.seed)
+        names = [name for params in (*(member.params for member in members.values()), *points) for name in params]
         if (request.get("declared") or {}).get("start") is not None:
             raise RefusedError(
                 "a clone starts as its member did, or warm with its weights: leave out start, or from"
             )
-        declared = declare_clone(parent, request.get("declared") or {}, self._ensemble, warm=warm, known=known)
+        declared = declare_clone(parent, request.get("declared") or {}, self._ensemble, warm=warm, names=names)
         if not warm:
             begun = select_warm(parent.identity.get("lineage"))
             if begun is None or begun["from"] in members:  # a clone of a clone has weights of its own
-                return Add(request, declared, make_lineage(source))
+                return Add(request, declared, self._descend(make_lineage(source), parent))
             copy = self._run_dir.initial_weights(source)
-            return Add(request, dataclasses.replace(declared, start=str(copy)), begun)
+            return Add(request, dataclasses.replace(declared, start=str(copy)), self._descend(begun, parent))
         if parent.checkpoint is None:
             hint = "" if parent.state in ENDED else "; a pause makes it write one"
             why = f"{parent.explain_no_checkpoint()}{hint}"
             raise RefusedError(f"no clone can start with the weights of {source}: {why}")
         lineage = make_lineage(source, warm=True, code=parent.find_other_code(self._state.header.code))
+        lineage = self._descend(lineage, parent)
         return Add(request, declared, lineage, self._run_dir.valid_checkpoint(parent), parent.checkpoint)
 
-    def handle_addition(self, identity: Identity) -> str:
-        """Queue an added member.
+    def _descend(self, lineage: dict[str, Any], parent: MemberState) -> dict[str, Any]:
+        """The lineage of a clone; where it has callbacks of another member than `from`, with that one's number."""
+        number, begun = int(parent.identity["number"]), parent.identity.get("lineage")
+        is_declared = number < len(self._ensemble.members or ())
+        declared = number if is_declared else find_declared(number, begun)
+        has_own = self._ensemble.find_own_callbacks(number, begun) is not None
+        if not has_own or lineage["from"] == f"member-{declared}":
+            return lineage
+        return {**lineage, "declared": declared}
 
-        Returns:
-            What was done, for the user.
-        """
+    def handle_addition(self, identity: Identity) -> str:
+        """Queue an added member; returns what was done, for the user."""
         session = self._session
-        others = [known.params for known in self._state.members.values()]
+        others = [member.params for member in self._state.members.values()]
         cohorts = Counter(cohort for _, cohort in session.live.list_feeders_read())
         self._declare(identity)
         if cohorts and not self._waitlist.waiting and not self._streaming:
@@ -307,8 +303,8 @@ class MemberQueue:
 
     def _withdraw(self, member: str) -> PendingRetry:
         """Remove a member without processes from where it waits."""
-        found = self._waitlist.withdraw(member)
-        return (self._waitlist.withdraw_waiting(member), NO_COHORT) if found is None else found
+        item = self._waitlist.withdraw(member)
+        return (self._waitlist.withdraw_waiting(member), NO_COHORT) if item is None else item
 
 
 def _list_unknown(params: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:

@@ -1,8 +1,7 @@
 """Rebalances cohorts: moves, separates or widens a member that slows down the others that read its stream.
 
-At the end of each epoch of a cohort's slowest member, `ensemble.schedule.flotilla.straggler` decides whether the
-run ends sooner if that member moves to another cohort, prepares its own batches, or gets more workers. Where no
-member waits for a place the answer is always no, because the slowest member's end is the end of the run.
+`ensemble.schedule.flotilla.straggler` decides at the end of each epoch of a cohort's slowest member. Where no
+member waits for a place nothing is changed, because the slowest member's end is the end of the run.
 """
 
 from __future__ import annotations
@@ -15,19 +14,17 @@ from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.feeders import Feeders
 from ensemble.controller.profiler import Profiler
 from ensemble.controller.session_state import SessionState
-from ensemble.schedule import (
-    ClusterSnapshot,
+from ensemble.schedule.flotilla.model import (
     Cohort,
     CoreBudget,
-    Node,
     RatedMember,
-    RebalanceDecision,
     RunningMember,
     correct_rates,
-    decide_rebalance,
     interpolate_rate,
 )
-from ensemble.schedule.interference import Interference, device_kind
+from ensemble.schedule.flotilla.straggler import RebalanceDecision, decide_rebalance
+from ensemble.schedule.needs import Node
+from ensemble.schedule.placement import ClusterSnapshot
 from ensemble.schedule.profiles import compute_own_rate, estimate_capacity
 from ensemble.spec import Ensemble, Identity
 
@@ -51,50 +48,24 @@ class Rebalancer:
         self._commands, self._feeders = commands, feeders
         self._rates: dict[str, float] = {}
         self._changed_at: dict[str, int] = {}
-        self._interference = Interference()
 
-    def observe(self, epoch: Mapping[str, Any], nodes: Sequence[Node]) -> None:
+    def observe(self, epoch: Mapping[str, Any]) -> None:
         """Learn a member's rate and memory from its `epoch` event."""
         is_weighted = self._state.members[epoch["member"]].identity.get("weights") is not None
         # Rates are of the stream, of which such a member has only the samples of weight above 0.
         seen = compute_own_rate({**epoch, "samples": self._ensemble.samples} if is_weighted else epoch)
         if seen is not None:
             self._rates[epoch["member"]] = seen
-            self._observe_neighbours(epoch["member"], seen, nodes)
         self._profiler.observe(epoch)
-
-    def _observe_neighbours(self, member: str, seen: float, nodes: Sequence[Node]) -> None:
-        """Learn how much members that share a GPU slow each other down; those on CPU cores are not compared."""
-        live = self._session.live.get(member)
-        own = None if live is None else live.start.placement
-        if own is None or own.nodes or not any(device is not None for device in own.devices):
-            return
-        alone, node = (
-            self._solo_rate(member, own.identity.workers),
-            next((n for n in nodes if n.name == own.node), None),
-        )
-        if alone is None or node is None:
-            return
-        running = self._session.live.list_placements()
-        for device in set(own.devices) & set(node.gpu_ids):
-            tenants = sum(
-                device in one.devices and one.find_node(one.devices.index(device)) == own.node for one in running
-            )
-            kind = device_kind(node, device)
-            self._interference = self._interference.with_observation(kind, tenants, alone, seen)
-
-    def tenant_limits(self, nodes: Sequence[Node]) -> Mapping[str, int]:
-        """GPU model -> the number of members on one such GPU beyond which their total rate falls."""
-        return self._interference.tenant_limits(nodes)[1]
 
     def estimate_slowdown(self) -> float:
         """The median factor by which members train slower than measured, in steps of 0.1, at least 1."""
-        found = [
+        factors = [
             alone / self._rates[name]
             for name, member in self._state.members.items()
             if name in self._rates and (alone := self._solo_rate(name, member.identity["workers"])) is not None
         ]
-        return max(1.0, round(statistics.median(found), 1)) if found else 1.0
+        return max(1.0, round(statistics.median(factors), 1)) if factors else 1.0
 
     def _solo_rate(self, member: str, workers: int) -> float | None:
         profile = self._profiler.profiles.get(member)
@@ -105,10 +76,10 @@ class Rebalancer:
         number = {node.name: n for n, node in enumerate(nodes)}
         groups: dict[int, list[tuple[RunningMember, int]]] = {}
         for identity, node, cohort in self._session.live.list_training():
-            known = self._rate_running(identity, number[node]) if node in number else None
-            if known is not None:
-                epoch = (self._state.members[identity.member].first_epoch or 0) + identity.epochs - known.epochs
-                groups.setdefault(-1 - identity.number if cohort is None else cohort, []).append((known, epoch))
+            rated = self._rate_running(identity, number[node]) if node in number else None
+            if rated is not None:
+                epoch = (self._state.members[identity.member].first_epoch or 0) + identity.epochs - rated.epochs
+                groups.setdefault(-1 - identity.number if cohort is None else cohort, []).append((rated, epoch))
         return [
             Cohort(
                 number=key,
@@ -121,13 +92,15 @@ class Rebalancer:
 
     def _rate_running(self, identity: Identity, node: int) -> RunningMember | None:
         seen, profile = self._rates.get(identity.member), self._profiler.profiles.get(identity.member)
-        left = identity.epochs - self._state.members[identity.member].epoch
-        if left < 1 or (seen is None and profile is None):
+        epochs = identity.epochs - self._state.members[identity.member].epoch
+        if epochs < 1 or (seen is None and profile is None):
             return None
         workers, rates = identity.workers, dict(profile.samples_per_s) if profile is not None else {}
         if seen is not None:
             rates = dict(correct_rates(rates, workers, seen)) if rates else {workers: seen}
-        return RunningMember(member=identity.member, samples_per_s=rates, epochs=left, workers=workers, node=node)
+        return RunningMember(
+            member=identity.member, samples_per_s=rates, epochs=epochs, workers=workers, node=node
+        )
 
     def core_budget(self, cluster: ClusterSnapshot) -> CoreBudget | None:
         """The cores that preparation and members share on CPU nodes; None where preparation was not measured."""
@@ -158,15 +131,14 @@ class Rebalancer:
         Args:
             waiting: flotillas that follow, their widths known.
             coming: trials still to be proposed.
-            free_cohort: the first cohort number that was never used.
 
         Returns:
-            The first cohort number that is unused after the decision.
+            The first cohort number that was never used.
         """
         if not (waiting or coming or self._ensemble.elastic):
             return free_cohort
         cohorts = self.list_cohorts(cluster.nodes)
-        home = next((each for each in cohorts if any(one.member == member for one in each.members)), None)
+        home = next((cohort for cohort in cohorts if any(one.member == member for one in cohort.members)), None)
         if home is None or (len(cohorts) == 1 and len(home.members) == 1 and not self._ensemble.elastic):
             return free_cohort
         follow = [*waiting, *self._expect_trials(coming, home)]
@@ -248,7 +220,6 @@ def _list_identities(cluster: ClusterSnapshot) -> Iterable[Identity]:
 
 
 def _count_free_slots(slots: Sequence[int], cluster: ClusterSnapshot) -> list[int]:
-    """Free slots by node."""
     held = {node.name: 0 for node in cluster.nodes}
     for placement in cluster.running:
         for name, ranks in placement.ranks_by_node.items():

@@ -1,9 +1,7 @@
 """What is kept of the checkpoints of members that have ended: `Ensemble.keep_checkpoints`.
 
-A checkpoint is what training goes on from: weights, and the state of the optimizer, often of twice their size. A
-member that has finished needs the latter only for more epochs, one that was pruned or cancelled never. What is to
-be kept is written to a file beside the checkpoint and logged (`checkpoint_reduced`); only then the checkpoint is
-removed. A controller that is killed in between leaves what the log names, and the next start does the rest.
+What is to be kept is written to a file beside the checkpoint and logged (`checkpoint_reduced`); only then the
+checkpoint is removed. What a killed controller has left undone, the next start does.
 """
 
 from __future__ import annotations
@@ -59,8 +57,12 @@ def list_unselected(members: Collection[MemberState], combined: Combined | None)
         return []
     if event.method == "stack":  # it is fitted again to all of them where the ensemble is loaded
         needed.update(event.candidates or ())
-    needed.update(each.id for each in members if each.outdated is not None)
-    return [each for each in members if each.state == "finished" and each.checkpoint and each.id not in needed]
+    needed.update(member.id for member in members if member.outdated is not None)
+    return [
+        member
+        for member in members
+        if member.state == "finished" and member.checkpoint and member.id not in needed
+    ]
 
 
 def is_more_to_remove(state: RunState, keep: str) -> bool:
@@ -79,16 +81,15 @@ class CheckpointReducer:
         self._pending: list[Future[Report]] = []
 
     def add(self, action: ReduceCheckpoint) -> None:
-        """Reduce a checkpoint, soon."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._pending.append(self._thread.submit(self._reduce, action))
 
     def read(self) -> list[Report]:
         """What was done since the last call: `checkpoint_reduced` events, with `error` where it could not be."""
-        done = [each for each in self._pending if each.done()]
-        self._pending = [each for each in self._pending if each not in done]
-        return [each.result() for each in done]
+        done = [future for future in self._pending if future.done()]
+        self._pending = [future for future in self._pending if future not in done]
+        return [future.result() for future in done]
 
     def wait(self) -> list[Report]:
         """As `read`, when all has been done."""

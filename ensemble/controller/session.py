@@ -1,8 +1,7 @@
 """One session of a run as a state machine without input or output: events come in, actions come out.
 
-There is no clock, file, process or thread here, so that a test can replay a whole run with faults. Everything
-that it needs to know is in the events (`ensemble.controller.performer.complete_event` completes them), and every
-decision is an action, which the controller performs. The parts of a session share one `SessionState`.
+There is no clock, file, process or thread here, so that a test can replay a whole run with faults. All that it
+needs to know is in the events (`complete_event` adds it). The parts of a session share one `SessionState`.
 """
 
 from __future__ import annotations
@@ -18,21 +17,19 @@ from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.feeders import Feeders, SharedStream
 from ensemble.controller.first_outputs import FirstOutputs
-from ensemble.controller.launcher import Launcher
 from ensemble.controller.node_table import NodeTable
 from ensemble.controller.placer import Placer
-from ensemble.controller.planner import Planner
-from ensemble.controller.profiler import Profiler
+from ensemble.controller.plain_planner import PlainPlanner
+from ensemble.controller.policies import load_planner
 from ensemble.controller.queue import MemberQueue, RefusedError
-from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import Waitlist
 from ensemble.events import Profiled, Report
 from ensemble.executors.node_health import is_news
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from ensemble.spec import Ensemble, Identity, SpecError
-from ensemble.spec.hyperparameters import describe_unused
+from ensemble.spec.functions import describe_unused
 from ensemble.store import RunDir, RunState
 
 log = logging.getLogger(__name__)
@@ -44,16 +41,12 @@ ROUTINE = frozenset(("started", "progress", "epoch", "checkpoint", "usage", "pow
 class Session:
     """Decides what a run does next.
 
-    Each method that takes the time (`now` in seconds of a monotonic clock, `t` in Unix seconds as in the log)
+    Each method that takes the time (`now_s` in seconds of a monotonic clock, `t` in Unix seconds as in the log)
     returns the actions to be performed in their order, `Log` actions first.
 
     Args:
-        ensemble: what is trained.
-        run_dir: names paths; nothing is read or written there.
         run: the fold of the log so far.
-        nodes: on which the executor can place members.
-        stream: what the feeders prepare.
-        awaits_pruner, streaming, trials_left: see `ensemble.search.trials.Trials`.
+        awaits_pruner, streaming, trials_left: see `ensemble.schedule.trials.Trials`.
         list_cluster: returns `Executor.cluster`.
         profiles: `profile` events of earlier sessions that are still valid.
         can_measure: whether the executor can start processes that measure members.
@@ -81,24 +74,21 @@ class Session:
         waitlist = Waitlist(trials_left, trials_ready=trials_left)
         self.state = SessionState(run, table, AttemptTable(run), waitlist, ensemble.keep_checkpoints)
         self.attempts = Attempts(self.state, ensemble, run_dir, awaits_pruner=awaits_pruner)
-        self.launcher = Launcher(
+        self.commands = AttemptCommands(
             self.state, run_dir, awaits_pruner=awaits_pruner, hang_timeout_s=ensemble.hang_timeout_s
         )
-        self.commands = AttemptCommands(self.state, ensemble.hang_timeout_s)
         self.queue = MemberQueue(self.state, self.commands, ensemble, run_dir, streaming=streaming)
         self.feeders = Feeders(self.state, ensemble, run_dir, stream)
-        self._profiler = Profiler(self.state.actions, run_dir, self.state.log, profiles, is_possible=can_measure)
-        rebalancer = Rebalancer(self.state, ensemble, self._profiler, self.commands, self.feeders)
-        self._planner = Planner(self.state, ensemble, self._profiler, rebalancer)
+        planner = load_planner() if can_measure else None
+        parts = self.state, ensemble, run_dir, profiles, self.commands, self.feeders
+        self._planner: PlainPlanner = PlainPlanner() if planner is None else planner(*parts)
         self._placer = Placer(
             self.state,
             ensemble,
             self.attempts,
-            self.launcher,
+            self.commands,
             self.queue,
             self.feeders,
-            self._profiler,
-            rebalancer,
             self._planner,
             streaming=streaming,
         )
@@ -107,19 +97,19 @@ class Session:
         self._unused: set[str] = set()  # hyperparameters for which `unused_hyperparameters` was logged
         self._readers_changed = True
 
-    def start(self, events: Sequence[Report], now: float, t: float) -> list[Action]:
+    def start(self, events: Sequence[Report], now_s: float, t: float) -> list[Action]:
         """Log the first events of the session."""
-        self.state.began = now
-        self.state.set_time(now, t)
+        self.state.began = now_s
+        self.state.set_time(now_s, t)
         for event in events:
             self._log(event)
         return self.state.drain_actions()
 
     def open_queue(
-        self, redeclared: Mapping[str, Identity], unstartable: Mapping[str, str], now: float, t: float
+        self, redeclared: Mapping[str, Identity], unstartable: Mapping[str, str], now_s: float, t: float
     ) -> list[Action]:
         """Queue the unfinished members of an earlier start: see `MemberQueue.open`."""
-        self.state.set_time(now, t)
+        self.state.set_time(now_s, t)
         self.queue.open(redeclared, unstartable)
         return self.state.drain_actions()
 
@@ -133,10 +123,10 @@ class Session:
         """Whether no member has processes or will be placed, and the cost of each trial is known, if it counts."""
         return not self.attempts and (self.stop_reason is not None or not self.state.waitlist)
 
-    def limit_trials(self, left: int, ready: int) -> None:
+    def limit_trials(self, most: int, ready: int) -> None:
         """Propose so many members more, at most, and so many now: a sampler may have nothing more to propose."""
         waitlist = self.state.waitlist
-        waitlist.trials_left, waitlist.trials_ready = min(waitlist.trials_left, left), ready
+        waitlist.trials_left, waitlist.trials_ready = min(waitlist.trials_left, most), ready
 
     @property
     def is_placement_due(self) -> bool:
@@ -148,55 +138,54 @@ class Session:
         live = self.state.live.find(event)
         return live.identity if live is not None and not live.is_exiting else None
 
-    def handle(self, event: Report, now: float, t: float) -> list[Action]:
+    def handle(self, event: Report, now_s: float, t: float) -> list[Action]:
         """Handle one event of the executor, an answer to an action, or a user's request.
 
         Raises:
             SpecError: measuring has shown, before any member was started, that the declaration cannot be trained.
         """
-        self.state.set_time(now, t)
+        self.state.set_time(now_s, t)
         self._handle(event)
         self._readers_changed |= event["type"] not in ROUTINE
         return self.state.drain_actions()
 
-    def reconcile(self, now: float, t: float) -> list[Action]:
+    def reconcile(self, now_s: float, t: float) -> list[Action]:
         """Do what is due: deadlines, measurements, placement, rebalancing."""
-        self.state.set_time(now, t)
+        self.state.set_time(now_s, t)
         if self.state.placement_due or self._readers_changed:
             self.feeders.expect_at_most(self.state.live.count_readers())
             self._readers_changed = False
         self.attempts.watch()
-        was_measuring = self._profiler.is_busy
-        self._profiler.watch(now)
-        self.state.placement_due |= was_measuring and not self._profiler.is_busy
+        was_measuring = self._planner.is_measuring
+        self._planner.watch(now_s)
+        self.state.placement_due |= was_measuring and not self._planner.is_measuring
         if self.is_placement_due and (reason := self._placer.place()) is not None:
-            self._stop(reason, now + self._stop_timeout_s)
+            self._stop(reason, now_s + self._stop_timeout_s)
         if self.stop_reason is None:
             self._placer.rebalance()
         return self.state.drain_actions()
 
-    def stop(self, reason: str, now: float, t: float) -> list[Action]:
+    def stop(self, reason: str, now_s: float, t: float) -> list[Action]:
         """Let all members write a checkpoint and end; only the first reason is kept."""
-        self.state.set_time(now, t)
-        self._stop(reason, now + self._stop_timeout_s)
+        self.state.set_time(now_s, t)
+        self._stop(reason, now_s + self._stop_timeout_s)
         return self.state.drain_actions()
 
     def stop_feeders(self) -> list[Action]:
-        """Stop all feeders."""
         self.feeders.stop_unneeded(set())
         return self.state.drain_actions()
 
-    def reduce_checkpoints(self, now: float, t: float) -> list[Action]:
+    def reduce_checkpoints(self, now_s: float, t: float) -> list[Action]:
         """Take out of the checkpoints of ended members what is not to be kept, where that has failed before."""
-        self.state.set_time(now, t)
+        self.state.set_time(now_s, t)
         for member in self.state.run.members.values():
             if plan_reduction(member, self.state.keep_checkpoints) is not None:
                 self.state.remove_leftovers(member.id)
         return self.state.drain_actions()
 
-    def remove_unselected(self, now: float, t: float) -> list[Action]:
+    def remove_unselected(self, now_s: float, t: float) -> list[Action]:
         """Remove the weights of members that the combination does not need, if only those of others are kept."""
-        self.state.set_time(now, t)
+        self.state.set_time(now_s, t)
         run, keep = self.state.run, self.state.keep_checkpoints
         for member in list_unselected(list(run.members.values()), run.combined) if keep == "selected" else ():
             for name, digest in member.list_checkpoints():
@@ -208,16 +197,14 @@ class Session:
     def _handle(self, event: Report) -> None:
         kind = event["type"]
         of_the_spec = kind == "failed" and event.get("reason") == "spec"
-        if kind == "unusable_data" or (kind == "failed" and event.get("reason") == "data"):
+        if kind == "failed" and event.get("reason") == "data":
             self.unusable_data = self.unusable_data or event["error"]  # which fails all: none is at fault
             self._stop(event["error"], self.state.now + self._stop_timeout_s)
-            if kind == "unusable_data":  # of a member that trains, and stops as the others do
-                return
             event, kind = {**event, "type": "stopped"}, "stopped"
         if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
             raise SpecError(event["error"])
         if self._planner.handle(event):
-            self.state.placement_due |= not self._profiler.is_busy
+            self.state.placement_due |= not self._planner.is_measuring
         elif kind in ATTEMPT_EVENTS or kind in ("exited", "launch_failed"):
             self.attempts.handle(event)
         elif kind in ("proposed", "impossible"):
@@ -231,7 +218,7 @@ class Session:
             self.attempts.handle_bad_record(event)
         elif kind == "feeder_ready":
             key = self.feeders.handle_ready(event)
-            self.launcher.supply_feeder(key, self.feeders.address(key))
+            self.commands.supply_feeder(key, self.feeders.address(key))
         elif kind == "feeder_exited":
             self._restart_feeder(event)
         elif kind == "unused_hyperparameters":
@@ -261,11 +248,7 @@ class Session:
             self._log(event)
 
     def _answer(self, event: Report) -> None:
-        """Answer a request, or the result of one (`added`, `add_refused`), with exactly one `request` event.
-
-        Args:
-            event: in a `request`, the field `refused` may say why it cannot be fulfilled.
-        """
+        """Answer a request, or the result of one (`added`, `add_refused`), with exactly one `request` event."""
         request = event["request"]
         done: str | None = None
         why = event.get("error") or event.get("refused") or request["unreadable"]
@@ -285,7 +268,7 @@ class Session:
         if why or done is not None:
             answer = {"request": request["id"], **{name: request.get(name) for name in ("verb", "member", "by")}}
             named = request.get("members")
-            if isinstance(named, list) and all(isinstance(each, str) for each in named):
+            if isinstance(named, list) and all(isinstance(name, str) for name in named):
                 answer["members"] = list(dict.fromkeys(named))
             self.state.log("request", **answer, done=not why, message=why or done)
 
@@ -320,15 +303,19 @@ class Session:
         self._unused.update(new)
         if new:
             meant = {name: near for name, near in event.get("meant", {}).items() if name in new}
-            known = {"meant": meant} if meant else {}
+            near_names = {"meant": meant} if meant else {}
             self.state.log(
-                "unused_hyperparameters", member=event["member"], attempt=event["attempt"], params=new, **known
+                "unused_hyperparameters",
+                member=event["member"],
+                attempt=event["attempt"],
+                params=new,
+                **near_names,
             )
             log.warning("%s (%s)", describe_unused(new, meant), event["member"])
 
     def _stop(self, reason: str, until: float) -> None:
         if self.stop_reason is None:
             self.state.stop_reason = reason
-            self._profiler.stop()
+            self._planner.stop()
         self.commands.stop(until)
         self._placer.say_demand([])

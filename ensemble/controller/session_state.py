@@ -71,7 +71,6 @@ class SessionState:
     # -- the log ------------------------------------------------------------------------------------------------
 
     def log(self, kind: str, **fields: Any) -> None:
-        """Log an event."""
         event, line = encode_line(make_event(kind, **fields), self.t)
         apply_event(self.run, event)
         self.actions.append(Log(event, line))
@@ -95,12 +94,12 @@ class SessionState:
 
     def remove_leftovers(self, member: str) -> None:
         """Remove what a member that does not run has beside what the log names, or is not to keep of that."""
-        known = self.run.members[member]
+        state = self.run.members[member]
         made = [name_weights(name) for reduced, name in self._reducing if reduced == member]  # and not logged yet
-        kept = [*(name for name, _ in known.list_checkpoints()), *made]
-        self.actions.append(RemoveCheckpoints(member, kept, removes_start=is_start_used_up(known)))
-        reduction = plan_reduction(known, self.keep_checkpoints)
-        awaits_heirs = known.identity.get("population") is not None and self.waitlist.trials_left > 0
+        kept = [*(name for name, _ in state.list_checkpoints()), *made]
+        self.actions.append(RemoveCheckpoints(member, kept, removes_start=is_start_used_up(state)))
+        reduction = plan_reduction(state, self.keep_checkpoints)
+        awaits_heirs = state.identity.get("population") is not None and self.waitlist.trials_left > 0
         if reduction is not None and not awaits_heirs and (member, reduction.name) not in self._reducing:
             self._reducing.add((member, reduction.name))
             self.actions.append(reduction)

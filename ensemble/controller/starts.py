@@ -1,9 +1,7 @@
 """What is known of declared members before a run starts: whether they fit the nodes, and their first weights.
 
-`Member(start=...)` names a file of weights, or a member of another run.
-
-The run takes a copy when it declares the member (`ensemble.store.initial_weights`), which is then all that counts:
-the file may change, and the other run go on. The digest of the weights is part of the member's identity.
+`Member(start=...)` names a file of weights, or a member of another run. The run takes a copy when it declares the
+member, which is then all that counts; the digest of the weights is part of the member's identity.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ from typing import Any
 
 from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import Checkpoint, MoreEpochs, Report
-from ensemble.schedule import Node, explain_beyond_limits, explain_unplaceable
-from ensemble.schedule.needs import Need, compute_need, resolve_devices
+from ensemble.schedule.explain import explain_beyond_limits, explain_unplaceable
+from ensemble.schedule.needs import Need, Node, compute_need, resolve_devices
+from ensemble.schedule.trials import ListedTrials, Trials
 from ensemble.spec import Ensemble, Identity, SpecError, unknown_name
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.spec.member import as_member
@@ -35,14 +34,25 @@ from ensemble.store import (
     revision,
     versions,
 )
+from ensemble.store.file_checks import list_digests
 from ensemble.store.initial_weights import KeptCheckpoint, digest_weights
 from ensemble.store.member import ENDED
 from ensemble.store.regular_files import measure
-from ensemble.store.verification import list_digests
-from ensemble.train.data_identity import describe_trained, training_data
+from ensemble.train.data_identity import describe_difference, training_data
 from pipelines.environment.library_settings import find_settings
+from pipelines.providers import import_object
 
 log = logging.getLogger(__name__)
+
+
+def make_trials(ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> Trials:
+    """Where the members come from, restored from the state of the run; a search is imported where there is one."""
+    if ensemble.search is None:
+        return ListedTrials(ensemble, state, sharing=sharing)
+    trials: Trials = import_object("ensemble.search.trials:SearchTrials")(
+        ensemble, run_dir, state, sharing=sharing
+    )
+    return trials
 
 
 def list_declared(ensemble: Ensemble) -> Iterator[Identity]:
@@ -61,9 +71,6 @@ def check_fit(
         nodes: with all that they could ever offer the run.
         has_gpus: whether the run has known any GPU before: its members wait for one.
         is_cluster: whether these are the nodes of the run; else members are taken to select none.
-
-    Raises:
-        SpecError: one can never be; the message says what would fit.
     """
     fitting = set[Need]()
     nodes = [node.without_others() for node in nodes]
@@ -83,12 +90,10 @@ def check_fit(
 
 
 def refuse_without_locks(ensemble: Ensemble, run_dir: RunDir) -> None:
-    """Refuse members of several workers where files cannot be locked: they meet by a file that torch locks.
-
-    Raises:
-        SpecError: the ensemble has such members, or may get some.
-    """
-    if ensemble.elastic or any(each.workers > 1 or "workers" in each.auto for each in list_declared(ensemble)):
+    """Refuse members of several workers where files cannot be locked: they meet by a file that torch locks."""
+    if ensemble.elastic or any(
+        member.workers > 1 or "workers" in member.auto for member in list_declared(ensemble)
+    ):
         raise SpecError(
             f"{run_dir.path} is on a file system without locks (flock), by which the workers of a member "
             "find each other: mount it with them (Lustre: -o flock; NFS: a version with locks), choose a run "
@@ -109,12 +114,7 @@ def describe_start(
     evaluated_again: Sequence[str],
     accepts_data: bool,
 ) -> Report:
-    """The `run_started` event.
-
-    Args:
-        members: the number of members that are known or will be proposed.
-        code: the fingerprint of the ensemble's code.
-    """
+    """The `run_started` event; `members` are those that are known or will be proposed."""
     return {
         "type": "run_started",
         "name": ensemble.name,
@@ -149,12 +149,8 @@ def describe_start(
 
 @dataclass(frozen=True)
 class StartPlan:
-    """The weights that a declaration names.
-
-    Attributes:
-        file: with them.
-        logged: of a run's member: its last `checkpoint` event; None for a file.
-        data: with which that run was trained (`training_data`).
+    """The weights that a declaration names; of a run's member with its `checkpoint` event and the data of that
+    run.
     """
 
     file: Path
@@ -162,19 +158,13 @@ class StartPlan:
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def keep(self, run_dir: RunDir) -> KeptCheckpoint:
-        """Copy them into a run.
-
-        Raises:
-            StoreError: they cannot be read or copied.
-        """
         if self.logged is None:
             return keep_weights(run_dir, self.file)
         return keep_checkpoint(run_dir, self.file, self.logged)
 
     def digest(self) -> str:
-        """The digest of the weights as they are now."""
-        known: str | None = None if self.logged is None else self.logged.weights_sha256
-        return known or digest_weights(self.file)
+        logged: str | None = None if self.logged is None else self.logged.weights_sha256
+        return logged or digest_weights(self.file)
 
 
 def find_start(start: str) -> StartPlan:
@@ -208,11 +198,7 @@ def describe_kept(lineage: Mapping[str, Any], kept: KeptCheckpoint) -> dict[str,
 
 
 def _find_own_start(run_dir: RunDir, state: RunState, source: str) -> StartPlan:
-    """The whole state of a member of this run.
-
-    Raises:
-        StoreError: it has none.
-    """
+    """The whole state of a member of this run."""
     member = state.members[source]
     if member.checkpoint is None or member.has_weights_only:
         why = member.explain_no_checkpoint() if member.checkpoint is None else "it has weights alone"
@@ -223,11 +209,7 @@ def _find_own_start(run_dir: RunDir, state: RunState, source: str) -> StartPlan:
 def keep_start(run_dir: RunDir, identity: Identity, state: RunState) -> Identity:
     """The identity with the digest of the weights that it is declared to start with, of which the run has a copy.
 
-    Args:
-        state: of the run. Where it knows the member, the copy that this has already stays.
-
-    Raises:
-        StoreError: there are no such weights.
+    A copy that the run has already of the member's weights stays.
     """
     lineage = select_warm(identity.lineage)
     if lineage is None or lineage["weights_sha256"] is not None:
@@ -236,8 +218,8 @@ def keep_start(run_dir: RunDir, identity: Identity, state: RunState) -> Identity
     if recorded is not None and is_same_start(lineage, recorded):
         return dataclasses.replace(identity, lineage=recorded)
     source = lineage["from"]
-    found = _find_own_start(run_dir, state, source) if lineage.get("whole") else find_start(source)
-    kept = found.keep(run_dir)
+    plan = _find_own_start(run_dir, state, source) if lineage.get("whole") else find_start(source)
+    kept = plan.keep(run_dir)
     try:
         kept.give_to(run_dir, identity.member)
     except StoreError:
@@ -258,10 +240,8 @@ def _lacks_weights(member: MemberState) -> bool:
 
 
 def _restore_start(run_dir: RunDir, state: RunState, member: MemberState) -> str | None:
-    """Make the copy again from which a member of a population went on, where it was removed: it had ended.
-
-    Returns:
-        Why that cannot be; None where the copy is there.
+    """Make the copy again from which a member of a population went on, where it was removed; returns why that
+    cannot be.
     """
     lineage = member.identity.get("lineage") or {}
     is_kept = lineage.get("weights_sha256") is not None
@@ -288,11 +268,8 @@ def find_redeclared(
 
     Returns:
         The members of which the declaration is another one, and those that cannot start, and why.
-
-    Raises:
-        StoreError: there are no weights with which a member is declared to start now, and was not before.
     """
-    found, unstartable = dict[str, Identity](), dict[str, str]()
+    redeclared, unstartable = dict[str, Identity](), dict[str, str]()
     extended = find_more_epochs(state)
     for member in state.members.values():
         begins = member.checkpoint is None and not member.identity.get("added")
@@ -301,49 +278,49 @@ def find_redeclared(
         if (why := _restore_start(run_dir, state, member)) is not None:
             unstartable[member.id] = why
             continue
-        now = listed(member.number)
-        if now is not None and member.state == "failed" and now.epochs == extended:
-            now = dataclasses.replace(now, epochs=member.identity["epochs"])  # it was given no more epochs
-        if now is None or not (now.list_differences(member.identity) or _lacks_weights(member)):
+        declared = listed(member.number)
+        if declared is not None and member.state == "failed" and declared.epochs == extended:
+            declared = dataclasses.replace(
+                declared, epochs=member.identity["epochs"]
+            )  # it was given no more epochs
+        if declared is None or not (declared.list_differences(member.identity) or _lacks_weights(member)):
             continue
         try:
-            found[member.id] = keep_start(run_dir, now, state)
+            redeclared[member.id] = keep_start(run_dir, declared, state)
         except StoreError as error:
             if not _lacks_weights(member):
                 raise
             unstartable[member.id] = str(error)
-    return found, unstartable
+    return redeclared, unstartable
 
 
 def check_starts(ensemble: Ensemble, state: RunState) -> None:
     """Check that there are the weights that members are declared to start with.
 
-    Warn where they have changed, and where they were trained on samples of another split than `train`.
-
-    Raises:
-        StoreError: the message names the first member whose weights are missing.
+    Warn where they have changed, and where they were trained on other data, which may have samples of `valid`.
     """
     for number, listed in enumerate(ensemble.members or ()):
         if as_member(number, listed).start is None:
             continue
         lineage = select_warm(ensemble.identify(number).lineage)
-        known = state.members.get(f"member-{number}")
-        recorded, has_ended = _find_kept(known), known is not None and known.state in ENDED
-        if lineage is None or (has_ended and not (known and known.is_resumable(None))):
+        member = state.members.get(f"member-{number}")
+        recorded, has_ended = _find_kept(member), member is not None and member.state in ENDED
+        if lineage is None or (has_ended and not (member and member.is_resumable(None))):
             continue
         try:
-            found = find_start(lineage["from"])
-            changed = recorded is not None and found.digest() != recorded["weights_sha256"]
+            plan = find_start(lineage["from"])
+            changed = recorded is not None and plan.digest() != recorded["weights_sha256"]
         except StoreError as error:
-            if recorded is None and not (known is not None and _lacks_weights(known)):
+            if recorded is None and not (member is not None and _lacks_weights(member)):
                 raise StoreError(f"members[{number}]: {error}") from None
             continue  # the run has its copy, or the member fails again, alone
-        for seen in describe_trained(found.data, {"sides": ensemble.sides}):
+        if plan.data and (difference := describe_difference(plan.data, training_data(ensemble))):
             log.warning(
-                "member-%d starts with the weights of %s, trained on %s: their figures are too good",
+                "member-%d starts with the weights of %s, which were trained on other data (%s): where these have "
+                "samples of valid or test, its figures are too good",
                 number,
                 lineage["from"],
-                seen,
+                difference,
             )
         if changed:
             log.warning(

@@ -18,12 +18,7 @@ FIRST = 32
 
 
 class WaitingWindow:
-    """Waiting members by kind.
-
-    Args:
-        waiting: in the order in which they are to be placed.
-        find_kind: returns the kind of a member.
-    """
+    """Waiting members by kind, in the order in which they are to be placed."""
 
     def __init__(self, waiting: Sequence[Identity], find_kind: Callable[[Identity], Hashable]) -> None:
         self._kinds: dict[Hashable, deque[tuple[int, Identity]]] = {}
@@ -32,8 +27,8 @@ class WaitingWindow:
 
     def head(self, most: int) -> list[Identity]:
         """The first of each kind, at most so many, in their order."""
-        found = [each for kind in self._kinds.values() for each in islice(kind, most)]
-        return [identity for _, identity in sorted(found, key=itemgetter(0))]
+        first = [item for kind in self._kinds.values() for item in islice(kind, most)]
+        return [identity for _, identity in sorted(first, key=itemgetter(0))]
 
     def hides(self, most: int) -> bool:
         """Whether `head` leaves out any."""
@@ -43,4 +38,4 @@ class WaitingWindow:
         """Take out members that `head(most)` has."""
         for kind in self._kinds.values() if members else ():
             first = [kind.popleft() for _ in range(min(most, len(kind)))]
-            kind.extendleft(each for each in reversed(first) if each[1].member not in members)
+            kind.extendleft(item for item in reversed(first) if item[1].member not in members)

@@ -13,11 +13,11 @@ PendingRetry = tuple[Identity, int | None]
 
 def leave_out(waiting: Sequence[Identity], members: Set[str]) -> list[Identity]:
     """Thousands of members without some, of which most are among the first: the others are copied as they are."""
-    left, first, end = set(members), list[Identity](), 0
-    while left and end < len(waiting):
+    searched, first, end = set(members), list[Identity](), 0
+    while searched and end < len(waiting):
         identity, end = waiting[end], end + 1
-        if identity.member in left:
-            left.remove(identity.member)
+        if identity.member in searched:
+            searched.remove(identity.member)
         else:
             first.append(identity)
     return [*first, *waiting[end:]]
@@ -76,10 +76,10 @@ class Waitlist:
         """A member waits until then before it waits for a place."""
         self.deferred.append((until, item))
 
-    def return_due(self, now: float) -> bool:
+    def return_due(self, now_s: float) -> bool:
         """Members whose wait is over wait for a place in their cohorts; whether there are any."""
-        due = [each for each in self.deferred if each[0] <= now]
-        self.deferred = [each for each in self.deferred if each not in due]
+        due = [item for item in self.deferred if item[0] <= now_s]
+        self.deferred = [item for item in self.deferred if item not in due]
         self.changes += bool(due)
         self.returning += [item for _, item in due]
         return bool(due)
@@ -94,7 +94,6 @@ class Waitlist:
         self.paused.append(item)
 
     def propose(self, count: int) -> None:
-        """So many members are proposed."""
         self.trials_left -= count
         self.trials_ready -= count
 
@@ -110,20 +109,21 @@ class Waitlist:
     def withdraw(self, member: str) -> PendingRetry | None:
         """Take out a member that returns, now or later, or is paused; None where it does nothing of that."""
         deferred = [item for _, item in self.deferred]
-        found = next(
-            (each for each in (*self.returning, *deferred, *self.paused) if each[0].member == member), None
+        withdrawn = next(
+            (pending for pending in (*self.returning, *deferred, *self.paused) if pending[0].member == member),
+            None,
         )
-        if found is None:
+        if withdrawn is None:
             return None
         self.changes += 1
-        self.returning = [item for item in self.returning if item is not found]
-        self.deferred = [each for each in self.deferred if each[1] is not found]
-        self.paused = [item for item in self.paused if item is not found]
-        return found
+        self.returning = [item for item in self.returning if item is not withdrawn]
+        self.deferred = [pending for pending in self.deferred if pending[1] is not withdrawn]
+        self.paused = [item for item in self.paused if item is not withdrawn]
+        return withdrawn
 
     def withdraw_waiting(self, member: str) -> Identity:
         """Take out a member that waits for a place in a new cohort."""
-        found = next(identity for identity in self.waiting if identity.member == member)
+        withdrawn = next(identity for identity in self.waiting if identity.member == member)
         self.changes += 1
-        self.waiting.remove(found)
-        return found
+        self.waiting.remove(withdrawn)
+        return withdrawn

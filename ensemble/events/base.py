@@ -11,7 +11,7 @@ from msgspec import Struct, StructMeta
 VERSION = 2
 
 Json = dict[str, Any]
-#: What an executor, an agent or a tally reports: `type` and fields. A session makes events of reports.
+#: What an executor or an agent reports: `type` and fields. A session makes events of reports.
 Report = dict[str, Any]
 Origin = Literal["measured", "attributed", "estimated", "unavailable"]
 

@@ -10,82 +10,24 @@ from typing import Any, TypeVar, Union
 
 import msgspec
 
-from ensemble.events.base import Event, Json, Unknown
-from ensemble.events.members import (
-    Cancelled,
-    Checkpoint,
-    CheckpointReduced,
-    Cost,
-    Damaged,
-    DeviceChanged,
-    Epoch,
-    ExchangeMeasured,
-    Failed,
-    Finished,
-    MemberDeclared,
-    Moved,
-    Paused,
-    Placed,
-    Pruned,
-    Remark,
-    Resumed,
-    Started,
-    StepsDone,
-    Stopped,
-    UnusedHyperparameters,
-)
-from ensemble.events.nodes import (
-    AgentReplaced,
-    ClusterLost,
-    GpuQuarantined,
-    Measuring,
-    MemoryAwaited,
-    MemoryIncrease,
-    NodeAvoided,
-    NodeChanged,
-    NodeDraining,
-    NodeHealth,
-    NodeLost,
-    NodeUnusable,
-    Planned,
-    Profiled,
-    Remedy,
-    ResourcesAwaited,
-    Unmeasured,
-)
-from ensemble.events.run import (
-    CodeChanged,
-    CodeSaved,
-    Combined,
-    Combining,
-    LoggerChanged,
-    RequestAnswered,
-    RunFinished,
-    RunStarted,
-    RunStopped,
-)
-from ensemble.events.streams import BadRecord, Feeder, FeederLost, FeederRestarted, SampleDifference, SharingEnded
-from ensemble.events.usage import Power, Usage
+from ensemble.events import members, nodes, run, streams, usage
+from ensemble.events.base import AttemptEvent, Event, Json, MemberEvent, Unknown
 
-#: Titles of the tables of the documentation, and the types in each.
+#: Titles of the tables of the documentation, and the types in each: those of a module.
 SECTIONS: dict[str, tuple[type[Event], ...]] = {
-    "The run": (
-        CodeSaved, RunStarted, CodeChanged, RequestAnswered, LoggerChanged, Combining, Combined, RunFinished,
-        RunStopped,
-    ),
-    "Members": (
-        MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
-        CheckpointReduced, Damaged, Moved, Paused, Resumed, Finished, Pruned, Stopped, Cancelled,
-        Failed, Cost, Remark, UnusedHyperparameters,
-    ),
-    "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),
-    "Nodes and packing": (
-        NodeChanged, NodeHealth, NodeDraining, NodeLost, NodeUnusable, NodeAvoided, AgentReplaced, ClusterLost,
-        GpuQuarantined, ResourcesAwaited, MemoryAwaited, Measuring, Unmeasured, Profiled, Planned, Remedy,
-        MemoryIncrease,
-    ),
-    "Usage": (Usage, Power),
-}  # fmt: skip
+    title: tuple(
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, MemberEvent, AttemptEvent)
+    )
+    for title, module in {
+        "The run": run,
+        "Members": members,
+        "Data": streams,
+        "Nodes and packing": nodes,
+        "Usage": usage,
+    }.items()
+}
 
 E = TypeVar("E", bound=Event)
 
@@ -103,8 +45,8 @@ def make_event(type: str, **fields: Any) -> Event:
     Raises:
         TypeError: the type has no such field, or a field is missing.
     """
-    known = TYPES.get(type)
-    return Unknown(kind=type, fields=fields) if known is None else known(**fields)
+    kind = TYPES.get(type)
+    return Unknown(kind=type, fields=fields) if kind is None else kind(**fields)
 
 
 def select_fields(kind: type[E], fields: Mapping[str, Any]) -> E:
@@ -174,10 +116,10 @@ def settle(event: Event, text: bytes | None = None) -> Event:
     Raises:
         TypeError: a field is not of its type.
     """
-    found = decode_event(encode_event(event) if text is None else text)
-    if found is None:
+    settled = decode_event(encode_event(event) if text is None else text)
+    if settled is None:
         raise TypeError(f"no valid event: {event!r:.1000}")
-    return found
+    return settled
 
 
 def to_dict(event: Event) -> Json:
@@ -192,8 +134,8 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         return {name: _to_plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
-        return {str(name): _to_plain(each) for name, each in value.items()}
-    return [_to_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(name): _to_plain(item) for name, item in value.items()}
+    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _to_json_value(value: Any) -> Any:

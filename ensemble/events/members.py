@@ -18,7 +18,7 @@ class MemberDeclared(MemberEvent, tag="member"):
         early_stopping: `patience`, `min_delta`.
         averaging, compile: `name` and its [options](options.md), defaults included.
         lineage: `from`, `warm`, `epoch`, `step`, `weights_sha256`, `code`, and `whole` where it goes on from the
-            whole state.
+            whole state; `declared`: number of the declared member whose callbacks it has, if `from` is another.
         population: `generation`, `place`, `first`, `size`, `generations`, `epochs`.
         selected_by: `metric`, `mode`.
         widened: `from`: its workers before, `epoch` from which on it has more.
@@ -46,6 +46,7 @@ class MemberDeclared(MemberEvent, tag="member"):
     validate_every: int = 0
     compile: Json | None = None
     mixup: float = 0.0
+    callbacks: list[Any] = []
     cpus_per_worker: float | None = None
     gpus_per_worker: float | None = None
     memory_gb: float | None = None

@@ -39,15 +39,11 @@ class NodeHealth(Event):
 
     Attributes:
         free_gb: GiB free of file systems, by what they are for: "run directory", "/tmp", "/dev/shm".
-        clock_s: by how many seconds the node's clock is ahead of the controller's; null: not known.
-        clock_error_s: how far from that it may be.
         cpus, memory_gb, gpus: what the node has, also where the run holds less.
     """
 
     node: str
     free_gb: dict[str, float] = {}
-    clock_s: float | None = None
-    clock_error_s: float | None = None
     cpus: float | None = None
     memory_gb: float | None = None
     gpus: int = 0
@@ -77,12 +73,6 @@ class NodeUnusable(Event):
     node: str
     detail: str = ""
     retry_s: float | None = None
-
-
-class NodeAvoided(Event):
-    """No more members are placed on a node where they have failed."""
-
-    node: str
 
 
 class AgentReplaced(Event):
@@ -134,7 +124,7 @@ class Unmeasured(Event):
 
 
 class Profiled(Event, tag="profile"):
-    """What was measured (`ensemble.schedule.Profile`)."""
+    """What was measured (`ensemble.schedule.profiles.Profile`)."""
 
     shape: str
     device: str

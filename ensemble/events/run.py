@@ -64,8 +64,7 @@ class RunStarted(Event):
         data: `fingerprint`, `fingerprints` (where members have pipelines of their own), `scheme` of the
             fingerprint, `python` that compiled the functions in it, `samples`, `drop_last`, `splits`,
             `numbering`: of splits whose classes are mapped to the numbers of the training data, a digest
-            of how, `records`: of splits whose records can change alone, numbers that tell which did, `sides`: of
-            splits that are parts of the same data, hashes of a sample of their records.
+            of how, `records`: of splits whose records can change alone, numbers that tell which did.
         overlap: objects of `split`, `with`, `shared`, `samples`: samples of a split that another one has,
             too.
         energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.
@@ -164,12 +163,7 @@ class Combined(Event):
             as `usual`, or the `reason` why there are none.
         uncertainty: `total`, `aleatoric`, `epistemic`, `disagreement`.
         conformal: *method*: `kind`, `method`, `level`, measured `coverage` and mean `size`; of `sets` also
-            `thresholds`, `multilabel`, `empty`, `randomised`, `seed`, of raps `lam`, `k_reg`; of an `interval`
-            `threshold`, `columns`.
-        selective: `ensemble`, `best`: `score`, `loss`, `risk`, `aurc`, `eaurc`; `risk_80`, `threshold_80`,
-            `coverage_80`, the same of 90.
-        shifted: *part of the uncertainty*: `auroc`, `aupr`, `fpr95`.
-        shifted_metrics: *metric*: `ensemble`, `best` on the shifted samples, `ensemble_change`, `best_change`.
+            `thresholds`, `multilabel`, `empty`; of an `interval` `threshold`, `columns`.
         left_out: *member*: why.
         failed: whether an error, which `reason` names, prevented it.
         unloadable: why `ensemble.load` cannot predict with them, and what to declare; None where it can.
@@ -195,9 +189,6 @@ class Combined(Event):
     decision: Json | None = None
     uncertainty: Json | None = None
     conformal: Json | None = None
-    selective: Json | None = None
-    shifted: Json | None = None
-    shifted_metrics: Json | None = None
     classes: list[Any] | None = None
     code: str | None = None
     left_out: dict[str, str] = {}

@@ -27,7 +27,6 @@ class Usage(Event):
     origin: Origin
     since: float | None = None
     for_s: float | None = None
-    until: float | None = None
     gpu: Any = None
     gpu_busy_s: float | None = None
     memory_gb: float | None = None
@@ -62,4 +61,3 @@ class Power(Event):
     source: str | None = None
     parts: list[PowerPart] | None = None
     until: float | None = None
-    reason: str | None = None

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import selectors
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemble.events import Report
 
 if TYPE_CHECKING:
-    from ensemble.executors.metrics import MetricSample
     from ensemble.meter import CpuClock
-    from ensemble.schedule import Node, Placement
+    from ensemble.schedule.needs import Node, Placement
     from ensemble.spec import Ensemble, Identity
     from ensemble.store import RunDir
     from ensemble.train.job import Job
     from pipelines import Peers
 
 EventHandler = Callable[[Sequence[Report]], None]
+GATHER_S = 0.25  # events that are not urgent are handed on together, at most so many seconds late
+LAST_S = 0.2  # of the last interval of power at least: counters of energy and of CPU time go in steps
 
 
 class ClusterLostError(Exception):
     """The cluster does not answer any more. The run has ended in order; a resume continues it on another one."""
-
-
-class MetricsExporter(Protocol):
-    """Takes a run's metrics to a cluster that collects them itself.
-
-    Attributes:
-        dashboard: the text of the Grafana dashboard that shows these metrics; None until it is known.
-    """
-
-    dashboard: str | None
-
-    def report(self, samples: Iterable[MetricSample]) -> None:
-        """Take the present values of the run's metrics; those of counters are totals."""
 
 
 class Executor(Protocol):
@@ -45,14 +34,12 @@ class Executor(Protocol):
         clock: CPU time of this process, where members train in it; else None.
         cluster: the nodes with all that they could ever offer this run, where it holds only a part of them; None
             where it holds all of its nodes.
-        metrics: takes the run's metrics, where the cluster collects them; else None.
     """
 
     name: str
     in_process: bool
     clock: CpuClock | None
     cluster: Sequence[Node] | None
-    metrics: MetricsExporter | None
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """Prepare to run members, and return the nodes with what the run holds of them.
@@ -151,3 +138,10 @@ def make_exited(job: Job, outcome: str | None, detail: str = "", **more: Any) ->
     """The `exited` event of a rank; outcome None: its process died, and `detail` says how."""
     who = {"member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
     return {"type": "exited", **who, "outcome": outcome, "detail": detail, **more}
+
+
+def dispatch(selector: selectors.BaseSelector, timeout_s: float | None) -> None:
+    """Wait until registered descriptors are ready, at most `timeout_s`, and call the function of each."""
+    for key, _ in selector.select(timeout_s):
+        if selector.get_map().get(key.fd) == key:  # else a function called before it has unregistered it
+            key.data()

@@ -1,8 +1,7 @@
 """Starts a node's checker (`ensemble.executors.checker_main`) when a member first asks for it.
 
-The socket is this process's, so members can connect before there is a checker, and while another takes the place
-of one that died of a record. After `MOST_STARTS`, or where a comparison has hung, there is none any more: members
-then go on without comparing.
+The socket is this process's, so members can connect before there is a checker. After `MOST_STARTS`, or where a
+comparison has hung, there is none any more: members then go on without comparing.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import logging
 import os
 import selectors
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +20,6 @@ from ensemble.executors.spawn import (
     kill_group,
     make_node_environment,
     make_plain_environment,
-    start_interpreter,
 )
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.meter.memory import tree_memory_gb
@@ -31,7 +27,6 @@ from ensemble.store import RunDir
 from ensemble.store.files import make_directory
 from ensemble.train.node_checks import CHECKER, make_checker_address
 from pipelines.ipc import messages
-from pipelines.ipc.child_processes import reap
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +44,7 @@ class CheckerProcess:
         run_dir: the run directory.
         selector: where the socket is registered while there is no checker.
         emit: called with each event.
-        connect: returns the fork server.
+        fork: makes a request to the fork server.
         count: returns the number of a request to it.
 
     Attributes:
@@ -65,16 +60,15 @@ class CheckerProcess:
         run_dir: str,
         selector: selectors.BaseSelector,
         emit: Callable[[Report], None],
-        connect: Callable[[], ForkServer],
+        fork: Callable[[Callable[[ForkServer], None]], None],
         count: Callable[[], int],
     ) -> None:
         self.number = -1
         self.log = RunDir(run_dir).log(CHECKER)
         self.pid: int | None = None
         self._node, self._directory, self._run_dir = node, directory, run_dir
-        self._selector, self._emit, self._connect, self._count = selector, emit, connect, count
+        self._selector, self._emit, self._fork, self._count = selector, emit, fork, count
         self._pidfd: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         self._starts, self._is_running = 0, False
         self._reported_s = 0.0
         self._used_s: dict[int, float] = {}  # by process id
@@ -90,24 +84,11 @@ class CheckerProcess:
         environment = make_plain_environment() | make_node_environment(self._directory)
         try:
             make_directory(self.log.parent)
-            try:
-                self._connect().fork_checker(self.number, self.log, self._listener, environment, self._run_dir)
-            except OSError:
-                self._start_interpreter(environment)
+            request = self.number, self.log, self._listener, environment, self._run_dir
+            self._fork(lambda forks: forks.fork_checker(*request))
         except OSError as error:  # no process or descriptor is left
-            if self._process is not None:
-                self._process.kill()
             self._is_running = False
             self._give_up(f"its checker cannot be started: {error}")
-
-    def _start_interpreter(self, environment: dict[str, str]) -> None:
-        assert self._listener is not None
-        fd = self._listener.fileno()
-        arguments = [str(fd), str(os.getpid()), self._run_dir]
-        command = [sys.executable, "-P", "-m", "ensemble.executors.checker_main", *arguments]
-        self._process = start_interpreter(command, fd, self.log, environment)
-        self.has_started(self._process.pid, os.pidfd_open(self._process.pid))
-        self.watch()
 
     def has_started(self, pid: int, pidfd: int | None) -> None:
         """Take note of its process."""
@@ -130,8 +111,6 @@ class CheckerProcess:
             cpu_s: CPU-seconds that it has used; None if unknown.
             code: its exit status; None if unknown.
         """
-        if self._process is not None:
-            cpu_s, code, self._process = reap(self._process), self._process.returncode, None
         if self.pid is not None and cpu_s is not None:
             self._used_s[self.pid] = cpu_s
         self.report_usage()
@@ -189,7 +168,5 @@ class CheckerProcess:
         self.report_usage()
         if self.pid is not None:
             kill_group(self.pid)
-        if self._process is not None:
-            reap(self._process)
         self._close_process()
         self._close_listener()

@@ -1,13 +1,8 @@
-"""The main program of a node's checker: it compares samples that members are served with what their own pipelines
-prepare (docs/decisions/0042).
+"""The main program of a node's checker: it compares served samples with what members' own pipelines prepare.
 
-It is forked from the fork server when a member first asks, and serves one member after another. Each request has
-the member's environment, which is this process's while it prepares: what a stage reads there is what the member
-would read. Nothing of it runs in a process that trains, where CUDA and threads are.
-
-A request is the message `check` with the descriptor of memory that holds `ServedSample.pack`; the answer is the
-message `result`. Nothing is unpickled but the run's declaration. A comparison that takes too long ends this
-process with a traceback in its log, and all comparing on this node. It sees no GPU.
+It serves one member after another, with that member's environment, and sees no GPU (docs/decisions/0042). A
+request is the message `check` with the descriptor of memory that holds `ServedSample.pack`; the answer is
+`result`.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,9 +26,8 @@ from ensemble.spec import Ensemble
 from ensemble.store import RunDir
 from pipelines.errors import PipelineError
 from pipelines.ipc import messages
-from pipelines.verification.checker import SampleChecker
+from pipelines.verification.checker import SampleChecker, ServedSample
 from pipelines.verification.compare import CheckResult
-from pipelines.verification.served import ServedSample
 
 #: Pipelines are kept, with what they have opened, while they are few and have made this process little larger.
 MOST_KEPT, MOST_KEPT_GB = 64, 0.25
@@ -102,8 +95,8 @@ def main(descriptor: int, executor: int, run_dir: str) -> int:
     find_checker = functools.cache(lambda: Checker(RunDir(run_dir).load_ensemble(takes_settings=True)))
     members: dict[int, socket.socket] = {}
     waited = select.poll()
-    for each in (parent, listener.fileno()):
-        waited.register(each, select.POLLIN)
+    for descriptor_waited in (parent, listener.fileno()):
+        waited.register(descriptor_waited, select.POLLIN)
     while True:
         ready = {fd for fd, _ in waited.poll()}
         if parent in ready:
@@ -152,7 +145,3 @@ def answer(message: bytes, memory: int | None, find_checker: Callable[[], Checke
 def _is_of_this_user(connection: socket.socket) -> bool:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == os.getuid())
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -1,19 +1,9 @@
-"""The fork server: a process that has imported torch and forks a worker for each job.
+"""The fork server: it has imported torch once, has one thread, never begins CUDA, and forks a worker for each job.
 
-It is run as `python -m ensemble.executors.forkserver N`. Importing torch and what its optimizers import costs
-a process about two CPU-seconds and 300 MB. Here that is paid once a run; a worker is a copy of this process, ready
-in milliseconds, and shares the imported pages. Forking is safe because this process has one thread, and never
-begins CUDA, which does not survive a fork: torch is imported, not used, and whoever asks it for GPUs meanwhile is
-answered by NVML. A worker has the variables of its GPU before it asks CUDA for the first time. Some builds of
-torch load CUDA's library, which does no harm; if something has begun CUDA here all the same, workers that train on
-a GPU become new interpreters after the fork.
-
-Requests arrive over the socket N (`SOCK_SEQPACKET`, JSON messages): `{"fork": n, "env", "log"}` with the worker's
-own socket attached; with `"checks": run_dir` the child is the node's checker (`ensemble.executors.checker_main`),
-and the socket the one at which it listens. Answers are `{"forked": n, "pid"}` with a pidfd attached, and, when the
-worker has ended, `{"ended": n, "code", "cpu_s"}`, where `cpu_s` includes all processes that it waited for. When
-the other end closes or shuts down its side, all workers are killed with the processes that they started, and the
-server ends; its last message is `{"waited_s"}`, the CPU-seconds of all its workers.
+Requests arrive over the socket N (JSON): `{"fork": n, "env", "log"}` with the worker's socket attached, `"checks":
+run_dir` for the node's checker. Answers are `{"forked": n, "pid"}` with a pidfd, and at its end `{"ended": n,
+"code", "cpu_s"}`. When the other end closes, all workers are killed; the last message is `{"waited_s"}`, their
+CPU-seconds.
 """
 
 from __future__ import annotations
@@ -70,7 +60,6 @@ class _Children:
             self.reap(pidfd)
 
     def report(self, message: Mapping[str, float], descriptors: Sequence[int] = ()) -> None:
-        """Send a message to the executor."""
         with contextlib.suppress(OSError):  # it is gone: the next receive shows it
             socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
@@ -128,7 +117,7 @@ def _fork(workers: _Children, request: dict[str, Any], connection: int | None) -
 def _become_worker(environment: dict[str, str], log: str) -> None:
     os.setpgid(0, 0)
     os.environ.update(environment)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     os.close(output)
@@ -172,11 +161,11 @@ def _preload() -> None:
 
 def _has_begun_cuda() -> bool:
     """Whether CUDA has begun in this process, so that no fork of it can use a GPU."""
-    found = re.search(r"/\S*/libcuda\.so\S*", Path("/proc/self/maps").read_text(encoding="utf-8"))
-    if found is None:
+    library = re.search(r"/\S*/libcuda\.so\S*", Path("/proc/self/maps").read_text(encoding="utf-8"))
+    if library is None:
         return False
     try:
-        count = ctypes.CDLL(found[0], mode=os.RTLD_NOLOAD).cuDeviceGetCount
+        count = ctypes.CDLL(library[0], mode=os.RTLD_NOLOAD).cuDeviceGetCount
     except (AttributeError, OSError):  # it was replaced on the disk, or is another library of that name
         return True
     return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ensemble.events import Report
 from ensemble.executors.spawn import is_of_node
-from ensemble.meter.gpus import GpuState, GpuWatch
-from ensemble.meter.power import Gpu
-from ensemble.schedule import Node
+from ensemble.meter.devices import Gpu, GpuState, watch_gpus
+from ensemble.schedule.needs import Node
+
+if TYPE_CHECKING:
+    from ensemble.executors.process_pool import ProcessPool
 
 _LEAST = 0.05  # of a GPU's memory: what displays and monitors hold, and too little for a member
 _CHANGE = 0.06  # of a GPU's memory; it is more than `_LEAST`, around which what is offered jumps
@@ -69,43 +72,38 @@ class GpuOffers:
         node: its name.
         directory: of the node, by which processes of this run are told from others'.
         emit: called with each event.
+        ranks: of the node; members on GPUs that break are ended.
 
     Attributes:
         with_mps: see `offer_gpus`.
-        list_used: returns the ids of the GPUs on which ranks run.
-        list_pids: returns the process ids of the ranks.
-        end_ranks: called with the ids of GPUs that have broken, and why, to end the members on them.
     """
 
-    def __init__(self, node: str, directory: Path, emit: Callable[[Report], None]) -> None:
+    def __init__(self, node: str, directory: Path, emit: Callable[[Report], None], ranks: ProcessPool) -> None:
         self.with_mps = False
-        self.list_used: Callable[[], Collection[str]] = tuple
-        self.list_pids: Callable[[], Collection[int]] = tuple
-        self.end_ranks: Callable[[Collection[str], str], None] = lambda gpus, why: None
-        self._node, self._emit = node, emit
-        self._watch = GpuWatch(lambda pid: is_of_node(pid, directory, self._ranks))
+        self._node, self._emit, self._ranks = node, emit, ranks
+        self._watch = watch_gpus(lambda pid: is_of_node(pid, directory, self._pids))
         self._reported: Node | None = None
         self._reasons: list[tuple[str, str]] = []
         self._host: Node | None = None
         self._is_changing = False
         self._next_look = 0.0
-        self._ranks: Collection[int] = ()  # as they were when others were last looked for
+        self._pids: Collection[int] = ()  # as they were when others were last looked for
 
     @property
-    def known(self) -> list[Gpu]:
+    def known(self) -> Sequence[Gpu]:
         """The GPUs that worked at the start, with those that are not offered."""
-        return self._watch.gpus
+        gpus: Sequence[Gpu] = self._watch.gpus
+        return gpus
 
     def offer(self, host: Node) -> Node:
-        """The host with what it offers now of its GPUs."""
         self.check()
         self._host = host
         self._reported, self._reasons = self._describe(host)
         return self._reported
 
     def _describe(self, host: Node) -> tuple[Node, list[tuple[str, str]]]:
-        self._ranks = self.list_pids()
-        states = self._watch.read_states(self.list_used())
+        self._pids = self._ranks.list_pids()
+        states = self._watch.read_states(self._ranks.list_gpus())
         lost = dict.fromkeys(self._watch.lost, "the driver has lost it")
         return offer_gpus(host, states, lost | self._watch.faults, with_mps=self.with_mps)
 
@@ -120,13 +118,13 @@ class GpuOffers:
 
     def _list_names_of(self, gpu: str) -> tuple[str, ...]:
         """What a GPU may be called; one in MIG mode, also what its instances may be."""
-        called = [known.names for known in self._watch.gpus if gpu in (known.id, known.parent)]
+        called = [one.names for one in self._watch.gpus if gpu in (one.id, one.parent)]
         return tuple(dict.fromkeys([gpu, *(name for names in called for name in names)]))
 
     def find_fault(self, gpu: str) -> str | None:
         """Why a GPU, or the one of an instance, is broken; None where it works."""
         self.check()
-        parent = next((known.parent for known in self._watch.gpus if known.id == gpu), gpu)
+        parent = next((one.parent for one in self._watch.gpus if one.id == gpu), gpu)
         why = self._watch.faults.get(parent)
         return None if why is None else _describe_fault(parent, why)
 
@@ -137,20 +135,20 @@ class GpuOffers:
             quarantined = {"type": "gpu_quarantined", "node": self._node, "gpu": parent}
             self._emit({**quarantined, "devices": devices, "detail": why})
             self.report()
-            self.end_ranks(devices, _describe_fault(parent, why))
+            self._ranks.end_on_gpus(devices, _describe_fault(parent, why))
 
     def sample(self) -> None:
         """Look after the GPUs, and report a change of what the node offers."""
         self.check()
-        now = time.monotonic()
-        if now < self._next_look or self._host is None or self._reported is None:
+        now_s = time.monotonic()
+        if now_s < self._next_look or self._host is None or self._reported is None:
             return
-        self._next_look = now + _LOOK_S
+        self._next_look = now_s + _LOOK_S
         # What a rank holds is there for a moment before the driver lists it, and after it has ended.
         before, self._is_changing = self._is_changing, has_changed(self._reported, self._describe(self._host)[0])
         if before and self._is_changing:
             self.report()
-            self._next_look = now + _REPORTED_S
+            self._next_look = now_s + _REPORTED_S
 
     def report(self) -> None:
         """Report what the node offers now, after the first `offer`."""
@@ -174,10 +172,10 @@ def _describe_fault(gpu: str, why: str) -> str:
     return f"GPU {gpu} is quarantined ({why})"
 
 
-def has_changed(before: Node, now: Node) -> bool:
+def has_changed(before: Node, after: Node) -> bool:
     """Whether what a node offers of its GPUs and memory, or how its energy is known, is to be reported again."""
-    fixed = [(node.gpu_ids, node.gpu_exclusive, node.memory_left_gb, node.power) for node in (before, now)]
+    fixed = [(node.gpu_ids, node.gpu_exclusive, node.memory_left_gb, node.power) for node in (before, after)]
     if fixed[0] != fixed[1]:
         return True
-    pairs = zip(before.gpu_free, now.gpu_free, strict=True)
+    pairs = zip(before.gpu_free, after.gpu_free, strict=True)
     return any(abs(one - other) > _CHANGE for one, other in pairs)

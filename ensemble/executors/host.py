@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from pipelines.environment.machine_limits import limit_bytes, usable_cpus
 
 _VMSTAT = Path("/proc/vmstat")
@@ -26,7 +26,7 @@ def describe_host(
     Args:
         feeds: whether feeders may run here: what their rings may take is not offered.
     """
-    from ensemble.meter.power import list_gpus, share_by_slices
+    from ensemble.meter.devices import list_gpus, share_by_slices
 
     gpus = list_gpus()
 
@@ -50,7 +50,9 @@ def find_interface(address: str) -> str | None:
     import psutil
 
     interfaces = psutil.net_if_addrs().items()
-    return next((str(name) for name, known in interfaces if address in [each.address for each in known]), None)
+    return next(
+        (str(name) for name, addresses in interfaces if address in [one.address for one in addresses]), None
+    )
 
 
 def count_oom_kills() -> int:

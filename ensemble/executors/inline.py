@@ -1,8 +1,7 @@
 """The inline executor: trains members in this process and thread, one after the other, for debuggers and tests.
 
-Members train inside `events`. Their events are handled at once by the controller, so results and requests are
-answered between two epochs although nothing runs beside the member. A breakpoint in the user's code stops the
-whole run, with the controller's frames below it on the stack.
+Members train inside `events`; their events are handled at once by the controller, between two epochs. A breakpoint
+in the user's code stops the whole run, with the controller's frames below it on the stack.
 """
 
 from __future__ import annotations
@@ -14,19 +13,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
-from ensemble.executors.base import EventHandler, make_exited
+from ensemble.executors.base import LAST_S, EventHandler, make_exited
 from ensemble.executors.host import describe_host
 from ensemble.executors.memory_offers import MemoryOffers
-from ensemble.executors.node_services import LAST_S
 from ensemble.meter.cpu import CpuClock
-from ensemble.schedule import Node, Placement
+from ensemble.schedule.needs import Node, Placement
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train import Inbox, Job, work
 from pipelines.ipc.child_processes import act_as_rank
 
 if TYPE_CHECKING:
     from ensemble.meter import PowerMeter
-    from ensemble.meter.gpu_activity import RunProcess
+    from ensemble.meter.devices import RunProcess
     from ensemble.store import RunDir
     from pipelines import Peers
 
@@ -55,7 +53,6 @@ class InlineExecutor:
     name = "inline"
     in_process = True
     cluster: Sequence[Node] | None = None
-    metrics = None
 
     def __init__(self) -> None:
         self.clock = CpuClock(has_children=True)
@@ -68,8 +65,8 @@ class InlineExecutor:
         """See `Executor`; the one node has one place."""
         from ensemble.meter import PowerMeter
         from ensemble.meter.cpu import ReportPace
-        from ensemble.meter.gpu_activity import GpuActivity
-        from ensemble.meter.power import PowerReports, list_gpus
+        from ensemble.meter.devices import list_gpus, open_activity
+        from ensemble.meter.power import PowerReports
         from ensemble.train.gpu_busy import reset_gpu_busy
 
         check_widths(ensemble)
@@ -82,10 +79,10 @@ class InlineExecutor:
             meter.close()
             raise
         self._power_at = time.monotonic() + _POWER_EVERY_S
-        self._activity = GpuActivity(list_gpus() if ensemble.devices != "cpu" else ())
+        self._activity = open_activity(list_gpus() if ensemble.devices != "cpu" else ())
         self._meter, self._reports = meter, PowerReports(ReportPace())
-        known = self._activity.describe()
-        power = {**meter.describe(), **({"gpu_activity": known} if known else {})}
+        activity = self._activity.describe()
+        power = {**meter.describe(), **({"gpu_activity": activity} if activity else {})}
         host = describe_host(NODE, places=1, power=power)
         self._memory = MemoryOffers()
         self._node = replace(host, memory_left_gb=self._memory.offer(host))
@@ -122,13 +119,12 @@ class InlineExecutor:
             last, self._last = self._last, []
             return [*last, *self._power(), *self._look_at_memory()]
         job, inbox, _ = self._jobs[0]
-        before, self.clock.member = self.clock.switch("startup"), job.identity.member
+        before = self.clock.switch("startup")
         try:
             with act_as_rank(job.rank, job.identity.workers):
                 outcome = work(job, self._ensemble, self._emit, inbox, self.clock)
         finally:
             self.clock.switch(before)
-            self.clock.member = None
             self._jobs.pop(0)
         self._reports.pace.hurry()  # a search may wait for what the member has cost
         return [make_exited(job, outcome), *self._power(), *self._look_at_memory()]
@@ -145,35 +141,33 @@ class InlineExecutor:
         """What is reported of the power: it is measured a second after the last time, and at the end."""
         if self._meter is None or not (is_last or time.monotonic() >= self._power_at):
             return []
-        sampled = self._meter.finish() if is_last else self._meter.sample()
+        power = self._meter.sample()
         self._power_at = time.monotonic() + _POWER_EVERY_S
-        for power in sampled:
-            if power["parts"]:
-                self._activity.add_to(power, {os.getpid(): self._describe_process()})
-        return self._as_events([*self._reports.add(sampled), *(self._reports.take() if is_last else [])])
+        if power["parts"]:
+            self._activity.add_to(power, {os.getpid(): self._describe_process()})
+        return self._as_events([*self._reports.add(power), *(self._reports.take() if is_last else [])])
 
     def _as_events(self, reported: Sequence[Mapping[str, Any]]) -> list[Report]:
         return [{"type": "power", **power} for power in reported]
 
     def _look_at_memory(self) -> list[Report]:
         """The node, where others hold more or less of its memory than before."""
-        found = self._memory.find_change() if self._meter is not None else None
-        if found is None:
+        change = self._memory.find_change() if self._meter is not None else None
+        if change is None:
             return []
-        self._node = replace(self._node, memory_left_gb=found[0])
+        self._node = replace(self._node, memory_left_gb=change[0])
         held = self._as_events(self._reports.take())  # power begins anew behind a `node` event
         return [*held, {"type": "node", **self._node.as_event()}]
 
     def _describe_process(self) -> RunProcess:
         """For whom this process uses a GPU now."""
-        from ensemble.meter.gpu_activity import RunProcess
+        from ensemble.meter.devices import RunProcess
 
         for job, _, gpu in self._jobs:  # the first is in training
             return RunProcess("train", job.identity.member, gpu)
         return RunProcess("orchestrate", None, None)
 
     def send(self, member: str, command: str, **fields: Any) -> None:
-        """See `Executor`."""
         for job, inbox, _ in self._jobs:
             if job.identity.member == member:
                 inbox.put(command, **fields)

@@ -1,12 +1,7 @@
-"""Limits the memory of a worker process, and raises the limit of open descriptors.
+"""Limits the memory of a worker process (`RLIMIT_DATA`), and raises the limit of open descriptors.
 
-Memory: `RLIMIT_DATA` of setrlimit(2), which since Linux 4.7 counts private writable mappings along with the heap.
-It needs no privilege and no control group (which containers seldom allow). An allocation beyond it fails in the
-process that asks, with a traceback, and does not affect other processes. Shared memory and what was inherited from
-the fork server do not count; a ring that is mapped privately raises the limit (`pipelines.shm.private_mapping`).
-A limit that was measured, not declared, is raised from outside (prlimit(2)) while the machine has memory free.
-
-Descriptors: the usual soft limit of 1024 is for programs that call select(2), which nothing here does.
+An allocation beyond the limit fails in the process that asks, with a traceback. Shared memory does not count. A
+limit that was measured, not declared, is raised from outside (prlimit(2)) while the machine has memory free.
 """
 
 from __future__ import annotations

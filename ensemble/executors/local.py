@@ -13,12 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
-from ensemble.executors.base import EventHandler
+from ensemble.executors.base import GATHER_S, EventHandler, dispatch
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.process_pool import GATHER_S, ProcessPool, dispatch
-from ensemble.executors.spawn import ForkServer
-from ensemble.meter.tally import Tally
-from ensemble.schedule import Node, Placement
+from ensemble.schedule.needs import Node, Placement
 from ensemble.spec import Ensemble, Identity
 from ensemble.train.job import Job
 
@@ -36,32 +33,18 @@ class LocalExecutor:
     in_process = False
     clock = None
     cluster: Sequence[Node] | None = None
-    metrics = None
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._queue: list[Report] = []
         self._services: NodeServices | None = None
-        self._tally: Tally | None = None
-        self._workers = ProcessPool(NODE, self._selector, self._queue.append, self._start_fork_server)
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node is this host."""
         put = self._queue.append
         self._services = NodeServices(NODE, ensemble, self._selector, put, run_dir=run_dir.path)
-        self._workers.directory = self._services.directory
-        self._services.attach(self._workers)
-        self._workers.connect()  # starts the fork server now, because its imports take long
-        self._tally = Tally(run_dir.usage, self._list_usage)
+        self._services.ranks.connect()  # starts the fork server now, because its imports take long
         return [self._services.describe()]
-
-    def _list_usage(self) -> list[Report]:
-        services = self._services
-        return [*self._workers.list_usage(), *([] if services is None else services.list_usage())]
-
-    def _start_fork_server(self) -> ForkServer:
-        assert self._services is not None
-        return ForkServer(self._services.directory)
 
     def _pop_queue(self) -> list[Report]:
         events = list(self._queue)
@@ -71,17 +54,14 @@ class LocalExecutor:
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
-        """See `Executor`."""
         assert self._services is not None
         return self._services.start_feeder(cohort, expect, capacity, peers, late)
 
     def expect_readers(self, node: str, cohort: int, members: int) -> None:
-        """See `Executor`."""
         if self._services is not None:
             self._services.expect_readers(cohort, members)
 
     def stop_feeder(self, node: str, cohort: int) -> None:
-        """See `Executor`."""
         if self._services is not None:
             self._services.stop_feeder(cohort)
 
@@ -89,11 +69,10 @@ class LocalExecutor:
         """See `Executor`; the run holds all of this host."""
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
-        """See `Executor`."""
-        self._workers.launch(jobs, devices)
+        assert self._services is not None
+        self._services.ranks.launch(jobs, devices)
 
     def events(self, timeout_s: float | None) -> list[Report]:
-        """See `Executor`."""
         if self._services is None:
             return self._pop_queue()
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -101,32 +80,28 @@ class LocalExecutor:
             self._services.sample()
             if self._queue:
                 deadline = min(deadline, time.monotonic() + GATHER_S)
-            until = 0.0 if self._has_urgent() else min(deadline, self._services.next_sample)
+            until = 0.0 if self._has_urgent(self._services) else min(deadline, self._services.next_sample)
             dispatch(self._selector, max(0.0, until - time.monotonic()))
-            if self._has_urgent() or time.monotonic() >= deadline:
+            if self._has_urgent(self._services) or time.monotonic() >= deadline:
                 return self._pop_queue()
 
-    def _has_urgent(self) -> bool:
+    def _has_urgent(self, services: NodeServices) -> bool:
         """Whether an event may not wait for others; an epoch may be what a user's `on_event` waits for."""
-        return any(event["type"] == "epoch" or self._workers.is_urgent(event) for event in self._queue)
+        return any(event["type"] == "epoch" or services.ranks.is_urgent(event) for event in self._queue)
 
     def send(self, member: str, command: str, **fields: Any) -> None:
-        """See `Executor`."""
-        self._workers.send(member, command, **fields)
+        if self._services is not None:
+            self._services.ranks.send(member, command, **fields)
 
     def kill(self, member: str) -> None:
         """See `Executor`; the processes that the member started end as well."""
-        self._workers.kill(member)
+        if self._services is not None:
+            self._services.ranks.kill(member)
 
     def release(self) -> None:
         """See `Executor`; nobody waits for this host."""
 
     def close(self) -> None:
-        """See `Executor`."""
-        if self._tally is not None:
-            self._tally.close()
-            self._tally = None
-        self._workers.close()
         if self._services is not None:
             self._services.close()
             self._services = None

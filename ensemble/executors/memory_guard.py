@@ -49,16 +49,16 @@ class MemoryGuard:
         Args:
             list_memory: the ranks of the node; called only if memory is short.
         """
-        now = time.monotonic()
-        if now < self.next_look:
+        now_s = time.monotonic()
+        if now_s < self.next_look:
             return []
-        self.next_look = now + _EVERY_S
+        self.next_look = now_s + _EVERY_S
         if not self._is_on or self._fraction() < self._threshold:
             return []
         ranks = list(list_memory())
         if not ranks:
             return []
-        self.next_look = now + _PAUSE_S
+        self.next_look = now_s + _PAUSE_S
         return [max(ranks, key=lambda rank: (rank.used - (rank.granted or 0), rank.used)).number]
 
 

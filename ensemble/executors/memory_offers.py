@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 
 from ensemble.meter.memory import held_memory_gb
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from pipelines.environment.machine_limits import available_bytes, limit_bytes
 
 _LEAST = 0.05  # of the memory: what the system holds
@@ -35,12 +35,12 @@ def find_memory_left(total_gb: float, limit_gb: float, available_gb: float, own_
 class MemoryOffers:
     """The host memory of a node during a run.
 
-    Attributes:
+    Args:
         list_pids: returns the process ids of the ranks; those that this process started are known.
     """
 
-    def __init__(self) -> None:
-        self.list_pids: Callable[[], Collection[int]] = tuple
+    def __init__(self, list_pids: Callable[[], Collection[int]] = tuple) -> None:
+        self._list_pids = list_pids
         self._total_gb = 0.0  # until the first offer
         self._reported: float | None = None
         self._is_changing = False
@@ -55,7 +55,7 @@ class MemoryOffers:
     def _read(self) -> float | None:
         began_s, limit_gb, available_gb = time.thread_time(), limit_bytes() / 2**30, available_bytes() / 2**30
         is_free = available_gb >= (1 - _LEAST) * limit_gb
-        own_gb = None if is_free else held_memory_gb(os.getpid(), self.list_pids())
+        own_gb = None if is_free else held_memory_gb(os.getpid(), self._list_pids())
         self._next_look = time.monotonic() + max(_LOOK_S, _IDLE * (time.thread_time() - began_s))
         return find_memory_left(self._total_gb, limit_gb, available_gb, own_gb)
 

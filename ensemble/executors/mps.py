@@ -1,9 +1,7 @@
 """Runs CUDA's Multi-Process Service, so that members which share a GPU run on it concurrently.
 
-Without it the GPU alternates between processes, and the capacity that one leaves idle is lost. Its control daemon
-belongs to the run: its pipes and logs are in the node's own directory (mode 0700), so no other user and no other
-run can reach it. It does not isolate errors: a member whose kernel faults ends the others on its GPU, which are
-then retried. See NVIDIA's manual "Multi-Process Service".
+Its control daemon belongs to the run: its pipes and logs are in the node's own directory (mode 0700). It does not
+isolate errors: a member whose kernel faults ends the others on its GPU, which are then retried.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ class Mps:
         if shutil.which(BINARY) is None:
             log.warning("mps=True: %s", ABSENT)
             return
-        for each in (_pipe_directory(directory), directory / "mps-log"):
-            each.mkdir(mode=0o700, exist_ok=True)
+        for folder in (_pipe_directory(directory), directory / "mps-log"):
+            folder.mkdir(mode=0o700, exist_ok=True)
         error = _run_control(directory, ["-d"], "")
         self.running = error is None
         if error is not None:

@@ -39,7 +39,7 @@ class NativeOutput:
         self._path = path
         self._usual: int | None = None
         if _separated:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             self._begin = os.fstat(file).st_size
             self._usual = os.dup(_NATIVE)
             os.dup2(file, _NATIVE)

@@ -1,4 +1,4 @@
-"""Services of a node for its members, under any executor: feeders, MPS, its GPUs, power and CPU time.
+"""What runs on a node under any executor: ranks of members, feeders, MPS; its GPUs, power and CPU time.
 
 It starts feeder processes (`pipelines.feeder.process`), converts their reports to `feeder` and `usage` events, and
 samples the node's power once a second.
@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
-from ensemble.executors.gpu_offers import GpuOffers
+from ensemble.executors.base import LAST_S
 from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.node_health import HealthWatch
-from ensemble.executors.private_directory import PrivateDirectory
+from ensemble.executors.private_directory import PrivateDirectory, is_in_use
+from ensemble.executors.process_pool import ProcessPool
+from ensemble.executors.spawn import ForkServer, end_processes
 from ensemble.meter.cpu import ReportPace, cpu_seconds, make_usage, read_start
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from pipelines.environment.library_settings import find_settings
 from pipelines.ipc.child_processes import START_S
 
 if TYPE_CHECKING:
-    from ensemble.executors.process_pool import ProcessPool
-    from ensemble.meter.gpu_activity import RunProcess
+    from ensemble.executors.gpu_offers import GpuOffers
     from pipelines import Peers
     from pipelines.feeder.process import FeederProcess
 
 POWER_EVERY_S = 1.0
-LAST_S = 0.2  # the last interval has so many seconds at least: counters of energy and of CPU time go in steps
 _REPORTED = (
     "prepared",
     "consumed",
@@ -50,6 +50,7 @@ _REPORTED = (
     "cache",
 )
 _LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
+_PREDECESSOR_S = 30.0  # how long is waited for the end of an agent that was killed
 _RETURN_S = 5.0  # how long the start gate of a feeder that replaces another waits for members that work alone
 
 
@@ -76,18 +77,18 @@ class _Feeder:
 
 
 class NodeServices:
-    """Feeders and power of one node.
+    """Ranks, feeders and power of one node.
 
     Args:
         node: its name in the events.
         ensemble: whose pipelines are prepared.
         selector: where descriptors are registered, each with the function to call when it is ready.
         emit: called with each event.
-        takes_over: the directory of an agent that has ended, so that its feeders' addresses stay the same.
         run_dir: whose free space is looked at, too.
 
     Attributes:
         directory: mode 0700, for sockets; removed by `close`.
+        ranks: of members on the node.
         gpus: what the node offers of its GPUs; None where members train on the CPU.
     """
 
@@ -97,17 +98,20 @@ class NodeServices:
         ensemble: Ensemble,
         selector: selectors.BaseSelector,
         emit: Callable[[Report], None],
-        takes_over: Path | None = None,
         run_dir: Path | None = None,
     ) -> None:
         from ensemble.meter import PowerMeter
-        from ensemble.meter.gpu_activity import GpuActivity
+        from ensemble.meter.devices import open_activity
         from ensemble.meter.power import PowerReports
 
         self.node = node
         raise_descriptor_limit(ensemble)
-        self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, stop_stale_daemon, takes_over)
+        self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, _clear_stale)
         self.directory = self._private.path
+        self.ranks = ProcessPool(node, selector, emit, lambda: ForkServer(self.directory), self.directory)
+        search = ensemble.search
+        if search is not None and any(objective.is_cost for objective in search.objectives):
+            self.ranks.note_end = self._hurry
         self._ensemble = ensemble
         self._settings = find_settings()  # of the run: those of the user's own process may change
         self._selector = selector
@@ -124,15 +128,16 @@ class NodeServices:
             raise
         self._sampled_at = time.monotonic()
         self.next_sample = self._sampled_at + POWER_EVERY_S
-        self.gpus = GpuOffers(node, self.directory, self._emit) if ensemble.devices != "cpu" else None
-        self._memory = MemoryOffers()
+        self.gpus: GpuOffers | None = None
+        if ensemble.devices != "cpu":
+            from ensemble.executors import gpu_offers
+
+            self.gpus = gpu_offers.GpuOffers(node, self.directory, self._emit, self.ranks)
+            self.ranks.find_gpu_fault = self.gpus.find_fault
+        self._memory = MemoryOffers(self.ranks.list_pids)
         self._host: Node | None = None
         self._mps: Mps | None = None
-        self._activity = GpuActivity(())
-        self._list_processes: Callable[[], Mapping[int, RunProcess]] = dict
-        self._report_servers: Callable[[], None] = lambda: None
-        self._free_logs: Callable[[], None] = lambda: None
-        self._raise_memory_limits: Callable[[], None] = lambda: None
+        self._activity = open_activity(())
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
             if self.gpus is not None:
@@ -140,33 +145,31 @@ class NodeServices:
         else:
             stop_stale_daemon(self.directory)
         if self.gpus is not None:
-            self._activity = GpuActivity(self.gpus.known, with_mps=self._mps is not None and self._mps.running)
+            self._activity = open_activity(self.gpus.known, with_mps=self._mps is not None and self._mps.running)
         self._described = self._describe_power()
         self._health = HealthWatch(run_dir)
 
     def describe(self) -> Node:
-        """This host as a node."""
         feeds = self._ensemble.sharing != "independent"
         host = describe_host(self.node, power=self._describe_power(), feeds=feeds)
         self._host = dataclasses.replace(host, memory_left_gb=self._memory.offer(host))
         return self._host if self.gpus is None else self.gpus.offer(self._host)
 
     def _describe_power(self) -> dict[str, Any]:
-        known = self._activity.describe()
-        return {**self._meter.describe(), **({"gpu_activity": known} if known else {})}
+        activity = self._activity.describe()
+        return {**self._meter.describe(), **({"gpu_activity": activity} if activity else {})}
 
     def sample(self) -> None:
         """From `next_sample` on: report power, look after GPUs, kill feeders that do not start in time."""
-        now = time.monotonic()
-        if now >= self.next_sample:
+        now_s = time.monotonic()
+        if now_s >= self.next_sample:
             for feeder in self._feeders.values():
-                if not feeder.process.ready and now - feeder.since > START_S:
+                if not feeder.process.ready and now_s - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
-            self._report_servers()
-            self._free_logs()
-            self._raise_memory_limits()
-            self._add_power(self._meter.sample())
+            self.ranks.report_servers()
+            self.ranks.raise_memory_limits()
+            self._sample_power()
             # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
             self.next_sample = max(self._sampled_at + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
             if self.gpus is not None:
@@ -179,15 +182,14 @@ class NodeServices:
         if self._host is not None and (free_gb := self._health.take()) is not None:
             host = self._host
             has = {"cpus": host.cpus, "memory_gb": round(host.memory_gb, 3), "gpus": len(host.gpus)}
-            clock = {"clock_s": 0.0, "clock_error_s": 0.0}  # unless an agent knows better
-            self._emit({"type": "node_health", "node": self.node, "free_gb": free_gb, **has, **clock})
+            self._emit({"type": "node_health", "node": self.node, "free_gb": free_gb, **has})
 
-    def _add_power(self, sampled: Sequence[dict[str, Any]]) -> None:
+    def _sample_power(self) -> None:
+        power = self._meter.sample()
         self._sampled_at = time.monotonic()
-        for power in sampled:
-            if power["parts"]:
-                self._activity.add_to(power, self._list_processes())
-        self._emit_power(self._power.add(sampled))
+        if power["parts"]:
+            self._activity.add_to(power, {} if self.gpus is None else self.ranks.list_processes())
+        self._emit_power(self._power.add(power))
 
     def _emit_power(self, reported: Sequence[Mapping[str, Any]]) -> None:
         for power in reported:
@@ -210,8 +212,8 @@ class NodeServices:
             before, self._described = self._described, self._describe_power()
             if before.get("gpu_activity") != self._described.get("gpu_activity"):
                 changed["power"] = self._described
-        if (found := self._memory.find_change()) is not None:
-            (changed["memory_left_gb"],) = found
+        if (change := self._memory.find_change()) is not None:
+            (changed["memory_left_gb"],) = change
         if changed and self._host is not None:
             self._host = dataclasses.replace(self._host, **changed)
             self.report()
@@ -225,20 +227,6 @@ class NodeServices:
         else:
             named = {"gpu_names": [(gpu,) for gpu in self._host.gpu_ids], "gpu_reasons": []}
             self._emit({"type": "node", **self._host.as_event(), **named})
-
-    def attach(self, workers: ProcessPool) -> None:
-        """Have members ended whose GPUs break, know their GPUs and what their servers use; bound their logs."""
-        search = self._ensemble.search
-        if search is not None and any(objective.is_cost for objective in search.objectives):
-            workers.note_end = self._hurry
-        self._report_servers, self._free_logs = workers.report_servers, workers.free_logs
-        self._raise_memory_limits = workers.raise_memory_limits
-        self._memory.list_pids = workers.list_pids
-        if self.gpus is not None:
-            self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids
-            self.gpus.end_ranks = workers.end_on_gpus
-            workers.find_gpu_fault = self.gpus.find_fault
-            self._list_processes = workers.list_processes
 
     def start_feeder(
         self, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -274,7 +262,6 @@ class NodeServices:
             cache_bytes=ensemble.cache_bytes,
             cache_dir=ensemble.cache_dir,
             cache_dir_bytes=ensemble.cache_dir_bytes,
-            cache_format=ensemble.cache_format,
             peers=peers,
             design="auto" if peers is None else ensemble.sharing,
             address=make_feeder_address(self.directory, cohort),
@@ -284,7 +271,6 @@ class NodeServices:
         return process.address
 
     def expect_readers(self, cohort: int, members: int) -> None:
-        """See `Executor`."""
         if cohort in self._feeders:
             self._feeders[cohort].process.expect_readers(members)
 
@@ -296,13 +282,14 @@ class NodeServices:
             self._stop_process(feeder)
 
     def close(self) -> None:
-        """End all feeders, report the power up to now, and remove the directory."""
+        """End all ranks and feeders, report the power up to now, and remove the directory."""
+        self.ranks.close()
         for cohort in list(self._feeders):
             self.stop_feeder(cohort)
         self._health.close()
         self._report_health()
         time.sleep(max(0.0, self._sampled_at + LAST_S - time.monotonic()))
-        self._add_power(self._meter.finish())
+        self._sample_power()
         self._emit_power(self._power.take())
         self._meter.close()
         self._activity.close()
@@ -376,14 +363,27 @@ class NodeServices:
         fields = {key: record[key] for key in ("index", "where", "reason", "code")}
         self._emit({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **fields})
 
-    def list_usage(self) -> list[Report]:
-        """`usage` events of the feeders up to now; called in another thread."""
-        feeders = list(self._feeders.values())
-        return [self._make_usage(each, role, each.count(role)) for each in feeders for role in list(each.live)]
-
     def _make_usage(self, feeder: _Feeder, role: str, cpu_s: float) -> Report:
         used = make_usage(self.node, role, feeder.process.pid, cpu_s, began=feeder.began)
         return {**used, "cohort": feeder.cohort}
+
+
+def _clear_stale(directory: Path) -> None:
+    """End what is left of a node whose executor was killed; ranks end by themselves unless they are stopped."""
+    end_processes(directory)
+    stop_stale_daemon(directory)
+
+
+def end_predecessor(directory: Path) -> None:
+    """End what an earlier agent of this node, which is being killed, has started; wait until it is gone.
+
+    Otherwise its ranks would use cores and GPUs beside the ranks that are placed there next.
+    """
+    until = time.monotonic() + _PREDECESSOR_S
+    end_processes(directory)
+    while is_in_use(directory) and time.monotonic() < until:
+        time.sleep(0.05)
+    end_processes(directory)  # what it started meanwhile
 
 
 def make_feeder_address(directory: Path, cohort: int) -> Path:

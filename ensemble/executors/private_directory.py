@@ -36,7 +36,6 @@ class PrivateDirectory:
         room: length in bytes of the longest path of a socket below the directory. If TMPDIR is too long for that,
             the directory is made in /tmp, with a warning. None: no socket lies there.
         clear: called with each directory that was left, before it is removed.
-        takes_over: the path of a directory whose process has ended; it is used under the same name.
 
     Raises:
         SpecError: no directory can be made.
@@ -47,13 +46,9 @@ class PrivateDirectory:
         prefix: str,
         room: int | None,
         clear: Callable[[Path], object] = lambda stale: None,
-        takes_over: Path | None = None,
     ) -> None:
         self._lock: int | None = None
         try:
-            if takes_over is not None:
-                self._take_over(takes_over)
-                return
             root = _choose_root(0 if room is None else len(prefix) + 1 + _RANDOM + room)
             _remove_stale(root, prefix, clear)
             self._make(root, prefix)
@@ -67,15 +62,6 @@ class PrivateDirectory:
             if self.path.exists():  # else another process removed it before it was locked
                 return
             self._unlock()
-
-    def _take_over(self, path: Path) -> None:
-        self.path = path
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        found = path.lstat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-            raise SpecError(f"{path} is not a directory that only you can use (mode 0700); remove it")
-        self._lock = _lock(path)
 
     @property
     def lock(self) -> int | None:
@@ -103,6 +89,14 @@ def _choose_root(length: int) -> Path:
     return _FALLBACK
 
 
+def is_in_use(directory: Path) -> bool:
+    """Whether another process has locked a private directory, or its file system has no locks."""
+    held = _lock(directory, make=False)
+    if held is not None:
+        os.close(held)
+    return held is None and directory.exists()
+
+
 def remove_stale(prefix: str, clear: Callable[[Path], object] = lambda stale: None) -> None:
     """Remove this user's directories with that prefix that killed processes left, wherever they may lie."""
     for root in {Path(tempfile.gettempdir()), _FALLBACK}:
@@ -128,8 +122,8 @@ def _lock(directory: Path, *, make: bool = True) -> int | None:
     """
     until = time.monotonic() + (_HANDOVER_S if make else 0.0)
     try:
-        found = directory.lstat()
-        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        status = directory.lstat()
+        if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
             return None
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
         descriptor = os.open(directory / _LOCK, flags, 0o600)

@@ -1,13 +1,13 @@
 """Starts the worker processes of one host, exchanges commands and events with them, and reports their ends.
 
-All input arrives over descriptors that one selector waits on: the socket of each worker, that of the fork server
-(which reports the end of the workers that it forked), and the pidfd of a worker that was started as a new
-interpreter. No signal handler is involved, so it works in any thread.
+All input arrives over descriptors that one selector waits on: the socket of each worker, and that of the fork
+server, which reports the end of the workers. No signal handler is involved, so it works in any thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -27,34 +27,22 @@ from ensemble.executors.memory_guard import RankMemory
 from ensemble.executors.spawn import (
     ForkServer,
     WorkerProcess,
-    describe_death,
-    find_failed_allocation,
+    describe_end,
     kill_group,
     make_worker_environment,
-    start_process,
 )
-from ensemble.meter.cpu import cpu_seconds, read_start
-from ensemble.meter.gpu_activity import RunProcess
+from ensemble.meter.cpu import read_start
+from ensemble.meter.devices import RunProcess
 from ensemble.meter.memory import tree_memory_gb
 from ensemble.store.files import make_directory
-from ensemble.store.member_log import LogBounds
 from ensemble.train.job import Job
-from pipelines.environment.machine_limits import available_bytes
 from pipelines.errors import PipelineError
 from pipelines.ipc.messages import ConnectionLost
 
-GATHER_S = 0.25  # events that are not urgent are handed on together, at most so many seconds late
 #: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a result.
 _DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder", "node_health"))
 
 log = logging.getLogger(__name__)
-
-
-def dispatch(selector: selectors.BaseSelector, timeout_s: float | None) -> None:
-    """Wait until registered descriptors are ready, at most `timeout_s`, and call the function of each."""
-    for key, _ in selector.select(timeout_s):
-        if selector.get_map().get(key.fd) == key:  # else a function called before it has unregistered it
-            key.data()
 
 
 class ProcessPool:
@@ -65,9 +53,9 @@ class ProcessPool:
         selector: where descriptors are registered, each with the function to call when it is ready.
         emit: called with each event.
         forks: makes the connection to a fork server; called when a worker is to be forked and there is none.
+        directory: of the node, as in `make_worker_environment`.
 
     Attributes:
-        directory: of the node, as in `make_worker_environment`.
         find_gpu_fault: returns why a GPU is broken, by its id; None where it works.
         note_end: called when a worker has ended.
     """
@@ -78,25 +66,23 @@ class ProcessPool:
         selector: selectors.BaseSelector,
         emit: Callable[[Report], None],
         forks: Callable[[], ForkServer],
+        directory: Path | None = None,
     ) -> None:
-        self.node = node
-        self.directory: Path | None = None
+        self.node, self.directory = node, directory
         self.find_gpu_fault: Callable[[str], str | None] = lambda gpu: None
         self.note_end: Callable[[], None] = lambda: None
-        self._log_bounds = LogBounds()
         self._deferrable = _DEFERRABLE | {"epoch"}
         self._selector = selector
         self._emit = emit
         self._connect_forks = forks
         self._workers: dict[int, WorkerProcess] = {}
         self._ended: dict[int, RunProcess] = {}
-        self._number = 0
+        self._count = itertools.count(1).__next__
         self._forks: ForkServer | None = None
         self._checker: CheckerProcess | None = None
         self._oom_kills = count_oom_kills()
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
-        """See `ensemble.executors.Executor`."""
         if any(job.awaits_pruner for job in jobs):
             self._deferrable = _DEFERRABLE
         broken = next((why for gpu in devices if gpu is not None and (why := self.find_gpu_fault(gpu))), None)
@@ -120,17 +106,13 @@ class ProcessPool:
         """
         return event["type"] not in self._deferrable
 
-    def _count(self) -> int:
-        self._number += 1
-        return self._number
-
     def _listen_for_checks(self, job: Job) -> None:
         """Let members of this node ask for comparisons, if they share what a feeder prepares."""
         if self._checker is not None or self.directory is None or job.feeder is None:
             return
         try:
             self._checker = CheckerProcess(
-                self.node, self.directory, job.run_dir, self._selector, self._emit, self.connect, self._count
+                self.node, self.directory, job.run_dir, self._selector, self._emit, self.fork, self._count
             )
         except PipelineError as error:  # members then report that nothing is compared
             log.warning("node %s has no checker: %s", self.node, error)
@@ -156,11 +138,7 @@ class ProcessPool:
         try:
             with theirs:
                 self._selector.register(ours, selectors.EVENT_READ, lambda: self._exchange(worker))
-                try:
-                    self.connect().fork(worker, theirs, environment)
-                except OSError:  # there is no fork server
-                    start_process(worker, theirs, environment)
-                    self._watch(worker)
+                self.fork(lambda forks: forks.fork(worker, theirs, environment))
         except OSError:
             self._unregister(worker.connection, worker.pidfd)
             worker.close()  # if the fork server still forks it, it ends because its socket is closed
@@ -173,6 +151,19 @@ class ProcessPool:
         """Wait for the end of a process that no fork server reports."""
         assert worker.pidfd is not None
         self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda: self._finish(worker))
+
+    def fork(self, request: Callable[[ForkServer], None]) -> None:
+        """Make a request to the fork server, to another one where it has just died.
+
+        Raises:
+            OSError: there is none, and none can be started.
+        """
+        forks = self.connect()
+        try:
+            request(forks)
+        except OSError:
+            self._handle_lost_server(forks)
+            request(self.connect())
 
     def connect(self) -> ForkServer:
         """The connection to a fork server, made now if there is none."""
@@ -187,7 +178,6 @@ class ProcessPool:
                 self._selector.unregister(item)
 
     def send(self, member: str, command: str, **fields: Any) -> None:
-        """See `ensemble.executors.Executor.send`."""
         for worker in self._find(member):
             self._send(worker, json.dumps({"command": command, **fields}))
 
@@ -202,12 +192,11 @@ class ProcessPool:
 
     def list_pids(self) -> set[int]:
         """The process ids of the workers that have started."""
-        pids = map(_find_pid, self._workers.values())
-        return {pid for pid in pids if pid is not None}
+        return {worker.pid for worker in self._workers.values() if worker.pid is not None}
 
     def list_processes(self) -> dict[int, RunProcess]:
         """The workers that have run at any time since the last call, by process id."""
-        running = {pid: _describe(w) for w in self._workers.values() if (pid := _find_pid(w)) is not None}
+        running = {pid: w.describe() for w in self._workers.values() if (pid := w.pid) is not None}
         ended, self._ended = self._ended, {}
         return ended | running
 
@@ -218,30 +207,26 @@ class ProcessPool:
                 worker.lost_gpu = why
                 worker.kill()
 
-    def free_logs(self) -> None:
-        """Free on the disk the middle of logs that have become large."""
-        self._log_bounds.keep({worker.log for worker in self._workers.values()})
-
     def raise_memory_limits(self) -> None:
         """Let ranks whose need was measured, not declared, grow while the machine has memory free."""
         workers = list(self._workers.values())
         room_gb = find_memory_room(len(workers)) if workers else 0.0
         for worker in workers:
-            identity, pid = worker.job.identity, _find_pid(worker)
+            identity, pid = worker.job.identity, worker.pid
             if pid is not None and identity.memory_gb is not None and "memory_gb" in identity.auto:
                 with contextlib.suppress(OSError):  # it has ended
                     raise_memory_limit(pid, room_gb)
 
     def list_memory(self) -> list[RankMemory]:
         """What each worker and the processes that it started hold for themselves, as far as it can be read."""
-        found = []
+        ranks = []
         for worker in self._workers.values():
-            pid = _find_pid(worker)
+            pid = worker.pid
             if pid is not None and (used_gb := tree_memory_gb(pid)) is not None:
                 granted_gb = worker.job.identity.memory_gb
                 granted = None if granted_gb is None else int(granted_gb * 2**30)
-                found.append(RankMemory(worker.number, int(used_gb * 2**30), granted))
-        return found
+                ranks.append(RankMemory(worker.number, int(used_gb * 2**30), granted))
+        return ranks
 
     def kill_for_memory(self, number: int) -> None:
         """Kill a worker because the node is short of memory; its `exited` event has the reason "oom"."""
@@ -265,16 +250,6 @@ class ProcessPool:
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
-
-    def list_usage(self) -> list[Report]:
-        """`usage` events of the fork server, the checker and the workers up to now; called in another thread."""
-        forks, checker = self._forks, self._checker
-        found: list[Report | None] = [] if forks is None else [forks.usage(self.node)]
-        found += [] if checker is None else [checker.make_usage()]
-        for worker in list(self._workers.values()):
-            used_s = None if (pid := _find_pid(worker)) is None else cpu_seconds(pid, has_waited=True)
-            found += [] if used_s is None else [*worker.list_usage(), worker.make_remaining_usage(used_s)]
-        return [used for used in found if used is not None]
 
     def _find(self, member: str) -> list[WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.job.identity.member == member]
@@ -314,7 +289,7 @@ class ProcessPool:
         self._forks = None
         if self._checker is not None:
             self._checker.watch()
-        for worker in [worker for worker in self._workers.values() if worker.process is None]:
+        for worker in list(self._workers.values()):
             worker.orphaned = True
             if worker.pidfd is None:
                 self._finish(worker)
@@ -327,7 +302,7 @@ class ProcessPool:
         self._flush(worker)
 
     def _flush(self, worker: WorkerProcess) -> None:
-        if _find_pid(worker) is None:  # without a job it does nothing that could not be attributed to it
+        if worker.pid is None:  # without a job it does nothing that could not be attributed to it
             return
         if worker.connection not in self._selector.get_map():
             return  # it has closed its end
@@ -380,6 +355,11 @@ class ProcessPool:
                 worker.lost_gpu = self.find_gpu_fault(rank.job.gpu)
         return worker.lost_gpu
 
+    def _has_killed_for_memory(self) -> bool:
+        """Whether the kernel has killed a process for lack of memory since the last call."""
+        before, self._oom_kills = self._oom_kills, count_oom_kills()
+        return self._oom_kills > before
+
     def _finish(self, worker: WorkerProcess, code: int | None = None, used_s: float | None = None) -> None:
         """The process is gone: emit its last events, then its end."""
         # Processes that it started may keep the socket open, so do not wait for the socket's end.
@@ -388,43 +368,15 @@ class ProcessPool:
         self._unregister(worker.connection, worker.pidfd)
         if worker.orphaned and worker.pid is not None:
             kill_group(worker.pid)
-        own_s = worker.close()
+        worker.close()
         has_failed = worker.exit is None or worker.exit["outcome"] == "failed"
         lost_gpu = self._find_lost_gpu(worker) if has_failed else None
-        if worker.process is not None:
-            code, used_s = worker.process.returncode, own_s
         del self._workers[worker.number]
-        if (pid := _find_pid(worker)) is not None:
-            self._ended[pid] = _describe(worker)
-        event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
-        if worker.exit is None and code == -signal.SIGKILL:
-            if worker.killed_for_memory:
-                detail = f"was ended because the node is short of memory; see {worker.log}"
-                event |= {"reason": "oom", "detail": detail}
-            elif count_oom_kills() > self._oom_kills:
-                self._oom_kills = count_oom_kills()
-                event["reason"] = "oom"
-        aborted = worker.exit is None and code == -signal.SIGABRT
-        if aborted and (failed := find_failed_allocation(worker.log, worker.log_begins)) is not None:
-            grant_gb, free_gb = worker.job.identity.memory_gb, available_bytes() / 2**30
-            had = "" if grant_gb is None else f", {grant_gb:.3g} GiB were granted"
-            detail = f"ran out of memory: {failed}{had}, {free_gb:.3g} GiB of the machine are free"
-            event |= {"reason": "oom", "detail": f"{detail}; see {worker.log}"}
-        if lost_gpu is not None:
-            event |= {"reason": "lost", "gpu_lost": True, "detail": f"was ended: {lost_gpu}; see {worker.log}"}
-        if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
-            self._emit(rest)
+        if (pid := worker.pid) is not None:
+            self._ended[pid] = worker.describe()
+        is_oom = self._has_killed_for_memory() if worker.exit is None and code == -signal.SIGKILL else False
+        event = describe_end(worker, code, is_oom=is_oom, lost_gpu=lost_gpu)
+        if used_s is not None and (remaining := worker.make_remaining_usage(used_s)) is not None:
+            self._emit(remaining)
         self._emit(event)
         self.note_end()
-
-
-def _find_pid(worker: WorkerProcess) -> int | None:
-    return worker.process.pid if worker.process is not None else worker.pid
-
-
-def _describe(worker: WorkerProcess) -> RunProcess:
-    """Who uses a GPU where a worker does."""
-    job = worker.job
-    if job.profile is not None:
-        return RunProcess("profile", None, job.gpu)
-    return RunProcess("train", job.identity.member, job.gpu)

@@ -1,4 +1,4 @@
-"""Starts worker processes: forked from the fork server, or, where there is none, as new interpreters."""
+"""Starts the fork server of a node, from which all worker processes are forked, and what these have in common."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
+from ensemble.executors.base import make_exited
 from ensemble.executors.mps import make_client_environment
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
+from ensemble.meter.devices import RunProcess
 from ensemble.store.event_log import has_locks
+from ensemble.train.compilation import find_folder, name_kernel_caches
 from ensemble.train.job import Job
-from ensemble.train.kernel_caches import find_folder, name_kernel_caches
 from ensemble.train.node_checks import NODE_DIRECTORY
+from pipelines.environment.machine_limits import available_bytes
 from pipelines.ipc import messages
 from pipelines.ipc.child_processes import child_environment, make_rank_environment, reap
 
@@ -39,11 +42,10 @@ _OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """One rank's process and our end of its socket.
+    """One rank's process, a child of the fork server, and our end of its socket.
 
     Attributes:
-        process: of a new interpreter; None for a forked worker, which is the fork server's child.
-        pid, pidfd: None until a forked process has started.
+        pid, pidfd: None until it has started.
         orphaned: whether the fork server that would wait for it is gone.
         buffer: the received part of a line that is not complete.
         unsent: bytes to send as soon as the socket accepts them.
@@ -59,7 +61,6 @@ class WorkerProcess:
     job: Job
     connection: socket.socket
     log: Path
-    process: subprocess.Popen[bytes] | None = None
     pid: int | None = None
     pidfd: int | None = None
     orphaned: bool = False
@@ -80,6 +81,11 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
+    def describe(self) -> RunProcess:
+        """Who uses a GPU where it does."""
+        member = None if self.job.profile is not None else self.job.identity.member
+        return RunProcess("train" if member is not None else "profile", member, self.job.gpu)
+
     def make_remaining_usage(self, used_s: float) -> Report | None:
         """A `usage` event with the CPU time that its process did not report, in its last role; None without any.
 
@@ -97,31 +103,16 @@ class WorkerProcess:
         role = roles[-1] if roles else "profile" if measures else "startup"
         return self._make_usage(role, rest_s + self.reported_s.get(role, 0.0))
 
-    def list_usage(self) -> list[Report]:
-        """`usage` events with what its process has reported."""
-        return [self._make_usage(role, cpu_s) for role, cpu_s in list(self.reported_s.items())]
-
     def _make_usage(self, role: str, cpu_s: float) -> Report:
-        pid = self.process.pid if self.process is not None else self.pid
-        assert pid is not None  # it has used something, so it had started
+        assert self.pid is not None  # it has used something, so it had started
         member = None if self.job.profile is not None else self.job.identity.member
-        return make_usage(self.job.node, role, pid, cpu_s, member, self.job.rank, began=self.began)
+        return make_usage(self.job.node, role, self.pid, cpu_s, member, self.job.rank, began=self.began)
 
-    def close(self) -> float | None:
-        """Close its descriptors; end a process that is not forked, with the processes that it started.
-
-        Returns:
-            CPU-seconds of that process and of all processes that it waited for; None if unknown.
-        """
-        used_s = None
-        if self.process is not None:
-            kill_group(self.process.pid)  # before it is waited for: until then its number is its own
-            used_s = reap(self.process)
+    def close(self) -> None:
         self.connection.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
-        return used_s
 
 
 class ForkServer:
@@ -202,32 +193,8 @@ class ForkServer:
         return None
 
 
-def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
-    """Start a worker as a new interpreter."""
-    command = make_worker_command(theirs.fileno(), os.getpid())
-    worker.process = start_interpreter(command, theirs.fileno(), worker.log, environment)
-    worker.pidfd = os.pidfd_open(worker.process.pid)
-    worker.began = read_start(worker.process.pid)
-
-
-def start_interpreter(
-    command: Sequence[str], descriptor: int, log: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a process that inherits a descriptor, and adds what it prints to a log."""
-    with open(log, "ab") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=(descriptor,),
-            env={**child_environment(), **_OUTPUT, **environment},
-            process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
-        )
-
-
 def make_worker_command(descriptor: int, executor: int) -> list[str]:
-    """The command of a worker that is a new interpreter.
+    """The command of a worker that is a new interpreter: for a GPU, where the fork server has begun CUDA.
 
     Args:
         descriptor: of its socket, which it inherits.
@@ -268,6 +235,17 @@ def find_processes(directory: Path) -> list[psutil.Process]:
 
     psutil.process_iter.cache_clear()  # else one whose number was another's cannot be ended through what it yields
     return [process for process in psutil.process_iter() if is_of_node(process.pid, directory)]
+
+
+def end_processes(directory: Path) -> None:
+    """Kill the processes of members on the node with that directory, and wait until they are gone."""
+    import psutil
+
+    processes = find_processes(directory)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_CLOSE_S)
 
 
 def is_of_node(pid: int, directory: Path, ranks: Collection[int] = ()) -> bool:
@@ -331,8 +309,8 @@ def find_failed_allocation(log: Path, begins: int) -> str | None:
     """
     with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(max(begins, os.fstat(file.fileno()).st_size - _LAST_BYTES))
-        found = _ALLOCATION_FAILED.search(file.read())
-        return None if found is None else found[0].decode()
+        failure = _ALLOCATION_FAILED.search(file.read())
+        return None if failure is None else failure[0].decode()
     return None
 
 
@@ -344,3 +322,27 @@ def describe_death(code: int | None, log: Path) -> str:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
         return f"was killed by signal {-code} ({name}); see {log}"
     return f"ended with code {code} without a message; see {log}"
+
+
+def describe_end(worker: WorkerProcess, code: int | None, *, is_oom: bool, lost_gpu: str | None) -> Report:
+    """The `exited` event of a worker whose process is gone.
+
+    Args:
+        code: its exit code; None: unknown.
+        is_oom: whether the kernel has killed a process for lack of memory, perhaps this one.
+        lost_gpu: why it, or another rank of its member, has no GPU any more; None: it has.
+    """
+    event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
+    if worker.exit is None and worker.killed_for_memory and code == -signal.SIGKILL:
+        event |= {"reason": "oom", "detail": f"was ended because the node is short of memory; see {worker.log}"}
+    elif is_oom:
+        event["reason"] = "oom"
+    aborted = worker.exit is None and code == -signal.SIGABRT
+    if aborted and (failed := find_failed_allocation(worker.log, worker.log_begins)) is not None:
+        grant_gb, free_gb = worker.job.identity.memory_gb, available_bytes() / 2**30
+        had = "" if grant_gb is None else f", {grant_gb:.3g} GiB were granted"
+        detail = f"ran out of memory: {failed}{had}, {free_gb:.3g} GiB of the machine are free"
+        event |= {"reason": "oom", "detail": f"{detail}; see {worker.log}"}
+    if lost_gpu is not None:
+        event |= {"reason": "lost", "gpu_lost": True, "detail": f"was ended: {lost_gpu}; see {worker.log}"}
+    return event

@@ -1,11 +1,7 @@
-"""The main program of a worker process, which trains one rank of a member.
+"""The main program of a worker process: `python -m ensemble.executors.worker_main N EXECUTOR`, or forked.
 
-It is run as `python -m ensemble.executors.worker_main N EXECUTOR`, or forked. N is an inherited socket: one JSON
-line with the job arrives first, then commands. EXECUTOR is the process id of the executor. Events are sent, one
-JSON line each, the last of them `exited` with the outcome. Standard output and error are the member's log.
-
-The process never outlives the executor: a thread waits on the socket and on the executor's process
-(pidfd_open(2)), and kills the process group when either is gone.
+N is an inherited socket: a JSON line with the job arrives first, then commands; events are sent, the last of them
+`exited`. A thread kills the process group when the socket or the executor (its process id) is gone.
 """
 
 from __future__ import annotations
@@ -45,8 +41,8 @@ def _read_line(connection: socket.socket) -> tuple[bytes, bytes]:
         if not got:
             raise SystemExit("the parent ended before it sent a job")
         buffer += got
-    line, _, rest = buffer.partition(b"\n")
-    return line, rest
+    line, _, more = buffer.partition(b"\n")
+    return line, more
 
 
 def make_sender(connection: socket.socket) -> Callable[[Report], None]:
@@ -95,10 +91,10 @@ def main(descriptor: int, executor: int) -> int:
     with contextlib.suppress(PermissionError):  # it is a session's leader, and has a group already
         os.setpgid(0, 0)
     parent = os.pidfd_open(executor)
-    line, rest = _read_line(connection)
+    line, more = _read_line(connection)
     job, inbox, send = Job.from_json(line.decode()), Inbox(), make_sender(connection)
     threading.Thread(
-        target=_receive_commands, args=(connection, parent, rest, inbox), name="commands", daemon=True
+        target=_receive_commands, args=(connection, parent, more, inbox), name="commands", daemon=True
     ).start()
     send(make_exited(job, _train(job, send, inbox)))
     return 0

@@ -1,4 +1,4 @@
-"""What a dry run found out, and its text for people."""
+"""What a dry run has found out, and its text for people."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from ensemble.reporting import text
 from ensemble.reporting.tables import format_table
 
 Table = list[dict[str, Any]]
-
-MOST_LABELS = 20
 
 
 @dataclass(frozen=True)
@@ -25,29 +23,22 @@ class DryRun:
         run_dir: the run directory.
         run_state: how the run in that directory stands, which this one would continue; None: it would be new.
         node: this machine: `cpus`, `memory_gb`, `gpus`, `power` (source of energy).
-        splits: samples of "train", "valid", "test" and "shifted", those that are declared.
-        fields: a row for each field of a batch: `name`; `shape` of a sample, None for an axis that differs between
-            samples; `dtype`; and of the first batch, which was really prepared, `min`, `mean`, `max` of the finite
-            values, and `not_finite`, how many others there are (None where a field has no numbers).
-        labels: how often each label is in that batch (of targets of several 0s and 1s, how many samples have each
-            label), `None` where the data have no integer target.
+        splits: samples of "train", "valid" and "test", those that are declared.
+        fields: a row for each field of a batch: `name`; `shape` of a sample; `dtype`; and of the first batch,
+            which was really prepared, `min`, `mean`, `max` of the finite values (None where a field has none).
         pipeline: `shared` (stages that are prepared once for all), `unshared` (why nothing is, or None), `own` (by
             group of members that do more: their further stages), `fingerprint`, `why_unsure`, `prepare_s`
-            (CPU-seconds a sample, measured), `cache` (None, or `where`, the `stages` after which samples are kept,
-            `expected_bytes` of all samples, estimated from some that were prepared, and the `limit` now).
+            (CPU-seconds a sample, measured).
         members: a row for each group of members of one architecture and one set of options: `members` (names),
             `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
             `trainable` (parameters), `checkpoint_bytes`, `predictions_bytes` (of all splits, before
             `Ensemble.keep_predictions_gb`; None: not known), `batch_size`, `steps` (of an epoch), `epochs`,
             `evaluations` (batches of splits that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a
-            batch, None where the first epoch evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`,
-            `measuring_s`; estimated of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing was
-            measured, as its first steps failed.
-        run: estimated of the run: `startup_s` and `startup_cpu_s` (measured: one process with its imports, for
-            each that imports them), `overhead_s` and `overhead_cpu_s` (of measuring, of the user's modules and the
-            models in each process, and what is typical of the run and its members beside steps), `seconds`,
-            `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that
-            train at one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
+            batch, None where the first epoch evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated
+            of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing was measured, as its first steps
+            failed.
+        run: estimated of the run: `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
+            one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
         notes: what to know of the figures.
     """
 
@@ -59,7 +50,6 @@ class DryRun:
     node: dict[str, Any]
     splits: dict[str, int]
     fields: Table
-    labels: dict[int, int] | None
     pipeline: dict[str, Any]
     members: Table
     run: dict[str, Any]
@@ -73,41 +63,36 @@ class DryRun:
         return format_dry_run(self)
 
 
-def format_dry_run(found: DryRun, width: int | None = None) -> str:
+def format_dry_run(result: DryRun, width: int | None = None) -> str:
     """The dry run as text: data, members, the run as a whole, notes.
 
     Args:
         width: columns of a table; None: as many as it needs.
     """
-    parts = (_head(found), _data(found, width), _members(found, width), _run(found))
+    parts = (_head(result), _data(result, width), _members(result, width), _run(result))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _head(found: DryRun) -> Iterator[str]:
-    yield f"{found.name} · {found.mode} · executor {found.executor} · dry run, nothing was started or written"
-    gpus = text.count(len(found.node["gpus"]), "GPU")
-    yield f"this machine: {found.node['cpus']:g} cores, {gpus}, {found.node['memory_gb']:.1f} GiB"
-    yield f"run directory: {found.run_dir} ({found.run_state or 'new'})"
+def _head(result: DryRun) -> Iterator[str]:
+    yield f"{result.name} · {result.mode} · executor {result.executor} · dry run, nothing was started or written"
+    gpus = text.count(len(result.node["gpus"]), "GPU")
+    yield f"this machine: {result.node['cpus']:g} cores, {gpus}, {result.node['memory_gb']:.1f} GiB"
+    yield f"run directory: {result.run_dir} ({result.run_state or 'new'})"
 
 
-def _data(found: DryRun, width: int | None) -> Iterator[str]:
-    yield "samples: " + ", ".join(f"{name} {many:,}" for name, many in found.splits.items())
+def _data(result: DryRun, width: int | None) -> Iterator[str]:
+    yield "samples: " + ", ".join(f"{name} {many:,}" for name, many in result.splits.items())
     rows = [
         [
             row["name"],
             str(row["shape"]).replace("None", "*"),
             row["dtype"],
             *(text.number(row[name]) for name in ("min", "mean", "max")),
-            text.number(row["not_finite"]) if row["not_finite"] else text.ABSENT,
         ]
-        for row in found.fields
+        for row in result.fields
     ]
-    yield format_table(["field", "shape", "dtype", "min", "mean", "max", "NaN or infinite"], rows, width)
-    if found.labels is not None:
-        shown = list(found.labels.items())[:MOST_LABELS]
-        more = f", and {len(found.labels) - len(shown)} more" if len(found.labels) > len(shown) else ""
-        yield "labels of the first batch: " + ", ".join(f"{label}: {many}" for label, many in shown) + more
-    pipeline = found.pipeline
+    yield format_table(["field", "shape", "dtype", "min", "mean", "max"], rows, width)
+    pipeline = result.pipeline
     if pipeline["unshared"] is not None:
         yield f"not shared: {pipeline['unshared']}"
     else:
@@ -118,22 +103,17 @@ def _data(found: DryRun, width: int | None) -> Iterator[str]:
     yield f"fingerprint of the data: {sure}"
     if pipeline["prepare_s"] is not None:
         yield f"preparation: {1e3 * pipeline['prepare_s']:.3g} ms of CPU time a sample, measured"
-    if (cache := pipeline["cache"]) is not None:
-        share = min(1.0, cache["limit"] / cache["expected_bytes"])
-        room = f"of at most {text.memory(cache['limit'])} now" if share == 1 else f"room for {share:.0%} of them"
-        where, last = "on disk" if cache["where"] == "disk" else "in memory", cache["stages"][-1]
-        yield f"cache {where}: samples after {last}, {text.memory(cache['expected_bytes'])} estimated, {room}"
 
 
-def _members(found: DryRun, width: int | None) -> Iterator[str]:
+def _members(result: DryRun, width: int | None) -> Iterator[str]:
     heads = [
         "members", "hyperparameters", "workers", "parameters", "checkpoint", "predictions", "batch",
         "steps x epochs", "s/step measured", "s/evaluated batch", "memory measured", "time estimated",
         "J estimated",
     ]  # fmt: skip
-    yield format_table(heads, [_describe_group(row) for row in found.members], width)
+    yield format_table(heads, [_describe_group(row) for row in result.members], width)
     failed: dict[str, list[str]] = {}
-    for row in found.members:
+    for row in result.members:
         if row["error"] is not None:
             failed.setdefault(row["error"], []).extend(row["members"])
     for error, names in failed.items():
@@ -171,8 +151,8 @@ def _count_parameters(everything: int | None, trainable: int | None) -> str:
     return shown if everything == trainable else f"{shown}, {text.number(trainable, 4)} trained"
 
 
-def _run(found: DryRun) -> Iterator[str]:
-    run = found.run
+def _run(result: DryRun) -> Iterator[str]:
+    run = result.run
     if run["seconds"] is None:
         yield f"the run: unavailable, {run['how']}"
     else:
@@ -184,5 +164,5 @@ def _run(found: DryRun) -> Iterator[str]:
         ]
         yield f"the run, estimated: {', '.join(parts)}"
         yield f"estimated from: {run['how']}"
-    yield f"energy by: {found.node['power']}"
-    yield from (f"note: {note}" for note in found.notes)
+    yield f"energy by: {result.node['power']}"
+    yield from (f"note: {note}" for note in result.notes)

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED
 from ensemble.spec import PREDICTED_SPLITS, SpecError, check_choice, unknown_name
-from ensemble.spec.frames import make_frame
-from ensemble.spec.task import LABELS
 from ensemble.store import RunDir, StoreError, read_predictions, read_state
 from ensemble.store.predictions import list_splits
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import pandas
 
     from ensemble.combine.per_class import PerClass
     from ensemble.store import RunState
@@ -30,7 +27,7 @@ class SavedPredictions:
     Attributes:
         run_dir: of the run.
         member: its name; None: the combined model.
-        split: "valid", "test" or "shifted".
+        split: "valid" or "test".
         task: what is predicted: "classification", "multilabel", "regression", "gaussian", "quantiles" or "free".
         index: int64 [n], ascending: the samples, by their place in the split's source.
         values: [n, ...] as `ensemble.spec.task` lays them out, such as probabilities [n, classes]; float32 of a
@@ -71,41 +68,6 @@ class SavedPredictions:
         task = Task(self.task, self.levels)  # type: ignore[arg-type]
         return compute_per_class(task, self.values, self.targets, self.classes, self.split)
 
-    def to_frame(self) -> pandas.DataFrame:
-        """A DataFrame with a row for each sample: index, target, prediction, and a column for each value.
-
-        Raises:
-            ImportError: pandas is not installed.
-            SpecError: a sample has several positions (steps, pixels), for which there is no one row.
-        """
-        from ensemble.spec.task import Task
-
-        tail = {"regression": 0, "free": max(0, self.values.ndim - 1)}.get(self.task, 1)
-        if self.values.ndim - tail != 1 or tail > 1:
-            raise SpecError(f"values of shape {list(self.values.shape)} make no table: take .values")
-        columns: dict[str, Any] = {"index": self.index}
-        is_multilabel = self.task == "multilabel"
-        if self.targets is not None and not is_multilabel:
-            columns["target"] = self.targets
-        if self.task not in ("free", "multilabel"):
-            columns["prediction"] = Task(self.task, self.levels).decide(self.values)  # type: ignore[arg-type]
-        if tail:
-            for number, name in enumerate(self._name_columns()):
-                columns[name] = self.values[:, number]
-                if is_multilabel and self.targets is not None:
-                    label = str(number) if self.classes is None else self.classes[number]
-                    columns[f"target({label})"] = self.targets[:, number]
-        return make_frame(columns)
-
-    def _name_columns(self) -> list[str]:
-        if self.task == "gaussian":
-            return ["mean", "variance"]
-        if self.task == "quantiles":
-            return [f"q{level:g}" for level in self.levels]
-        count = self.values.shape[1]
-        names = self.classes if self.classes is not None and self.task in LABELS else map(str, range(count))
-        return [f"p({name})" if self.task in LABELS else f"value {name}" for name in names]
-
 
 def load_predictions(
     run_dir: str | os.PathLike[str], split: str = "test", member: str | None = None
@@ -114,7 +76,7 @@ def load_predictions(
 
     Args:
         run_dir: of the run.
-        split: "test", "valid" or "shifted".
+        split: "test" or "valid".
         member: the name of a member; None: the combined model, whose predictions are made again from those of the
             members, so that they are those of which the run's figures are.
 
@@ -135,24 +97,24 @@ def load_predictions(
     if member is None:
         if combined.weights:
             _check_saved(run, state, split, next(iter(combined.weights)))
-        found = read_combined(run, state, split)
+        predictions = read_combined(run, state, split)
     else:
         if member not in state.members:
             raise SpecError(unknown_name(f"{run.path} has no member", member, list(state.members)))
         _check_saved(run, state, split, member)
-        found = read_predictions(run, state.members[member], split, mapped=True)
+        predictions = read_predictions(run, state.members[member], split, mapped=True)
     classes = combined.classes
     return SavedPredictions(
         run_dir=run.path,
         member=member,
         split=split,
-        task=found.task.kind,
-        index=found.index,
-        values=found.values,
-        targets=found.target,
+        task=predictions.task.kind,
+        index=predictions.index,
+        values=predictions.values,
+        targets=predictions.target,
         classes=None if classes is None else tuple(classes),
-        levels=found.task.levels,
-        positions=found.positions,
+        levels=predictions.task.levels,
+        positions=predictions.positions,
     )
 
 

@@ -19,7 +19,7 @@ from ensemble.meter.ledger_rows import Total
 from ensemble.meter.origin import weakest
 from ensemble.reporting.dashboard.runs import find_runs, is_run
 from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.sections.impact import run_impact
+from ensemble.reporting.sections.cost import run_impact
 from ensemble.spec import SpecError
 from ensemble.spec.frames import Rows
 from ensemble.store import RunDir, RunStatus, StoreError
@@ -107,15 +107,15 @@ class _Sum:
 
     def as_row(self, currency: str) -> dict[str, object]:
         """Returns `FIGURES` by their names."""
-        energy = [each for each in self.used if each.energy_j is not None]
-        energy_j, without_energy = _add(each.energy_j for each in self.used)
-        emissions_g, without_emissions = _add(each.emissions.total for each in self.impacts)
-        price, without_price = _add(each.price.total for each in self.impacts)
+        energy = [one for one in self.used if one.energy_j is not None]
+        energy_j, without_energy = _add(one.energy_j for one in self.used)
+        emissions_g, without_emissions = _add(one.emissions.total for one in self.impacts)
+        price, without_price = _add(one.price.total for one in self.impacts)
         values = (
-            len(self.used), self.in_progress, _add(each.cpu_s for each in self.used)[0],
-            _add(each.gpu_s for each in self.used)[0],
+            len(self.used), self.in_progress, _add(one.cpu_s for one in self.used)[0],
+            _add(one.gpu_s for one in self.used)[0],
             energy_j, None if energy_j is None else energy_j / J_PER_KWH,
-            weakest(each.origin for each in energy), without_energy, emissions_g, without_emissions, price,
+            weakest(one.origin for one in energy), without_energy, emissions_g, without_emissions, price,
             currency or None, without_price,
         )  # fmt: skip
         return dict(zip(FIGURES, values, strict=True))
@@ -124,5 +124,5 @@ class _Sum:
 def _add(values: Iterable[float | None]) -> tuple[float | None, int]:
     """The sum of what is known, None where nothing is; and how many are not."""
     values = list(values)
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known else None, len(values) - len(known)
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) if numbers else None, len(values) - len(numbers)

@@ -118,7 +118,7 @@ def prepare(
     """
     if member.world > 1:
         raise TrainingError("a loop over member.dataloader() by accelerate has one worker: declare workers=1")
-    usual = {name: each.default for name, each in inspect.signature(Accelerator).parameters.items()}
+    usual = {name: parameter.default for name, parameter in inspect.signature(Accelerator).parameters.items()}
     OPTIONS.check(member.log, options, usual)
     precision = _PRECISIONS[member.identity.precision]
     accelerator = Accelerator(mixed_precision=precision, cpu=member.device.type == "cpu", **options)

@@ -157,7 +157,7 @@ def fit(
 def _check_options(lightning: Any, member: TrainContext, trainer: Any, options: dict[str, Any]) -> None:
     """Raise TrainingError for options that are refused; of a given trainer those that its attributes show."""
     parameters = inspect.signature(lightning.Trainer.__init__).parameters
-    usual = {name: each.default for name, each in parameters.items()} | _UNSET
+    usual = {name: parameter.default for name, parameter in parameters.items()} | _UNSET
     members = {"max_epochs": member.identity.epochs, "precision": _PRECISIONS[member.identity.precision]}
     values = options
     if trainer is not None:
@@ -169,18 +169,19 @@ def _check_options(lightning: Any, member: TrainContext, trainer: Any, options: 
 def _check_callbacks(trainer: Any, callbacks: Any, *, averages: bool) -> None:
     """Raise TrainingError for callbacks that would do something else than in a plain Trainer."""
     CALLBACKS.check_objects(trainer.callbacks)
-    timers = [each for each in trainer.callbacks if isinstance(each, callbacks.Timer)]
-    if any(each._interval == "step" and each.time_remaining() is not None for each in timers):
+    timers = [callback for callback in trainer.callbacks if isinstance(callback, callbacks.Timer)]
+    if any(callback._interval == "step" and callback.time_remaining() is not None for callback in timers):
         raise TrainingError(
             "Timer(interval='step') stops within an epoch, and a member trains whole ones: Timer(interval='epoch')"
         )
-    if averages and any(getattr(each, "monitor", None) for each in trainer.checkpoint_callbacks):
+    if averages and any(getattr(callback, "monitor", None) for callback in trainer.checkpoint_callbacks):
         raise TrainingError(
-            "ModelCheckpoint(monitor=) keeps weights that averaging= has not evaluated: leave one out; "
+            "ModelCheckpoint(monitor=) keeps weights that averaging= has not evaluated, nor a callback with "
+            "weights of its own: leave one out; "
             "Ensemble(keep='best') keeps the averages that were best"
         )
     within = trainer.val_check_interval not in (None, 1.0)
-    if within and any(isinstance(each, callbacks.EarlyStopping) for each in trainer.callbacks):
+    if within and any(isinstance(callback, callbacks.EarlyStopping) for callback in trainer.callbacks):
         raise TrainingError(
             f"EarlyStopping with val_check_interval={trainer.val_check_interval!r} may stop within an epoch, and "
             "a member trains whole ones: leave val_check_interval out"
@@ -204,7 +205,7 @@ def _make_trainer(lightning: Any, member: TrainContext, options: dict[str, Any])
     }
     callbacks = options.get("callbacks") or []
     callbacks = [callbacks] if isinstance(callbacks, lightning.Callback) else list(callbacks)
-    keeps = any(isinstance(each, lightning.callbacks.Checkpoint) for each in callbacks)
+    keeps = any(isinstance(callback, lightning.callbacks.Checkpoint) for callback in callbacks)
     environments = importlib.import_module(f"{lightning.__name__}.plugins.environments")
     quiet = {
         "logger": False,
@@ -280,8 +281,8 @@ def _make_files(lightning: Any, module: Any, state: _TrainerState, usual: Any) -
             if path == _OURS:
                 assert state.taken is not None
                 return {**state.taken, _WEIGHTS: module.state_dict()}
-            found: dict[str, Any] = usual.load_checkpoint(path, *args, **kwargs)
-            return found
+            checkpoint: dict[str, Any] = usual.load_checkpoint(path, *args, **kwargs)
+            return checkpoint
 
         def remove_checkpoint(self, path: Any) -> None:
             usual.remove_checkpoint(path)
@@ -294,17 +295,17 @@ def _make_callback(
 ) -> Any:
     """What tells the member of the trainer's epochs."""
 
-    class MemberCallback(lightning.Callback):  # type: ignore[misc]
+    class LifecycleCallback(lightning.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
             self.is_trained = self.is_validated = self.has_loss = self.is_tried = False
             self.evaluating = contextlib.ExitStack()
 
         def setup(self, trainer: Any, module: Any, stage: str) -> None:
             """Those of `configure_callbacks` are there now; nothing has been trained."""
-            _check_callbacks(trainer, lightning.callbacks, averages=member.identity.averaging is not None)
+            _check_callbacks(trainer, lightning.callbacks, averages=member.has_other_weights)
 
         def on_validation_start(self, trainer: Any, module: Any) -> None:
-            if not trainer.sanity_checking and member.identity.averaging is not None:
+            if not trainer.sanity_checking and member.has_other_weights:
                 self.evaluating.enter_context(member.evaluating())
 
         def on_validation_end(self, trainer: Any, module: Any) -> None:
@@ -343,10 +344,10 @@ def _make_callback(
             if not self.is_trained:
                 return
             if self.is_validated or not trainer.enable_validation:
-                found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-                member.report(**found)
-                state.reported[member.position["epoch"]] = found
+                metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+                member.report(**metrics)
+                state.reported[member.position["epoch"]] = metrics
             trainer.save_checkpoint(_OURS, weights_only=False)
             self.is_trained = self.is_validated = False
 
-    return MemberCallback()
+    return LifecycleCallback()

@@ -74,7 +74,7 @@ class Options:
     def check_objects(self, callbacks: Iterable[Any]) -> None:
         """Raise TrainingError where one is, or is derived from, what is refused; those of users are used."""
         reasons = {name: why for names, why in self.refused.items() for name in names.split()}
-        for name in (kind.__name__ for each in callbacks for kind in type(each).__mro__):
+        for name in (kind.__name__ for callback in callbacks for kind in type(callback).__mro__):
             if name in reasons:
                 raise TrainingError(f"{self.owner}'s {name} does not work with a member's loop: {reasons[name]}")
 

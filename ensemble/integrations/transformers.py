@@ -185,12 +185,12 @@ class MemberTrainer(Trainer):
 
         In training, averages of the weights are evaluated where the member has them.
         """
-        averages = self.is_in_train and self.member.identity.averaging is not None
+        averages = self.is_in_train and self.member.has_other_weights
         with self.member.evaluating() if averages else contextlib.nullcontext():
-            found = super().evaluate(eval_dataset, *args, **kwargs)
+            metrics = super().evaluate(eval_dataset, *args, **kwargs)
         if eval_dataset is None and self.is_in_train and self.state.global_step:
-            self.member.report(**_without_times(found))
-        return found
+            self.member.report(**_without_times(metrics))
+        return metrics
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train the member's epochs that are left; nothing where none is.
@@ -227,11 +227,12 @@ class MemberTrainer(Trainer):
         updates = -(-self.member.steps_per_epoch // args.gradient_accumulation_steps)
         every = args.eval_steps or 1
         every = math.ceil(every * updates * self.member.identity.epochs) if every < 1 else every
-        stops = any(isinstance(each, EarlyStoppingCallback) for each in callbacks)
-        averages = self.member.identity.averaging is not None
+        stops = any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks)
+        averages = self.member.has_other_weights
         if averages and args.load_best_model_at_end:
             raise TrainingError(
-                "load_best_model_at_end=True keeps weights that averaging= has not evaluated: leave one out; "
+                "load_best_model_at_end=True keeps weights that averaging= has not evaluated, nor a callback with "
+                "weights of its own: leave one out; "
                 "Ensemble(keep='best') keeps the averages that were best"
             )
         if averages and args.eval_strategy == "steps" and every % updates:
@@ -247,12 +248,14 @@ class MemberTrainer(Trainer):
     def _rank(self) -> None:
         """Let the best weights, which are loaded, be the member's; evaluate a member that never was."""
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
-        history = [each for each in self.state.log_history if each["step"] and f"{_PREFIX}loss" in each]
+        history = [record for record in self.state.log_history if record["step"] and f"{_PREFIX}loss" in record]
         if best and self.state.best_model_checkpoint:
-            measured = (each for each in self.state.log_history if each["step"] == best)
-            found = {name: value for each in measured for name, value in each.items() if name.startswith(_PREFIX)}
+            measured = (record for record in self.state.log_history if record["step"] == best)
+            best_metrics = {
+                name: value for record in measured for name, value in record.items() if name.startswith(_PREFIX)
+            }
             assert self.model is not None
-            self.member.use_weights(self.model.state_dict(), _without_times(found))
+            self.member.use_weights(self.model.state_dict(), _without_times(best_metrics))
         elif self._validates and not history:
             self.member.report_end(_without_times(self.evaluate()))
 
@@ -286,7 +289,7 @@ class MemberTrainer(Trainer):
 
     def _list_stateful(self) -> list[Any]:
         parts = [*self.callback_handler.callbacks, self.control]
-        return [each for each in parts if isinstance(each, ExportableState)]
+        return [part for part in parts if isinstance(part, ExportableState)]
 
     def _load_callback_state(self) -> None:
         """Give callbacks their states: the objects themselves, in their order, which a Trainer would make anew."""
@@ -324,12 +327,12 @@ class _EpochCallback(TrainerCallback):
         self._trainer._end_epoch()
 
 
-def _without_times(found: Mapping[str, Any]) -> dict[str, float]:
+def _without_times(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics in what an evaluation found."""
     times = ("_runtime", "_per_second", "_preparation_time")
     return {
         name: value
-        for name, value in found.items()
+        for name, value in metrics.items()
         if isinstance(value, int | float) and name != "epoch" and not name.endswith(times)
     }
 

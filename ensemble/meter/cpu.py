@@ -7,7 +7,6 @@ gone when the process is.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -44,10 +43,10 @@ class ReportPace:
 
     def is_due(self) -> bool:
         """Whether it is reported now; then the next interval begins."""
-        now = self._clock()
-        if now < self._next:
+        now_s = self._clock()
+        if now_s < self._next:
             return False
-        self._next = now + max(self._least_s, report_interval_s(now - self._began))
+        self._next = now_s + max(self._least_s, report_interval_s(now_s - self._began))
         return True
 
     def hurry(self) -> None:
@@ -128,7 +127,6 @@ class CpuClock:
 
     Attributes:
         role: to which time is charged now; "startup" at first.
-        member: that trains in this process now.
     """
 
     def __init__(self, *, whole: bool = False, has_children: bool = False) -> None:
@@ -136,21 +134,18 @@ class CpuClock:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._began = (is_whole and read_start(os.getpid())) or int(now_s * ticks_per_s)
         self.role = "startup"
-        self.member: str | None = None
         self._has_children = has_children
         self._at_s = 0.0 if is_whole else self._read_s()
         self._used_s = {self.role: 0.0}
         self._reported_s: dict[str, float] = {}
         self._since = {self.role: time.monotonic() - (now_s - self._began / ticks_per_s)}
-        self._lock = threading.Lock()  # a tally reads it in a thread of its own
 
     def switch(self, role: str) -> str:
         """Charge the time from now on to a role; returns the one before."""
-        with self._lock:
-            self._charge()
-            before, self.role = self.role, role
-            self._used_s.setdefault(role, 0.0)
-            self._since.setdefault(role, time.monotonic())
+        self._charge()
+        before, self.role = self.role, role
+        self._used_s.setdefault(role, 0.0)
+        self._since.setdefault(role, time.monotonic())
         return before
 
     def move(self, role: str, cpu_s: float) -> float:
@@ -159,20 +154,18 @@ class CpuClock:
         Returns:
             The seconds that were moved.
         """
-        with self._lock:
-            self._charge()
-            moved = max(0.0, min(cpu_s, self._used_s[self.role] - self._reported_s.get(self.role, 0.0)))
-            if moved:
-                self._used_s[self.role] -= moved
-                self._used_s[role] = self._used_s.get(role, 0.0) + moved
-                self._since.setdefault(role, time.monotonic())
+        self._charge()
+        moved = max(0.0, min(cpu_s, self._used_s[self.role] - self._reported_s.get(self.role, 0.0)))
+        if moved:
+            self._used_s[self.role] -= moved
+            self._used_s[role] = self._used_s.get(role, 0.0) + moved
+            self._since.setdefault(role, time.monotonic())
         return moved
 
     def has_news(self, role: str) -> bool:
         """Whether a role has another count than was last reported of it."""
-        with self._lock:
-            self._charge()
-            return role in self._used_s and self._used_s[role] != self._reported_s.get(role)
+        self._charge()
+        return role in self._used_s and self._used_s[role] != self._reported_s.get(role)
 
     def count(self, role: str) -> float:
         """CPU-seconds of a role, up to the last time that any was charged."""
@@ -180,29 +173,15 @@ class CpuClock:
 
     def report(self, node: str, role: str, member: str | None = None, rank: int | None = None) -> dict[str, Any]:
         """A `usage` event of a role, with the seconds on the wall (`for_s`) since it was taken on first."""
-        with self._lock:
-            self._charge()
-            cpu_s = self._reported_s[role] = self.count(role)
-        return self._make_usage(node, role, cpu_s, member, rank)
-
-    def list_usage(self, node: str) -> list[dict[str, Any]]:
-        """`usage` events of all roles up to now, which are not taken for reported."""
-        with self._lock:
-            self._charge()
-            used_s = dict(self._used_s)
-        whose = {role: None if role == "orchestrate" else self.member for role in used_s}
-        return [self._make_usage(node, role, cpu_s, whose[role]) for role, cpu_s in used_s.items()]
-
-    def _make_usage(
-        self, node: str, role: str, cpu_s: float, member: str | None, rank: int | None = None
-    ) -> dict[str, Any]:
-        used, now = make_usage(node, role, os.getpid(), cpu_s, member, rank, began=self._began), time.monotonic()
-        return used if member is not None else {**used, "for_s": now - self._since.get(role, now)}
+        self._charge()
+        cpu_s = self._reported_s[role] = self.count(role)
+        used, now_s = make_usage(node, role, os.getpid(), cpu_s, member, rank, began=self._began), time.monotonic()
+        return used if member is not None else {**used, "for_s": now_s - self._since.get(role, now_s)}
 
     def _charge(self) -> None:
-        now = max(self._at_s, self._read_s())  # rounded sums may fall
-        self._used_s[self.role] += now - self._at_s
-        self._at_s = now
+        used_s = max(self._at_s, self._read_s())  # rounded sums may fall
+        self._used_s[self.role] += used_s - self._at_s
+        self._at_s = used_s
 
     def _read_s(self) -> float:
         return time.process_time() + (read_waited_cpu_s() if self._has_children else 0.0)

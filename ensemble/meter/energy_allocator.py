@@ -1,15 +1,8 @@
 """Shares out a node's energy among those who used the node, interval by interval, exactly in whole ticks; no I/O.
 
-    energy of a part = idle + dynamic
-
-*Idle* energy is what the part would have used while nothing ran. It is shared by reservation x time: a member
-that reserves a quarter of the cores for the whole interval bears a quarter of the processors' idle energy. What
-nobody reserved is left to the owner `IDLE`. *Dynamic* energy is shared by activity, each part by the best that is
-known of it (`Method`). Where a part's idle energy is not known, all of its energy counts as dynamic.
-
-Use (CPU time, a hold on cores or a GPU, a GPU's busy time) is known at some moments only, as a growing count;
-between two of them it is taken to have grown evenly. See docs/concepts/accounting.md for the equations and their
-sources.
+Idle energy (what a part would have used while nothing ran) is shared by reservation x time, dynamic energy by
+activity (`Method`). A count that is known at two moments has grown evenly between them. See
+docs/concepts/accounting.md.
 """
 
 from __future__ import annotations
@@ -94,7 +87,7 @@ class EnergyAllocator:
         times = [(interval.start, interval.end) for interval in intervals]
         cpu = spread((used.span for used in node.cpu), times)
         held: dict[Device | None, list[UsageSpan]] = {what: list(spans) for what, spans in node.reserved.items()}
-        for what, span in (each for spans in node.held.values() for each in spans):
+        for what, span in (hold for spans in node.held.values() for hold in spans):
             held.setdefault(what, []).append(span)
         reserved = {what: spread(spans, times) for what, spans in held.items()}
         busy = {gpu: spread(spans, times) for gpu, spans in node.busy.items()}
@@ -102,8 +95,8 @@ class EnergyAllocator:
             others = self.count_others(interval.busy, sum(cpu[at].values()))
             yield _IntervalUse(
                 cpu[at] | ({OTHER: others} if others else {}),
-                {what: each[at] for what, each in reserved.items()},
-                {gpu: each[at] for gpu, each in busy.items()},
+                {what: hold[at] for what, hold in reserved.items()},
+                {gpu: hold[at] for gpu, hold in busy.items()},
             )
 
     def count_others(self, busy: int | None, claimed: int) -> int:
@@ -136,12 +129,12 @@ def split(total: int, weights: Mapping[K, int]) -> dict[K, int]:
     if whole <= 0 or min(weights.values()) < 0 or total < 0:
         raise ValueError(f"cannot split {total} ticks by weights {dict(weights)!r}")
     shares = {key: total * weight // whole for key, weight in weights.items()}
-    left = total - sum(shares.values())
-    if left:
+    remaining = total - sum(shares.values())
+    if remaining:
         by_remainder = sorted(
             weights, key=lambda key: (-(total * weights[key] % whole), [str(part) for part in key])
         )
-        for key in by_remainder[:left]:
+        for key in by_remainder[:remaining]:
             shares[key] += 1
     return shares
 
@@ -195,7 +188,7 @@ def _weigh_dynamic(
     elif part.kind == "node":
         dynamic = sum_weights((share.owner, share.ticks) for share in shares if share.method != "reservation")
         options.insert(0, ("dynamic", dynamic))
-    method, weights = next((each for each in options if sum(each[1].values())), (options[-1][0], {}))
+    method, weights = next((option for option in options if sum(option[1].values())), (options[-1][0], {}))
     return method, part.ticks - (part.idle or 0), weights
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ensemble.meter.power.nvml import open_devices
+from pipelines.providers import import_object
 
 
 class GpuUse:
@@ -20,7 +20,8 @@ class GpuUse:
             import pynvml
 
             pynvml.nvmlInit()
-            self._handle, self._nvml = open_devices(pynvml)[index], pynvml
+            devices = import_object("ensemble.meter.power.nvml:open_devices")(pynvml)
+            self._handle, self._nvml = devices[index], pynvml
         except Exception:  # no package, no driver, no such device: what it would say is unavailable
             pass
         self.mark()

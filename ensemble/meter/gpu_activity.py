@@ -1,28 +1,9 @@
 """Reads which processes keep each GPU busy: SM-seconds by member, from the driver's utilization of processes.
 
-**SM utilization** (`smUtil`) is the share of time in which kernels of a process ran on the GPU, however few of its
-multiprocessors they filled. What a sample of ``nvmlDeviceGetProcessUtilization`` covers is known from the source
-of NVIDIA's kernel modules (``ctrl2080perf.h``, ``gpu_acct.c``) and from what its callers have logged:
-
-- The driver keeps the last 72 to 100 samples of a GPU, several a second. Each has the time, the share in which the
-  engine was busy, and *one* process: that which was on the engine when the sample was taken.
-- NVML answers with one figure a process: the sum of its samples since `lastSeenTimeStamp` over the number of *all*
-  samples since then. Hence the figures of the processes sum to the GPU's utilization (nvtop, issue 110: 11 + 9,
-  4 + 16, 1 + 19), each covers the whole time since the last reading, and within a second they are a poll of a few
-  samples: shares are right in the mean of many readings, not in each. `timeStamp` is that of the process's *last*
-  sample, in microseconds since 1970.
-- No process with a sample since then is the error ``NOT_FOUND``.
-
-So a process has used `smUtil` / 100 x the time between two readings. A reading asks for samples after the newest
-one of the reading before; none is counted twice. After a reading without samples it asks for those of the last
-second before it as well, since the driver publishes samples up to a second late.
-
-The figures are not used, each time with the reason in one line, where they cannot be trusted: in MIG mode the
-driver has none. Under the Multi-Process Service it is not documented which process they are of. In a pod its
-process ids may be the host's (newer drivers translate those of the reader's own namespace, and leave the others):
-ids count only if a process of the run is among those that the driver lists on the GPU, and never if one is listed
-that the run has placed elsewhere. NVML also returned nonsense for leaked contexts (nvtop, issue 110): shares above
-100 and times long ago.
+`smUtil` of ``nvmlDeviceGetProcessUtilization`` is the share of the samples since the last reading that were of
+the process, so the shares of processes sum to the GPU's (nvtop, issue 110). No sample is counted twice. Figures
+are not used in MIG mode, under the Multi-Process Service, and where the driver's process ids are of another
+namespace.
 """
 
 from __future__ import annotations
@@ -33,8 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ensemble.meter.devices import Gpu, RunProcess
 from ensemble.meter.gpus import list_processes
-from ensemble.meter.power.nvml import Gpu, errors_of_loss, find_physical_gpu, is_in_mig_mode, open_device
+from ensemble.meter.power.nvml import errors_of_loss, find_physical_gpu, is_in_mig_mode, open_device
 
 IN_USE = "SM utilization"
 MIG = "the driver reports no utilization of processes in MIG mode"
@@ -50,20 +32,6 @@ _LASTING = 30  # readings that could not be used, one after the other, before th
 _MPS_SERVER = "nvidia-cuda-mps"  # the first 15 characters are its name in /proc
 
 Activity = list[list[Any]]
-
-
-class RunProcess(NamedTuple):
-    """A process of the run that may use a GPU.
-
-    Attributes:
-        role: "train" or "profile".
-        member: that it works for, if it is one.
-        gpu: the id of its GPU.
-    """
-
-    role: str
-    member: str | None
-    gpu: str | None
 
 
 class GpuSample(NamedTuple):
@@ -83,7 +51,7 @@ def select_samples(samples: Iterable[GpuSample], since_us: int, now_us: int) -> 
         now_us: the time now.
     """
     used = [sample for sample in samples if sample.sm_percent > 0]
-    is_sane = all(each.sm_percent <= 100 and since_us < each.at_us <= now_us + _LATE_US for each in used)
+    is_sane = all(one.sm_percent <= 100 and since_us < one.at_us <= now_us + _LATE_US for one in used)
     return used if is_sane else None
 
 
@@ -163,7 +131,7 @@ class _Processes:
     def forget(self) -> None:
         """Forget those that were not asked for since the last call: their numbers may come again."""
         self._known, self._asked = self._asked, {}
-        self._servers = {pid: found for pid, found in self._servers.items() if pid in self._known}
+        self._servers = {pid: is_server for pid, is_server in self._servers.items() if pid in self._known}
 
 
 def _find_ancestor(pid: int, run: Collection[int]) -> int | None:
@@ -187,7 +155,7 @@ def _read_name(pid: int) -> str:
 
 
 class GpuActivity:
-    """The activity on the GPUs of a node, by process, between readings. It does nothing where there is no GPU.
+    """The activity on the GPUs of a node, by process, between readings.
 
     Args:
         gpus: that the run may use.
@@ -243,15 +211,15 @@ class GpuActivity:
             interval_s: seconds since the last call.
         """
         now_us = self._now_us()
-        found: dict[str, Activity] = {}
+        activities: dict[str, Activity] = {}
         for gpu in self._parents:
             if gpu in self._reasons:
                 continue
             activity = self._read(gpu, run, interval_s, now_us)
             if activity is not None:
-                found[gpu] = activity
+                activities[gpu] = activity
         self._processes.forget()
-        return found
+        return activities
 
     def _read(self, gpu: str, run: Mapping[int, RunProcess], interval_s: float, now_us: int) -> Activity | None:
         """The activity on one GPU; None where it is not known, and why is noted."""
@@ -275,8 +243,8 @@ class GpuActivity:
         distrust = find_distrust(gpu, named, has_ranks)
         if distrust is not None:
             reason, is_final = distrust
-            for each in self._parents if is_final else ():  # the others' ids are of that namespace as well
-                self._reasons.setdefault(each, reason)
+            for parent in self._parents if is_final else ():  # the others' ids are of that namespace as well
+                self._reasons.setdefault(parent, reason)
             self._leave_unused(gpu, reason)
             return None
         self._unused.pop(gpu, None)
@@ -292,8 +260,10 @@ class GpuActivity:
                 self._fail(gpu, error)
                 return None
             answered = []
-        found = [GpuSample(int(each.pid), int(each.timeStamp), int(each.smUtil)) for each in answered]
-        samples = select_samples(found, since_us, now_us)
+        readings = [
+            GpuSample(int(reading.pid), int(reading.timeStamp), int(reading.smUtil)) for reading in answered
+        ]
+        samples = select_samples(readings, since_us, now_us)
         newest_us = max((sample.at_us for sample in samples or ()), default=since_us)
         self._since_us[gpu] = max(newest_us, now_us - _LATE_US)
         if samples is None:
@@ -323,13 +293,12 @@ class GpuActivity:
     def add_to(self, power: Mapping[str, Any], run: Mapping[int, RunProcess]) -> None:
         """Add `activity` to the parts of a `power` event that are GPUs of which it is known; see `sample`."""
         if self._parents:
-            found = self.sample(run, power["interval_s"])
+            activities = self.sample(run, power["interval_s"])
             for part in power["parts"]:
-                if part["kind"] == "gpu" and part["device"] in found:
-                    part["activity"] = found[part["device"]]
+                if part["kind"] == "gpu" and part["device"] in activities:
+                    part["activity"] = activities[part["device"]]
 
     def close(self) -> None:
-        """Release what it holds of the driver; it is not read again."""
         if self._library is not None:
             with contextlib.suppress(self._library.NVMLError):
                 self._library.nvmlShutdown()

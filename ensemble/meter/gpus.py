@@ -1,30 +1,18 @@
 """Watches the GPUs of a node by NVML: the memory that others hold, compute modes, and faults of the hardware.
 
-The driver reports errors of a GPU as **XIDs**, numbers for which NVIDIA publishes a catalog
-(docs.nvidia.com/deploy/xid-errors, "Xid Catalog") with the action that each calls for. `HARDWARE_XIDS` has those
-for which that is a reset of the GPU or a restart of the machine, and those that report memory which ECC could not
-correct. All others leave the GPU usable, and most of them are the application's: 13 (an illegal access of a
-kernel), 31 (a page fault), 43 and 45 (its channel was stopped, often because of an error before), 68 and 69. So is
-109 (a kernel that does not yield), although the catalog has a reset for it: NVIDIA's device plugin for Kubernetes
-leaves it out as well. Of NVLink 5 (144 to 150) most reports are harmless, and NVML does not say which are not.
-
-A GPU that answers ``NVML_ERROR_GPU_IS_LOST`` or ``NVML_ERROR_RESET_REQUIRED`` is broken as well.
+The driver reports errors as XIDs (docs.nvidia.com/deploy/xid-errors). `HARDWARE_XIDS` are those that call for a
+reset or a restart, and errors of memory that ECC could not correct; all others are the application's, or leave
+the GPU usable.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from ensemble.meter.power.nvml import (
-    Gpu,
-    errors_of_loss,
-    find_physical_gpu,
-    list_gpus,
-    list_lost,
-    open_device,
-)
+from ensemble.meter.devices import Gpu, GpuState, Mode
+from ensemble.meter.power.nvml import errors_of_loss, find_physical_gpu, list_gpus, list_lost, open_device
 
 HARDWARE_XIDS = {
     46: "GPU stopped processing",
@@ -48,25 +36,9 @@ HARDWARE_XIDS = {
     172: "uncorrectable SRAM error",
 }
 
-Mode = Literal["default", "exclusive", "prohibited"]
-
-
-class GpuState(NamedTuple):
-    """What others make of a GPU.
-
-    Attributes:
-        mode: its compute mode.
-        held_gb: its memory that processes of others hold, in GiB.
-        is_shared: whether it runs a process of others.
-    """
-
-    mode: Mode = "default"
-    held_gb: float = 0.0
-    is_shared: bool = False
-
 
 class GpuWatch:
-    """The GPUs that this process may use. There are none where no driver answers.
+    """The GPUs that this process may use, where a driver answers.
 
     Args:
         is_own: whether a process, by its id, belongs to this run on this node.
@@ -87,17 +59,10 @@ class GpuWatch:
         self._errors: dict[str, int] = {}  # uncorrected ECC errors when they were last counted
         self._events: Any = None
         self._held: dict[str, float] = {}
-        try:
-            import pynvml
+        import pynvml
 
-            pynvml.nvmlInit()
-        except Exception:  # no package, no driver: there is nothing to watch
-            return
-        self._library = pynvml
-        self._open()
-
-    def _open(self) -> None:
-        library = self._library
+        pynvml.nvmlInit()
+        self._library = library = pynvml
         self.lost = list_lost(library)
         for gpu in self.gpus:
             with contextlib.suppress(library.NVMLError):
@@ -134,9 +99,9 @@ class GpuWatch:
             return
         except (library.NVMLError, KeyError):
             return
-        before, now = self._errors.get(parent), self._count_errors(parent)
-        if before is not None and now is not None and now > before:
-            self.faults[parent] = f"{now - before} uncorrectable ECC error{'s' * (now - before > 1)}"
+        before, errors = self._errors.get(parent), self._count_errors(parent)
+        if before is not None and errors is not None and errors > before:
+            self.faults[parent] = f"{errors - before} uncorrectable ECC error{'s' * (errors - before > 1)}"
 
     def _count_errors(self, parent: str) -> int | None:
         """Uncorrected ECC errors since the driver was loaded; None without ECC."""
@@ -203,7 +168,6 @@ class GpuWatch:
         return "default" if mode == library.NVML_COMPUTEMODE_DEFAULT else "exclusive"
 
     def close(self) -> None:
-        """Release what it holds of NVML."""
         if self._library is not None:
             with contextlib.suppress(self._library.NVMLError):
                 if self._events is not None:
@@ -227,12 +191,12 @@ def list_processes(library: Any, handle: Any, *kinds: str) -> dict[int, float | 
     Args:
         kinds: "Compute": that compute; "MPSCompute": that do so as clients of a Multi-Process Service.
     """
-    found: dict[int, float | None] = {}
+    used_gb: dict[int, float | None] = {}
     for kind in kinds:
         for version in ("v3", "v2"):  # an older driver has only the second
             with contextlib.suppress(library.NVMLError):
-                for each in getattr(library, f"nvmlDeviceGet{kind}RunningProcesses_{version}")(handle):
-                    used = each.usedGpuMemory
-                    found[int(each.pid)] = None if used is None else float(used) / 2**30
+                for process in getattr(library, f"nvmlDeviceGet{kind}RunningProcesses_{version}")(handle):
+                    used = process.usedGpuMemory
+                    used_gb[int(process.pid)] = None if used is None else float(used) / 2**30
                 break
-    return found
+    return used_gb

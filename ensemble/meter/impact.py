@@ -1,17 +1,8 @@
 """Computes what a run's joules amount to: kilowatt-hours, greenhouse gas, money, and each per unit of work.
 
-**Emissions** are those of the electricity used (the *operational* ones): energy in kWh x PUE x carbon intensity in
-gCO2e per kWh. That is O = E x I of the Software Carbon Intensity specification (ISO/IEC 21031:2024), whose energy
-includes what the building adds (PUE, power usage effectiveness), by the **location-based** method of the GHG
-Protocol's Scope 2 Guidance: the intensity is that of the grid where the machines are. Certificates and offsets are
-never subtracted. The hardware's manufacture (M of that specification) is not included.
-
-**Price** is energy in kWh x PUE x the price of a kWh: the building's electricity is paid for, too.
-
-Intensity, PUE and price are **given** (`ensemble.spec.Energy`); nothing is looked up or assumed of a place.
-A figure has the origin of its energy, and names what was given beside it. What is not given is not computed.
-
-All figures are of the whole run, failed and pruned members included: a model costs what it took to get it.
+Emissions are kWh x PUE x carbon intensity (ISO/IEC 21031:2024, operational, location-based, no offsets); the
+price is kWh x PUE x price. Intensity, PUE and price are given by the user (`ensemble.spec.Energy`); nothing is
+assumed of a place.
 """
 
 from __future__ import annotations
@@ -118,7 +109,7 @@ class Impact:
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as plain JSON values: what ledger.json holds under `impact`."""
-        quantities = [{**vars(each), **each.per} for each in self.quantities]
+        quantities = [{**vars(quantity), **quantity.per} for quantity in self.quantities]
         for row in quantities:
             row["given"] = list(row["given"])
             del row["per"]
@@ -141,15 +132,17 @@ def assess_impact(used: Total, options: Mapping[str, Any], work: Work) -> Impact
     currency = str(options.get("currency") or "")
     kwh = None if joules is None else joules / J_PER_KWH
 
-    def quantity(name: str, unit: str, total: float | None, given: Iterable[str], reason: str) -> Quantity:
+    def quantity(name: str, unit: str, total: float | None, factors: Iterable[str], reason: str) -> Quantity:
         per = {of: None if total is None or not count else total / count for of, count in counts.items()}
-        return Quantity(name, unit, total, per, used.origin, tuple(given), "" if total is not None else reason)
+        return Quantity(name, unit, total, per, used.origin, tuple(factors), "" if total is not None else reason)
 
     def priced(name: str, unit: str, rate: float | None, what: str, option: str) -> Quantity:
         total = None if kwh is None or rate is None else kwh * pue * rate
         building = () if pue == 1.0 else (f"PUE {pue:g}",)
-        given = () if rate is None else (f"{rate:g} {unit} per kWh", *building)
-        return quantity(name, unit, total, given, unknown if rate is not None else f"no {what} is given: {option}")
+        factors = () if rate is None else (f"{rate:g} {unit} per kWh", *building)
+        return quantity(
+            name, unit, total, factors, unknown if rate is not None else f"no {what} is given: {option}"
+        )
 
     unknown = "the run's energy is unavailable"
     return Impact(

@@ -1,14 +1,8 @@
 """The figures of what a run has used at one moment, in CPU-seconds and joules, by role, member and node.
 
-Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the shared pipeline), ``verify``
-(shared samples that are compared), ``profile`` (members measured before they are packed), ``orchestrate`` and
-``ray``. Energy has two more: ``idle``, what a node would have used anyway for cores and GPUs that no member
-reserved, and ``other``, what it used for processes that are not the run's.
-
-There are two views. `Ledger.rows` has what serves several members in rows of its own, without a member.
-`Ledger.full_rows` shares that out to members (`ensemble.meter.shared_cost_allocation`). Both add up to the totals
-exactly. `ensemble.meter.energy_allocator` and docs/concepts/accounting.md say how energy is shared out. A share of
-what was measured is ``attributed``, a share of what was estimated ``estimated``.
+`Ledger.rows` has what serves several members in rows of its own; `Ledger.full_rows` shares that out to members.
+Both add up to the totals exactly. The role ``idle`` is what nodes would have used anyway, ``other`` what they
+used for others' processes.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ from ensemble.meter.usage_parser import Samples
 from ensemble.meter.usage_records import Owner, PowerInterval
 from ensemble.meter.usage_sums import BUSY, CPU, SM, NodeTotal, Sums, Use, list_energies
 
-VERSION = 2
+VERSION = 3
 NOT_THE_RUNS = ("idle", "other")
 #: Parts of a node.
 KINDS = ("cpu", "dram", "gpu", "node")
@@ -87,12 +81,10 @@ class Ledger:
 
     @cached_property
     def nodes(self) -> tuple[NodeTotal, ...]:
-        """What each node used."""
         return tuple(self.sums.nodes[name] for name in sorted(self.sums.nodes, key=natural_key))
 
     @property
     def reuse(self) -> Reuse:
-        """How often a prepared sample was used."""
         samples = self.samples
         prepared, consumed = samples.prepared + samples.private, samples.consumed + samples.private
         factor = consumed / prepared if prepared else None
@@ -102,22 +94,20 @@ class Ledger:
 
     @property
     def metered_s(self) -> float:
-        """Seconds in which some node was metered."""
         return sum(end - start for start, end in self.sums.metered)
 
     @property
     def total(self) -> Total:
         """All rows: what all nodes used. Its origin is that of the nodes' energy: measured or estimated."""
-        known = [node for node in self.nodes if node.energy_j is not None]
-        peaks = [node.peak_watts for node in known if node.peak_watts is not None]
-        whole = self._sum(self.sums.uses.items(), self.metered_s, sum(peaks) if peaks else None)
-        return dataclasses.replace(whole, origin=weakest(node.origin for node in known))
+        metered = [node for node in self.nodes if node.energy_j is not None]
+        whole = self._sum(self.sums.uses.items(), self.metered_s)
+        return dataclasses.replace(whole, origin=weakest(node.origin for node in metered))
 
     @property
     def run(self) -> Total:
         """What the run itself used: all rows but those of the roles ``idle`` and ``other``."""
         uses = ((key, use) for key, use in self.sums.uses.items() if key[0].role not in NOT_THE_RUNS)
-        return self._sum(uses, self.metered_s, self._peaks.get(("run", "")))
+        return self._sum(uses, self.metered_s)
 
     def cpu_by_role(self) -> dict[str, float]:
         """CPU-seconds of each role that used any."""
@@ -129,20 +119,20 @@ class Ledger:
         for key, use in self.sums.uses.items():
             uses[key[0].role].append((key, use))
         order = sorted(uses, key=role_key)
-        return {role: self._sum(uses[role], self.metered_s, self._peaks.get(("role", role))) for role in order}
+        return {role: self._sum(uses[role], self.metered_s) for role in order}
 
     def by_member(self, full: bool = False) -> dict[str, Total]:
         """Totals of each member, over its roles and nodes.
 
         Args:
-            full: with its part of what serves several members; without a peak, which only rows of its own have.
+            full: with its part of what serves several members.
         """
         return self._full_totals_of_members if full else self._totals_of_members
 
     def member(self, member: str, full: bool = False) -> Total:
         """As `by_member` has it; nothing and ``unavailable`` where the log says nothing of it."""
         uses = (self._full_uses_of_members if full else self._uses_of_members).get(member, [])
-        return self._sum(uses, self.held_s.get(member, 0.0), None if full else self._peaks.get(("member", member)))
+        return self._sum(uses, self.held_s.get(member, 0.0))
 
     @cached_property
     def _totals_of_members(self) -> dict[str, Total]:
@@ -171,18 +161,9 @@ class Ledger:
 
     @cached_property
     def _nodes_with_idle(self) -> frozenset[str]:
-        """Nodes whose idle power was known."""
         return frozenset(name for name, node in self.sums.nodes.items() if node.idle is not None)
 
-    @cached_property
-    def _peaks(self) -> dict[tuple[str, str], float]:
-        """The peaks of `Sums`, added up over nodes."""
-        peaks: dict[tuple[str, str], float] = {}
-        for (what, name, _), watts in self.sums.peaks.items():
-            peaks[what, name] = peaks.get((what, name), 0.0) + watts
-        return peaks
-
-    def _sum(self, uses: Iterable[_KeyAndUse], seconds: float, peak_w: float | None) -> Total:
+    def _sum(self, uses: Iterable[_KeyAndUse], seconds: float) -> Total:
         cpu = energy = idle = gpu = 0
         origins, has_idle = set[Origin](), False
         for (_, node), use in uses:
@@ -202,7 +183,6 @@ class Ledger:
             idle_j=from_ticks(idle) if has_idle else None,
             gpu_s=from_ticks(gpu) if gpu else None,
             mean_w=energy_j / seconds if energy_j is not None and seconds > 0 else None,
-            peak_w=peak_w,
         )
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -260,16 +240,16 @@ _KeyAndUse = tuple[tuple[Owner, str], Use]
 
 
 def _group_by_member(uses: Mapping[tuple[Owner, str], Use]) -> dict[str, list[_KeyAndUse]]:
-    found = defaultdict[str, list[_KeyAndUse]](list)
+    groups = defaultdict[str, list[_KeyAndUse]](list)
     for key, use in uses.items():
         if (member := key[0].member) is not None:
-            found[member].append((key, use))
-    return found
+            groups[member].append((key, use))
+    return groups
 
 
 def _sum_cpu(uses: Iterable[_KeyAndUse]) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for (owner, _), use in sorted(uses, key=lambda each: role_key(each[0][0].role)):
+    for (owner, _), use in sorted(uses, key=lambda item: role_key(item[0][0].role)):
         seconds[owner.role] = seconds.get(owner.role, 0.0) + from_ticks(count_ticks(use, CPU))
     return seconds
 
@@ -283,12 +263,10 @@ def _describe_node(node: NodeTotal, power: Sequence[PowerInterval]) -> dict[str,
         "mean_watts",
         "sources",
         "idle_j",
-        "peak_watts",
-        "unread_s",
     )
-    samples = [[each.end, each.watts, each.origin, each.idle_watts] for each in power]
+    samples = [[interval.end, interval.watts, interval.origin, interval.idle_watts] for interval in power]
     figures = {name: getattr(node, name) for name in names}
-    return {**figures, "power": samples, "begins": [each.start for each in power]}
+    return {**figures, "power": samples, "begins": [interval.start for interval in power]}
 
 
 def _describe_row(row: LedgerRow) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class LedgerRow:
         origin: of energy_j: attributed, estimated or unavailable.
         gpu_s: seconds in which it kept GPUs busy, by its own CUDA events, else SM-seconds by the driver; None
             where neither is known.
-        parts: energy_j by kind: cpu, dram, gpu, node (the rest that an external meter sees).
+        parts: energy_j by kind: cpu, dram, gpu, node (the rest where the whole node is measured).
     """
 
     role: str
@@ -60,7 +60,6 @@ class LedgerRow:
 
     @property
     def idle_j(self) -> float:
-        """The idle energy in it."""
         return self.methods.get("reservation", 0.0)
 
 
@@ -73,7 +72,6 @@ class Total:
         idle_j: the idle energy in it; None where it was known on none of their nodes.
         gpu_s: see `LedgerRow`.
         mean_w: of a member: energy over the time in which it held a place; else over the time that was metered.
-        peak_w: the highest mean power of a metered interval, added up over nodes.
     """
 
     cpu_s: float
@@ -82,7 +80,6 @@ class Total:
     idle_j: float | None = None
     gpu_s: float | None = None
     mean_w: float | None = None
-    peak_w: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,6 @@ class Reuse:
 
 
 def make_rows(uses: Mapping[tuple[Owner, str], Use]) -> tuple[LedgerRow, ...]:
-    """Rows of what owners have used on nodes, in their order."""
     rows = [_make_row(owner, node, use) for (owner, node), use in uses.items()]
     rows.sort(
         key=lambda row: (

@@ -1,16 +1,8 @@
 """Keeps what a run has used while its log grows, event by event: running and finished runs by the same code.
 
-    view = LedgerView()
-    for event in events:
-        view.apply(event)
-    view.read().by_member()    # as often as one likes
-
-A `UsageParser` makes records of events, an `EnergyAllocator` for each node shares out the energy of its intervals.
-An interval is **settled** once no process that was at work in it has still to report its CPU time: its shares are
-added to sums and its details dropped; at the end of a run all are. When that happens follows from the log alone:
-a ledger is a function of the events up to then, however they were read.
-
-The log may hold several starts of the run (resumes). Counts of one start say nothing about the next.
+An interval is **settled** once no process that was at work in it has still to report: its shares are added to
+sums and its details dropped. When that happens follows from the log alone, so a ledger is a function of the
+events up to then.
 """
 
 from __future__ import annotations
@@ -60,14 +52,11 @@ class LedgerView:
     power: dict[str, list[PowerInterval]] | None = None
 
     def apply(self, event: Event) -> None:
-        """Applies the next event of the log."""
         self.parser.apply(event)
         if isinstance(event, RunStarted):
             self.rays.clear()
         elif isinstance(event, Usage) and event.cpu_s is not None:
             self._add_cpu(event.node, self.parser.node(event.node).cpu[-1])
-        if event.t > self.last_t + MARGIN_S:  # what killed processes have left comes next
-            self.settle_t = event.t + MARGIN_S
         self.last_t = max(self.last_t, event.t)
         if isinstance(event, RunStopped | RunFinished):
             self._settle(math.inf)  # all figures are logged before
@@ -85,7 +74,7 @@ class LedgerView:
             self.rays[used.process] = self.rays.get(used.process, 0) + used.span.ticks
         elif used.process in self.rays:
             # Its own account covers it from its first second. Energy that is settled stays with Ray.
-            uses[:] = [each for each in uses if each.process != used.process or each.span.owner.role != "ray"]
+            uses[:] = [use for use in uses if use.process != used.process or use.span.owner.role != "ray"]
             add(self.settled.use(Owner("ray"), node), CPU, -self.rays.pop(used.process), used.origin)
         add(self.settled.use(owner, node), CPU, used.span.ticks, used.origin)
         if owner.member is not None:

@@ -1,14 +1,7 @@
 """Measures the host memory that this process alone holds: what its exit would free.
 
-Pages that others map as well (of a feeder's ring, or those that a forked worker still shares with the fork server)
-are nobody's alone and are not counted. The kernel tells them apart at a moment (`smaps_rollup`: the *unique set
-size*, private clean and dirty pages), but the highest moment only of all resident pages (`VmHWM`). What lies above
-a moment's resident pages at the highest moment was memory that the process took and gave back, hence its own:
-
-    peak = unique now + (highest resident - resident now)
-
-It is too high by shared pages that were resident then and are no more, of which a worker hardly has any. See
-proc_pid_smaps(5), proc_pid_status(5), proc_pid_clear_refs(5).
+The kernel tells private pages (`smaps_rollup`) at a moment only, and the highest moment of all resident pages
+(`VmHWM`), so peak = unique now + (highest resident - resident now). See proc_pid_smaps(5), proc_pid_status(5).
 """
 
 from __future__ import annotations
@@ -30,13 +23,13 @@ def peak_memory_gb() -> float:
 
     Where the kernel does not tell shared pages apart (before Linux 4.14, some sandboxes) they are counted, too.
     """
-    now = _kilobytes("status", "VmRSS:")
+    resident = _kilobytes("status", "VmRSS:")
     highest = _kilobytes("status", "VmHWM:")
     try:
         unique = _kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:")
     except OSError:
-        unique = now
-    return (unique + max(0, highest - now)) / 2**20
+        unique = resident
+    return (unique + max(0, highest - resident)) / 2**20
 
 
 def data_gb(process: int | None = None) -> float:
@@ -63,7 +56,6 @@ class PeakMemory:
         self._gb, self._highest = 0.0, 0
 
     def gb(self) -> float:
-        """GiB."""
         highest = _kilobytes("status", "VmHWM:")
         if highest > self._highest * 1.01:
             self._gb, self._highest = peak_memory_gb(), highest
@@ -90,7 +82,9 @@ def tree_memory_gb(pid: int) -> float | None:
 
     try:
         pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-        held = [_kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:", process=each) for each in pids]
+        held = [
+            _kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:", process=process) for process in pids
+        ]
     except (psutil.Error, OSError):
         return None
     return sum(held) / 2**20
@@ -124,13 +118,13 @@ def held_memory_gb(root: int, others: Collection[int] = ()) -> float | None:
 
 def _list_shared_files(pid: int) -> dict[tuple[int, int], int]:
     """The memory in bytes of each file in memory that a process has open, by device and inode."""
-    found = {}
+    sizes = {}
     for entry in os.scandir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):  # it was closed
             if os.readlink(entry.path).startswith(_IN_MEMORY):
                 status = os.stat(entry.path)
-                found[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return found
+                sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sizes
 
 
 def _kilobytes(file: str, *names: str, process: int | None = None) -> int:

@@ -1,15 +1,8 @@
 """Names the origins of figures, and converts joules and seconds to ticks, whose parts sum to their total.
 
-An **origin** says how far a figure can be trusted:
-
-- ``measured``: a counter was read (a process's CPU time, a package's energy counter);
-- ``attributed``: a share of a measured total (a member's part of what its node's counter said);
-- ``estimated``: computed from a model of the machine, or a share of such a total;
-- ``unavailable``: it could not be had; the figure is then None, never a guess.
-
-Floating-point sums depend on their order, so shares of 0.1 J rarely add up to the joule they were cut from.
-Multiples of a power of two do: they add without rounding, in any order, up to 2**53 of them. Figures that are
-split or summed are therefore kept as whole **ticks** of 2**-20 (about a millionth) of a joule or second.
+`measured`: a counter was read. `attributed`: a share of a measured total. `estimated`: computed from a model of
+the machine. `unavailable`: it is None, never a guess. A tick is 2**-20 of a joule or second: sums of whole ticks
+are exact in any order.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One line of the process table."""
-
     pid: int
     ppid: int
     name: str
@@ -104,10 +102,10 @@ def process_table() -> list[ProcessInfo]:
     """All processes of this machine that can be seen."""
     import psutil
 
-    found = ((each.pid, each.info) for each in psutil.process_iter(["ppid", "name", "cmdline"]))
+    processes = ((process.pid, process.info) for process in psutil.process_iter(["ppid", "name", "cmdline"]))
     return [
         ProcessInfo(pid, info["ppid"] or 0, info["name"] or "", " ".join(info["cmdline"] or ()))
-        for pid, info in found
+        for pid, info in processes
     ]
 
 
@@ -170,31 +168,35 @@ class RaySampler:
 
         `cpu_s` is all that the processes have used. What ended since the last sample is reported once more.
         """
-        now = time.monotonic()
+        now_s = time.monotonic()
         ended = _remove_ended(self._daemons), _remove_ended(self._workers)
-        if now - self._looked >= self._refresh_s:
-            self._looked = now
+        if now_s - self._looked >= self._refresh_s:
+            self._looked = now_s
             self._kinds = ray_processes(self._table(), self._session)
             for pid, kind in self._kinds.items():
-                known = self._workers if kind == "idle_worker" else self._daemons
-                if pid not in known and (process := _open_process(pid)) is not None:
-                    known[pid] = process
+                followed = self._workers if kind == "idle_worker" else self._daemons
+                if pid not in followed and (process := _open_process(pid)) is not None:
+                    followed[pid] = process
             if self._pid == 0 and (raylets := [pid for pid, kind in self._kinds.items() if kind == "raylet"]):
                 self._pid = min(raylets)
                 self._start = read_start(self._pid) or 0
         daemons, workers = (
-            [*gone, *known.values()] for gone, known in zip(ended, (self._daemons, self._workers), strict=True)
+            [*gone, *followed.values()]
+            for gone, followed in zip(ended, (self._daemons, self._workers), strict=True)
         )
-        cpu_s = self._ended_s + sum(each.cpu_s for each in daemons)
-        self._ended_s += sum(each.cpu_s for each in ended[0])
+        cpu_s = self._ended_s + sum(process.cpu_s for process in daemons)
+        self._ended_s += sum(process.cpu_s for process in ended[0])
         events = [
-            {**self._make_usage(each.pid, each.start, each.cpu_s, time.time() - each.age_s), "for_s": each.age_s}
-            for each in workers
-            if self._kinds.get(each.pid) == "idle_worker"
+            {
+                **self._make_usage(worker.pid, worker.start, worker.cpu_s, time.time() - worker.age_s),
+                "for_s": worker.age_s,
+            }
+            for worker in workers
+            if self._kinds.get(worker.pid) == "idle_worker"
         ]
         if not daemons and cpu_s == 0.0:
             return events
-        oldest = max((each.age_s for each in daemons), default=None)
+        oldest = max((process.age_s for process in daemons), default=None)
         since = None if oldest is None else time.time() - oldest
         return [self._make_usage(self._pid, self._start, cpu_s, since), *events]
 

@@ -1,9 +1,7 @@
 """Shares out the cost of work that serves several members: the second view of a ledger. Pure functions of ticks.
 
-What prepares and feeds a stream is shared by the samples that each member of its cohort consumed from it; what
-starts, schedules and watches the run by the rank-seconds for which members held a place: the driver, and whatever
-is on its node, among all members, agents and Ray on another node among the members there. A member that prepared
-its own batches consumed nothing from the stream, and pays nothing for it.
+What prepares and feeds a stream is shared by the samples that each member consumed from it; all else by the
+rank-seconds for which members held a place: the driver's among all members, an agent's among those on its node.
 """
 
 from __future__ import annotations
@@ -49,10 +47,10 @@ def share_out(
             of_stream = by_cohort.get(owner.cohort, {}) if owner.role in BY_SAMPLES else {}
             among = of_stream or (by_node.get(node, {}) if node not in central else {}) or held
         if among:
-            found = {to: find(Owner(owner.role, *to), node) for to in among}
+            use_of = {to: find(Owner(owner.role, *to), node) for to in among}
             for what, (whole, origin) in use.items():
                 for to, ticks in split(whole, among).items():
-                    add(found[to], what, ticks, origin)
+                    add(use_of[to], what, ticks, origin)
         else:
             whole_use = find(owner, node)
             for what, (whole, origin) in use.items():
@@ -61,8 +59,8 @@ def share_out(
 
 def _group(amounts: Mapping[tuple[str, T], int]) -> dict[T, dict[tuple[str], int]]:
     """Amounts by what they are of, and member; those of 0 are left out."""
-    found: dict[T, dict[tuple[str], int]] = {}
+    groups: dict[T, dict[tuple[str], int]] = {}
     for (member, of), amount in amounts.items():
         if amount:
-            found.setdefault(of, {})[member,] = amount
-    return found
+            groups.setdefault(of, {})[member,] = amount
+    return groups

@@ -1,10 +1,7 @@
-"""Parses the events of a log into records of who used what on each node, and when: CPU time, busy GPUs, reserved
-cores, energy.
+"""Makes records of who used what on each node from the events of a log: CPU time, GPUs, reserved cores, energy.
 
-Counts in `usage` events (of a process in a role) and `feeder` events grow; the difference of two of them is what
-was used in between, by the member that the later one names. A process is named by its id and its start, so that
-a count belongs to one process and cannot fall: what comes late is contained in what came before. Those of feeders
-begin anew when the run is started again.
+Counts in `usage` and `feeder` events grow; the difference of two is what was used in between. A process is named
+by its id and its start, so its count never falls; those of feeders begin anew when the run is started again.
 """
 
 from __future__ import annotations
@@ -29,8 +26,6 @@ from ensemble.meter.usage_records import (
 
 #: Events that end an attempt of a member.
 ENDS_ATTEMPT = (events.Finished, events.Pruned, events.Stopped, events.Paused, events.Cancelled, events.Failed)
-#: With these events a node is metered anew, after a time in which nothing may have metered it.
-BEGINS_POWER = (events.NodeChanged, events.NodeLost, events.AgentReplaced)
 #: How late a `power` event may be: its energy is since the one before. Later ones were not metered meanwhile.
 PAUSE_S = 60.0
 
@@ -99,10 +94,10 @@ class UsageParser:
 
     def node(self, name: str) -> NodeRecord:
         """The node of that name, made when it is first met."""
-        found = self.nodes.get(name)
-        if found is None:  # asked for at each event: no record is made in vain
-            found = self.nodes[name] = NodeRecord()
-        return found
+        record = self.nodes.get(name)
+        if record is None:  # asked for at each event: no record is made in vain
+            record = self.nodes[name] = NodeRecord()
+        return record
 
     def apply(self, event: Event) -> None:
         """Applies the next event of the log; its CPU time, if it has some, is the last of its node's `cpu`."""
@@ -158,7 +153,7 @@ class UsageParser:
     def _add_usage(self, event: events.Usage) -> None:
         """Adds what a process has used since its last `usage` event; the event's figures are cumulative."""
         owner = Owner(event.role, event.member, event.cohort)
-        t = min(event.t, event.until or event.t)  # before it was logged, where a process was killed
+        t = event.t
         process = (event.node, event.pid, -self.start if event.began is None else event.began)
         if event.gpu_busy_s is not None:
             # The process counts it once, in whichever role it reports it.
@@ -199,7 +194,7 @@ class UsageParser:
         node = event.node
         earlier = self.node(node).power
         # Intervals stay in order even where the clock was set back.
-        ended = event.t if event.until is None else min(event.t, event.until)  # rows may come late
+        ended = event.t if event.until is None else min(event.t, event.until)
         t = max([ended, *(interval.end for interval in earlier[-1:])])
         start, length_s = self.last_power.get(node), event.interval_s
         if start is None or (length_s is not None and t - start > length_s + PAUSE_S):
@@ -213,7 +208,6 @@ class UsageParser:
             watts=event.watts,
             origin=event.origin,
             source=event.source or "unknown",
-            unread=event.reason or "",
         )
         self.last_interval = interval
         earlier.append(interval)
@@ -274,7 +268,6 @@ class UsageParser:
             ]
 
     def _release(self, member: str, t: float) -> None:
-        """Ends a member's hold at time `t`."""
         hold = self.holds.pop(member, None)
         if hold is None:
             return
@@ -288,7 +281,6 @@ class UsageParser:
 def _add_held(
     held: dict[str, int], ranks: dict[tuple[str, str], int], member: str, hold: Hold, until: float
 ) -> None:
-    """Adds how long a member has held its place."""
     ticks = max(0, to_ticks(until - hold.start))
     held[member] = held.get(member, 0) + ticks
     for node, count in hold.ranks.items():

@@ -76,7 +76,6 @@ class PowerInterval:
 
     Attributes:
         busy: CPU ticks of all its processes, if reported.
-        unread: why the meter of the node has no reading of this time; empty where it has, or there is no meter.
     """
 
     start: float
@@ -86,22 +85,19 @@ class PowerInterval:
     watts: float | None
     origin: Origin
     source: str
-    unread: str = ""
 
     @property
     def length_s(self) -> float:
-        """Seconds from its start to its end."""
         return self.end - self.start
 
     @property
     def idle(self) -> int | None:
         """Idle energy of its parts in ticks; None where it is known of none."""
-        known = [part.idle for part in self.parts if part.idle is not None]
-        return sum(known) if known else None
+        idle_ticks = [part.idle for part in self.parts if part.idle is not None]
+        return sum(idle_ticks) if idle_ticks else None
 
     @property
     def idle_watts(self) -> float | None:
-        """Mean idle power."""
         return None if self.idle is None or self.length_s <= 0 else from_ticks(self.idle) / self.length_s
 
 
@@ -132,7 +128,6 @@ class NodeRecord:
         return self.gpus.get(device, (device, 1.0))
 
     def drop_until(self, t: float) -> None:
-        """Drops what was used up to a time."""
         self.cpu = [used for used in self.cpu if used.span.end > t]
         for spans in (*self.reserved.values(), *self.busy.values()):
             spans[:] = [span for span in spans if span.end > t]

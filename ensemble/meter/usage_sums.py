@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ensemble.meter.energy_allocator import IDLE, OTHER, EnergyShare
+from ensemble.meter.energy_allocator import EnergyShare
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.usage_records import Owner, PowerInterval
 
@@ -20,19 +20,13 @@ CPU, SM, BUSY = ("cpu_s", ""), ("sm_s", ""), ("busy_s", "")
 
 
 def add(use: Use, what: tuple[str, str], ticks: int, origin: Origin) -> None:
-    """Adds ticks of something to a use."""
-    before, known = use.get(what, (0, origin))
-    use[what] = (before + ticks, origin if origin == known else weakest((known, origin)))
+    before, before_origin = use.get(what, (0, origin))
+    use[what] = (before + ticks, origin if origin == before_origin else weakest((before_origin, origin)))
 
 
 def list_energies(use: Use) -> list[tuple[str, str, int, Origin]]:
     """The energy of a use: kind, method, ticks, origin."""
     return [(kind, method, ticks, origin) for (kind, method), (ticks, origin) in use.items() if method]
-
-
-#: Seconds of an interval from which on its mean power counts for a peak: in a shorter one, such as the last of a
-#: run, what was spent before and read late is no power.
-LEAST_PEAK_S = 0.5
 
 
 @dataclass
@@ -42,8 +36,7 @@ class NodeTotal:
     Attributes:
         energy, idle: ticks of all its energy, and of the idle energy in it; None where that was never known.
         origin: of the energy: measured, estimated or unavailable.
-        metered_s: seconds that were metered.  unread_s: seconds of which its meter has no reading.
-        highest_watts: the highest mean power of an interval that is long enough (`LEAST_PEAK_S`).
+        metered_s: seconds that were metered.
         sources: names of the power sources.
     """
 
@@ -52,45 +45,29 @@ class NodeTotal:
     idle: int | None = None
     origin: Origin = "unavailable"
     metered_s: float = 0.0
-    unread_s: float = 0.0
-    highest_watts: float | None = None
     sources: list[str] = field(default_factory=list)
 
     @property
     def energy_j(self) -> float | None:
-        """Joules of the whole node."""
         return None if self.energy is None else from_ticks(self.energy)
 
     @property
     def idle_j(self) -> float | None:
-        """Joules of idle energy."""
         return None if self.idle is None else from_ticks(self.idle)
 
     @property
-    def peak_watts(self) -> float | None:
-        """The highest mean power of an interval; that of all time where each was too short."""
-        return self.mean_watts if self.highest_watts is None else self.highest_watts
-
-    @property
     def mean_watts(self) -> float | None:
-        """Energy over the time that was metered."""
         return self.energy_j / self.metered_s if self.energy_j is not None and self.metered_s > 0 else None
 
     def add(self, interval: PowerInterval) -> None:
-        """Adds an interval."""
-        if interval.unread:
-            self.unread_s += interval.length_s
         if not interval.parts:
             return
-        known = () if self.energy is None else (self.origin,)
-        self.origin = weakest((*known, *(part.origin for part in interval.parts)))
-        energy = sum(part.ticks for part in interval.parts)
-        self.energy = (self.energy or 0) + energy
+        origins = () if self.energy is None else (self.origin,)
+        self.origin = weakest((*origins, *(part.origin for part in interval.parts)))
+        self.energy = (self.energy or 0) + sum(part.ticks for part in interval.parts)
         if interval.idle is not None:
             self.idle = (self.idle or 0) + interval.idle
         self.metered_s += interval.length_s
-        if interval.length_s >= LEAST_PEAK_S:
-            self.highest_watts = max(from_ticks(energy) / interval.length_s, self.highest_watts or 0.0)
         if interval.source not in self.sources:
             self.sources.append(interval.source)
 
@@ -102,28 +79,23 @@ class Sums:
     Attributes:
         uses: by owner and node.
         nodes: by name.
-        peaks: highest mean power of an interval of `LEAST_PEAK_S` in watts, by ("member", name), ("role", name) or
-            ("run", ""), and node.
         metered: stretches of time in which some node was metered, in order, not overlapping: [start, end].
     """
 
     uses: dict[tuple[Owner, str], Use] = field(default_factory=dict)
     nodes: dict[str, NodeTotal] = field(default_factory=dict)
-    peaks: dict[tuple[str, str, str], float] = field(default_factory=dict)
     metered: list[list[float]] = field(default_factory=list)
 
     def copy(self, member: str | None = None) -> Sums:
         """A copy to which more can be added, of all uses or of those of one member."""
         uses = {key: dict(use) for key, use in self.uses.items() if member is None or key[0].member == member}
         nodes = {name: dataclasses.replace(node, sources=list(node.sources)) for name, node in self.nodes.items()}
-        return Sums(uses, nodes, dict(self.peaks), [list(each) for each in self.metered])
+        return Sums(uses, nodes, [list(stretch) for stretch in self.metered])
 
     def use(self, owner: Owner, node: str) -> Use:
-        """What an owner has used on a node."""
         return self.uses.setdefault((owner, node), {})
 
     def node(self, name: str) -> NodeTotal:
-        """What a node has used."""
         return self.nodes.setdefault(name, NodeTotal(name))
 
     def add_interval(self, node: str, interval: PowerInterval, shares: Iterable[EnergyShare]) -> None:
@@ -131,25 +103,16 @@ class Sums:
         self.node(node).add(interval)
         if interval.parts:
             _add_stretch(self.metered, interval.start, interval.end)
-        energies: dict[tuple[str, str], int] = {}
         for owner, kind, method, ticks, origin in shares:
             add(self.use(owner, node), (kind, method), ticks, origin)
-            of_run = [] if owner in (IDLE, OTHER) else [("run", "")]
-            of_member = [] if owner.member is None else [("member", owner.member)]
-            for key in (("role", owner.role), *of_run, *of_member):
-                energies[key] = energies.get(key, 0) + ticks
-        for (what, name), ticks in energies.items() if interval.length_s >= LEAST_PEAK_S else ():
-            now_w = from_ticks(ticks) / interval.length_s
-            self.peaks[what, name, node] = max(now_w, self.peaks.get((what, name, node), 0.0))
         for part in interval.parts:
             for owner, ticks in part.activity or ():
                 add(self.use(owner, node), SM, ticks, part.origin)
 
 
 def _add_stretch(stretches: list[list[float]], start: float, end: float) -> None:
-    """Adds a stretch of time to others, joined with those that it meets."""
-    first = bisect_left(stretches, start, key=lambda each: each[1])
-    last = bisect_right(stretches, end, key=lambda each: each[0])
+    first = bisect_left(stretches, start, key=lambda stretch: stretch[1])
+    last = bisect_right(stretches, end, key=lambda stretch: stretch[0])
     if first < last:
         start, end = min(start, stretches[first][0]), max(end, stretches[last - 1][1])
     stretches[first:last] = [[start, end]]

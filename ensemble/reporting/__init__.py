@@ -4,31 +4,37 @@ Everything shown is derived from the run's state (the fold of its event log), it
 predictions; nothing here is measured or decided. A figure that was estimated says so wherever it is shown.
 """
 
-from ensemble.reporting.progress import Progress
-from ensemble.reporting.report import write_report
-from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.status import (
-    SILENT_S,
-    describe_lost_controller,
-    status_head,
-    status_json,
-    status_lines,
-    status_notes,
-    status_rows,
-)
-from ensemble.reporting.summary import summary, summary_text
+from __future__ import annotations
 
-__all__ = [
-    "SILENT_S",
-    "Progress",
-    "RunProjection",
-    "describe_lost_controller",
-    "status_head",
-    "status_json",
-    "status_lines",
-    "status_notes",
-    "status_rows",
-    "summary",
-    "summary_text",
-    "write_report",
-]
+from typing import TYPE_CHECKING, Any
+
+from pipelines.providers import find_attribute
+
+if TYPE_CHECKING:
+    from ensemble.reporting.progress import Progress as Progress
+    from ensemble.reporting.report import write_report as write_report
+    from ensemble.reporting.run_projection import RunProjection as RunProjection
+    from ensemble.reporting.status import SILENT_S as SILENT_S
+    from ensemble.reporting.status import describe_lost_controller as describe_lost_controller
+    from ensemble.reporting.status import status_head as status_head
+    from ensemble.reporting.status import status_lines as status_lines
+    from ensemble.reporting.status import status_notes as status_notes
+    from ensemble.reporting.status import status_rows as status_rows
+    from ensemble.reporting.summary import summary_text as summary_text
+
+_HOMES = {
+    "Progress": "ensemble.reporting.progress",
+    "RunProjection": "ensemble.reporting.run_projection",
+    "SILENT_S": "ensemble.reporting.status",
+    "describe_lost_controller": "ensemble.reporting.status",
+    "status_head": "ensemble.reporting.status",
+    "status_lines": "ensemble.reporting.status",
+    "status_notes": "ensemble.reporting.status",
+    "status_rows": "ensemble.reporting.status",
+    "summary_text": "ensemble.reporting.summary",
+    "write_report": "ensemble.reporting.report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return find_attribute(__name__, _HOMES, name)

@@ -85,7 +85,6 @@ FIGURES: Mapping[str, Figure] = {
         Figure("subset_accuracy", "accuracy of whole label sets", "higher"),
         Figure("nll", "NLL", "lower", "nats"),
         Figure("ece", "ECE", "lower"),
-        Figure("ece_debiased", "ECE, debiased", "lower"),
         Figure("brier", "Brier score", "lower"),
         Figure("f1", "F1", "higher"),
         Figure("f1_micro", "F1, micro", "higher"),
@@ -117,8 +116,8 @@ FIGURES: Mapping[str, Figure] = {
 
 #: The figures of each task, those that say most first.
 HEADLINES: Mapping[str, tuple[str, ...]] = {
-    "classification": ("accuracy", "nll", "ece", "ece_debiased", "brier", "top5_accuracy"),
-    "multilabel": ("f1_macro", "nll", "ece", "ece_debiased", "brier", "hamming_accuracy", "subset_accuracy"),
+    "classification": ("accuracy", "nll", "ece", "brier", "top5_accuracy"),
+    "multilabel": ("f1_macro", "nll", "ece", "brier", "hamming_accuracy", "subset_accuracy"),
     "regression": ("rmse", "r2", "mae", "pearson"),
     "gaussian": ("rmse", "nll", "crps", "calibration_error", "coverage_90", "r2", "mae", "pearson"),
     "quantiles": ("pinball", "coverage", "width", "crossing"),
@@ -146,9 +145,9 @@ def describe_figure(name: str, task: Task = CLASSIFICATION, ranking: Ranking | N
         )
     if name == "coverage" and task.kind == "quantiles":
         return Figure(name, f"coverage of {_percent(task)} intervals", "nominal", nominal=_outermost(task))
-    known = FIGURES.get(name)
-    if known is not None:
-        return known
+    figure = FIGURES.get(name)
+    if figure is not None:
+        return figure
     mode = infer_mode(name)
     return Figure(name, name, None if mode is None else "higher" if mode == "max" else "lower")
 
@@ -157,9 +156,9 @@ def list_figures(
     names: Iterable[str], task: Task = CLASSIFICATION, ranking: Ranking | None = None
 ) -> list[Figure]:
     """Returns the figures of these names, those that say most about the task first."""
-    given = list(dict.fromkeys(names))
-    first = [name for name in HEADLINES[task.kind] if name in given]
-    order = (*first, *(each for each in given if each not in first))
+    distinct = list(dict.fromkeys(names))
+    first = [name for name in HEADLINES[task.kind] if name in distinct]
+    order = (*first, *(other for other in distinct if other not in first))
     return [describe_figure(name, task, ranking) for name in order]
 
 
@@ -214,8 +213,8 @@ def compare(combined: Combined | None, ranking: Ranking | None = None) -> list[M
         ranking: of the run's members.
     """
     combined = combined or NOT_COMBINED
-    found = combined.metrics or {}
-    ours, best = found.get("ensemble") or {}, found.get("best") or {}
+    metrics = combined.metrics or {}
+    ours, best = metrics.get("ensemble") or {}, metrics.get("best") or {}
     intervals, noise = combined.intervals or {}, combined.noise
     comparisons = []
     for figure in list_figures(ours, read_task(combined), ranking):
@@ -237,8 +236,8 @@ def compare(combined: Combined | None, ranking: Ranking | None = None) -> list[M
 
 
 def _find_interval(intervals: Mapping[str, Any], of: str, name: str) -> tuple[float, float] | None:
-    found = (intervals.get(of) or {}).get(name)
-    return None if not found else (float(found[0]), float(found[1]))
+    ends = (intervals.get(of) or {}).get(name)
+    return None if not ends else (float(ends[0]), float(ends[1]))
 
 
 def _outermost(task: Task) -> float:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import html
 import logging
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.progress import head_line
-from ensemble.reporting.ranking import best_member, metric, rank_members
+from ensemble.reporting.columns import list_columns
+from ensemble.reporting.progress import Progress, head_line
+from ensemble.reporting.ranking import best_member, rank_members
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections import quality
 from ensemble.reporting.status import describe_lost_controller, status_head
-from ensemble.reporting.time_left import TimeLeft, TimeLeftEstimator, fraction_done, member_epochs
+from ensemble.reporting.time_left import fraction_done
 
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunDir, RunState
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 REDRAW_S = 1.0
 SHOWN = 30  # members in a table
+COLUMNS = ("member", "hyperparameters", "state", "epoch", "metric", "samples_per_s", "error")
+BAR_AT = 4  # of these
 
 
 def is_notebook() -> bool:
@@ -36,56 +38,43 @@ def is_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class LiveView:
-    """A table of a run's members in a notebook's cell, drawn at most once a second; elsewhere it shows nothing.
+class _Cell:
+    """A view of `Progress` in a notebook's cell; outside of a notebook it shows nothing."""
 
-    Used as a context: at its end the last state is drawn.
-    """
+    interval_s = REDRAW_S
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._drawn_at = -REDRAW_S
-        self._state: RunState | None = None
-        self._estimator = TimeLeftEstimator()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether `update` would draw now."""
-        return is_notebook() and time.monotonic() - self._drawn_at >= REDRAW_S
-
-    def update(self, state: RunState) -> None:
-        """Draw the present state, at most once a second; called in the thread of the cell."""
-        self._state = state
-        if self.is_due:
-            self._draw()
-
-    def __enter__(self) -> LiveView:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._state is not None and is_notebook():
-            self._draw()
-        self._handle = self._state = None
-
-    def _draw(self) -> None:
-        assert self._state is not None
-        self._drawn_at = time.monotonic()
-        content = progress_html(self._state, self._estimator.estimate(self._state))
+    def draw(self, state: RunState, left_s: float | None) -> None:
+        """Draw the state, in the place of the one before."""
+        if not is_notebook():
+            return
         display = sys.modules["IPython"].display
+        content = display.HTML(progress_html(state, left_s))
         try:
             if self._handle is None:
-                self._handle = display.display(display.HTML(content), display_id=True)
+                self._handle = display.display(content, display_id=True)
             else:
-                self._handle.update(display.HTML(content))
+                self._handle.update(content)
         except Exception as error:  # the run goes on without it
             log.debug("the progress could not be shown: %s", error, exc_info=True)
 
+    def close(self) -> None:
+        """Leave the last drawing as it is."""
+        self._handle = None
 
-def progress_html(state: RunState, left: TimeLeft | None = None) -> str:
+
+def watch() -> Progress:
+    """The progress of a run as a table in a notebook's cell, used in the thread of the cell."""
+    return Progress(view=_Cell())
+
+
+def progress_html(state: RunState, left_s: float | None = None) -> str:
     """The head line of a run and a table of its members, those in training first."""
     order = {"running": 0, "placed": 1, "failed": 2, "waiting": 4}
     members = sorted(state.members.values(), key=lambda member: (order.get(member.state, 3), member.number))
-    return _describe(head_line(state, left), state, sorted(members[:SHOWN], key=lambda member: member.number))
+    return _describe(head_line(state, left_s), state, sorted(members[:SHOWN], key=lambda member: member.number))
 
 
 def run_html(run_dir: RunDir) -> str:
@@ -110,23 +99,16 @@ def result_html(run_dir: RunDir) -> str:
 def _describe(head: str, state: RunState, members: Sequence[MemberState], lines: Iterable[str] = ()) -> str:
     best = best_member(state)
     rows = []
-    for member in members:
+    columns = list(list_columns(RunProjection(state), members, dict.fromkeys(COLUMNS, 0)))
+    for member, *cells in zip(members, *(column.cells for column in columns), strict=True):
         done = 100 * fraction_done(state, member)
         bar = f'<progress max="100" value="{done:.0f}" style="width:8em"></progress>'
-        cells = [
-            member.id,
-            text.hyperparameters(member.params),
-            text.attempted(member.state, member.attempts),
-            f"{member.epoch}/{member_epochs(state, member)}",
-            None,
-            text.score(metric(member, state.objective)),
-            text.number(member.training_rate),
-            "" if member.state != "failed" else f"{member.reason}: {member.error}",
-        ]
-        tags = (f"<td>{bar if cell is None else _escape(cell)}</td>" for cell in cells)
+        tags = [f"<td>{_escape(cell)}</td>" for cell in cells]
+        tags.insert(BAR_AT, f"<td>{bar}</td>")
         style = ' style="font-weight:bold"' if best is not None and member.id == best.id else ""
         rows.append(f"<tr{style}>{''.join(tags)}</tr>")
-    names = ("member", "hyperparameters", "state", "epoch", "", state.objective, "samples/s", "")
+    names = [column.head for column in columns]
+    names.insert(BAR_AT, "")
     heads = "".join(f"<th>{_escape(name)}</th>" for name in names)
     more = len(state.members) - len(members)
     below = [*lines, *([f"and {text.count(more, 'more member')}"] if more > 0 else [])]
@@ -137,5 +119,5 @@ def _describe(head: str, state: RunState, members: Sequence[MemberState], lines:
     )
 
 
-def _escape(given: str) -> str:
-    return html.escape(text.visible(given))
+def _escape(value: str) -> str:
+    return html.escape(text.visible(value))

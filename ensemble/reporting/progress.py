@@ -10,14 +10,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ensemble.reporting import text
+from ensemble.reporting.columns import list_columns
 from ensemble.reporting.ranking import metric
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.tables import Column, lay_out
-from ensemble.reporting.time_left import TimeLeft, TimeLeftEstimator, fraction_done, member_epochs, member_left_s
+from ensemble.reporting.time_left import TimeLeftEstimator, describe_time_left, fraction_done, member_epochs
 from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 REDRAW_S = 0.5  # a drawing of 30 rows takes about 13 ms of CPU
 LINES_S = 1.0  # between two bursts of plain lines
+COLUMNS = {"member": 0, "state": 0, "epoch": 0, "metric": 0, "rate": 2, "left_s": 1}  # and a bar
 BAR = 20  # columns of a bar that is full
 HEAD_LINES = 3  # at most
 BURST = 3  # changes shown line by line; of more, one line for each kind
@@ -53,12 +55,15 @@ class Progress:
     Args:
         stream: where to; standard error unless given. A terminal gets a live table, anything else plain lines.
         clock: seconds, monotonic.
+        view: draws instead of these two.
 
     Attributes:
         is_drawn: whether the state of the last `update` was drawn; else another call or `close` does it.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic, view: Any = None
+    ) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._clock = clock
         self._drawn: float | None = None
@@ -66,23 +71,28 @@ class Progress:
         self.is_drawn = True
         self._combining = False
         self._estimator = TimeLeftEstimator()
-        self._view: _Table | _Lines
-        drawable = self._stream.isatty() and (self._stream.encoding or "utf-8").lower().startswith("utf")
-        self._view = _Table(self._stream) if drawable else _Lines(self._stream)
+        self._view = view
+        if view is None:
+            drawable = self._stream.isatty() and (self._stream.encoding or "utf-8").lower().startswith("utf")
+            self._view = _Table(self._stream) if drawable else _Lines(self._stream)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last drawing is an interval ago."""
+        return self._drawn is None or self._clock() - self._drawn >= self._view.interval_s
 
     def update(self, state: RunState) -> None:
         """Draws the present state, unless the last drawing was less than an interval ago."""
         self._state, self.is_drawn = state, False
-        now = self._clock()
         begins = state.combining > 0 and not self._combining  # then no event comes until the end, for minutes
         self._combining = state.combining > 0
-        if begins or self._drawn is None or now - self._drawn >= self._view.interval_s:
-            self._draw(now)
+        if begins or self.is_due:
+            self._draw()
 
     def close(self) -> None:
         """Draws the last state and restores the terminal; harmless when called twice."""
         if self._state is not None:
-            self._draw(self._clock())
+            self._draw()
             self._state = None
         self._view.close()
 
@@ -92,13 +102,13 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _draw(self, now: float) -> None:
+    def _draw(self) -> None:
         assert self._state is not None
-        self._drawn, self.is_drawn = now, True
+        self._drawn, self.is_drawn = self._clock(), True
         self._view.draw(self._state, self._estimator.estimate(self._state))
 
 
-def head_line(state: RunState, left: TimeLeft | None) -> str:
+def head_line(state: RunState, left_s: float | None) -> str:
     """Name, members by state, elapsed and left, best value, total rate: one line."""
     run = RunProjection(state)
     parts = [f"{run.counts['finished']}/{run.counts.total()} finished"]
@@ -106,8 +116,8 @@ def head_line(state: RunState, left: TimeLeft | None) -> str:
     if state.combining and state.ended is None:
         parts.append(f"combining {text.count(state.combining, 'member')}")
     times = [text.clock(state.wall_s)]
-    if left is not None and state.ended is None:
-        times.append(str(left))
+    if left_s is not None and state.ended is None:
+        times.append(describe_time_left(left_s))
     more = [f"{text.number(run.samples_per_s)} samples/s"] if run.samples_per_s else []
     if run.best is not None:
         more.append(f"best {run.best.id} {state.objective} {text.score(run.best_value)}")
@@ -128,11 +138,11 @@ class _Table:
         self._failures: dict[str, int] = {}
         self._said: dict[str, str] = {}
 
-    def draw(self, state: RunState, left: TimeLeft | None) -> None:
+    def draw(self, state: RunState, left_s: float | None) -> None:
         self._live.begin()
         self._print_failures(state)
         console = self._live.console
-        self._live.draw(table(state, left, console.height - 8, console.width))
+        self._live.draw(table(state, left_s, console.height - 8, console.width))
 
     def _print_failures(self, state: RunState) -> None:
         """Prints what failed since the last drawing, as lines that stay above the table."""
@@ -149,7 +159,7 @@ class _Table:
 
 
 def table(
-    state: RunState, left: TimeLeft | None, rows: int = 30, width: int | None = None
+    state: RunState, left_s: float | None, rows: int = 30, width: int | None = None
 ) -> list[tuple[str, str]]:
     """The head line over a table of at most `rows` members; what does not fit is counted below it.
 
@@ -157,18 +167,9 @@ def table(
         Lines with their styles.
     """
     shown, left_out = _select_members(state, max(3, rows))
-    lines = [*((line, "bold") for line in _fold_head(head_line(state, left), width)), ("", "")]
-    members_left = [member_left_s(state, member) for member in shown]
-    rates = [text.number(m.samples_per_s) if m.state == "running" else "" for m in shown]
-    columns = [
-        Column("member", [member.id for member in shown]),
-        Column("state", [text.attempted(m.state, m.attempts) for m in shown]),
-        Column("epoch", [f"{m.epoch}/{member_epochs(state, m)}" for m in shown], is_number=True),
-        Column("", ["━" * round(BAR * fraction_done(state, member)) for member in shown], spare=3),
-        Column(state.objective, [text.score(metric(m, state.objective)) for m in shown], is_number=True),
-        Column("samples/s", rates, is_number=True, spare=2),
-        Column("left", ["" if s is None else text.clock(s) for s in members_left], is_number=True, spare=1),
-    ]
+    lines = [*((line, "bold") for line in _fold_head(head_line(state, left_s), width)), ("", "")]
+    columns = list(list_columns(RunProjection(state), shown, COLUMNS))
+    columns.insert(3, Column("", ["━" * round(BAR * fraction_done(state, member)) for member in shown], spare=3))
     lines += zip(lay_out(columns, width), ["dim", *(STYLES[member.state] for member in shown)], strict=True)
     if left_out:
         lines.append(("and " + ", ".join(f"{n} {name}" for name, n in left_out.items()), "dim"))
@@ -214,7 +215,7 @@ class _Lines:
         self._said: dict[str, str] = {}
         self._begun = self._ended = self._measuring = self._combining = False
 
-    def draw(self, state: RunState, left: TimeLeft | None) -> None:
+    def draw(self, state: RunState, left_s: float | None) -> None:
         at = text.clock(state.wall_s)
         lines: list[str] = []
         if not self._begun and state.name:
@@ -225,7 +226,7 @@ class _Lines:
             lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
         self._measuring = bool(state.measuring)
         changes = [change for member in state.members.values() for change in self._collect_changes(state, member)]
-        tail = f"; {left}" if left is not None and state.ended is None else ""
+        tail = f"; {describe_time_left(left_s)}" if left_s is not None and state.ended is None else ""
         if len(changes) <= BURST:
             for kind, member, what, _ in changes:
                 what = what or _describe_failure(state.members[member], self._said)
@@ -257,10 +258,10 @@ class _Lines:
 
         The line of a failure is written when it is shown.
         """
-        now = (member.state, len(member.history), member.failures)
+        present = (member.state, len(member.history), member.failures)
         was, epochs, failures = self._seen.get(member.id, ("waiting", 0, 0))
-        self._seen[member.id] = now
-        found = []
+        self._seen[member.id] = present
+        changes = []
         if len(member.history) > epochs:
             done = f"{member.epoch}/{member_epochs(state, member)}"
             value = text.score(metric(member, state.objective))
@@ -268,14 +269,14 @@ class _Lines:
             what = f"epoch {done}: {state.objective} {value}, {text.number(rate)} samples/s"
             skipped = member.history[-1].skipped_steps
             what += f", {text.count(skipped, 'step')} skipped by overflow" if skipped else ""
-            found.append(("epoch", member.id, what, f"{done} {value}"))
+            changes.append(("epoch", member.id, what, f"{done} {value}"))
         if member.failures > failures:
             again = " (it will be tried again)" if _is_retried(member) else ""
-            found.append(("failed", member.id, "", f"{member.reason}{again}"))
+            changes.append(("failed", member.id, "", f"{member.reason}{again}"))
         elif member.state != was and member.state != "placed":
             where = f" on {member.place}" if member.state == "running" else ""
-            found.append((member.state, member.id, member.state + where, ""))
-        return found
+            changes.append((member.state, member.id, member.state + where, ""))
+        return changes
 
     def close(self) -> None:
         """Does nothing: the stream belongs to the caller."""
@@ -287,7 +288,7 @@ def _describe_stop(state: RunState) -> tuple[str, str] | None:
     return None if reason is None else (f"run stopped ({reason})", "`ensemble resume` goes on")
 
 
-def _describe_failure(member: MemberState, said: dict[str, str]) -> str:
+def _describe_failure(member: MemberState, first_with: dict[str, str]) -> str:
     """What the last failure was, and whether the member comes again.
 
     Args:
@@ -295,9 +296,9 @@ def _describe_failure(member: MemberState, said: dict[str, str]) -> str:
     """
     after = "; it will be tried again" if _is_retried(member) else ""
     error = str(member.error)
-    if (first := said.get(error)) is not None:
+    if (first := first_with.get(error)) is not None:
         error = "the same again" if first == member.id else f"as {first} did"
-    said.setdefault(str(member.error), member.id)
+    first_with.setdefault(str(member.error), member.id)
     return f"failed ({member.reason}): {error}{after}"
 
 

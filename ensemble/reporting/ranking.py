@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING, Any
 from ensemble.meter.origin import weakest
 
 if TYPE_CHECKING:
+    from ensemble.events import Epoch
     from ensemble.meter.origin import Origin
     from ensemble.store import MemberState, RunState
 
 
 def finite_or_none(value: Any) -> float | None:
-    """The number, or None where it is absent, NaN or infinite: JSON and figures have no such numbers."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """The number, or None where it is absent, NaN, infinite or too large for JSON."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # of an integer
+        return None
 
 
 def rounded(value: Any, digits: int = 6) -> float | None:
     """A number to so many significant digits; None for what `finite_or_none` leaves out."""
-    known = finite_or_none(value)
-    return None if known is None else float(f"{known:.{digits}g}")
+    finite = finite_or_none(value)
+    return None if finite is None else float(f"{finite:.{digits}g}")
 
 
 def add_up(member: MemberState, name: str) -> float:
@@ -34,6 +38,11 @@ def add_up(member: MemberState, name: str) -> float:
 def metric(member: MemberState, name: str) -> float | None:
     """The member's last value of a metric on the validation split."""
     return finite_or_none(member.metrics.get(name))
+
+
+def metric_of(epoch: Epoch, name: str) -> float | None:
+    """The value of a metric in an epoch."""
+    return finite_or_none((epoch.metrics or {}).get(name))
 
 
 def other_metrics(state: RunState) -> list[str]:
@@ -84,13 +93,13 @@ def judged_members(state: RunState) -> list[tuple[MemberState, list[float]]]:
 
     Members from outside the space, from which the search does not learn, are none.
     """
-    found = []
+    judged = []
     for member in state.members.values() if state.further_objectives else ():
         values = [finite_or_none(value) for value in state.values_of(member)]
-        known = [value for value in values if value is not None]
-        if member.state == "finished" and len(known) == len(values) and member.identity.get("outside") is None:
-            found.append((member, known))
-    return found
+        finite = [value for value in values if value is not None]
+        if member.state == "finished" and len(finite) == len(values) and member.identity.get("outside") is None:
+            judged.append((member, finite))
+    return judged
 
 
 def front_members(state: RunState) -> list[MemberState]:
@@ -101,18 +110,18 @@ def front_members(state: RunState) -> list[MemberState]:
     judged = judged_members(state)
     if any(member.constraints is not None for member, _ in judged):
         judged = [
-            each
-            for each in judged
-            if (held := each[0].constraints) is not None and max(held.values(), default=0) <= 0
+            objective
+            for objective in judged
+            if (held := objective[0].constraints) is not None and max(held.values(), default=0) <= 0
         ]
-    signs = [-1.0 if each.mode == "max" else 1.0 for each in state.objectives]
+    signs = [-1.0 if objective.mode == "max" else 1.0 for objective in state.objectives]
     points = [[s * value for s, value in zip(signs, values, strict=True)][::-1] for _, values in judged]
     return [judged[i][0] for i in pareto_front(points)]
 
 
 def cost_origin(state: RunState) -> Origin:
     """The weakest origin of the joules that members of a search are judged by; "measured" where they are not."""
-    if "energy_j" not in (each.name for each in state.further_objectives):
+    if "energy_j" not in (objective.name for objective in state.further_objectives):
         return "measured"
     return weakest(member.cost.energy_origin for member, _ in judged_members(state) if member.cost is not None)
 
@@ -139,14 +148,16 @@ _OPTIONS = (
 
 def differ_by_seed(members: Iterable[MemberState]) -> bool:
     """Whether members differ in nothing but their seeds."""
-    known = list(members)
-    others = varied_parameters(known) or any(describe_options(member, known) for member in known[:1])
-    return not others and len({member.identity.get("seed") for member in known}) > 1
+    all_members = list(members)
+    others = varied_parameters(all_members) or any(
+        describe_options(member, all_members) for member in all_members[:1]
+    )
+    return not others and len({member.identity.get("seed") for member in all_members}) > 1
 
 
 def describe_options(member: MemberState, members: Iterable[MemberState]) -> str:
     """Returns the options in which a member differs from others, such as "bf16, onebit, batch_size 64"."""
-    identities = [each.identity for each in members]
+    identities = [other.identity for other in members]
     differing = []
     for name in _OPTIONS:
         if name not in member.params and len({repr(identity.get(name)) for identity in identities}) > 1:

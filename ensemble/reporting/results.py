@@ -1,10 +1,7 @@
-"""Writes what a run has found as two files for programs: every epoch as a table, and the results of its members.
+"""Writes what a run has found as two files for programs, derived from the event log.
 
-    metrics.csv     a row for each member and epoch, the columns of `EPOCH_COLUMNS` and one for each metric
-    results.json    the run, its members as `ensemble status --json` has them, the combined model, totals
-
-They are derived from the event log, at the end of the run and where it is stopped. What was used in detail is in
-`ledger.json` and `ledger.csv`.
+`metrics.csv` has a row for each member and epoch, `results.json` the run, its members as `ensemble status --json`
+has them, the combined model and totals.
 """
 
 from __future__ import annotations
@@ -105,7 +102,7 @@ def make_results(run: RunProjection, per_class: Mapping[str, PerClass] | None = 
         "best": run.best.id if run.best is not None else None,
         "front": [member.id for member in front_members(state)],
         "combined": combined or None,
-        "figures": {each.figure.name: each.figure.as_record() for each in shown},
+        "figures": {comparison.figure.name: comparison.figure.as_record() for comparison in shown},
         "per_class": _describe_classes(per_class),
         "totals": _as_record(run.used)
         | {"roles": {name: _as_record(of) for name, of in ledger.by_role().items()}},

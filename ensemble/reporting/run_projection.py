@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ensemble.events import NOT_COMBINED, RunStopped
-from ensemble.meter import Ledger, ledger
+from ensemble.meter import Ledger
 from ensemble.meter.ledger_rows import Total
+from ensemble.meter.ledger_view import ledger
 from ensemble.reporting.ranking import best_member, finite_or_none, metric
-from ensemble.reporting.sections.time_to_solution import TimeToSolution, measure_time_to_solution
 from ensemble.reporting.time_left import count_epochs
 from ensemble.store.folding import fold
 
@@ -58,6 +58,11 @@ class RunProjection:
         """Whether the process that drives a run that has begun, and not ended, is gone."""
         return self.driver is not None and self.state.started is not None and self.state.ended is None
 
+    @property
+    def is_driven(self) -> bool:
+        """Whether a process drives the run."""
+        return self.state.started is not None and self.state.ended is None and self.driver is None
+
     @cached_property
     def word(self) -> str:
         """How the run stands: "not started", "running", "paused", "interrupted", "stopped", "finished",
@@ -93,25 +98,20 @@ class RunProjection:
     @cached_property
     def counts(self) -> Counter[str]:
         """How many members stand how; those that a search will still propose wait."""
-        found = Counter(self.member_word(member) for member in self.state.members.values())
+        counts = Counter(self.member_word(member) for member in self.state.members.values())
         unborn = max(0, (self.state.declared or 0) - len(self.state.members))
-        return found + Counter({"waiting": unborn})
+        return counts + Counter({"waiting": unborn})
 
     @cached_property
     def done(self) -> float:
         """The share of the epochs of all members that are trained, 0 to 1."""
-        done, left, _ = count_epochs(self.state)
-        return done / (done + left) if done + left else 0.0
+        done, remaining = count_epochs(self.state)
+        return done / (done + remaining) if done + remaining else 0.0
 
     @property
     def samples_per_s(self) -> float:
         """Samples a second that running members reported last, in all."""
         return sum(m.samples_per_s or 0.0 for m in self.state.members.values() if m.state == "running")
-
-    @cached_property
-    def pace(self) -> TimeToSolution | None:
-        """How many models a minute; None while no model is done, or after a resume."""
-        return measure_time_to_solution(self.state)
 
     # -- who is best ----------------------------------------------------------------------------------------------
 
@@ -130,6 +130,12 @@ class RunProjection:
         """The combined model's value of the objective."""
         measured = ((self.state.combined or NOT_COMBINED).metrics or {}).get("ensemble") or {}
         return finite_or_none(measured.get(self.state.objective))
+
+    @property
+    def combined_split(self) -> str | None:
+        """The split of which the combined model's figures are; None where there are none."""
+        combined = self.state.combined or NOT_COMBINED
+        return combined.split if (combined.metrics or {}).get("ensemble") else None
 
     # -- what was used --------------------------------------------------------------------------------------------
 

@@ -9,31 +9,32 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.ranking import differ_by_seed, finite_or_none, other_metrics
+from ensemble.reporting.columns import list_columns
+from ensemble.reporting.ranking import other_metrics
 from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections.cost import FULL, describe_energy, knows_full_joules
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
-from ensemble.reporting.sections.notices import (
-    describe_early_stop,
-    describe_quarantine,
-    describe_remarks,
-    describe_unusable,
-)
+from ensemble.reporting.sections.notices import describe, describe_early_stop, describe_remarks
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
-from ensemble.reporting.sections.time_to_solution import summarize
 from ensemble.reporting.sections.training import group_causes, summarize_budget
-from ensemble.reporting.tables import Column, lay_out
-from ensemble.reporting.time_left import member_epochs
+from ensemble.reporting.tables import lay_out
 from ensemble.store.event_log import is_locked
 from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from ensemble.store import RunDir, RunState
 
 #: Explains the number behind a state in the tables.
 ATTEMPTS = "(2) beside a state: started twice, as after a failure, a stop or a pause"
+
+#: Of the table, and which are left out first where there is no room.
+COLUMNS = {
+    **dict.fromkeys(("member", "seed", "state", "epoch", "metric", "samples_per_s", "cpu_s", "energy_j"), 0),
+    "full_energy_j": 3,
+    "mean_w": 4,
+    "gpu_s": 5,
+    "full_cpu_s": 7,
+}
 
 #: Without an event: a controller on another host is then shown as lost.
 SILENT_S = 300.0
@@ -99,17 +100,17 @@ def _list_early_stops(state: RunState, most: int = 10) -> list[str]:
 
 def status_gpus(state: RunState) -> list[str]:
     """GPUs and nodes that are not used, and why nodes offer less than their GPUs, a line each."""
-    lines = [describe_quarantine(event) for event in state.quarantined.values()]
+    lines = [describe(event) for event in state.quarantined.values()]
     if state.ended is None:
-        lines += [describe_unusable(event) for event in state.unusable.values()]
+        lines += [describe(event) for event in state.unusable.values()]
         infos = {name: node.info for name, node in state.nodes.items()}
         lines += [f"{name}: {info.no_gpus}" for name, info in infos.items() if info is not None and info.no_gpus]
     return lines
 
 
 def status_notes(run: RunProjection, width: int | None = None) -> list[str]:
-    """Returns the lines below the table of members: failures, what members wait for, bottlenecks, models a minute,
-    the figures of the combined model, energy.
+    """Returns the lines below the table of members: failures, what members wait for, bottlenecks, the
+    figures of the combined model, energy.
 
     Args:
         width: columns of the terminal, at which they are wrapped; None: a line each.
@@ -126,7 +127,7 @@ def status_notes(run: RunProjection, width: int | None = None) -> list[str]:
         *([f"waits for {state.waits_for}"] if state.waits_for else []),
         *(f"bottleneck: {line}" for line in bottleneck_lines(state)),
         *pipeline_lines(state),
-        *(f"{label}: {line}" for label, line in (*summarize_budget(state, ledger), *summarize(state))),
+        *(f"{label}: {line}" for label, line in summarize_budget(state, ledger)),
         *(line if at else f"{label}: {line}" for at, (label, line) in enumerate(quality)),
         *([f"energy: {describe_energy(ledger)}"] if has_energy else []),
         *([FULL] if knows_full_joules(ledger) else []),
@@ -169,7 +170,6 @@ def status_rows(run: RunProjection) -> list[dict[str, Any]]:
             "full_energy_j": full.get(member.id, NOTHING).energy_j,
             "full_energy_origin": full.get(member.id, NOTHING).origin,
             "mean_w": own.get(member.id, NOTHING).mean_w,
-            "peak_w": own.get(member.id, NOTHING).peak_w,
             "gpu_s": own.get(member.id, NOTHING).gpu_s,
             "metrics": member.metrics,
             "params": member.params,
@@ -182,56 +182,11 @@ def status_rows(run: RunProjection) -> list[dict[str, Any]]:
     ]
 
 
-def status_json(run: RunProjection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of `status_rows` for programs, and in each what is the run's: models a minute, TTTa."""
-    figures = {"models_per_minute": run.pace and run.pace.per_minute, "ttta_s": run.pace and run.pace.ttta_s}
-    return [row | figures for row in rows]
-
-
-def status_lines(run: RunProjection, rows: Sequence[dict[str, Any]], width: int | None) -> list[str]:
-    """A head and the rows of `status_rows` for a terminal of `width` columns, or as wide as they need.
+def status_lines(run: RunProjection, width: int | None) -> list[str]:
+    """A head and a row for each member for a terminal of `width` columns, or as wide as they need.
 
     Where it is narrow, metrics other than the objective are left out, then figures of what was used, then nodes.
     """
-    return lay_out(list(_list_columns(run.state, rows)), width)
-
-
-#: Columns of figures: the head, the field of a row. Where there is no room the last goes first.
-FIGURES = {"mean W": "mean_w", "GPU-s": "gpu_s", "peak W": "peak_w", "full CPU-s": "full_cpu_s"}
-
-
-def _list_columns(state: RunState, rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
-    def numbers(head: str, cells: Iterable[str], spare: int = 0) -> Column:
-        return Column(head, list(cells), is_number=True, spare=spare)
-
-    views = ([(row[f"{view}energy_j"], row[f"{view}energy_origin"]) for row in rows] for view in ("", "full_"))
-    yield Column("member", [row["member"] for row in rows])
-    if differ_by_seed(state.members.values()):
-        yield numbers("seed", (str(row["seed"]) for row in rows))
-    yield Column("state", [text.attempted(row["state"], row["attempts"]) for row in rows])
-    yield numbers(
-        "epoch", (f"{row['epoch']}/{member_epochs(state, state.members[row['member']])}" for row in rows)
-    )
-    yield numbers(state.objective, (text.score(row["metric"]) for row in rows))
-    yield numbers("samples/s", (text.number(row["samples_per_s"]) for row in rows))
-    yield numbers("CPU-s", (text.number(None if (s := row["cpu_s"]) is None else round(s, 1)) for row in rows))
-    for (head, cells), spare in zip(text.joules_columns(*views).items(), (0, 3), strict=False):
-        yield numbers(head, cells, spare)
-    for spare, (head, field) in enumerate(FIGURES.items(), start=4):
-        if any(row[field] is not None for row in rows):
-            yield numbers(head, (text.number(row[field]) for row in rows), spare)
-    for spare, name in enumerate(other_metrics(state), start=4 + len(FIGURES)):
-        yield numbers(name, (text.score(finite_or_none(row["metrics"].get(name))) for row in rows), spare)
-    if any("lineage" in row for row in rows):
-        yield Column("clone of", [_describe_lineage(row.get("lineage")) for row in rows], spare=1)
-    yield Column("node", [row["node"] or text.ABSENT for row in rows], spare=2)
-
-
-def _describe_lineage(lineage: dict[str, Any] | None) -> str:
-    """Returns what a member is a clone of, and after how many epochs of that one a warm clone starts."""
-    if lineage is None:
-        return ""
-    at = "" if lineage["epoch"] is None else f", {lineage['epoch']}"
-    if lineage.get("whole"):
-        return f"{lineage['from']} (goes on{at})"
-    return f"{lineage['from']} (warm{at})" if lineage["warm"] else str(lineage["from"])
+    others = {f"metric {name}": at for at, name in enumerate(other_metrics(run.state), start=len(COLUMNS))}
+    chosen = {**COLUMNS, **others, "lineage": 1, "node": 2}
+    return lay_out(list(list_columns(run, list(run.state.members.values()), chosen)), width)

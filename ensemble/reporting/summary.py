@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED, RunFinished
 from ensemble.reporting import text
+from ensemble.reporting.columns import list_columns
 from ensemble.reporting.model_figures import ModelComparison, compare
 from ensemble.reporting.ranking import (
     describe_options,
-    differ_by_seed,
     finite_or_none,
     metric,
     other_metrics,
     rank_members,
     varied_parameters,
 )
-from ensemble.reporting.run_projection import NOTHING, RunProjection
-from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, time_to_solution, training
+from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.sections import Line, cost, feeders, quality, training
 from ensemble.reporting.sections.notices import describe_remarks
 from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.tables import Column, fit, lay_out
@@ -41,9 +41,8 @@ SUMMARIES = (
     training.summarize_budget,
     quality.summarize,
     feeders.summarize,
-    exchange.summarize,
+    training.summarize_exchange,
     cost.summarize,
-    time_to_solution.summarize,
 )
 MOST_QUALITY = 5  # figures of the combined model
 NEEDED_QUALITY = 3  # of them, for whose sake intervals are left out
@@ -133,34 +132,23 @@ def _list_members(run: RunProjection, most: int, width: int | None) -> list[tupl
     shown = order[:most]
     columns = [
         Column("", [str(place) for place, _ in enumerate(shown, start=1)], is_number=True),
-        Column("member", [member.id for member in shown]),
-        *([Column("seed", [str(m.identity.get("seed")) for m in shown], is_number=True)] * differ_by_seed(order)),
+        *list_columns(run, shown, {"member": 0, "seed": 0}),
         Column("hyperparameters", _describe_members(shown, order), folds_to=WRAPPED, spare=1),
-        Column("state", [text.attempted(m.state, m.attempts) for m in shown]),
+        *list_columns(run, shown, {"state": 0}),
         *_figures(run, order, shown),
     ]
     styles = ["dim", *("dim" if member.state in UNFINISHED else "" for member in shown)]
     styles[1:2] = ["bold"] * bool(shown)
-    rest = [(f"and {len(order) - most} more", "dim")] if len(order) > most else []
-    return [*zip(lay_out(columns, width), styles, strict=True), *rest]
+    omitted = [(f"and {len(order) - most} more", "dim")] if len(order) > most else []
+    return [*zip(lay_out(columns, width), styles, strict=True), *omitted]
 
 
 def _figures(run: RunProjection, order: Sequence[MemberState], shown: Sequence[MemberState]) -> Iterator[Column]:
     """Columns of figures; joules in both views and the rate go last where there is no room."""
-    state = run.state
-    others = [name for name in other_metrics(state) if any(metric(m, name) is not None for m in order)][:OTHERS]
-    used, full = ([view.get(member.id, NOTHING) for member in shown] for view in (run.own, run.full))
-    views = ([(total.energy_j, total.origin) for total in view] for view in (used, full))
-    yield Column(state.objective, [text.score(metric(m, state.objective)) for m in shown], is_number=True)
-    for at, name in enumerate(others):
-        yield Column(name, [text.score(metric(m, name)) for m in shown], is_number=True, spare=6 + at)
-    yield Column("samples/s", [text.number(member.training_rate) for member in shown], is_number=True, spare=3)
-    cpu = [text.number(round(total.cpu_s, 1) if total.cpu_s else None) for total in used]
-    yield Column("CPU-s", cpu, is_number=True, spare=2)
-    for (name, cells), spare in zip(text.joules_columns(*views).items(), (0, 4), strict=False):
-        yield Column(name, cells, is_number=True, spare=spare)
-    if any(total.mean_w is not None for total in used):
-        yield Column("mean W", [text.number(total.mean_w) for total in used], is_number=True, spare=5)
+    others = [name for name in other_metrics(run.state) if any(metric(m, name) is not None for m in order)]
+    chosen = {"metric": 0, **{f"metric {name}": 6 + at for at, name in enumerate(others[:OTHERS])}}
+    chosen |= {"samples_per_s": 3, "cpu_s": 2, "energy_j": 0, "full_energy_j": 4, "mean_w": 5}
+    return list_columns(run, shown, chosen)
 
 
 def _describe_members(shown: Sequence[MemberState], order: Sequence[MemberState]) -> list[str]:
@@ -192,7 +180,7 @@ def _describe_combined(state: RunState, width: int | None) -> list[tuple[str, st
         ("combined − best", ""),
     ]
     names = Column(f"on the {combined.measured_on}", [name for name, _ in rows])
-    described = [_describe_figure(each, combined.metrics or {}) for each in _compare_figures(state)]
+    described = [_describe_figure(comparison, combined.metrics or {}) for comparison in _compare_figures(state)]
 
     def list_columns() -> list[Column]:
         return [names, *(Column(head, cells, True, spare=at) for at, (head, *cells) in enumerate(described))]
@@ -211,15 +199,15 @@ def _compare_figures(state: RunState) -> list[ModelComparison]:
     return compare(state.combined, (state.objective, state.direction))[:MOST_QUALITY]
 
 
-def _describe_figure(given: ModelComparison, metrics: Mapping[str, Any]) -> list[str]:
+def _describe_figure(comparison: ModelComparison, metrics: Mapping[str, Any]) -> list[str]:
     """A column of the table: its head, the combined model and the best member with intervals, mean, difference."""
-    best, mean = (finite_or_none((metrics.get(of) or {}).get(given.figure.name)) for of in ("best", "mean"))
+    best, mean = (finite_or_none((metrics.get(of) or {}).get(comparison.figure.name)) for of in ("best", "mean"))
     return [
-        given.figure.heading,
-        text.score(given.value),
-        "" if given.interval is None else text.interval(given.interval),
+        comparison.figure.heading,
+        text.score(comparison.value),
+        "" if comparison.interval is None else text.interval(comparison.interval),
         text.score(best),
-        "" if given.best_interval is None else text.interval(given.best_interval),
+        "" if comparison.best_interval is None else text.interval(comparison.best_interval),
         text.score(mean),
-        text.gain(given.value, given.best) + (" (noise)" if given.is_noise else ""),
+        text.gain(comparison.value, comparison.best) + (" (noise)" if comparison.is_noise else ""),
     ]

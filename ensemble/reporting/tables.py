@@ -1,29 +1,20 @@
-"""Writes tables of names and values that may come from users' code: as plain text, and as comma-separated values.
+"""Lays out tables of texts that may come from users' code.
 
-It is the one writer of tables. It is quick, since a run may have ten thousand members, of which a table of rich
-takes seconds.
+A run may have ten thousand members, of which a table of rich would take seconds.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import math
-import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from ensemble.reporting.text import visible
 
 GAP = 2  # blanks between columns
 NARROWEST = 8  # of a column of texts that may be folded
-
-# What a text must not begin with, or a spreadsheet runs it.
-_RUN = re.compile("[=+\\-@\uff1d\uff0b\uff0d\uff20]")
-_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -65,8 +56,10 @@ class Column:
 def fit(columns: Sequence[Column], width: int | None = None) -> list[Column]:
     """Returns the columns for which there is room, in their order; see `lay_out`."""
     shown = list(columns)
-    for column in sorted((each for each in columns if each.spare), key=lambda each: -each.spare):
-        least = (min(each.size, each.folds_to or each.size) for each in shown)
+    for column in sorted(
+        (candidate for candidate in columns if candidate.spare), key=lambda candidate: -candidate.spare
+    ):
+        least = (min(candidate.size, candidate.folds_to or candidate.size) for candidate in shown)
         if width is not None and sum(least) + GAP * (len(shown) - 1) > width:
             shown.remove(column)
     return shown
@@ -95,29 +88,6 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int 
     """
     columns = zip(head, *rows, strict=True)
     return "\n".join(lay_out([Column(name, cells, folds_to=NARROWEST) for name, *cells in columns], width))
-
-
-def format_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as comma-separated values (RFC 4180), which spreadsheets and programs read.
-
-    Numbers have all their digits; what is not known, infinite or not a number is empty. A text that a spreadsheet
-    would run as a formula has an apostrophe before it; control characters but ends of lines are written out.
-
-    Args:
-        rows: a cell is a number, a text, None, or a value that JSON can hold.
-    """
-    return "".join(",".join(map(_format_cell, cells)) + "\r\n" for cells in (head, *rows))
-
-
-def _format_cell(cell: Any) -> str:
-    if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
-        return ""
-    if isinstance(cell, int | float) and not isinstance(cell, bool):
-        return repr(float(cell) if isinstance(cell, float) else int(cell))  # of NumPy's numbers, too
-    whole = cell if isinstance(cell, str) else json.dumps(cell, default=str)
-    text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", whole)
-    text = f"'{text}" if _RUN.match(text) else text
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n') else text
 
 
 def _join(row: Sequence[Sequence[str]], blanks: Sequence[str]) -> list[str]:
@@ -154,4 +124,6 @@ def _fold(text: str, size: int) -> list[str]:
 
 def _measure(text: str) -> int:
     """Returns the number of terminal columns of a text."""
-    return len(text) + (0 if text.isascii() else sum(unicodedata.east_asian_width(each) in "WF" for each in text))
+    return len(text) + (
+        0 if text.isascii() else sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    )

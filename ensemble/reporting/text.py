@@ -18,7 +18,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 def visible(text: str) -> str:
     """Returns text without terminal colours, and with other control characters escaped."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], _SEQUENCE.sub("", text))
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], _SEQUENCE.sub("", text))
 
 
 def duration(seconds: float | None) -> str:
@@ -40,8 +40,8 @@ def duration(seconds: float | None) -> str:
 def clock(seconds: float) -> str:
     """Seconds since a start as `0:07`, `12:30` or `1:02:03`."""
     whole = max(0, int(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, seconds_left = divmod(rest, 60)
+    hours, remainder = divmod(whole, 3600)
+    minutes, seconds_left = divmod(remainder, 60)
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
@@ -61,10 +61,10 @@ def count(many: int, what: str) -> str:
     return f"{many} {what}" if many == 1 else f"{many} {what}s"
 
 
-def names(given: Sequence[str], most: int = 4) -> str:
+def names(words: Sequence[str], most: int = 4) -> str:
     """`member-0, member-1, member-2, member-3 and 5 more`."""
-    rest = f" and {len(given) - most} more" if len(given) > most else ""
-    return ", ".join(given[:most]) + rest
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
 
 
 def attempted(word: str, attempts: int) -> str:
@@ -74,27 +74,8 @@ def attempted(word: str, attempts: int) -> str:
 
 def joules_head(origins: Iterable[str]) -> str:
     """A column's head: `J (estimated)` where all its figures have one origin, else `J`: each says its own."""
-    known = set(origins) - {"unavailable"}
-    return f"J ({known.pop()})" if len(known) == 1 else "J"
-
-
-def joules_columns(
-    direct: Sequence[tuple[float | None, str]], full: Sequence[tuple[float | None, str]]
-) -> dict[str, list[str]]:
-    """The columns of members' joules by their heads, the second only where something is known of it.
-
-    Args:
-        direct, full: joules of each member in both views, with their origins. The first head names the origin
-            where all have the same; else each cell names its own. Watts have the origin of the direct joules.
-    """
-    head = joules_head(origin for _, origin in (*direct, *full))
-
-    def cells(values: Sequence[tuple[float | None, str]]) -> list[str]:
-        known = [number(energy_j) + (f" {origin}" if head == "J" else "") for energy_j, origin in values]
-        return [ABSENT if energy_j is None else cell for cell, (energy_j, _) in zip(known, values, strict=True)]
-
-    has_full = any(energy_j is not None for energy_j, _ in full)
-    return {head: cells(direct), **({"full J": cells(full)} if has_full else {})}
+    origin_names = set(origins) - {"unavailable"}
+    return f"J ({origin_names.pop()})" if len(origin_names) == 1 else "J"
 
 
 def score(value: float | None) -> str:
@@ -129,32 +110,33 @@ def cpu(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else number(round(seconds)) + " s"
 
 
-def joules(energy_j: float | None) -> str:
-    """Energy in J, kJ, MJ with three digits."""
+def _scale(value: float, units: Sequence[tuple[float, str]], usual: str) -> str:
+    """A number with three digits and the largest of the units that it reaches, else the usual one."""
+    size, unit = next((pair for pair in units if abs(value) >= pair[0]), (1.0, usual))
+    return f"{value / size:.3g} {unit}"
+
+
+def joules(energy_j: float | None, origin: str | None = None) -> str:
+    """Energy in J, kJ, MJ; with its origin where one is given: `201 J (estimated)`."""
     if energy_j is None or not math.isfinite(energy_j):
         return ABSENT
-    for size, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if abs(energy_j) >= size:
-            return f"{energy_j / size:.3g} {unit}"
-    return f"{energy_j:.3g} J"
+    shown = _scale(energy_j, ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")), "J")
+    return shown + (f" ({origin})" if origin else "")
 
 
 def watts(power_w: float | None) -> str:
-    """Power in W, kW, MW with three digits."""
+    """Power in W, from 10 kW on in kW or MW."""
     if power_w is None or not math.isfinite(power_w):
         return ABSENT
-    for size, unit in ((1e6, "MW"), (1e3, "kW")):
-        if abs(power_w) >= max(size, 1e4):
-            return f"{power_w / size:.3g} {unit}"
-    return f"{number(power_w)} W"
+    if abs(power_w) < 1e4:
+        return f"{number(power_w)} W"
+    return _scale(power_w, ((1e6, "MW"), (1e3, "kW")), "W")
 
 
 def emissions(grams: float) -> str:
-    """Greenhouse gas in mg, g, kg or t of CO2 equivalent with three digits."""
-    for size, unit in ((1e6, "t"), (1e3, "kg"), (1.0, "g")):
-        if abs(grams) >= size:
-            return f"{grams / size:.3g} {unit}CO2e"
-    return f"{grams * 1e3:.3g} mgCO2e"
+    """Greenhouse gas in mg, g, kg or t of CO2 equivalent."""
+    units = ((1e6, "tCO2e"), (1e3, "kgCO2e"), (1.0, "gCO2e"))
+    return _scale(grams, units, "gCO2e") if abs(grams) >= 1 else f"{grams * 1e3:.3g} mgCO2e"
 
 
 def amount(value: float) -> str:
@@ -165,17 +147,8 @@ def amount(value: float) -> str:
 
 
 def memory(nbytes: float) -> str:
-    """Bytes in KiB, MiB, GiB with three digits."""
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes / 2**10:.3g} KiB"
-
-
-def origins(found: Iterable[str | None]) -> str:
-    """One word, or several joined, for where figures come from; `unavailable` when there are none."""
-    known = sorted({origin for origin in found if origin})
-    return " + ".join(known) if known else "unavailable"
+    """Bytes in KiB, MiB, GiB."""
+    return _scale(nbytes / 2**10, ((2**20, "GiB"), (2**10, "MiB")), "KiB")
 
 
 def hyperparameters(params: Mapping[str, Any]) -> str:
@@ -183,8 +156,8 @@ def hyperparameters(params: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value(v)}" for name, v in params.items())
 
 
-def value(given: Any) -> str:
+def value(parameter: Any) -> str:
     """A hyperparameter's value, short."""
-    if isinstance(given, float):
-        return f"{given:.4g}"
-    return str(given)
+    if isinstance(parameter, float):
+        return f"{parameter:.4g}"
+    return str(parameter)

@@ -1,16 +1,8 @@
 """Chooses the width and the core share of each member when all of them train at once on CPU nodes, on one stream.
 
-On CPUs members share the cores in time. Members of one stream advance at one pace, so a fast one computes for a
-part of the time only, and leaves its cores to the slow ones while it waits for its next batch. Letting some
-members wait for others gains nothing: the same steps are done either way, and each further stream would prepare
-every sample again. With T_i the seconds that member i takes for an epoch alone, c_i the cores that it keeps busy
-meanwhile and P the CPU-seconds of preparing an epoch, all of them finish an epoch in
-
-    D = max(max_i T_i, (sum_i c_i T_i + P) / cores)
-
-seconds. More workers reduce T_i at the price of more CPU-seconds. That reduces D only while the slowest member,
-and not the cores, is the bottleneck. For GPUs, which a member holds whether it computes or not, see
-`ensemble.schedule.flotilla`.
+With T_i the seconds of an epoch of member i alone, c_i the cores that it keeps busy and P the CPU-seconds of
+preparing an epoch, all finish an epoch in max(max_i T_i, (sum_i c_i T_i + P) / cores) seconds: more workers help
+the slowest.
 """
 
 from __future__ import annotations
@@ -93,9 +85,9 @@ def _apply_least_share(shares: Mapping[str, float], workers: Mapping[str, int], 
     """Raise each share to the minimum, and scale the larger ones down so that the sum fits the cores."""
     small: set[str] = set()
     while True:
-        left = cores - LEAST_SHARE * sum(workers[name] for name in small)
+        free_cores = cores - LEAST_SHARE * sum(workers[name] for name in small)
         wanted = sum(workers[name] * share for name, share in shares.items() if name not in small)
-        scale = min(1.0, max(0.0, left) / wanted) if wanted else 1.0
+        scale = min(1.0, max(0.0, free_cores) / wanted) if wanted else 1.0
         new = {name for name, share in shares.items() if share * scale < LEAST_SHARE} - small
         if not new:
             return {name: LEAST_SHARE if name in small else share * scale for name, share in shares.items()}
@@ -105,11 +97,11 @@ def _apply_least_share(shares: Mapping[str, float], workers: Mapping[str, int], 
 def _list_widths(one: MemberRate, widest: int) -> dict[int, float]:
     """Seconds of an epoch by number of workers that a member may have, decreasing."""
     least = min(one.epoch_s)
-    found = {least: one.epoch_s[least]}
+    widths = {least: one.epoch_s[least]}
     for width, epoch_s in sorted(one.epoch_s.items()) if one.has_open_width else ():
-        if width <= widest and epoch_s < min(found.values()):
-            found[width] = epoch_s
-    return found
+        if width <= widest and epoch_s < min(widths.values()):
+            widths[width] = epoch_s
+    return widths
 
 
 def _rank(at: tuple[float, float, list[int]]) -> tuple[float, int]:

@@ -19,20 +19,20 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
     """Say why a member can never be placed on these nodes and what would fit; None if it can be placed."""
     if pack([identity], [], nodes, devices):
         return None
-    asked, need = _describe_request(identity), compute_need(identity)
+    request, need = _describe_request(identity), compute_need(identity)
     wants_gpu = needs_gpu(need, devices)
     if not nodes:
-        return f"{identity.member} {asked}: there is no node"
+        return f"{identity.member} {request}: there is no node"
     selected = [_select_gpus(need.selection, node) for node in nodes if is_selected(need.selection, node)]
     if not selected:
-        return f"{identity.member} {asked}: {explain_unselected(need.selection, nodes)}"
+        return f"{identity.member} {request}: {explain_unselected(need.selection, nodes)}"
     nodes = selected
     usable = [node for node in nodes if not wants_gpu or node.gpus]
     if not usable:
         why = f"no node has a GPU ({_describe_node(nodes[0])})"
         if devices == "cuda":
-            return f"{identity.member} {asked}: devices='cuda' and {why}; use devices='auto' or 'cpu'"
-        return f"{identity.member} {asked}: {why}; with gpus_per_worker=0 it trains on the CPU"
+            return f"{identity.member} {request}: devices='cuda' and {why}; use devices='auto' or 'cpu'"
+        return f"{identity.member} {request}: {why}; with gpus_per_worker=0 it trains on the CPU"
 
     def rank(node: Node) -> tuple[float, ...]:
         return _max_workers(identity, node, devices), node.physical_gpus, node.cpus, node.memory_gb
@@ -42,18 +42,18 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
     if need.spans_nodes and len(usable) > 1:
         together = max(workers, FreeCapacity(usable, devices).count_ranks(need))
         if together:
-            return f"{identity.member} {asked}; all {len(usable)} nodes together hold workers={together}"
+            return f"{identity.member} {request}; all {len(usable)} nodes together hold workers={together}"
     if workers:
         why = "; each worker of a member takes a GPU of its own" if wants_gpu else ""
         return (
-            f"{identity.member} {asked} on one node; the largest that would fit is workers={workers} "
+            f"{identity.member} {request} on one node; the largest that would fit is workers={workers} "
             f"on {_describe_node(best)}{why}"
         )
     limits = [f"cpus_per_worker={best.cpus:g}"]
     if identity.memory_gb is not None:
         limits.append(f"memory_gb={best.memory_gb:.1f}")
     return (
-        f"{identity.member} {asked}; the largest that would fit is {', '.join(limits)} on {_describe_node(best)}"
+        f"{identity.member} {request}; the largest that would fit is {', '.join(limits)} on {_describe_node(best)}"
     )
 
 
@@ -62,8 +62,8 @@ def explain_beyond_limits(identity: Identity, limits: Mapping[str, float], devic
     need, most = compute_need(identity), limits.get("cpus", float("inf"))
     gpus = need.workers if needs_gpu(need, devices) else 0
     if gpus > limits.get("gpus", gpus):
-        each = "; each worker of a member takes a GPU of its own" if gpus > 1 else ""
-        return f"{identity.member} needs {gpus} GPU{'s' * (gpus > 1)}, and limits allow {limits['gpus']:g}{each}"
+        hint = "; each worker of a member takes a GPU of its own" if gpus > 1 else ""
+        return f"{identity.member} needs {gpus} GPU{'s' * (gpus > 1)}, and limits allow {limits['gpus']:g}{hint}"
     cpus = min(need.workers, most) if need.guessed_cpus and need.workers <= max(1, most) else need.cpus / UNITS
     if cpus > most + _ROUNDING:
         return f"{identity.member} needs {cpus:g} cores, and limits allow {most:g}"
@@ -76,8 +76,8 @@ def explain_memory_wait(cluster: ClusterSnapshot) -> str | None:
         return None
     empty = [replace(node, memory_left_gb=None) for node in cluster.nodes]
     waiting = [*cluster.waiting, *(identity for identity, _ in cluster.returning)]
-    free = pack(waiting, cluster.running, empty, cluster.devices, cluster.limits, cluster.tenants)
-    if not free or pack(waiting, cluster.running, cluster.nodes, cluster.devices, cluster.limits, cluster.tenants):
+    free = pack(waiting, cluster.running, empty, cluster.devices, cluster.limits)
+    if not free or pack(waiting, cluster.running, cluster.nodes, cluster.devices, cluster.limits):
         return None
     first = free[0].identity
     held = [
@@ -89,7 +89,6 @@ def explain_memory_wait(cluster: ClusterSnapshot) -> str | None:
 
 
 def _select_gpus(selection: Selection, node: Node) -> Node:
-    """The node with the GPUs that are selected."""
     return node.select_gpus(find_gpus(selection, node).__getitem__) if selects_gpus(selection) else node
 
 

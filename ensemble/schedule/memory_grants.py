@@ -1,8 +1,7 @@
 """Decides how much memory a member is granted: the measured amount plus a margin, and more after it ran out.
 
-Members are packed by their grant, and the kernel limits them to it. A member that runs out of memory is retried
-with twice as much, as long as its node has more. All members with the same cost key (`ensemble.spec.identity`)
-get the larger grant.
+A member that runs out of its grant is retried with twice as much, as long as its node has more; so are all members
+with the same cost key (`ensemble.spec.identity`).
 """
 
 from __future__ import annotations
@@ -123,10 +122,10 @@ class Grants:
         return dataclasses.replace(granted, memory_gb=max(most_gb, (memory_gb - SPARE_GB) / MARGIN))
 
     def _apply_grant(self, identity: Identity, max_node_memory_gb: float) -> Identity:
-        known = self._outlines.get(identity.member)
-        if known is None:
-            known = self._outlines[identity.member] = compute_cost_key(identity)
-        grant = self._grants.get(known)
+        outline = self._outlines.get(identity.member)
+        if outline is None:
+            outline = self._outlines[identity.member] = compute_cost_key(identity)
+        grant = self._grants.get(outline)
         if grant is not None and grant.memory_gb is not None:
             together = 1 if compute_need(identity).spans_nodes else identity.workers
             grant = dataclasses.replace(grant, memory_gb=min(grant.memory_gb, max_node_memory_gb / together))

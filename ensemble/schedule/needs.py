@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -80,11 +81,12 @@ class Node:
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Node:
-        """The inverse of `as_event`."""
-        known: dict[str, Any] = {name: event[name] for name in ("cpus", "memory_gb", "host", "interface", "power")}
-        known |= {name: tuple(event[name]) for name in OF_GPUS}
-        known |= {"memory_left_gb": event["memory_left_gb"], "labels": event["labels"]}
-        return cls(name=event["node"], no_gpus=event["no_gpus"], **known)
+        fields: dict[str, Any] = {
+            name: event[name] for name in ("cpus", "memory_gb", "host", "interface", "power")
+        }
+        fields |= {name: tuple(event[name]) for name in OF_GPUS}
+        fields |= {"memory_left_gb": event["memory_left_gb"], "labels": event["labels"]}
+        return cls(name=event["node"], no_gpus=event["no_gpus"], **fields)
 
     @property
     def physical_gpus(self) -> int:
@@ -154,7 +156,6 @@ class Need(NamedTuple):
         return (_round(self.share * self.workers), _round(self.cpus), _round(self.memory))
 
     def take_ranks(self, ranks: int) -> Need:
-        """What so many of the ranks take."""
         return self._replace(
             workers=ranks, cpus=self.cpus // self.workers * ranks, memory=self.memory // self.workers * ranks
         )
@@ -191,17 +192,15 @@ class Placement:
     @property
     def ranks_by_node(self) -> dict[str, list[int]]:
         """The ranks on each node, the nodes in the order of their first rank."""
-        found: dict[str, list[int]] = {}
+        ranks: dict[str, list[int]] = {}
         for rank in range(len(self.devices)):
-            found.setdefault(self.find_node(rank), []).append(rank)
-        return found
+            ranks.setdefault(self.find_node(rank), []).append(rank)
+        return ranks
 
     def find_node(self, rank: int) -> str:
-        """The node of a rank."""
         return self.nodes[rank] if self.nodes else self.node
 
     def count_ranks(self, node: str) -> int:
-        """The number of its ranks on a node."""
         return self.nodes.count(node) if self.nodes else len(self.devices) * (self.node == node)
 
     def describe_device(self, nodes: Sequence[Node]) -> str:
@@ -286,3 +285,9 @@ def _need(
         spreads=spreads,
         selection=selection,
     )
+
+
+def max_node_memory_gb(nodes: Sequence[Node]) -> float:
+    """Free memory in GiB of the node with the most; only nodes with GPUs count where there are some."""
+    counted = [node for node in nodes if node.gpus] or nodes
+    return max((node.free_memory_gb for node in counted), default=math.inf)

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -41,120 +40,21 @@ import numpy.typing as npt
 
 from ensemble.schedule.gpu_choice import choose_gpus
 from ensemble.schedule.needs import SLACK, UNITS, Need, Node, Placement, compute_need, needs_gpu
-from ensemble.schedule.selection import find_gpus, is_selected
+from ensemble.schedule.node_room import UNLIMITED, NodeRoom
 from ensemble.spec import Identity
-from ensemble.spec.nodes import Selection, selects_gpus
-
-_UNLIMITED = int(np.iinfo(np.int64).max)
+from ensemble.spec.nodes import selects_gpus
 
 Int64Array = npt.NDArray[np.int64]
 Spot = tuple[tuple[int, ...], tuple[str | None, ...]]  # of each rank: its node's index, its device
 
 
-class FreeCapacity:
-    """The free capacity of some nodes, and the packing of members into it.
-
-    Args:
-        nodes: tried in order, those with GPUs first unless `devices` is "cpu".
-        devices: "auto", "cpu" or "cuda".
-        running: members that hold a place; those on other nodes (that were lost) are ignored.
-
-    Attributes:
-        held_needs: the needs of the members that hold a place, with their counts.
-    """
-
-    def __init__(self, nodes: Sequence[Node], devices: str = "auto", running: Iterable[Placement] = ()) -> None:
-        self.nodes = tuple(sorted(nodes, key=lambda node: devices != "cpu" and not node.gpus))
-        self.devices = devices
-        self.held_needs: Counter[Need] = Counter()
-        self._index = {node.name: i for i, node in enumerate(self.nodes)}
-        self._position = {
-            (i, device): (i, d) for i, node in enumerate(self.nodes) for d, device in enumerate(node.gpu_ids)
-        }
-        self._total = np.array(
-            [[round(n.cpus * UNITS), round(n.free_memory_gb * UNITS)] for n in self.nodes], np.int64
-        )
-        self._total = self._total.reshape(-1, 2).T.copy()
-        self._gpus = np.array([node.physical_gpus for node in self.nodes], np.int64)
-        self._offered = np.full((len(self.nodes), max((len(n.gpus) for n in self.nodes), default=0)), -UNITS)
-        self._most_tenants = np.full_like(self._offered, _UNLIMITED)
-        for i, node in enumerate(self.nodes):
-            free = [round(part * UNITS) if part > 0 else -UNITS for part in node.gpu_free]
-            self._offered[i, : len(free)] = free
-            if any(node.gpu_exclusive):
-                self._most_tenants[i, : len(free)] = [1 if one else _UNLIMITED for one in node.gpu_exclusive]
-        self._selected: dict[Selection, tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]] = {}
-        self._with_instances = [i for i, node in enumerate(self.nodes) if node.physical_gpus < len(node.gpus)]
-        self._reset()
-        self._apply(running, 1)
-
-    def _reset(self) -> None:
-        self._cpus, self._memory = self._total.copy()
-        self._members = np.zeros(len(self.nodes), np.int64)
-        self._shares = self._offered.copy()
-        self._tenants = np.zeros_like(self._shares)
-
-    def _find_selected(self, selection: Selection) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Masks of the nodes that fit a selection, and of their GPUs, bool [nodes, GPUs]."""
-        if selection not in self._selected:
-            gpus = np.zeros(self._offered.shape, np.bool_)
-            for i, node in enumerate(self.nodes):
-                gpus[i, : len(node.gpus)] = find_gpus(selection, node)
-            nodes = np.array([is_selected(selection, node) for node in self.nodes], np.bool_)
-            self._selected[selection] = nodes, gpus
-        return self._selected[selection]
-
-    def reserve(self, *placements: Placement) -> None:
-        """Take places of members that start."""
-        self._apply(placements, 1)
-
-    def release(self, *placements: Placement) -> None:
-        """Give back places of members that have ended."""
-        self._apply(placements, -1)
-
-    def _apply(self, placements: Iterable[Placement], sign: int) -> None:
-        # summed in lists: one step with an array's element costs as much as ten with a list's
-        taken: dict[int, list[int]] = {}
-        devices: dict[tuple[int, int], list[int]] = {}
-        needs: list[Need] = []
-        index, position, total = self._index, self._position, self._total[0].tolist()
-        for placement in placements:
-            i, need = index.get(placement.node), placement.need
-            parts = [] if i is None else [(i, need, placement.devices)]
-            if placement.nodes:
-                parts = [
-                    (index[name], need.take_ranks(len(ranks)), tuple(placement.devices[rank] for rank in ranks))
-                    for name, ranks in placement.ranks_by_node.items()
-                    if name in index
-                ]
-            if parts:
-                needs.append(need)
-            for i, part, there in parts:
-                sums = taken.get(i)
-                if sums is None:
-                    sums = taken[i] = [0, 0, 0]
-                sums[0] += part.cpus_on(total[i]) if part.guessed_cpus else part.cpus
-                sums[1] += part.memory
-                sums[2] += 1
-                for device in there:
-                    if device is not None and (at := position.get((i, device))) is not None:
-                        held = devices.setdefault(at, [0, 0])
-                        held[0] += need.share
-                        held[1] += 1
-        for i, (cpus, memory, members) in taken.items():
-            self._cpus[i] -= sign * cpus
-            self._memory[i] -= sign * memory
-            self._members[i] += sign * members
-        for at, (share, tenants) in devices.items():
-            self._shares[at] -= sign * share
-            self._tenants[at] += sign * tenants
-        (self.held_needs.update if sign > 0 else self.held_needs.subtract)(needs)
+class FreeCapacity(NodeRoom):
+    """The free capacity of some nodes, and the packing of members into it."""
 
     def place(
         self,
         waiting: Sequence[Identity],
         limits: Mapping[str, int] | None = None,
-        tenants: Mapping[str, int] | None = None,
     ) -> list[Placement]:
         """Place members by first-fit decreasing; their places are taken.
 
@@ -162,20 +62,19 @@ class FreeCapacity:
             waiting: the largest (by GPUs, then cores, then memory) is placed first; among equals the order given
                 decides.
             limits: most members at one time, by node's name.
-            tenants: most members at one time on one GPU, by its model's name.
 
         Returns:
             Placements in the order of `waiting`; those that found no room are left out.
         """
         sizes: dict[tuple[int, int, int], list[int]] = {}
-        known: dict[Need, list[int]] = {}
+        groups: dict[Need, list[int]] = {}
         needs = [compute_need(identity) for identity in waiting]
         for number, need in enumerate(needs):
-            group = known.get(need)
+            group = groups.get(need)
             if group is None:
-                group = known[need] = sizes.setdefault(need.size, [])
+                group = groups[need] = sizes.setdefault(need.size, [])
             group.append(number)
-        room = _PlaceFinder(self, known, limits or {}, tenants or {})
+        room = _PlaceFinder(self, groups, limits or {})
         placed: dict[int, Placement] = {}
         for size in sorted(sizes, reverse=True):
             for need, run in itertools.groupby(sizes[size], key=needs.__getitem__):
@@ -183,22 +82,20 @@ class FreeCapacity:
                 for number, (nodes, devices) in zip(numbers, room.reserve(need, len(numbers)), strict=False):
                     names = tuple(self.nodes[i].name for i in nodes) if nodes[0] != nodes[-1] else ()
                     placed[number] = Placement(waiting[number], self.nodes[nodes[0]].name, devices, names)
-        found = [placed[number] for number in sorted(placed)]
-        self.held_needs.update(placement.need for placement in found)
-        return found
+        placements = [placed[number] for number in sorted(placed)]
+        self.held_needs.update(placement.need for placement in placements)
+        return placements
 
     def count_ranks(self, need: Need) -> int:
         """How many ranks of a member all nodes together have room for."""
-        room = _PlaceFinder(self, [need], {}, {})
+        room = _PlaceFinder(self, [need], {})
         return max(int(room.count_ranks(need, on_gpus=on_gpus).sum()) for on_gpus in room.list_kinds(need))
 
-    def count_if_empty(
-        self, needs: Mapping[Need, int], limits: Mapping[str, int], tenants: Mapping[str, int], most: int
-    ) -> int:
+    def count_if_empty(self, needs: Mapping[Need, int], limits: Mapping[str, int], most: int) -> int:
         """How many members with these needs the empty nodes would hold, counted up to `most`."""
         empty = copy.copy(self)
-        empty._reset()
-        room, count = _PlaceFinder(empty, needs, limits, tenants), 0
+        empty.reset()
+        room, count = _PlaceFinder(empty, needs, limits), 0
         for need in sorted(needs, key=lambda need: need.size, reverse=True):
             if count < most:
                 count += len(room.reserve(need, min(needs[need], most - count)))
@@ -208,29 +105,25 @@ class FreeCapacity:
 class _PlaceFinder:
     """Finds places for members, under the limits of one decision."""
 
-    def __init__(
-        self, free: FreeCapacity, needs: Iterable[Need], limits: Mapping[str, int], tenants: Mapping[str, int]
-    ) -> None:
+    def __init__(self, free: FreeCapacity, needs: Iterable[Need], limits: Mapping[str, int]) -> None:
         self._free = free
-        self._places = np.full(len(free.nodes), _UNLIMITED, np.int64)
-        self._most = free._most_tenants.copy() if tenants else free._most_tenants
+        self._places = np.full(len(free.nodes), UNLIMITED, np.int64)
+        self._most = free._most_tenants
         for i, node in enumerate(free.nodes):
             if node.places is not None or node.name in limits:
                 self._places[i] = min(n for n in (node.places, limits.get(node.name)) if n is not None)
-            for device, kind in enumerate(node.gpus if tenants else ()):
-                self._most[i, device] = min(tenants.get(kind, _UNLIMITED), self._most[i, device])
         # [w, i]: what the (w + 1)th of the node's physical GPUs has left, by share: what w + 1 ranks may each take
-        left = np.where(free._tenants < self._most, free._shares, -UNITS)
+        free_shares = np.where(free._tenants < self._most, free._shares, -UNITS)
         needs = list(needs)
         selections = {need.selection for need in needs if need.selection}
-        self._open_to = {key: free._find_selected(key)[0] for key in selections}
-        self._gpus_for = {key: free._find_selected(key)[1] for key in selections if selects_gpus(key)}
+        self._open_to = {key: free.find_selected(key)[0] for key in selections}
+        self._gpus_for = {key: free.find_selected(key)[1] for key in selections if selects_gpus(key)}
         self._by_rank_for = {
-            key: self._sort_by_rank(np.where(mask, left, -UNITS)) for key, mask in self._gpus_for.items()
+            key: self._sort_by_rank(np.where(mask, free_shares, -UNITS)) for key, mask in self._gpus_for.items()
         }
-        self._by_rank = self._sort_by_rank(left)
+        self._by_rank = self._sort_by_rank(free_shares)
         # a member of at most so many ranks that declared no share is nowhere placed on the CPU
-        self._gpu_only_workers = int(free._gpus.min(initial=_UNLIMITED))
+        self._gpu_only_workers = int(free._gpus.min(initial=UNLIMITED))
         self._unplaceable: set[Need] = set()
         # of each, the least that anybody needs: cores, memory, a GPU's share
         self._least = (
@@ -276,24 +169,24 @@ class _PlaceFinder:
         """Take up to `count` places for members of one need: on one node each, then on several."""
         if need in self._unplaceable:
             return []
-        found: list[Spot] = []
+        spots: list[Spot] = []
         kinds = self.list_kinds(need)
         if need.spreads:
             for on_gpus in kinds:
-                found += self._reserve_across(need, count - len(found), on_gpus=on_gpus, is_spread=True)
+                spots += self._reserve_across(need, count - len(spots), on_gpus=on_gpus, is_spread=True)
         # several nodes' GPUs come before the CPU of a node that has some
         may_fall_back = need.spans_nodes and len(kinds) > 1
-        found += self._reserve_on_nodes(need, count - len(found), beside_gpus=not may_fall_back)
+        spots += self._reserve_on_nodes(need, count - len(spots), beside_gpus=not may_fall_back)
         for on_gpus in kinds if need.spans_nodes else ():
-            found += self._reserve_across(need, count - len(found), on_gpus=on_gpus)
+            spots += self._reserve_across(need, count - len(spots), on_gpus=on_gpus)
             if on_gpus and may_fall_back:
-                found += self._reserve_on_nodes(need, count - len(found))
-        self._bounds_are_stale |= bool(found)
-        if len(found) < count:
+                spots += self._reserve_on_nodes(need, count - len(spots))
+        self._bounds_are_stale |= bool(spots)
+        if len(spots) < count:
             self._unplaceable.add(need)
             if self._bounds_are_stale:
                 self._update_bounds()
-        return found
+        return spots
 
     def _reserve_on_nodes(self, need: Need, count: int, *, beside_gpus: bool = True) -> list[Spot]:
         """Take up to `count` places of one node each, node after node.
@@ -307,25 +200,25 @@ class _PlaceFinder:
             return []
         if need.share > self._share_left and self._is_never_on_cpu(need):
             return []
-        found: list[Spot] = []
+        spots: list[Spot] = []
         numbers = np.flatnonzero(self._find_open_nodes(need, beside_gpus=beside_gpus))
         if need.cpu_only and self._free.devices != "cpu":
             numbers = numbers[np.argsort(self._free._gpus[numbers] > 0, kind="stable")]
         for i in numbers.tolist():
-            found += self._reserve_on(i, need, count - len(found))
-            if len(found) == count:
+            spots += self._reserve_on(i, need, count - len(spots))
+            if len(spots) == count:
                 break
-        return found
+        return spots
 
     def _reserve_across(self, need: Need, count: int, *, on_gpus: bool, is_spread: bool = False) -> list[Spot]:
         """Take up to `count` places of several nodes each; of one that is spread, half on each of two."""
-        found: list[Spot] = []
-        while len(found) < count:
+        spots: list[Spot] = []
+        while len(spots) < count:
             spot = self._find_across(need, on_gpus=on_gpus, is_spread=is_spread)
             if spot is None:
                 break
-            found.append(spot)
-        return found
+            spots.append(spot)
+        return spots
 
     def _find_across(self, need: Need, *, on_gpus: bool, is_spread: bool) -> Spot | None:
         """Take a place on several nodes, as few as possible: those with room for the most ranks first."""
@@ -341,9 +234,9 @@ class _PlaceFinder:
             ranks = min(int(room[i]), need.workers - len(nodes))
             if not ranks:  # all have a place: nodes without room come last
                 break
-            ((_, there),) = self._reserve_on(i, need.take_ranks(ranks), 1)
+            ((_, gpus),) = self._reserve_on(i, need.take_ranks(ranks), 1)
             nodes += [i] * ranks
-            devices += there
+            devices += gpus
         return tuple(nodes), tuple(devices)
 
     def count_ranks(self, need: Need, *, on_gpus: bool) -> Int64Array:
@@ -409,7 +302,7 @@ class _PlaceFinder:
         free._cpus[i] -= cpus * len(devices)
         free._memory[i] -= need.memory * len(devices)
         free._members[i] += len(devices)
-        return [((i,) * need.workers, each) for each in devices]
+        return [((i,) * need.workers, gpus) for gpus in devices]
 
     def _take_gpus(self, i: int, need: Need, count: int) -> list[tuple[str | None, ...]]:
         """Take GPUs of node number `i` for up to `count` members."""
@@ -420,10 +313,10 @@ class _PlaceFinder:
         limits = most if allowed is None else [n if fits else 0 for n, fits in zip(most, allowed[i], strict=True)]
         chosen = choose_gpus(node, need, count, shares, tenants, limits)
         free._shares[i], free._tenants[i] = shares, tenants
-        left = [share if tenants[d] < most[d] else -UNITS for d, share in enumerate(shares)]
-        self._by_rank[:, i] = node.sort_by_gpu(left, -UNITS)
+        free_shares = [share if tenants[d] < most[d] else -UNITS for d, share in enumerate(shares)]
+        self._by_rank[:, i] = node.sort_by_gpu(free_shares, -UNITS)
         for key, mask in self._gpus_for.items():
-            some = [share if fits else -UNITS for share, fits in zip(left, mask[i], strict=True)]
+            some = [share if fits else -UNITS for share, fits in zip(free_shares, mask[i], strict=True)]
             self._by_rank_for[key][:, i] = node.sort_by_gpu(some, -UNITS)
         return chosen
 
@@ -434,17 +327,16 @@ def pack(
     nodes: Sequence[Node],
     devices: str = "auto",
     limits: Mapping[str, int] | None = None,
-    tenants: Mapping[str, int] | None = None,
 ) -> list[Placement]:
     """Place as many of the waiting members as first-fit decreasing finds room for beside the running ones.
 
     For repeated decisions keep a `FreeCapacity` instead.
 
     Args:
-        waiting, limits, tenants: as in `FreeCapacity.place`.
+        waiting, limits: as in `FreeCapacity.place`.
         running, nodes, devices: as in `FreeCapacity`.
 
     Returns:
         Placements in the order of `waiting`; those that found no room are left out.
     """
-    return FreeCapacity(nodes, devices, running).place(waiting, limits, tenants)
+    return FreeCapacity(nodes, devices, running).place(waiting, limits)

@@ -1,11 +1,7 @@
 """Decides which members start now, and in which cohort.
 
-Members of a fixed list read the stream from its epoch 0. Those placed together form a **cohort**: they share one
-feeder per node. Members that do not fit wait, and later share a stream among themselves. Starting each of them as
-soon as a place is free would give each its own feeder, so a later cohort opens only when it is worth one (see
-`decide_starts`); a place that other runs wait for is worth more than a feeder. Trials of a search join the one
-running stream at its next epoch boundary, so each starts as soon as it fits. A member that is retried returns to
-its own cohort.
+Members of a fixed list that are placed together form a **cohort**, which shares one feeder per node; a later
+cohort opens only when it is worth one. Trials of a search join the one running stream as soon as they fit.
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ class ClusterSnapshot:
         returning: members to be placed again, each with its cohort; None for one that prepares its own batches.
         running: members that hold a place, until their last process has ended.
         limits: most members at one time, by node, learnt from members that ran out of memory.
-        tenants: most members at one time on one GPU, by its model, learnt from their interference.
         next_cohort: the number of the next new cohort.
         streaming: trials of a search: all in cohort `next_cohort`, placed as soon as they fit.
         is_gated: whether a place waits for others, so that more members share a feeder; not where there is none.
@@ -45,7 +40,6 @@ class ClusterSnapshot:
     returning: Sequence[tuple[Identity, int | None]] = ()
     running: Sequence[Placement] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
-    tenants: Mapping[str, int] = field(default_factory=dict)
     next_cohort: int = 0
     streaming: bool = False
     is_gated: bool = True
@@ -75,9 +69,9 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
 
     free = cluster.free_capacity()
     cohorts = {identity.member: cohort for identity, cohort in cluster.returning}
-    back = free.place([identity for identity, _ in cluster.returning], cluster.limits, cluster.tenants)
+    back = free.place([identity for identity, _ in cluster.returning], cluster.limits)
     starts = [Start(placement, cohorts[placement.member]) for placement in back]
-    new = free.place(cluster.waiting, cluster.limits, cluster.tenants)
+    new = free.place(cluster.waiting, cluster.limits)
     if cluster.is_gated and not cluster.streaming and len(new) < len(cluster.waiting):
         late = _find_late(new, free, cluster)
         free.release(*(placement for placement in new if placement.need.selection in late))
@@ -92,17 +86,17 @@ def _find_late(new: Sequence[Placement], free: FreeCapacity, cluster: ClusterSna
     Members that select other nodes are looked at apart: they do not wait for the same places.
     """
     late = set[Selection]()
-    asked = Counter(compute_need(identity) for identity in cluster.waiting)
+    waiting = Counter(compute_need(identity) for identity in cluster.waiting)
     held = free.held_needs - Counter(placement.need for placement in new)
-    for selection in {need.selection for need in asked}:
+    for selection in {need.selection for need in waiting}:
         busy = Counter({need: count for need, count in held.items() if need.selection == selection})
-        alike = Counter({need: count for need, count in asked.items() if need.selection == selection})
+        alike = Counter({need: count for need, count in waiting.items() if need.selection == selection})
         starting = sum(placement.need.selection == selection for placement in new)
         enough, everyone = 2 * starting + 1, busy + alike
         if (
             busy
             and starting < alike.total()
-            and free.count_if_empty(everyone, cluster.limits, cluster.tenants, most=enough) == enough
+            and free.count_if_empty(everyone, cluster.limits, most=enough) == enough
         ):
             late.add(selection)
     return late
@@ -118,7 +112,7 @@ def count_placeable(example: Identity, most: int, cluster: ClusterSnapshot) -> i
     free = cluster.free_capacity()
     ahead = [*cluster.waiting, *(identity for identity, _ in cluster.returning)]
     ahead = [each for each in ahead if has_node(each, cluster.nodes)]
-    placed = free.place(ahead, cluster.limits, cluster.tenants)
-    copies = free.place([example] * most, cluster.limits, cluster.tenants) if len(placed) == len(ahead) else []
+    placed = free.place(ahead, cluster.limits)
+    copies = free.place([example] * most, cluster.limits) if len(placed) == len(ahead) else []
     free.release(*placed, *copies)
     return len(copies)

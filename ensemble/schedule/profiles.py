@@ -1,11 +1,7 @@
 """Turns measurements of members into what packing and flotilla planning need: resource shares, rates and slots.
 
-Members of one *shape* (the same network, batch size, precision and threads) are measured once. Values that the
-user declared are never replaced by measured ones.
-
-The shape of a member is known only once its network is built. Members with one cost key
-(`ensemble.spec.identity`) certainly have one shape, and the key needs no network: a trial that differs from a
-measured one in its learning rate alone is not measured again.
+Members of one *shape* (network, batch size, precision, threads) are measured once; those with one cost key
+certainly have one shape. Values that the user declared are never replaced by measured ones.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from typing import Any
 from ensemble.schedule.cpu_sharing import LEAST_SHARE, CpuSharing, MemberRate, share_cores
 from ensemble.schedule.flotilla.model import Capacity, RatedMember, interpolate_rate
 from ensemble.schedule.memory_grants import add_margin, compute_gpu_share
-from ensemble.schedule.needs import Node, compute_need, uses_gpus
+from ensemble.schedule.needs import Node, compute_need, max_node_memory_gb, uses_gpus
 from ensemble.schedule.packing import FreeCapacity, pack
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
@@ -78,10 +74,10 @@ class Profile:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Profile:
         """The inverse of `as_dict`, from JSON, where the numbers of workers have become strings."""
-        known = {one.name: fields[one.name] for one in dataclasses.fields(cls) if one.name in fields}
+        values = {one.name: fields[one.name] for one in dataclasses.fields(cls) if one.name in fields}
         for name in _BY_WIDTH:
-            known[name] = {int(width): float(value) for width, value in fields.get(name, {}).items()}
-        return cls(**known | {name: tuple(fields.get(name, ())) for name in _LISTS})
+            values[name] = {int(width): float(value) for width, value in fields.get(name, {}).items()}
+        return cls(**values | {name: tuple(fields.get(name, ())) for name in _LISTS})
 
     def merge(self, other: Profile) -> Profile:
         """Combine with another profile of the same shape and device; its values win where both measured."""
@@ -122,7 +118,7 @@ def select_unmeasured(
     ]
     if new and known:
         profiles = {id(profile): profile for profile in known.values()}
-        outlines = {each for profile in profiles.values() for each in profile.outlines}
+        outlines = {outline for profile in profiles.values() for outline in profile.outlines}
         new = [one for one in new if compute_cost_key(one) not in outlines]
     if not new or crowded or any("workers" in one.auto or is_spread_open(one, nodes) for one in new):
         return new
@@ -161,7 +157,7 @@ class MemoryCap:
     def __init__(self, nodes: Sequence[Node], devices: str) -> None:
         self._most_gb = max_node_memory_gb(nodes)
         self._has_place = functools.cache(
-            lambda need: FreeCapacity(nodes, devices).count_if_empty({need: 1}, {}, {}, 1) > 0
+            lambda need: FreeCapacity(nodes, devices).count_if_empty({need: 1}, {}, 1) > 0
         )
 
     def apply(self, identity: Identity, memory_gb: float) -> float:
@@ -195,7 +191,7 @@ def apply_profile(
         cap: of the measured memory; None: it has no bound.
     """
     chosen = workers if workers is not None and "workers" in identity.auto else identity.workers
-    asked: dict[str, Any] = {"workers": chosen}
+    changes: dict[str, Any] = {"workers": chosen}
     if profile is not None:
         measured = {
             "cpus_per_worker": _get_nearest_share(profile.cpus, chosen),
@@ -204,20 +200,14 @@ def apply_profile(
         if profile.gpus:
             busy = _get_nearest_share(profile.gpus, chosen)
             measured["gpus_per_worker"] = compute_gpu_share(busy, profile.gpu_memory_gb, profile.gpu_size_gb)
-        asked |= {name: value for name, value in measured.items() if name in identity.auto}
+        changes |= {name: value for name, value in measured.items() if name in identity.auto}
         if identity.span_nodes == "auto" and chosen in profile.spread_samples_per_s:
             gain = profile.spread_samples_per_s[chosen] / profile.samples_per_s.get(chosen, math.inf)
-            asked["span_nodes"] = "spread" if gain >= _SPREAD_GAIN else True
-    known = dataclasses.replace(identity, **asked)
-    if cap is None or "memory_gb" not in asked:
-        return known
-    return dataclasses.replace(known, memory_gb=cap.apply(known, asked["memory_gb"]))
-
-
-def max_node_memory_gb(nodes: Sequence[Node]) -> float:
-    """Free memory in GiB of the node with the most; only nodes with GPUs count where there are some."""
-    counted = [node for node in nodes if node.gpus] or nodes
-    return max((node.free_memory_gb for node in counted), default=math.inf)
+            changes["span_nodes"] = "spread" if gain >= _SPREAD_GAIN else True
+    filled = dataclasses.replace(identity, **changes)
+    if cap is None or "memory_gb" not in changes:
+        return filled
+    return dataclasses.replace(filled, memory_gb=cap.apply(filled, changes["memory_gb"]))
 
 
 def _get_nearest_share(known: Mapping[int, float], workers: int) -> float:
@@ -256,15 +246,15 @@ def rate_members(
     Returns:
         None if less than half of them were measured.
     """
-    known = list(waiting)
-    rates = {one.member: profiles[one.member].samples_per_s for one, _ in known if one.member in profiles}
-    if 2 * len(rates) < len(known) or not rates:
+    members = list(waiting)
+    rates = {one.member: profiles[one.member].samples_per_s for one, _ in members if one.member in profiles}
+    if 2 * len(rates) < len(members) or not rates:
         return None
     typical = statistics.median(by_width[min(by_width)] / min(by_width) for by_width in rates.values())
     return [
         RatedMember(
             member=identity.member,
-            samples_per_s={w: found / slowdown for w, found in rates.get(identity.member, {1: typical}).items()},
+            samples_per_s={w: rate / slowdown for w, rate in rates.get(identity.member, {1: typical}).items()},
             epochs=max(1, epochs),
             workers=(
                 None
@@ -272,7 +262,7 @@ def rate_members(
                 else int(min(identity.workers, widest))
             ),
         )
-        for identity, epochs in known
+        for identity, epochs in members
     ]
 
 
@@ -322,8 +312,8 @@ def estimate_capacity(nodes: Sequence[Node], waiting: Sequence[Identity], device
     """
     using = [one for one in waiting if uses_gpus(one, devices)]
     on_gpus = bool(using) and any(node.gpus for node in nodes)
-    known = [one.gpus_per_worker for one in using] if on_gpus else [one.cpus_per_worker for one in waiting]
-    share = statistics.median(known)
+    shares = [one.gpus_per_worker for one in using] if on_gpus else [one.cpus_per_worker for one in waiting]
+    share = statistics.median(shares)
     per_gpu = max(1, int(1 / share + 1e-9)) if share > 0 else len(waiting)
     if on_gpus:
         slots = tuple(len(node.gpus) * per_gpu for node in nodes)

@@ -37,11 +37,11 @@ def find_gpus(selection: Selection, node: Node) -> list[bool]:
     """
     wanted = dict(selection)
     kind, least = wanted.get(GPU_TYPE), wanted.get(GPU_MEMORY, 0.0)
-    known = node.gpu_memory_gb if len(node.gpu_memory_gb) == len(node.gpus) else (None,) * len(node.gpus)
+    sizes = node.gpu_memory_gb if len(node.gpu_memory_gb) == len(node.gpus) else (None,) * len(node.gpus)
     return [
         (kind is None or _is_of_type(kind, node, model))
         and _has_memory(least, gb, node.labels.get(GPU_TYPE, model))
-        for model, gb in zip(node.gpus, known, strict=True)
+        for model, gb in zip(node.gpus, sizes, strict=True)
     ]
 
 
@@ -112,16 +112,16 @@ def explain_unselected(selection: Selection, nodes: Sequence[Node]) -> str:
     for item in selection:
         if not any(is_selected((item,), node) for node in nodes):
             return f"no node has {describe_selection((item,))} ({_list_found(item[0], nodes)})"
-    missing = [(node.name, tuple(each for each in selection if not is_selected((each,), node))) for node in nodes]
+    missing = [(node.name, tuple(part for part in selection if not is_selected((part,), node))) for node in nodes]
     lacking = (f"{name} lacks {describe_selection(items)}" for name, items in missing)
     return f"no node has all of {describe_selection(selection)} ({_abbreviate(lacking, '; ')})"
 
 
 def _list_found(key: str, nodes: Sequence[Node]) -> str:
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for node in nodes:
-        found.setdefault(_describe(key, node), []).append(node.name)
-    shown = _abbreviate((f"{_abbreviate(names)}: {what}" for what, names in found.items()), "; ")
+        values.setdefault(_describe(key, node), []).append(node.name)
+    shown = _abbreviate((f"{_abbreviate(names)}: {what}" for what, names in values.items()), "; ")
     if key not in (GPU_TYPE, GPU_MEMORY) and not any(node.labels for node in nodes):
         shown += "; labels are of the nodes of a Ray cluster"
     return shown

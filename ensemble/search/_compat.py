@@ -1,25 +1,21 @@
 """The private API of Optuna that this package uses; no other module uses any.
 
 Checked with the versions in `CHECKED_WITH`. With any other, `tests/test_compat.py` fails and lists the names to
-look at; `tests/search/test_search_compat.py` fails when one of them has changed or lost its effect.
+look at; `tests/search/test_search_optuna.py` fails when one of them has changed or lost its effect.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import random
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    import optuna
-    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
 CHECKED_WITH = ("5.0.0",)
@@ -71,7 +67,7 @@ def find_generators(sampler: BaseSampler) -> tuple[list[Any], bool]:
     """
     from optuna.samplers._lazy_random_state import LazyRandomState
 
-    found: list[Any] = []
+    generators: list[Any] = []
     seen: dict[int, Any] = {}
     waiting: list[Any] = [sampler]
     while waiting:
@@ -80,13 +76,13 @@ def find_generators(sampler: BaseSampler) -> tuple[list[Any], bool]:
             continue
         seen[id(part)] = part
         if isinstance(part, LazyRandomState | np.random.RandomState | np.random.Generator | random.Random):
-            found.append(part)
+            generators.append(part)
         elif isinstance(part, list | tuple):
             waiting += part
         elif part is sampler or type(part).__module__.startswith("optuna"):
             waiting += [value for _, value in sorted(getattr(part, "__dict__", {}).items())]
     parts = [part for part in seen.values() if hasattr(part, "sample_relative")]
-    return found, all(type(part).__module__.startswith("optuna") for part in parts)
+    return generators, all(type(part).__module__.startswith("optuna") for part in parts)
 
 
 def seed_generator(generator: Any, seed: int) -> None:
@@ -106,63 +102,3 @@ def draw_number(generator: Any) -> int:
         return generator.getrandbits(31)
     draw = generator.integers if isinstance(generator, np.random.Generator) else generator.randint
     return int(draw(2**31))
-
-
-def hyperband(min_resource: int, epochs: int, reduction_factor: int) -> BasePruner:
-    """Optuna's, which remembers what bracket each trial is in: it would ask that of every trial at every rung.
-
-    `HyperbandPruner._try_initialization`, `_pruners` and `_get_bracket_id` (in 3.0 already) make the brackets,
-    prune in one and say in which a trial is. Samplers look at the trials of one bracket if the pruner is of that
-    class; with another, by public API alone, they would propose otherwise.
-
-    Unnecessary with: a HyperbandPruner that knows the brackets of the trials that it has seen.
-    """
-    from optuna import pruners
-
-    class Hyperband(pruners.HyperbandPruner):
-        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-            if not self._pruners:
-                self._try_initialization(study)
-            trials = study.get_trials(deepcopy=False)
-            for other in trials[len(bracket_of) :]:
-                bracket_of.append(self._get_bracket_id(study, other))
-                numbers[bracket_of[-1]].append(other.number)
-            bracket = bracket_of[trial.number]
-            among: Any = _Bracket(study, [trials[number] for number in numbers[bracket]])
-            return self._pruners[bracket].prune(among, trial)
-
-    bracket_of: list[int] = []
-    numbers: defaultdict[int, list[int]] = defaultdict(list)
-    return Hyperband(min_resource, epochs, reduction_factor)
-
-
-def without_first(study: optuna.Study, first: int) -> optuna.Study:
-    """A study as pruners see it: without its first trials, whose steps may be other ones.
-
-    Not for a hyperband, which finds a trial by its number; trials without values at its rungs do not count there.
-    """
-    from optuna.pruners import HyperbandPruner
-
-    if not first or isinstance(study.pruner, HyperbandPruner):
-        return study
-    view = copy.copy(study)
-
-    def get_trials(deepcopy: bool = True, states: Any = None) -> list[optuna.trial.FrozenTrial]:
-        return [trial for trial in study.get_trials(deepcopy, states) if trial.number >= first]
-
-    view.get_trials = get_trials  # type: ignore[method-assign]
-    return view
-
-
-class _Bracket:
-    """What a successive-halving pruner asks of a study, of the trials of one bracket.
-
-    It writes what it has seen of a trial to `Study._storage` (in 3.0 already), which no public attribute names.
-    """
-
-    def __init__(self, study: optuna.Study, trials: list[optuna.trial.FrozenTrial]) -> None:
-        self._storage, self.direction, self._trials = study._storage, study.direction, trials
-
-    def get_trials(self, deepcopy: bool = True) -> list[optuna.trial.FrozenTrial]:
-        """The trials themselves, which nobody changes."""
-        return self._trials

@@ -23,13 +23,7 @@ UNITS = {"trials": "trials", "hours": "hours", "cpu_hours": "CPU-hours", "energy
 
 @dataclass(frozen=True)
 class Limit:
-    """What of one limit is used.
-
-    Attributes:
-        name: as `Search.budget` has it.
-        used: in the same unit; None: it was not measured.
-        limit: as declared.
-    """
+    """What of one limit, as `Search.budget` names it, is used, in the same unit; None: it was not measured."""
 
     name: str
     used: float | None
@@ -45,7 +39,7 @@ class Limit:
         return f"{used} of {self.limit:.4g} {UNITS[self.name]}"
 
 
-def measure_budget(budget: Mapping[str, float], state: RunState, used: Total, now: float) -> list[Limit]:
+def measure_budget(budget: Mapping[str, float], state: RunState, used: Total, t: float) -> list[Limit]:
     """What is used of each limit, up to a time in Unix seconds.
 
     An hour of work is one in which a member has a place; that the run waits for nodes is none.
@@ -53,22 +47,22 @@ def measure_budget(budget: Mapping[str, float], state: RunState, used: Total, no
     spans = (span for member in state.members.values() for span in member.spans)
     amounts = {
         "trials": float(len(state.members)),
-        "hours": sum_work_s(spans, now) / 3600,
+        "hours": sum_work_s(spans, t) / 3600,
         "cpu_hours": used.cpu_s / 3600,
         "energy_kj": None if used.energy_j is None else used.energy_j / 1000,
     }
     return [Limit(name, amounts[name], limit) for name, limit in budget.items()]
 
 
-def explain_end(budget: Mapping[str, float], state: RunState, used: Total, now: float) -> str | None:
+def explain_end(budget: Mapping[str, float], state: RunState, used: Total, t: float) -> str | None:
     """Why the budget ends a run at a time in Unix seconds; None: it does not."""
-    limits = measure_budget(budget, state, used, now)
+    limits = measure_budget(budget, state, used, t)
     if reached := [str(limit) for limit in limits if limit.is_used]:
         return f"its budget is used: {', '.join(reached)}; resume --budget goes on with a larger one"
     spans = (span for member in state.members.values() for span in member.spans)
-    first = min((span.ended for span in spans if span.ended is not None), default=now)
-    unknown = [each.name for each in limits if each.used is None]
-    if unknown and first + MEASURED_S < now:
+    first = min((span.ended for span in spans if span.ended is not None), default=t)
+    unknown = [share.name for share in limits if share.used is None]
+    if unknown and first + MEASURED_S < t:
         return (
             f"what it uses of its budget {unknown[0]!r} is not measured: no power source of its nodes could be "
             "read (see `ensemble doctor`); limit cpu_hours or hours instead"
@@ -76,10 +70,10 @@ def explain_end(budget: Mapping[str, float], state: RunState, used: Total, now: 
     return None
 
 
-def sum_work_s(spans: Iterable[Span], now: float) -> float:
+def sum_work_s(spans: Iterable[Span], t: float) -> float:
     """The seconds in which any member had a place."""
     total, until = 0.0, float("-inf")
-    for start, end in sorted((span.placed, now if span.ended is None else span.ended) for span in spans):
+    for start, end in sorted((span.placed, t if span.ended is None else span.ended) for span in spans):
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total

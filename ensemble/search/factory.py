@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,16 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.search._compat import draw_number, find_generators, hyperband, seed_generator
+from ensemble.search._compat import draw_number, find_generators, seed_generator
 from ensemble.spec import Dimension, Search, SpecError
-from ensemble.spec.options import PRUNERS, resolve
+from ensemble.spec.options import resolve
+from ensemble.spec.samplers import PRUNER_TYPES, PRUNERS, SAMPLER_TYPES
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
-GP_TRIALS = 300
-"""Trials that the sampler gp proposes; the controller waits for each: 0.7 s after 300, 20 s after 2,000."""
+#: Packages that a sampler needs beyond Optuna; each has a module of the same name.
+_NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
+
+
+def check_installed(sampler: str) -> None:
+    """Raise SpecError for a sampler that needs a package that is not installed."""
+    missing = [package for package in _NEEDS.get(sampler, ()) if importlib.util.find_spec(package) is None]
+    if missing:
+        raise SpecError(
+            f"Search.sampler={sampler!r} needs {' and '.join(missing)}: "
+            f"`pip install {' '.join(missing)}`, or choose tpe"
+        )
 
 
 def make_grid(search: Search) -> list[dict[str, Any]]:
@@ -31,20 +43,20 @@ def make_grid(search: Search) -> list[dict[str, Any]]:
     """
     assert isinstance(search.space, Mapping)
     axes: dict[str, list[Any]] = {}
-    for name, given in search.space.items():
-        if isinstance(given, Dimension):
-            if given.kind != "choice" and (given.step is None and given.kind != "integer"):
+    for name, dimension in search.space.items():
+        if isinstance(dimension, Dimension):
+            if dimension.kind != "choice" and (dimension.step is None and dimension.kind != "integer"):
                 raise SpecError(
-                    f"Search.sampler='grid' needs choice(...), integer(...) or a step, {name!r} is {given}"
+                    f"Search.sampler='grid' needs choice(...), integer(...) or a step, {name!r} is {dimension}"
                 )
-            axes[name] = list(given.values) if given.kind == "choice" else _list_steps(given)
+            axes[name] = list(dimension.values) if dimension.kind == "choice" else _list_steps(dimension)
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     return [points[i] for i in np.random.default_rng(search.seed).permutation(len(points))]
 
 
-def _list_steps(given: Dimension) -> list[Any]:
+def _list_steps(dimension: Dimension) -> list[Any]:
     """The values of an interval of steps."""
-    (low, high), step = given.values, given.step or 1
+    (low, high), step = dimension.values, dimension.step or 1
     return [low + step * number for number in range(round((high - low) / step) + 1)]
 
 
@@ -58,30 +70,19 @@ def _allow_experimental() -> Iterator[None]:
         yield
 
 
-def is_beyond_gp(search: Search, number: int) -> bool:
-    """Whether a trial comes after those that the sampler gp proposes: by its number, as a resume knows it."""
-    return search.sampler_name == "gp" and number >= GP_TRIALS
-
-
 @_allow_experimental()
 def make_sampler(search: Search, number: int) -> BaseSampler:
-    """The sampler for one trial, seeded by the search's seed and the trial's number.
-
-    From trial `GP_TRIALS` on it is tpe in place of gp, whose proposals take the longer the more trials there are.
-    """
-    from optuna import samplers
-
-    seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
-    if search.sampler_name == "tpe" or is_beyond_gp(search, number):
-        return samplers.TPESampler(seed=seed)
-    if search.sampler_name == "gp":
-        return samplers.GPSampler(seed=seed, deterministic_objective=False)
-    if search.sampler_name == "cmaes":
-        return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
-    if (size := search.sampler_options.get("population_size")) is not None:
-        genetic = samplers.NSGAIISampler if search.sampler_name == "nsga2" else samplers.NSGAIIISampler
-        return genetic(population_size=size, seed=seed)
-    return samplers.RandomSampler(seed=seed)
+    """The sampler for one trial, seeded by the search's seed and the trial's number."""
+    options: dict[str, Any] = {"seed": int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])}
+    name = search.sampler_name
+    if name == "gp":
+        options["deterministic_objective"] = False
+    elif name == "cmaes":
+        options["warn_independent_sampling"] = False
+    elif (size := search.sampler_options.get("population_size")) is not None:
+        options["population_size"] = size
+    sampler: BaseSampler = SAMPLER_TYPES.load(name)(**options)
+    return sampler
 
 
 class OwnSampler:
@@ -116,24 +117,18 @@ def make_pruner(search: Search, epochs: int) -> BasePruner:
 @_allow_experimental()
 def _make_named_pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:
     """The pruner of this name with these options, as `Search.pruner_options` has them."""
-    from optuna import pruners
-
-    from ensemble.search.pruners import TrendPruner
-
-    name = chosen["name"]
-    if name == "hyperband":
-        return hyperband(chosen["min_resource"], epochs, chosen["reduction_factor"])
-    if name == "asha":
-        return pruners.SuccessiveHalvingPruner(chosen["min_resource"], chosen["reduction_factor"])
-    if name == "median":
-        return pruners.MedianPruner(
-            chosen["startup_trials"], chosen["warmup_epochs"] + 1, chosen["interval_epochs"]
-        )
-    if name == "patience":
-        around = resolve("Search.pruner['around']", chosen["around"], PRUNERS)
-        inner = None if around["name"] == "none" else _make_named_pruner(around, epochs)
-        # Optuna compares the best of the last patience + 1 values with the best of those before.
-        return pruners.PatientPruner(inner, chosen["epochs"] - 1, chosen["min_delta"])
-    if name == "trend":
-        return TrendPruner(epochs, chosen["min_epochs"], chosen["startup_trials"], chosen["sigmas"])
-    return pruners.NopPruner()
+    arguments: tuple[Any, ...] = ()
+    match chosen:
+        case {"name": "hyperband"}:
+            arguments = (chosen["min_resource"], epochs, chosen["reduction_factor"])
+        case {"name": "asha"}:
+            arguments = (chosen["min_resource"], chosen["reduction_factor"])
+        case {"name": "median"}:
+            arguments = (chosen["startup_trials"], chosen["warmup_epochs"] + 1, chosen["interval_epochs"])
+        case {"name": "patience"}:
+            around = resolve("Search.pruner['around']", chosen["around"], PRUNERS)
+            inner = None if around["name"] == "none" else _make_named_pruner(around, epochs)
+            # Optuna compares the best of the last patience + 1 values with the best of those before.
+            arguments = (inner, chosen["epochs"] - 1, chosen["min_delta"])
+    pruner: BasePruner = PRUNER_TYPES.load(chosen["name"])(*arguments)
+    return pruner

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from ensemble.spec import SpecError
+from ensemble.spec import Search, SpecError
 
 
 class ForeignError(SpecError):
@@ -14,14 +17,7 @@ class ForeignError(SpecError):
 
 @contextlib.contextmanager
 def calling(what: object, where: str) -> Iterator[None]:
-    """A block that calls the user's object or function.
-
-    Args:
-        where: what it decides, for the message.
-
-    Raises:
-        ForeignError: in place of whatever it raises, but a SpecError.
-    """
+    """A block that calls the user's object or function, whose errors become a `ForeignError` that says `where`."""
     try:
         yield
     except SpecError:
@@ -29,3 +25,22 @@ def calling(what: object, where: str) -> Iterator[None]:
     except Exception as error:
         name = getattr(what, "__name__", type(what).__name__)
         raise ForeignError(f"{where}: {name} raised {type(error).__name__}: {error}") from error
+
+
+def compute_constraints(search: Search, number: int, metrics: Mapping[str, Any]) -> dict[str, float] | None:
+    """By how much a finished trial violates each constraint of a search; None where that has none.
+
+    Raises:
+        SpecError: the user's function fails.
+    """
+    if search.constraints is None:
+        return None
+    finite = dict(metrics)
+    for name, value in metrics.items():  # as the log has them
+        finite[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+    excesses, most = dict[str, float](), sys.float_info.max  # a log has no infinities
+    with calling(search.constraints, f"Search.constraints of member-{number}"):
+        for name, excess in search.constraints(finite).items():
+            value = float(excess)
+            excesses[name] = most if math.isnan(value) else min(max(value, -most), most)
+    return excesses

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.search._compat import silence_optuna
+from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
     import optuna
@@ -29,7 +30,7 @@ DECADES = 1.5
 Trial = tuple[Mapping[str, Any], float]
 
 
-class NoImportancesError(Exception):
+class NoImportancesError(SpecError):
     """The importances cannot be computed; the message says why in one line."""
 
 
@@ -41,9 +42,6 @@ def compute_importances(state: RunState) -> tuple[dict[str, float], str, dict[st
     Returns:
         Shares by name, largest first; they add up to 1. How they were found, in words. The lowest and the highest
         share of each over resamples of the trials (bootstrap), of smaller forests.
-
-    Raises:
-        NoImportancesError: there are too few finished members, or nothing differs between them.
     """
     trials = _finished_trials(state)
     if len(trials) < FEWEST_TRIALS:
@@ -53,8 +51,8 @@ def compute_importances(state: RunState) -> tuple[dict[str, float], str, dict[st
         )
     if len({value for _, value in trials}) == 1:
         raise NoImportancesError(f"All finished members have the same {state.objective}.")
-    known = list(dict.fromkeys(name for params, _ in trials for name in params))
-    varied = [name for name in known if len({repr(params.get(name)) for params, _ in trials}) > 1]
+    names = list(dict.fromkeys(name for params, _ in trials for name in params))
+    varied = [name for name in names if len({repr(params.get(name)) for params, _ in trials}) > 1]
     judged = [name for name in varied if all(name in params for params, _ in trials)]
     if not judged:
         raise NoImportancesError("No hyperparameter that all finished members have differs between them.")
@@ -68,23 +66,27 @@ def compute_importances(state: RunState) -> tuple[dict[str, float], str, dict[st
 def _resample(trials: Sequence[Trial], names: Sequence[str]) -> dict[str, tuple[float, float]]:
     """The lowest and the highest share of each hyperparameter over resamples of the trials; none if all fail."""
     draw = random.Random(0)
-    found: list[dict[str, float]] = []
+    resampled: list[dict[str, float]] = []
     for _ in range(RESAMPLES):
         chosen = draw.choices(trials, k=len(trials))
         if len({value for _, value in chosen}) > 1 and all(
             len({repr(p[name]) for p, _ in chosen}) > 1 for name in names
         ):
-            found.append(_explain_variance(chosen, names, TREES // RESAMPLES))
+            resampled.append(_explain_variance(chosen, names, TREES // RESAMPLES))
     return {
-        name: (min(each[name] for each in found), max(each[name] for each in found)) for name in names if found
+        name: (min(shares[name] for shares in resampled), max(shares[name] for shares in resampled))
+        for name in names
+        if resampled
     }
 
 
 def _finished_trials(state: RunState) -> list[Trial]:
     """Hyperparameters and last value of the objective of the finished members, by number."""
     members = sorted(state.members.values(), key=lambda member: member.number)
-    found = ((m.params, _finite_or_none(m.metrics.get(state.objective))) for m in members if m.state == "finished")
-    return [(params, value) for params, value in found if value is not None]
+    values = (
+        (m.params, _finite_or_none(m.metrics.get(state.objective))) for m in members if m.state == "finished"
+    )
+    return [(params, value) for params, value in values if value is not None]
 
 
 def _finite_or_none(value: Any) -> float | None:
@@ -104,9 +106,9 @@ def _explain_variance(trials: Sequence[Trial], names: Sequence[str], trees: int 
     columns = {name: _make_column([params[name] for params, _ in trials]) for name in names}
     distributions = {name: distribution for name, (distribution, _) in columns.items()}
     study = _make_study(distributions, [values for _, values in columns.values()], [value for _, value in trials])
-    found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=trees, seed=0))
-    shares = {name: float(found.get(name, 0.0)) for name in names}
-    return dict(sorted(shares.items(), key=lambda each: -each[1]))
+    importances = get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=trees, seed=0))
+    shares = {name: float(importances.get(name, 0.0)) for name in names}
+    return dict(sorted(shares.items(), key=lambda share: -share[1]))
 
 
 def _make_study(
@@ -128,16 +130,16 @@ def _make_study(
     return study
 
 
-def _make_column(given: Sequence[Any]) -> tuple[BaseDistribution, list[Any]]:
+def _make_column(values: Sequence[Any]) -> tuple[BaseDistribution, list[Any]]:
     """The distribution of one hyperparameter and its values in it: numbers over their range, all else by name."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-    numbers = [v for v in map(_finite_or_none, given) if v is not None]
-    if len(numbers) == len(given):
+    numbers = [v for v in map(_finite_or_none, values) if v is not None]
+    if len(numbers) == len(values):
         if min(numbers) > 0 and math.log10(max(numbers)) - math.log10(min(numbers)) > DECADES:
             numbers = min(numbers, [math.log10(v) for v in numbers], key=_unevenness)
         return FloatDistribution(min(numbers), max(numbers)), numbers
-    names = [repr(v) for v in given]
+    names = [repr(v) for v in values]
     return CategoricalDistribution(sorted(set(names))), names
 
 

@@ -29,12 +29,7 @@ class _File(JournalFileBackend):
 
 
 class Journal(JournalStorage):
-    """The journal in a file.
-
-    Args:
-        path: of the file.
-        grace_period_s: a lock that is older belongs to a process that was killed.
-    """
+    """The journal in a file; a lock older than `grace_period_s` belongs to a process that was killed."""
 
     def __init__(self, path: str, grace_period_s: int) -> None:
         self._file = _File(path, grace_period_s)

@@ -19,11 +19,14 @@ from ensemble.search._compat import silence_optuna
 from ensemble.search.storage import without_password
 from ensemble.spec import SpecError
 from ensemble.store import StoreError
+from ensemble.store.member import UNRECOVERABLE
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial
+
+    from ensemble.store.member import MemberState
 
 _log = logging.getLogger(__name__)
 
@@ -33,15 +36,12 @@ _MEMBER = re.compile("member-[0-9]+")
 #: Pauses in seconds between attempts to write to a database; then the run stops, and a resume goes on.
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
-#: Seconds within which a run that has made a study says that it is its own.
-CLAIM_S = 2.0
-
 
 def directions(direction: str, further: Iterable[Objective]) -> list[StudyDirection]:
     """Optuna's directions of a study: of the metric, "max" or "min", and of what is optimized beside it."""
     from optuna.study import StudyDirection
 
-    modes = [direction, *(each.mode for each in further)]
+    modes = [direction, *(objective.mode for objective in further)]
     return [StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE for mode in modes]
 
 
@@ -50,19 +50,6 @@ class KeptStudy:
 
     Several runs may have one name and one storage: the study of the first one has the ensemble's name, those of
     the others have the beginning of the run's id behind it.
-
-    Args:
-        storage: an opened storage.
-        address: of the storage as the user gave it, for messages.
-        objectives: that which ranks the members first.
-        joins: whether the study may have trials of others, to which the run's are added.
-
-    Attributes:
-        name: of the study.
-
-    Raises:
-        SpecError: the study has other objectives.
-        StoreError: the storage cannot be read or written.
     """
 
     def __init__(
@@ -72,12 +59,11 @@ class KeptStudy:
         name: str,
         run_id: str,
         objectives: Sequence[Objective],
-        joins: bool = False,
     ) -> None:
-        self.name, self._run_id, self._joins = name, run_id, joins
+        self.name, self._run_id = name, run_id
         self._storage, self._address = storage, address
         self._directions = directions(objectives[0].mode, objectives[1:])
-        self._objectives = [each.name for each in objectives]
+        self._objectives = [objective.name for objective in objectives]
         self._ids: dict[int, int] = {}  # the storage's, by the member's number
         self._saved: dict[int, FrozenTrial] = {}  # what the storage has
         try:
@@ -89,11 +75,11 @@ class KeptStudy:
 
     def _open(self) -> int:
         owners: dict[str, str | None] = {}
-        for name in (self.name,) if self._joins else (f"{self.name}-{self._run_id[:8]}", self.name):
+        for name in (f"{self.name}-{self._run_id[:8]}", self.name):
             with contextlib.suppress(KeyError):
                 study = self._storage.get_study_id_from_name(name)
                 owners[name] = self._find_owner(study)
-                if self._joins or owners[name] == self._run_id:
+                if owners[name] == self._run_id:
                     self.name = name
                     self._check_objectives(study)
                     return study
@@ -115,16 +101,12 @@ class KeptStudy:
 
         A start that was killed has left it.
         """
-        until = time.monotonic() + CLAIM_S
-        while True:
-            owner: str | None = self._storage.get_study_user_attrs(study).get("run_id")
-            is_like_ours = self._storage.get_study_directions(study) == self._directions
-            if owner is not None or self._joins or not is_like_ours or self._storage.get_n_trials(study):
-                return owner
-            if time.monotonic() > until:
-                self._claim(study)
-                return self._run_id
-            time.sleep(CLAIM_S / 10)
+        owner: str | None = self._storage.get_study_user_attrs(study).get("run_id")
+        is_like_ours = self._storage.get_study_directions(study) == self._directions
+        if owner is None and is_like_ours and not self._storage.get_n_trials(study):
+            self._claim(study)
+            return self._run_id
+        return owner
 
     def _claim(self, study: int) -> None:
         self._storage.set_study_system_attr(study, "study:metric_names", self._objectives)
@@ -143,24 +125,19 @@ class KeptStudy:
         """The trials of the run by their members' numbers; of a member that ran again, the last one."""
         find_id = self._storage.get_trial_id_from_study_id_trial_number
         for trial in self._storage.get_all_trials(self._study, deepcopy=False):
-            is_ours = not self._joins or trial.user_attrs.get("run_id") == self._run_id
             named = str(trial.user_attrs.get("member"))  # all that a study of an earlier version has
             number = trial.system_attrs.get(NUMBER, int(named[7:]) if _MEMBER.fullmatch(named) else None)
-            if number is not None and is_ours:
+            if number is not None:
                 self._ids[number], self._saved[number] = find_id(self._study, trial.number), trial
         return dict(self._saved)
 
     def refuse(self, number: int) -> NoReturn:
         """Raise the StoreError of a trial that the run has and the study lacks."""
-        said = f"has no trial {number} of the study {self.name!r}, which the run has"
-        raise StoreError(self._explain(said, "put it back, or train anew with --fresh"))
+        what = f"has no trial {number} of the study {self.name!r}, which the run has"
+        raise StoreError(self._explain(what, "put it back, or train anew with --fresh"))
 
     def save(self, trials: Mapping[int, FrozenTrial]) -> None:
-        """Write what has changed of trials; into a journal together.
-
-        Raises:
-            StoreError: it cannot be written, also after `PAUSES_S`.
-        """
+        """Write what has changed of trials; into a journal together."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.storages import JournalStorage
 
@@ -171,10 +148,10 @@ class KeptStudy:
             except UpdateFinishedTrialError:  # somebody else has ended one of them, such as in optuna-dashboard
                 self._read_again()
             except Exception as error:  # whatever the database's driver raises
-                said = self._explain("cannot be written", error)
+                message = self._explain("cannot be written", error)
                 if pause_s is None or isinstance(self._storage, JournalStorage):
-                    raise StoreError(f"{said}; a resume goes on with the search") from None
-                _log.warning("%s; it is tried again in %g s", said, pause_s)
+                    raise StoreError(f"{message}; a resume goes on with the search") from None
+                _log.warning("%s; it is tried again in %g s", message, pause_s)
                 time.sleep(pause_s)
         raise StoreError(self._explain("cannot be written", "somebody else ends its trials"))
 
@@ -204,7 +181,7 @@ class KeptStudy:
         if before is None or (before.state, before.values) != (trial.state, trial.values):
             # Optuna changes no finished trial: what runs again is another one.
             trial = _copy(trial)
-            trial.user_attrs |= {"member": f"member-{number}"} | ({"run_id": self._run_id} if self._joins else {})
+            trial.user_attrs["member"] = f"member-{number}"
             trial.system_attrs[NUMBER] = number
             self._ids[number] = self._storage.create_new_trial(self._study, trial)
             self._saved[number] = trial
@@ -216,7 +193,7 @@ class KeptStudy:
         for key, value in trial.user_attrs.items():
             if key not in before.user_attrs or before.user_attrs[key] != value:
                 storage.set_trial_user_attr(id, key, value)
-        for key, value in sorted(trial.system_attrs.items(), key=lambda each: each[0] != PRUNED_AFTER):
+        for key, value in sorted(trial.system_attrs.items(), key=lambda attribute: attribute[0] != PRUNED_AFTER):
             if key not in before.system_attrs or before.system_attrs[key] != value:
                 storage.set_trial_system_attr(id, key, value)
         for step in sorted(trial.intermediate_values.keys() - before.intermediate_values.keys()):
@@ -228,6 +205,15 @@ class KeptStudy:
         cause = getattr(error, "__cause__", None) or error  # Optuna says "invalid data" of what a driver raises
         line = next(iter(str(cause).strip().splitlines()), "") or type(cause).__name__
         return without_password(f"the Optuna storage {self._address} {what}: {line}", self._address)
+
+
+def is_over(member: MemberState, awaits_cost: bool) -> bool:
+    """Whether all is known by which a member's trial is judged, and it does not run again."""
+    if member.state == "failed":
+        return member.reason in UNRECOVERABLE
+    if member.state == "finished":
+        return member.cost is not None or not awaits_cost
+    return member.state in ("pruned", "cancelled")
 
 
 def _copy(trial: FrozenTrial) -> FrozenTrial:

@@ -16,7 +16,7 @@ from ensemble.combine.methods import Criterion, mix, select_greedily
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import align
 from ensemble.combine.tasks import find_math
-from ensemble.spec.task import CLASSIFICATION, Task
+from ensemble.spec.task import Task
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir, RunState
@@ -31,35 +31,8 @@ ROUNDS = 20
 """Rounds of greedy selection; the combination at the run's end has more, which change little."""
 
 
-def compute_gains(
-    values: Sequence[Array],
-    target: Array,
-    metric: str = "nll",
-    chosen: Sequence[int] | None = None,
-    task: Task = CLASSIFICATION,
-) -> list[float]:
-    """The gain of each member over the others; positive is better.
-
-    Args:
-        values: m arrays [n, ...], rows aligned, laid out by the task.
-        target: [n, ...].
-        metric: a criterion of the task: of classes "nll" (nats), "brier", or "accuracy" (a fraction). "nll" stands
-            for the own one of a task without: of points the squared error as a share of the targets' variance, of
-            quantiles the pinball loss in units of their standard deviation.
-        chosen: indices of the members whose gains are computed; None: all.
-
-    Raises:
-        CombineError: the shapes do not fit, a target is none of the task's, or it has no such metric.
-    """
-    task_math = find_math(task)
-    for own in values:
-        task_math.check_target(own, target)
-    guess = task_math.guess(values[0], target)
-    return _compare(_Views.of(values, target, metric, task, guess), chosen)
-
-
 @dataclass(frozen=True)
-class _Views:
+class Views:
     """Of each member what selection and metric need of its predictions (`Criterion.view`), and of a guess."""
 
     selection: Criterion
@@ -69,7 +42,13 @@ class _Views:
     guess: Array
 
     @classmethod
-    def of(cls, values: Sequence[Array], target: Array, metric: str, task: Task, guess: Array) -> _Views:
+    def of(cls, values: Sequence[Array], target: Array, metric: str, task: Task, guess: Array) -> Views:
+        """Make those of the predictions [n, ...] of members, rows aligned, laid out by the task.
+
+        Args:
+            metric: a criterion of the task: of classes "nll" (nats), "brier", or "accuracy" (a fraction). "nll"
+                stands for the own one of a task without.
+        """
         task_math = find_math(task)
         selection = task_math.criterion(target, task_math.default_criterion)
         if metric not in (DEFAULT, *task_math.criteria):
@@ -81,28 +60,35 @@ class _Views:
         return cls(selection, measure, views, [measure.view(own) for own in values], measure.view(guess))
 
 
-def _compare(views: _Views, chosen: Sequence[int] | None) -> list[float]:
+def compute_gains(views: Views, chosen: Sequence[int] | None = None) -> list[float]:
+    """The gain of each member over the others; positive is better.
+
+    Args:
+        chosen: indices of the members whose gains are computed; None: all.
+    """
+
     def score(view: Array) -> float:
         """More is better."""
         return -views.metric.score(view)[0]
 
-    asked = range(len(views.measured)) if chosen is None else chosen
+    indices = range(len(views.measured)) if chosen is None else chosen
     if len(views.measured) == 1:
-        return [score(views.measured[0]) - score(views.guess) for _ in asked]
+        return [score(views.measured[0]) - score(views.guess) for _ in indices]
     weights = _select(views.selected, views.selection)
     whole = mix(views.measured, weights)
-    found = []
-    for i in asked:
+    gains = []
+    for i in indices:
         # The selection without a member that has no weight is the same.
         others = whole if not weights[i] else _mix_without(views, i)
         own = views.measured[i].astype(np.float64)
-        found.append(max(score(others + share * (own - others)) for share in SHARES) - score(others))
-    return found
+        gains.append(max(score(others + share * (own - others)) for share in SHARES) - score(others))
+    return gains
 
 
-def _mix_without(views: _Views, left_out: int) -> Array:
+def _mix_without(views: Views, left_out: int) -> Array:
     selected, measured = (
-        [view for i, view in enumerate(each) if i != left_out] for each in (views.selected, views.measured)
+        [view for i, view in enumerate(all_views) if i != left_out]
+        for all_views in (views.selected, views.measured)
     )
     return mix(measured, _select(selected, views.selection))
 
@@ -116,24 +102,15 @@ ROWS = 2000
 
 
 class Gains:
-    """The gains of a run's finished members, from their saved predictions; each file is read once.
-
-    Args:
-        run_dir: has the predictions.
-        metric: see `compute_gains`.
-    """
+    """The gains of a run's finished members, from their saved predictions; each file is read once."""
 
     def __init__(self, run_dir: RunDir, metric: str, state: RunState) -> None:
         self._run_dir, self._metric, self._state = run_dir, metric, state
-        self._known: dict[str, _Views] = {}
+        self._known: dict[str, Views] = {}
         self._first: tuple[str, Predictions] | None = None
 
     def compute(self, member: str, finished: Sequence[str]) -> float:
-        """The gain of a member over the finished members.
-
-        Raises:
-            CombineError, StoreError: its predictions are missing, or are no predictions of these samples.
-        """
+        """The gain of a member over the finished members."""
         self._read(member)
         usable = [other for other in finished if other != member and self._is_usable(other)]
         return self._gains([*usable, member], [len(usable)])[0]
@@ -144,9 +121,9 @@ class Gains:
         return dict(zip(usable, self._gains(usable, None), strict=True)) if usable else {}
 
     def _gains(self, members: Sequence[str], chosen: Sequence[int] | None) -> list[float]:
-        each = [self._known[member] for member in members]
-        selected, measured = ([own.selected[0] for own in each], [own.measured[0] for own in each])
-        return _compare(replace(each[0], selected=selected, measured=measured), chosen)
+        views = [self._known[member] for member in members]
+        selected, measured = ([own.selected[0] for own in views], [own.measured[0] for own in views])
+        return compute_gains(replace(views[0], selected=selected, measured=measured), chosen)
 
     def _is_usable(self, member: str) -> bool:
         from ensemble.store import StoreError
@@ -162,8 +139,8 @@ class Gains:
 
         if member in self._known:
             return
-        known = self._state.members.get(member) or MemberState(member, -1)
-        saved = {member: read_predictions(self._run_dir, known, "valid")}
+        state = self._state.members.get(member) or MemberState(member, -1)
+        saved = {member: read_predictions(self._run_dir, state, "valid")}
         if self._first is not None:
             saved = {self._first[0]: self._first[1], **saved}
         aligned = align("valid", saved)
@@ -177,4 +154,4 @@ class Gains:
             self._first = (member, saved[member])
         rows = np.linspace(0, len(target) - 1, min(len(target), ROWS)).astype(np.int64)
         guess = task_math.guess(values, target)[rows]
-        self._known[member] = _Views.of([values[rows]], target[rows], self._metric, aligned.task, guess)
+        self._known[member] = Views.of([values[rows]], target[rows], self._metric, aligned.task, guess)

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 class Population:
-    """The members of a population; those that a user added to the run do not belong to it.
-
-    Args:
-        state: of the run, which grows.
-        searcher: knows what was suggested to each trial.
-    """
+    """The members of a population; those that a user added to the run do not belong to it."""
 
     def __init__(self, ensemble: Ensemble, state: RunState, searcher: Searcher) -> None:
         assert ensemble.search is not None
@@ -44,17 +39,17 @@ class Population:
     @property
     def proposed(self) -> int:
         """How many members the log has, those included that it has lost."""
-        known = (member.identity.get("population") for member in self._state.members.values())
-        return max((each["generation"] * self.size + each["place"] + 1 for each in known if each), default=0)
+        places = (member.identity.get("population") for member in self._state.members.values())
+        return max((where["generation"] * self.size + where["place"] + 1 for where in places if where), default=0)
 
     def _read_generation(self, generation: int) -> list[MemberState | None]:
         """The members of a generation by place; None where there is none yet, or its declaration was lost."""
-        found: list[MemberState | None] = [None] * self.size
+        members: list[MemberState | None] = [None] * self.size
         for member in self._state.members.values():
             where = member.identity.get("population")
             if where and where["generation"] == generation and where["place"] < self.size:
-                found[where["place"]] = member
-        return found
+                members[where["place"]] = member
+        return members
 
     def _value(self, member: MemberState | None) -> float | None:
         """The objective of a member that has finished, so that higher is better; None where it has none."""
@@ -86,11 +81,7 @@ class Population:
         return f"no member of generation {generation - 1} finished, so none can go on: {', '.join(errors[:1])}"
 
     def propose(self, number: int, proposed: int) -> Identity:
-        """The next member, after so many.
-
-        Raises:
-            SpecError: its hyperparameters cannot be trained.
-        """
+        """The next member, after so many."""
         generation, place = divmod(proposed, self.size)
         where = {"generation": generation, "place": place}
         if not generation:
@@ -102,10 +93,10 @@ class Population:
         parent, before = last[at], last[place]
         assert parent is not None
         trial = self._searcher.get_trial(parent.number)
-        given = trial.params if at == place else explore(trial, self._options, seed)
+        suggested = trial.params if at == place else explore(trial, self._options, seed)
         code = parent.find_other_code(self._state.header.code)
         lineage = make_lineage(parent.id, warm=True, code=code, whole=True)
-        params = self._searcher.ask(number, given, lineage)
+        params = self._searcher.ask(number, suggested, lineage)
         first = number if before is None else before.identity["population"]["first"]
         return replace(
             identify_in_population(self._ensemble, number, params, **where, first=first), lineage=lineage
@@ -119,7 +110,6 @@ def choose_parent(values: Sequence[float | None], place: int, quantile: float, s
         values: of the last generation by place, higher is better; None: it has failed. One has not.
         quantile: the part of the population that is replaced, at least one member, and by which; 0: nobody is. Who
             has failed is replaced in any case.
-        seed: of the choice among the best.
     """
     moved = max(1, round(quantile * len(values)))
     worst = len(values) - moved if quantile else len(values)
@@ -130,16 +120,7 @@ def choose_parent(values: Sequence[float | None], place: int, quantile: float, s
 
 
 def explore(trial: FrozenTrial, options: dict[str, Any], seed: Sequence[int]) -> dict[str, Any]:
-    """What is suggested to a member that takes the place of one of the worst.
-
-    Args:
-        trial: of the member from whose state it goes on.
-        options: `Search.sampler_options`.
-        seed: of the changes.
-
-    Returns:
-        The values that are kept or changed, by name; what is missing is drawn anew.
-    """
+    """What is suggested to a member that takes the place of one of the worst: values kept or changed, by name."""
     rng = np.random.default_rng([*seed, 1])
     made: dict[str, Any] = {}
     for name, value in trial.params.items():

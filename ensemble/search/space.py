@@ -10,7 +10,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ensemble.search._compat import silence_optuna
 from ensemble.spec import Dimension, SpecError
@@ -18,72 +18,47 @@ from ensemble.spec.search_space import SAMPLE_COUNT, Space, read_params
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.trial import BaseTrial, Trial
+    from optuna.trial import BaseTrial, FrozenTrial, Trial
+
+    from ensemble.store.member import MemberState
 
 
-class SearchSpace(Protocol):
-    """A space.
-
-    Attributes:
-        distributions: of what is suggested to each trial before it is read; None where the trial decides.
-    """
-
-    distributions: dict[str, BaseDistribution] | None
-
-    def read(self, trial: BaseTrial) -> dict[str, Any]:
-        """The hyperparameters of a trial.
-
-        Raises:
-            SpecError: the user's function fails.
-        """
-
-    def encode(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What has to be suggested that a trial has these hyperparameters, as far as they are given."""
-
-    def describe(self, suggested: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """The values and distributions of a trial to which this was suggested.
-
-        Raises:
-            SpecError: it lies outside, or the user's function fails.
-        """
-
-    def explain_outside(self, params: Mapping[str, Any]) -> str | None:
-        """Why no trial could have these hyperparameters, some of which may be missing; None: one could."""
-
-
-def make_space(space: Space) -> SearchSpace:
+def make_space(space: Space) -> DictSpace | FunctionSpace:
     """The space as it was declared."""
     return FunctionSpace(space) if callable(space) else DictSpace(space)
 
 
-class DictSpace(SearchSpace):
+class DictSpace:
     """A dict of dimensions and fixed values."""
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         self._space = space
-        self._free = {name: given for name, given in space.items() if isinstance(given, Dimension)}
-        self.distributions: dict[str, BaseDistribution] = {
-            name: make_distribution(given) for name, given in self._free.items()
-        }
+        self._free = {name: entry for name, entry in space.items() if isinstance(entry, Dimension)}
+        #: Of what is suggested to each trial before it is read.
+        self.distributions = {name: make_distribution(entry) for name, entry in self._free.items()}
 
     def read(self, trial: BaseTrial) -> dict[str, Any]:
+        """The hyperparameters of a trial."""
         own: dict[str, Any] = {}
-        for name, given in self._space.items():
-            if not isinstance(given, Dimension):
-                own[name] = given
-            elif given.kind == "choice":
-                own[name] = next(v for v in given.values if is_equal(encode_choice(v), trial.params[name]))
+        for name, entry in self._space.items():
+            if not isinstance(entry, Dimension):
+                own[name] = entry
+            elif entry.kind == "choice":
+                own[name] = next(v for v in entry.values if is_equal(encode_choice(v), trial.params[name]))
             else:
                 own[name] = trial.params[name]
         return own
 
     def encode(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What to suggest so that the next trial has these hyperparameters, some of which may be missing."""
         return {name: encode_choice(params[name]) for name in self._free if name in params}
 
     def describe(self, suggested: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+        """The values and distributions of a trial to which this was suggested; SpecError if it lies outside."""
         return dict(suggested), {name: self.distributions[name] for name in suggested}
 
     def explain_outside(self, params: Mapping[str, Any]) -> str | None:
+        """Why no trial could have these hyperparameters, some of which may be missing; None: one could."""
         for name, value in params.items():
             if name not in self._space:
                 return f"the space has no {name!r}"
@@ -93,10 +68,10 @@ class DictSpace(SearchSpace):
         return None
 
 
-class FunctionSpace(SearchSpace):
+class FunctionSpace:
     """A function that asks a trial for values, and returns the hyperparameters."""
 
-    distributions = None
+    distributions = None  # the trial decides
 
     def __init__(self, function: Callable[[Any], Mapping[str, Any] | None]) -> None:
         self._function = function
@@ -114,20 +89,20 @@ class FunctionSpace(SearchSpace):
             raise SpecError(f"it asks for {', '.join(sorted(missing))}, too")
         return trial.params, trial.distributions
 
-    def _draw(self, given: Mapping[str, Any], seed: int) -> Trial:
+    def _draw(self, suggested: Mapping[str, Any], seed: int) -> Trial:
         """A trial to which this is suggested, and at random what is not given."""
         import optuna
 
         with silence_optuna():
             study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-        study.enqueue_trial(dict(given))
+        study.enqueue_trial(dict(suggested))
         return study.ask()
 
     def explain_outside(self, params: Mapping[str, Any]) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of what is outside
-            found = [self._explain(params, seed) for seed in range(SAMPLE_COUNT)]  # it may have branches
-        return None if None in found else found[0]
+            reasons = [self._explain(params, seed) for seed in range(SAMPLE_COUNT)]  # it may have branches
+        return None if None in reasons else reasons[0]
 
     def _explain(self, params: Mapping[str, Any], seed: int) -> str | None:
         """Why a trial, in which what is not given is drawn, does not have these hyperparameters."""
@@ -148,6 +123,25 @@ class FunctionSpace(SearchSpace):
             if name in made and not is_equal(made[name], value):
                 return f"the space makes {name}={made[name]!r} of {name}={value!r}"
         return None
+
+
+def fit_trial(
+    space: DictSpace | FunctionSpace, trial: FrozenTrial, member: MemberState | None, number: int
+) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+    """The values of a trial and their distributions in the declared space, which may be wider than before."""
+    from optuna.trial import TrialState, create_trial
+
+    try:
+        params, distributions = space.describe(trial.params)
+        create_trial(state=TrialState.RUNNING, params=params, distributions=distributions)
+    except (KeyError, SpecError, ValueError) as error:
+        if trial.state == TrialState.FAIL and (member is None or member.reason == "impossible"):
+            return trial.params, trial.distributions
+        raise SpecError(
+            f"Search.space does not hold the hyperparameters of member-{number} ({error}); resume with "
+            "the space that the run began with, or choose another run directory"
+        ) from None
+    return params, distributions
 
 
 def make_distribution(dimension: Dimension) -> BaseDistribution:
@@ -172,31 +166,27 @@ def is_equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
 
 
-def describe_mismatch(given: Any, value: Any) -> str | None:
+def describe_mismatch(entry: Any, value: Any) -> str | None:
     """Why a hyperparameter's value is outside of an entry of the space; None where it is inside."""
-    if not isinstance(given, Dimension):
-        return None if is_equal(encode_choice(given), encode_choice(value)) else f"not the {given!r} of the space"
-    if given.kind == "choice":
-        known = any(is_equal(encode_choice(one), encode_choice(value)) for one in given.values)
-        return None if known else f"none of {', '.join(map(repr, given.values))}"
-    low, high = given.values
-    number = type(value) is int or (type(value) is float and given.kind != "integer")
+    if not isinstance(entry, Dimension):
+        return None if is_equal(encode_choice(entry), encode_choice(value)) else f"not the {entry!r} of the space"
+    if entry.kind == "choice":
+        is_choice = any(is_equal(encode_choice(one), encode_choice(value)) for one in entry.values)
+        return None if is_choice else f"none of {', '.join(map(repr, entry.values))}"
+    low, high = entry.values
+    number = type(value) is int or (type(value) is float and entry.kind != "integer")
     inside = number and low <= value <= high
-    if inside and given.step is not None:
-        steps = (value - low) / given.step
+    if inside and entry.step is not None:
+        steps = (value - low) / entry.step
         inside = math.isclose(steps, round(steps), abs_tol=1e-9)
-    return None if inside else f"outside {given}"
+    return None if inside else f"outside {entry}"
 
 
-def check_kind(name: str, given: Any, value: Any) -> None:
-    """Check a hyperparameter's value against an entry of the space that has numbers only.
-
-    Raises:
-        SpecError: the value is no number.
-    """
-    if not isinstance(given, Dimension) or is_number(value) or not all(map(is_number, given.values)):
+def check_kind(name: str, entry: Any, value: Any) -> None:
+    """Check that a hyperparameter's value is a number where the entry of the space has numbers only."""
+    if not isinstance(entry, Dimension) or is_number(value) or not all(map(is_number, entry.values)):
         return
-    raise SpecError(f"hyperparameter {name!r} must be a number, as in the search's {given}, got {value!r}")
+    raise SpecError(f"hyperparameter {name!r} must be a number, as in the search's {entry}, got {value!r}")
 
 
 def is_number(value: Any) -> bool:

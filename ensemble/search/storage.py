@@ -30,11 +30,7 @@ _JOURNAL = "a journal that Optuna wrote"
 
 
 def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseStorage:
-    """Open the Optuna storage given by a path, a URL, a storage or None (in memory).
-
-    Raises:
-        StoreError: it cannot be opened, or is a file that Optuna has not written.
-    """
+    """Open the Optuna storage given by a path, a URL, a storage or None (in memory)."""
     from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 
     if storage is None:
@@ -50,18 +46,14 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if isinstance(error.__cause__, ModuleNotFoundError):  # of the driver that the URL asks for, or implies
             line = f"{error.__cause__}: install it, or name another driver (postgresql+psycopg2://)"
-        said = without_password(f"cannot open the Optuna storage {storage}: {line}", storage)
-        raise StoreError(said) from None  # what the driver says in full may hold the password
+        message = without_password(f"cannot open the Optuna storage {storage}: {line}", storage)
+        raise StoreError(message) from None  # what the driver says in full may hold the password
 
 
 def check_storage(storage: str | os.PathLike[str]) -> str | Path:
-    """The URL of a database, or the path of a journal file. Nothing is written.
-
-    Raises:
-        StoreError: it is a file that Optuna has not written.
-    """
-    if isinstance(storage, str) and (found := DATABASE.fullmatch(storage)):
-        _check_database(Path(found["path"]))
+    """The URL of a database, or the path of a journal file that Optuna may have written. Nothing is written."""
+    if isinstance(storage, str) and (database := DATABASE.fullmatch(storage)):
+        _check_database(Path(database["path"]))
         return storage
     if isinstance(storage, str) and "://" in storage:
         return storage
@@ -163,10 +155,10 @@ def without_password(text: str, url: str) -> str:
     Secrets are the password, the values of query parameters such as token or key, and the user part, which may be
     a token: within the URL always, elsewhere in the text if it is long and no password follows it.
     """
-    scheme, _, rest = url.partition("://")
-    login, at, _ = rest.rpartition("@")
+    scheme, _, address = url.partition("://")
+    login, at, _ = address.rpartition("@")
     user, _, password = login.partition(":")
-    secrets = {password, *(value for _, value in _SECRET.findall(rest))}
+    secrets = {password, *(value for _, value in _SECRET.findall(address))}
     if len(user) >= _TOKEN_LENGTH and len(password) < _TOKEN_LENGTH:
         secrets.add(user)
     if at:

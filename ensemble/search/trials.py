@@ -1,24 +1,29 @@
-"""Where the members of a run come from: a fixed list, or the trials that a search proposes.
-
-Both are `Trials`, so that the controller does not ask which it is.
-"""
+"""The trials of a search, as the controller asks for them (`ensemble.schedule.trials.Trials`)."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ensemble.combine.metrics import CombineError
-from ensemble.search.foreign import ForeignError
+from ensemble.schedule.trials import (
+    FIRST_TRIALS,
+    ImpossibleError,
+    NoObjectiveError,
+    PruneDecision,
+    Trials,
+    as_finite,
+    warn_unranked,
+)
+from ensemble.search.foreign import ForeignError, compute_constraints
 from ensemble.search.space import check_kind
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.spec.identity import select_warm
+from ensemble.spec.limits import FOOTPRINTS
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.spec.population import identify_trial
-from ensemble.spec.search import FOOTPRINTS
 from ensemble.spec.search_space import sample_space
 from ensemble.store import StoreError
 
@@ -26,163 +31,6 @@ if TYPE_CHECKING:
     from ensemble.store import MemberState, RunDir, RunState
 
 _log = logging.getLogger(__name__)
-
-PruneDecision = Literal["continue", "prune"]
-
-#: A search is given up when its first so many trials fail and none has finished an epoch.
-FIRST_TRIALS = 10
-
-
-class NoObjectiveError(Exception):
-    """An epoch of a member did not report the objective; the message names the metrics that it reported."""
-
-
-class ImpossibleError(Exception):
-    """A search proposed hyperparameters with which no member can be trained; the message says why.
-
-    Attributes:
-        identity: of that member, with the proposed hyperparameters.
-    """
-
-    def __init__(self, identity: Identity, why: str) -> None:
-        super().__init__(why)
-        self.identity = identity
-
-
-class Trials(Protocol):
-    """Proposes members, and decides after each epoch whether to continue them.
-
-    Attributes:
-        awaits_pruner: whether a member waits for a prune_decision after each epoch.
-        streaming: whether members join a running stream as soon as they fit.
-    """
-
-    awaits_pruner: bool = False
-    streaming: bool = False
-
-    @property
-    def abort_reason(self) -> str | None:
-        """Why the run is given up; None while it is not."""
-
-    def left(self) -> int:
-        """Number of members that have not been proposed yet."""
-
-    def ready(self) -> int:
-        """How many of those that are left may be proposed before any further member has ended."""
-        return self.left()
-
-    def next(self) -> Identity:
-        """The next member.
-
-        Raises:
-            ImpossibleError: the proposal cannot be trained; the next one may be possible.
-        """
-
-    def listed(self, number: int) -> Identity | None:
-        """The identity of a member by the present declaration; None for one that was added.
-
-        A trial has the hyperparameters that were proposed.
-        """
-
-    def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
-        """Add a member to the run, in addition to those that are declared; `left` does not count it.
-
-        A search proposes the hyperparameters that are missing, and learns from the member if it lies inside the
-        space; else `outside` says why, and it is never pruned.
-
-        Args:
-            given: as in `Ensemble.members`.
-            lineage: of a clone, see `Identity`. A search learns nothing from one that is warm.
-
-        Raises:
-            SpecError: no such member can be trained; nothing has changed.
-        """
-
-    def prune_decision(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> PruneDecision:
-        """Whether a member continues after its own epoch `epoch` (from 0), which the run's state may lack yet.
-
-        Raises:
-            NoObjectiveError: the metrics lack the objective, and the member never reported it.
-        """
-
-    def final(self, number: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of `finished` to record for a member with these metrics; `ended` gets the `metrics` in it."""
-        return {"metrics": metrics}
-
-    def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
-        """Note that a member has ended in a state: "finished", "pruned", "failed" or "cancelled"."""
-        return
-
-    def flush(self) -> None:
-        """Write what has changed of a search to its storage, before the log has what follows from it."""
-        return
-
-
-class ListedTrials(Trials):
-    """The members of a list, which are known from the start and never pruned.
-
-    Where the objective is declared, a member whose first report lacks it fails, because it could not be ranked.
-    Later reports may lack it, because a train function need not measure it in each epoch.
-    """
-
-    def __init__(self, ensemble: Ensemble, state: RunState, *, sharing: bool) -> None:
-        self._ensemble = ensemble
-        self._state = state
-        self._declared = 1 + max((member.number for member in state.members.values()), default=-1)
-        self._sharing = sharing
-        self._unranked: int | None = 0  # members that did not report the objective; None once one did
-        # A Recipe without a validation set reports nothing at all.
-        self._strict = ensemble.has_declared_objective and (
-            callable(ensemble.recipe) or ensemble.valid is not None
-        )
-        # Members of a run that started before this was checked.
-        self._excused = {m.number for m in state.members.values() if len(m.history) > 1 and not self._ranked(m)}
-
-    def _ranked(self, member: MemberState) -> bool:
-        """Whether a member has reported the objective in any of its epochs."""
-        return any(self._ensemble.objective in (epoch.metrics or {}) for epoch in member.history)
-
-    @property
-    def abort_reason(self) -> str | None:
-        """The first members all failed to report the objective."""
-        if self._unranked is None or self._unranked < FIRST_TRIALS:
-            return None
-        return (
-            f"none of the first {self._unranked} members reported {self._ensemble.objective!r}, which ranks them"
-        )
-
-    def left(self) -> int:
-        return max(0, len(self._ensemble.members or ()) - self._declared)
-
-    def next(self) -> Identity:
-        self._declared += 1
-        return self._ensemble.identify(self._declared - 1)
-
-    def listed(self, number: int) -> Identity | None:
-        return self._ensemble.identify(number) if number < len(self._ensemble.members or ()) else None
-
-    def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
-        if self.left():
-            raise SpecError("members are added to a run that has begun: its list is not declared yet")
-        identity = self._ensemble.identify(self._declared, given)
-        self._declared += 1
-        first_epoch = None if self._sharing else 0
-        lineage = lineage or identity.lineage
-        return dataclasses.replace(identity, added=True, first_epoch=first_epoch, lineage=lineage)
-
-    def prune_decision(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> PruneDecision:
-        if not self._strict or number in self._excused:
-            return "continue"
-        if self._ensemble.objective not in metrics and not self._ranked(self._state.members[f"member-{number}"]):
-            if self._unranked is not None:
-                self._unranked += 1
-            raise NoObjectiveError(describe_missing_objective(str(self._ensemble.objective), metrics))
-        self._unranked = None
-        return "continue"
-
-    def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
-        if state == "finished" and self._strict and _number(metrics.get(str(self._ensemble.objective))) is None:
-            _warn_unranked(number, self._ensemble)
 
 
 class SearchTrials(Trials):
@@ -193,7 +41,6 @@ class SearchTrials(Trials):
     def __init__(self, ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> None:
         from ensemble.search.marginal_gain import Gains
         from ensemble.search.population import Population
-        from ensemble.search.prior import load_prior
         from ensemble.search.searcher import Searcher
 
         assert ensemble.search is not None
@@ -207,7 +54,6 @@ class SearchTrials(Trials):
             direction=ensemble.mode or "max",
             epochs=_find_judged_epochs(ensemble, state),
             storage=self._search.storage or str(run_dir.journal),
-            prior=load_prior(run_dir, self._search, ensemble.mode or "max"),
         )
         self._searcher.open(state)
         self._state = state
@@ -251,8 +97,10 @@ class SearchTrials(Trials):
         return self._population.explain_end(self._proposed)
 
     def ready(self) -> int:
-        left = self.left()
-        return left if self._population is None else min(left, self._population.count_ready(self._proposed))
+        remaining = self.left()
+        return (
+            remaining if self._population is None else min(remaining, self._population.count_ready(self._proposed))
+        )
 
     def next(self) -> Identity:
         """It joins the running stream, so its first epoch is not known yet."""
@@ -293,15 +141,15 @@ class SearchTrials(Trials):
     def _first_epoch(self) -> int | None:
         return None if self._sharing else 0
 
-    def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
-        member, space = given if isinstance(given, Member) else Member(given), self._search.space
+    def add(self, declared: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
+        member, space = declared if isinstance(declared, Member) else Member(declared), self._search.space
         for name, value in member.params.items():
             check_kind(name, None if callable(space) else space.get(name), value)
         names = {name for params in sample_space(space, self._search.seed) for name in params}
         if twice := [name for name in sorted(names - {"params"}) if getattr(member, name, None) is not None]:
             raise SpecError(f"the search proposes {twice[0]!r}: give it as a hyperparameter, {twice[0]}=VALUE")
-        asked = self._ensemble.identify(self._searcher.next_number, member)
-        outside = self._searcher.explain_outside(member.params) or self._describe_difference(asked)
+        identity_asked = self._ensemble.identify(self._searcher.next_number, member)
+        outside = self._searcher.space.explain_outside(member.params) or self._describe_difference(identity_asked)
         if select_warm(lineage) is not None:
             whose = "weights of another member" if member.start is None else "declared weights"
             outside = f"it starts with the {whose}"
@@ -328,7 +176,7 @@ class SearchTrials(Trials):
         return f"it trains with another {', '.join(differs)} than the trials" if differs else None
 
     def prune_decision(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> PruneDecision:
-        value, is_ranked = _number(metrics.get(self._objective)), self._searcher.is_ranked(number)
+        value, is_ranked = as_finite(metrics.get(self._objective)), self._searcher.is_ranked(number)
         if is_ranked and self._objective not in metrics and not self._searcher.has_reported(number):
             raise NoObjectiveError(describe_missing_objective(self._objective, metrics))
         self._failed_first = None
@@ -351,7 +199,7 @@ class SearchTrials(Trials):
         if self._searcher.is_ranked(number):
             self._unjudged = self._unjudged or self._explain_absent(number, metrics)
             try:
-                constraints = self._searcher.compute_constraints(number, metrics)
+                constraints = compute_constraints(self._search, number, metrics)
             except SpecError as error:
                 self._broken = str(error)
         return {"metrics": metrics} | ({} if constraints is None else {"constraints": constraints})
@@ -375,11 +223,11 @@ class SearchTrials(Trials):
         member = self._state.members.get(f"member-{number}")
         if state == "failed" and member is not None and member.reason != "nan":
             self._count_failure(member.error or "it gave no reason")
-        value = _number(metrics.get(self._objective))
+        value = as_finite(metrics.get(self._objective))
         if state == "finished" and value is None:
-            _warn_unranked(number, self._ensemble)
+            warn_unranked(number, self._objective)
         if self._gains is not None:
-            gain = _number(metrics.get("gain"))
+            gain = as_finite(metrics.get("gain"))
             value = None if gain is None else self._signed(gain)
         cost, constraints = (None, None) if member is None else (member.cost, member.constraints)
         if state == "finished" and member is not None and self._searcher.is_ranked(number):
@@ -393,32 +241,32 @@ class SearchTrials(Trials):
         """Why no member will have a value of a further objective that is a metric: this one did not report it, and
         none before it has.
         """
-        for each in self._search.objectives:
-            if each.is_cost or each.name in metrics:
+        for objective in self._search.objectives:
+            if objective.is_cost or objective.name in metrics:
                 continue
             members = self._state.members.values()
-            if any(m.state == "finished" and m.value_of(each) is not None for m in members):
+            if any(m.state == "finished" and m.value_of(objective) is not None for m in members):
                 continue
             reported = ", ".join(sorted(metrics)) or "nothing"
-            hint = "; its log says why it was not measured" if each.name in FOOTPRINTS else ""
+            hint = "; its log says why it was not measured" if objective.name in FOOTPRINTS else ""
             return (
-                f"member-{number} did not report {each.name!r}, which is one of the search's further_objectives "
-                f"(reported: {reported}){hint}"
+                f"member-{number} did not report {objective.name!r}, which is one of the search's "
+                f"further_objectives (reported: {reported}){hint}"
             )
         return None
 
     def _judge(self, member: MemberState) -> None:
         """Note what a finished trial lacks of the further objectives."""
         cost = member.cost
-        for each in self._search.objectives:
-            if each.name == "energy_j" and cost is not None and cost.energy_j is None:
+        for objective in self._search.objectives:
+            if objective.name == "energy_j" and cost is not None and cost.energy_j is None:
                 self._unjudged = (
                     f"{member.id} has no joules, which the search minimizes: no power source of its node could be "
                     "read (see `ensemble doctor`); give it one, or take 'cpu_s' in further_objectives"
                 )
-            elif member.value_of(each) is None:
+            elif member.value_of(objective) is None:
                 _log.warning(
-                    "%s ended without a value of %r: the search does not learn from it", member.id, each.name
+                    "%s ended without a value of %r: the search does not learn from it", member.id, objective.name
                 )
 
     def flush(self) -> None:
@@ -429,11 +277,6 @@ class SearchTrials(Trials):
         return self._ensemble.objective or "accuracy"
 
 
-def _warn_unranked(number: int, ensemble: Ensemble) -> None:
-    """Say that a member has ended without the objective; the run goes on."""
-    _log.warning("member-%d ended without a value of %r, so it is not ranked", number, ensemble.objective)
-
-
 def _find_judged_epochs(ensemble: Ensemble, state: RunState) -> int:
     """The epochs of a trial by which pruners go: those of the first declaration, also where it was given more.
 
@@ -442,19 +285,6 @@ def _find_judged_epochs(ensemble: Ensemble, state: RunState) -> int:
     """
     trials = [m.identity for m in state.members.values() if m.identity.get("outside") is None]
     return min(
-        (each["epochs_before"] for each in trials if each.get("epochs_before")), default=ensemble.largest("epochs")
+        (identity["epochs_before"] for identity in trials if identity.get("epochs_before")),
+        default=ensemble.largest("epochs"),
     )
-
-
-def _number(value: Any) -> float | None:
-    """A metric as a finite number; None for NaN and infinities, which the log stores as None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def make_trials(ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> Trials:
-    """The `Trials` of an ensemble, restored from the state of the run."""
-    if ensemble.search is not None:
-        return SearchTrials(ensemble, run_dir, state, sharing=sharing)
-    return ListedTrials(ensemble, state, sharing=sharing)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ensemble.spec.validation import SpecError, check_number, option_class, unknown_name
 
-#: Parts of a node whose idle power can be given; "gpu" is each GPU, "node" the rest that an external meter sees.
+#: Parts of a node whose idle power can be given; "gpu" is each GPU, "node" the rest where the whole node is
+#: measured.
 IDLE_PARTS = ("cpu", "dram", "gpu", "node")
-#: What stands for names in `Energy.meter`.
-PLACEHOLDERS = ("node", "host")
 LONGEST_IDLE_S = 600.0
 
 
@@ -23,12 +21,10 @@ class Energy:
 
     Attributes:
         idle_w: watts that each part of a node draws while nothing runs, by kind: "cpu" (all processors of a node
-            together), "dram", "gpu" (each physical GPU), "node" (what an external meter sees beyond these). None:
-            they are measured.
+            together), "dram", "gpu" (each physical GPU), "node" (what a meter of the whole node sees beyond
+            these). None: they are measured.
         measure_idle_s: seconds for which each node's idle power is measured before anything of the run starts
             there, at most 600; 0 measures none. A node without a power source that measures is not waited for.
-        meter: path of a file with time-stamped watts of the whole node, one `unix seconds,watts` a line, to which
-            an external meter appends; `{node}` in it stands for the node's name, `{host}` for its host name.
         intensity_g_per_kwh: carbon intensity of the electricity where the run takes place, in gCO2e per kWh.
         pue: power usage effectiveness of the building: its energy over that of its computers, at least 1.
         price_per_kwh: price of electricity, in `currency`.
@@ -37,7 +33,6 @@ class Energy:
 
     idle_w: Mapping[str, float] | None = None
     measure_idle_s: float = 2.0
-    meter: str | None = None
     intensity_g_per_kwh: float | None = None
     pue: float = 1.0
     price_per_kwh: float | None = None
@@ -59,22 +54,10 @@ class Energy:
         check_number("Energy.intensity_g_per_kwh", self.intensity_g_per_kwh, low=0, optional=True)
         check_number("Energy.pue", self.pue, low=1)
         check_number("Energy.price_per_kwh", self.price_per_kwh, low=0, optional=True)
-        for name in ("meter", "currency"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and not (value is None and name == "meter"):
-                raise SpecError(f"Energy.{name} must be a str, got {value!r}")
-        if self.meter is not None:
-            _check_meter(self.meter)
+        if not isinstance(self.currency, str):
+            raise SpecError(f"Energy.currency must be a str, got {self.currency!r}")
 
     def as_event(self) -> dict[str, Any]:
         """What a run's log records of it: all that turns joules into emissions and costs."""
         names = ("intensity_g_per_kwh", "pue", "price_per_kwh", "currency")
         return {name: getattr(self, name) for name in names}
-
-
-def _check_meter(meter: str) -> None:
-    if not meter.strip():
-        raise SpecError("Energy.meter must be the path of a file, got an empty one")
-    for name in re.findall(r"\{([^{}]*)\}", meter):
-        if name not in PLACEHOLDERS:
-            raise SpecError(unknown_name("Energy.meter has no placeholder", name, PLACEHOLDERS))

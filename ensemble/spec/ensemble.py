@@ -11,15 +11,15 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ensemble.spec.callbacks import MemberCallback, as_callbacks, describe_callback
 from ensemble.spec.energy import Energy
-from ensemble.spec.fields import ENSEMBLE_FIELDS, STACKED_ROWS
-from ensemble.spec.functions import CALLS, check_function
-from ensemble.spec.identity import Identity, Precision, make_lineage
-from ensemble.spec.limits import check_limits
+from ensemble.spec.ensemble_checks import PREDICTED_SPLITS as PREDICTED_SPLITS
+from ensemble.spec.ensemble_checks import check_pipelines, check_types, check_values
+from ensemble.spec.identity import Identity, Precision, find_declared, make_lineage
 from ensemble.spec.loggers import LoggerOptions, resolve_loggers
 from ensemble.spec.loops import (
     LOOP_OPTIONS,
@@ -37,8 +37,6 @@ from ensemble.spec.objectives import Implied, Mode, check_direction, check_ranki
 from ensemble.spec.options import (
     TRAINING_OPTIONS,
     NamedOptions,
-    check_fields,
-    check_hyperparameters,
     resolve_training_options,
 )
 from ensemble.spec.out_of_fold import check_folds, check_same_records, make_evaluated, mark_out_of_fold
@@ -50,16 +48,12 @@ from ensemble.spec.recipe import (
     list_member_options,
 )
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
-from ensemble.spec.search import Search, check_population
-from ensemble.spec.splits import LABELLED, check_fold_windows, describe_overlap, find_leak, find_raw_name
-from ensemble.spec.task import LABELS, as_task
+from ensemble.spec.splits import check_fold_windows, find_raw_name
 from ensemble.spec.validation import SpecError, as_json_value, option_class
 
 if TYPE_CHECKING:
+    from ensemble.spec.search import Search
     from pipelines import Pipeline
-
-#: The splits on which every member predicts; a run has those that are declared.
-PREDICTED_SPLITS = ("valid", "test", "shifted")
 
 # What a node is asked for until it is measured.
 _UNMEASURED = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 1.0, "memory_gb": None}
@@ -81,8 +75,6 @@ class Ensemble(MemberPipelines):
             feeder; the others run in each member.
         valid: the pipeline of the validation data, by which members are ranked, selected and calibrated.
         test: the pipeline of the test data, which give the final figures and take no part in anything.
-        shifted: a pipeline of samples of another kind: how well the model tells them apart is measured, and with
-            targets how good it is on them.
         out_of_fold: cross-validation: with `Folds`, each member is evaluated on the training samples of the fold
             that it leaves out, and predicts them. `valid` is then a pipeline of the source of `train` without
             random stages; None takes `train` itself. Selection and calibration see each sample as those members
@@ -109,7 +101,8 @@ class Ensemble(MemberPipelines):
         resources: defaults for each member.
         energy: how energy is measured, and what it emits and costs.
         loggers: what else the run is logged to, by name ("tensorboard", "mlflow", "wandb") or with options, such
-            as `MLflow(uri=...)`. No part of what is trained: a resume may have other ones.
+            as `MLflow(uri=...)`; one of another distribution as `{"name": "theirs", "option": 1}`. No part of
+            what is trained: a resume may have other ones.
         devices: auto (CUDA where a node has it), cpu, cuda (an error on nodes without it, but for members with
             `gpus_per_worker=0`).
         sharing: which nodes prepare samples for which members. "independent": each member prepares its own. In the
@@ -124,15 +117,10 @@ class Ensemble(MemberPipelines):
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
             later epochs do not decode; None keeps nothing.
-        cache_size: pixels to which the shorter side of training images is reduced before they are kept; smaller
-            ones stay as they are. The samples are other ones then, whoever prepares them: `train` gets a stage
-            `shrink_jpeg` before that which decodes.
-        cache_format: what is kept of images with `cache_size`: "jpeg" (of quality 90, decoded each epoch), or
-            "raw", which takes less CPU time and about nine times the space. The samples are the same.
         cache_bytes: largest size of a feeder's cache; None is a quarter of the free memory, or `cache_dir_bytes`.
         cache_dir: with cache="disk", a local directory; a later run reuses its content.
         cache_dir_bytes: largest size of all caches in it: the least recently used that no process has open are
-            removed. None is the environment variable ENSEMBLE_CACHE_DIR_BYTES (50G), or half of what is free.
+            removed. None is half of what is free.
         gate_timeout_s: how long the feeder waits for the members that it expects.
         stall_policy: what happens to a member that falls behind by more than the ring, so that others wait for it:
             "wait" (they wait, up to `stall_limit_s`) or "detach" (it continues alone at once).
@@ -152,7 +140,7 @@ class Ensemble(MemberPipelines):
         combine: how the members are combined into the final model: average, weighted, greedy, stack, or a function
             `combine(values [m, n, ...]) -> [n, ...]` of torch tensors, which a free task needs.
         calibrate: whether it is calibrated on `valid`: probabilities by temperature scaling, a Gaussian's variance
-            by a factor.
+            by a factor; or the name of a calibrator (`ensemble.combine.calibrators`).
         thresholds: the metric for which decision thresholds of classes or labels are fitted on `valid`: "f1" (with
             two classes that of the second), "f1_macro" or "balanced_accuracy"; None predicts what is most
             probable.
@@ -172,6 +160,7 @@ class Ensemble(MemberPipelines):
             mode and `backend`: compile the model.
         mixup: the parameter alpha of mixup (Zhang et al. 2018): samples are mixed in pairs, by a share drawn from
             Beta(alpha, alpha); 0: none. The model must be called with floats.
+        callbacks: objects of subclasses of `MemberCallback`: hooks around the training of each member.
         allow_overlap: whether `test` may have samples of `train` or `valid`, windows of `valid` steps of `train`,
             and stages be fitted to samples of either. Other samples of `train` in `valid` are said.
         drop_last: whether the last partial batch of an epoch is left out.
@@ -186,10 +175,6 @@ class Ensemble(MemberPipelines):
             splits together. Of larger ones a part of the positions (pixels, steps) of each sample is kept, drawn
             by lot and the same for all members; the combination and its figures are of these. Where samples have
             no such positions, or `combine` is a function, none are kept: members are ranked, but not combined.
-        keep_data: whether the run directory keeps the arrays of `sources.arrays`. If not, they are in the memory
-            of the machine while the run lasts (not with Ray), and what was stopped is continued by its spec.
-        private_modules: names of modules of yours that the run directory does not keep, neither as text nor in the
-            declaration: all processes import them, and find what is edited meanwhile.
         limits: the most of its nodes that the members have together: `{"gpus": 4, "cpus": 64}`, or one of these.
             They are no part of what is trained: a later start may have others.
     """
@@ -201,7 +186,6 @@ class Ensemble(MemberPipelines):
     search: Search | None = None
     valid: Pipeline | None = None
     test: Pipeline | None = None
-    shifted: Pipeline | None = None
     out_of_fold: bool = False
     epochs: int = 1
     batch_size: int = 32
@@ -216,15 +200,13 @@ class Ensemble(MemberPipelines):
     weights: Weighting = "uniform"
     resources: Resources = field(default_factory=Resources)
     energy: Energy = _ENERGY
-    loggers: Sequence[str | LoggerOptions] = ()
+    loggers: Sequence[str | Mapping[str, Any] | LoggerOptions] = ()
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     sharing: str = "auto"
     verify_sharing: Literal["alone", "fail", False] = "alone"
     prep_workers: int = 1
     capacity: int | None = None
     cache: Literal["memory", "disk"] | None = None
-    cache_size: int | None = None
-    cache_format: Literal["jpeg", "raw"] | None = None
     cache_bytes: int | None = None
     cache_dir: str | None = None
     cache_dir_bytes: int | None = None
@@ -237,7 +219,7 @@ class Ensemble(MemberPipelines):
     elastic: bool = False
     mps: bool = False
     combine: str | Callable[..., Any] = "greedy"
-    calibrate: bool = True
+    calibrate: bool | str = True
     thresholds: Literal["f1", "f1_macro", "balanced_accuracy"] | None = None
     coverage: float = 0.9
     early_stopping: EarlyStop = "none"
@@ -246,24 +228,24 @@ class Ensemble(MemberPipelines):
     validate_every: int = 0
     compile: Compile = False
     mixup: float = 0.0
+    callbacks: Sequence[MemberCallback] = ()
     drop_last: bool = False
     allow_overlap: bool = False
     checkpoint_every: int = 1
     checkpoint_minutes: float | None = 30.0
     keep_checkpoints: Literal["all", "weights", "selected"] = "all"
     keep_predictions_gb: float = 1.0
-    keep_data: bool = True
-    private_modules: Sequence[str] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     objective: str | None = None
     mode: Mode | None = None
 
     def __post_init__(self) -> None:
-        self._check_types()
+        check_types(self)
         if self.out_of_fold:
             object.__setattr__(self, "valid", make_evaluated(self.train, self.valid, self.search))
-        self._check_pipelines()
-        self._check_values()
+        check_pipelines(self)
+        check_values(self)
+        object.__setattr__(self, "callbacks", as_callbacks("Ensemble.callbacks", self.callbacks))
         object.__setattr__(self, "loggers", resolve_loggers(self.loggers))
         check_ranking("Ensemble", self)
         for name, value in zip(("objective", "mode"), resolve_ranking(self, self.recipe), strict=True):
@@ -278,13 +260,15 @@ class Ensemble(MemberPipelines):
             self._compare_splits()
             identities = [self.identify(number) for number in range(len(self.members))]
             for number, identity in enumerate(identities):
-                self._check_identity(number, identity)
+                self.check_identity(number, identity)
             if self.out_of_fold:
                 check_folds(identities, [getattr(one, "weights", None) or self.weights for one in self.members])
                 check_same_records(self._distinct_pipelines(), self.valid)
         else:
+            from ensemble.spec.search_probes import check_search
+
             self._compare_splits()
-            self._check_search()
+            check_search(self, self._probes)
             identities = self._probes
         batch_size = max(identity.batch_size for identity in identities)
         if hasattr(self.train, "__len__") and batch_size > len(self.train):
@@ -294,153 +278,31 @@ class Ensemble(MemberPipelines):
                 stacklevel=1,  # one place, so that it is shown once, also where the declaration is copied
             )
 
-    def _compare_splits(self) -> None:
-        self._number_classes()
-        if not callable(self.train):
-            object.__setattr__(self, "train", self._shrink(self.train))
-        if self.allow_overlap:
-            return
-        for row in self.list_overlaps() if self.test is not None else ():
-            if row["split"] == "test":
-                said = describe_overlap(row)
-                raise SpecError(f"Ensemble.{said}; give a test= of other samples, or allow_overlap=True")
-        for split in LABELLED[self.out_of_fold :]:
-            pipeline = getattr(self, split)
-            if hasattr(pipeline, "source") and (leak := find_leak(split, pipeline, self._distinct_pipelines())):
-                raise SpecError(f"Ensemble.{leak}. With allow_overlap=True it is taken as it is")
-
-    def _check_types(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip() or "/" in self.name or self.name[0] == ".":
-            raise SpecError(f"Ensemble.name must be a plain file name, got {self.name!r}")
-        if not callable(self.recipe) and not isinstance(self.recipe, Recipe):
-            raise SpecError(f"Ensemble.recipe must be a Recipe or a function train(member), got {self.recipe!r}")
-        if not isinstance(self.recipe, Recipe):
-            check_function("Ensemble.recipe", self.recipe, CALLS["train"])
-        if self.search is not None and not isinstance(self.search, Search):
-            raise SpecError(f"Ensemble.search must be Search({{...}}, trials=...), got {self.search!r:.60}")
-        if self.members is not None and (
-            isinstance(self.members, str | Mapping) or not isinstance(self.members, Iterable)
-        ):
-            raise SpecError(f"Ensemble.members must be a list of dicts or Members, got {self.members!r:.60}")
-        if isinstance(self.private_modules, str) or not all(isinstance(n, str) for n in self.private_modules):
-            raise SpecError(f"Ensemble.private_modules must be names of modules, got {self.private_modules!r}")
-        if (self.members is None) == (self.search is None):
-            raise SpecError("Ensemble needs exactly one of members= and search=")
-        if not isinstance(self.resources, Resources):
-            raise SpecError(f"Ensemble.resources must be Resources(...), got {self.resources!r}")
-        if not isinstance(self.energy, Energy):
-            raise SpecError(f"Ensemble.energy must be Energy(...), got {self.energy!r}")
-
-    def _check_pipelines(self) -> None:
-        for name in ("train", *PREDICTED_SPLITS):
-            value = getattr(self, name)
-            stage = getattr(value, "random_stage", None)
-            if name != "train" and stage is not None:
-                raise SpecError(
-                    f"Ensemble.{name} draws random numbers in its stage {stage.name}, but it is prepared once "
-                    "for all members and epochs: use random stages only in train="
-                )
-            if name != "train" and (order := getattr(value, "sampling", None)) is not None:
-                raise SpecError(
-                    f"Ensemble.{name} draws its records by {order!r}, but must have each once: use sampling= only "
-                    "in train="
-                )
-            if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
-                function = " or a function train(params) of one" if name == "train" else ""
-                hint = ", a source: write Pipeline(source)" if hasattr(value, "where") else ""
-                raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}{hint}")
-
-    def _check_values(self) -> None:
-        check_fields(self, ENSEMBLE_FIELDS)
-        check_limits("Ensemble.limits", self.limits)
-        task = as_task("Recipe.task", getattr(self.recipe, "task", None))
-        if self.thresholds is not None and task is not None and task.kind not in LABELS:
-            raise SpecError(f"Ensemble.thresholds are of classes and labels; the task is {task.kind}")
-        for name in ("cache_bytes", "cache_size"):
-            if getattr(self, name) is not None and self.cache is None:
-                raise SpecError(f"Ensemble.{name} is given without a cache: give cache='memory' or 'disk' too")
-        if self.cache_size is not None and self.sharing == "independent":
-            raise SpecError(
-                "Ensemble.cache_size is for shared pipelines: with sharing='independent' nothing is kept"
-            )
-        if self.cache_size is not None and self.out_of_fold:
-            raise SpecError(
-                "Ensemble.cache_size with out_of_fold: members would be evaluated on other images than they learn "
-                "from; put stages.shrink_jpeg into train= instead"
-            )
-        if self.cache_format is not None and self.cache_size is None:
-            raise SpecError("Ensemble.cache_format is of images that cache_size= makes smaller: give that too")
-        if (self.cache == "disk") != (self.cache_dir is not None):
-            raise SpecError("Ensemble.cache_dir is needed with cache='disk', and only with that")
-        if self.cache_dir_bytes is not None and self.cache_dir is None:
-            raise SpecError("Ensemble.cache_dir_bytes is given without cache_dir")
-        if self.verify_sharing is not False and self.verify_sharing not in ("alone", "fail"):
-            raise SpecError(
-                f"Ensemble.verify_sharing must be 'alone', 'fail' or False, got {self.verify_sharing!r}"
-            )
-
-    def _check_search(self) -> None:
-        assert self.search is not None
-        self._check_identity(0, self.identify(0, {}))
-        for trial in self._probes:
-            self.search.check_epochs(trial.epochs)
-        if any(each.name == self.objective for each in self.search.objectives):
-            raise SpecError(
-                f"Search.further_objectives has {self.objective!r}, which ranks the members already (objective=)"
-            )
-        if self.search.gain and self.valid is None:
-            raise SpecError("Search.objective='gain' is measured on Ensemble.valid: give valid=")
-
     @functools.cached_property
     def _probes(self) -> list[Identity]:
-        """Trials that stand for all of a search's, see `Search.probes`.
+        """Trials that stand for all of a search's."""
+        from ensemble.spec.search_probes import identify_probes
 
-        Raises:
-            SpecError: one cannot be trained.
-        """
-        assert self.search is not None
-        parts, points = self.search.probes
-        probes = []
-        try:
-            check_population(self.search, list_member_options(self.recipe), points)
-            for params in parts:
-                try:
-                    probes.append(self.identify(0, params))
-                except SpecError:  # it may need another option that the space has
-                    probes.append(self.identify(0, {**points[0], **params}))
-            for params in points:
-                probes.append(trial := self.identify(0, params))
-                check_hyperparameters(trial.optimizer, trial.schedule, params, partial=False)
-            for trial in probes:
-                self._check_identity(0, trial)
-        except SpecError as error:
-            raise SpecError(f"Search.space: {str(error).removeprefix('members[0]: ')}") from None
-        return probes
+        return identify_probes(self)
+
+    def find_own_callbacks(
+        self, number: int, lineage: Mapping[str, Any] | None
+    ) -> Sequence[MemberCallback] | None:
+        """The callbacks of the declared member that a member is or descends from; None: the ensemble's."""
+        members = self.members or ()
+        number = number if number < len(members) else find_declared(number, lineage)
+        return getattr(members[number], "callbacks", None) if number < len(members) else None
 
     def largest(self, option: Literal["epochs", "batch_size"]) -> int:
         """The largest value of an option that a member may have, of those that are known before a search."""
-        return max(int(getattr(each, option)) for each in (self._probes if self.search else [self]))
-
-    def list_notices(self) -> list[str]:
-        """What a user should know of the splits before training, one sentence each."""
-        notices = [describe_overlap(row) for row in self.list_overlaps()]
-        if self.valid is None and not has_own_loop(self.recipe):
-            notices.append(
-                "there is no valid=: members are not ranked, and no combined model is selected or calibrated"
-            )
-        if self.combine == "stack" and self.valid is not None and len(self.valid) < STACKED_ROWS:
-            notices.append(
-                f"combine='stack' needs {STACKED_ROWS} validation samples, and valid= has {len(self.valid)}: "
-                "members will be averaged"
-            )
-        return notices
+        return max(int(getattr(declared, option)) for declared in (self._probes if self.search else [self]))
 
     @property
     def has_declared_objective(self) -> bool:
         """Whether the ensemble or its Recipe names the metric by which members are ranked."""
         return not isinstance(self.objective, Implied) or getattr(self.recipe, "objective", None) is not None
 
-    def _check_identity(self, number: int, identity: Identity) -> None:
+    def check_identity(self, number: int, identity: Identity) -> None:
         """Raise SpecError for a member that trains no step, or averages no weights."""
         why = explain_no_averages(identity.averaging, identity.epochs)
         if self.drop_last and identity.batch_size > self.samples:
@@ -483,7 +345,7 @@ class Ensemble(MemberPipelines):
         auto = [name for name in _UNMEASURED if needs[name] in (None, "auto")]
         names = ("precision", "epochs", "batch_size", "loss_scale", "accumulate", *TRAINING_OPTIONS)
         training = {name: value_of(name, getattr(self, name)) for name in names}
-        functions = None
+        callbacks, functions = value_of("callbacks", self.callbacks), None
         if isinstance(self.recipe, Recipe) and self.recipe.train is None:
             functions = {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
         try:
@@ -514,25 +376,8 @@ class Ensemble(MemberPipelines):
             seed=value_of("seed", self.seed + number),
             weights=weights,
             auto=auto,
-            lineage=None
-            if member.start is None
-            else make_lineage(os.fspath(member.start), warm=True, parts=member.start_parts),
+            lineage=None if member.start is None else make_lineage(os.fspath(member.start), warm=True),
+            callbacks=[record for one in callbacks if (record := describe_callback("callbacks", one)) is not None],
             **training,
             **needs | {name: _UNMEASURED[name] for name in auto},
         )
-
-
-def check_ensemble(where: str, given: object) -> None:
-    """Raise SpecError for what is no `Ensemble`, such as the function that makes one, and for a default device."""
-    if not isinstance(given, Ensemble):
-        call = ": call it, and give what it returns" if callable(given) else ""
-        raise SpecError(f"{where}() takes an Ensemble, got {type(given).__name__}{call}")
-    if given.search is not None and given.valid is None and not has_own_loop(given.recipe):
-        raise SpecError(f"{where}(): trials are ranked on the validation split: give Ensemble(valid=...)")
-    from pipelines.environment.library_settings import check_default_device
-    from pipelines.errors import PipelineError
-
-    try:
-        check_default_device()
-    except PipelineError as error:
-        raise SpecError(str(error)) from None

@@ -9,7 +9,8 @@ from ensemble.spec.identity import PRECISIONS
 from ensemble.spec.loops import LOOP_OPTIONS
 from ensemble.spec.options import TRAINING_OPTIONS, Option, OptionTable, count, flag, number, one_of, resolve
 from ensemble.spec.sample_weights import check_weighting
-from ensemble.spec.validation import check_choice, check_loss_scale, check_number
+from ensemble.spec.validation import SpecError, check_choice, check_loss_scale, check_number
+from pipelines.providers import Providers
 
 #: Validation samples that a stack needs, which is fitted to parts of them.
 STACKED_ROWS = 6
@@ -46,6 +47,22 @@ MEMBER_FIELDS = {
 }
 
 
+#: What calibrates a combined model: classes of `ensemble.combine.calibrators.Calibrator`.
+CALIBRATORS = Providers(
+    "calibrators",
+    {
+        "temperature": "ensemble.combine.calibrators:Temperature",
+        "variance_scale": "ensemble.combine.variance_scale:VarianceScale",
+    },
+)
+
+
+def _check_calibrate(where: str, value: Any) -> None:
+    if not isinstance(value, bool) and (not isinstance(value, str) or CALIBRATORS.find(value) is None):
+        names = ", ".join(map(repr, CALIBRATORS.names()))
+        raise SpecError(f"{where} must be True, False or one of {names}, got {value!r}")
+
+
 def _check_combine(where: str, value: Any) -> None:
     if not callable(value):
         check_choice(where, value, COMBINERS)
@@ -55,10 +72,8 @@ def _check_combine(where: str, value: Any) -> None:
 ENSEMBLE_FIELDS = {
     **MEMBER_FIELDS,
     **dict.fromkeys(("prep_workers", "checkpoint_every"), count(1)),
-    **dict.fromkeys(("capacity", "cache_bytes", "cache_dir_bytes", "cache_size"), count(None)),
-    **dict.fromkeys(
-        ("allow_overlap", "calibrate", "drop_last", "elastic", "keep_data", "mps", "out_of_fold"), flag(False)
-    ),
+    **dict.fromkeys(("capacity", "cache_bytes", "cache_dir_bytes"), count(None)),
+    **dict.fromkeys(("allow_overlap", "drop_last", "elastic", "mps", "out_of_fold"), flag(False)),
     "stall_limit_s": number(60.0, above=True),
     "prepare_timeout_s": number(300.0, above=True),
     "hang_timeout_s": number(600.0, above=True),
@@ -70,9 +85,9 @@ ENSEMBLE_FIELDS = {
     "coverage": number(0.9, above=True, below=1),
     "thresholds": one_of("f1", "f1_macro", "balanced_accuracy"),
     "cache": one_of("memory", "disk"),
-    "cache_format": one_of("jpeg", "raw"),
     "stall_policy": one_of("wait", "detach"),
     "devices": one_of("auto", "cpu", "cuda"),
     "sharing": one_of("auto", "node", "single", "multi", "all", "independent"),
+    "calibrate": Option(True, _check_calibrate),
     "combine": Option("greedy", _check_combine),
 }

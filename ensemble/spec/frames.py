@@ -59,12 +59,12 @@ class Rows(list[Row]):
 
 
 def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {name: value for name, value in row.items() if not isinstance(value, Mapping)}
+    columns: dict[str, Any] = {name: value for name, value in row.items() if not isinstance(value, Mapping)}
     for group in ("params", "metrics"):
         values = row.get(group)
         for name, value in values.items() if isinstance(values, Mapping) else ():
-            found[f"{group}.{name}" if name in row or (name in found) else name] = value
-    return found
+            columns[f"{group}.{name}" if name in row or (name in columns) else name] = value
+    return columns
 
 
 def make_frame(rows: list[dict[str, Any]] | dict[str, Any]) -> pandas.DataFrame:

@@ -1,8 +1,10 @@
-"""Checks that a user's function can be called as it will be, and names the line to write where it cannot."""
+"""Checks that a user's function can be called as it will be, and names what a hyperparameter may be meant for."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ensemble.spec.validation import SpecError
@@ -54,10 +56,12 @@ def check_function(where: str, function: Any, call: str | None) -> None:
     is_network = any(base.__module__ == "torch.nn.modules.module" for base in type(function).__mro__)
     if option in _LINES and (kind.__module__.partition(".")[0] == "torch" or (option == "model" and is_network)):
         of_class = isinstance(kind, type)
-        given, more = ("(..., reduction='none')", "") if of_class else ("", ", ..., reduction='none'")
-        line = _LINES[option].format(name=kind.__name__, given=given, more=more)
-        known = f"{_LOSSES[kind.__name__]!r}, or " if option == "loss" and kind.__name__ in _LOSSES else ""
-        raise SpecError(f"{where} is called as {call}, and {kind.__name__} is not: write {option}={known}{line}")
+        arguments, more = ("(..., reduction='none')", "") if of_class else ("", ", ..., reduction='none'")
+        line = _LINES[option].format(name=kind.__name__, given=arguments, more=more)
+        named_loss = f"{_LOSSES[kind.__name__]!r}, or " if option == "loss" and kind.__name__ in _LOSSES else ""
+        raise SpecError(
+            f"{where} is called as {call}, and {kind.__name__} is not: write {option}={named_loss}{line}"
+        )
     if not callable(function):
         raise SpecError(f"{where} must be a function, got {function!r}")
     if call is None or inspect.isbuiltin(function):
@@ -69,3 +73,27 @@ def check_function(where: str, function: Any, call: str | None) -> None:
         return
     except TypeError as error:
         raise SpecError(f"{where} is called as {call}, and what is given cannot be: {error}") from None
+
+
+#: What people call options of optimizers.
+_OTHER_NAMES = {"learning_rate": "lr", "learningrate": "lr"}
+
+
+def find_meant(name: str, options: Iterable[str]) -> str | None:
+    """Which of the options a hyperparameter may be a misspelling of; None where none is near."""
+    names = {option.lower(): option for option in options}
+    names = {other: option for other, option in _OTHER_NAMES.items() if option in names} | names
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    return names[close[0]] if close else None
+
+
+def describe_unused(names: Iterable[str], meant: Mapping[str, str]) -> str:
+    """One line about hyperparameters that nothing reads.
+
+    Args:
+        meant: by the names of those that may be misspelt, what was looked for.
+    """
+    hint = " or ".join(repr(name) for name in dict.fromkeys(meant.values()))
+    return f"nothing reads the hyperparameter {', '.join(map(repr, names))}" + (
+        f"; did you mean {hint}?" if hint else ""
+    )

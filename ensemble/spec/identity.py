@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,6 +35,7 @@ class Identity:
             Recipe's own or none, no compression, torch.distributed.
         early_stopping, keep, averaging, validate_every, compile, mixup: as `ensemble.spec.loops` resolves them;
             None or 0: not used.
+        callbacks: class and identity of each declared callback that determines weights.
         selected_by: the metric and the mode by which early stopping and `keep="best"` decide; None without them.
         auto: which of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb` are to be measured. Until
             then these fields hold a safe guess: one worker, a whole core, a whole GPU, unknown.
@@ -54,6 +56,7 @@ class Identity:
             member with `Member.start` the same, `from` being what was declared; the digest is None until the run
             has its copy, and `epoch` and `step` are None for a plain file of weights. `whole`: whether it goes on
             from the whole state, own epochs included, as a member of a population does; `digest`: of that file.
+            `declared`: the number of the declared member whose callbacks a clone has, where `from` is another.
     """
 
     member: str
@@ -82,6 +85,7 @@ class Identity:
     validate_every: int = 0
     compile: dict[str, Any] | None = None
     mixup: float = 0.0
+    callbacks: list[Any] = field(default_factory=list)
     selected_by: dict[str, Any] | None = None
     auto: list[str] = field(default_factory=list)
     added: bool = False
@@ -105,12 +109,7 @@ class Identity:
     def compared_fields(self) -> dict[str, Any]:
         """The fields that determine the weights, except `first_epoch`; `lineage` only of a warm clone."""
         ignored = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
-        ignored |= {
-            "widened_from",
-            "epochs_before",
-            "span_nodes",
-            "nodes",
-        }  # width and epochs themselves are compared
+        ignored |= {"widened_from", "epochs_before", "span_nodes", "nodes"}  # width and epochs are compared
         if "workers" in self.auto:
             ignored.add("workers")
         fields = {name: value for name, value in self.as_dict().items() if name not in ignored}
@@ -122,16 +121,18 @@ class Identity:
         Fields that it lacks are not compared. Options that its optimizer, for example, lacks are newer than the
         record and had their defaults, unless a hyperparameter of the same name takes their place now.
         """
-        known = {**record, "lineage": select_warm(record.get("lineage"))}
+        recorded = {**record, "lineage": select_warm(record.get("lineage"))}
         for name, table in TRAINING_OPTIONS.items():
-            if before := known.get(name):
+            if before := recorded.get(name):
                 filled = resolve(name, before, table)
-                if not (filled.keys() - before.keys()) & known["params"].keys():
-                    known[name] = filled
+                if not (filled.keys() - before.keys()) & recorded["params"].keys():
+                    recorded[name] = filled
         return [
-            (name, known[name], now)
-            for name, now in self.compared_fields().items()
-            if name in known and known[name] != now and not (name == "lineage" and is_same_start(now, known[name]))
+            (name, recorded[name], value)
+            for name, value in self.compared_fields().items()
+            if name in recorded
+            and recorded[name] != value
+            and not (name == "lineage" and is_same_start(value, recorded[name]))
         ]
 
 
@@ -141,26 +142,32 @@ def make_lineage(
     warm: bool = False,
     code: str | None = None,
     whole: bool = False,
-    parts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The `Identity.lineage` of a clone, or of a member with a `start`; a warm one's weights are not known yet.
 
     Args:
         source: the member that is cloned, or a `Member.start`.
         whole: whether a warm one goes on from the whole state of that member.
-        parts: `Member.start_parts`.
     """
     made = {"from": source, "epoch": None, "step": None, "warm": warm, "weights_sha256": None, "code": code}
-    made |= {"whole": True, "digest": None} if whole else {}
-    return made if parts is None else made | {"parts": dict(parts)}
+    return made | ({"whole": True, "digest": None} if whole else {})
+
+
+def find_declared(number: int, lineage: Mapping[str, Any] | None) -> int:
+    """The number of the declared member from which a clone descends; of another member its own."""
+    if lineage is None:
+        return number
+    source = str(lineage["from"])
+    copied = int(source.removeprefix("member-")) if re.fullmatch(r"member-\d+", source) else number
+    return int(lineage.get("declared", copied))
 
 
 def is_same_start(lineage: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
     """Whether two members start with the same weights; where a digest is not known yet, if of the same name."""
-    one, two = (select_warm(None if each is None else dict(each)) for each in (lineage, other))
+    one, two = (select_warm(None if lineage_of is None else dict(lineage_of)) for lineage_of in (lineage, other))
     if one is None or two is None or None not in (one["weights_sha256"], two["weights_sha256"]):
         return one == two
-    return all(one.get(name) == two.get(name) for name in ("from", "parts"))
+    return bool(one["from"] == two["from"])
 
 
 def select_warm(lineage: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -208,6 +215,7 @@ def cost_options(identity: Identity) -> dict[str, Any]:
     chosen |= {name: value for name in ("averaging", "compile") if (value := getattr(identity, name)) is not None}
     chosen |= {"keep": "best"} if identity.keep == "best" else {}
     chosen |= {"mixup": True} if identity.mixup else {}
+    chosen |= {"callbacks": identity.callbacks} if identity.callbacks else {}
     chosen |= {"gpus": 0} if not (identity.gpus_per_worker or "gpus_per_worker" in identity.auto) else {}
     if identity.workers > 1 or "workers" in identity.auto:
         chosen |= {"compression": identity.compression, "communicator": identity.communicator}

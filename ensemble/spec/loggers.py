@@ -1,4 +1,4 @@
-"""What else a run is logged to: TensorBoard, MLflow or Weights & Biases, each with its options.
+"""What else a run is logged to: TensorBoard, MLflow, Weights & Biases or a logger of another distribution.
 
 A logger is no part of a member's identity, of the code or of the data: adding or removing one changes nothing that
 is trained, and a run that was stopped can be resumed with other loggers.
@@ -6,13 +6,30 @@ is trained, and a run that was stopped can be resumed with other loggers.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ensemble.spec.validation import SpecError, check_choice, option_class, unknown_name
+from ensemble.spec.validation import SpecError, as_json_value, check_choice, option_class, unknown_name
+from pipelines.errors import PipelineError
+from pipelines.providers import Providers
 
+#: name -> class of an observer (`ensemble.reporting.loggers.base`), imported and made in the process of the
+#: run's observers. One of another distribution is a `Logger`, and gets the options that the user gave.
+LOGGERS = Providers(
+    "loggers",
+    {
+        "tensorboard": "ensemble.reporting.loggers.tensorboard:TensorBoardLogger",
+        "mlflow": "ensemble.reporting.loggers.mlflow:MLflowLogger",
+        "wandb": "ensemble.reporting.loggers.wandb:WandBLogger",
+        "webhook": "ensemble.reporting.loggers.webhook:WebhookLogger",
+        "mirror": "ensemble.reporting.loggers.mirror:MirrorFollower",
+    },
+)
+#: Those that an option of the run adds, and not `Ensemble.loggers`.
+OF_RUN = {"webhook": "notify", "mirror": "mirror"}
 WANDB_MODES = ("offline", "online")
 
 
@@ -80,31 +97,60 @@ class WandB:
         check_choice("WandB.mode", self.mode, WANDB_MODES)
 
 
-LoggerOptions = TensorBoard | MLflow | WandB
-LOGGERS: dict[str, type[LoggerOptions]] = {each.name: each for each in (TensorBoard, MLflow, WandB)}
+@dataclass(frozen=True)
+class OtherLogger:
+    """A logger of another distribution, with options that only its class knows.
+
+    Attributes:
+        name: in `LOGGERS`.
+        options: what can be written as JSON.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    modules: ClassVar[tuple[str, ...]] = ()
 
 
-def resolve_loggers(given: Any) -> tuple[LoggerOptions, ...]:
+LoggerOptions = TensorBoard | MLflow | WandB | OtherLogger
+_OURS: dict[str, type[TensorBoard | MLflow | WandB]] = {kind.name: kind for kind in (TensorBoard, MLflow, WandB)}
+
+
+def resolve_loggers(declared: Any) -> tuple[LoggerOptions, ...]:
     """The options of each logger that is named or given.
 
     Args:
-        given: names of `LOGGERS`, or options.
+        declared: names of `LOGGERS`, mappings of a `name` and options, or options of ours.
 
     Raises:
-        SpecError: there is no such logger, or one is given twice.
+        SpecError: there is no such logger, one is given twice, or its options are wrong.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise SpecError(f"Ensemble.loggers must be a list such as ['tensorboard'], got {given!r:.60}")
-    resolved: list[LoggerOptions] = []
-    for each in given:
-        if isinstance(each, str) and each in LOGGERS:
-            each = LOGGERS[each]()
-        if not isinstance(each, LoggerOptions):
-            raise SpecError(unknown_name("Ensemble.loggers has no logger", str(each), list(LOGGERS)))
-        if any(each.name == known.name for known in resolved):
-            raise SpecError(f"Ensemble.loggers has {each.name!r} twice: give it once")
-        resolved.append(each)
-    return tuple(resolved)
+    if isinstance(declared, str) or not isinstance(declared, Iterable):
+        raise SpecError(f"Ensemble.loggers must be a list such as ['tensorboard'], got {declared!r:.60}")
+    resolved: dict[str, LoggerOptions] = {}
+    for logger in declared:
+        if not isinstance(logger, LoggerOptions):
+            options = dict(logger) if isinstance(logger, Mapping) else {"name": logger}
+            logger = _resolve(options.pop("name", None), options)
+        if logger.name in resolved:
+            raise SpecError(f"Ensemble.loggers has {logger.name!r} twice: give it once")
+        resolved[logger.name] = logger
+    return tuple(resolved.values())
+
+
+def _resolve(name: Any, options: dict[str, Any]) -> LoggerOptions:
+    if name in _OURS:
+        return _OURS[name](**options)
+    if name in OF_RUN:
+        raise SpecError(f"{name!r} is no logger of Ensemble.loggers: give `submit` {OF_RUN[name]}=")
+    if not isinstance(name, str) or LOGGERS.find(name) is None:
+        valid = [other for other in LOGGERS.names() if other not in OF_RUN]
+        raise SpecError(unknown_name("Ensemble.loggers has no logger", str(name), valid))
+    return OtherLogger(name, as_json_value(f"Ensemble.loggers: the options of {name!r}", options))
+
+
+def list_fields(logger: LoggerOptions) -> dict[str, Any]:
+    """What the logger's class is made with."""
+    return dict(logger.options) if isinstance(logger, OtherLogger) else dataclasses.asdict(logger)
 
 
 def check_installed(loggers: Any) -> None:
@@ -114,6 +160,11 @@ def check_installed(loggers: Any) -> None:
         SpecError: something is not; the message says which extra to install.
     """
     for logger in resolve_loggers(loggers):
+        if isinstance(logger, OtherLogger):
+            try:
+                LOGGERS.load(logger.name)
+            except PipelineError as error:
+                raise SpecError(str(error)) from None
         missing = [name for name in logger.modules if importlib.util.find_spec(name) is None]
         if missing:
             raise SpecError(

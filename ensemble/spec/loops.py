@@ -137,30 +137,26 @@ def explain_no_averages(averaging: Any, epochs: int) -> str | None:
     return f"averaging begins after {options['start']:g} epochs, and the member trains for {epochs}: begin earlier"
 
 
-def _resolve_early_stopping(where: str, given: Any) -> dict[str, Any] | None:
-    if isinstance(given, str) and given == "none":
+def _resolve_early_stopping(where: str, value: Any) -> dict[str, Any] | None:
+    if isinstance(value, str) and value == "none":
         return None
-    if isinstance(given, Mapping):
-        given = EarlyStopping(**given)
-    if not isinstance(given, EarlyStopping):
-        raise SpecError(f"{where} must be EarlyStopping(patience=...) or 'none', got {given!r}")
-    return dataclasses.asdict(given)
+    value = EarlyStopping(**value) if isinstance(value, Mapping) else value
+    if not isinstance(value, EarlyStopping):
+        raise SpecError(f"{where} must be EarlyStopping(patience=...) or 'none', got {value!r}")
+    return dataclasses.asdict(value)
 
 
-def _resolve_averaging(where: str, given: Any) -> dict[str, Any] | None:
-    if isinstance(given, EMA | SWA):
-        given = {"name": type(given).__name__.lower(), **dataclasses.asdict(given)}
-    return _resolve_named(where, given, AVERAGES)
+def _resolve_averaging(where: str, value: Any) -> dict[str, Any] | None:
+    if isinstance(value, EMA | SWA):
+        value = {"name": type(value).__name__.lower(), **dataclasses.asdict(value)}
+    options = resolve(where, value, AVERAGES)
+    return None if options["name"] == "none" else options
 
 
-def _resolve_compile(where: str, given: Any) -> dict[str, Any] | None:
-    if isinstance(given, bool):
-        given = "default" if given else "none"
-    return _resolve_named(where, given, COMPILES)
-
-
-def _resolve_named(where: str, given: Any, table: OptionTable) -> dict[str, Any] | None:
-    options = resolve(where, given, table)
+def _resolve_compile(where: str, value: Any) -> dict[str, Any] | None:
+    if isinstance(value, bool):
+        value = "default" if value else "none"
+    options = resolve(where, value, COMPILES)
     return None if options["name"] == "none" else options
 
 

@@ -7,13 +7,17 @@ for a model in float64), whatever the member's precision.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import re
+import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.task import IGNORED, Kind, Task, find_known
-from ensemble.spec.validation import SpecError, check_choice, check_number
+from ensemble.spec.validation import SpecError, check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +26,6 @@ if TYPE_CHECKING:
 LOSSES: Mapping[str, Kind | None] = {
     "cross_entropy": "classification",
     "binary_cross_entropy": None,
-    "focal": "classification",
-    "binary_focal": None,
     "mse": "regression",
     "huber": "regression",
     "gaussian_nll": "gaussian",
@@ -32,11 +34,7 @@ LOSSES: Mapping[str, Kind | None] = {
 #: Along which axis a model has its classes, 1 or -1, as batches have shown of which the shapes say it.
 _class_axes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _NO_INPUTS = ("index", "weight")
-_OF_LABELS = ("cross_entropy", "binary_cross_entropy", "focal", "binary_focal")
-_OF_CLASSES = ("cross_entropy", "focal")
-#: Options of a loss that is given as a dict, `{"name": "focal", "gamma": 1.0}`, with their defaults.
-_FOCAL = {"gamma": 2.0}
-_OPTIONS: Mapping[str, Mapping[str, float]] = {"focal": _FOCAL, "binary_focal": _FOCAL}
+_OF_LABELS = ("cross_entropy", "binary_cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,6 @@ class NamedLoss:
         inputs: the fields that the model is called with, in this order; empty: the only other one.
         label_smoothing: share of the target that goes to all classes alike, in training.
         levels: of the quantiles.
-        gamma: of the focal losses (Lin et al. 2017): an example counts (1 - p)^gamma, with p the probability that
-            the model gives to what is true of it, so that those that are learned already count less.
         scale: mean and standard deviation of the target, which the model learns in parts of them; None: as it is.
     """
 
@@ -59,7 +55,6 @@ class NamedLoss:
     inputs: tuple[str, ...] = ()
     label_smoothing: float = 0.0
     levels: tuple[float, ...] = ()
-    gamma: float = 0.0
     scale: tuple[float, float] | None = None
 
     def __call__(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
@@ -70,7 +65,7 @@ class NamedLoss:
         """
         for option, name in (("target", self.target), *(("inputs", name) for name in self.inputs)):
             if name not in batch:
-                fields = ", ".join(each for each in batch if each not in _NO_INPUTS)
+                fields = ", ".join(field for field in batch if field not in _NO_INPUTS)
                 raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {fields}")
         outputs = model(*(batch[name] for name in self.find_inputs(batch)))
         is_training = getattr(model, "training", False)
@@ -82,7 +77,7 @@ class NamedLoss:
     @property
     def is_of_classes(self) -> bool:
         """Whether the target is the number of a class."""
-        return self.name in _OF_CLASSES
+        return self.name == "cross_entropy"
 
     def find_inputs(self, batch: Mapping[str, Any]) -> Sequence[str]:
         """The fields that the model is called with, in this order.
@@ -102,8 +97,8 @@ class NamedLoss:
 
     def find_samples(self, target: Tensor) -> Tensor:
         """Which samples take part, bool [b]: those of a target [b, ...] of which some position does."""
-        known = find_known(target, of_labels=self.name in _OF_LABELS)
-        return known.reshape(len(known), -1).any(dim=1)
+        takes_part = find_known(target, of_labels=self.name in _OF_LABELS)
+        return takes_part.reshape(len(takes_part), -1).any(dim=1)
 
     def compute(self, outputs: Any, target: Tensor, *, training: bool = False, model: Any = None) -> Tensor:
         """The loss of each sample, [b].
@@ -116,19 +111,18 @@ class NamedLoss:
         """
         if self.scale is not None:
             target = _standardize(target, *self.scale)
-        if self.name in _OF_CLASSES:
-            smoothing = self.label_smoothing if training else 0.0
-            return _cross_entropy(outputs, target, smoothing, self.gamma, model)
+        if self.is_of_classes:
+            return _cross_entropy(outputs, target, self.label_smoothing if training else 0.0, model)
         if self.name == "gaussian_nll":
             return _gaussian_nll(outputs, target)
         outputs = _widen(outputs)
         if self.name == "pinball":
             return _pinball(outputs, target, self.levels)
-        return _elementwise(self.name, outputs, target, self.gamma)
+        return _elementwise(self.name, outputs, target)
 
 
 def as_loss(
-    given: Any,
+    declared: Any,
     target: str,
     inputs: tuple[str, ...],
     label_smoothing: float,
@@ -138,11 +132,9 @@ def as_loss(
     """The function that a Recipe's loss stands for: itself, or that of a name.
 
     Raises:
-        SpecError: there is no such loss, or options do not fit it.
+        SpecError: there is no such loss, or an option does not fit it.
     """
-    if isinstance(given, NamedLoss):  # of a Recipe that is made of another one
-        given = {"name": given.name, **({"gamma": given.gamma} if given.name in _OPTIONS else {})}
-    name = given.get("name") if isinstance(given, Mapping) else given
+    name = declared.name if isinstance(declared, NamedLoss) else declared  # of a Recipe made of another one
     if not isinstance(name, str):
         for option, value in (("inputs", inputs), ("label_smoothing", label_smoothing)):
             if value:
@@ -150,13 +142,8 @@ def as_loss(
                     f"Recipe.{option} is for a loss that is given by its name ({', '.join(LOSSES)}); a function "
                     "does that itself"
                 )
-        return given
+        return declared
     check_choice("Recipe.loss", name, list(LOSSES))
-    known = dict(_OPTIONS.get(name, {}))
-    options = {key: value for key, value in given.items() if key != "name"} if isinstance(given, Mapping) else {}
-    for key, value in options.items():
-        check_choice(f"Recipe.loss={name!r}: an option", key, list(known))
-        check_number(f"Recipe.loss={name!r}: {key}", value, low=0)
     if label_smoothing and name != "cross_entropy":
         raise SpecError(f"Recipe.label_smoothing is for loss='cross_entropy', not for {name!r}")
     kind = LOSSES[name]
@@ -167,13 +154,57 @@ def as_loss(
     if scale is not None and name in _OF_LABELS:
         raise SpecError(f"Recipe.target_scale is for numbers; loss={name!r} is of classes or labels")
     levels = task.levels if task is not None else ()
-    return NamedLoss(name, target, inputs, label_smoothing, levels, scale=scale, **{**known, **options})
+    return NamedLoss(name, target, inputs, label_smoothing, levels, scale)
+
+
+#: Losses of torch, functions and classes, that say what is predicted.
+_TASKS_OF_TORCH: Mapping[str, Kind] = {
+    **dict.fromkeys(("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"), "classification"),
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), "regression"),
+    **dict.fromkeys(("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"), "regression"),
+    **dict.fromkeys(("gaussian_nll_loss", "GaussianNLLLoss"), "gaussian"),
+}
+#: Names that torch's other losses have: beside one of them nothing says which is only a regularizer.
+_LIKE_LOSSES = re.compile(r"\w*(_loss|Loss|_with_logits)|binary_cross_entropy|kl_div")
 
 
 def implied_task(loss: Any) -> Task | None:
-    """The task that a named loss is for; None where it leaves that open."""
-    kind = LOSSES[loss.name] if isinstance(loss, NamedLoss) else None
-    return None if kind is None or kind == "quantiles" else Task(kind)
+    """The task that a loss is for: that of its name, or of torch's losses that a function names, all of one kind.
+
+    None where the loss leaves that open.
+    """
+    if isinstance(loss, NamedLoss):
+        kind = LOSSES[loss.name]
+        return None if kind is None or kind == "quantiles" else Task(kind)
+    names = set(_list_names(loss))
+    kinds = {_TASKS_OF_TORCH[name] for name in names if name in _TASKS_OF_TORCH}
+    others = [name for name in names - _TASKS_OF_TORCH.keys() if _LIKE_LOSSES.fullmatch(name)]
+    if len(kinds) != 1:
+        return None
+    if others:
+        from torch import nn
+
+        if any(hasattr(module, name) for name in others for module in (nn, nn.functional)):
+            return None
+    return Task(kinds.pop())
+
+
+def _list_names(loss: Any) -> Iterator[str]:
+    """Names that a function's code uses, of the functions in it, and of the objects that these names stand for."""
+    function = getattr(loss, "func", loss)  # of a functools.partial
+    function = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004
+    function = inspect.unwrap(getattr(function, "__func__", function))  # type: ignore[arg-type]  # of a method
+    codes = [function.__code__] if hasattr(function, "__code__") else []
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        yield from code.co_names
+        for name in code.co_names:  # loss_function = nn.CrossEntropyLoss(reduction="none") at the top of a file
+            value = function.__globals__.get(name)
+            yield from (type(value).__name__, getattr(value, "__name__", ""))
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            yield from (type(cell.cell_contents).__name__, getattr(cell.cell_contents, "__name__", ""))
 
 
 def _standardize(target: Tensor, mean: float, std: float) -> Tensor:
@@ -203,31 +234,15 @@ def _mean(losses: Tensor, counted: Tensor) -> Tensor:
     return sums / counted.sum(dim=1).clamp(min=1)
 
 
-def _cross_entropy(
-    outputs: Any, target: Tensor, label_smoothing: float, gamma: float, model: Any = None
-) -> Tensor:
+def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, model: Any = None) -> Tensor:
     from torch.nn.functional import cross_entropy
 
     if target.is_floating_point():
-        raise SpecError(
-            f"cross_entropy: the target is {_name_type(target)}, and classes are integers: return int64"
-        )
-    scores, classes = _move_classes(_widen(outputs), target, model), target.long()
-    losses = cross_entropy(
-        scores, classes, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing
-    )
-    losses = _focus(losses, gamma)
-    return _mean(losses, find_known(target))
-
-
-def _focus(losses: Tensor, gamma: float) -> Tensor:
-    """Cross-entropies -log(p) as focal losses."""
-    import torch
-
-    if gamma == 0:
-        return losses
-    wrong = -(-losses).expm1()  # 1 - p, which is above 0 but for p = 1
-    return wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** gamma * losses
+        kind = str(target.dtype).removeprefix("torch.")
+        raise SpecError(f"cross_entropy: the target is {kind}, and classes are integers: return int64")
+    scores = _move_classes(_widen(outputs), target, model)
+    options: dict[str, Any] = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "none"}
+    return _mean(cross_entropy(scores, target.long(), **options), find_known(target))
 
 
 def remember_class_axis(model: Any, axis: int | None) -> None:
@@ -254,10 +269,6 @@ def _move_classes(scores: Tensor, target: Tensor, model: Any) -> Tensor:
     return scores if axis == 1 else scores.movedim(-1, 1)
 
 
-def _name_type(target: Tensor) -> str:
-    return str(target.dtype).removeprefix("torch.")
-
-
 def _known(target: Tensor, *, of_labels: bool = False) -> tuple[Tensor, Tensor]:
     """The target with 0 where there is none, and where there is one."""
     import torch
@@ -267,11 +278,7 @@ def _known(target: Tensor, *, of_labels: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def find_wrong_label(labels: Tensor) -> tuple[int, str] | None:
-    """Row and fault of the first sample with a label that is not 0, 1, or a share between; None without one.
-
-    Args:
-        labels: [b, ...].
-    """
+    """Row and fault of the first sample of labels [b, ...] with one that is not 0 ... 1; None without one."""
     wrong = (labels < 0) | (labels > 1)
     if not bool(wrong.any()):
         return None
@@ -284,28 +291,25 @@ def _fit(outputs: Tensor, target: Tensor, what: str) -> Tensor:
     if outputs.shape == (*target.shape, 1):
         return outputs.squeeze(-1)
     if outputs.shape != target.shape:
-        raise SpecError(
-            f"{what}: outputs of shape {list(outputs.shape)} for a target of shape {list(target.shape)}"
-        )
+        shapes = list(outputs.shape), list(target.shape)
+        raise SpecError(f"{what}: outputs of shape {shapes[0]} for a target of shape {shapes[1]}")
     return outputs
 
 
-def _elementwise(name: str, outputs: Tensor, target: Tensor, gamma: float) -> Tensor:
+def _elementwise(name: str, outputs: Tensor, target: Tensor) -> Tensor:
     from torch.nn import functional
 
     outputs = _fit(outputs, target, name)
-    known, counted = _known(target, of_labels=name in _OF_LABELS)
-    is_looked_at = name in _OF_LABELS and known.device.type == "cpu"  # a GPU would wait
-    if is_looked_at and (wrong := find_wrong_label(known)) is not None:
+    filled, counted = _known(target, of_labels=name in _OF_LABELS)
+    is_looked_at = name in _OF_LABELS and filled.device.type == "cpu"  # a GPU would wait
+    if is_looked_at and (wrong := find_wrong_label(filled)) is not None:
         raise SpecError(f"sample {wrong[0]} of a batch {wrong[1]}")
     functions: dict[str, Any] = {
         "binary_cross_entropy": functional.binary_cross_entropy_with_logits,
-        "binary_focal": functional.binary_cross_entropy_with_logits,
         "mse": functional.mse_loss,
         "huber": functional.huber_loss,
     }
-    losses = functions[name](outputs, known.to(outputs.dtype), reduction="none")
-    return _mean(_focus(losses, gamma), counted)
+    return _mean(functions[name](outputs, filled.to(outputs.dtype), reduction="none"), counted)
 
 
 def _gaussian_nll(outputs: Any, target: Tensor) -> Tensor:
@@ -315,8 +319,8 @@ def _gaussian_nll(outputs: Any, target: Tensor) -> Tensor:
     if not isinstance(parts, list | tuple) or len(parts) != 2:
         raise SpecError("gaussian_nll: the model returns (mean, variance), or a dict of 'mean' and 'variance'")
     mean, variance = (_fit(_widen(part), target, "gaussian_nll") for part in parts)
-    known, counted = _known(target)
-    return _mean(gaussian_nll_loss(mean, known.to(mean.dtype), variance, full=True, reduction="none"), counted)
+    filled, counted = _known(target)
+    return _mean(gaussian_nll_loss(mean, filled.to(mean.dtype), variance, full=True, reduction="none"), counted)
 
 
 def _pinball(outputs: Tensor, target: Tensor, levels: tuple[float, ...]) -> Tensor:
@@ -327,7 +331,7 @@ def _pinball(outputs: Tensor, target: Tensor, levels: tuple[float, ...]) -> Tens
             f"pinball: outputs of shape {list(outputs.shape)} for a target of shape {list(target.shape)} and "
             f"{len(levels)} quantiles: they are the last axis"
         )
-    known, counted = _known(target)
+    filled, counted = _known(target)
     at = torch.tensor(levels, dtype=outputs.dtype, device=outputs.device)
-    below = known.to(outputs.dtype).unsqueeze(-1) - outputs
+    below = filled.to(outputs.dtype).unsqueeze(-1) - outputs
     return _mean(torch.maximum(at * below, (at - 1) * below), counted.unsqueeze(-1).expand_as(below))

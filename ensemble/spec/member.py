@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ensemble.spec.callbacks import MemberCallback, as_callbacks
 from ensemble.spec.fields import MEMBER_FIELDS, NEEDS
 from ensemble.spec.identity import Precision
 from ensemble.spec.loops import Averaging, Compile, EarlyStop, Keep
@@ -57,7 +58,7 @@ class Resources:
         else:
             check_number("Resources.workers", self.workers, low=1, integer=True)
         check_fields(self, NEEDS)
-        if self.gpus_per_worker is not None and self.gpus_per_worker > 1:
+        if (self.gpus_per_worker or 0) > 1:
             raise SpecError(
                 f"Resources.gpus_per_worker must be at most 1, got {self.gpus_per_worker!r}: "
                 "a worker trains on one device; ask for more workers instead"
@@ -99,13 +100,10 @@ class Member:
         validate_every: as in `Ensemble`.
         compile: as in `Ensemble`.
         mixup: as in `Ensemble`.
+        callbacks: as in `Ensemble`, in place of the ensemble's.
         start: weights and buffers to start with instead of those that the recipe makes: a safetensors file of a
             state dict, or a member of another run, `RUN_DIR/MEMBER`. The run keeps a copy; their digest is part of
             the member's identity. Optimizer and schedule begin as usual.
-        start_parts: which of these are taken, by the beginnings of their names: beginning in the file -> beginning
-            in the model, such as `{"base.": "backbone."}`; `{"": ""}` takes all that fit. What the file lacks, or
-            has in another shape, stays as the recipe makes it; the member's log and the dry run list it. None: the
-            file has the model's names, all of them.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -133,30 +131,22 @@ class Member:
     validate_every: int | None = None
     compile: Compile | None = None
     mixup: float | None = None
+    callbacks: Sequence[MemberCallback] | None = None
     start: str | os.PathLike[str] | None = None
-    start_parts: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.params, Mapping):
             raise SpecError(f"Member.params must be a dict of hyperparameters, got {self.params!r}")
         object.__setattr__(self, "params", as_json_value("params", self.params, tuples=True))
         check_fields(self, MEMBER_FIELDS)
+        if self.callbacks is not None:
+            object.__setattr__(self, "callbacks", as_callbacks("Member.callbacks", self.callbacks))
         if self.nodes is not None:
             object.__setattr__(self, "nodes", as_selection("Member.nodes", self.nodes))
         if self.start is not None:
             if not isinstance(self.start, str | os.PathLike) or not os.fspath(self.start):
                 raise SpecError(f"Member.start must be a file of weights or RUN_DIR/MEMBER, got {self.start!r}")
             object.__setattr__(self, "start", os.fspath(self.start))
-        if self.start_parts is not None:
-            is_named = isinstance(self.start_parts, Mapping) and self.start is not None
-            if not is_named or not all(
-                isinstance(each, str) for pair in self.start_parts.items() for each in pair
-            ):
-                raise SpecError(
-                    "Member.start_parts must be a dict of beginnings of names, such as {'base.': 'backbone.'}, "
-                    f"beside start=, got {self.start_parts!r}"
-                )
-            object.__setattr__(self, "start_parts", dict(self.start_parts))
 
     def __getstate__(self) -> dict[str, Any]:
         """What it has of its own: each worker unpickles all members, which may be thousands."""
@@ -194,7 +184,7 @@ def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **mem
 
 
 #: Fields of a Member that decide where it trains, or what it starts with: no hyperparameter sets them.
-_PLACED = (*(field.name for field in dataclasses.fields(Resources)), "start", "start_parts")
+_PLACED = (*(field.name for field in dataclasses.fields(Resources)), "start")
 
 
 def apply_hyperparameters(
@@ -213,11 +203,11 @@ def apply_hyperparameters(
     params, own = member.params, dict[str, Any]()
     for name in sorted(params.keys() & {*names, *_PLACED}):
         if name in _PLACED:
-            is_other = name in ("nodes", "start", "start_parts") and not isinstance(params[name], Mapping | str)
+            is_other = name in ("nodes", "start") and not isinstance(params[name], Mapping | str)
             if has_own_loop or is_other:
                 continue  # the nodes of a layer, say
             line = f"resources=Resources({name}=...)" if searches else f"Member({{...}}, {name}={params[name]!r})"
-            is_start = name in ("start", "start_parts")
+            is_start = name == "start"
             what = "weights to start with" if is_start else "a need of a node"
             none = ", which a search does not choose" if searches and is_start else f": give it as {line}"
             raise SpecError(f"{name!r} is no hyperparameter but {what}{none}")
@@ -256,17 +246,17 @@ def change_member(member: Member, params: Mapping[str, Any], **fields: Any) -> M
     )
 
 
-def as_member(number: int, given: Member | Mapping[str, Any]) -> Member:
+def as_member(number: int, entry: Member | Mapping[str, Any]) -> Member:
     """Member `number` of a list whose entries are Members or dicts of hyperparameters.
 
     Raises:
         SpecError: it is neither, or a hyperparameter is no JSON value; the message names the entry.
     """
-    if isinstance(given, Member):
-        return given
-    if isinstance(given, Mapping):
+    if isinstance(entry, Member):
+        return entry
+    if isinstance(entry, Mapping):
         try:
-            return Member(given)
+            return Member(entry)
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
-    raise SpecError(f"members[{number}] must be a dict of hyperparameters or a Member, got {given!r}")
+    raise SpecError(f"members[{number}] must be a dict of hyperparameters or a Member, got {entry!r}")

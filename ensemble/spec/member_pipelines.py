@@ -11,11 +11,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.search import Search
-from ensemble.spec.search_space import Dimension, sample_space
+from ensemble.spec.fields import STACKED_ROWS
+from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.splits import (
     LABELLED,
     count_overlaps,
+    describe_overlap,
+    find_leak,
     find_raw_name,
     list_classes,
     number_classes,
@@ -24,6 +26,7 @@ from ensemble.spec.task import LABELS
 from ensemble.spec.validation import SpecError, as_json_value
 
 if TYPE_CHECKING:
+    from ensemble.spec.search import Search
     from pipelines import Pipeline
 
 
@@ -40,8 +43,8 @@ def make_pipeline(train: Pipeline | Callable[[dict[str, Any]], Pipeline], params
     except Exception as error:
         raise SpecError(f"Ensemble.train({dict(params)!r}) raised {type(error).__name__}: {error}") from error
     if not hasattr(pipeline, "loader"):
-        given = " ".join(repr(pipeline).split())[:60]
-        raise SpecError(f"Ensemble.train({dict(params)!r}) must return a pipelines.Pipeline, got {given}")
+        made = " ".join(repr(pipeline).split())[:60]
+        raise SpecError(f"Ensemble.train({dict(params)!r}) must return a pipelines.Pipeline, got {made}")
     return pipeline
 
 
@@ -65,7 +68,8 @@ class MemberPipelines:
     members: Sequence[Any] | None
     seed: int
     out_of_fold: bool
-    cache_size: int | None
+    allow_overlap: bool
+    combine: Any
 
     @property
     def target(self) -> str:
@@ -77,7 +81,7 @@ class MemberPipelines:
         """Names of the classes in the training data, in the order of their numbers, which are those in all splits;
         empty where the data have no names, or the task no classes.
         """
-        train, task = self.first_pipeline(), getattr(self.recipe, "task", None)
+        train, task = self.first_pipeline(), getattr(self.recipe, "known_task", None)
         has_classes = getattr(task, "kind", "classification") in LABELS
         return list_classes(train, self.target) if has_classes else ()
 
@@ -93,21 +97,7 @@ class MemberPipelines:
         splits: dict[str, list[Any]] = {"train": self._distinct_pipelines()}
         splits["valid"] = [] if self.out_of_fold else [self.valid]
         splits["test"] = [self.test]
-        return count_overlaps(
-            {name: [each for each in given if hasattr(each, "source")] for name, given in splits.items()}
-        )
-
-    @functools.cached_property
-    def sides(self) -> dict[str, dict[str, Any]]:
-        """A sample of the records of each split that is a part of the same data as another one, as JSON values.
-
-        Empty where members have pipelines of their own.
-        """
-        from pipelines.sources._origin import sketch_parts
-
-        splits = {} if callable(self.train) else {name: getattr(self, name) for name in ("train", *LABELLED)}
-        sources = {name: each.source for name, each in splits.items() if hasattr(each, "source")}
-        return {name: sketch.as_json() for name, sketch in sketch_parts(sources).items()}
+        return count_overlaps({name: [one for one in of if hasattr(one, "source")] for name, of in splits.items()})
 
     def list_overlaps(self) -> list[dict[str, Any]]:
         """The same as rows of an event: `split`, `with`, how many samples are `shared`, `samples` of the split."""
@@ -116,6 +106,34 @@ class MemberPipelines:
             for split, others in self.overlaps.items()
             for before, shared in others.items()
         ]
+
+    def list_notices(self) -> list[str]:
+        """What a user should know of the splits before training, one sentence each."""
+        notices = [describe_overlap(row) for row in self.list_overlaps()]
+        if self.valid is None and not has_own_loop(self.recipe):
+            notices.append(
+                "there is no valid=: members are not ranked, and no combined model is selected or calibrated"
+            )
+        if self.combine == "stack" and self.valid is not None and len(self.valid) < STACKED_ROWS:
+            notices.append(
+                f"combine='stack' needs {STACKED_ROWS} validation samples, and valid= has {len(self.valid)}: "
+                "members will be averaged"
+            )
+        return notices
+
+    def _compare_splits(self) -> None:
+        """Number the classes of all splits alike, and raise SpecError for samples that a split must not have."""
+        self._number_classes()
+        if self.allow_overlap:
+            return
+        for row in self.list_overlaps() if self.test is not None else ():
+            if row["split"] == "test":
+                sentence = describe_overlap(row)
+                raise SpecError(f"Ensemble.{sentence}; give a test= of other samples, or allow_overlap=True")
+        for split in LABELLED[self.out_of_fold :]:
+            pipeline = getattr(self, split)
+            if hasattr(pipeline, "source") and (leak := find_leak(split, pipeline, self._distinct_pipelines())):
+                raise SpecError(f"Ensemble.{leak}. With allow_overlap=True it is taken as it is")
 
     def _number_classes(self) -> None:
         """Number the classes of all splits by the names in the training data.
@@ -129,15 +147,14 @@ class MemberPipelines:
         if not callable(self.train):
             object.__setattr__(self, "train", self._number(train))
         for split in LABELLED:
-            pipeline = getattr(self, split)
-            if pipeline is not None:
+            if (pipeline := getattr(self, split)) is not None:
                 object.__setattr__(self, split, number_classes(split, pipeline, train, self.target, self.classes))
 
     def _number(self, train: Pipeline) -> Pipeline:
         """A training pipeline with the classes numbered by `classes`."""
         raw = find_raw_name(train, self.target)
-        is_known = train.source.find_class_names(raw) is not None or train.source.is_text(raw)
-        return train.number_classes(raw, self.classes) if self.classes and is_known else train
+        has_names = train.source.find_class_names(raw) is not None or train.source.is_text(raw)
+        return train.number_classes(raw, self.classes) if self.classes and has_names else train
 
     @functools.cached_property
     def records(self) -> int:
@@ -187,53 +204,30 @@ class MemberPipelines:
 
         A value that neither has, of a member that was added, has them where the others have them.
         """
-        found = {}
+        made = {}
         for name, value in params.items():
             declared = self._tuples.get(name, ())
-            other = _with_tuples(value, next((own for own in declared if own is not None), value))
-            found[name] = next((own for own in declared if as_json_value(name, own) == value), other)
-        return found
+            other = _with_tuples(value, next(iter(declared), value))
+            made[name] = next((own for own in declared if as_json_value(name, own) == value), other)
+        return made
 
     @functools.cached_property
     def _tuples(self) -> dict[str, list[Any]]:
         """Declared values of hyperparameters of which some have tuples, by name."""
-        space = None if self.search is None else self.search.space
-        values = [item for one in self.members or () for item in one.params.items()]
-        if callable(space):
-            values += [item for point in sample_space(space, seed=0) for item in point.items()]
-        values += [
-            (name, own)
-            for name, given in ({} if space is None or callable(space) else space).items()
-            for own in (given.values if isinstance(given, Dimension) else (given,))
-        ]
-        found: dict[str, list[Any]] = {}
-        for name, value in values:
-            if value not in found.setdefault(name, []):
-                found[name].append(value)
-        return {name: declared for name, declared in found.items() if any("(" in repr(own) for own in declared)}
+        items = [item for one in self.members or () for item in one.params.items()]
+        items += [] if self.search is None else self.search.list_items()
+        values: dict[str, list[Any]] = {}
+        for name, value in items:
+            if value is not None and value not in values.setdefault(name, []):
+                values[name].append(value)
+        return {name: declared for name, declared in values.items() if any("(" in repr(own) for own in declared)}
 
     def pipeline(self, params: Mapping[str, Any]) -> Pipeline:
         """The training pipeline of a member with these hyperparameters."""
         pipeline = make_pipeline(self.train, self.as_declared(params))
         if not callable(self.train):
             return pipeline
-        return self._shrink(self._number(pipeline) if self.classes else pipeline)
-
-    def _shrink(self, train: Pipeline) -> Pipeline:
-        """A training pipeline whose images are as large as `cache_size` says.
-
-        Raises:
-            SpecError: it does not decode JPEG files before its first random stage.
-        """
-        from pipelines import PipelineError
-        from pipelines.cache.content import shrink_images
-
-        if self.cache_size is None:
-            return train
-        try:
-            return shrink_images(train, self.cache_size)
-        except PipelineError as error:
-            raise SpecError(f"Ensemble.cache_size={self.cache_size}: {error}") from error
+        return self._number(pipeline) if self.classes else pipeline
 
     def _distinct_pipelines(self) -> list[Pipeline]:
         """The members' pipelines without repetitions; of a search, those of a few points of its space."""
@@ -244,5 +238,5 @@ class MemberPipelines:
 
     def _list_params(self) -> Iterable[Mapping[str, Any]]:
         if self.search:
-            return sample_space(self.search.space, self.seed)
+            return self.search.sample(self.seed)
         return (getattr(one, "params", one) for one in self.members or ())

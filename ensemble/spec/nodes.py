@@ -44,27 +44,29 @@ _FORMS = "'value', '!value', 'in(a,b)' or '!in(a,b)'"
 @functools.cache
 def parse_selector(text: str) -> tuple[bool, tuple[str, ...]]:
     """Whether a selector excludes values, and which values it names."""
-    found = _SELECTOR.fullmatch(text)
-    assert found is not None, text
-    return bool(found[1]), (found[2],) if found[2] else tuple(re.split(", ?", found[3]))
+    match = _SELECTOR.fullmatch(text)
+    assert match is not None, text
+    return bool(match[1]), (match[2],) if match[2] else tuple(re.split(", ?", match[3]))
 
 
-def as_selection(where: str, given: object) -> dict[str, Any]:
+def as_selection(where: str, declared: object) -> dict[str, Any]:
     """A declared selection with labels in place of the short words for them; None stays: it does not matter.
 
     Raises:
         SpecError: it is no dict, has a misspelt word or label, or a value that is no selector.
     """
-    if not isinstance(given, Mapping):
-        raise SpecError(f"{where} must be a dict such as {{'gpu_type': 'H100', 'spot': False}}, got {given!r:.60}")
-    found: dict[str, Any] = {}
-    for word, value in given.items():
+    if not isinstance(declared, Mapping):
+        raise SpecError(
+            f"{where} must be a dict such as {{'gpu_type': 'H100', 'spot': False}}, got {declared!r:.60}"
+        )
+    selection: dict[str, Any] = {}
+    for word, value in declared.items():
         word = _check_word(where, word)
         key = _SHORT.get(word, word)
-        if key in found:
+        if key in selection:
             raise SpecError(f"{where} has {word!r} and another word for the same: give one of them")
-        found[key] = None if value is None else _check_value(f"{where}[{word!r}]", word, value)
-    return found
+        selection[key] = None if value is None else _check_value(f"{where}[{word!r}]", word, value)
+    return selection
 
 
 def _check_word(where: str, word: object) -> str:
@@ -72,21 +74,21 @@ def _check_word(where: str, word: object) -> str:
         raise SpecError(f"{where} has {word!r}, which is neither one of {', '.join(_SHORT)} nor a node's label")
     if word == NODE_ID:
         raise SpecError(f"{where}: nodes are not chosen by {NODE_ID}, which is new at each start of one")
-    known = _OF_RAY if word.startswith("ray.io/") else () if "/" in word else _SHORT
-    near = difflib.get_close_matches(word.lower(), known, 1, 0.8)
+    valid = _OF_RAY if word.startswith("ray.io/") else () if "/" in word else _SHORT
+    near = difflib.get_close_matches(word.lower(), valid, 1, 0.8)
     if near and near[0] != word:
         raise SpecError(f"{where} has no {word!r}; did you mean {near[0]!r}?")
     return word
 
 
 def _check_value(where: str, word: str, value: Any) -> Any:
+    if word == GPU_MEMORY:
+        check_number(where, value, low=0, above=True)
+        return float(value)
     if word == "spot":
         if not isinstance(value, bool):
             raise SpecError(f"{where} must be True or False, got {value!r}")
         return "spot" if value else "!spot"
-    if word == GPU_MEMORY:
-        check_number(where, value, low=0, above=True)
-        return float(value)
     if not isinstance(value, str) or not _SELECTOR.fullmatch(value):
         raise SpecError(f"{where} must be {_FORMS}, got {value!r:.60}")
     return value.replace(" ", "")
@@ -107,14 +109,11 @@ def check_selection(where: str, nodes: Mapping[str, Any] | None, gpus_per_worker
             f"{where} asks for GPUs ({describe_selection(selection)}), and gpus_per_worker=0 or devices='cpu' for "
             "none: leave one of them out (a member leaves out what its ensemble selects by None)"
         )
-    items = dict(selection)
-    if GPU_TYPE in items and GPU_MEMORY in items:
-        excludes, kinds = parse_selector(items[GPU_TYPE])
-        if not excludes and all(
-            SIZES_GB.get(kind, (0, items[GPU_MEMORY]))[1] < items[GPU_MEMORY] for kind in kinds
-        ):
-            sizes = ", ".join(f"{kind} has {SIZES_GB[kind][1]} GB" for kind in kinds)
-            raise SpecError(f"{where}: no GPU has {describe_selection(selection)} ({sizes})")
+    least = dict(selection).get(GPU_MEMORY, 0.0)
+    excludes, kinds = parse_selector(dict(selection)[GPU_TYPE]) if GPU_TYPE in dict(selection) else (True, ())
+    if not excludes and all(SIZES_GB.get(one, (0, least))[1] < least for one in kinds):
+        sizes = ", ".join(f"{one} has {SIZES_GB[one][1]} GB" for one in kinds)
+        raise SpecError(f"{where}: no GPU has {describe_selection(selection)} ({sizes})")
 
 
 def as_items(nodes: Mapping[str, Any] | None) -> Selection:
@@ -129,13 +128,11 @@ def selects_gpus(selection: Selection) -> bool:
 
 def describe_selection(selection: Selection) -> str:
     """A selection in the words in which it is declared."""
-    return ", ".join(map(_describe_item, selection))
-
-
-def _describe_item(item: tuple[str, Any]) -> str:
-    key, value = item
-    if key == MARKET_TYPE and value in ("spot", "!spot"):
-        return f"spot={value == 'spot'}"
-    if key == GPU_MEMORY:
-        return f"{key}={value:g}"
-    return f"gpu_type={value}" if key == GPU_TYPE else f"{key}={value}"
+    parts = []
+    for key, value in selection:
+        if key == MARKET_TYPE and value in ("spot", "!spot"):
+            parts.append(f"spot={value == 'spot'}")
+        else:
+            value = f"{value:g}" if key == GPU_MEMORY else value
+            parts.append(f"{'gpu_type' if key == GPU_TYPE else key}={value}")
+    return ", ".join(parts)

@@ -35,7 +35,7 @@ def _names(text: str) -> frozenset[str]:
 _MINIMIZED = _names(
     "loss error err error_rate nll nll_loss negative_log_likelihood log_loss logloss cross_entropy "
     "crossentropy ce bce xent mse rmse mae mape smape msle rmsle medae mean_squared_error "
-    "root_mean_squared_error mean_absolute_error ece ece_debiased mce brier brier_score calibration_error "
+    "root_mean_squared_error mean_absolute_error ece mce brier brier_score calibration_error "
     "perplexity ppl bpc bpb bits_per_character bits_per_byte deviance hinge huber kl kld kl_divergence wer cer "
     "ter fid kid lpips eer hamming regret crps pinball crossing chamfer energy_j cpu_s latency_ms model_mb"
 )
@@ -47,9 +47,10 @@ _MAXIMIZED = _names(
     "reward"
 )
 _SPLITS = _names("valid val validation test eval dev train training")
-#: First words of scikit-learn's scores, `neg_mean_squared_error`; what follows is measured the other way round.
+#: Signs of what may be measured the other way round: words, as in scikit-learn's `neg_mean_squared_error`, and a
+#: minus that joins no two words, as that of `top-5` does.
 _NEGATIONS = _names("neg negative negated minus")
-_STATISTICS = _names("mean median max root")
+_SUBTRACTED = re.compile(r"^-|(^|[^a-z0-9-])((1|one)\s*-|-(?!\s))")
 _AMOUNTS = _names("time seconds step steps epoch epochs iteration iterations samples")
 
 
@@ -61,29 +62,22 @@ def infer_mode(name: str) -> Mode | None:
     """Whether a metric of this name is maximized ("max") or minimized ("min"); None where the name does not imply
     it.
 
-    Case and a leading name of a split are ignored; `..._loss` and `..._accuracy` are known by their last word. The
-    mode of `neg_...`, `-...` and `1 - ...` is the opposite one, where the rest is well known.
+    Case and a leading name of a split are ignored; `..._loss` and `..._accuracy` are known by their last word. Of
+    what is or may be negated (`neg_...`, `-...`, `1 - ...`), the mode has to be declared.
 
     >>> infer_mode("val_loss"), infer_mode("Top-5 accuracy"), infer_mode("neg_log_loss"), infer_mode("distance")
-    ('min', 'max', 'max', None)
+    ('min', 'max', None, None)
     """
     shown = name.lower().strip().replace("\N{MINUS SIGN}", "-")
     words = [word for word in re.split(r"[^a-z0-9]+", shown) if word]
     if len(words) > 1 and words[0] in _SPLITS:
         words = words[1:]
-    subtracted = re.match(r"(1|one)?\s*(-|minus\b)", shown)
-    mode = None if subtracted else _find_mode("_".join(words))
-    if mode is not None or not words:
+    if not words or _SUBTRACTED.search(shown):
+        return None
+    if mode := _find_mode("_".join(words)):
         return mode
-    if words[0] in _NEGATIONS or subtracted:
-        rest = [word for word in words if word not in ("1", "one", *_NEGATIONS)]
-        opposite = _find_mode("_".join(rest))
-        if opposite is None and rest[:1] and rest[0] in _STATISTICS and rest[-1] == "error":
-            opposite = "min"
-        if opposite is not None:
-            return "min" if opposite == "max" else "max"
-        if words[0] in _NEGATIONS:  # of a negative class, of negative sampling, or negated: who knows
-            return None
+    if words[0] in ("1", "one") or not _NEGATIONS.isdisjoint(words):
+        return None
     if "to" in words[1:] and words[words.index("to") - 1] in _AMOUNTS:  # until something is reached
         return None
     if words[-1] in ("loss", "error"):
@@ -91,24 +85,24 @@ def infer_mode(name: str) -> Mode | None:
     return "max" if words[-1] in ("accuracy", "acc") else None
 
 
-def _find_mode(known: str) -> Mode | None:
+def _find_mode(name: str) -> Mode | None:
     """The mode of a well-known name, words joined by underscores."""
-    if known in KNOWN:
-        return KNOWN[known].mode
-    return "min" if known in _MINIMIZED else "max" if known in _MAXIMIZED else None
+    if name in KNOWN:
+        return KNOWN[name].mode
+    return "min" if name in _MINIMIZED else "max" if name in _MAXIMIZED else None
 
 
-def resolve_ranking(given: Any, recipe: Any) -> tuple[str, str]:
+def resolve_ranking(ensemble: Any, recipe: Any) -> tuple[str, str]:
     """The objective and the mode of an `Ensemble`, inferred where it does not declare them.
 
     Args:
-        given: the ensemble; its `objective` and `mode` may be None or `Implied`.
+        ensemble: the ensemble; its `objective` and `mode` may be None or `Implied`.
         recipe: may have both, too; its mode belongs to its own objective.
 
     Raises:
         SpecError: the metric's name does not imply the mode, and none is declared.
     """
-    objective, mode, of_recipe = given.objective, given.mode, getattr(recipe, "objective", None)
+    objective, mode, of_recipe = ensemble.objective, ensemble.mode, getattr(recipe, "objective", None)
     if objective is None or isinstance(objective, Implied):
         objective = Implied(of_recipe or _default_objective(recipe))
     if mode is None or isinstance(mode, Implied):
@@ -128,23 +122,25 @@ def resolve_ranking(given: Any, recipe: Any) -> tuple[str, str]:
 
 
 def _default_objective(recipe: Any) -> str:
-    task = getattr(recipe, "task", None)
+    task = getattr(recipe, "known_task", None)
     return DEFAULT_OBJECTIVE if task is None or task.kind == "classification" else OTHER_OBJECTIVE
 
 
-def check_ranking(where: str, given: Any) -> None:
+def check_ranking(where: str, declared: Any) -> None:
     """Raise SpecError for an `objective` that is no name, or an unknown `mode`."""
-    if given.objective is not None and (not isinstance(given.objective, str) or not given.objective.strip()):
-        raise SpecError(f"{where}.objective must be the name of a metric, got {given.objective!r}")
-    if given.mode is not None:
-        check_choice(f"{where}.mode", given.mode, ("max", "min"))
+    if declared.objective is not None and (
+        not isinstance(declared.objective, str) or not declared.objective.strip()
+    ):
+        raise SpecError(f"{where}.objective must be the name of a metric, got {declared.objective!r}")
+    if declared.mode is not None:
+        check_choice(f"{where}.mode", declared.mode, ("max", "min"))
 
 
 def check_direction(objective: str, mode: str) -> None:
     """Raise SpecError for a mode that ranks the worst member first, by what the metric's name is known for."""
-    known = infer_mode(objective)
-    if known not in (None, mode):
-        is_max = known == "max"
+    implied = infer_mode(objective)
+    if implied not in (None, mode):
+        is_max = implied == "max"
         raise SpecError(
             f"mode={mode!r} ranks the worst member first: {objective!r} is better where it is "
             f"{'higher' if is_max else 'lower'}; leave mode= out, or, if that is meant, report the metric "
@@ -160,8 +156,8 @@ def describe_missing_objective(objective: str, reported: Iterable[str], by: str 
         by: what reported them.
     """
     names = sorted(reported)
-    known = OTHER_NAMES.get(objective.lower())
-    close = [known] if known is not None else difflib.get_close_matches(objective, names, n=1)
+    other_name = OTHER_NAMES.get(objective.lower())
+    close = [other_name] if other_name is not None else difflib.get_close_matches(objective, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return (
         f"members are ranked by {objective!r}, which {by} did not report{hint} (reported: "

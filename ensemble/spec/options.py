@@ -1,13 +1,13 @@
-"""Options that are chosen by name: optimizer, schedule, compression, communicator, pruner, objective.
+"""Options that are chosen by name: `optimizer="lars"`, or `optimizer={"name": "lars", "momentum": 0.95}`.
 
-Each is a name, `optimizer="lars"`, or a dict of the name and of values that differ from the defaults,
-`optimizer={"name": "lars", "momentum": 0.95}`. `resolve` fills in all defaults; a member's identity records the
-result, so that a later change of a default does not change how a recorded member trains.
+`resolve` fills in all defaults; a member's identity records the result, so that a later change of a default does
+not change how a recorded member trains.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from ensemble.spec.validation import (
     check_number,
     unknown_name,
 )
+from pipelines.providers import Providers
 
 #: A name, or a dict of the name and options.
 NamedOptions = str | Mapping[str, Any]
@@ -38,57 +39,41 @@ class Option:
 OptionTable = Mapping[str, Mapping[str, Option]]
 
 
-def check_fields(given: Any, options: Mapping[str, Option]) -> None:
+def check_fields(owner: Any, options: Mapping[str, Option]) -> None:
     """Check fields of an option class, each by itself; None is valid where it is the field's default.
 
     Raises:
         SpecError: one is invalid.
     """
-    for field in dataclasses.fields(given):
-        value = getattr(given, field.name)
+    for field in dataclasses.fields(owner):
+        value = getattr(owner, field.name)
         if field.name in options and (value is not None or field.default is not None):
-            options[field.name].check(f"{type(given).__name__}.{field.name}", value)
+            options[field.name].check(f"{type(owner).__name__}.{field.name}", value)
 
 
 def number(default: float | None, low: float = 0.0, *, above: bool = False, below: float | None = None) -> Option:
     """A finite number of at least `low` (above it with `above`), and below `below`."""
-
-    def check(where: str, value: Any) -> None:
-        check_number(where, value, low=low, above=above)
-        if below is not None and value >= below:
-            raise SpecError(f"{where} must be below {below:g}, got {value!r}")
-
-    return Option(default, check)
+    return Option(default, functools.partial(check_number, low=low, above=above, below=below))
 
 
 def count(default: int | None, low: int = 1) -> Option:
     """An integer of at least `low`."""
-    return Option(default, lambda where, value: check_number(where, value, low=low, integer=True))
-
-
-def power_of_two(default: int, low: int, high: int) -> Option:
-    """A power of two in a range."""
-
-    def check(where: str, value: Any) -> None:
-        if type(value) is not int or not low <= value <= high or value & (value - 1):
-            raise SpecError(f"{where} must be a power of two from {low} to {high}, got {value!r}")
-
-    return Option(default, check)
+    return Option(default, functools.partial(check_number, low=low, integer=True))
 
 
 def one_of(default: str, *valid: str) -> Option:
     """One of several names."""
-    return Option(default, lambda where, value: check_choice(where, value, (default, *valid)))
+    return Option(default, functools.partial(check_choice, valid=(default, *valid)))
 
 
 def flag(default: bool) -> Option:
     """True or False."""
+    return Option(default, functools.partial(_check_type, types=bool, what="True or False"))
 
-    def check(where: str, value: Any) -> None:
-        if not isinstance(value, bool):
-            raise SpecError(f"{where} must be True or False, got {value!r}")
 
-    return Option(default, check)
+def _check_type(where: str, value: Any, types: type, what: str) -> None:
+    if not isinstance(value, types):
+        raise SpecError(f"{where} must be {what}, got {value!r}")
 
 
 def numbers(default: list[float], length: int | None = None, *, below: float | None = None) -> Option:
@@ -98,7 +83,7 @@ def numbers(default: list[float], length: int | None = None, *, below: float | N
         if not isinstance(value, list) or (length is not None and len(value) != length):
             raise SpecError(f"{where} must be a list of {f'{length} ' if length else ''}numbers, got {value!r}")
         for i, item in enumerate(value):
-            number(None, below=below).check(f"{where}[{i}]", item)
+            check_number(f"{where}[{i}]", item, low=0, below=below)
 
     return Option(default, check)
 
@@ -117,10 +102,20 @@ def count_or_name(name: str, default: str | int) -> Option:
     """An integer of at least 1, or one name."""
 
     def check(where: str, value: Any) -> None:
+        if isinstance(value, str) and value != name:
+            raise SpecError(f"{where} must be an integer or {name!r}, got {value!r}")
         if value != name:
-            if isinstance(value, str):
-                raise SpecError(f"{where} must be an integer or {name!r}, got {value!r}")
             check_number(where, value, low=1, integer=True)
+
+    return Option(default, check)
+
+
+def _bucket_size(default: int) -> Option:
+    """Number of values that share a scale."""
+
+    def check(where: str, value: Any) -> None:
+        if type(value) is not int or not 32 <= value <= 65536 or value & (value - 1):
+            raise SpecError(f"{where} must be a power of two from 32 to 65536, got {value!r}")
 
     return Option(default, check)
 
@@ -170,14 +165,23 @@ SCHEDULES: OptionTable = {
 }
 
 
-def _bucket_size(default: int) -> Option:
-    """Number of values that share a scale."""
-    return power_of_two(default, 32, 65536)
-
-
 _MIN_SIZE = {"min_size": count(10_000)}
 _CAST = {"error_feedback": flag(False), **_MIN_SIZE}
 _QSGD = {"norm": one_of("max", "l2"), **_CAST}
+
+#: What makes a codec of its options, and what connects the ranks of a member.
+CODECS = Providers(
+    "codecs",
+    {
+        "fp16": "ensemble.comm.codecs.casts:Cast",
+        "bf16": "ensemble.comm.codecs.casts:Cast",
+        **{f"qsgd{bits}": "ensemble.comm.codecs.qsgd:make_qsgd" for bits in (2, 4, 8, 16)},
+        "onebit": "ensemble.comm.codecs.onebit:make_onebit",
+    },
+)
+BACKENDS = Providers(
+    "communicators", {"torch": "ensemble.comm.torch_dist:connect", "horovod": "ensemble.comm.horovod:connect"}
+)
 
 #: Options of `ensemble.comm.codecs`; tensors of fewer than `min_size` values are exchanged in fp32.
 COMPRESSIONS: OptionTable = {
@@ -195,13 +199,12 @@ COMPRESSIONS: OptionTable = {
         **_MIN_SIZE,
     },
     "powersgd": {"rank": count(4), "error_feedback": flag(True), **_MIN_SIZE},
-    "auto": _MIN_SIZE,
 }
 
-_FUSION = {"bucket_bytes": count_or_name("auto", 4 * 2**20)}
+_FUSION = {"bucket_bytes": count(4 * 2**20)}
 _GROUPS = {"backend": one_of("torch", "horovod"), "group_size": count(None)}
 
-#: Options of `ensemble.comm.autotune.plan.open_communicator`.
+#: Options of `ensemble.comm.exchange_plan.open_communicator`.
 COMMUNICATORS: OptionTable = {
     "torch": _FUSION,
     "horovod": _FUSION,
@@ -209,78 +212,45 @@ COMMUNICATORS: OptionTable = {
     "hybrid": {**_GROUPS, **_FUSION},
 }
 
-_HALVING = {"min_resource": count(1)}
-
-_GENETIC = {"population_size": count(12, 2)}
-
-#: Options of a search's sampler.
-SAMPLERS: OptionTable = {
-    "tpe": {},
-    "random": {},
-    "grid": {},
-    "gp": {},
-    "cmaes": {},
-    "nsga2": _GENETIC,
-    "nsga3": _GENETIC,
-    "pbt": {
-        "population": count(8),
-        "generations": count(4, 2),
-        "quantile": number(0.25, below=0.5),
-        "resample": number(0.25, below=1),
-        "factor": number(1.2, 1.0, above=True),
-        "inherit": names(),
-    },
-}
-#: Options of a search's pruner; a resource is an epoch.
-PRUNERS: OptionTable = {
-    "hyperband": {**_HALVING, "reduction_factor": count(3, 2)},
-    "asha": {**_HALVING, "reduction_factor": count(4, 2)},
-    "median": {"startup_trials": count(5, 0), "warmup_epochs": count(0, 0), "interval_epochs": count(1)},
-    "patience": {
-        "epochs": count(3),
-        "min_delta": number(0.0),
-        "around": one_of("none", "hyperband", "asha", "median"),
-    },
-    "trend": {"min_epochs": count(4, 3), "startup_trials": count(5), "sigmas": number(2.0)},
-    "none": {},
-}
-
-#: Options of a search's objective.
-OBJECTIVES: OptionTable = {"metric": {}, "gain": {"metric": one_of("nll", "accuracy", "brier")}}
+#: Of a name that another distribution provides: its table, and the options that the exchange itself has.
+_FOREIGN = ((COMPRESSIONS, CODECS, _CAST), (COMMUNICATORS, BACKENDS, _FUSION))
 
 
-def resolve(where: str, given: object, table: OptionTable) -> dict[str, Any]:
+def resolve(where: str, declared: object, table: OptionTable) -> dict[str, Any]:
     """The name and all its options, `{"name": ..., option: value, ...}`, as JSON values.
 
     Args:
         where: what is resolved, for error messages (`Ensemble.optimizer`).
-        given: a name, or a dict of a name and options.
+        declared: a name, or a dict of a name and options.
         table: the valid names with their options.
 
     Raises:
         SpecError: there is no such name or option, or a value is invalid.
     """
-    if isinstance(given, Mapping):
-        options = as_json_value(where, given)
+    if isinstance(declared, Mapping):
+        options = as_json_value(where, declared)
         if "name" not in options:
-            raise SpecError(f"{where} needs a 'name' (valid: {', '.join(table)}), got {dict(given)!r}")
+            raise SpecError(f"{where} needs a 'name' (valid: {', '.join(table)}), got {dict(declared)!r}")
         name = options.pop("name")
     else:
-        name, options = given, {}
+        name, options = declared, {}
     if not isinstance(name, str):
         function = "; a function goes into the Recipe" if callable(name) else ""
         raise SpecError(f"{where} must be a name ({', '.join(table)}) or a dict of it and options{function}")
     if name not in table:
+        for ours, types, shared in _FOREIGN:
+            if ours is table and types.find(name) is not None:
+                return {"name": name, **{option: value.default for option, value in shared.items()}, **options}
         raise SpecError(unknown_name(f"{where} cannot be", name, list(table)))
-    known = table[name]
+    valid = table[name]
     for option, value in options.items():
-        if option not in known:
-            if not known:
+        if option not in valid:
+            if not valid:
                 raise SpecError(f"{where}: {name!r} has no options, got {option!r}")
-            raise SpecError(unknown_name(f"{where}: {name!r} has no option", option, list(known)))
-        if value is not None or known[option].default is not None:
-            known[option].check(f"{where}[{option!r}]", value)
-    resolved = {"name": name, **{option: options.get(option, known[option].default) for option in known}}
+            raise SpecError(unknown_name(f"{where}: {name!r} has no option", option, list(valid)))
+        if value is not None or valid[option].default is not None:
+            valid[option].check(f"{where}[{option!r}]", value)
+    resolved = {"name": name, **{option: options.get(option, valid[option].default) for option in valid}}
     contradiction = _find_contradiction(resolved)
     if contradiction is not None:
         raise SpecError(f"{where}: {contradiction}")
@@ -307,15 +277,15 @@ def qsgd_variance(bits: int, bucket: int) -> float:
 
 
 def resolve_with_hyperparameters(
-    where: str, given: NamedOptions, table: OptionTable, params: Mapping[str, Any]
+    where: str, declared: NamedOptions, table: OptionTable, params: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`resolve`, with hyperparameters overriding the options of the same name.
 
     Raises:
         SpecError: as `resolve` does, also for a hyperparameter's value.
     """
-    options = resolve(where, given, table)
-    overrides = {option: params[option] for option in table[options["name"]] if option in params}
+    options = resolve(where, declared, table)
+    overrides = {option: params[option] for option in table.get(options["name"], ()) if option in params}
     return resolve(where, {**options, **overrides}, table)
 
 
@@ -386,9 +356,9 @@ def check_hyperparameters(
 
 
 def _resolve_recorded(
-    name: str, given: NamedOptions | None, functions: Mapping[str, Any] | None
+    name: str, recorded: NamedOptions | None, functions: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    if given is None:
+    if recorded is None:
         return None
     if name in ("optimizer", "schedule"):
         if functions is None:
@@ -396,5 +366,5 @@ def _resolve_recorded(
         if functions[name] is not None:
             raise SpecError(f"give {name}= or Recipe.{name}, not both")
     table = TRAINING_OPTIONS[name]
-    options = resolve(name, given, table)
+    options = resolve(name, recorded, table)
     return None if name in _NO_EFFECT and options == resolve(name, _NO_EFFECT[name], table) else options

@@ -45,8 +45,8 @@ def cross_validated(members: Sequence[Member | Mapping[str, Any]], folds: Folds)
     """
     if not isinstance(folds, Folds) or folds.held_out is not None:
         raise SpecError(f"cross_validated() needs Folds(k) without held_out=, got {folds!r:.80}")
-    configurations = [as_member(number, each) for number, each in enumerate(members)]
-    return [replace(each, weights=folds) for each in configurations for _ in range(folds.members)]
+    configurations = [as_member(number, member) for number, member in enumerate(members)]
+    return [replace(member, weights=folds) for member in configurations for _ in range(folds.members)]
 
 
 def find_configuration(identity: Mapping[str, Any]) -> str:
@@ -90,15 +90,18 @@ def make_evaluated(train: Any, valid: Pipeline | None, search: Any) -> Pipeline:
         )
     if valid is not None:
         return valid
-    needs = (
-        "Ensemble.out_of_fold needs valid=, a pipeline of the source of train= without random stages or sampling="
-    )
+    why = None
     if callable(train) or not hasattr(train, "without_randomness"):
-        raise SpecError(f"{needs}: train= is no single pipeline")
-    if (stage := train.random_stage) is not None:
-        raise SpecError(f"{needs}: train= draws random numbers in its stage {stage.name}")
-    if train.sampling is not None:
-        raise SpecError(f"{needs}: train= draws its records by {train.sampling!r}")
+        why = "is no single pipeline"
+    elif (stage := train.random_stage) is not None:
+        why = f"draws random numbers in its stage {stage.name}"
+    elif train.sampling is not None:
+        why = f"draws its records by {train.sampling!r}"
+    if why is not None:
+        raise SpecError(
+            "Ensemble.out_of_fold needs valid=, a pipeline of the source of train= without random stages or "
+            f"sampling=: train= {why}"
+        )
     evaluated: Pipeline = train.without_randomness()
     return evaluated
 
@@ -128,7 +131,7 @@ def check_same_records(train: Sequence[Pipeline], valid: Pipeline | None) -> Non
     """Raise SpecError unless `valid` is known to have the records of the training pipelines, in their order."""
     from pipelines.sources._origin import is_same_records
 
-    if not all(is_same_records(each.source, getattr(valid, "source", None)) for each in train):
+    if not all(is_same_records(pipeline.source, getattr(valid, "source", None)) for pipeline in train):
         raise SpecError(
             "Ensemble.out_of_fold: valid= must have the records of train= in their order, and its source is not "
             "known to have: make both pipelines of the same source object"

@@ -60,5 +60,5 @@ def identify_trial(ensemble: Ensemble, number: int, record: Mapping[str, Any]) -
     if had is None or ensemble.search is None or ensemble.search.population is None:
         return ensemble.identify(number, record["params"])
     where = {name: had[name] for name in ("generation", "place", "first")}
-    found = identify_in_population(ensemble, number, record["params"], **where)
-    return dataclasses.replace(found, lineage=record.get("lineage"))
+    identity = identify_in_population(ensemble, number, record["params"], **where)
+    return dataclasses.replace(identity, lineage=record.get("lineage"))

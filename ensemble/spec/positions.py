@@ -29,8 +29,8 @@ TAILS: dict[Kind, int] = {"classification": 1, "regression": 0, "gaussian": 1, "
 
 def count_positions(task: Task, shape: Sequence[int]) -> int:
     """How many positions a sample of values [n, ...] has that can be divided; 1 where it cannot."""
-    found = math.prod(shape[1 : len(shape) - TAILS[task.kind]]) if task.kind in TAILS else 1
-    return found if found >= FEWEST else 1
+    count = math.prod(shape[1 : len(shape) - TAILS[task.kind]]) if task.kind in TAILS else 1
+    return count if count >= FEWEST else 1
 
 
 def choose_positions(task: Task, shape: Sequence[int], most: float) -> Any | None:
@@ -51,7 +51,7 @@ def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any
     Returns:
         The positions, int64 [k], None for all or nothing; and why these are not all, else "".
     """
-    samples = sum(len(each) for each in (ensemble.valid, ensemble.test, ensemble.shifted) if each is not None)
+    samples = sum(len(split) for split in (ensemble.valid, ensemble.test) if split is not None)
     size, gb, shape = count_bytes(ensemble, task, row), ensemble.keep_predictions_gb, (samples, *row)
     if size <= gb * 1e9:
         return None, ""
@@ -68,7 +68,7 @@ def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any
 
 def count_bytes(ensemble: Ensemble, task: Task, row: Sequence[int]) -> int:
     """How much the predictions of a member on all splits take, with their targets; see `choose_kept`."""
-    samples = sum(len(each) for each in (ensemble.valid, ensemble.test, ensemble.shifted) if each is not None)
+    samples = sum(len(split) for split in (ensemble.valid, ensemble.test) if split is not None)
     targets = 0 if task.kind == "free" else math.prod(row[: len(row) - TAILS.get(task.kind, 0)])
     return samples * (4 * math.prod(row) + 8 * targets)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
+import functools
 import math
-import textwrap
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +14,7 @@ from ensemble.spec.functions import CALLS, check_function
 from ensemble.spec.losses import as_loss, implied_task
 from ensemble.spec.objectives import REPORTED, Mode, check_ranking, describe_missing_objective
 from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, check_split_metrics, name_of
-from ensemble.spec.task import NUMBERS, Task, as_task
+from ensemble.spec.task import CLASSIFICATION, KINDS, NUMBERS, Task, as_task
 from ensemble.spec.validation import SpecError, check_number, option_class
 
 
@@ -29,21 +26,22 @@ class Recipe:
     Attributes:
         model: `model(params) -> nn.Module`.
         loss: `loss(model, batch) -> tensor [b]`, one value per sample, unreduced; or a name: "cross_entropy",
-            "binary_cross_entropy", "focal", "binary_focal", "mse", "huber", "gaussian_nll", "pinball"
-            (`ensemble.spec.losses`), or a dict of a name and options: `{"name": "focal", "gamma": 1.0}`.
+            "binary_cross_entropy", "mse", "huber", "gaussian_nll", "pinball" (`ensemble.spec.losses`).
         optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; unless given, `Ensemble.optimizer`, or SGD
             with `params["lr"]`.
         schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps. An
             argument `steps_per_epoch` gets the steps of an epoch.
-        task: what members predict: a name of `ensemble.spec.task.KINDS`, or `quantiles(0.1, 0.5, 0.9)`; None
-            infers it from the target and the outputs.
+        task: what members predict: a name of `ensemble.spec.task.KINDS`, or `quantiles(0.1, 0.5, 0.9)`; None takes
+            the one that the loss is for: of a loss by name, or of a function whose losses of torch are of one
+            kind. Where that says none, it has to be declared. A train function predicts classes where nothing is.
         metrics: `metrics(outputs, batch) -> dict` of tensors [b] (averaged over samples) or scalars (averaged
             over batches by their size). `loss` is always reported, and `accuracy` of a classification.
         split_metrics: metrics that are no means over samples, computed after each epoch from the predictions on
             the whole validation split: names of `ensemble.spec.split_metrics.KNOWN` ("roc_auc", "f1_macro",
             "r2" ...), or functions `f(values [n, ...], target [n, ...]) -> float` of numpy arrays, which report
             under their own name; targets are as they are saved: int64 of classes and labels, else float64. What
-            is undefined for some predictions is NaN. An `objective` that is such a name need not be repeated here.
+            is undefined for some predictions is NaN. An `objective` that is such a name need not be repeated here:
+            it is computed so of members and of the combined model, also where `metrics` reports one of that name.
             Further arguments of a function without a default are fields of the batch: `recall(values, target,
             user)`; the combined model is not measured by such a one.
         valid_loss: False: no loss on the validation split, where one of negatives within a batch means nothing.
@@ -94,11 +92,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._resolve_loss()
-        given: Any = self.split_metrics
+        metrics: Any = self.split_metrics
         object.__setattr__(
-            self, "split_metrics", (given,) if isinstance(given, str) or callable(given) else tuple(given)
+            self, "split_metrics", (metrics,) if isinstance(metrics, str) or callable(metrics) else tuple(metrics)
         )
-        check_split_metrics("Recipe.split_metrics", self.split_metrics, self.task)  # type: ignore[arg-type]
+        check_split_metrics("Recipe.split_metrics", self.split_metrics, self.known_task)
         for name in (*CALLS, "collate"):
             if (value := getattr(self, name)) is not None:
                 check_function(f"Recipe.{name}", value, CALLS.get(name))
@@ -106,22 +104,32 @@ class Recipe:
         check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True, optional=True)
         if self.train is None and self.loss is None:
             raise SpecError("Recipe needs loss=, or train= with a training loop of its own")
+        if self.train is None and self.known_task is None:
+            raise SpecError(
+                "Recipe.loss does not say what members predict: declare Recipe(task=...), one of "
+                f"{', '.join(KINDS[:-2])}, quantiles(0.1, 0.5, 0.9), or {KINDS[-1]} for anything else"
+            )
         for name in ("optimizer", "schedule", "metrics", "clip_norm"):
             if self.train is not None and getattr(self, name) is not None:
                 raise SpecError(f"Recipe.{name} is for the built-in training loop; Recipe.train does that itself")
 
     def _resolve_loss(self) -> None:
         inputs = (self.inputs,) if isinstance(self.inputs, str) else tuple(self.inputs)
-        check_number("Recipe.label_smoothing", self.label_smoothing, low=0, optional=True)
-        if (self.label_smoothing or 0.0) >= 1:
-            raise SpecError(f"Recipe.label_smoothing must be below 1, got {self.label_smoothing!r}")
+        check_number("Recipe.label_smoothing", self.label_smoothing, low=0, below=1, optional=True)
         task = as_task("Recipe.task", self.task)
         scale = self._check_scale(task)
         loss = as_loss(self.loss, self.target, inputs, float(self.label_smoothing or 0.0), task, scale)
-        object.__setattr__(self, "target_scale", scale)
-        object.__setattr__(self, "inputs", inputs)
-        object.__setattr__(self, "loss", loss)
-        object.__setattr__(self, "task", task or implied_task(loss))
+        for name, value in (("target_scale", scale), ("inputs", inputs), ("loss", loss), ("task", task)):
+            object.__setattr__(self, name, value)
+
+    @functools.cached_property
+    def known_task(self) -> Task | None:
+        """What members predict, as it is declared, or else by the loss; None: neither says it."""
+        return as_task("Recipe.task", self.task) or implied_task(self.loss)
+
+    def find_task(self) -> Task:
+        """What members predict: classes where nothing says it."""
+        return self.known_task or CLASSIFICATION
 
     def _check_scale(self, task: Task | None) -> tuple[float, float] | None:
         if self.target_scale is None:
@@ -165,17 +173,19 @@ def has_own_loop(recipe: Any) -> bool:
 
 
 def reported_metrics(recipe: Recipe) -> frozenset[str] | None:
-    """The names of all metrics that a Recipe can report; None where its `metrics` function does not show them.
-
-    They are known where each `return` of the function is a dict display with constant keys, or `dict(name=...)`.
-    """
-    task = as_task("Recipe.task", recipe.task)
-    figures = REPORTED["classification" if task is None else task.kind]
+    """The names of all metrics that a Recipe can report; None where it has a `metrics` function."""
+    figures = REPORTED[recipe.find_task().kind]
     always = frozenset((*(["loss"] if recipe.valid_loss else []), *figures, *map(name_of, recipe.split_metrics)))
-    if recipe.metrics is None:
-        return always
-    names = _returned_keys(recipe.metrics)
-    return None if names is None else names | always
+    return always if recipe.metrics is None else None
+
+
+def list_split_metrics(recipe: Recipe, objective: str, task: Task) -> list[SplitMetricLike]:
+    """The metrics of the whole split by which members and the combined model are measured: those of the recipe,
+    and the objective where it is the name of one.
+    """
+    own, metric = list(recipe.split_metrics), KNOWN.get(objective)
+    is_measured = objective in (*REPORTED[task.kind], *map(name_of, own))
+    return own if metric is None or task.kind not in metric.kinds or is_measured else [*own, objective]
 
 
 def check_objective(recipe: Recipe, objective: str, *, is_declared: bool = True) -> None:
@@ -184,57 +194,6 @@ def check_objective(recipe: Recipe, objective: str, *, is_declared: bool = True)
     if reported is None or objective in reported or not (is_declared or objective == "loss"):
         return
     if objective in KNOWN:  # then it is computed
-        check_split_metrics("Ensemble.objective", [objective], recipe.task)  # type: ignore[arg-type]
+        check_split_metrics("Ensemble.objective", [objective], recipe.known_task)
     else:
-        function = "a Recipe without metrics=" if recipe.metrics is None else "Recipe.metrics"
-        raise SpecError(describe_missing_objective(objective, reported, by=function))
-
-
-def _returned_keys(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The keys of the dicts that a function returns; None where its source does not show them."""
-    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
-        return None  # a decorator may add keys
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    first = tree.body[0] if len(tree.body) == 1 else None
-    if not isinstance(first, ast.FunctionDef) or first.name != function.__name__:
-        return None
-    returned = [_constant_keys(value) for value in _returns(first)]
-    if not returned or None in returned:
-        return None
-    keys = frozenset(key for names in returned for key in names or ())
-    return keys if keys <= _constants(function.__code__) else None  # the file was edited after it was imported
-
-
-def _returns(node: ast.AST) -> Iterator[ast.expr | None]:
-    """The values that a function returns, without the functions inside it; a `yield` counts as unknown."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Return):
-            yield child.value
-        elif isinstance(child, ast.Yield | ast.YieldFrom):
-            yield None
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _returns(child)
-
-
-def _constant_keys(value: ast.expr | None) -> frozenset[str] | None:
-    """The keys of a dict display or of `dict(name=...)`; None where one is computed."""
-    if isinstance(value, ast.Dict):
-        keys = [key.value if isinstance(key, ast.Constant) else None for key in value.keys]
-    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
-        keys = [*[each.arg for each in value.keywords], *[None] * len(value.args)]
-    else:
-        return None
-    return frozenset(map(str, keys)) if all(isinstance(key, str) for key in keys) else None
-
-
-def _constants(code: types.CodeType) -> set[str]:
-    """The texts among a function's constants, those in tuples (keys of a dict, names of arguments) included."""
-    found: set[str] = set()
-    for constant in code.co_consts:
-        found |= {
-            each for each in (constant if isinstance(constant, tuple) else (constant,)) if isinstance(each, str)
-        }
-    return found
+        raise SpecError(describe_missing_objective(objective, reported, by="a Recipe without metrics="))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.validation import SpecError, check_number, option_class, unknown_name
+from ensemble.spec.validation import SpecError, check_choice, check_number, option_class, unknown_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,12 +84,9 @@ class Folds:
             raise SpecError("Folds.by= has one partition, by time alone: leave stratify=, group= and repeats= out")
         if self.held_out is not None and self.repeats > 1:
             raise SpecError("Folds.held_out names a fold of one partition: leave repeats= out, and give its seed=")
-        for name in ("stratify", "group", "by"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise SpecError(
-                    f"Folds.{name} must be the name of a field of the training records, got {value!r:.60}"
-                )
+        for name, value in self._describe_fields().items():
+            if not isinstance(value, str):
+                raise SpecError(f"Folds.{name} must be the name of a field of the records, got {value!r:.60}")
 
     def as_record(self, number: int, seed: int, samples: int) -> dict[str, Any]:
         """What the identity of a member records, as JSON values; see the function `as_record`."""
@@ -140,21 +137,16 @@ class ClassWeights:
     def __post_init__(self) -> None:
         if not (self.of == "balanced" or (isinstance(self.of, Mapping) and self.of)):
             raise SpecError(f"ClassWeights.of must be 'balanced' or class -> weight, got {self.of!r:.60}")
-        if isinstance(self.of, Mapping):
-            for name, weight in self.of.items():
-                if not isinstance(name, str | int):
-                    raise SpecError(f"ClassWeights.of: classes are texts or integers, got {name!r:.60}")
-                check_number(f"ClassWeights.of[{name!r}]", weight, low=0)
+        for name, weight in self.of.items() if isinstance(self.of, Mapping) else ():
+            if not isinstance(name, str | int):
+                raise SpecError(f"ClassWeights.of: classes are texts or integers, got {name!r:.60}")
+            check_number(f"ClassWeights.of[{name!r}]", weight, low=0)
         if not isinstance(self.field, str | None):
             raise SpecError(f"ClassWeights.field must be the name of a field, got {self.field!r:.60}")
 
     def as_record(self, number: int, seed: int, samples: int) -> dict[str, Any]:
         """What the identity of a member records, as JSON values; see the function `as_record`."""
-        of = (
-            [[name, float(weight)] for name, weight in self.of.items()]
-            if isinstance(self.of, Mapping)
-            else self.of
-        )
+        of = self.of if isinstance(self.of, str) else [[name, float(weight)] for name, weight in self.of.items()]
         return {"kind": "classes", "of": of, "field": self.field}
 
 
@@ -164,13 +156,9 @@ _BY_NAME: Mapping[str, Bootstrap | ClassWeights] = {"bootstrap": Bootstrap(), "b
 
 def check_weighting(where: str, value: object) -> None:
     """Raise SpecError for a value that is no weighting."""
-    if isinstance(value, str) and value not in WEIGHTINGS:
-        raise SpecError(
-            unknown_name(
-                f"{where} cannot be", value, (*WEIGHTINGS, "Bootstrap(...)", "Folds(...)", "ClassWeights(...)")
-            )
-        )
-    if not isinstance(value, str | Bootstrap | Folds | ClassWeights):
+    if isinstance(value, str):
+        check_choice(where, value, WEIGHTINGS)
+    elif not isinstance(value, Bootstrap | Folds | ClassWeights):
         names = ", ".join(map(repr, WEIGHTINGS))
         raise SpecError(
             f"{where} must be {names}, Bootstrap(...), Folds(...) or ClassWeights(...), got {value!r:.60}"
@@ -228,10 +216,6 @@ def make_weight_function(record: dict[str, Any] | None, source: Source) -> Any:
         return None
     if record["kind"] == "bootstrap":
         return weights.bootstrap(record["seed"])
-    if getattr(source, "is_endless", False):
-        raise SpecError(
-            "folds and class weights are of known records, and each epoch of an endless stream has others"
-        )
     if record["kind"] == "classes":
         of: Any = record["of"]
         return weights.assigned(source.weigh_classes(record["field"], of if isinstance(of, str) else dict(of)))

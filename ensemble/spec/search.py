@@ -5,14 +5,31 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ensemble.events import Objective
+from ensemble.spec.limits import check_budget
 from ensemble.spec.objectives import check_direction, infer_mode
-from ensemble.spec.options import OBJECTIVES, PRUNERS, SAMPLERS, NamedOptions, resolve
-from ensemble.spec.search_space import Space, as_space, list_probes, warn_of_constants
+from ensemble.spec.options import NamedOptions, resolve
+from ensemble.spec.samplers import (
+    OBJECTIVES,
+    PRUNER_TYPES,
+    PRUNERS,
+    SAMPLER_TYPES,
+    SAMPLERS,
+    SAMPLERS_OF_SEVERAL,
+    SAMPLERS_WITH_CONSTRAINTS,
+)
+from ensemble.spec.search_space import (
+    Space,
+    as_space,
+    list_probes,
+    list_values,
+    sample_space,
+    warn_of_constants,
+)
 from ensemble.spec.validation import (
     SpecError,
     as_json_value,
@@ -21,33 +38,13 @@ from ensemble.spec.validation import (
     option_class,
     unknown_name,
 )
+from pipelines.errors import PipelineError
+from pipelines.providers import Providers
 
-#: Those that take several objectives; the others cannot, or learn from one only.
-SAMPLERS_OF_SEVERAL = ("tpe", "random", "grid", "gp", "nsga2", "nsga3")
-#: Those that prefer trials whose constraints hold.
-SAMPLERS_WITH_CONSTRAINTS = ("tpe", "gp", "nsga2", "nsga3")
 #: Objectives of a search beside the one that ranks its members.
 MOST_FURTHER = 2
-#: What a Recipe's members measure only where a search optimizes it.
-FOOTPRINTS = ("latency_ms", "model_mb")
-#: What a budget can limit.
-BUDGETS = ("trials", "hours", "cpu_hours", "energy_kj")
 #: Trials of a search without a limit on them: 20, and with another limit as many as that allows, up to this.
 TRIALS, MOST_TRIALS = 20, 10_000
-
-
-@dataclass(frozen=True)
-class PriorTrials:
-    """The completed trials of an Optuna study, without its storage.
-
-    Attributes:
-        directions: "MAXIMIZE" or "MINIMIZE", of each objective.
-        trials: Optuna's `FrozenTrial`s.
-    """
-
-    name: str
-    directions: tuple[str, ...]
-    trials: tuple[Any, ...] = field(repr=False)
 
 
 @option_class
@@ -80,8 +77,6 @@ class Search:
 
             - `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}`, the same for asha;
             - `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs": 1}`;
-            - `{"name": "trend", "min_epochs": 4, "startup_trials": 5, "sigmas": 2.0}` stops a trial of which the
-              extrapolated last value is worse than the best trial's by so many standard deviations;
             - `{"name": "patience", "epochs": 3, "min_delta": 0.0, "around": "none"}` stops a trial when none of
               its last `epochs` epochs is within `min_delta` of its best epoch before them. With `around`, another
               pruner stops trials, but none before this one would.
@@ -113,8 +108,6 @@ class Search:
         seed: of the sampler; one of your own has its own.
         storage: an Optuna storage URL, or the path of a SQLite database (.db, .sqlite, .sqlite3) or a journal;
             None keeps a journal file in the run directory.
-        study: an Optuna study whose completed trials the sampler knows from the start, or the name of one in
-            `storage`, which the run's trials are added to. Pruners do not compare with them.
     """
 
     space: Space
@@ -127,48 +120,42 @@ class Search:
     further_objectives: Sequence[str | Mapping[str, str]] = ()
     enqueue: Sequence[Mapping[str, Any]] = ()
     constraints: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None
-    study: str | Any | None = field(default=None, repr=False)
     budget: Mapping[str, float] | None = None
     stop: Callable[[Any], bool] | None = None
     terminator: Any = None
 
     def __post_init__(self) -> None:
+        for name, types in (("sampler", SAMPLER_TYPES), ("pruner", PRUNER_TYPES)):
+            object.__setattr__(self, name, _make_foreign(f"Search.{name}", getattr(self, name), types))
+            if isinstance(cls := getattr(self, name), type):
+                raise SpecError(f"Search.{name} must be an instance, {cls.__name__}(), not the class")
         object.__setattr__(self, "space", as_space(self.space))
         warn_of_constants(self.space, self.probes[1])
         if self.storage is not None:
             object.__setattr__(self, "storage", _as_absolute(self.storage))
         if self.budget is not None:
             check_budget("Search.budget", self.budget)
-        if self.population is not None:
-            self._check_population()
-        elif self.trials is None or "trials" in (self.budget or {}):
-            usual = TRIALS if self.budget is None else (self.budget.get("trials") or MOST_TRIALS)
-            object.__setattr__(self, "trials", usual)
+        object.__setattr__(self, "trials", self._count_trials())
         check_number("Search.trials", self.trials, low=1, integer=True)
         check_number("Search.seed", self.seed, low=0, integer=True)
-        for name in ("sampler", "pruner"):
-            if isinstance(cls := getattr(self, name), type):
-                raise SpecError(f"Search.{name} must be an instance, {cls.__name__}(), not the class")
-        self._check_sampler()
+        object.__setattr__(self, "further_objectives", read_further_objectives(self.further_objectives))
         if self.stop is not None and not callable(self.stop):
             raise SpecError(f"Search.stop must be a function stop(trial), got {self.stop!r:.60}")
         if self.terminator is not None and not hasattr(self.terminator, "should_terminate"):
             raise SpecError(f"Search.terminator must have should_terminate(study), got {self.terminator!r:.60}")
-        object.__setattr__(self, "further_objectives", read_further_objectives(self.further_objectives))
-        if self.further_objectives:
-            self._check_several()
-        if not hasattr(self.pruner, "prune"):
-            resolve("Search.pruner", self._named_pruner, PRUNERS)
         if not isinstance(self.enqueue, list | tuple) or not all(isinstance(one, Mapping) for one in self.enqueue):
             raise SpecError("Search.enqueue must be a list of dicts of hyperparameters")
         object.__setattr__(self, "enqueue", as_json_value("Search.enqueue", list(self.enqueue)))
         if len(self.enqueue) > self.trials:
             raise SpecError(f"Search.enqueue has {len(self.enqueue)} trials, more than trials={self.trials}")
-        if isinstance(self.study, str) and self.storage is None:
-            raise SpecError(f"Search.study={self.study!r} needs storage=, which has a study of that name")
-        if self.population is not None:
-            self._check_first_generation(self.population)
-        object.__setattr__(self, "study", take_trials(self.study))
+        if not isinstance(self.sampler, str | Mapping) and not hasattr(self.sampler, "sample_relative"):
+            names = ", ".join(SAMPLERS)
+            raise SpecError(
+                f"Search.sampler must be a name ({names}) or a sampler of Optuna, got {self.sampler!r:.60}"
+            )
+        for is_made, mistake in self._list_mistakes():
+            if is_made:
+                raise SpecError(f"Search.{mistake}")
 
     @functools.cached_property
     def probes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -181,98 +168,75 @@ class Search:
         further = {} if old is None else {"further_objectives": ({"metric": old, "mode": "min"},)}
         self.__dict__.update({**state, **further})
 
-    def _check_population(self) -> None:
-        options = self.sampler_options
-        made = options["population"] * options["generations"]
-        if self.trials not in (None, made) or "trials" in (self.budget or {}):
-            raise SpecError(
-                f"Search.sampler='pbt' has {options['population']} x {options['generations']} trials: leave out "
-                "trials= (trials=None where another search is replaced), and take another population or number "
-                "of generations"
-            )
-        object.__setattr__(self, "trials", made)
-        for name in ("further_objectives", "study", "terminator", "constraints"):
-            if getattr(self, name):
+    def _count_trials(self) -> int:
+        options, limit = self.sampler_options, self.budget or {}
+        if "population" in options:
+            size, generations = options["population"], options["generations"]
+            if self.trials not in (None, size * generations) or "trials" in limit:
                 raise SpecError(
-                    f"Search.sampler='pbt' ranks a population by its objective alone: leave out {name}="
+                    f"Search.sampler='pbt' has {size} x {generations} trials: leave out trials= (trials=None "
+                    "where another search is replaced), and take another population or number of generations"
                 )
-        if self.gain is not None:
-            raise SpecError("Search.sampler='pbt' needs objective='metric'")
-        if self.prunes:
-            raise SpecError("Search.sampler='pbt' needs no pruner: the worst of a population are replaced")
+            return int(size * generations)
+        if self.trials is not None and "trials" not in limit:
+            return self.trials
+        return int(limit.get("trials") or MOST_TRIALS) if self.budget is not None else TRIALS
 
-    def _check_first_generation(self, size: int) -> None:
-        if len(self.enqueue) > size:
-            raise SpecError(
-                f"Search.enqueue has {len(self.enqueue)} trials, more than the first generation: {size}; "
-                "later ones follow from it"
-            )
-        for name in self.sampler_options["inherit"]:
-            if not callable(self.space) and name not in self.space:
-                raise SpecError(
-                    unknown_name("Search.sampler['inherit']: the space has no", name, list(self.space))
+    def _list_mistakes(self) -> Iterator[tuple[Any, str]]:
+        """What does not go together: whether it was declared, and what to say."""
+        name, prunes, gain, options = self.sampler_name, self.prunes, self.gain, self.sampler_options
+        what, several = f"sampler={name!r}", bool(self.further_objectives)
+        if name == "pbt":
+            for option in ("further_objectives", "terminator", "constraints"):
+                yield (
+                    getattr(self, option),
+                    f"{what} ranks a population by its objective alone: leave out {option}=",
                 )
-
-    def _check_sampler(self) -> None:
-        if not isinstance(self.sampler, str | Mapping):
-            if not hasattr(self.sampler, "sample_relative"):
-                raise SpecError(
-                    f"Search.sampler must be a name ({', '.join(SAMPLERS)}) or a sampler of Optuna, "
-                    f"got {self.sampler!r:.60}"
-                )
-            if self.gain is not None:
-                raise SpecError("Search.objective='gain' needs a sampler by name: tpe or gp")
-            return
-        name = self.sampler_options["name"]
-        if name == "cmaes" and callable(self.space):
-            raise SpecError("Search.sampler='cmaes' needs a space that is a dict")
-        if name == "grid" and (callable(self.space) or self.enqueue):
-            what = "a space that is a dict" if callable(self.space) else "no enqueue=: it has all points"
-            raise SpecError(f"Search.sampler='grid' needs {what}")
-        if self.gain is not None and name not in ("tpe", "gp"):
-            raise SpecError(
-                "Search.objective='gain' needs a sampler that learns from values that change (valid: tpe, gp), "
-                f"not {name!r}"
+            yield gain, f"{what} needs objective='metric'"
+            yield prunes, f"{what} needs no pruner: the worst of a population are replaced"
+            yield (
+                len(self.enqueue) > options["population"],
+                f"enqueue has {len(self.enqueue)} trials, more than the first generation: {options['population']}"
+                "; later ones follow from it",
             )
-        if self.constraints is not None and name not in SAMPLERS_WITH_CONSTRAINTS:
-            valid = ", ".join(SAMPLERS_WITH_CONSTRAINTS)
-            raise SpecError(f"Search.constraints needs a sampler that knows them (valid: {valid}), not {name!r}")
-        if (size := self.sampler_options.get("population_size")) is not None:
-            self._check_genetic(size)
-
-    def _check_genetic(self, size: int) -> None:
-        if size >= self.trials:
-            raise SpecError(
-                f"Search.sampler={self.sampler_name!r} draws its first {size} trials at random (population_size): "
-                f"{self.trials} trials are too few"
+            space = self.space if isinstance(self.space, Mapping) else dict.fromkeys(options["inherit"])
+            for own in options["inherit"]:
+                yield own not in space, unknown_name("sampler['inherit']: the space has no", own, list(space))
+        yield gain and not name, "objective='gain' needs a sampler by name: tpe or gp"
+        yield (
+            gain and name not in ("tpe", "gp"),
+            f"objective='gain' needs a sampler that learns from values that change (valid: tpe, gp), not {name!r}",
+        )
+        is_whole = name in ("cmaes", "grid")
+        yield is_whole and callable(self.space), f"{what} needs a space that is a dict"
+        yield name == "grid" and self.enqueue, f"{what} needs no enqueue=: it has all points"
+        knows: Sequence[str] = SAMPLERS_WITH_CONSTRAINTS if name else ("",)
+        yield (
+            self.constraints is not None and name not in knows,
+            f"constraints needs a sampler that knows them (valid: {', '.join(knows)}), not {name!r}",
+        )
+        if (size := options.get("population_size")) is not None:
+            yield (
+                size >= self.trials,
+                f"{what} draws its first {size} trials at random (population_size): {self.trials} trials are too "
+                "few",
             )
-        if self.prunes:
-            raise SpecError(
-                f"Search.sampler={self.sampler_name!r} needs no pruner: it breeds from trials that have finished"
-            )
-        if self.study is not None:
-            raise SpecError(
-                f"Search.study needs another sampler: {self.sampler_name!r} learns from its own generations only"
-            )
-
-    def _check_several(self) -> None:
-        what = "Search.further_objectives"
-        if self.sampler_name and self.sampler_name not in SAMPLERS_OF_SEVERAL:
-            valid = ", ".join(SAMPLERS_OF_SEVERAL)
-            raise SpecError(
-                f"{what} needs a sampler of several objectives (valid: {valid}), not {self.sampler_name!r}"
-            )
-        if self.prunes:
-            raise SpecError(f"{what} needs pruner='none' or no pruner: Optuna prunes by one objective only")
-        if self.gain is not None:
-            raise SpecError(f"{what} needs objective='metric': gains change with each member that finishes")
+            yield prunes, f"{what} needs no pruner: it breeds from trials that have finished"
+        knows = SAMPLERS_OF_SEVERAL if name else ("",)
+        yield (
+            several and name not in knows,
+            f"further_objectives needs a sampler of several objectives (valid: {', '.join(knows)}), not {name!r}",
+        )
+        how = "further_objectives needs"
+        yield several and prunes, f"{how} pruner='none' or no pruner: Optuna prunes by one objective only"
+        yield several and gain, f"{how} objective='metric': gains change with each member that finishes"
 
     @property
     def _named_pruner(self) -> NamedOptions:
         if self.pruner is not None:
             return self.pruner
-        has_none = self.further_objectives or self.population or "population_size" in self.sampler_options
-        return "none" if has_none else "hyperband"
+        is_of_generations = self.sampler_options.keys() & {"population", "population_size"}
+        return "none" if self.further_objectives or is_of_generations else "hyperband"
 
     @property
     def sampler_options(self) -> dict[str, Any]:
@@ -289,7 +253,7 @@ class Search:
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """What is optimized beside the objective of the `Ensemble`."""
-        return tuple(Objective(each["metric"], each["mode"]) for each in self.further_objectives)  # type: ignore[index]
+        return tuple(Objective(objective["metric"], objective["mode"]) for objective in self.further_objectives)  # type: ignore[index]
 
     @property
     def population(self) -> int | None:
@@ -338,36 +302,48 @@ class Search:
         if smallest > epochs:
             raise SpecError(f"Search.pruner['min_resource'] is {smallest} epochs, but a trial has {epochs}")
 
+    def check_population(self, options: Collection[str], points: Iterable[Mapping[str, Any]]) -> None:
+        """Raise SpecError for options of members that a population cannot change between two generations."""
+        inherited = self.sampler_options.get("inherit", ())
+        names = {name for point in points for name in point} & set(options) if self.population else ()
+        for name in sorted(names):
+            if name in ("seed", "epochs"):
+                raise SpecError(f"{name!r} is one for all generations of sampler 'pbt': give Ensemble({name}=...)")
+            if name not in inherited:
+                raise SpecError(
+                    f"{name!r} stays as it is while a state of sampler 'pbt' is trained on: name it in 'inherit', "
+                    f"{{'name': 'pbt', 'inherit': [{name!r}]}}"
+                )
 
-def check_population(search: Search, options: Collection[str], points: Iterable[Mapping[str, Any]]) -> None:
-    """Raise SpecError for options of members that a population cannot change between two generations."""
-    inherited = search.sampler_options.get("inherit", ())
-    for name in sorted({name for point in points for name in point} & set(options)) if search.population else ():
-        if name in ("seed", "epochs"):
-            raise SpecError(f"{name!r} is one for all generations of sampler 'pbt': give Ensemble({name}=...)")
-        if name not in inherited:
-            raise SpecError(
-                f"{name!r} stays as it is while a state of sampler 'pbt' is trained on: name it in 'inherit', "
-                f"{{'name': 'pbt', 'inherit': [{name!r}]}}"
-            )
+    def sample(self, seed: int) -> Iterator[dict[str, Any]]:
+        """Some random points of the space."""
+        return sample_space(self.space, seed)
+
+    def list_items(self) -> list[tuple[str, Any]]:
+        """Names and values of hyperparameters that trials may have; of a function, those of some trials."""
+        if callable(self.space):
+            return [item for point in self.sample(0) for item in point.items()]
+        return [(name, own) for name, declared in self.space.items() for own in list_values(declared)]
 
 
-def read_further_objectives(given: object) -> tuple[dict[str, str], ...]:
+def read_further_objectives(declared: object) -> tuple[dict[str, str], ...]:
     """The further objectives of a search, as `{"metric": name, "mode": "max" or "min"}` each.
 
     Raises:
         SpecError: there are too many, one is there twice, or nothing says how it is better.
     """
     where = "Search.further_objectives"
-    if isinstance(given, str | Mapping) or not isinstance(given, Sequence) or len(given) > MOST_FURTHER:
-        raise SpecError(f"{where} must be a list of at most {MOST_FURTHER} metrics or costs, got {given!r:.80}")
-    found: dict[str, dict[str, str]] = {}
-    for each in given:
-        named = {"metric": each} if isinstance(each, str) else each
+    if isinstance(declared, str | Mapping) or not isinstance(declared, Sequence) or len(declared) > MOST_FURTHER:
+        raise SpecError(f"{where} must be a list of at most {MOST_FURTHER} metrics or costs, got {declared!r:.80}")
+    objectives: dict[str, dict[str, str]] = {}
+    for objective in declared:
+        named = {"metric": objective} if isinstance(objective, str) else objective
         if not isinstance(named, Mapping) or not {"metric"} <= set(named) <= {"metric", "mode"}:
-            raise SpecError(f'{where} has names, or dicts {{"metric": name, "mode": "max"}}, got {each!r:.60}')
+            raise SpecError(
+                f'{where} has names, or dicts {{"metric": name, "mode": "max"}}, got {objective!r:.60}'
+            )
         name, mode = named["metric"], named.get("mode")
-        if not isinstance(name, str) or not name.strip() or name in (*found, "gain"):
+        if not isinstance(name, str) or not name.strip() or name in (*objectives, "gain"):
             raise SpecError(f"{where} must be different names of metrics or costs, got {name!r:.60}")
         if mode is None and (mode := infer_mode(name)) is None:
             raise SpecError(
@@ -375,17 +351,22 @@ def read_further_objectives(given: object) -> tuple[dict[str, str], ...]:
             )
         check_choice(f"{where}: the mode of {name!r}", mode, ("max", "min"))
         check_direction(name, mode)
-        found[name] = {"metric": name, "mode": mode}
-    return tuple(found.values())
+        objectives[name] = {"metric": name, "mode": mode}
+    return tuple(objectives.values())
 
 
-def check_budget(where: str, given: object) -> None:
-    """Raise SpecError for what is no dict of limits above 0."""
-    if not isinstance(given, Mapping) or not given:
-        raise SpecError(f"{where} must be a dict of one or more of {', '.join(BUDGETS)}, got {given!r:.60}")
-    for name, limit in given.items():
-        check_choice(f"a limit of {where}", name, BUDGETS)
-        check_number(f"{where}[{name!r}]", limit, low=0, above=True, integer=name == "trials")
+def _make_foreign(where: str, declared: Any, types: Providers) -> Any:
+    """The object of a name that another distribution provides; all else as it was given."""
+    name = declared.get("name") if isinstance(declared, Mapping) else declared
+    provider = types.find(name) if isinstance(name, str) else None
+    if provider is None or not provider.distribution:
+        return declared
+    try:
+        return provider.load()(
+            **({k: v for k, v in declared.items() if k != "name"} if name is not declared else {})
+        )
+    except (PipelineError, TypeError, ValueError) as error:
+        raise SpecError(f"{where}: {name!r} of {provider.distribution}: {error}") from None
 
 
 #: The URL of a SQLite database that is a file.
@@ -397,20 +378,6 @@ def _as_absolute(storage: str | os.PathLike[str]) -> str:
     if not isinstance(storage, str | os.PathLike):
         raise SpecError(f"Search.storage must be an Optuna storage URL or a path, got {storage!r:.60}")
     storage = os.fspath(storage)
-    if found := DATABASE.fullmatch(storage):
-        return f"{found['scheme']}{os.path.abspath(found['path'])}{found['query'] or ''}"
+    if path := DATABASE.fullmatch(storage):
+        return f"{path['scheme']}{os.path.abspath(path['path'])}{path['query'] or ''}"
     return storage if "://" in storage else os.path.abspath(os.path.expanduser(storage))
-
-
-def take_trials(study: Any) -> str | PriorTrials | None:
-    """Of an Optuna study its completed trials: the declaration goes to other processes, its storage does not.
-
-    Raises:
-        SpecError: it is neither a study nor the name of one.
-    """
-    if study is None or isinstance(study, str | PriorTrials):
-        return study
-    if not hasattr(study, "get_trials"):
-        raise SpecError(f"Search.study must be an Optuna study or the name of one, got {study!r:.60}")
-    trials = tuple(trial for trial in study.get_trials() if trial.state.name == "COMPLETE")
-    return PriorTrials(study.study_name, tuple(each.name for each in study.directions), trials)

@@ -19,6 +19,12 @@ SAMPLE_COUNT = 8
 PROBES = 64
 
 _OURS = "choice(...), uniform(low, high), loguniform(low, high), integer(low, high), or a fixed value"
+_NOT_NESTED = (
+    "spaces are not nested: name the dimension 'name.of.part' beside the others, or give a function space(trial) "
+    "that returns nested dicts"
+)
+#: Keys by which dicts of Weights & Biases and Ray Tune say what is searched.
+_OF_OTHERS = {"values", "grid_search", "min", "max", "distribution", "value", "mu", "sigma", "q", "probabilities"}
 
 #: A dict of dimensions and fixed values, or a function from a trial to the hyperparameters.
 Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
@@ -106,16 +112,17 @@ def _interval(
     log: bool = False,
 ) -> Dimension:
     low, high, step = as_python_scalar(low), as_python_scalar(high), as_python_scalar(step)
+    shown = f"{kind}({low!r}, {high!r})"
     for value in (low, high):
         check_number(f"{kind}()", value, low=-math.inf, integer=kind == "integer")
     if log and low <= 0:
-        raise SpecError(f"{kind}({low!r}, {high!r}): both ends must be above 0")
+        raise SpecError(f"{shown}: both ends must be above 0")
     if low > high:
-        raise SpecError(f"{kind}({low!r}, {high!r}): the first end must be at most the second")
+        raise SpecError(f"{shown}: the first end must be at most the second")
     if step is not None:
         check_number(f"{kind}(step=)", step, low=0, above=True, integer=kind == "integer")
         if log:
-            raise SpecError(f"{kind}({low!r}, {high!r}): a logarithmic interval has no step")
+            raise SpecError(f"{shown}: a logarithmic interval has no step")
         steps = (high - low) / step
         if not math.isclose(steps, round(steps), abs_tol=1e-9):
             last = low + step * math.floor(steps)
@@ -175,76 +182,59 @@ def integer(low: int, high: int, step: int | None = None, log: bool = False) -> 
     return _interval("integer", low, high, None if step == 1 else step, log)
 
 
-def as_space(given: object) -> Space:
+def as_space(space: object) -> Space:
     """A space as declared: a function, or a dict with dimensions and fixed values.
 
     Raises:
         SpecError: it is neither, or an entry is unclear.
     """
-    if callable(given):
-        return given
-    if not isinstance(given, Mapping) or not given:
+    if callable(space):
+        return space
+    if not isinstance(space, Mapping) or not space:
         raise SpecError(
-            f"Search.space must be a dict of hyperparameters, or a function space(trial), got {given!r:.60}"
+            f"Search.space must be a dict of hyperparameters, or a function space(trial), got {space!r:.60}"
         )
-    return {key: _as_dimension(key, value) for key, value in given.items()}
+    return {key: _as_dimension(key, value) for key, value in space.items()}
 
 
-def _as_dimension(key: object, given: Any) -> Any:
+def _as_dimension(key: object, declared: Any) -> Any:
     """One entry of a search space, its values as JSON values; of a distribution of Optuna, the same dimension."""
     if type(key) is not str:
         raise SpecError(f"Search.space must have str for keys, got {key!r}")
     where = f"Search.space[{key!r}]"
-    if type(given).__module__ == "optuna.distributions":
-        given = _from_optuna(given)
-    if isinstance(given, Dimension):
-        if nested := next(filter(None, (_explain_nested(key, value) for value in given.values)), None):
-            raise SpecError(f"{where}: {nested}")
-        values = tuple(as_json_value(where, value, tuples=True) for value in given.values)
-        return dataclasses.replace(given, values=values)
-    if (meant := _explain_unclear(key, given)) is not None:
-        raise SpecError(f"{where} is {' '.join(repr(given).split()):.80}, which is not clear: {meant}")
-    return as_json_value(where, given, tuples=True)
+    kind = type(declared)
+    if kind.__module__ == "optuna.distributions":
+        declared = _from_optuna(declared)
+    if isinstance(declared, Dimension):
+        inner = [part for one in declared.values if isinstance(one, Mapping) for part in one.values()]
+        if any(isinstance(part, Dimension) for part in inner):
+            raise SpecError(f"{where}: {_NOT_NESTED}")
+        values = tuple(as_json_value(where, value, tuples=True) for value in declared.values)
+        return dataclasses.replace(declared, values=values)
+    is_several = isinstance(declared, list | tuple | set | range) or getattr(declared, "ndim", False)
+    is_foreign = isinstance(declared, Mapping) and bool(declared) and declared.keys() <= _OF_OTHERS
+    is_nested = isinstance(declared, Mapping) and any(isinstance(one, Dimension) for one in declared.values())
+    if is_several or is_foreign or is_nested or kind.__module__ not in ("builtins", "numpy"):
+        meant = _NOT_NESTED if is_nested else f"give {_OURS}"
+        if is_several:
+            shown = ", ".join(map(repr, declared.tolist() if hasattr(declared, "tolist") else declared)) or "..."
+            meant = f"choice({shown:.60}) tries each of them, choice([{declared!r:.60}]) is this one fixed value"
+        raise SpecError(f"{where} is {' '.join(repr(declared).split()):.80}, which is not clear: {meant}")
+    return as_json_value(where, declared, tuples=True)
 
 
-def _explain_nested(key: str, value: Any) -> str | None:
-    """What to write for a dict with a dimension inside; None: it has none."""
-    names = value if isinstance(value, Mapping) else {}
-    if (name := next((name for name in names if isinstance(value[name], Dimension)), None)) is None:
-        return None
-    return (
-        f"spaces are not nested: write {f'{key}.{name}'!r}: {value[name]} beside the others, a choice of whole "
-        "dicts without spaces in them, or a function space(trial) that returns nested dicts"
-    )
+def _from_optuna(distribution: Any) -> Dimension:
+    if hasattr(distribution, "choices"):
+        return choice(list(distribution.choices))
+    low, high, step, log = (getattr(distribution, name) for name in ("low", "high", "step", "log"))
+    if type(distribution).__name__ == "IntDistribution":
+        return integer(low, high, step, log)
+    return loguniform(low, high) if log else uniform(low, high, step)
 
 
-def _explain_unclear(key: str, value: Any) -> str | None:
-    """What to write for a list, or in place of the notation of another library; None: it is a fixed value."""
-    if isinstance(value, range) and value:
-        return f"write {integer(min(value), max(value), abs(value.step))}"
-    if isinstance(value, list | tuple | set | range) or getattr(value, "ndim", False):
-        shown = ", ".join(map(repr, value.tolist() if hasattr(value, "tolist") else value)) or "..."
-        is_fixed = isinstance(value, list | tuple)
-        fixed = f"choice([{value!r:.60}]) is this one fixed {type(value).__name__}" if is_fixed else ""
-        return f"choice({shown:.60}) tries each of them; {fixed or f'else give {_OURS}'}"
-    if not isinstance(value, Mapping):
-        return None if type(value).__module__ in ("builtins", "numpy") else f"give {_OURS}"
-    if nested := _explain_nested(key, value):
-        return nested
-    if isinstance(values := value.get("values", value.get("grid_search")), list | tuple):
-        return f"write choice({', '.join(map(repr, values)):.60})"
-    if value.keys() == {"min", "max"}:
-        kind = "integer" if all(type(end) is int for end in value.values()) else "uniform"
-        return f"write {kind}({value['min']!r}, {value['max']!r})"
-    return f"give {_OURS}" if "distribution" in value or value.keys() == {"value"} else None
-
-
-def _from_optuna(given: Any) -> Dimension:
-    if hasattr(given, "choices"):
-        return choice(list(given.choices))
-    if type(given).__name__ == "IntDistribution":
-        return integer(given.low, given.high, given.step, given.log)
-    return loguniform(given.low, given.high) if given.log else uniform(given.low, given.high, given.step)
+def list_values(declared: Any) -> tuple[Any, ...]:
+    """The values of an entry of a space: those of a choice, the ends of an interval, or the fixed one."""
+    return declared.values if isinstance(declared, Dimension) else (declared,)
 
 
 class DrawnTrial:
@@ -256,13 +246,13 @@ class DrawnTrial:
         params: what was drawn.
 
     Args:
-        asked: what earlier trials have asked for, by name; it grows.
+        requests: what earlier trials have asked for, by name; it grows.
     """
 
     number = 0
 
-    def __init__(self, rng: random.Random, asked: dict[str, Dimension]) -> None:
-        self._rng, self._asked = rng, asked
+    def __init__(self, rng: random.Random, requests: dict[str, Dimension]) -> None:
+        self._rng, self._requests = rng, requests
         self.params: dict[str, Any] = {}
 
     def suggest_float(
@@ -283,7 +273,7 @@ class DrawnTrial:
         """Nothing: nobody reads it."""
 
     def _draw(self, name: str, dimension: Dimension) -> Any:
-        before = self._asked.setdefault(name, dimension)
+        before = self._requests.setdefault(name, dimension)
         if not before.is_compatible(dimension):
             raise SpecError(
                 f"{name!r} is asked for as {before} and as {dimension}, which no sampler can compare: give the "
@@ -323,13 +313,13 @@ def sample_space(space: Space, seed: int, count: int = SAMPLE_COUNT) -> Iterator
     Raises:
         SpecError: a function fails, or asks for one name in ways that Optuna cannot combine.
     """
-    rng, asked = random.Random(seed), dict[str, Dimension]()
+    rng, requests = random.Random(seed), dict[str, Dimension]()
     for _ in range(count):
         if callable(space):
-            yield read_params(space, DrawnTrial(rng, asked), tuples=True)
+            yield read_params(space, DrawnTrial(rng, requests), tuples=True)
         else:
             yield {
-                name: given.draw(rng) if isinstance(given, Dimension) else given for name, given in space.items()
+                name: value.draw(rng) if isinstance(value, Dimension) else value for name, value in space.items()
             }
 
 
@@ -342,27 +332,22 @@ def list_probes(space: Space) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     """
     if callable(space):
         return [], list(sample_space(space, 0, PROBES))
-    values = {name: given.probes if isinstance(given, Dimension) else (given,) for name, given in space.items()}
+    values = {name: own.probes if isinstance(own, Dimension) else (own,) for name, own in space.items()}
     parts = [{name: value} for name, candidates in values.items() for value in candidates]
     return parts, [{name: candidates[0] for name, candidates in values.items()}]
 
 
 def warn_of_constants(space: Space, points: Sequence[Mapping[str, Any]]) -> None:
-    """Warn of names that have one value only, and of a space that draws nothing: a function, at all `points`."""
-    single: dict[str, Any] = {}
+    """Warn of a space that draws nothing: a function, at all `points`."""
     if callable(space):
         is_constant = all(point == points[0] for point in points)
     else:
-        drawn = {name: given.values for name, given in space.items() if isinstance(given, Dimension)}
-        single = {name: own[0] for name, own in drawn.items() if len({*map(repr, own)}) == 1}
-        is_constant = len(single) == len(drawn)
-        single = {name: value for name, value in single.items() if not isinstance(value, list | tuple | Mapping)}
+        is_constant = all(
+            len(set(map(repr, one.values))) == 1 for one in space.values() if isinstance(one, Dimension)
+        )
     if is_constant:
         warnings.warn(
             "Search.space draws nothing, so that all trials differ by their seeds only: give choice(...), "
             "uniform(low, high), loguniform(low, high) or integer(low, high), or members=seeds(n, {...})",
             stacklevel=5,
         )
-    elif single:
-        shown = ", ".join(f"{name}={value!r}" for name, value in single.items())
-        warnings.warn(f"Search.space has one value only for {shown}: nothing is searched there", stacklevel=5)

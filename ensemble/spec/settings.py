@@ -38,26 +38,26 @@ class Setting:
         return message
 
 
-def split_setting(given: str) -> tuple[str, str]:
+def split_setting(argument: str) -> tuple[str, str]:
     """The name and the text after `=`.
 
     Raises:
         SpecError: it is not of the form `NAME=VALUE`.
     """
-    name, equals, text = given.partition("=")
+    name, equals, text = argument.partition("=")
     if not equals or not name:
         raise SpecError(f"--set takes name=value or name=@file, got {name + ('=...' if equals else '')!r}")
     return name, text
 
 
-def read_setting(given: str) -> Setting:
+def read_setting(argument: str) -> Setting:
     """The setting of `NAME=VALUE`, `NAME=@FILE` (without its last newline), or `NAME=@@VALUE` for a value
     `@VALUE`.
 
     Raises:
         SpecError: it is not of that form, or its file cannot be read.
     """
-    name, text = split_setting(given)
+    name, text = split_setting(argument)
     return Setting(name, *read_value(f"--set {name}", text))
 
 
@@ -81,16 +81,15 @@ def read_value(option: str, text: str) -> tuple[str, Path | None]:
         raise SpecError(f"{option}: {file} cannot be read: {error.strerror}") from None
 
 
-def make_portable(given: str, folder: Path) -> str:
+def make_portable(argument: str, folder: Path) -> str:
     """The setting with an absolute path of its file, for a process in another directory.
 
     Args:
-        given: `NAME=VALUE` or `NAME=@FILE`.
         folder: the directory that a relative path starts from.
     """
-    name, text = split_setting(given)
+    name, text = split_setting(argument)
     if not text.startswith("@") or text.startswith("@@"):
-        return given
+        return argument
     return f"{name}=@{(folder / Path(text[1:]).expanduser()).absolute()}"
 
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,10 +32,6 @@ _REMEDIES = {
     "attempted relative import with no known parent package": (
         "put an empty __init__.py into the folder, which makes it a package, or import the file without the dot"
     ),
-    "operator torchvision::": (
-        "this torchvision was built for a torch with CUDA; beside a torch for CPUs take its build for CPUs: pip "
-        "install --force-reinstall --no-deps torchvision --index-url https://download.pytorch.org/whl/cpu"
-    ),
 }
 _loaded: set[str] = set()  # names of the modules that are spec files
 
@@ -53,7 +49,10 @@ def load_spec(path: str | Path, settings: Sequence[str] = ()) -> Ensemble:
             type; or the file raised an error, which the message quotes with its line.
     """
     file = Path(path).expanduser()
-    return call_spec(_find_spec_function(import_file(file), str(path)), settings, file)
+    function = getattr(import_file(file), "spec", None)
+    if not callable(function):
+        raise SpecError(f"{path} defines no function spec(**options) -> Ensemble")
+    return call_spec(function, settings, file)
 
 
 def import_file(path: Path) -> ModuleType:
@@ -65,7 +64,7 @@ def import_file(path: Path) -> ModuleType:
         SpecError: there is no such file, it cannot be imported, or another module has its name.
     """
     if not path.is_file():
-        beside = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        beside = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, beside, n=1)
         near = f"{path.name}.py" if f"{path.name}.py" in beside else close[0] if close else None
         hint = "" if near is None else f"; did you mean {str(path.with_name(near))!r}?"
@@ -109,22 +108,22 @@ def _shadows_module(name: str, path: Path) -> bool:
     if name in _loaded or "." in name:
         return False
     try:
-        found = importlib.util.find_spec(name)
+        module_spec = importlib.util.find_spec(name)
     except ValueError:  # __main__ has no module spec
         return True
     except ImportError:  # the name contains a dot
         return False
-    origin = found.origin if found is not None else None  # None for a folder of data, which is a namespace package
+    origin = module_spec.origin if module_spec is not None else None  # None: a folder of data, a namespace package
     return origin is not None and Path(origin).resolve() != path.resolve()
 
 
 @contextmanager
-def _spec_errors(path: Path | None, given: Sequence[Setting] = ()) -> Iterator[None]:
+def _spec_errors(path: Path | None, settings: Sequence[Setting] = ()) -> Iterator[None]:
     """Turn what the user's file raises into a SpecError of one line that names the file and the line.
 
     Args:
         path: of the file; None raises the error unchanged.
-        given: settings, to redact those that were read from files.
+        settings: settings, to redact those that were read from files.
     """
     try:
         yield
@@ -135,24 +134,17 @@ def _spec_errors(path: Path | None, given: Sequence[Setting] = ()) -> Iterator[N
             raise
         message = " ".join(str(error).split())
         if isinstance(error, SystemExit):
-            message = (
-                f"it ended the program: {message}"
-                if isinstance(error.code, str)
-                else "it ended the program (sys.exit)"
-            )
+            detail = f": {message}" if isinstance(error.code, str) else " (sys.exit)"
+            message = f"it ended the program{detail}"
         elif isinstance(error, SyntaxError):
             message = error.msg
         elif not isinstance(error, (SpecError, PipelineError)):
-            message = f"{type(error).__name__}: {message}{_find_remedy(message)}"
-        for setting in given:
+            remedy = next((f"; {remedy}" for part, remedy in _REMEDIES.items() if part in message), "")
+            message = f"{type(error).__name__}: {message}{remedy}"
+        for setting in settings:
             message = setting.redact(message)
-        secret = any(setting.file is not None for setting in given)  # what is raised would be shown with its cause
-        raise SpecError(f"{_locate(error, path)}: {message}") from None if secret else error
-
-
-def _find_remedy(message: str) -> str:
-    """What to do about an error that beginners meet; an empty string for any other."""
-    return next((f"; {remedy}" for part, remedy in _REMEDIES.items() if part in message), "")
+        is_secret = any(setting.file is not None for setting in settings)  # the cause would be shown
+        raise SpecError(f"{_locate(error, path)}: {message}") from None if is_secret else error
 
 
 def _locate(error: BaseException, path: Path) -> str:
@@ -171,13 +163,6 @@ def _locate(error: BaseException, path: Path) -> str:
     return str(path)  # the file could not be read at all
 
 
-def _find_spec_function(module: ModuleType, path: str) -> Callable[..., Ensemble]:
-    function = getattr(module, "spec", None)
-    if not callable(function):
-        raise SpecError(f"{path} defines no function spec(**options) -> Ensemble")
-    return function  # type: ignore[no-any-return]
-
-
 def call_spec(
     function: Callable[..., Ensemble], settings: Sequence[str] = (), path: Path | None = None
 ) -> Ensemble:
@@ -191,36 +176,28 @@ def call_spec(
     Raises:
         SpecError: as `load_spec`.
     """
-    known = {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-    hints = _get_type_hints(function)
+    declared = inspect.signature(function).parameters.values()
+    parameters = {p.name: p for p in declared if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in declared)
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # an annotation may name what is imported only under TYPE_CHECKING
+        hints = typing.get_type_hints(function)
     options: dict[str, Any] = {}
     for name, _ in map(split_setting, settings):  # before any file is read
-        if name not in known and not takes_any:
-            raise SpecError(unknown_name("the spec has no option", name, list(known)))
-    given = [read_setting(setting) for setting in settings]
-    for setting in given:
-        default = known[setting.name].default if setting.name in known else None
+        if name not in parameters and not takes_any:
+            raise SpecError(unknown_name("the spec has no option", name, list(parameters)))
+    values = [read_setting(setting) for setting in settings]
+    for setting in values:
+        default = parameters[setting.name].default if setting.name in parameters else None
         options[setting.name] = _convert(setting, setting.text, hints.get(setting.name), default)
-    missing = [name for name, p in known.items() if p.default is p.empty and name not in options]
+    missing = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
     if missing:
         raise SpecError(f"the spec needs {' '.join(f'--set {name}=...' for name in missing)}")
-    with _spec_errors(path, given), repeat_lost_signals(), without_bytecode():
+    with _spec_errors(path, values), repeat_lost_signals(), without_bytecode():
         ensemble = function(**options)
     if not isinstance(ensemble, Ensemble):
         raise SpecError(f"{path or 'the spec'}: spec() returned {type(ensemble).__name__}, not an Ensemble")
     return ensemble
-
-
-def _get_type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except Exception:  # an annotation may name what is imported only under TYPE_CHECKING
-        return {}
 
 
 def _convert(setting: Setting, text: str, hint: Any, default: Any) -> Any:

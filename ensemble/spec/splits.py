@@ -8,6 +8,7 @@ part of its fingerprint. Labels that are texts are numbered in sorted order, in 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,6 @@ from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
-    from pipelines.sources import Source
     from pipelines.stage import Stage
 
 #: Splits whose labels are compared with predictions.
@@ -56,8 +56,8 @@ def trace_labels(pipeline: Pipeline, target: str) -> Trace:
         return "changed"
     if all(stage.field is None and as_record(stage.call) is not None for stage in pipeline.stages):
         return _trace_known_stages(pipeline, target)
-    found = {_compare_label(pipeline, index, target) for index in _spread(len(pipeline.source))}
-    return next((trace for trace in ("changed", "gone", "kept") if trace in found), "unknown")
+    traces = {_compare_label(pipeline, index, target) for index in _spread(len(pipeline.source))}
+    return next((trace for trace in ("changed", "gone", "kept") if trace in traces), "unknown")
 
 
 def _trace_known_stages(pipeline: Pipeline, target: str) -> Trace:
@@ -121,24 +121,23 @@ def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str,
     Raises:
         SpecError: a class is not in the training data, or stages change labels otherwise than those of `train` do.
     """
+    from pipelines.errors import PipelineError
     from pipelines.sources._classes import find_foreign_class
 
     if not _has_names(pipeline):
         return pipeline
     raw, source = find_raw_name(pipeline, target), pipeline.source
-    known = source.find_class_names(raw)
-    if (known is None and not source.is_text(raw)) or (known is not None and known.are_numbered_by(names)):
+    classes = source.find_class_names(raw)
+    if (classes is None and not source.is_text(raw)) or (classes is not None and classes.are_numbered_by(names)):
         return pipeline
     trace = trace_labels(pipeline, target)
-    if trace == "gone" or (known is None and trace == "changed"):  # a text that a stage makes numbers of
+    if trace == "gone" or (classes is None and trace == "changed"):  # a text that a stage makes numbers of
         return pipeline
     if trace == "changed" and not _are_stages_of(pipeline, train):
-        if _are_numbered_by_stages(pipeline, target, names):
-            return pipeline
         raise SpecError(
             f"Ensemble.{split}: {source!r} numbers the classes of {raw!r} otherwise than the training data do "
-            f"({_format(known.union if known else ())} instead of {_format(names)}), and its stages change the "
-            "numbers otherwise, too: use the stages of train=, in which classes have the numbers of train"
+            f"({_format(classes.union if classes else ())} instead of {_format(names)}), and its stages change "
+            "the numbers otherwise than those of train= do: leave those out, as classes get their numbers by name"
         )
     foreign = find_foreign_class(source, raw, names)
     if foreign is not None:
@@ -148,9 +147,12 @@ def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str,
             f"are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out of "
             f"{split}="
         )
-    if known is not None and _has_arrays(source, raw):
+    has_arrays = False
+    with contextlib.suppress(PipelineError):  # whoever reads the record says so
+        has_arrays = bool(getattr(source[0].get(raw), "ndim", 0))
+    if classes is not None and has_arrays:
         raise SpecError(
-            f"Ensemble.{split}: {source!r} names its classes {_format(known.union)}, the training data "
+            f"Ensemble.{split}: {source!r} names its classes {_format(classes.union)}, the training data "
             f"{_format(names)}, and {raw!r} is an array, whose numbers are not mapped: give both the same names"
         )
     return pipeline.number_classes(raw, names)
@@ -158,41 +160,12 @@ def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str,
 
 def _are_stages_of(pipeline: Pipeline, train: Pipeline) -> bool:
     """Whether all functions of the user's among the stages are stages of the training data, too."""
-    theirs = list(map(_describe, train.stages))
-    return all(_describe(stage) in theirs for stage in pipeline.stages)
 
+    def describe(stage: Stage) -> Any:
+        return id(stage.call) if stage.description.gaps else stage.description.value
 
-def _describe(stage: Stage) -> Any:
-    described = stage.description
-    return id(stage.call) if described.gaps else described.value
-
-
-def _are_numbered_by_stages(pipeline: Pipeline, target: str, names: Sequence[str]) -> bool:
-    """Whether stages give the classes the numbers that they have in `names`."""
-    from pipelines.errors import PipelineError
-    from pipelines.prepare.checked import prepare_checked
-    from pipelines.prepare.sample_maker import SampleMaker
-
-    raw = find_raw_name(pipeline, target)
-    known, maker = pipeline.source.find_class_names(raw), SampleMaker(pipeline)
-    for index in _spread(len(pipeline.source)):
-        try:
-            number, value = prepare_checked(maker, index)[target], pipeline.source[index][raw]
-        except PipelineError:
-            continue
-        name = None if known is None else known.find_name(index, value)
-        if name is None or name not in names or number != list(names).index(name):
-            return False
-    return True
-
-
-def _has_arrays(source: Source, field: str) -> bool:
-    from pipelines.errors import PipelineError
-
-    try:
-        return bool(getattr(source[0].get(field), "ndim", 0))
-    except PipelineError:  # whoever reads the record says so
-        return False
+    theirs = list(map(describe, train.stages))
+    return all(describe(stage) in theirs for stage in pipeline.stages)
 
 
 def _format(names: Sequence[str]) -> str:
@@ -207,17 +180,17 @@ def describe_numbering(splits: Mapping[str, Pipeline | None], target: str, names
     """
     from pipelines import fingerprint
 
-    found: dict[str, Any] = {}
+    digests: dict[str, Any] = {}
     for split, pipeline in splits.items():
         source: Any = getattr(pipeline, "source", None)
         whole: Any = source.source if getattr(source, "kind", "") == "subset" else source
         if hasattr(whole, "describe_numbering"):
-            found[split] = fingerprint.digest(whole.describe_numbering())
+            digests[split] = fingerprint.digest(whole.describe_numbering())
         elif pipeline is not None and names and hasattr(whole, "find_class_names"):
-            known = whole.find_class_names(find_raw_name(pipeline, target))
-            if known is not None and not known.are_numbered_by(names):
-                found[split] = fingerprint.digest(known.lists)
-    return found
+            classes = whole.find_class_names(find_raw_name(pipeline, target))
+            if classes is not None and not classes.are_numbered_by(names):
+                digests[split] = fingerprint.digest(classes.lists)
+    return digests
 
 
 def count_overlaps(splits: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, int]]:
@@ -228,15 +201,15 @@ def count_overlaps(splits: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, i
     """
     from pipelines.sources._origin import count_shared_records
 
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     names = list(splits)
     for number, split in enumerate(names):
         for before in names[:number]:
             pairs = ((one.source, other.source) for one in splits[before] for other in splits[split])
             most = max((count_shared_records(one, other) for one, other in pairs), default=0)
             if most:
-                found.setdefault(split, {})[before] = most
-    return found
+                counts.setdefault(split, {})[before] = most
+    return counts
 
 
 def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str | None:

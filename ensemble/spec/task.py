@@ -96,14 +96,14 @@ def find_known(target: ArrayT, *, of_labels: bool = False) -> ArrayT:
             numbers like any other, unless
         of_labels: they stand for classes or labels.
     """
-    given: Any = target
-    kind = str(given.dtype).removeprefix("torch.")
+    values: Any = target
+    kind = str(values.dtype).removeprefix("torch.")
     if kind.startswith("int"):
-        return given != IGNORED  # type: ignore[no-any-return]
-    known: Any = given == given
+        return values != IGNORED  # type: ignore[no-any-return]
+    takes_part: Any = values == values
     if of_labels and not kind.startswith(("uint", "bool")):  # torch would compare with -100 as a uint8: 156
-        known = known & (given != IGNORED)
-    return known  # type: ignore[no-any-return]
+        takes_part = takes_part & (values != IGNORED)
+    return takes_part  # type: ignore[no-any-return]
 
 
 def quantiles(*levels: float) -> Task:
@@ -121,17 +121,17 @@ def quantiles(*levels: float) -> Task:
     return Task("quantiles", levels)
 
 
-def as_task(where: str, given: Any) -> Task | None:
-    """The task that a word or a `Task` stands for; None for None, which is inferred from targets and outputs.
+def as_task(where: str, value: Any) -> Task | None:
+    """The task that a word or a `Task` stands for; None for None.
 
     Args:
         where: the name of the option, for error messages.
     """
-    if given is None or isinstance(given, Task):
-        return given
-    if not isinstance(given, str):
-        raise SpecError(f"{where} must be one of {', '.join(KINDS)}, or quantiles(0.1, 0.5, 0.9), got {given!r}")
-    check_choice(where, given, KINDS)
-    if given == "quantiles":
+    if value is None or isinstance(value, Task):
+        return value
+    if not isinstance(value, str):
+        raise SpecError(f"{where} must be one of {', '.join(KINDS)}, or quantiles(0.1, 0.5, 0.9), got {value!r}")
+    check_choice(where, value, KINDS)
+    if value == "quantiles":
         raise SpecError(f"{where}: quantiles need their levels: quantiles(0.1, 0.5, 0.9)")
-    return Task(given)  # type: ignore[arg-type]
+    return Task(value)  # type: ignore[arg-type]

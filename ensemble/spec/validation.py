@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import importlib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+
+from pipelines.errors import unknown_name as unknown_name
 
 
 class SpecError(ValueError):
@@ -19,13 +22,6 @@ T = TypeVar("T", bound=type)
 
 #: The classes of options, by name: one that is given to the wrong class is found in the right one.
 _OPTION_CLASSES: dict[str, type] = {}
-
-
-def unknown_name(what: str, name: str, valid: Sequence[str], listed: str = "") -> str:
-    """See `pipelines.errors.unknown_name`; without it nothing of `pipelines`, which needs NumPy, is imported."""
-    from pipelines import errors
-
-    return errors.unknown_name(what, name, valid, listed)
 
 
 def option_class(cls: T) -> T:
@@ -42,9 +38,9 @@ def option_class(cls: T) -> T:
         for name in options:
             if name not in names:
                 raise SpecError(_describe_unknown_option(cls, name, names))
-        given = {name: as_python_scalar(value) for name, value in options.items()}
+        converted = {name: as_python_scalar(value) for name, value in options.items()}
         try:
-            init(self, *map(as_python_scalar, args), **given)
+            init(self, *map(as_python_scalar, args), **converted)
         except TypeError as error:
             if "__init__" not in str(error):
                 raise
@@ -64,24 +60,18 @@ def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
     what = f"{cls.__name__} has no option"
     if (cls.__name__, name) == ("Member", "name"):
         return f"{what} 'name': members have numbers; a hyperparameter tells them apart: {{'name': 'wide'}}"
-    owners = [owner for owner, each in _OPTION_CLASSES.items() if name in list_options(each)]
-    if not owners:
-        return unknown_name(what, name, valid, f"help(ensemble.{cls.__name__})")
-    held = {  # the options of this class that hold another one's object
-        owner: (f.name, str(f.type))
+    importlib.import_module("ensemble.spec.search")  # which is imported where it is declared
+    owners = [owner for owner, kind in _OPTION_CLASSES.items() if name in list_options(kind)]
+    holders = {  # how an option of this class holds an object of another one
+        owner: "{} in " + f"{field.name}=" if str(field.type).startswith("Sequence") else f"{field.name}=" + "{}"
         for owner in owners
-        for f in dataclasses.fields(cls)
-        if re.search(rf"\b{owner}\b", str(f.type))
+        for field in dataclasses.fields(cls)
+        if re.search(rf"\b{owner}\b", str(field.type))
     }
-    if not held and difflib.get_close_matches(name, valid, n=1):
+    if not owners or (not holders and difflib.get_close_matches(name, valid, n=1)):
         return unknown_name(what, name, valid, f"help(ensemble.{cls.__name__})")
-    shown = []
-    for owner in sorted(owners, key=lambda owner: owner not in held):
-        option, kind = held.get(owner, ("", ""))
-        if kind.startswith("Sequence"):
-            shown.append(f"{owner}({name}=...) in {option}=")
-        else:
-            shown.append(f"{option}={owner}({name}=...)" if option else f"{owner}({name}=...)")
+    owners.sort(key=lambda owner: owner not in holders)
+    shown = [holders.get(owner, "{}").format(f"{owner}({name}=...)") for owner in owners]
     return f"{what} {name!r}; give it as {' or '.join(shown)}"
 
 
@@ -97,13 +87,14 @@ def check_number(
     *,
     low: float,
     high: float = math.inf,
+    below: float | None = None,
     integer: bool = False,
     above: bool = False,
     optional: bool = False,
 ) -> None:
     """Raise SpecError for no finite number (or integer) of `low` to `high`, or above `low` with `above`.
 
-    With `optional`, None is valid.
+    With `optional`, None is valid; with `below`, only what is below that.
     """
     if optional and value is None:
         return
@@ -115,6 +106,8 @@ def check_number(
         raise SpecError(f"{where} must be {'above' if above else 'at least'} {low:g}, got {value!r}")
     if value > high:
         raise SpecError(f"{where} must be at most {high:g}, got {value!r}")
+    if below is not None and value >= below:
+        raise SpecError(f"{where} must be below {below:g}, got {value!r}")
 
 
 def check_loss_scale(where: str, value: object) -> None:
@@ -146,10 +139,10 @@ def as_json_value(where: str, value: object, *, tuples: bool = False) -> Any:
         return tuple(items) if tuples and isinstance(value, tuple) else items
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
-    given = " ".join(repr(value).split())
+    shown = " ".join(repr(value).split())
     raise SpecError(
         f"{where} must be a finite number, a str, a bool, None, or a list or dict of these, got "
-        f"{given if len(given) <= 80 else given[:77] + '...'} ({type(value).__name__})"
+        f"{shown if len(shown) <= 80 else shown[:77] + '...'} ({type(value).__name__})"
     )
 
 

@@ -23,9 +23,9 @@ def make_classes_anew() -> Iterator[None]:
     """
     from cloudpickle import cloudpickle
 
-    known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+    tracker = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
     cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = weakref.WeakValueDictionary()
     try:
         yield
     finally:
-        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = known
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = tracker

@@ -1,9 +1,7 @@
 """Saves and loads checkpoints: any nesting of plain values and tensors, in one safetensors file.
 
-Tensors lie in the file as safetensors keeps them; the nesting around them is JSON in the file's metadata, under
-`ensemble.checkpoint`. What JSON cannot say exactly is written as a one-key object: `{"T": name}` a tensor,
-`{"f": "0x1.8p+1"}` a float (hexadecimal, hence exact), `{"l": [...]}`, `{"t": [...]}` a list, a tuple, and
-`{"d": [[key, value], ...]}` a dict with keys of any of these kinds, in its order. Nothing is ever unpickled.
+The nesting is JSON in the file's metadata: `{"T": name}` a tensor, `{"f": hexadecimal}` a float, `{"l": [...]}`
+a list, `{"t": [...]}` a tuple, `{"d": [[key, value], ...]}` a dict. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ def _prepare_save(state: dict[str, Any]) -> tuple[Callable[[str | os.PathLike[st
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _encode(state, "", tensors, {})
     metadata = {_KEY: json.dumps({"v": VERSION, "state": skeleton}, separators=(",", ":"))}
-    size = sum(each.numel() * each.element_size() for each in tensors.values())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return lambda file: save_file(tensors, file, metadata), size
 
 
@@ -88,10 +86,10 @@ def load_checkpoint(
         DamagedError: there is none, or it is damaged.
         StoreError: it is not one of ours, or is of another format.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with open_checked(path, digest) as name, safe_open(name, framework="pt") as file:
+        with open_checked(path, digest) as name, _open_tensors(name) as file:
             text = (file.metadata() or {}).get(_KEY)
             if text is None:
                 raise StoreError(f"{path} is not a checkpoint of this project (a plain safetensors file)")
@@ -109,6 +107,17 @@ def load_checkpoint(
         raise DamagedError(f"{path} is damaged: {error}") from None
     state: dict[str, Any] = _decode(skeleton, tensors, {})
     return state
+
+
+def _open_tensors(name: str) -> Any:
+    """Open a file that is there; safetensors calls each error of opening it "no such file"."""
+    from safetensors import safe_open
+
+    try:
+        return safe_open(name, framework="pt")
+    except FileNotFoundError as error:
+        with open(name, "rb"):  # raises the error that it was, such as too many open files
+            raise OSError(f"it cannot be opened: {error}") from None
 
 
 def count_bytes(path: str | os.PathLike[str], part: str) -> int:
@@ -212,13 +221,13 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _list_tensors(outline: Any) -> Iterator[str]:
     """The names of the tensors in the JSON form of a value, some of them several times."""
     if isinstance(outline, list):
-        for each in outline:
-            yield from _list_tensors(each)
+        for item in outline:
+            yield from _list_tensors(item)
     elif isinstance(outline, dict):
         if "T" in outline:
             yield outline["T"]
-        for each in outline.values():
-            yield from _list_tensors(each)
+        for item in outline.values():
+            yield from _list_tensors(item)
 
 
 def _decode(outline: Any, tensors: dict[str, torch.Tensor], made: dict[Any, torch.Tensor]) -> Any:

@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ensemble.store._compat import make_classes_anew
-from ensemble.store.errors import StoreError
-from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, LEAST_BYTES, AnyArray, Place, is_name
+from ensemble.store.errors import OtherPythonError, StoreError
+from ensemble.store.frozen_arrays import LEAST_BYTES, AnyArray, Place, is_name
+from ensemble.user_code.fingerprint import PYTHON
 from pipelines.environment.library_settings import apply_settings, find_settings
 from pipelines.fingerprint import is_ours
 from pipelines.ipc.memory_pickle import Pickler
@@ -35,29 +36,23 @@ class DeclarationPickler(Pickler):
         arrays: name of its file -> array.
     """
 
-    def __init__(
-        self, file: BinaryIO, places: dict[int, tuple[Any, Place]] | None = None, *, keeps_data: bool = True
-    ) -> None:
+    def __init__(self, file: BinaryIO, places: dict[int, tuple[Any, Place]] | None = None) -> None:
         super().__init__(file)
-        self._end = KEPT if keeps_data else IN_MEMORY
         self.arrays: dict[str, AnyArray] = {}
         self.places = {} if places is None else places  # by the id of an object, which is kept with it
         self._columns: dict[int, str] = {}
 
     def dump_with_settings(self, ensemble: Any) -> None:
-        """Pickles the global settings of libraries in this process, and after them a declaration."""
-        self.dump(find_settings())
+        """Pickles the version of Python and the global settings of libraries, and after them a declaration."""
+        self.dump((PYTHON, find_settings()))
         self.dump(ensemble)
 
     def reducer_override(self, obj: Any) -> Any:
-        """See `pickle.Pickler.reducer_override`."""
         if isinstance(obj, Arrays):
             obj.identity()  # the digest of what is about to be kept, which no other process computes again
-            if self._end == IN_MEMORY:
-                self._columns |= {id(values): name for name, values in obj.list_arrays()}
             self._columns |= {id(values): name for name, values in obj.columns.items()}
         torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and _is_plain(obj, is_whole=self._end == KEPT):
+        if torch is not None and type(obj) is torch.Tensor and _is_plain(obj):
             return torch.from_numpy, (obj.numpy(),)
         return super().reducer_override(obj)
 
@@ -69,13 +64,12 @@ class DeclarationPickler(Pickler):
             return self._find_place(obj, obj.array)  # of another run, whose directory may go
         if (
             (kind is not np.ndarray and kind is not np.memmap)
-            or not obj.nbytes
+            or obj.nbytes < LEAST_BYTES
             or obj.dtype.kind not in _PLAIN
             or obj.dtype.hasobject
         ):
             return None
-        is_left_out = self._end == IN_MEMORY and id(obj) in self._columns
-        return self._find_place(obj, obj) if is_left_out or obj.nbytes >= LEAST_BYTES else None
+        return self._find_place(obj, obj)
 
     def _find_place(self, obj: Any, array: AnyArray) -> Place:
         if id(obj) not in self.places:
@@ -84,26 +78,23 @@ class DeclarationPickler(Pickler):
             sink = _Digest()
             np.lib.format.write_array(sink, np.asarray(array), allow_pickle=False)
             is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-            file, offset = f"{label}-{sink.digest.hexdigest()}{self._end}", sink.size - array.nbytes
+            file, offset = f"{label}-{sink.digest.hexdigest()}.npy", sink.size - array.nbytes
             place = Place(file, offset, array.dtype, array.shape, is_fortran, column is not None)
             self.places[id(obj)] = (obj, place)
             self.arrays[file] = np.asarray(array)
         return self.places[id(obj)][1]
 
 
-def _is_plain(tensor: Any, *, is_whole: bool) -> bool:
-    """Whether numpy can have a tensor's memory, and nothing is lost by that.
-
-    Args:
-        is_whole: leave other orders of the axes, and views of a part of a storage, to torch.
-    """
+def _is_plain(tensor: Any) -> bool:
+    """Whether numpy can have a tensor's memory, and nothing is lost by that: no view, no other order of the
+    axes."""
     if tensor.nbytes < LEAST_BYTES or tensor.requires_grad or tensor.is_sparse or tensor.device.type != "cpu":
         return False
     try:
         flags, nbytes = tensor.numpy().flags, tensor.untyped_storage().nbytes()
     except (RuntimeError, TypeError):
         return False
-    return not vars(tensor) and (not is_whole or (flags.forc and nbytes == tensor.nbytes))
+    return bool(not vars(tensor) and flags.forc and nbytes == tensor.nbytes)
 
 
 class _Digest:
@@ -123,21 +114,32 @@ class DeclarationUnpickler(pickle.Unpickler):
     """Unpickles a declaration.
 
     Args:
-        file: with the pickle.
+        content: the pickle.
         folder: with the large arrays.
         shared: objects that are taken as they are, by number.
         takes_settings: this process gets the library settings that were pickled before it.
     """
 
     def __init__(
-        self, file: BinaryIO, folder: Path, shared: list[Any] | None = None, *, takes_settings: bool = False
+        self, content: bytes, folder: Path, shared: list[Any] | None = None, *, takes_settings: bool = False
     ) -> None:
-        super().__init__(file)
+        super().__init__(io.BytesIO(content))
+        self._has_functions = b"CodeType" in content
         self._folder, self._shared, self._takes_settings = folder, shared or [], takes_settings
 
     def load(self) -> Any:
-        """Returns the declaration; the settings before it are applied if they are to be."""
-        settings = super().load()
+        """Returns the declaration; the settings before it are applied if they are to be.
+
+        Raises:
+            OtherPythonError: it has functions by value, whose instructions would end this Python, or compute
+                something else.
+        """
+        python, settings = super().load()
+        if python != PYTHON and self._has_functions:
+            raise OtherPythonError(
+                f"it holds functions as Python {python} compiled them, which Python {PYTHON} cannot run: use "
+                f"Python {python}, or submit the declaration again (ensemble run SPEC), which compiles them anew"
+            )
         if self._takes_settings:
             apply_settings(settings)
         return super().load()
@@ -158,7 +160,7 @@ class Declaration:
     def __init__(self, ensemble: Any) -> None:
         self._ensemble = ensemble
         with io.BytesIO() as file:
-            pickler = DeclarationPickler(file, keeps_data=ensemble.keep_data)
+            pickler = DeclarationPickler(file)
             pickler.dump_with_settings(ensemble)
             self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
 
@@ -188,7 +190,7 @@ class Declaration:
         has it by value, and does not import what the user has edited meanwhile.
         """
         with make_classes_anew():
-            return DeclarationUnpickler(io.BytesIO(self.content), folder).load()
+            return DeclarationUnpickler(self.content, folder).load()
 
     def _load_here(self, folder: Path) -> Any:
         """The declaration with the functions and the objects of this process."""
@@ -204,8 +206,8 @@ class Declaration:
                 return len(shared) - 1
 
         with io.BytesIO() as file:
-            SharingPickler(file, places, keeps_data=self._ensemble.keep_data).dump_with_settings(self._ensemble)
-            return DeclarationUnpickler(io.BytesIO(file.getvalue()), folder, shared).load()
+            SharingPickler(file, places).dump_with_settings(self._ensemble)
+            return DeclarationUnpickler(file.getvalue(), folder, shared).load()
 
 
 def _is_shared(value: Any) -> bool:

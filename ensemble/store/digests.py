@@ -8,7 +8,7 @@ and the CRC-32 of zlib 2.9, and it is computed while the file is flushed to the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +23,17 @@ _LARGE_BYTES = 2**23
 
 def digest_bytes(content: bytes) -> str:
     """The digest of a file with this content."""
+    return digest_blocks([content])
+
+
+def digest_blocks(blocks: Iterable[bytes]) -> str:
+    """The digest of a file that consists of these blocks."""
     import xxhash
 
-    return f"xxh3:{xxhash.xxh3_128(content).hexdigest()}"
+    digest = xxhash.xxh3_128()
+    for block in blocks:
+        digest.update(block)
+    return f"xxh3:{digest.hexdigest()}"
 
 
 def digest_file(path: str | os.PathLike[str], check: Callable[[], None] = lambda: None) -> str:
@@ -98,6 +106,6 @@ def open_checked(
         DamagedError: it has other content.
     """
     with pin_file(path, follows_link=follows_link) as name:
-        if digest is not None and (found := digest_file(name, check)) not in (digest, *others):
-            raise DamagedError(f"{path} is damaged: its digest is {found}, and was {digest} when it was written")
+        if digest is not None and (present := digest_file(name, check)) not in (digest, *others):
+            raise DamagedError(f"{path} is damaged: its digest is {present}, and was {digest} when it was written")
         yield name

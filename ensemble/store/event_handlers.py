@@ -1,14 +1,8 @@
-"""Builds a run's state from its event log, one event at a time.
+"""Builds a run's state from its event log, one event at a time; no file, clock or process is used.
 
-`apply_event` is one step of the fold (`ensemble.store.folding`). A controller applies each event that it appends
-to the log, so its own state and the state that a later reader computes are the same. Nothing here uses a file, a
-clock or a process.
-
-A member's life: waiting -> placed -> running -> finished | pruned | stopped | failed | cancelled. `failed` with
-`retry` is waiting again. A run that was stopped or killed has members that were placed, running or stopped. A
-later `run_started` sets them to waiting, their checkpoints kept, and likewise those that failed for another reason
-than a loss that is not a number. A member that waits, is placed or runs may be `paused`: it then holds no place.
-`resumed`, or a `run_started`, sets it to waiting.
+A member's life: waiting -> placed -> running -> finished | pruned | stopped | failed | cancelled, or paused,
+which holds no place. A `run_started` sets to waiting what was placed, running, stopped or paused, and what
+failed for a reason that may be mended.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ import ensemble.events as events
 from ensemble.events import Event
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.errors import StoreError
-from ensemble.store.log_lines import add_files
+from ensemble.store.event_log import add_files
 from ensemble.store.member import ENDED, OTHERWISE, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
 from ensemble.store.state import RunState
 
@@ -32,9 +26,7 @@ def apply_event(run: RunState, event: Event) -> None:
         run.idle_s += event.t - run.updated
         for member in run.members.values():  # nothing was at work meanwhile
             member.close_span(run.updated, "waiting")
-    if isinstance(event, events.Usage) and event.until is not None:  # of a killed process, logged by a later start
-        run.updated = max(run.updated or 0.0, min(event.t, event.until))
-    elif not isinstance(event, events.CodeSaved):  # then a run need not have been at work
+    if not isinstance(event, events.CodeSaved):  # then a run need not have been at work
         run.updated = event.t
         run.started = event.t if run.started is None else run.started
     if isinstance(event, events.AttemptEvent):
@@ -78,7 +70,7 @@ def _apply_to_run(run: RunState, event: Event) -> None:
         case events.NodeUnusable():
             run.unusable[event.node] = event
             _exclude(run, event)
-        case events.NodeDraining() | events.NodeLost() | events.NodeAvoided():
+        case events.NodeDraining() | events.NodeLost():
             _exclude(run, event)
         case events.BadRecord():
             run.bad_records.setdefault((event.split, event.index), event)
@@ -107,9 +99,7 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.combined, run.combining = event, 0
 
 
-def _exclude(
-    run: RunState, event: events.NodeUnusable | events.NodeDraining | events.NodeLost | events.NodeAvoided
-) -> None:
+def _exclude(run: RunState, event: events.NodeUnusable | events.NodeDraining | events.NodeLost) -> None:
     """Takes note of why nothing is placed on a node, and since when: a repeated event does not change that."""
     node, detail, until = run.node(event.node), "", None
     match event:
@@ -121,8 +111,6 @@ def _exclude(
             kind, until = "draining", event.deadline
         case events.NodeLost():
             kind, detail = "lost", event.detail
-        case events.NodeAvoided():
-            kind, detail = "avoided", "members have failed there repeatedly"
     since = node.excluded[kind].since if kind in node.excluded else event.t
     node.excluded[kind] = Exclusion(since, detail, until)
     node.is_held = node.is_held and kind != "lost"
@@ -133,8 +121,7 @@ def _change_node(run: RunState, event: events.NodeChanged) -> None:
     run.has_gpus |= bool(event.gpus)
     node.is_held = bool(offers)
     if offers:
-        avoided = node.excluded.get("avoided")  # until a member is placed there
-        node.excluded = {} if avoided is None else {"avoided": avoided}
+        node.excluded = {}
     if offers or node.info is None:  # else it was given back
         node.info = event
     if offers:
@@ -247,7 +234,7 @@ _IDENTITY = tuple(name for name in events.MemberDeclared.__struct_fields__ if na
 
 
 def _declare_member(run: RunState, event: events.MemberDeclared) -> None:
-    known = event.member in run.members
+    is_known = event.member in run.members
     member = run.member(event.member, event.number)
     before = member.identity
     member.identity = {name: getattr(event, name) for name in _IDENTITY}
@@ -256,14 +243,14 @@ def _declare_member(run: RunState, event: events.MemberDeclared) -> None:
     if event.number is not None:
         member.number = event.number
     member.first_epoch = member.first_epoch if event.first_epoch is None else event.first_epoch
-    if not known:
+    if not is_known:
         member.epoch = find_first_own_epoch(event.lineage)
     if event.widened and member.state == "stopped":
         member.state = "waiting"
-    if known and member.state == "failed":  # it failed for good, and is declared otherwise now
+    if is_known and member.state == "failed":  # it failed for good, and is declared otherwise now
         member.requeue(event.t)
         member.code = run.header.code
-    if not known:
+    if not is_known:
         member.code = run.header.code
         run.declared += event.added
 
@@ -349,7 +336,6 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
     member.cohort, member.feeder = event.cohort, event.feeder
     for name in dict.fromkeys(event.nodes or [event.node]):
         run.node(name).attempts += 1
-        run.node(name).excluded.pop("avoided", None)
     if event.first_epoch is not None:
         member.first_epoch = member.identity["first_epoch"] = event.first_epoch
     member.spans.append(Span(attempt, event.node, event.devices, event.cohort, event.t, device=event.device))
@@ -379,7 +365,7 @@ def _start_attempt(run: RunState, member: MemberState, event: events.Started) ->
         member.state = "running"
     epoch, last = event.epoch or 0, event.last_epoch
     member.drop_epochs_from(epoch)  # what came after its checkpoint is trained again
-    if last and last["epoch"] not in [known.epoch for known in member.history[-1:]]:
+    if last and last["epoch"] not in [epoch_event.epoch for epoch_event in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
         known_fields = {"t": event.t, "member": event.member, "attempt": event.attempt, **last}
         _end_epoch(run, member, events.select_fields(events.Epoch, known_fields))

@@ -14,10 +14,9 @@ import os
 import pwd
 import shlex
 import shutil
-import stat
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,9 @@ LEFTOVER_AGE_S = 600.0
 
 def find_other_owner(path: Path) -> str | None:
     """Returns whose a path is, or the directory above it that hides it; None where it is this user's own."""
-    for each in (path, *path.absolute().parents):
+    for place in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):  # it is hidden by what is above it, or does not exist
-            uid = each.lstat().st_uid
+            uid = place.lstat().st_uid
             if uid == os.geteuid():
                 return None
             try:
@@ -58,7 +57,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fsync_directory(path: Path) -> None:
-    """Flushes a directory's entries to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -66,54 +64,13 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-#: Mode of a run directory that its group may read; a directory of any other mode is taken to be private.
-GROUP_READS = stat.S_ISGID | 0o750
-
-
-def group_read_mode(directory: Path) -> int:
-    """Returns the mode bits for the group of a new file in a directory: none, unless it is a run's that the
-    group may read.
-    """
-    mode = stat.S_IMODE(os.stat(directory).st_mode)
-    return stat.S_IRGRP if mode == GROUP_READS else 0
-
-
-def share_file_with_group(directory: Path, descriptor: int) -> None:
-    """Lets the group read an open file where it may read the run's directory, whatever the umask."""
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if group_read_mode(directory) & ~mode:
-        os.fchmod(descriptor, mode | stat.S_IRGRP)
-
-
-def share_with_group(directory: Path, private: Collection[str] = ()) -> None:
-    """Lets a directory's group read its present and future contents, except for these names at its top level.
-
-    Raises:
-        OSError: it cannot be, or the file system does not keep such a mode.
-    """
-    for each in directory.iterdir():
-        if each.name in private or each.is_symlink():
-            continue
-        if each.is_dir():
-            share_with_group(each)
-        else:
-            each.chmod(stat.S_IMODE(each.stat().st_mode) | stat.S_IRGRP)
-    directory.chmod(GROUP_READS)
-    if not group_read_mode(directory):
-        raise OSError(errno.EOPNOTSUPP, f"the file system does not keep mode {GROUP_READS:o}", str(directory))
-
-
-def make_directory(path: Path) -> None:
-    """Creates a directory of a run and its parents, each with the access of its parent: private or readable by
-    the group.
-    """
+def make_directory(path: Path, mode: int = 0o755) -> None:
+    """Creates a directory of a run and its parents, each with this mode, as far as the umask lets it."""
     if path.is_dir():
         return
-    make_directory(path.parent)
+    make_directory(path.parent, mode)
     with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-        if group_read_mode(path.parent):
-            path.chmod(GROUP_READS)
+        path.mkdir(mode=mode)
         fsync_directory(path.parent)  # else what is flushed in it may be lost with its name
 
 
@@ -132,10 +89,11 @@ def make_write_error(path: Path, error: BaseException, needed_bytes: int | None 
     if is_disk_full(error) or "No space left" in str(error):
         free = shutil.disk_usage(path.parent).free / 2**20 if path.parent.is_dir() else 0.0
         needed = "" if needed_bytes is None else f", {max(needed_bytes / 2**20, 0.1):.1f} MiB needed"
-        run = next((each for each in path.parents if has_begun(each)), None)
-        then = "try again" if run is None else f"`ensemble resume {run}`"
+        run = next((folder for folder in path.parents if has_begun(folder)), None)
+        retry = "try again" if run is None else f"`ensemble resume {run}`"
         full = WriteError(
-            f"cannot write {path}: the disk or quota is full ({free:.1f} MiB free{needed}); make room, then {then}"
+            f"cannot write {path}: the disk or quota is full ({free:.1f} MiB free{needed}); make room, "
+            f"then {retry}"
         )
         full.is_for_room = True
         return full
@@ -153,7 +111,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None], needed_bytes: int | None = None) -> str:
-    """Replaces `path` by what `write(temporary)` writes, or leaves it as it was; access as `group_read_mode` says.
+    """Replaces `path` by what `write(temporary)` writes, or leaves it as it was.
 
     Args:
         needed_bytes: how long it will be, as far as that is known.
@@ -170,8 +128,6 @@ def write_atomically(path: Path, write: Callable[[Path], None], needed_bytes: in
         write(temporary)
         descriptor = os.open(temporary, os.O_RDONLY)
         try:
-            if opened := group_read_mode(path.parent):
-                os.fchmod(descriptor, 0o600 | opened)
             digest = flush_and_digest(temporary, descriptor)
         finally:
             os.close(descriptor)
@@ -185,15 +141,16 @@ def write_atomically(path: Path, write: Callable[[Path], None], needed_bytes: in
         raise
 
 
-def write_bytes(path: Path, content: bytes, like: Path | None = None) -> str:
-    """`write_atomically` of bytes, readable by the user only.
+def write_bytes(path: Path, content: bytes, like: Path | None = None, mode: int = 0o644) -> str:
+    """`write_atomically` of bytes.
 
     Args:
+        mode: of the file, as far as the umask lets it; a run directory lets in nobody else by itself.
         like: a file written by root gets the owner of this path.
     """
 
     def write(temporary: Path) -> None:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             if like is not None and os.geteuid() == 0:
                 owner = os.stat(like)
@@ -203,9 +160,9 @@ def write_bytes(path: Path, content: bytes, like: Path | None = None) -> str:
     return write_atomically(path, write, len(content))
 
 
-def write_json(path: Path, value: Any, like: Path | None = None) -> str:
-    """`write_atomically` of JSON, indented for people; `like` as `write_bytes` has it."""
-    return write_bytes(path, encode_json(value), like)
+def write_json(path: Path, value: Any) -> str:
+    """`write_atomically` of JSON, indented for people."""
+    return write_bytes(path, encode_json(value))
 
 
 def encode_json(value: Any) -> bytes:

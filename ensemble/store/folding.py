@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from ensemble.events import Event
 from ensemble.store.errors import DamagedError
 from ensemble.store.event_handlers import apply_event
-from ensemble.store.log_lines import read_batches
+from ensemble.store.event_log import read_batches
 from ensemble.store.state import RunState
 
 #: What `apply_event` may raise for an event that does not fit to those before it.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ensemble.events import Event
 from ensemble.store.errors import StoreError
+from ensemble.store.event_log import read_batches
 from ensemble.store.files import make_read_error
-from ensemble.store.log_lines import read_batches
 from ensemble.store.rundir import RunDir
 
 #: At the beginning of a log and before the offset: they tell whether it still is the log that was read. The first
@@ -85,10 +85,10 @@ def find_stamp(path: Path) -> Stamp:
     """
     # It is opened, as on NFS that alone shows what another machine has written; a named pipe is not waited for.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"{path} is no regular file")
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_mark(path: Path, offset: int) -> bytes:

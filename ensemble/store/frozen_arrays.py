@@ -2,15 +2,10 @@
 
 What a run trains with is then not the memory that the user's program may change: every process maps the files, so
 that the processes of a machine share one copy, in the page cache. Smaller arrays are copied into the pickle.
-
-Where the directory is to keep no data (`Ensemble(keep_data=False)`), the arrays of `sources.arrays`, and large
-ones of functions, are in memory files of the process that drives the run. `data/<name>-<digest>.memory` is then a
-link to such a file, in /proc: it is gone with that process, however it ends.
 """
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import re
@@ -22,8 +17,8 @@ import numpy.typing as npt
 
 from ensemble.store.digests import digest_file
 from ensemble.store.errors import DamagedError, StoreError
-from ensemble.store.files import format_command, write_atomically
-from ensemble.store.log_lines import read_files
+from ensemble.store.event_log import read_files
+from ensemble.store.files import write_atomically
 from pipelines.sources._files import File
 from pipelines.sources._mapped import MappedArray
 
@@ -35,11 +30,7 @@ AnyArray = npt.NDArray[Any]
 #: Arrays of so many bytes have files of their own.
 LEAST_BYTES = 2**20
 
-#: Ends of the names of files that are kept, and of links to memory.
-KEPT, IN_MEMORY = ".npy", ".memory"
-
-_NAME = re.compile(r"[\w.]{1,40}-[0-9a-f]{32}\.(?:npy|memory)", re.ASCII)
-_held: dict[Path, int] = {}  # the links of this process, and the descriptors of the memory
+_NAME = re.compile(r"[\w.]{1,40}-[0-9a-f]{32}\.npy", re.ASCII)
 
 
 class Place(NamedTuple):
@@ -63,7 +54,6 @@ class Place(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size of the array."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     def open(self, folder: Path) -> AnyArray | MappedArray:
@@ -74,8 +64,6 @@ class Place(NamedTuple):
         """
         path = folder.absolute() / self.file
         try:
-            if path.suffix == IN_MEMORY and not is_held(path):
-                raise FileNotFoundError(errno.ENOENT, "the process that had it in its memory has ended")
             file = File.of(str(path))
         except OSError as error:
             if not self.is_column:
@@ -128,85 +116,21 @@ def save_array(path: Path, array: AnyArray) -> None:
         )
 
 
-def hold_array(path: Path, array: AnyArray) -> None:
-    """Writes an array to the memory of this process, and a link to that; `release_arrays` ends both.
-
-    Raises:
-        OSError: there is no room.
-        StoreError: another process has it there, and is about to begin the run.
-    """
-    if is_held(path):
-        run_dir = path.parent.parent
-        raise StoreError(f"{run_dir} is being started by another process: submit it again later, to follow that")
-    descriptor = _held[path] = os.memfd_create(path.name, os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        np.lib.format.write_array(file, array, allow_pickle=False)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.symlink_to(_describe_memory(descriptor))
-
-
-def is_held(link: Path) -> bool:
-    """Whether a link leads to the memory for which it was made: its process may have ended, and its number may be
-    another process's, with another file under that descriptor.
-    """
-    try:
-        return os.readlink(os.readlink(link)).removesuffix(" (deleted)") == f"/memfd:{link.name}"
-    except OSError:
-        return False
-
-
-def release_arrays(folder: Path) -> None:
-    """Frees the arrays of a run that this process holds in memory, and removes its links to them."""
-    for path in [path for path in list(_held) if path.parent == folder]:
-        descriptor = _held.pop(path)
-        if path.is_symlink() and os.readlink(path) == _describe_memory(descriptor):
-            path.unlink()
-        os.close(descriptor)
-
-
-def _describe_memory(descriptor: int) -> str:
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
-
-
-def _list_names(run_dir: RunPaths, *declarations: Path) -> set[str]:
-    """The files in `data` of declarations, by the log; all it has where it does not know the declaration."""
-    known = read_files(run_dir.events)
-    every = [path.name for file in known.files if (path := run_dir.path / file).parent == run_dir.data]
-    digests = (digest_file(path) for path in declarations if path.is_file())
-    return {name for digest in digests for name in known.arrays.get(digest, every)}
-
-
 def list_arrays(run_dir: RunPaths) -> set[Path]:
     """The files of the arrays of the declarations that a run keeps, whether they are there or not."""
-    names = _list_names(run_dir, run_dir.ensemble_file, *run_dir.path.glob("code/*/ensemble.pkl"))
-    return {run_dir.data / name for name in names if name.endswith(KEPT)}
-
-
-def check_arrays(run_dir: RunPaths) -> None:
-    """Check that the arrays of a run's latest declaration are there, as far as the run was not to keep them.
-
-    Raises:
-        StoreError: no process holds them any more.
-    """
-    names = _list_names(run_dir, run_dir.ensemble_file)
-    gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not is_held(run_dir.data / name))
-    if gone:
-        columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
-        again = format_command("run", "SPEC.py", "--run-dir", run_dir.path)
-        raise StoreError(
-            f"{run_dir.path} does not keep its data ({columns}; Ensemble.keep_data is False): the spec, which "
-            f"makes them again, goes on with it: {again}"
-        )
+    logged = read_files(run_dir.events)
+    every = [path.name for file in logged.files if (path := run_dir.path / file).parent == run_dir.data]
+    declarations = (run_dir.ensemble_file, *run_dir.path.glob("code/*/ensemble.pkl"))
+    digests = (digest_file(path) for path in declarations if path.is_file())
+    return {run_dir.data / name for digest in digests for name in logged.arrays.get(digest, every)}
 
 
 def remove_unused_arrays(run_dir: RunPaths) -> None:
-    """Removes the arrays that a run has saved, by its log, and that no declaration has any more; no other files.
+    """Remove the arrays that a run has saved, by its log, and that no declaration has any more; no other files.
 
-    Of those in memory, links remain while the memory is there. This process has the lock of the run's log.
+    This process has the lock of the run's log.
     """
-    known = read_files(run_dir.events)
-    saved = {run_dir.data / name for names in known.arrays.values() for name in names if is_name(name)}
+    logged = read_files(run_dir.events)
+    saved = {run_dir.data / name for names in logged.arrays.values() for name in names if is_name(name)}
     for path in saved - list_arrays(run_dir):
-        if path.suffix == KEPT or (path.is_symlink() and not is_held(path)):
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)

@@ -62,7 +62,6 @@ class KeptCheckpoint:
             raise make_write_error(target, error) from None
 
     def remove(self) -> None:
-        """Remove it."""
         self.path.unlink(missing_ok=True)
 
 
@@ -86,8 +85,8 @@ def keep_checkpoint(run_dir: RunDir, checkpoint: Path, logged: Checkpoint) -> Ke
         digest = logged.weights_sha256 if is_logged else None
         if digest is None:
             digest = weights_sha256(load_checkpoint(path, parts=("model",))["model"])
-        known = logged.digest if is_logged else None
-        return KeptCheckpoint(path, position["epoch"], position["step"], digest, known)
+        file_digest = logged.digest if is_logged else None
+        return KeptCheckpoint(path, position["epoch"], position["step"], digest, file_digest)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -160,10 +159,11 @@ def load_initial_state(
     """
     path = run_dir.initial_weights(member)
     state: dict[str, Any] = load_checkpoint(path, parts, file_digest)
-    found = weights_sha256(state["model"])
-    if found != digest:
+    own_digest = weights_sha256(state["model"])
+    if own_digest != digest:
         raise StoreError(
-            f"{path} has other weights ({found[:12]}) than those with which {member} is to start ({digest[:12]})"
+            f"{path} has other weights ({own_digest[:12]}) than those with which {member} is to start "
+            f"({digest[:12]})"
         )
     return state
 

@@ -1,19 +1,14 @@
-"""Saves the code that members train with in the run directory, in `code/<fingerprint>/` for each version.
+"""Saves the code that members train with, in `code/<fingerprint>/`: code.json, ensemble.pkl, the user's modules.
 
-    code.json       what it is made of: names and digests (`ensemble.user_code.fingerprint.Code`)
-    ensemble.pkl    the declaration with that code in it, as it was last submitted
-    *.py            the user's modules, to be read, compared or taken up again by people
-
-The declaration holds by value what the user's modules define, so that none of them is imported again: neither what
-was edited since, nor from where they are no longer. Only where that cannot be (a module that holds a lock, say) do
-other processes import them; the fingerprint tells then whether they are what they were.
+`ensemble.pkl` holds by value what the user's modules define, so that no process imports what was edited since.
+Where that cannot be (a module that holds a lock), processes import them, and the fingerprint tells whether they
+are what they were.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import filecmp
 import io
 import json
 import logging
@@ -28,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.user_imports import find_import_folder
 from ensemble.store.declaration import Declaration
-from ensemble.store.errors import OtherPythonError, StoreError
-from ensemble.store.files import encode_json, fsync_directory, write_bytes
-from ensemble.store.log_lines import read_files
+from ensemble.store.errors import StoreError
+from ensemble.store.event_log import read_files
+from ensemble.store.files import encode_json, make_directory, write_bytes
 from ensemble.store.unpicklable import describe_unpicklable
-from ensemble.user_code.fingerprint import PYTHON, Code
+from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import users_modules
 
 if TYPE_CHECKING:
@@ -46,26 +41,19 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
-def list_code(folder: Path, code: Code, declaration: bytes, ensemble: Ensemble) -> dict[Path, bytes]:
-    """The files of the code of a declaration, and what is in them, without the modules that are private.
+def list_code(folder: Path, code: Code, declaration: bytes) -> dict[Path, bytes]:
+    """The files of the code of a declaration, and what is in them.
 
     Args:
         folder: `code/<fingerprint>`.
     """
     files: dict[Path, bytes] = {}
     for module, file in code.sources.items():
-        if is_private_module(module, ensemble):
-            continue
         target = folder.joinpath(*module.split("."))
         is_package = file.name == "__init__.py"
         target = target / file.name if is_package else target.with_name(f"{target.name}.py")
         files[target] = file.read_bytes()
     return {**files, folder / _DECLARATION: declaration, folder / _CODE: describe_code(code)}
-
-
-def is_private_module(name: str, ensemble: Ensemble) -> bool:
-    """Whether a run does not keep a module: it, or its package, is one of `Ensemble.private_modules`."""
-    return any(name == each or name.startswith(f"{each}.") for each in ensemble.private_modules)
 
 
 def describe_code(code: Code) -> bytes:
@@ -77,8 +65,8 @@ def describe_code(code: Code) -> bytes:
 def save_code(files: Mapping[Path, bytes], current: Path) -> None:
     """Saves the code of a declaration (`list_code`), and replaces the file `current` by that declaration."""
     for path, content in files.items():
-        _make_private_directory(path.parent)
-        write_bytes(path, content)
+        make_directory(path.parent, 0o700)
+        write_bytes(path, content, mode=0o600)
     kept = next(path for path in files if path.name == _DECLARATION)
     link = current.with_name(f".{current.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -87,15 +75,7 @@ def save_code(files: Mapping[Path, bytes], current: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        write_bytes(current, files[kept])
-
-
-def _make_private_directory(path: Path) -> None:
-    """Make a directory and those above it for nobody else; `mkdir(parents=True)` leaves parents to the umask."""
-    if not path.is_dir():
-        _make_private_directory(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
-        fsync_directory(path.parent)
+        write_bytes(current, files[kept], mode=0o600)
 
 
 def load_code(folder: Path) -> Code | None:
@@ -107,30 +87,6 @@ def load_code(folder: Path) -> Code | None:
         return Code(stored["python"], parts, scheme=scheme, names=names, predicts=predicts)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def check_python(declaration: Path, folders: Path) -> None:
-    """Check that this Python can run the functions that a declaration holds by value.
-
-    Instructions of another minor version end the process, or compute something else.
-
-    Args:
-        declaration: `ensemble.pkl`, in a folder of code or a copy of it or a link to it.
-        folders: `code`, with a folder for each version of the code.
-
-    Raises:
-        OtherPythonError: another Python compiled them.
-    """
-    kept = folders.glob("*/ensemble.pkl")
-    copies = [k for k in kept if os.path.samefile(k, declaration) or filecmp.cmp(k, declaration, shallow=False)]
-    codes = [code for each in copies or [declaration] if (code := load_code(each.parent)) is not None]
-    others = [code.python for code in codes if code.python != PYTHON]
-    if len(others) < len(codes) or not others or b"CodeType" not in declaration.read_bytes():
-        return
-    raise OtherPythonError(
-        f"{declaration} holds functions as Python {others[0]} compiled them, which Python {PYTHON} cannot run: "
-        f"use Python {others[0]}, or submit the declaration again (ensemble run SPEC), which compiles them anew"
-    )
 
 
 def is_fingerprint(folder: str) -> bool:
@@ -151,7 +107,11 @@ def remove_unused_code(run_dir: RunPaths, but: str) -> None:
     folder = run_dir.code(but).parent
     saved = (run_dir.path / file for file in read_files(run_dir.events).files)
     kept = (path.parent for path in saved if path.name == _DECLARATION and path.parent.parent == folder)
-    unused = {each.name for each in kept if is_fingerprint(each.name) and each.is_dir() and not each.is_symlink()}
+    unused = {
+        version.name
+        for version in kept
+        if is_fingerprint(version.name) and version.is_dir() and not version.is_symlink()
+    }
     unused -= {but}
     if unused:
         state = read_state(run_dir.events)
@@ -175,8 +135,7 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     from pipelines.ipc.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)
-    for found in (_find_user_modules(spec, of_spec), of_spec):
-        modules = [module for module in found if not is_private_module(module.__name__, ensemble)]
+    for modules in (_find_user_modules(spec, of_spec), of_spec):
         try:
             with _by_value(modules):
                 return Declaration(ensemble)
@@ -192,10 +151,9 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     ) from failure
 
 
-def pickle_by_value(code: Code, ensemble: Ensemble) -> contextlib.AbstractContextManager[None]:
+def pickle_by_value(code: Code) -> contextlib.AbstractContextManager[None]:
     """Within the context, what the user's modules define is pickled by value, as in `ensemble.pkl`."""
-    names = [name for name in code.sources if name in sys.modules and not is_private_module(name, ensemble)]
-    return _by_value([sys.modules[name] for name in names])
+    return _by_value([sys.modules[name] for name in code.sources if name in sys.modules])
 
 
 @contextlib.contextmanager
@@ -224,8 +182,8 @@ def _find_user_modules(spec: Path | None, of_spec: list[Any]) -> list[Any]:
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if spec is None and isinstance(script, str):
         folders.append(Path(script).resolve().parent)
-    found = {name: module for folder in folders for name, module in users_modules(folder).items()}
-    return [*found.values(), *(module for module in of_spec if module.__name__ not in found)]
+    by_name = {name: module for folder in folders for name, module in users_modules(folder).items()}
+    return [*by_name.values(), *(module for module in of_spec if module.__name__ not in by_name)]
 
 
 def _find_spec_modules(spec: Path | None) -> list[Any]:
@@ -233,11 +191,11 @@ def _find_spec_modules(spec: Path | None) -> list[Any]:
     if spec is None:
         return []
     file = spec.resolve()
-    names, found = {spec.name, file.name}, []
+    names, spec_modules = {spec.name, file.name}, []
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if not isinstance(path, str) or os.path.basename(path) not in names or module.__name__ == "__main__":
             continue
         if os.path.realpath(path) == str(file):
-            found.append(module)
-    return found
+            spec_modules.append(module)
+    return spec_modules

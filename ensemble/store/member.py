@@ -66,7 +66,7 @@ class NodeState:
         health: the last `node_health` event of this start.
         attempts: that were placed there, over all starts.  failures: how many of them failed, by the cause.
         excluded: why nothing is placed there, in this start: "lost", "draining", "unusable", "resting" (it is
-            tried again), "avoided" (members have failed there repeatedly).
+            tried again).
     """
 
     name: str
@@ -109,7 +109,7 @@ class MemberState:
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
         earlier: finished epochs before those of `history`; None unless `drop_epochs` was called.
-        plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
+        plan: what was measured for its exchange (`ensemble.comm.exchange_plan.ExchangePlan`); None where nothing
             was.
         checkpoint: the last `checkpoint` event whose file is not known to be damaged.  checkpoint_before: the one
             before it, whose file is there until the member has ended.
@@ -177,7 +177,6 @@ class MemberState:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Its hyperparameters."""
         return dict(self.identity.get("params", {}))
 
     @property
@@ -197,7 +196,6 @@ class MemberState:
         return samples, seconds
 
     def drop_epochs(self) -> None:
-        """Replaces `history` by its sums."""
         if self.history:
             last = self.history[-1]
             self.earlier = EpochSums(last.epoch + 1, *self._samples_and_seconds(), last.metrics)
@@ -244,12 +242,10 @@ class MemberState:
         return self.code if self.has_weights_of_other_code(code) else self.earlier_code
 
     def go_on_with(self, code: str | None) -> None:
-        """Takes note of the fingerprint of the code that it trains with from here on."""
         self.earlier_code = self.find_other_code(code)
         self.code = code
 
     def add_checkpoint(self, event: events.Checkpoint) -> None:
-        """Takes note of its last checkpoint."""
         if self.checkpoint is None or self.checkpoint.path != event.path:
             self.checkpoint_before = self.checkpoint
         self.checkpoint, self.is_checkpoint_removed = event, False
@@ -270,14 +266,13 @@ class MemberState:
         return self.checkpoint is not None and self.checkpoint.has_weights_only
 
     def explain_no_checkpoint(self) -> str:
-        """Why there is no checkpoint."""
         removed = "its checkpoint was removed (Ensemble.keep_checkpoints='selected')"
         return removed if self.is_checkpoint_removed else f"it has no checkpoint ({self.state})"
 
     def list_checkpoints(self) -> list[tuple[str, str | None]]:
         """The (name, digest) of the files from which it can go on, the last one first."""
-        known = [event for event in (self.checkpoint, self.checkpoint_before) if event]
-        return [(Path(event.path).name, event.digest) for event in known]
+        checkpoints = [event for event in (self.checkpoint, self.checkpoint_before) if event]
+        return [(Path(event.path).name, event.digest) for event in checkpoints]
 
     def drop_checkpoint(self, name: str) -> None:
         """Leaves out a checkpoint whose file, of this name, is damaged; harmless for a file of another kind."""

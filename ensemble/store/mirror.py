@@ -1,7 +1,7 @@
-"""What lies at the address of a mirrored run, and what its directory says of it.
+"""Copies a run to an object store while it goes on; `ensemble.store.mirror_fetch` brings it back.
 
-manifests/000007.json   the objects that are the run
-PATH, PATH@DIGEST       a file of the run as it was first, and as it was when it had changed
+`manifest.json`, written last, names the object of each file, with its size and digest. No object is replaced by
+another content, but for that of a file that grows (the log): what is beyond its size does not count.
 """
 
 from __future__ import annotations
@@ -11,229 +11,59 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO, ClassVar
-from urllib.parse import urlsplit
+import uuid
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 import msgspec
-from msgspec import Struct
 
-from ensemble.spec import SpecError
+from ensemble.store.digests import digest_blocks
 from ensemble.store.errors import StoreError
-from ensemble.store.files import format_command, write_bytes
-from ensemble.store.run_paths import RunPaths
+from ensemble.store.event_log import EventLog, end_of_events
+from ensemble.store.files import format_command
+from ensemble.store.mirror_objects import (
+    MANIFEST,
+    Manifest,
+    MirrorError,
+    ObjectStore,
+    Stored,
+    check_url,
+)
+from ensemble.store.mirror_status import NO_MIRROR, MirrorOptions, MirrorStatus, load_status, save_status
 from ensemble.store.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-#: Given as an address: the run is not copied any more.
-NO_MIRROR = "none"
-MANIFESTS, EVENTS = "manifests", "events.jsonl"
-#: Of a file that is sent in parts, of which a store takes 10,000 at most.
-PART_BYTES, MOST_PARTS = 16 * 2**20, 9000
+EVENTS = "events.jsonl"
+#: Files to which a run only appends.
+GROWING = (EVENTS, "optuna.journal")
+#: Files that are held open while others are sent, so that they can be sent when the run has removed them.
+MOST_OPEN = 256
+#: Seconds between two copies of what members print; bytes a second of the log, which is sent whole.
+OUTPUT_S, LOG_RATE = 60.0, 1e6
+LISTING_SHARE = 0.02  # of a core, at most, for listing files
+OWNER_S = 5.0  # between two looks whether the run is copied from elsewhere, while files are sent
 
-_PATIENCE = {"connect_timeout": 10, "retries": {"max_attempts": 1}}  # of botocore; s3fs tries again by itself
 _OF_RUN = re.compile(
-    r"events\.jsonl|run\.json|ensemble\.pkl|spec\.py|prior-trials\.json|digests\.json|optuna\.journal"
-    r"|report\.html|(?:ledger|results|summary)\.json|(?:ledger|metrics|uncertainty)\.csv"
+    r"events\.jsonl|run\.json|ensemble\.pkl|spec\.py|optuna\.journal"
+    r"|report\.html|(?:ledger|results)\.json|(?:ledger|metrics)\.csv"
     r"|code/[0-9a-f]{16}/.+|data/[^/]+\.npy"
     r"|members/[^/]+/(?:log\.txt|(?:checkpoint|initial-weights|predictions)[^/]*\.safetensors)"
 )
 _IN_PROGRESS = re.compile(r"members/[^/]+/predictions-(?:.*-)?\d+\.safetensors")  # written in place by an attempt
 
-
-class MirrorError(StoreError):
-    """An object store does not do what it is asked."""
+#: Inode, size and time of the last change in nanoseconds; of the log its size alone.
+Stamp = tuple[int, int, int]
 
 
 class TakenOverError(StoreError):
     """The run went on elsewhere, and is copied to the address from there."""
 
 
-@dataclass(frozen=True)
-class MirrorOptions:
-    """What the process that copies a run is given."""
-
-    name: ClassVar[str] = "mirror"
-    url: str
-
-
-class StoredFile(Struct, frozen=True, array_like=True):
-    """The name of a file's object, its size and digest, and when it was changed, in Unix seconds."""
-
-    name: str
-    size: int
-    digest: str
-    mtime: float
-
-
-class Manifest(Struct, kw_only=True):
-    """A state of a run that can be resumed: its files by their paths.
-
-    Attributes:
-        writer: tells which `Copier` wrote it; empty where a driver has taken the address over.
-    """
-
-    v: int = VERSION
-    writer: str = ""
-    run_id: str
-    name: str
-    files: dict[str, StoredFile] = {}
-
-
-class MirrorStatus(Struct, kw_only=True):
-    """What `mirror.json` in a run directory says of its mirror.
-
-    Attributes:
-        files, bytes: that are not there yet.
-        since: when the oldest of them was found, in Unix seconds; None: none is known.
-        error: why the last attempt failed; empty where it did not.
-        is_whole: whether the run has ended, and all of it is there.
-    """
-
-    url: str
-    files: int = 0
-    bytes: int = 0
-    since: float | None = None
-    error: str = ""
-    is_whole: bool = False
-
-    def __str__(self) -> str:
-        if self.since is None:
-            return f"mirror: {self.url}: {'complete' if self.is_whole else 'up to date'}"
-        files = f"{self.files} files, {self.bytes / 1e6:.1f} MB " if self.files else ""
-        since, error = time.strftime("%H:%M", time.localtime(self.since)), f" ({self.error})" * bool(self.error)
-        return f"mirror: {self.url}: {files}behind since {since}{error}"
-
-
-def load_status(run_dir: RunPaths) -> MirrorStatus | None:
-    """What a run directory says of its mirror; None where it has none."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode(run_dir.mirror.read_bytes(), type=MirrorStatus)
-    return None
-
-
-def save_status(run_dir: RunPaths, status: MirrorStatus) -> None:
-    """Replace what a run directory says of its mirror."""
-    write_bytes(run_dir.mirror, msgspec.json.encode(status) + b"\n")
-
-
-def explain_incomplete(run_dir: RunPaths) -> str | None:
-    """What the mirror of a run that has ended lacks, and what to do; None where it lacks nothing."""
-    status = load_status(run_dir)
-    if status is None or status.is_whole:
-        return None
-    return f"{status}; it is not complete, and {format_command('resume', run_dir.path)} completes it"
-
-
-def check_url(url: str) -> str:
-    """Return the address of a mirror without a slash at its end.
-
-    Raises:
-        SpecError: it is no address, or holds a user's name, a password, a token or a pattern.
-    """
-    parts, shown = urlsplit(url), re.sub(r"//[^/]*@", "//...@", url).partition("?")[0]
-    is_address = "://" in url and parts.scheme not in ("http", "https", "memory")
-    if not is_address or not (parts.netloc + parts.path).strip("/"):
-        raise SpecError(f"{shown!r} is no address for a mirror: give s3://BUCKET/PATH, gs://..., file:///...")
-    if parts.scheme in ("file", "local") and parts.netloc:
-        raise SpecError(f"{shown!r} names no folder: write its whole path after three slashes, as file:///backup")
-    if "@" in parts.netloc or parts.query or parts.fragment or re.search(r"[*?\[\]]", url):
-        raise SpecError(
-            f"{shown!r}: an address of a mirror holds no credentials, queries or patterns; fsspec takes "
-            "credentials from the environment and its configuration"
-        )
-    return url.rstrip("/")
-
-
 def is_of_run(path: str) -> bool:
     """Whether a path is copied and fetched: requests, sockets, caches, loggers' and users' own files are not."""
     is_plain = not any(not part or part[0] == "." or "\0" in part for part in path.split("/"))
     return is_plain and _OF_RUN.fullmatch(path) is not None and _IN_PROGRESS.fullmatch(path) is None
-
-
-class ObjectStore:
-    """The objects below an address, by fsspec.
-
-    Raises:
-        MirrorError: no library for its protocol is installed.
-    """
-
-    def __init__(self, url: str) -> None:
-        import fsspec
-
-        self.url, protocol = url, url.partition("://")[0]
-        self._is_local = protocol in ("file", "local")
-        options: dict[str, Any] = {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
-        if protocol in ("s3", "s3a"):
-            configured = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
-            options["config_kwargs"] = {**_PATIENCE, **configured}
-        try:
-            self._fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)
-        except (ImportError, ValueError) as error:
-            raise MirrorError(f"{url}: {error}") from None
-        self._root = root.rstrip("/")
-
-    def call(self, method: str, name: str = "", *arguments: Any, **options: Any) -> Any:
-        """Call a method of the file system with the name of an object or a folder; None where there is none."""
-        with self._naming(f"{method} {name}"), contextlib.suppress(FileNotFoundError):
-            return getattr(self._fs, method)(f"{self._root}/{name}".rstrip("/"), *arguments, **options)
-
-    def list_folder(self, folder: str = "") -> list[str]:
-        """The names in a folder."""
-        self._fs.invalidate_cache()
-        return [path.rpartition("/")[2] for path in self.call("ls", folder, detail=False) or ()]
-
-    def find(self) -> list[str]:
-        """The names of all objects."""
-        return [path[len(self._root) + 1 :] for path in self.call("find")]
-
-    def write(self, name: str, content: Iterable[bytes], size: int = 0) -> None:
-        """Write an object of about so many bytes."""
-        if self._is_local:
-            os.makedirs(self._root, 0o700, exist_ok=True)
-        part = max(PART_BYTES, (size // MOST_PARTS | (2**18 - 1)) + 1)
-        with self._naming(f"write {name}"), self._fs.open(f"{self._root}/{name}", "wb", block_size=part) as out:
-            for block in content:
-                out.write(block)
-
-    @contextlib.contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of the library for the protocol
-            text = " ".join(str(error).split())[:200]
-            raise MirrorError(f"{self.url}: cannot {what}: {type(error).__name__}: {text}") from error
-
-
-def list_manifests(store: ObjectStore) -> list[int]:
-    """The numbers of the manifests, the last one first."""
-    names = (name for name in store.list_folder(MANIFESTS) if re.fullmatch(r"\d{6}\.json", name))
-    return sorted((int(name[:6]) for name in names), reverse=True)
-
-
-def name_manifest(number: int) -> str:
-    """The name of a manifest."""
-    return f"{MANIFESTS}/{number:06d}.json"
-
-
-def read_manifest(store: ObjectStore) -> tuple[int, Manifest | None]:
-    """The last whole manifest and its number; 0 and None where there is none.
-
-    Raises:
-        StoreError: this version can read none of them.
-    """
-    while numbers := list_manifests(store):
-        for number in numbers:
-            with contextlib.suppress(msgspec.MsgspecError):  # its writer was killed, or it was replaced
-                manifest = msgspec.json.decode(store.call("cat_file", name_manifest(number)) or b"", type=Manifest)
-                if manifest.v == VERSION:
-                    return number, manifest
-        if list_manifests(store) == numbers:
-            raise StoreError(f"{store.url} is damaged, or was written by another version of ray-ensemble")
-    return 0, None
 
 
 def begin_mirror(run_dir: RunDir, url: str | None) -> MirrorOptions | None:
@@ -253,32 +83,43 @@ def begin_mirror(run_dir: RunDir, url: str | None) -> MirrorOptions | None:
     url = url or (NO_MIRROR if status is None else status.url)
     if url == NO_MIRROR:
         return None
-    store = ObjectStore(check_url(url))
-    number, manifest = read_manifest(store)
+    store, manifest = find_mirror(url, run_dir.info["run_id"])
     if manifest is None:
-        if names := store.list_folder():
-            raise StoreError(f"{url} is not empty and has no mirror ({names[0]} ...): give an address below it")
         manifest = Manifest(run_id=run_dir.info["run_id"], name=run_dir.info["name"])
-    check_continues(run_dir, manifest, store.url)
-    manifest.writer = ""
-    store.write(name_manifest(number + 1), [msgspec.json.encode(manifest)])
+    _check_continues(run_dir, manifest, store.url)
+    manifest.writer = uuid.uuid4().hex
+    store.write(MANIFEST, [msgspec.json.encode(manifest)])
     save_status(run_dir, MirrorStatus(url=store.url))
     log.warning("the run is copied to %s", store.url)
-    return MirrorOptions(store.url)
+    return MirrorOptions(store.url, manifest.writer)
 
 
-def check_continues(run_dir: RunDir, manifest: Manifest, url: str) -> None:
-    """Check that a directory has the run of a manifest, and that its log begins with the log there.
+def find_mirror(url: str, run_id: str | None) -> tuple[ObjectStore, Manifest | None]:
+    """What is at an address to which a run can be copied; nothing is written.
+
+    Args:
+        run_id: of the run; None: it is a new one.
 
     Raises:
-        TakenOverError, StoreError: as `begin_mirror`.
+        SpecError: `url` is no address.
+        StoreError: it has another run or other files.
     """
-    own, other = run_dir.info["run_id"], manifest.run_id
-    if own != other:
-        raise StoreError(f"{url} mirrors another run ({manifest.name!r}, run id {other}): give another address")
-    stored = manifest.files.get(EVENTS)
+    store = ObjectStore(check_url(url))
+    manifest = store.read_manifest()
+    if manifest is None and (names := store.call("ls", detail=False)):
+        name = names[0].rpartition("/")[2]
+        raise StoreError(f"{url} is not empty and has no mirror ({name} ...): give an address below it")
+    if manifest is not None and manifest.run_id != run_id:
+        which = f"{manifest.name!r}, run id {manifest.run_id}"
+        raise StoreError(f"{url} mirrors another run ({which}): give another address")
+    return store, manifest
+
+
+def _check_continues(run_dir: RunDir, manifest: Manifest, url: str) -> None:
+    """Check that the log of a directory begins with the log of a manifest."""
+    _, size, digest = manifest.files.get(EVENTS, ("", 0, ""))
     with open(run_dir.events, "rb") as events:
-        if stored is None or digest_blocks(read_blocks(events, stored.size)) == stored.digest:
+        if not size or digest_blocks(read_blocks(events, size)) == digest:
             return
     raise TakenOverError(
         f"{url} has a state of the run that {run_dir.path} does not continue: the run went on elsewhere. "
@@ -286,17 +127,160 @@ def check_continues(run_dir: RunDir, manifest: Manifest, url: str) -> None:
     )
 
 
+class Copier:
+    """Copies a run to the address that `begin_mirror` has taken.
+
+    Attributes:
+        behind: what is not there yet, and why.
+    """
+
+    def __init__(self, run_dir: RunDir, options: MirrorOptions) -> None:
+        self._run_dir, self._store, self._writer = run_dir, ObjectStore(options.url), options.writer
+        self.behind = load_status(run_dir) or MirrorStatus(url=options.url)
+        self._sent: dict[str, tuple[Stamp, Stored]] = {}
+        self._unnamed: set[str] = set()  # objects that were sent, or named before, and may have to be removed
+        self._output_at = self._due_at = 0.0
+
+    def copy(self, *, is_last: bool = False, is_now: bool = False) -> None:
+        """Copy the files that are new or have changed, if there are any, with the log up to now.
+
+        Args:
+            is_last: the run has ended, and nothing more is written.
+            is_now: do not wait, though the last copy was not long ago.
+
+        Raises:
+            TakenOverError: the run is copied from elsewhere; nothing is changed.
+            StoreError: the store does not do what it is asked, or a file cannot be read; the next call goes on.
+        """
+        if not (is_last or is_now) and time.monotonic() < self._due_at:
+            return
+        began_s = time.thread_time()
+        try:
+            stamps = self._list_files(is_last=is_last)
+            pause_s = max((time.thread_time() - began_s) / LISTING_SHARE, stamps[EVENTS][1] / LOG_RATE)
+            self._due_at = time.monotonic() + pause_s
+            sent = {path: stamp for path, (stamp, _) in self._sent.items()}
+            changed = {path: stamp for path, stamp in stamps.items() if sent.get(path) != stamp}
+            is_same = changed.keys() <= {EVENTS} and stamps.keys() == self._sent.keys()
+            if is_same and self.behind.since is None and not is_last:
+                return
+            self._copy(stamps, changed)
+        except (StoreError, OSError) as error:
+            since = self.behind.since or time.time()
+            self._note(error=" ".join(str(error).split())[:300], since=since, is_whole=False)
+            raise
+        is_whole = is_last and end_of_events(self._run_dir.events) == stamps[EVENTS][1]
+        self._note(files=0, bytes=0, since=None, error="", is_whole=is_whole)
+
+    def _list_files(self, *, is_last: bool) -> dict[str, Stamp]:
+        """The files of the run, the log last; what members print is as it was sent until a minute later.
+
+        A run writes a file before its log names it, and keeps a checkpoint and the one before. So what the log
+        names up to a byte is there when it is listed after that byte was found.
+        """
+        end = end_of_events(self._run_dir.events)
+        stamps: dict[str, Stamp] = {}
+        is_due = is_last or time.monotonic() >= self._output_at + OUTPUT_S
+        self._output_at = time.monotonic() if is_due else self._output_at
+        for folder, folders, names in os.walk(self._run_dir.path, onerror=_raise):
+            inside = f"{folder}/".removeprefix(f"{self._run_dir.path}/")
+            if not inside:
+                folders[:] = [name for name in folders if name in ("code", "data", "members")]
+            for path in (f"{inside}{name}" for name in names):
+                if path.endswith("/log.txt") and path in self._sent and not is_due:
+                    stamps[path] = self._sent[path][0]
+                elif path != EVENTS and is_of_run(path):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = os.stat(self._run_dir.path / path)
+                        stamps[path] = status.st_ino, status.st_size, status.st_mtime_ns
+        return {**stamps, EVENTS: (0, end, 0)}
+
+    def _copy(self, stamps: dict[str, Stamp], changed: dict[str, Stamp]) -> None:
+        """Send files, then the manifest that makes them count; remove what that does not name any more."""
+        with contextlib.ExitStack() as opened:
+            newest = sorted(changed, key=lambda path: changed[path][2], reverse=True)[:MOST_OPEN]
+            held = {path: self._open(opened, path) for path in newest}
+            manifest = self._read_own_manifest()
+            size, since = sum(stamp[1] for stamp in changed.values()), self.behind.since or time.time()
+            self._note(files=len(changed), bytes=size, since=since, is_whole=False)
+            before, checked_at = manifest.files, time.monotonic()
+            for path in before.keys() - stamps.keys():
+                self._check_is_gone(path)
+            self._unnamed |= {name for name, _, _ in before.values()}
+            for path, stamp in changed.items():
+                if time.monotonic() > checked_at + OWNER_S:
+                    self._read_own_manifest()
+                    checked_at = time.monotonic()
+                file = held.get(path) or self._open(opened, path)
+                if file is not None:
+                    stored = self._sent[path][1] if path in self._sent else before.get(path)
+                    self._sent[path] = stamp, self._send(path, stamp[1], file, stored)
+        self._read_own_manifest()
+        self._sent = {path: sent for path, sent in self._sent.items() if path in stamps}
+        manifest.files = {path: file for path, (_, file) in self._sent.items()}
+        self._store.write(MANIFEST, [msgspec.json.encode(manifest)])
+        for name in self._unnamed - {name for name, _, _ in manifest.files.values()}:
+            self._store.call("rm_file", name)
+        self._unnamed.clear()
+
+    def _check_is_gone(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(self._run_dir.path / path)
+            raise MirrorError(f"{self._run_dir.path / path} is there, but was not listed")
+
+    def _read_own_manifest(self) -> Manifest:
+        manifest = self._store.read_manifest()
+        if manifest is None:
+            raise MirrorError(f"{self._store.url}: its manifest is gone")
+        if manifest.writer != self._writer:
+            raise TakenOverError(f"{self._store.url}: the run went on elsewhere and is copied from there")
+        return manifest
+
+    def _open(self, opened: contextlib.ExitStack, path: str) -> BinaryIO | None:
+        with contextlib.suppress(FileNotFoundError):
+            return opened.enter_context(open(self._run_dir.path / path, "rb"))
+        return None
+
+    def _send(self, path: str, size: int, file: BinaryIO, stored: Stored | None) -> Stored:
+        """Send a file unless the address has it; returns where it is, its size and digest.
+
+        Another driver's object is not written, whatever it has of this file, nor one that the manifest names.
+        """
+        if path != EVENTS:
+            size = os.fstat(file.fileno()).st_size
+        digest = digest_blocks(read_blocks(file, size))
+        tag = self._writer if path in GROWING else digest.rpartition(":")[2]
+        sent = f"{path}@{tag[:16]}", size, digest
+        if stored != sent:
+            self._unnamed.add(sent[0])
+            self._store.write(sent[0], read_blocks(file, size), size)
+        return sent
+
+    def _note(self, **changes: Any) -> None:
+        self.behind = msgspec.structs.replace(self.behind, **changes)
+        if self._run_dir.mirror.exists():  # else --mirror none has ended it
+            save_status(self._run_dir, self.behind)
+
+
+def complete_mirror(run_dir: RunDir, url: str | None) -> str | None:
+    """Copy what the address of a run that has ended lacks; returns why that cannot be done, or None.
+
+    Args:
+        url: as of `begin_mirror`.
+    """
+    try:
+        with EventLog(run_dir.events):
+            if options := begin_mirror(run_dir, url):
+                Copier(run_dir, options).copy(is_last=True)
+    except (MirrorError, TakenOverError) as error:
+        return str(error)
+    return None
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def read_blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The first bytes of a file."""
     for offset in range(0, size, 2**20):
         yield os.pread(file.fileno(), min(2**20, size - offset), offset)
-
-
-def digest_blocks(blocks: Iterable[bytes]) -> str:
-    """The digest of what blocks make, as `ensemble.store.digests` has it."""
-    import xxhash
-
-    digest = xxhash.xxh3_128()
-    for block in blocks:
-        digest.update(block)
-    return f"xxh3:{digest.hexdigest()}"

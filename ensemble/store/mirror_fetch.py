@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +12,9 @@ from pathlib import Path
 from ensemble.store.digests import digest_file
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.files import format_command, make_directory
-from ensemble.store.mirror import (
-    EVENTS,
-    MirrorStatus,
-    ObjectStore,
-    StoredFile,
-    check_url,
-    is_of_run,
-    read_manifest,
-    save_status,
-)
+from ensemble.store.mirror import EVENTS, is_of_run
+from ensemble.store.mirror_objects import ObjectStore, check_url
+from ensemble.store.mirror_status import MirrorStatus, save_status
 from ensemble.store.run_paths import RunPaths
 
 #: Files that are fetched at a time, and tries to fetch a run that changes meanwhile.
@@ -67,46 +61,48 @@ def fetch(url: str, run_dir: str | os.PathLike[str]) -> Path:
 
 
 def _fetch_files(store: ObjectStore, target: Path) -> str:
-    """Fetch the files of the last manifest; returns what is damaged or missing, in words."""
+    """Fetch the files of the manifest; returns what is damaged or missing, in words."""
     damaged: list[str] = []
     for _ in range(TRIES):
-        number, manifest = read_manifest(store)
+        manifest = store.read_manifest()
         if manifest is None or EVENTS not in manifest.files:
             raise StoreError(f"no run here: nothing was copied to {store.url} yet")
-        if names := [path for path in manifest.files if not is_of_run(path)]:
-            raise StoreError(f"{store.url} is damaged, or no mirror of a run: it has a file {names[0][:100]!r}")
+        for path, (name, _, _) in manifest.files.items():
+            if not is_of_run(path) or not re.fullmatch(re.escape(path) + "@[0-9a-f]+", name):
+                raise StoreError(f"{store.url} is damaged, or no mirror of a run: it has a file {path[:100]!r}")
         for file in [path for path in target.rglob("*") if path.is_file()]:  # of the manifest before
             if file.relative_to(target).as_posix() not in manifest.files:
                 file.unlink()
         with ThreadPoolExecutor(READERS) as pool:
-            files = [(target / path, stored) for path, stored in manifest.files.items()]
-            pending = [pool.submit(_fetch_file, store, file, stored) for file, stored in files]
+            files = [(store, target / path, *stored) for path, stored in manifest.files.items()]
             try:
-                is_whole = [future.result() for future in pending]
+                is_whole = list(pool.map(lambda file: _fetch_file(*file), files))
             finally:
                 pool.shutdown(cancel_futures=True)
-        damaged = [stored.name for (_, stored), whole in zip(files, is_whole, strict=True) if not whole]
-        if not damaged or read_manifest(store)[0] == number:  # else the run has replaced them meanwhile
+        damaged = [path for path, whole in zip(manifest.files, is_whole, strict=True) if not whole]
+        if not damaged or store.read_manifest() == manifest:  # else the run has replaced them meanwhile
             break
     names = damaged[:5] + ["..."] * (len(damaged) > 5)
     description = f"{store.url} is damaged: {', '.join(names)} missing or not as written" if damaged else ""
-    if not RunPaths(target).events.exists():
+    if EVENTS in damaged:
         raise DamagedError(f"{description}; nothing was fetched")
     return description
 
 
-def _fetch_file(store: ObjectStore, file: Path, stored: StoredFile) -> bool:
+def _fetch_file(store: ObjectStore, file: Path, name: str, size: int, digest: str) -> bool:
     """Fetch a file unless it is there; returns whether it is as it was written."""
-    if not _is_as_written(file, stored):
-        make_directory(file.parent)
-        store.call("get_file", stored.name, str(file))
-    if not _is_as_written(file, stored):
+
+    def is_as_written() -> bool:
+        if not file.is_file() or file.stat().st_size < size:
+            return False
+        os.truncate(file, size)  # what was appended after the manifest was written
+        return digest_file(file) == digest
+
+    if not is_as_written():
+        make_directory(file.parent, 0o700)
+        store.call("get_file", name, str(file))
+    if not is_as_written():
         file.unlink(missing_ok=True)
         return False
     file.chmod(0o600)
-    os.utime(file, (stored.mtime, stored.mtime))
     return True
-
-
-def _is_as_written(file: Path, stored: StoredFile) -> bool:
-    return file.is_file() and file.stat().st_size == stored.size and digest_file(file) == stored.digest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import functools
 import itertools
 import math
 import os
@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from ensemble.spec.positions import fill_up, take_positions
 from ensemble.spec.task import CLASSIFICATION, Task
-from ensemble.store.digests import digest_file
 from ensemble.store.errors import UnlikeRows
 from ensemble.store.files import make_directory, make_write_error
 from ensemble.store.predictions import DTYPES, Part, map_file, read_others, write_parts
@@ -34,23 +33,23 @@ class _Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._memory: io.BytesIO | None = io.BytesIO()
-        self._file: BinaryIO = self._memory
         self.rows, self.dtype, self.shape = 0, np.dtype(np.float32), ()
 
+    @functools.cached_property
+    def _file(self) -> tempfile.SpooledTemporaryFile[bytes]:
+        return tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=str(self._directory))  # `close` closes it
+
     def add(self, rows: npt.NDArray[Any]) -> None:
-        now = rows.dtype, rows.shape[1:]
+        layout = rows.dtype, rows.shape[1:]
         if not self.rows:
-            self.dtype, self.shape = now
-        if now != (self.dtype, self.shape):
-            raise ValueError(f"rows of {now[0]} {list(now[1])} follow rows of {self.dtype} {list(self.shape)}")
+            self.dtype, self.shape = layout
+        if layout != (self.dtype, self.shape):
+            raise ValueError(
+                f"rows of {layout[0]} {list(layout[1])} follow rows of {self.dtype} {list(self.shape)}"
+            )
         self.rows += len(rows)
-        if self._memory is not None and self.nbytes > _SPOOL_BYTES:
+        if self.nbytes > _SPOOL_BYTES:
             make_directory(self._directory)
-            nameless = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - `close` closes it
-            self._file = cast(BinaryIO, nameless)
-            self._file.write(self._memory.getbuffer())
-            self._memory = None
         self._file.seek(0, os.SEEK_END)
         if rows.size:
             self._file.write(np.ascontiguousarray(rows).data.cast("B"))
@@ -70,15 +69,15 @@ class _Spool:
         return np.frombuffer(content, self.dtype).reshape(-1, *self.shape)
 
     def map(self) -> npt.NDArray[Any]:
-        """All rows, as they came; of a file they are mapped, read only."""
-        if self._memory is None:
-            self._file.flush()
-            content = map_file(self._file, self.rows * self.row_bytes)
-            return content.view(self.dtype).reshape(self.rows, *self.shape)
-        return self.read(0, self.rows)
+        """All rows, as they came; those that are in a file are mapped, read only."""
+        if self.nbytes <= _SPOOL_BYTES:
+            return self.read(0, self.rows)
+        self._file.flush()
+        return map_file(cast(BinaryIO, self._file), self.nbytes).view(self.dtype).reshape(self.rows, *self.shape)
 
     def close(self) -> None:
-        self._file.close()
+        if "_file" in vars(self):
+            self._file.close()
 
 
 class PredictedRows:
@@ -107,7 +106,6 @@ class PredictedRows:
 
     @property
     def index(self) -> npt.NDArray[np.int64]:
-        """Of the rows so far."""
         return np.concatenate([np.empty(0, np.int64), *self._indices])
 
     @property
@@ -117,7 +115,6 @@ class PredictedRows:
 
     @property
     def nbytes(self) -> int:
-        """What the rows take so far."""
         return self._values.nbytes + self._target.nbytes
 
     def __len__(self) -> int:
@@ -154,7 +151,6 @@ class PredictedRows:
         self.add_flat(flat, lengths, order, truth.reshape(-1) if has_positions and truth is not None else truth)
 
     def add_fields(self, fields: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Add fields of rows that are added."""
         for name, values in fields.items():
             self.fields[name].append(values)
 
@@ -183,7 +179,6 @@ class PredictedRows:
             self._target.add(truth)
 
     def count_pieces(self) -> int:
-        """How many there are of `pieces`."""
         return -(-len(self) // self._piece)
 
     @property
@@ -216,7 +211,6 @@ class PredictedRows:
         return spool is self._values or (spool.rows == self._values.rows and not spool.shape)
 
     def _unfold(self, spool: _Spool) -> npt.NDArray[Any] | None:
-        """All rows as [n, ...]."""
         rows, lengths = spool.map(), self.lengths
         if not lengths.shape[1] or not self._is_of_positions(spool):
             return rows
@@ -312,32 +306,4 @@ def _read_target(target: Any, rows: int) -> npt.NDArray[Any]:
 
 
 def _name_dtype(dtype: np.dtype[Any]) -> str:
-    return next(name for name, known in DTYPES.items() if dtype == np.dtype(known))
-
-
-def save_predictions(
-    path: str | os.PathLike[str],
-    split: str,
-    values: Any,
-    index: Any,
-    target: Any | None,
-    task: Task = CLASSIFICATION,
-) -> str:
-    """`PredictedRows.save` of arrays or CPU tensors that are there: values [n, ...], index [n], target [n, ...].
-
-    Predictions on other splits stay in the file.
-
-    Returns:
-        The digest of the file.
-
-    Raises:
-        ValueError: shapes do not fit, or an index is there twice.
-        WriteError: the file cannot be written.
-    """
-    rows = PredictedRows(Path(path).parent)
-    try:
-        rows.add(values, index, target)
-        beside = digest_file(path) if os.path.exists(path) else None
-        return rows.save(path, split, task, beside=beside)
-    finally:
-        rows.close()
+    return next(name for name, numpy_name in DTYPES.items() if dtype == np.dtype(numpy_name))

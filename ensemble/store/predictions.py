@@ -1,9 +1,8 @@
-"""Reads and writes the file of a member's predictions, for selection, calibration and combination. Needs no torch.
+"""Reads and writes the file of a member's predictions, one safetensors file for all splits. Needs no torch.
 
-One safetensors file has those of all splits. Of each: `SPLIT.values` float32 [n, ...] as `ensemble.spec.task` lays
-them out for the task, which the header names; `SPLIT.index` int64 [n], ascending; `SPLIT.target` [n, ...] where
-there is one; `SPLIT.positions` int64 [k] where some are kept. Of samples of unlike `SPLIT.lengths` [n, axes], the
-values and targets are of all positions: [N, ...]. Fields that metrics ask for are in the header.
+Of each split: `values` float32 [n, ...] (`ensemble.spec.task`), `index` int64 [n], ascending, `target`, and
+`positions` int64 [k] where some are kept. With `lengths` [n, axes], values and targets are of all positions: [N,
+...].
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def write_parts(path: Path, parts: Mapping[str, Part], splits: Mapping[str, Mapp
 def load_predictions(
     path: str | os.PathLike[str], split: str, *, mapped: bool = False, digest: str | None = None
 ) -> Predictions:
-    """Read what `save_predictions` wrote; a symbolic link, a pipe or a device in its place is refused.
+    """Read what `PredictedRows.save` wrote; a symbolic link, a pipe or a device in its place is refused.
 
     Samples of unlike length are filled up to the longest (`ensemble.spec.positions.fill_up`).
 
@@ -146,17 +145,17 @@ def load_predictions(
             if version != VERSION:
                 raise StoreError(explain_format(path, version, VERSION))
             names = [name for name in file.keys() if name.startswith(f"{split}.")]  # noqa: SIM118 - it is no dict
-            found = _map_tensors(name)[1] if mapped else {key: file.get_tensor(key) for key in names}
+            arrays = _map_tensors(name)[1] if mapped else {key: file.get_tensor(key) for key in names}
         if split not in about["splits"]:
             saved = ", ".join(about["splits"])
             raise DamagedError(f"{path} has no predictions on {split!r}: the member saved those on {saved}")
-        tensors, said = {key.partition(".")[2]: found[key] for key in names}, about["splits"][split]
+        tensors, split_record = {key.partition(".")[2]: arrays[key] for key in names}, about["splits"][split]
         values, target, lengths = tensors["values"], tensors.get("target"), tensors.get("lengths")
         if lengths is not None:
             target = None if target is None else fill_up(target, lengths, is_target=True)
             values = fill_up(values, lengths, out=_make_array if mapped else np.empty)
-        fields = {name: np.asarray(own) for name, own in said.get("fields", {}).items()}
-        task = Task.from_record(said["task"])
+        fields = {name: np.asarray(own) for name, own in split_record.get("fields", {}).items()}
+        task = Task.from_record(split_record["task"])
         return Predictions(values, tensors["index"], target, task, tensors.get("positions"), fields)
     except FileNotFoundError:
         raise DamagedError(f"{path} does not exist: the member has not saved predictions") from None

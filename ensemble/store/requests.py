@@ -1,20 +1,8 @@
 """Passes requests from other processes to the controller of a run, each as one small file in `requests/`.
 
-| verb | of | what the controller does |
-|---|---|---|
-| stop | the run | members write a checkpoint (not if `at_once`), the run ends and can be gone on with |
-| cancel | a member, several (`members`), or all | ends for good |
-| pause | the same | writes a checkpoint, ends, gives up its place; the run lives on |
-| resume | the same | goes on from its checkpoint as soon as there is a place |
-| add | a member, `declared` as in `Ensemble.members` | is declared and gets in line |
-| add | a clone, by `from`, `declared` and `warm` | the same |
-
-A clone has the declaration of the member named in `from`, with the changes in `declared` (in its `params` those
-hyperparameters that change), and starts with that member's weights where `warm` is true.
-
-Each is answered by an event `request` in the log: `request` (its id), `verb`, `member`, `done`, `message`, and
-`by`, who says to have asked. A request belongs to whoever removes its file: the controller, or the one who asked
-and no longer waits. One that cannot be read is put aside as `NAME.unreadable`, and answered as well.
+Verbs: stop (the run), cancel, pause and resume (members), add (a member, or a clone by `from`). Each is answered
+by an event `request` in the log. A request belongs to whoever removes its file: the controller, or the one who
+asked and no longer waits. One that cannot be read is put aside as `NAME.unreadable`, and answered as well.
 """
 
 from __future__ import annotations
@@ -30,12 +18,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.files import StoreError, find_other_owner, write_json
+from ensemble.store.files import StoreError, encode_json, find_other_owner, write_bytes
 from ensemble.store.regular_files import read_regular
 from ensemble.store.rundir import RunDir
 
-#: A controller refuses what is newer: one that knows no `members` would take all members to be meant.
-VERSION, VERSION_OF_SEVERAL = 1, 2
+#: A controller refuses what is of another version.
+VERSION = 2
 
 #: Of one request; a hundred hyperparameters are a few kB.
 MOST_BYTES = 2**20
@@ -44,7 +32,6 @@ LONGEST_BY = 200
 
 @functools.cache
 def find_user() -> str:
-    """The name of the user of this process, or their number where the system has no name for them."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -75,12 +62,12 @@ def write_request(run_dir: str | os.PathLike[str], verb: str, *, by: str | None 
         raise StoreError(f"no run here: {run.requests} does not exist; give a run directory (such as runs/NAME)")
     path = run.requests / f"{verb}-{uuid.uuid4().hex}.json"
     head = {
-        "v": VERSION_OF_SEVERAL if "members" in fields else VERSION,
+        "v": VERSION,
         "t": time.time(),
         "verb": verb,
         "by": by or f"{find_user()} on {socket.gethostname()}",
     }
-    write_json(path, {**head, **fields}, like=run.requests)
+    write_bytes(path, encode_json({**head, **fields}), run.requests, mode=0o600)
     return path
 
 
@@ -107,10 +94,10 @@ def receive_requests(run_dir: str | os.PathLike[str], stuck: set[str]) -> list[d
         if path.stem in stuck:
             continue
         try:
-            found = _validate(json.loads(read_regular(path, MOST_BYTES).decode()))
+            request = _validate(json.loads(read_regular(path, MOST_BYTES).decode()))
             if not withdraw_request(path):
                 continue
-            taken.append((float(found["t"]), {**found, "id": path.stem, "unreadable": None}))
+            taken.append((float(request["t"]), {**request, "id": path.stem, "unreadable": None}))
         except FileNotFoundError:  # withdrawn
             continue
         except (OSError, ValueError, RecursionError) as error:
@@ -133,13 +120,11 @@ def _validate(request: Any) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise ValueError("it is no JSON object")
     version, t, verb, member, by = (request.get(name) for name in ("v", "t", "verb", "member", "by"))
-    if version not in (VERSION, VERSION_OF_SEVERAL):
-        raise ValueError(
-            f"it has the format {version!r:.20}, and this controller reads up to {VERSION_OF_SEVERAL}"
-        )
+    if version != VERSION:
+        raise ValueError(f"it has the format {version!r:.20}, and this controller reads {VERSION}")
     if not isinstance(t, (int, float)) or not -1e15 < t < 1e15 or not math.isfinite(t):
         raise ValueError("its `t` is no time in Unix seconds")
-    if not isinstance(verb, str) or not all(isinstance(each, (str, type(None))) for each in (member, by)):
+    if not isinstance(verb, str) or not all(isinstance(text, (str, type(None))) for text in (member, by)):
         raise ValueError("its `verb`, its `member`, or its `by`, is no text")
     request["by"] = by and by[:LONGEST_BY]
     json.dumps(request, ensure_ascii=False, allow_nan=False).encode()  # what the log and the study can hold

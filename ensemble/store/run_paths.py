@@ -1,43 +1,20 @@
-"""Says where each file of a run lies in its directory.
+"""Says where each file of a run lies in its directory (docs/concepts/run-directory.md describes each).
 
-    run.json                        name, id, versions, revision, when it was made
-    ensemble.pkl, spec.py           what the user declared (cloudpickle), and a copy of the spec file
-    code/<fingerprint>/             the code that members trained with (`ensemble.store.kept_code`)
-    data/                           large arrays of the declaration (`ensemble.store.frozen_arrays`)
-    events.jsonl                    the event log, the truth
-    snapshot.msgpack                how the run stood at some byte of a long log; a cache
-    requests/                       what other shells ask of the run
-    members/<id>/                   log.txt, checkpoint-<attempt>-<epoch>-<step>.safetensors (the log names the
-                                    valid one, and while the member trains, the one before it is there as well),
-                                    predictions.safetensors of the attempt that finished, and of a member that
-                                    began warm initial-weights.safetensors, a copy of what it began with
-    compiled/                       kernels that torch.compile has made (`ensemble.train.kernel_caches`); a cache
-    prior-trials.json               of an earlier Optuna study, which the search knows (`ensemble.search.prior`)
-    optuna.journal                  the Optuna study of a search, unless that has another storage: the truth of it
-    report.html, ledger.json, ledger.csv,
-    results.json, metrics.csv,
-    summary.json, uncertainty.csv   derived
-    digests.json                    digests of these, as they were written last
-    mirror.json                     where the run is mirrored, and what is missing there (`ensemble.store.mirror`)
-    loggers/                        what each logger has written (`ensemble.reporting.loggers`), and its messages
-    tensorboard/, mlflow/, wandb/   what loggers write, unless they were given another place
-
-What is derived can be made again from the others.
+The event log is the truth, and what is derived can be made again from it and from the files that it names.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble.events import NOT_COMBINED
 from ensemble.store.errors import DamagedError, StoreError
 from pipelines.sources._remote import is_url
 
 if TYPE_CHECKING:
     from ensemble.store.member import MemberState
-    from ensemble.store.state import RunState
 
 
 class RunPaths:
@@ -64,19 +41,14 @@ class RunPaths:
         self.spec_file = self.path / "spec.py"
         self.data = self.path / "data"
         self.requests = self.path / "requests"
-        self.usage = self.path / "usage"
         self.ledger = self.path / "ledger.json"
         self.ledger_csv = self.path / "ledger.csv"
         self.results = self.path / "results.json"
-        self.summary = self.path / "summary.json"
         self.metrics_csv = self.path / "metrics.csv"
-        self.uncertainty_csv = self.path / "uncertainty.csv"
         self.loggers = self.path / "loggers"
         self.report = self.path / "report.html"
         self.journal = self.path / "optuna.journal"
-        self.prior = self.path / "prior-trials.json"
         self.mirror = self.path / "mirror.json"
-        self.result_digests = self.path / "digests.json"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -102,16 +74,12 @@ class RunPaths:
 
     def list_checkpoints(self, id: str) -> list[tuple[tuple[int, int, int], Path]]:
         """The checkpoints of a member that are there, each after its (attempt, epoch, step), in this order."""
-        found = []
+        checkpoints = []
         for path in self.member(id).glob("checkpoint-*.safetensors"):
             numbers = path.stem.split("-")[1:]
             if len(numbers) == 3 and all(number.isdecimal() for number in numbers):
-                found.append(((int(numbers[0]), int(numbers[1]), int(numbers[2])), path))
-        return sorted(found)
-
-    def newest_checkpoint(self, id: str, attempt: int) -> Path | None:
-        """The last checkpoint that an attempt has written; None: it has written none."""
-        return next((path for (of, *_), path in reversed(self.list_checkpoints(id)) if of == attempt), None)
+                checkpoints.append(((int(numbers[0]), int(numbers[1]), int(numbers[2])), path))
+        return sorted(checkpoints)
 
     def valid_checkpoint(self, member: MemberState) -> Path:
         """The checkpoint that the log names as a member's last one.
@@ -128,7 +96,6 @@ class RunPaths:
         return self.member(id) / "initial-weights.safetensors"
 
     def log(self, id: str) -> Path:
-        """The log file of a member: what it printed."""
         return self.member(id) / "log.txt"
 
     def code(self, fingerprint: str) -> Path:
@@ -152,10 +119,18 @@ class RunPaths:
         for file in self.member(id).glob("predictions-[0-9]*.safetensors"):
             file.unlink(missing_ok=True)
 
-    def list_results(self, state: RunState) -> list[Path]:
-        """What is written of the run as it stands when it has ended."""
-        found = [self.report, self.ledger, self.ledger_csv, self.results, self.metrics_csv, self.summary]
-        return found + ([self.uncertainty_csv] if (state.combined or NOT_COMBINED).metrics else [])
+    def list_results(self) -> list[Path]:
+        """What is written of a run that has ended; the report where the extension that makes it is there."""
+        report = [self.report] if importlib.util.find_spec("ensemble.reporting.report") else []
+        return [*report, self.ledger, self.ledger_csv, self.results, self.metrics_csv]
+
+    def logger_state(self, name: str) -> Path:
+        """Where a logger notes how far it has followed the log."""
+        return self.loggers / f"{name}.json"
+
+    def list_missing_results(self) -> list[str]:
+        """The names of the results that are not there, or empty."""
+        return [path.name for path in self.list_results() if not path.exists() or not path.stat().st_size]
 
 
 def _check_name(what: str, name: str) -> str:

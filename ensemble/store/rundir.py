@@ -22,7 +22,7 @@ from ensemble.spec.user_imports import find_import_folder, without_bytecode
 from ensemble.store.declaration import DeclarationUnpickler
 from ensemble.store.digests import digest_bytes, open_checked
 from ensemble.store.errors import DamagedError, explain_format
-from ensemble.store.event_log import EventLog
+from ensemble.store.event_log import EventLog, read_files
 from ensemble.store.files import (
     OtherPythonError,
     StoreError,
@@ -30,38 +30,32 @@ from ensemble.store.files import (
     has_begun,
     make_directory,
     make_write_error,
-    share_with_group,
     write_bytes,
 )
 from ensemble.store.frozen_arrays import (
-    KEPT,
-    hold_array,
     name_to_digest,
-    release_arrays,
     remove_unused_arrays,
     save_array,
 )
 from ensemble.store.kept_code import (
-    check_python,
-    is_private_module,
     list_code,
     modules_folder,
     pickle_ensemble,
     remove_unused_code,
     save_code,
 )
-from ensemble.store.log_lines import read_files
 from ensemble.store.run_paths import RunPaths
-from ensemble.store.trust import check_modes, check_ownership, explain_distrust
-from ensemble.store.versions import revision, versions
+from ensemble.store.trust import check_ownership, explain_distrust
+from ensemble.store.versions import list_missing, revision, versions
 from ensemble.user_code.fingerprint import Code, code_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
     from ensemble.store.declaration import Declaration
 
-#: Of run.json, and of the declaration, which is unpickled only where run.json has this number.
-VERSION = 3
+#: Of run.json and of the declaration, which is unpickled only where run.json has this number: unpickling keeps
+#: options that are no more, in silence. So it is raised where a declaration loses one, or one changes its meaning.
+VERSION = 5
 
 #: What to do about a declaration that is damaged and that nothing else has.
 ANEW = "`ensemble run SPEC` on this directory writes it anew"
@@ -95,25 +89,26 @@ class RunDir(RunPaths):
         return info
 
     def find_info(self) -> dict[str, Any]:
-        """`info`, or nothing where this is no run directory."""
-        return self._read_info() or read_files(self.events).info
-
-    def _read_info(self) -> dict[str, Any] | None:
-        """What run.json says; None where it is damaged or gone.
+        """`info`, or nothing where this is no run directory.
 
         Raises:
             StoreError: it is of another format.
         """
+        info = self._read_info() or read_files(self.events).info
+        if info and (version := info.get("v")) != VERSION:
+            raise StoreError(explain_format(self.path, version, VERSION, "train it again in another directory"))
+        return info
+
+    def _read_info(self) -> dict[str, Any] | None:
+        """What run.json says; None where it is damaged or gone."""
         try:
             with self._open_kept(self.info_file, ANEW) as name, open(name, "rb") as file:
                 info = dict(json.load(file))
-            version = info["v"]
+            _ = info["v"]
         except (OSError, ValueError, KeyError, TypeError, DamagedError) as error:
             if not isinstance(error, FileNotFoundError | NotADirectoryError):
                 log.warning("%s is not used: %s", self.info_file, error)
             return None
-        if version != VERSION:
-            raise StoreError(explain_format(self.path, version, VERSION, "train it again in another directory"))
         return info
 
     @classmethod
@@ -124,7 +119,6 @@ class RunDir(RunPaths):
         spec_file: str | os.PathLike[str] | None = None,
         code: Code | None = None,
         *,
-        group_read: bool = False,
         executor: str | None = None,
         declaration: Declaration | None = None,
     ) -> RunDir:
@@ -138,7 +132,6 @@ class RunDir(RunPaths):
         Args:
             code: the ensemble's, where it is known.
             executor: with which it is started first; a resume uses it where the log has lost the last start.
-            group_read: let the directory's group read what is written from here on, but for the declaration.
             declaration: the pickled ensemble, where it was pickled already.
 
         Raises:
@@ -151,18 +144,15 @@ class RunDir(RunPaths):
         code, declaration = code or code_of(ensemble), declaration or pickle_ensemble(ensemble, spec)
         content = declaration.content
         arrays = {run_dir.data / name: array for name, array in declaration.arrays.items()}
-        new = [path for path in arrays if path.suffix == KEPT and not path.exists()]
+        new = [path for path in arrays if not path.exists()]
         needed = len(content) + sum(arrays[path].nbytes for path in new)
         try:
             run_dir._make_directory(needed)
-            if group_read:
-                share_with_group(run_dir.path, private=("code", "data", "ensemble.pkl", "requests"))
             run_dir.requests.mkdir(mode=0o700, exist_ok=True)
             make_directory(run_dir.path / "members")
-            known = list_code(run_dir.code(code.fingerprint), code, content, ensemble)
+            code_files = list_code(run_dir.code(code.fingerprint), code, content)
             files, info = {run_dir.ensemble_file: content}, None
-            is_private = spec is not None and is_private_module(spec.stem, ensemble)
-            if spec is not None and spec.absolute() != run_dir.spec_file and not is_private:
+            if spec is not None and spec.absolute() != run_dir.spec_file:
                 files[run_dir.spec_file] = spec.read_bytes()
             if run_dir._read_info() is None:
                 folder = modules_folder(spec)
@@ -178,13 +168,12 @@ class RunDir(RunPaths):
                 }
                 files[run_dir.info_file] = encode_json(info)
             with EventLog(run_dir.events) as events:
-                run_dir.log_files(events, {**known, **files}, info, declaration.arrays)
-                release_arrays(run_dir.data)
+                run_dir.log_files(events, {**code_files, **files}, info, declaration.arrays)
                 for path, array in arrays.items():
-                    (save_array if path.suffix == KEPT else hold_array)(path, array)
-                save_code(known, run_dir.ensemble_file)
+                    save_array(path, array)
+                save_code(code_files, run_dir.ensemble_file)
                 for path in set(files) - {run_dir.ensemble_file}:
-                    write_bytes(path, files[path])
+                    write_bytes(path, files[path], mode=0o600 if path == run_dir.spec_file else 0o644)
                 remove_unused_code(run_dir, code.fingerprint)
                 remove_unused_arrays(run_dir)
         except OSError as error:
@@ -206,7 +195,7 @@ class RunDir(RunPaths):
                 it is not among the files.
         """
         named = {str(path.relative_to(self.path)): digest_bytes(content) for path, content in files.items()}
-        named |= {f"{self.data.name}/{name}": name_to_digest(name) for name in arrays or () if name.endswith(KEPT)}
+        named |= {f"{self.data.name}/{name}": name_to_digest(name) for name in arrays or ()}
         of_declaration = {} if arrays is None else {"arrays": sorted(arrays)}
         events.append("code_saved", files=named, info=info, **of_declaration)
 
@@ -228,10 +217,10 @@ class RunDir(RunPaths):
         """Raises for a directory with files that are no run's; empty remains of a failed start are accepted."""
         if not self.path.is_dir():
             return
-        empty = {each.name for each in self.path.iterdir() if each.is_dir() and not any(each.iterdir())}
+        empty = {entry.name for entry in self.path.iterdir() if entry.is_dir() and not any(entry.iterdir())}
         empty |= set() if has_begun(self.path) else {self.events.name}
         ours = {"lost+found", *(empty & {"members", "requests", self.events.name})}
-        names = sorted(each.name for each in self.path.iterdir())
+        names = sorted(entry.name for entry in self.path.iterdir())
         foreign = [name for name in names if name not in ours and not name.startswith(".")]
         if foreign:
             more = ", ..." if len(foreign) > 3 else ""
@@ -254,7 +243,7 @@ class RunDir(RunPaths):
         try:
             descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                check_modes(self.path, descriptor)
+                check_ownership(self.path, os.fstat(descriptor))
                 os.posix_fallocate(descriptor, 0, PROBE_BYTES + needed_bytes)
             finally:
                 os.close(descriptor)
@@ -264,24 +253,6 @@ class RunDir(RunPaths):
             if is_new:
                 self.path.rmdir()
             raise
-
-    def _choose_runnable(self, declaration: Path) -> Path:
-        """A declaration, or the latest one where this Python cannot run the functions of the former.
-
-        Raises:
-            OtherPythonError: it can run neither.
-        """
-        try:
-            check_python(declaration, self.path / "code")
-        except OtherPythonError:
-            check_python(self.ensemble_file, self.path / "code")
-            log.warning(
-                "%s: another Python compiled the code of members; the code that was submitted last builds them, "
-                "and whether it has changed cannot be detected",
-                self.path,
-            )
-            return self.ensemble_file
-        return declaration
 
     def load_ensemble(self, code: str | None = None, *, takes_settings: bool = False) -> Ensemble:
         """The declaration of the run, as it was pickled.
@@ -298,20 +269,37 @@ class RunDir(RunPaths):
         """
         path = self.code(code) / "ensemble.pkl" if code is not None else self.ensemble_file
         path = path if path.exists() else self.ensemble_file
+        try:
+            return self._unpickle(path, takes_settings=takes_settings)
+        except OtherPythonError:
+            if path == self.ensemble_file:
+                raise
+            ensemble = self._unpickle(self.ensemble_file, takes_settings=takes_settings)
+            log.warning(
+                "%s: another Python compiled the code of members; the code that was submitted last builds them, "
+                "and whether it has changed cannot be detected",
+                self.path,
+            )
+            return ensemble
+
+    def _unpickle(self, path: Path, *, takes_settings: bool) -> Ensemble:
         distrusted = None
         try:
             self._check_folders(path)
             distrusted = self._add_code_to_path()  # refuses another format
-            path = self._choose_runnable(path)
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
-                    unpickler = DeclarationUnpickler(file, self.data, takes_settings=takes_settings)
+                    unpickler = DeclarationUnpickler(file.read(), self.data, takes_settings=takes_settings)
                     ensemble: Ensemble = unpickler.load()
+        except OtherPythonError as error:
+            raise OtherPythonError(f"{path}: {error}") from None
         except FileNotFoundError as error:
             raise StoreError(f"no run here: {error.filename} does not exist; give a run directory") from None
         except (ImportError, AttributeError) as error:
             advice = "start from the directory it was submitted from, or put that on PYTHONPATH"
+            if missing := list_missing(self.find_info().get("versions", {})):
+                advice = f"it uses an extension that is not installed here: pip install {' '.join(missing)}"
             raise StoreError(
                 f"{path} needs code that is not found here ({error}); {distrusted or advice}"
             ) from error
@@ -320,8 +308,8 @@ class RunDir(RunPaths):
         return ensemble
 
     def _check_folders(self, path: Path) -> None:
-        for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
-            check_ownership(each, os.stat(each))
+        for folder in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
+            check_ownership(folder, os.stat(folder))
 
     def check_owners(self, file: Path) -> None:
         """Check that nobody else could have written a file of the run, or replaced it, before its code runs.
@@ -341,9 +329,9 @@ class RunDir(RunPaths):
             DamagedError: it is not; the message ends with the remedy.
         """
         files = read_files(self.events).files if self._files is None else self._files
-        known = files.get(str(path.relative_to(self.path)), [])
+        digests = files.get(str(path.relative_to(self.path)), [])
         try:
-            with open_checked(path, known[-1] if known else None, known) as name:
+            with open_checked(path, digests[-1] if digests else None, digests) as name:
                 yield name
         except DamagedError as error:
             raise DamagedError(f"{error}; {remedy}") from None

@@ -1,13 +1,8 @@
 """Reads the status of a run from a snapshot of its state and the end of its log, and writes that snapshot.
 
-The fold of a large run holds every epoch of every member, which takes seconds to read and gigabytes to hold. A
-`RunStatus` is the same fold with less: of members that have ended for good not their epochs one by one, of none
-its plan or checkpoint. `snapshot` is a status with the offset of the log up to which it was taken; what
-follows in the log is folded on top. It is a cache: only the controller writes it, deleting it loses nothing, and
-one that does not belong to this log, is damaged or of another version is not used.
-
-    {"v": 1, "offset": bytes of the log, "tail": digest of the last of them, "sha256": of what follows}
-    the state and what was used, as MessagePack
+A `RunStatus` is the fold of the log with less: of members that have ended for good not their epochs one by one,
+of none its plan or checkpoint. The snapshot is a cache of it: a line of JSON (version, offset in the log,
+digests), then MessagePack.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from ensemble.store.member import UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 12
+VERSION = 13
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
@@ -55,8 +50,6 @@ log = logging.getLogger(__name__)
 
 
 class _Kept(msgspec.Struct):
-    """What a snapshot holds."""
-
     state: RunState
     used: LedgerView
 
@@ -166,8 +159,8 @@ class RunStatus:
         try:
             with open(self._run_dir.snapshot, "rb") as file:
                 head, body = json.loads(file.readline()), file.read()
-            known = head["v"] == VERSION and head["sha256"] == _digest(body)
-            if not known or head["tail"] != self._digest_tail(head["offset"]):
+            is_valid = head["v"] == VERSION and head["sha256"] == _digest(body)
+            if not is_valid or head["tail"] != self._digest_tail(head["offset"]):
                 return
             kept = _DECODER.decode(body)
             self.state, self.used = kept.state, kept.used

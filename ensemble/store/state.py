@@ -29,7 +29,7 @@ class RunState:
         quarantined: the `gpu_quarantined` event of each GPU that has broken in this start, by its id.
         unusable: the last `node_unusable` event of each node, by its name, until it can be used.
         finished: the `finished` event of each member that has; not in what a snapshot keeps.
-        profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
+        profiles: the last `profile` event (`ensemble.schedule.profiles.Profile`) of each (shape, device).
         planned: the last plan for members that waited (`ensemble.controller.planner`).
         missing: what the cluster has not given yet of what the run asked for, in words; empty if nothing.
         awaited_memory: which member would start if others held no memory, in words; empty if none.
@@ -90,7 +90,10 @@ class RunState:
 
     def values_of(self, member: MemberState) -> list[float | None]:
         """A member's value of each objective; None where it is not known."""
-        return [member.metrics.get(self.objective), *(member.value_of(each) for each in self.further_objectives)]
+        return [
+            member.metrics.get(self.objective),
+            *(member.value_of(objective) for objective in self.further_objectives),
+        ]
 
     @property
     def waits_for(self) -> str | None:
@@ -121,12 +124,12 @@ class RunState:
 
     def list_ancestors(self, member: MemberState) -> list[str]:
         """The members from whose whole state a member goes on, its parent first."""
-        found: list[str] = []
+        ancestors: list[str] = []
         lineage = member.identity.get("lineage") or {}
         while lineage.get("whole") and lineage["from"] in self.members:
-            found.append(lineage["from"])
+            ancestors.append(lineage["from"])
             lineage = self.members[lineage["from"]].identity.get("lineage") or {}
-        return found
+        return ancestors
 
     def node(self, name: str) -> NodeState:
         """The node of a name, made where it is new."""

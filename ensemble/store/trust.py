@@ -1,12 +1,7 @@
 """Checks who could have written a file whose code is about to run: unpickling and importing execute it.
 
-Refused is what another user owns, what everyone may write, and what a group may write: unless it is its owner's
-private group (of their name, with nobody else in it, as many systems give each user), or the user trusts the
-group, as on volumes whose files belong to a group (Kubernetes' fsGroup). What root owns is accepted: root writes
-the interpreter, too, and the files of a container's image are root's where its processes are another user's.
-
-File systems without modes (WSL's /mnt/c, exFAT, many SMB mounts) show every file as everyone's to write, and chmod
-changes nothing: there the user says that the folder is trusted, or chooses another one.
+What root owns is accepted. A group may write if it is its owner's private one. Elsewhere (Kubernetes' fsGroup,
+file systems without modes such as WSL's /mnt/c, exFAT and SMB) the user names the folders to trust.
 """
 
 from __future__ import annotations
@@ -19,85 +14,63 @@ from pathlib import Path
 
 from ensemble.store.files import StoreError
 
-#: Set to 1, also for the processes that are started here: what a group may write is trusted.
-TRUST_GROUP = "ENSEMBLE_TRUST_GROUP"
 #: Folders, separated as in PATH, also for the processes that are started here: what anybody may write there is
 #: trusted.
 TRUST_FOLDER = "ENSEMBLE_TRUST_FOLDER"
 
 
-def trust_group() -> None:
-    """Trusts files that their group may write, from now on, in this process and in those that it starts."""
-    os.environ[TRUST_GROUP] = "1"
-
-
 def trust_folder(path: Path) -> None:
     """Trusts files below a folder, whoever may write them: from now on, in processes started here, too."""
-    known = os.environ.get(TRUST_FOLDER)
-    os.environ[TRUST_FOLDER] = os.pathsep.join([*([known] if known else []), os.path.realpath(path)])
+    trusted = os.environ.get(TRUST_FOLDER)
+    os.environ[TRUST_FOLDER] = os.pathsep.join([*([trusted] if trusted else []), os.path.realpath(path)])
 
 
-def check_ownership(path: Path, found: os.stat_result) -> None:
+def check_ownership(path: Path, status: os.stat_result) -> None:
     """Raises for a file or a directory with code that another user may have written.
 
     Raises:
         StoreError: it is another user's who is not root, or `explain_distrust` says why.
     """
-    if found.st_uid not in (os.geteuid(), 0) and not _is_in_trusted_folder(path):
-        raise StoreError(f"{path} belongs to another user (uid {found.st_uid}); its code is not run: copy the run")
-    why = explain_distrust(path, found)
+    if status.st_uid not in (os.geteuid(), 0) and not _is_in_trusted_folder(path):
+        raise StoreError(
+            f"{path} belongs to another user (uid {status.st_uid}); its code is not run: copy the run"
+        )
+    why = explain_distrust(path, status)
     if why is not None:
         raise StoreError(why)
 
 
-def explain_distrust(path: Path, found: os.stat_result) -> str | None:
+def explain_distrust(path: Path, status: os.stat_result) -> str | None:
     """Returns which other users may write a path, so that its code must not run; None where none may."""
     if _is_in_trusted_folder(path):
         return None
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return (
             f"{path} can be written by everyone; its code is not run: `chmod o-w {path}` if you trust it, or, on "
             f"a file system without modes, --trust-folder FOLDER (in Python, {TRUST_FOLDER} in the environment)"
         )
-    if found.st_mode & stat.S_IWGRP and os.environ.get(TRUST_GROUP) != "1" and not _is_private(found):
+    if status.st_mode & stat.S_IWGRP and not _is_private(status):
         return (
-            f"{path} can be written by the group {_group_name(found.st_gid)}; its code is not run: "
-            f"`chmod g-w {path}`, or --trust-group if you trust all who are in it"
+            f"{path} can be written by the group {_group_name(status.st_gid)}; its code is not run: "
+            f"`chmod g-w {path}`, or --trust-folder FOLDER if you trust all who are in it (in Python, "
+            f"{TRUST_FOLDER} in the environment)"
         )
     return None
 
 
-def check_modes(path: Path, descriptor: int) -> None:
-    """Raises where a file that was made with mode 0600 is everyone's to write: nothing can be private there.
-
-    Args:
-        path: of its directory.
-        descriptor: of the file.
-
-    Raises:
-        StoreError: its file system has no modes, and the user has not said that the folder is trusted.
-    """
-    if os.fstat(descriptor).st_mode & stat.S_IWOTH and not _is_in_trusted_folder(path):
-        raise StoreError(
-            f"{path} is on a file system without modes, such as WSL's /mnt/c, exFAT or SMB: everyone may write "
-            "there what workers then run; choose a run directory elsewhere, or --trust-folder FOLDER if you trust "
-            f"all who can write it (in Python, {TRUST_FOLDER} in the environment)"
-        )
-
-
 def _is_in_trusted_folder(path: Path) -> bool:
-    folders = [each for each in os.environ.get(TRUST_FOLDER, "").split(os.pathsep) if each]
-    return any(Path(os.path.realpath(path)).is_relative_to(os.path.realpath(each)) for each in folders)
+    folders = [folder for folder in os.environ.get(TRUST_FOLDER, "").split(os.pathsep) if folder]
+    return any(Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)) for folder in folders)
 
 
-def _is_private(found: os.stat_result) -> bool:
+def _is_private(status: os.stat_result) -> bool:
     """Whether a file's group is its owner's private one: primary, of their name, without other members."""
     try:
-        owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
     except KeyError:  # no such user or group here: nobody knows who is in it
         return False
     alone = set(group.gr_mem) <= {owner.pw_name}
-    return owner.pw_gid == found.st_gid and group.gr_name == owner.pw_name and alone
+    return owner.pw_gid == status.st_gid and group.gr_name == owner.pw_name and alone
 
 
 def _group_name(number: int) -> str:

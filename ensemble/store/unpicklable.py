@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 _DEEPEST = 30  # objects inside each other
+_CONTAINERS = (Mapping, list, tuple, set, frozenset, functools.partial, types.MethodType)
 
 
 def describe_unpicklable(declaration: Any, dump: Callable[[Any], object]) -> str | None:
@@ -22,67 +23,54 @@ def describe_unpicklable(declaration: Any, dump: Callable[[Any], object]) -> str
     Returns:
         None where it is not in a function, and not in an attribute.
     """
-    option, holder, name, found = "", "", "", declaration
+
+    def fails(value: Any) -> bool:
+        try:
+            dump(value)
+        except Exception:  # objects raise whatever they like from __reduce__
+            return True
+        return False
+
+    option, holder, name, culprit = "", "", "", declaration
     seen: set[int] = set()
     for _ in range(_DEEPEST):
-        seen.add(id(found))
-        inner = next(
-            ((n, each) for n, each in _list_parts(found) if id(each) not in seen and _fails(dump, each)), None
-        )
-        if inner is None:
+        seen.add(id(culprit))
+        parts = _list_parts(culprit).items()
+        part_name = next((n for n, part in parts if id(part) not in seen and fails(part)), None)
+        if part_name is None:
             break
-        if found is declaration:
-            option = inner[0]
-        elif (described := _describe(found)) is not None:
-            holder, name = described, inner[0]
-        found = inner[1]
+        if culprit is declaration:
+            option = part_name
+        elif isinstance(culprit, types.FunctionType):
+            code = culprit.__code__
+            holder = (
+                f"the function {culprit.__qualname__} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+            )
+            name = part_name
+        elif not isinstance(culprit, _CONTAINERS):
+            holder, name = f"an object of {type(culprit).__qualname__}", part_name
+        culprit = _list_parts(culprit)[part_name]
     if not name:
         return None
-    kind = type(found).__name__
-    article = "an" if kind[:1].lower() in "aeiou" else "a"
-    return f"{holder}, in {option}=, holds {name!r}, {article} {kind}"
+    kind = type(culprit).__name__
+    return f"{holder}, in {option}=, holds {name!r}, a{'n' * (kind[:1].lower() in 'aeiou')} {kind}"
 
 
-def _fails(dump: Callable[[Any], object], value: Any) -> bool:
-    try:
-        dump(value)
-    except Exception:  # objects raise whatever they like from __reduce__
-        return True
-    return False
-
-
-def _list_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """The objects that an object holds, with the names of variables, attributes or keys."""
+def _list_parts(value: Any) -> Mapping[str, Any]:
+    """The objects that an object holds, by the names of variables, attributes or keys."""
     if isinstance(value, types.MethodType):
-        yield from (("self", value.__self__), ("function", value.__func__))
-    elif isinstance(value, types.FunctionType):
-        code = value.__code__
-        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # nothing was assigned to it
-                yield name, cell.cell_contents
-        yield from ((name, value.__globals__[name]) for name in code.co_names if name in value.__globals__)
-        yield from (("a default", each) for each in value.__defaults__ or ())
-        yield from (value.__kwdefaults__ or {}).items()
-        yield from vars(value).items()
-    elif isinstance(value, functools.partial):
-        yield from (
-            ("function", value.func),
-            *(("an argument", each) for each in value.args),
-            *value.keywords.items(),
-        )
-    elif isinstance(value, Mapping):
-        yield from ((str(key), each) for key, each in value.items())
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from (("an element", each) for each in value)
-    elif not isinstance(value, type | types.ModuleType):
-        yield from list(getattr(value, "__dict__", {}).items())
-
-
-def _describe(value: Any) -> str | None:
-    """A function with its place, or the class of an object that is not a container; None for a container."""
+        return {"self": value.__self__, "function": value.__func__}
     if isinstance(value, types.FunctionType):
-        code = value.__code__
-        return f"the function {value.__qualname__} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
-    if isinstance(value, Mapping | list | tuple | set | frozenset | functools.partial | types.MethodType):
-        return None
-    return f"an object of {type(value).__qualname__}"
+        try:
+            variables = inspect.getclosurevars(value)
+        except ValueError:  # one has no value yet
+            return {}
+        named = {f"default {number}": default for number, default in enumerate(value.__defaults__ or ())}
+        return {**variables.nonlocals, **variables.globals, **named, **(value.__kwdefaults__ or {}), **vars(value)}
+    if isinstance(value, functools.partial):
+        return {"function": value.func, **_list_parts(list(value.args)), **value.keywords}
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return {f"element {number}": item for number, item in enumerate(value)}
+    return {} if isinstance(value, type | types.ModuleType) else dict(getattr(value, "__dict__", {}))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+
+from pipelines.providers import loaded_distributions
 
 #: Names of `versions`, beside Python's, to the distributions of which one is installed.
 _LIBRARIES = {
@@ -22,8 +25,15 @@ _LIBRARIES = {
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of python and of `_LIBRARIES`, without importing any; None where not installed."""
-    return {"python": platform.python_version(), **{name: _find_version(*_LIBRARIES[name]) for name in _LIBRARIES}}
+    """Versions of Python, of `_LIBRARIES` (None where not installed), and of the extensions in use."""
+    libraries = {name: _find_version(*_LIBRARIES[name]) for name in _LIBRARIES}
+    return {"python": platform.python_version(), **libraries, **loaded_distributions()}
+
+
+def list_missing(recorded: Mapping[str, str | None]) -> list[str]:
+    """The extensions among recorded `versions` that are not installed here, as pip names them."""
+    extensions = {name: version for name, version in recorded.items() if name not in ("python", *_LIBRARIES)}
+    return [f"{name}=={version}" for name, version in extensions.items() if _find_version(name) is None]
 
 
 def _find_version(*distributions: str) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 from ensemble.train.job import TrainingError
 from pipelines import Batch, PipelineError
@@ -17,8 +16,7 @@ from pipelines.loader.ragged import take_rows
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
-    """Split a batch's rows, in order, into `parts` parts that differ by one row at most; into fewer where rows are
-    fewer.
+    """Split a batch's rows, in order, into parts that differ by one row at most; into fewer where rows are fewer.
 
     A single part is the batch itself. The parts share its memory.
     """
@@ -26,20 +24,13 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
     count = min(parts, rows)
     if count <= 1:
         return [batch]
-    return [
-        Batch(
-            {name: _take_rows(name, value, slice(start, stop), rows) for name, value in batch.items()},
-            epoch=batch.epoch,
-            step=batch.step,
-            global_size=batch.global_size,
-        )
-        for start, stop in itertools.pairwise(rows * i // count for i in range(count + 1))
-    ]
-
-
-def _take_rows(name: str, value: Any, rows: slice, count: int) -> Any:
+    about = {"epoch": batch.epoch, "step": batch.step, "global_size": batch.global_size}
+    bounds = itertools.pairwise(rows * i // count for i in range(count + 1))
     try:
-        return take_rows(value, rows, count, name)
+        return [
+            Batch({name: take_rows(value, slice(*part), rows, name) for name, value in batch.items()}, **about)
+            for part in bounds
+        ]
     except PipelineError as error:
         raise TrainingError(
             f"accumulate= divides a batch by its samples, but {error}: let collate= keep them"
@@ -47,16 +38,7 @@ def _take_rows(name: str, value: Any, rows: slice, count: int) -> Any:
 
 
 class MicroBatches:
-    """The micro-batches of one training batch of a rank; checks that the training loop uses each exactly once.
-
-    Args:
-        batch: the rank's rows, possibly none.
-        accumulate: the number of micro-batches.
-
-    Attributes:
-        batch: the batch.
-        is_complete: whether the backward pass of all rows has begun.
-    """
+    """The micro-batches of one training batch of a rank; checks that the training loop uses each exactly once."""
 
     def __init__(self, batch: Batch, accumulate: int) -> None:
         self.batch, self.is_complete = batch, False
@@ -78,11 +60,7 @@ class MicroBatches:
                 raise TrainingError("member.backward() is called once for each part of member.parts(batch)")
 
     def pop(self) -> tuple[Batch, bool]:
-        """Return the micro-batch in training, and whether it is the last; called once for each.
-
-        Raises:
-            TrainingError: no micro-batch is due.
-        """
+        """Return the micro-batch in training, and whether it is the last; called once for each."""
         part, self._part = self._part, None
         if part is None:
             raise TrainingError(

@@ -1,91 +1,76 @@
 """Averages of a model's weights over steps (EMA) or epochs (SWA), kept beside the model.
 
-What is evaluated, and kept at the end, are then the averages; what is trained are the weights themselves. The
-averages stand in the model's own tensors while it is evaluated, so that whatever holds the model sees them: a
-train function, hooks, a compiled forward. All ranks have the same parameters, so they have the same averages.
-Buffers of rank 0 count (`Optimization.share_buffers`).
-
-Parameters are averaged; buffers are those of the model in training: vectors of a power iteration, counters, masks
-and extremes have no average. The running statistics of batch normalization, whose inputs the averaged weights
-change, are those of training with EMA, and computed anew with SWA (`statistics_are_stale`,
-`torch.optim.swa_utils.update_bn`).
+What is evaluated, and kept at the end, are then the averages, which stand in the model's own tensors meanwhile.
+Buffers are those of the model in training; with SWA the running statistics of batch normalization are computed
+anew for the averaged weights (`torch.optim.swa_utils.update_bn`). All ranks have the same averages.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
+from ensemble.spec.callbacks import MemberCallback
 from ensemble.train.batchnorm import BATCH_NORMS
+from ensemble.train.seeding import seed_everything, step_seed
+from ensemble.train.undisturbed import evaluation_mode
+
+if TYPE_CHECKING:
+    from ensemble.train.evaluator import Measure
+    from ensemble.train.member import TrainContext
+    from pipelines import Batch
 
 _WITH_STATISTICS = (*BATCH_NORMS, nn.SyncBatchNorm)
+_UNKNOWN_CALL = (
+    "averaged weights need running statistics of their own, and it is not known how the model is called: they "
+    "have the average of those in training, unless the train function computes them within member.evaluating(); "
+    "use member.evaluate(measure), or call member.validate_with(measure) before the loop"
+)
 
 
-class WeightAverage:
-    """The running average of a model's parameters.
-
-    Args:
-        options: as `ensemble.spec.loops` resolves them.
-        epochs: of the member, as they were declared.
+class Averaging(MemberCallback):
+    """The running average of a model's parameters: the callback of `averaging=`.
 
     Attributes:
         count: how many weights were averaged; the average is in use from the first on.
     """
 
-    def __init__(self, model: nn.Module, options: Mapping[str, Any], epochs: int) -> None:
+    def __init__(self, options: Mapping[str, Any], epochs: int) -> None:
         self.count = 0
-        self._model, self._options = model, options
+        self._options = options
         start = options.get("start", 0)
         self._start = int(start * epochs) if start < 1 else int(start)
         self._averages: dict[str, Tensor] = {}
         self._statistics: dict[str, Tensor] = {}  # that were computed for the averaged weights
         self._statistics_of = 0  # the count for which they were
-        self._is_applied = False
+        self._is_applied = self._has_warned = False
 
-    @property
-    def statistics_are_stale(self) -> bool:
-        """Whether batch normalization has running statistics that are not those of the averaged weights."""
-        if self._options["name"] != "swa" or self._statistics_of == self.count:
-            return False
-        return bool(self._find_statistics())
+    def begin_training(self, member: TrainContext) -> None:
+        """See `MemberCallback`: the averages of a checkpoint go to the model's device."""
+        for name, tensor in member.model.named_parameters():
+            if name in self._averages:
+                self._averages[name] = self._averages[name].to(tensor.device, tensor.dtype)
 
-    def renew_statistics(self) -> None:
-        """Take the statistics that the model has now for those of the averaged weights; they are in the model."""
-        self._statistics = {name: buffer.clone() for name, buffer in self._find_statistics().items()}
-        self._statistics_of = self.count
-
-    def _find_statistics(self) -> dict[str, Tensor]:
-        """The running statistics of batch normalization in the model, by name."""
-        return {
-            f"{path}.{name}".lstrip("."): buffer
-            for path, module in self._model.named_modules()
-            if isinstance(module, _WITH_STATISTICS) and module.running_mean is not None
-            for name, buffer in module.named_buffers(recurse=False)
-        }
-
-    def end_step(self, epoch: int, *, is_last: bool, applied: bool) -> None:
-        """Add the weights after a step, where they count.
-
-        Args:
-            epoch: the own epoch, 0-based.
-            is_last: whether it was the epoch's last step.
-            applied: whether it changed the weights.
-        """
+    def end_step(self, member: TrainContext, *, applied: bool) -> None:
+        """See `MemberCallback`: add the weights where they count."""
         if self._options["name"] == "ema":
             if applied:
                 decay = min(self._options["decay"], (1 + self.count) / (10 + self.count))
-                self._add(get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
-        elif is_last and epoch >= self._start and (epoch - self._start) % self._options["every_epochs"] == 0:
-            self._add(get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
+                self._add(member.model, get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
+            return
+        epoch, step = member.position["epoch"], member.position["step"]
+        is_last, after = step == member.steps_per_epoch, epoch - self._start
+        if is_last and after >= 0 and after % self._options["every_epochs"] == 0:
+            self._add(member.model, get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def _add(self, average: Any) -> None:
-        tensors = dict(self._model.named_parameters())
+    def _add(self, model: nn.Module, average: Any) -> None:
+        tensors = dict(model.named_parameters())
         if not self._averages:
             self._averages = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         else:
@@ -96,26 +81,63 @@ class WeightAverage:
                 average([self._averages[n] for n in names], [tensors[n].detach() for n in names], self.count)
         self.count += 1
 
+    def other_weights(self, member: TrainContext) -> contextlib.AbstractContextManager[None] | None:
+        """See `MemberCallback`: the averages, where there are any."""
+        return self._applied(member) if self.count else None
+
     @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Within the block the model has the averages, where there are any; its buffers then are those to keep."""
-        if not self.count or self._is_applied:
+    def _applied(self, member: TrainContext) -> Iterator[None]:
+        """Within the block the model has the averages; its buffers then are those to keep."""
+        if self._is_applied:
             yield
             return
-        tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        model = member.model
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         trained = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        copy_into(tensors, self._averages)
+        _copy_into(tensors, self._averages)
         if self._statistics_of == self.count:
-            copy_into(tensors, self._statistics)
-        before = {name: buffer.clone() for name, buffer in self._find_statistics().items()}
+            _copy_into(tensors, self._statistics)
         self._is_applied = True
         try:
+            is_stale = self._options["name"] == "swa" and self._statistics_of != self.count
+            if is_stale and _find_statistics(model):
+                self._compute_statistics(member)
+            before = {name: buffer.clone() for name, buffer in _find_statistics(model).items()}
             yield
+            if any(not torch.equal(buffer, before[name]) for name, buffer in _find_statistics(model).items()):
+                self._take_statistics(model)  # whoever has the model computed them
         finally:
             self._is_applied = False
-            if any(not torch.equal(buffer, before[name]) for name, buffer in self._find_statistics().items()):
-                self.renew_statistics()  # whoever has the model computed them
-            copy_into(tensors, trained)
+            _copy_into(tensors, trained)
+
+    def _compute_statistics(self, member: TrainContext) -> None:
+        """Compute the running statistics by the epoch in progress, where it is known how the model is called."""
+        state, model = member._state, member.model
+        seen, measure = state.observer.seen, state.forward
+        if measure is None and seen is not None and (call := seen.call) is not None:
+            measure = lambda model, batch: {"outputs": call.call(model, batch)}  # noqa: E731
+        if measure is None:
+            if not self._has_warned:
+                self._has_warned = True
+                member.log(_UNKNOWN_CALL)
+            return
+
+        def batches() -> Iterator[Batch]:
+            for batch in state.data.reread(state.at.epoch, state.collate):
+                if len(batch["index"]):
+                    yield batch
+                state.report_progress()
+
+        seed_everything(step_seed(state.identity.seed, state.comm.rank, state.global_step), state.device)
+        state.optimization.share_buffers()
+        with evaluation_mode(model), torch.no_grad(), state.precision.autocast():
+            update_bn(batches(), _Probe(model, measure))
+        self._take_statistics(model)
+
+    def _take_statistics(self, model: nn.Module) -> None:
+        """Take the statistics that the model has now for those of the averaged weights."""
+        self._statistics = {name: buffer.clone() for name, buffer in _find_statistics(model).items()}
+        self._statistics_of = self.count
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and what belongs to them."""
@@ -125,29 +147,32 @@ class WeightAverage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         self.count, self._statistics_of = state["count"], state["statistics_of"]
-        tensors = {**dict(self._model.named_parameters()), **self._find_statistics()}
-        # Those of an earlier version have buffers among the averages.
-        held = {**state["averages"], **state.get("statistics", state["averages"])}
-        own = {n: torch.empty_like(each).copy_(held[n]) for n, each in tensors.items() if n in held}
-        parameters = {name for name, _ in self._model.named_parameters()}
-        self._averages = {name: tensor for name, tensor in own.items() if name in parameters}
-        self._statistics = {name: tensor for name, tensor in own.items() if name not in parameters}
+        self._averages, self._statistics = dict(state["averages"]), dict(state["statistics"])
 
 
-class LossProbe(nn.Module):
+class _Probe(nn.Module):
     """A model as `torch.optim.swa_utils.update_bn` calls it: with a batch, which `measure` knows how to use."""
 
-    def __init__(self, model: nn.Module, measure: Callable[[nn.Module, Any], Any]) -> None:
+    def __init__(self, model: nn.Module, measure: Measure) -> None:
         super().__init__()
         self.model, self._measure = model, measure
 
     def forward(self, batch: Any) -> Any:
-        """The measures of the batch."""
         return self._measure(self.model, batch)
 
 
+def _find_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of batch normalization in the model, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, module in model.named_modules()
+        if isinstance(module, _WITH_STATISTICS) and module.running_mean is not None
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+
+
 @torch.no_grad()
-def copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+def _copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
     """Copy each source into the target of its name, in place."""
     for name, source in sources.items():
         targets[name].copy_(source)

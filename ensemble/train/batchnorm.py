@@ -52,3 +52,14 @@ class _Guard:
         if self._active:
             self._active = False
             module.training = True
+
+
+def bias_and_norm(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters usually kept from decay and adaptation: of at most one dimension, and those of normalizations."""
+    instance = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    norms = (*BATCH_NORMS, nn.SyncBatchNorm, *instance, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    parameters = {id(p): p for p in model.parameters() if p.dim() <= 1}
+    for module in model.modules():
+        if isinstance(module, norms):
+            parameters.update((id(p), p) for p in module.parameters(recurse=False))
+    return list(parameters.values())

@@ -26,8 +26,6 @@ class Call:
     An argument is the name of a field, None for the batch itself, a list or a dict of names, or a number.
 
     Attributes:
-        args: the positional arguments, in order.
-        kwargs: the arguments given by name.
         method: None: the forward pass.
         unused: a field that is not needed: left out where it is given by name, else 0 takes its place.
     """
@@ -47,11 +45,7 @@ class Call:
         return [name for name in dict.fromkeys(names) if isinstance(name, str) and name != self.unused]
 
     def call(self, model: Any, batch: Mapping[str, Any]) -> Any:
-        """What the model returns for a batch.
-
-        Raises:
-            KeyError: the batch lacks a field that is an argument.
-        """
+        """What the model returns for a batch."""
         function = model if self.method is None else getattr(model, self.method)
         batch = batch if self.unused is None else {**batch, self.unused: 0}
         named = {key: part for key, part in self.kwargs.items() if part is None or part != self.unused}
@@ -101,11 +95,7 @@ def find_target(batch: Mapping[str, Any], name: str) -> Any:
 
 
 def take_fields(batch: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The fields of a batch that metrics of the split ask for: arrays [b, ...] of numbers or texts.
-
-    Raises:
-        FieldError: there is no such field, or it holds something else.
-    """
+    """The fields of a batch that metrics of the split ask for: arrays [b, ...] of numbers or texts."""
     taken: dict[str, Any] = {}
     for name in names:
         if name not in batch:
@@ -125,13 +115,11 @@ class Observation:
 
     Attributes:
         call: how the loss calls the model; None where it computes the arguments.
-        task: what the outputs predict; None where that is neither declared nor clear.
-        reason: why there is no task, for the user.
-        target: dtype (a name) and shape of one sample's target.
+        task: what the outputs predict; None: as the Recipe says.
+        reason: why nothing can be predicted by the call, for the user.
         class_axis: of a classification: the axis of the outputs that holds the classes, 1 or -1; 0 where there is
             none, because outputs are the logit of the second of two classes.
         is_probability: whether what the call returns are probabilities, not scores.
-        is_open: whether another batch may show more, or contradict. A checkpoint has no `reason` of such a one.
     """
 
     call: Call | None = None
@@ -140,7 +128,6 @@ class Observation:
     target: tuple[str, tuple[int, ...]] | None = None
     class_axis: int | None = None
     is_probability: bool = False
-    is_open: bool = False
 
     def as_record(self) -> dict[str, Any]:
         """The observation as JSON, in two parts, which a checkpoint holds; see `from_checkpoint`."""
@@ -149,10 +136,10 @@ class Observation:
             "call": None if self.call is None else self.call.as_record(),
             "outputs": {
                 "task": None if self.task is None else self.task.as_record(),
-                "reason": None if self.is_open else self.reason,
+                "reason": self.reason,
                 "target": target,
                 "class_axis": self.class_axis,
-                **{name: True for name in ("is_probability", "is_open") if getattr(self, name)},
+                **({"is_probability": True} if self.is_probability else {}),
             },
         }
 
@@ -173,5 +160,5 @@ class Observation:
             outputs["reason"],
             None if target is None else (target["dtype"], tuple(target["shape"])),
             outputs["class_axis"],
-            *(outputs.get(name, False) for name in ("is_probability", "is_open")),
+            outputs.get("is_probability", False),
         )

@@ -6,15 +6,15 @@ A checkpoint is the member's whole state at a step boundary. The randomness of e
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec import Ensemble, Recipe
+from ensemble.spec import Ensemble
 from ensemble.spec.identity import Identity, field_defaults, select_warm
 from ensemble.store import (
     DamagedError,
@@ -26,8 +26,6 @@ from ensemble.store import (
 )
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, ShapeMismatchError, TrainingError
-from ensemble.train.kept_network import NotKept, pack_network, unpack_network
-from ensemble.user_code.fingerprint import code_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,13 +40,13 @@ _OF_USE = (
     "first_epoch",
     "position",
     "model",
-    "network",
     "loose",
     "answers",
     "exchange",
     "kept",
     "call",
     "outputs",
+    "callbacks",
 )
 
 
@@ -58,14 +56,10 @@ class Position:
 
     Attributes:
         epoch: the own epoch in progress, 0-based.
-        step: steps done in it.
-        loss_sum, samples: of those steps, over all ranks.
         skipped_steps: those of them that an overflow of the loss scale skipped.
-        metrics: the last ones reported.
-        is_reported: whether they are of the epoch in progress.
         last_epoch_event: the fields of the last `epoch` event. A resume repeats them: a controller that was killed
             may not have received the event.
-        selection: `Selection.as_dict`, where the objective decides anything.
+        selection: a `Selection`, where the objective decides anything.
         validations: [step, metrics] of the evaluations within the epoch in progress.
         stop_asked: why its train function ends it after the epoch in progress; None where it does not.
         stop_reason: why it has ended it before its last epoch; None where it has not.
@@ -92,77 +86,42 @@ class Position:
         self.epoch, self.step, self.loss_sum, self.samples, self.skipped_steps = self.epoch + 1, 0, 0.0, 0, 0
 
 
+@dataclass
+class Selection:
+    """The best evaluation of a member so far.
+
+    Attributes:
+        best: its own `epoch`, `step` in it, `value` of the objective, all `metrics`; the earliest of equal ones.
+            None before the first.
+    """
+
+    best: dict[str, Any] | None = None
+    is_measured: bool = False
+
+    def add(self, mode: str, epoch: int, step: int, value: float, metrics: Mapping[str, float]) -> bool:
+        """Add an evaluation.
+
+        Args:
+            mode: whether the objective is maximized ("max") or minimized ("min").
+            value: of the objective; NaN and infinities are worse than anything.
+
+        Returns:
+            Whether it is the best so far.
+        """
+        self.is_measured = True
+        sign = 1.0 if mode == "max" else -1.0
+        if not math.isfinite(value) or (self.best is not None and sign * (value - self.best["value"]) <= 0):
+            return False
+        self.best = {"epoch": epoch, "step": step, "value": value, "metrics": dict(metrics)}
+        return True
+
+
 class Checkpointer:
-    """Loads and saves the checkpoints of one member; this one has none."""
-
-    def load(self, on_damage: Callable[[str, str], None]) -> dict[str, Any] | None:
-        """The checkpoint to resume from: the last one, or the one before where that is damaged; None: begin anew.
-
-        Args:
-            on_damage: called with the name of each file that is damaged or gone, and what is wrong with it.
-
-        Raises:
-            TrainingError: it belongs to another identity, or was trained on other data.
-        """
-        return None
-
-    def check_code(self) -> None:
-        """Raise StoreError where another user could have written the checkpoint that was loaded."""
-
-    def load_initial_weights(self) -> dict[str, Any] | None:
-        """The parts `model` and `loose` of another member to begin anew with; None: the model's own.
-
-        Raises:
-            StoreError: they are not what the log names.
-        """
-        return None
-
-    def load_inherited(self) -> dict[str, Any] | None:
-        """The checkpoint of another member from which a member of a population goes on; None: it begins anew.
-
-        Raises:
-            StoreError: it is not what the log names.
-            TrainingError: it was trained on other data.
-        """
-        return None
-
-    def keep_network(self, model: nn.Module) -> str | None:
-        """Keep a network in the checkpoints to come (`kept_network`); rank 0 calls it before the first step.
-
-        Returns:
-            Why it cannot be kept; None where it is.
-        """
-        return None
-
-    def restore_network(self) -> nn.Module:
-        """The network of the checkpoint to resume from.
-
-        Raises:
-            NotKept: there is none.
-        """
-        raise NotKept("there is no checkpoint")
-
-    def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
-        """Save a checkpoint; only rank 0 calls it.
-
-        Args:
-            first_epoch: the stream epoch of the member's first own epoch.
-            parts: `Optimization.state_dict`: of model, optimizer, schedule, precision, exchange, and what is kept;
-                of a Recipe's member also `call` and `outputs` (`ensemble.train.call.Observation`).
-
-        Returns:
-            The fields `path`, `digest` and `weights_sha256` of the `checkpoint` event.
-        """
-        return {"path": "", "digest": "", "weights_sha256": ""}
-
-
-class FileCheckpointer(Checkpointer):
-    """A `Checkpointer` on the files of a run directory."""
+    """Loads and saves the checkpoints of one member, in the run directory."""
 
     def __init__(self, job: Job, ensemble: Ensemble) -> None:
         self._identity, self._ensemble = job.identity, ensemble
         self._files, self._attempt, self._checkpoints = RunDir(job.run_dir), job.attempt, job.checkpoints
-        self._network: dict[str, Any] | None = None
         self._loaded: Path | None = None
         self._accepts_data = job.accepts_data
 
@@ -171,10 +130,13 @@ class FileCheckpointer(Checkpointer):
         return training_data(self._ensemble, self._identity.params)
 
     def load(self, on_damage: Callable[[str, str], None]) -> dict[str, Any] | None:
-        """See `Checkpointer`."""
-        member = self._identity.member
+        """The checkpoint to resume from: the last one, or the one before where that is damaged; None: begin anew.
+
+        Args:
+            on_damage: called with the name of each file that is damaged or gone, and what is wrong with it.
+        """
         for name, digest in self._checkpoints:  # no others: the log vouches for these
-            path = self._files.member(member) / name
+            path = self._files.member(self._identity.member) / name
             try:
                 data, self._loaded = None if self._accepts_data else self._data, path
                 return read(path, self._identity, data, self._ensemble.elastic, digest)
@@ -183,12 +145,12 @@ class FileCheckpointer(Checkpointer):
         return None
 
     def check_code(self) -> None:
-        """See `Checkpointer`."""
+        """Raise StoreError where another user could have written the checkpoint that was loaded."""
         assert self._loaded is not None
         self._files.check_owners(self._loaded)
 
     def load_initial_weights(self) -> dict[str, Any] | None:
-        """See `Checkpointer`."""
+        """The parts `model` and `loose` of another member to begin anew with; None: the model's own."""
         lineage = select_warm(self._identity.lineage)
         if lineage is None or lineage.get("whole"):
             return None
@@ -196,7 +158,7 @@ class FileCheckpointer(Checkpointer):
         return load_initial_state(self._files, self._identity.member, digest, ("model", "loose"))
 
     def load_inherited(self) -> dict[str, Any] | None:
-        """See `Checkpointer`."""
+        """The checkpoint of another member from which a member of a population goes on; None: it begins anew."""
         lineage, member = self._identity.lineage, self._identity.member
         if lineage is None or not lineage.get("whole"):
             return None
@@ -206,29 +168,12 @@ class FileCheckpointer(Checkpointer):
             raise TrainingError(f"{lineage['from']}, from which {member} goes on, read other data: {changed}")
         return state
 
-    def keep_network(self, model: nn.Module) -> str | None:
-        """See `Checkpointer`."""
-        if not isinstance(self._ensemble.recipe, Recipe):
-            return None
-        try:
-            self._network = pack_network(model, self._ensemble, code_of(self._ensemble))
-        except NotKept as error:
-            return str(error)
-        return None
-
-    def restore_network(self) -> nn.Module:
-        """See `Checkpointer`."""
-        for name, digest in self._checkpoints:
-            path = self._files.member(self._identity.member) / name
-            with contextlib.suppress(DamagedError):  # `load` says it
-                state = load_checkpoint(path, ("network", "model"), digest)
-                return unpack_network(self._files, path, state, code_of(self._ensemble).fingerprint)
-        raise NotKept("there is no checkpoint")
-
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
-        """See `Checkpointer`."""
-        if self._network is not None:
-            parts = {**parts, "network": self._network}
+        """Save a checkpoint; only rank 0 calls it.
+
+        Returns:
+            The fields `path`, `digest` and `weights_sha256` of the `checkpoint` event.
+        """
         path = self._files.checkpoint(self._identity.member, self._attempt, position.epoch, position.step)
         digest = save_checkpoint(path, pack(self._identity, self._data, first_epoch, position, parts))
         return {"path": str(path), "digest": digest, "weights_sha256": weights_sha256(parts["model"])}
@@ -248,27 +193,19 @@ def read(
         elastic: whether fewer workers may have written it. All workers have the same state but for the residuals
             of error feedback (`GradientExchange.load_state_dict`), and a step is the same global batch.
         digest: of the file, by the log; None: not known.
-
-    Raises:
-        DamagedError: there is none, or it is damaged.
-        TrainingError: it belongs to another member or declaration, or was trained on other data.
     """
     state = load_checkpoint(path, digest=digest)
     # A field that came with a later version of this format had its default.
-    saved, current = {**field_defaults(), **state["identity"]}, _compared(identity)
+    saved = {**field_defaults(), **state["identity"], "first_epoch": state["first_epoch"]}
+    current = {**_compared(identity), "first_epoch": identity.first_epoch}
     other = [name for name in current if saved[name] != current[name]]
-    if elastic and "workers" in other and saved["workers"] < identity.workers:
-        other.remove("workers")
-    is_longer = identity.epochs_before is not None and "epochs" in other
-    if is_longer and saved["epochs"] >= identity.epochs_before and saved["epochs"] < identity.epochs:
-        other.remove("epochs")
-    if identity.first_epoch is not None and state["first_epoch"] != identity.first_epoch:
-        other.append("first_epoch")
-        saved, current = (
-            {**saved, "first_epoch": state["first_epoch"]},
-            {**current, "first_epoch": identity.first_epoch},
-        )
-    if other:
+    is_longer = identity.epochs_before is not None and identity.epochs_before <= saved["epochs"] < identity.epochs
+    allowed = {
+        "workers": elastic and saved["workers"] < identity.workers,
+        "epochs": is_longer,
+        "first_epoch": identity.first_epoch is None,
+    }
+    if other := [name for name in other if not allowed.get(name)]:
         differences = "; ".join(f"{name} was {saved[name]!r}, is {current[name]!r}" for name in other)
         raise TrainingError(
             f"{path} belongs to another identity of {identity.member}: {differences}. "
@@ -283,61 +220,11 @@ def read(
     return state
 
 
-def fit_weights(
-    model: nn.Module, weights: Mapping[str, Tensor], source: str, parts: Mapping[str, str] | None
-) -> tuple[dict[str, Tensor], str]:
-    """The weights with which a model starts, and a line on what is loaded and what is not.
-
-    Args:
-        source: the member or the file whose weights they are, for the message.
-        parts: `Member.start_parts`.
-
-    Raises:
-        ShapeMismatchError: they are not those of the model; with `parts`, none of them is.
-    """
-    if parts is None:
-        check_fit(model, weights, source)
-        return dict(weights), ""
-    from torch.nn.parameter import is_lazy
-
-    own: dict[str, Tensor] = model.state_dict()
-    begins = sorted(parts, key=len, reverse=True)
-    names = {name: next((b for b in begins if name.startswith(b)), None) for name in weights}
-    renamed = {name: parts[b] + name[len(b) :] for name, b in names.items() if b is not None}
-    fitting = {
-        old: new
-        for old, new in renamed.items()
-        if new in own and (is_lazy(own[new]) or own[new].shape == weights[old].shape)
-    }
-    if not fitting:
-        raise ShapeMismatchError(
-            f"with start_parts={dict(parts)} nothing of {source} fits the model: that has {_list_names(own)}; "
-            f"{source} has {_list_names(weights)}"
-        )
-    left = {"the model's own": own.keys() - fitting.values(), f"not taken of {source}": weights.keys() - fitting}
-    shown = [
-        f"; {what}: {_list_names([n for n in (*own, *weights) if n in some])}"
-        for what, some in left.items()
-        if some
-    ]
-    line = f"{len(fitting)} of {len(own)} tensors are those of {source}{''.join(shown)}"
-    return {**own, **{new: weights[old] for old, new in fitting.items()}}, line
-
-
-def _list_names(names: Iterable[str]) -> str:
-    named = list(dict.fromkeys(names))
-    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-    return f"{', '.join(named[:MOST_NAMED])}{more}"
-
-
 def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Check that weights have the names and shapes of a model's parameters and buffers.
 
     Args:
         source: the member or the file whose weights they are, for the message.
-
-    Raises:
-        ShapeMismatchError: they have not; the message names those that differ.
     """
     from torch.nn.parameter import is_lazy
 
@@ -352,7 +239,7 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> N
         more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
         raise ShapeMismatchError(
             f"the model cannot start with the weights of {source}: {'; '.join(differences[:MOST_NAMED])}{more}. "
-            "Start it without them, leave out what changes its shape, or let Member.start_parts say what is taken"
+            "Start it without them, or load a part of them in Recipe.model"
         )
 
 
@@ -366,15 +253,12 @@ def keep_weights_only(path: Path, target: Path, digest: str | None) -> str:
 
     Returns:
         The digest of the new file.
-
-    Raises:
-        DamagedError: there is no checkpoint, or it is damaged.
-        WriteError: there is no room for the new file, or it cannot be written.
     """
     state = load_checkpoint(path, _OF_USE, digest)
     state["exchange"] = {name: state["exchange"][name] for name in ("plan", "world")}
     if (kept := state.get("kept")) is not None:
-        state["kept"] = {"is_best": kept["is_best"], "count": kept.get("average", kept).get("count", 0)}
+        state["kept"] = {"is_best": kept["is_best"]}
+    state["callbacks"] = []
     return save_checkpoint(target, state)
 
 
@@ -394,7 +278,7 @@ def pack(
 
     Args:
         data: the data that the member reads (`data_identity.training_data`).
-        parts: see `Checkpointer.save`.
+        parts: `Optimization.state_dict`, and what else `Lifecycle.save` adds.
     """
     return {
         "data": dict(data),

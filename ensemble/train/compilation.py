@@ -1,28 +1,41 @@
-"""Compiles the model of a member by torch.compile."""
+"""Compiles the model of a member by torch.compile; kernels are kept with the run, whose next start finds them.
+
+Needs no torch, but where a model is compiled.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import logging
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from ensemble.store import StoreError
+from ensemble.store.trust import check_ownership
+from pipelines.environment.processor import read_processor
 
-from ensemble.train.kernel_caches import name_kernel_caches
-
+_FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+#: Of /proc/cpuinfo: what a compiler makes use of.
+_OF_PROCESSOR = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 #: Variables that were set here, for the member in training, with their values.
 _set_here: dict[str, str] = {}
 
+log = logging.getLogger(__name__)
 
-def compile_forward(model: nn.Module, options: Mapping[str, Any], run_dir: Path) -> None:
+
+def compile_forward(model: Any, options: Mapping[str, Any], run_dir: Path) -> None:
     """Compile what the model computes when it is called; its parameters, names and hooks stay as they are.
 
     Args:
         options: the `name` of the mode and the `backend`, as `ensemble.spec.loops` resolves them.
         run_dir: where kernels are kept, unless the environment names a place.
     """
+    import torch
+
     release_caches()
     for variable, folder in name_kernel_caches(run_dir).items():
         os.environ[variable] = _set_here[variable] = folder
@@ -37,3 +50,46 @@ def release_caches() -> None:
         variable, value = _set_here.popitem()
         if os.environ.get(variable) == value:
             del os.environ[variable]
+
+
+def name_kernel_caches(run_dir: Path) -> dict[str, str]:
+    """The environment variables that name the folders, but for those that the user has set.
+
+    Kernels are loaded as they are found: the folder is the user's own, whatever modes the run directory has. Those
+    of processors with other instructions are in a folder of their own: PyTorch compiles for the one that it is on.
+    """
+    folder = run_dir / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_ownership(folder, folder.stat())
+    except (OSError, StoreError) as error:
+        log.warning("compiled kernels are not kept with the run: %s", error)
+        return {}
+    unnamed = [variable for variable in _FOLDERS if find_folder(variable) is None]
+    return {variable: str(folder / _name_processor() / _FOLDERS[variable]) for variable in unnamed}
+
+
+def find_folder(variable: str) -> str | None:
+    """The folder that the user has named for a compiler's kernels, or None.
+
+    PyTorch names its default in the environment as soon as its optimizers are imported.
+    """
+    folder = os.environ.get(variable)
+    is_default = folder is not None and any(part.startswith("torchinductor_") for part in Path(folder).parts)
+    return None if is_default else folder
+
+
+def remove_empty(run_dir: Path) -> None:
+    """Remove the folder of a run for which nothing was compiled."""
+    try:
+        (run_dir / "compiled").rmdir()
+    except OSError:  # there is none, or it has kernels
+        return
+
+
+@functools.cache
+def _name_processor() -> str:
+    """A name of the processor's kind, 12 hexadecimal digits."""
+    fields = read_processor()
+    parts = [platform.machine(), *(f"{name}: {fields[name]}" for name in _OF_PROCESSOR if name in fields)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

@@ -16,14 +16,24 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.positions import TAILS, choose_kept, count_bytes
+from ensemble.spec.recipe import list_split_metrics
 from ensemble.spec.split_metrics import list_asked
 from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
 from ensemble.store.predicted_rows import PAD
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target, take_fields
-from ensemble.train.infer_task import PREDICT, OutputError, describe, find_class_axis, fit_points, take_logits
+from ensemble.train.data import as_stored_target
 from ensemble.train.job import FieldError
+from ensemble.train.output_shapes import (
+    PREDICT,
+    OutputError,
+    describe,
+    describe_unmeasured,
+    explain_labels,
+    explain_layout,
+    take_logits,
+)
 from ensemble.train.outputs import (
     FirstCall,
     compute_outputs,
@@ -62,7 +72,7 @@ def look(state: TrainState, batch: Batch) -> None:
     state.is_looked_at = True
     try:
         _look(state, batch)
-    except FieldError:
+    except (FieldError, OutputError):
         raise
     except Exception as error:  # whatever else it may be, the member trains
         state.reporter.log(f"the first batch could not be looked at: {type(error).__name__}: {error}")
@@ -72,32 +82,36 @@ def _look(state: TrainState, batch: Batch) -> None:
     from pipelines.errors import PipelineError
 
     few: dict[str, Batch] = {}
-    for split in state.effects.splits:
+    for split in state.splits:
         with contextlib.suppress(PipelineError, StopIteration):  # bad records are named elsewhere
             few[split] = state.data.peek(split, SHOWN, state.collate)
-    asked = [] if state.is_own_loop else list_asked(state.recipe.split_metrics)
+    fields = [] if state.is_own_loop else list_asked(state.recipe.split_metrics)
     if "valid" in few:
-        take_fields(few["valid"], asked)
+        take_fields(few["valid"], fields)
     predicted: list[tuple[Task, Tensor]] = []
     with undisturbed(state) as model, state.precision.autocast():
         for text in _list_remarks(state, model, batch, few, predicted):
             state.remark(text)
-    for text in _explain_inputs(batch, few.get("valid"), state.observer.find(batch)):
+    for text in _explain_inputs(batch, few.get("valid"), state.observer.find()):
         state.remark(text)
+    target = find_target(few.get("valid", batch), state.recipe.target)
+    assumed = _explain_assumed(state, target)
+    if target is not None and assumed is not None and bool((target[find_known(target)] % 1 != 0).any()):
+        state.remark(f"{UNCOMBINED}: {assumed}")
     for task, values in predicted:
         most = values.shape[-1] - 1 if task.kind == "classification" else 1
         is_read = task.kind in LABELS and state.collate is None
-        if is_read and (why := state.data.checks.explain_labels(most)):
-            state.remark(f"{UNCOMBINED}: {why}" if task.kind == "classification" else why)
+        if is_read and (why := state.data.explain_labels(most)):
+            state.remark(f"{UNCOMBINED}: {assumed or why}" if task.kind == "classification" else why)
         if values[:1].numel() <= MOST_SHOWN:
             rows = values[torch.arange(SHOWN) % len(values)].tolist()
             state.reporter.event("first_outputs", task=task.as_record(), values=rows)
 
 
 def try_offered(state: TrainState, batch: Batch) -> None:
-    """Before the first step: let the call by which a framework predicts count, where its values say a task."""
+    """Let the call by which a framework predicts count before the first step."""
     recipe, observer, call = state.recipe, state.observer, state.observer.offered
-    if call is None or recipe.predict is not None or getattr(observer.seen, "task", None) is not None:
+    if call is None or recipe.predict is not None or observer.seen is not None:
         return
     with undisturbed(state) as model, state.precision.autocast():
         try:
@@ -105,12 +119,11 @@ def try_offered(state: TrainState, batch: Batch) -> None:
             with contextlib.suppress(Exception):  # it needs the target
                 without = replace(call, unused=recipe.target)
                 call = without if torch.equal(take_logits(without.call(model, batch)), outputs) else call
-            seen = observe(recipe, batch, FirstCall.of(call, outputs))
-            end = _find_end(seen, outputs) if call.method else None
-            if seen.task is None or end == "sigmoid":
-                unclear = "numbers between 0 and 1 may be probabilities or scores"
-                raise OutputError(seen.reason or f"{unclear}; {PREDICT}")
-            to_scaled_values(recipe, seen.task, outputs, seen)
+            seen, task = observe(recipe, batch, FirstCall(True, call, outputs)), recipe.find_task()
+            end = _find_end(task, seen, outputs) if call.method else None
+            if end == "sigmoid":
+                raise OutputError(f"numbers between 0 and 1 may be probabilities or scores; {PREDICT}")
+            to_scaled_values(recipe, task, outputs, seen)
             observer.seen = replace(seen, is_probability=end == "softmax")
         except NotImplementedError as error:
             observer.is_relied_on = False
@@ -133,52 +146,61 @@ def _list_remarks(
         few: the first samples of each split on which the member is evaluated.
     """
     recipe, target, first = state.recipe, find_target(batch, state.recipe.target), FirstCall()
-    named = "the first batch"
     # Of several workers a loss may need all at once.
     has_loss = recipe.loss is not None and not state.is_own_loop and state.comm.world == 1
     if has_loss and not isinstance(recipe.loss, NamedLoss):
         with contextlib.suppress(Exception), watch_call(model, batch) as first:
             yield from _compare_with_half(recipe, model, batch, target, state.identity.accumulate)
-    seen = state.observer.find(batch)
-    task, values = seen.task, None
+    seen, task, values, named = state.observer.find(), recipe.find_task(), None, "the first batch"
     try:
         if recipe.predict is not None:
             values = recipe.predict(model, batch)
-            if isinstance(values, Tensor) and values.is_floating_point():
-                task = state.observer.find(batch, values).task or Task("classification")
             if why := explain_values(task, values, target):
                 yield f"{UNCOMBINED}: Recipe.predict {why}"
-        elif task is None and (seen.reason or seen.is_open):
-            yield from _explain_outputs(recipe, model, batch, seen, target)
+        elif seen.reason is not None:
+            raise OutputError(seen.reason)
         elif seen.call is not None or has_loss or state.observer.is_relied_on:
             outputs = first.output() if first.is_seen else compute_outputs(recipe, model, batch, seen)
-            yield from _explain_scores(seen, outputs)
-            values = None if task is None else to_scaled_values(recipe, task, outputs, seen)
-        if isinstance(values, Tensor) and task is not None and values.dim():
+            yield from _explain_scores(task, seen, outputs)
+            values = to_scaled_values(recipe, task, outputs, seen)
+        if isinstance(values, Tensor) and values.dim():
             predicted.append((task, values.float()))
-            state.effects.predictions_bytes = count_bytes(state.ensemble, task, values.shape[1:])
+            state.predictions_bytes = count_bytes(state.ensemble, task, values.shape[1:])
             kept, why = choose_kept(state.ensemble, task, values.shape[1:])
             if why:
                 yield why if kept is not None else f"{UNCOMBINED}: {why}"
         for split, samples in few.items() if predicted else ():
             named = f"samples of Ensemble.{split}"  # predicted at the end, when a difference would fail the member
-            yield from _explain_lengths(state, model, split, samples, replace(seen, task=task))
+            yield from _explain_lengths(state, model, split, samples, seen)
     except OutputError as error:
+        if not state.is_own_loop and task.kind != "free" and few:
+            raise  # as the evaluation after this epoch would
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own
         yield f"{UNCOMBINED} unless it passes: predicting {named} raised {type(error).__name__}: {error}"
-    if task is not None and task.kind in NUMBERS and not state.is_own_loop and target is not None:
+    if task.kind in NUMBERS and not state.is_own_loop and target is not None:
         yield from _explain_spread(recipe, target)
 
 
 def _explain_lengths(
     state: TrainState, model: nn.Module, split: str, first: Batch, seen: Observation
 ) -> Iterator[str]:
-    """Predict samples of a split; of batches of unlike length what is not kept, or has padding that counts."""
-    kind, shapes, counts = "free" if seen.task is None else seen.task.kind, set(), True
+    """Predict samples of a split; of batches of unlike length what is not kept, or has padding that counts.
+
+    Raises:
+        OutputError: these samples do not have the metrics of the whole split that the member is measured by.
+    """
+    task, objective = state.recipe.find_task(), str(state.ensemble.objective)
+    kind, shapes, counts = task.kind, set(), True
+    is_measured = split == "valid" and not state.is_own_loop
+    wanted = list_split_metrics(state.recipe, objective, task) if is_measured else []
     for samples in (SHOWN, 2, 4 * SHOWN):  # the longest are hardly the same
         few = first if samples == SHOWN else state.data.peek(split, samples, state.collate)
         values, target = compute_values(state.recipe, model, few, seen), find_target(few, state.recipe.target)
+        stored = as_stored_target(task, target)
+        why = explain_layout(task, values, stored) or (None if stored is None else explain_labels(task, stored))
+        if wanted and why is not None:
+            raise OutputError(describe_unmeasured(state.recipe, wanted, why))
         is_paddable = kind in TAILS and target is not None
         counts &= target is None or (kind in NUMBERS and target.dim() > 1 and bool(find_known(target).all()))
         if is_paddable and (not counts or state.collate is None):
@@ -191,12 +213,12 @@ def _explain_lengths(
         yield f"{what}, and {zeros}" if is_paddable else f"{lost}: {what}; {PAD}"
 
 
-def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str | None:
+def explain_values(task: Task, values: Any, target: Tensor | None) -> str | None:
     """Why what `Recipe.predict` returned is not what the task needs, and the line to write; None where it is."""
     if not isinstance(values, Tensor):
         return f"returned {describe(values)}, not a tensor [b, ...]"
-    kind = None if task is None else task.kind
-    if not values.is_floating_point() and kind in (None, "classification", "multilabel"):
+    kind = task.kind
+    if not values.is_floating_point() and kind in LABELS:
         return f"returned {describe(values)}, as argmax does: return the probabilities, scores.softmax(-1)"
     if kind == "classification" and values.dim() > 1 and values.shape[-1] > 1:
         rows = values.float()
@@ -220,63 +242,20 @@ def is_probability(rows: Tensor) -> bool:
     return bool(inside.all()) and bool(((rows.sum(dim=-1) - 1).abs() < 1e-2).all())
 
 
-def _explain_outputs(
-    recipe: Recipe, model: nn.Module, batch: Batch, seen: Observation, target: Tensor | None
-) -> Iterator[str]:
-    """Why outputs say no task, with the line that would say it where one of their parts may be the scores."""
-    if seen.is_open:
-        return
-    call, why = seen.call, seen.reason
-    scores = None if call is None or target is None else _find_scores(call.call(model, batch), target)
-    if call is not None and target is not None and scores is not None:
-        named = [("", name) for name in call.args] + [(f"{key}=", name) for key, name in call.kwargs.items()]
-        names = [f"{key}batch" if name is None else f'{key}batch["{name}"]' for key, name in named]
-        end, task = ("", "regression") if target.is_floating_point() else (".softmax(-1)", "classification")
-        why = "the model returned several parts; write Recipe(predict=lambda model, batch: "
-        why += f'model({", ".join(names)}){scores}{end}, task="{task}")'
-    yield f"{UNCOMBINED}: {why}"
-
-
-def _find_scores(outputs: Any, target: Tensor) -> str | None:
-    """The part of a tuple or a dict that may be what predicts the target, as it is written behind the outputs; of
-    several the narrowest, as features are wider than scores.
-    """
-    widths: dict[str, int] = {}
-    names = (
-        outputs
-        if isinstance(outputs, Mapping)
-        else range(len(outputs) if isinstance(outputs, tuple | list) else 0)
-    )
-    for name in names:
-        part = outputs[name]
-        if not isinstance(part, Tensor) or not part.is_floating_point():
-            continue
-        shapes = tuple(part.shape), tuple(target.shape)
-        with contextlib.suppress(OutputError):
-            if target.is_floating_point():
-                fits = fit_points(*shapes) is not None
-            else:
-                fits = find_class_axis(*shapes) == -1 and part.shape[-1] > int(target.max())
-            if fits:
-                widths[f'["{name}"]' if isinstance(name, str) else f"[{name}]"] = part[:1].numel()
-    return min(widths, key=widths.__getitem__, default=None)
-
-
-def _find_end(seen: Observation, outputs: Any) -> str | None:
+def _find_end(task: Task, seen: Observation, outputs: Any) -> str | None:
     """Whether a model that predicts classes or labels ends in a "softmax" or a "sigmoid"; None: in neither."""
-    kind = None if seen.task is None else seen.task.kind
-    if kind not in ("classification", "multilabel") or not isinstance(outputs, Tensor):
+    if task.kind not in LABELS or not isinstance(outputs, Tensor):
         return None
     scores = outputs.float()
-    if kind == "classification" and seen.class_axis and scores.shape[seen.class_axis] > 1:
+    if task.kind == "classification" and seen.class_axis and scores.shape[seen.class_axis] > 1:
         return "softmax" if is_probability(scores.movedim(seen.class_axis, -1)) else None
     is_inside = bool(((scores > 0) & (scores < 1)).all()) and float(scores.mean()) > LEAST_MEAN
     return "sigmoid" if is_inside and scores.numel() >= LEAST_VALUES else None
 
 
-def _explain_scores(seen: Observation, outputs: Any) -> Iterator[str]:
+def _explain_scores(task: Task, seen: Observation, outputs: Any) -> Iterator[str]:
     """A softmax or a sigmoid at the end of a model, where scores are meant."""
-    if not seen.is_probability and (end := _find_end(seen, outputs)) is not None:
+    if not seen.is_probability and (end := _find_end(task, seen, outputs)) is not None:
         shown, loss = ENDS[end]
         yield (
             f"the model ends in a {end} ({shown}), and one is applied to its outputs again, so that predictions "
@@ -321,6 +300,17 @@ def _explain_inputs(batch: Batch, valid: Batch | None, seen: Observation) -> Ite
                 f"images of the field {name!r} hardly differ ({shown}): they may be scaled twice, or by means "
                 "of 0 to 255, where stages.scale takes those of 0 to 1"
             )
+
+
+def _explain_assumed(state: TrainState, target: Tensor | None) -> str | None:
+    """What to declare where a train function's targets are floats, and are taken for classes; None elsewhere."""
+    is_assumed = state.is_own_loop and state.recipe.known_task is None
+    if not is_assumed or target is None or not target.is_floating_point():
+        return None
+    return (
+        f"the target {state.recipe.target!r} has floats, and classes are assumed where no task is declared: "
+        "declare Recipe(train=..., task=...), such as task='regression'"
+    )
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ensemble.spec.search import FOOTPRINTS
+from ensemble.spec.limits import FOOTPRINTS
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.job import TrainingError
 from ensemble.train.outputs import compute_outputs
@@ -35,27 +35,27 @@ def measure_footprint(evaluator: Evaluator, state: TrainState, function: Predict
         function: what predicts; None: as `predict` does.
     """
     search = state.ensemble.search
-    wanted = {each.name for each in search.objectives} & set(FOOTPRINTS) if search is not None else set()
-    found = dict[str, float]()
+    wanted = {objective.name for objective in search.objectives} & set(FOOTPRINTS) if search is not None else set()
+    figures = dict[str, float]()
     if not wanted:
-        return found
+        return figures
     with evaluator.evaluating() as model:
         if "model_mb" in wanted:
             tensors = [*model.parameters(), *model.buffers()]
-            found["model_mb"] = sum(each.numel() * each.element_size() for each in tensors) / 1e6
+            figures["model_mb"] = sum(objective.numel() * objective.element_size() for objective in tensors) / 1e6
         if "latency_ms" in wanted:
             try:
-                found["latency_ms"] = 1e3 * _time_forward(state, model, function)
+                figures["latency_ms"] = 1e3 * _time_forward(state, model, function)
             except Exception as error:  # whatever one sample alone may do to a network that has been trained
                 state.reporter.log(f"its latency is not measured: {type(error).__name__}: {error}")
-    return found
+    return figures
 
 
 def _time_forward(state: TrainState, model: torch.nn.Module, function: Predict | None) -> float:
     """Seconds of the fastest forward pass."""
-    if not state.effects.splits:
+    if not state.splits:
         raise TrainingError("there is no split to take a sample from: give valid=")
-    sample = state.data.read_first(state.effects.splits[0], 1, state.collate)
+    sample = state.data.read_first(state.splits[0], 1, state.collate)
     forward = functools.partial(function or _make_forward(state, sample), model, sample)
 
     def time_once() -> float:
@@ -76,5 +76,5 @@ def _time_forward(state: TrainState, model: torch.nn.Module, function: Predict |
 
 def _make_forward(state: TrainState, sample: Batch) -> Predict:
     """`f(model, batch)` of a Recipe: its predict, or else what its loss calls the model with."""
-    recipe, seen = state.recipe, state.observer.find(sample)
+    recipe, seen = state.recipe, state.observer.find()
     return recipe.predict or (lambda model, batch: compute_outputs(recipe, model, batch, seen))

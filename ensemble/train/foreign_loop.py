@@ -1,12 +1,7 @@
-"""A member in a training loop that is not ours: that of a framework, or of a script as it was.
+"""A member in a training loop that is not ours, with steps of its own: a framework's, or a script as it was.
 
-Such a loop computes its own steps: it calls `backward` and the optimizer. It reads an `EpochLoader` as it would
-read a DataLoader, and what it reads says where the member is. Each pass over the training split is an own epoch;
-the next batch says that the step of the one before is done; the next pass, or the end of the function, that the
-epoch is. So the events, checkpoints and commands of a member are between epochs here, not between steps.
-
-A loop that counts its epochs from 0 does so after a resume, too: the passes that were trained before are empty,
-and what the loop has done to its objects meanwhile is undone before the first pass that is not.
+What it reads of an `EpochLoader` says where the member is: each pass over the training split is an own epoch, the
+next batch ends a step, the next pass an epoch. Events, checkpoints and commands are between epochs.
 """
 
 from __future__ import annotations
@@ -23,9 +18,9 @@ from ensemble.train.first_look import look, try_offered
 from ensemble.train.gather import gather_json
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.lifecycle import Lifecycle
-from ensemble.train.optimization import StepResult
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.state import TrainState
+from ensemble.train.step_sync import StepResult
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -46,26 +41,36 @@ class ForeignLoop:
 
     def __init__(self, state: TrainState, life: Lifecycle) -> None:
         self._state, self._life = state, life
-        self.counts_from_0 = True
-        self.is_idle = False
+        self.counts_from_0, self.is_idle = True, False
         self._passes = 0  # with those of an earlier attempt
         self._first = 0  # the own epoch at which this attempt begins
-        self._is_in_epoch = False
-        self._has_trained = False  # any epoch
+        self._is_in_epoch = self._has_trained = False
         self._own: dict[str, Any] | None = None  # their states when the member had ended
         self._reading: Iterator[Batch] = iter(())
         self._given = 0  # batches of the pass in progress
 
+    def make_loader(self, evaluator: Evaluator, split: str, fields: Fields) -> EpochLoader:
+        """The batches of a split; see `TrainContext.dataloader`."""
+        return EpochLoader(self._state, evaluator, self, split, fields)
+
     def read(self) -> Iterator[Batch]:
-        """Yield this rank's batches of the next epoch; of one that was trained before a resume, none."""
+        """Yield this rank's batches of the next epoch; of one that was trained before a resume, none.
+
+        A loop that drops this iterator before its end does not end the last step within that.
+        """
         if self._begin_epoch():
             self._reading, self._given = self._read_epoch(), 0
             yield from iter(self._next_batch, None)
 
     def _next_batch(self) -> Batch | None:
-        """A loop that drops what `read` gave it before its end does not end the last step within that."""
         self._given += 1
         return next(self._reading, None)
+
+    def count_batches(self) -> int:
+        """Batches of the next pass, without empty ones."""
+        self._start()
+        epoch = self._state.at.epoch + int(self._is_in_epoch)
+        return self._state.data.count_batches(epoch, self._state.steps_per_epoch)
 
     def end_last_step(self) -> None:
         """End the last step of a pass, where the loop knows that no batch follows, before it evaluates."""
@@ -77,14 +82,12 @@ class ForeignLoop:
         """Report and save the epoch in progress, and execute the pruner's decision."""
         if self._is_in_epoch:
             self._end_pass()
-            self._check_ranks()
             self._life.end_epoch()
 
     def end(self) -> None:
         """End the member after the epoch in progress; the train function has left its loop."""
         if self._is_in_epoch:
             self._end_pass()
-            self._check_ranks()
             self._life.has_left = True
         elif self.is_idle:
             self.is_idle = False
@@ -98,6 +101,24 @@ class ForeignLoop:
         self._is_in_epoch, state = False, self._state
         if state.at.step + 1 == state.steps_per_epoch or state.identity.weights is not None:
             next(self._reading, None)
+        if state.comm.world > 1:
+            weights = dict(state.optimization.model.named_parameters())
+            if len(set(gather_json(state.comm, weights_sha256(weights)))) > 1:
+                raise TrainingError(
+                    f"the workers have different weights after epoch {state.at.epoch}: a loop over "
+                    "member.dataloader() exchanges its gradients itself; wrap the model, after member.prepare(), "
+                    "in torch.nn.parallel.DistributedDataParallel"
+                )
+
+    def _start(self) -> None:
+        """Open the stream, once."""
+        state = self._state
+        if not state.steps_elsewhere:
+            self._check_options()
+            state.steps_elsewhere = True
+            self._first = state.at.epoch
+            self._passes = 0 if self.counts_from_0 else self._first
+            state.open()
 
     def _begin_epoch(self) -> bool:
         """End the epoch before, and begin the next; returns whether there is one to be trained."""
@@ -123,23 +144,6 @@ class ForeignLoop:
         self._life.begin_epoch()
         return True
 
-    def _start(self) -> None:
-        """Open the stream, once."""
-        state = self._state
-        if state.steps_elsewhere:
-            return
-        self._check()
-        state.steps_elsewhere = True
-        self._first = state.at.epoch
-        self._passes = 0 if self.counts_from_0 else self._first
-        state.effects.open(state.inbox, None if state.is_over else state.at)
-
-    def count_batches(self) -> int:
-        """Batches of the next pass, without empty ones."""
-        self._start()
-        epoch = self._state.at.epoch + int(self._is_in_epoch)
-        return self._state.data.count_batches(epoch, self._state.steps_per_epoch)
-
     def _read_epoch(self) -> Iterator[Batch]:
         state, at = self._state, self._state.at
         for shared in state.data.epoch(at.epoch, state.collate):
@@ -152,46 +156,33 @@ class ForeignLoop:
                 yield from self._read_step(batch)
             is_last = at.step + 1 == state.steps_per_epoch
             if at.step == 0 or is_last:
-                state.observer.agree(is_epoch_over=is_last)
+                state.observer.agree()
             look(state, batch)
             command = state.poll_command() if state.comm.world == 1 else None
             if command == "stop" and not is_last:  # only the loop knows its state: a resume begins the epoch anew
                 raise StopTraining("stopped")
-            self._life.end_step(StepResult(0.0, state.optimization.lr, False, command), size)
+            self._life.end_step(StepResult(0.0, command), size)
 
     def _read_step(self, batch: Batch) -> Iterator[Batch]:
         """Yield the batch of a step, which ends with the next one."""
-        state = self._state
+        state, busy = self._state, self._state.gpu_busy
         if not len(batch["index"]):
             raise TrainingError(
                 f"a global batch of {batch.global_size} samples has none for rank {state.comm.rank}: take a "
                 "larger batch_size, or drop_last=True, as the loop steps together with those of the other workers"
             )
-        if state.gpu_busy is not None:
-            state.gpu_busy.begin()
+        if busy is not None:
+            busy.begin()
         seed_everything(step_seed(state.identity.seed, state.comm.rank, state.global_step), state.device)
         if not state.is_looked_at:
             try_offered(state, batch)
         state.observer.begin(state.optimization.model, batch)
         yield batch
         state.observer.end()
-        if state.gpu_busy is not None:
-            state.gpu_busy.end()
+        if busy is not None:
+            busy.end()
 
-    def _check_ranks(self) -> None:
-        """Refuse workers that do not train one model."""
-        state = self._state
-        if state.comm.world == 1:
-            return
-        weights = dict(state.optimization.model.named_parameters())
-        if len(set(gather_json(state.comm, weights_sha256(weights)))) > 1:
-            raise TrainingError(
-                f"the workers have different weights after epoch {state.at.epoch}: a loop over "
-                "member.dataloader() exchanges its gradients itself; wrap the model, after member.prepare(), in "
-                "torch.nn.parallel.DistributedDataParallel"
-            )
-
-    def _check(self) -> None:
+    def _check_options(self) -> None:
         """Refuse options that are executed by `member.step`, which such a loop does not call."""
         own = self._state.identity
         declared = {
@@ -202,8 +193,8 @@ class ForeignLoop:
             "weights": needs_weighing(own.weights),
             "loss_scale": own.loss_scale != "dynamic",
         }
-        wrong = [name for name, is_declared in declared.items() if is_declared]
-        if wrong:
+        self._state.callbacks.check_foreign()
+        if wrong := [name for name, is_declared in declared.items() if is_declared]:
             raise TrainingError(
                 f"{', '.join(f'{name}=' for name in wrong)}: a loop over member.dataloader() computes its own "
                 "steps, and has to do that itself; loops over member.batches() have it"
@@ -217,9 +208,6 @@ def own_memory(batch: Batch) -> Batch:
 
 class EpochLoader:
     """The batches of a split, as a DataLoader has them: `len` of them, and a pass over each epoch.
-
-    Args:
-        fields: how a batch is given; see `Fields`.
 
     Attributes:
         counts_next: whether the length of "train" is that of the next pass; else empty batches are part of it.
@@ -241,15 +229,11 @@ class EpochLoader:
 
     def count_batches(self) -> int:
         """Those of the next pass, without empty ones."""
-        if self._split != "train":
-            return self._state.data.split_steps(self._split)
-        return self._loop.count_batches()
+        is_train = self._split == "train"
+        return self._loop.count_batches() if is_train else self._state.data.split_steps(self._split)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or of the split."""
         if self._split == "train":
-            return map(self._give, self._loop.read())
-        return (self._give(own_memory(batch)) for batch in self._evaluator.batches(self._split))
-
-    def _give(self, batch: Batch) -> Any:
-        return take(batch, self._fields)
+            return (take(batch, self._fields) for batch in self._loop.read())
+        return (take(own_memory(batch), self._fields) for batch in self._evaluator.batches(self._split))

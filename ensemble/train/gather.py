@@ -28,16 +28,14 @@ def gather_json(comm: Communicator, value: Any) -> list[Any]:
 
 def gather_rows(comm: Communicator, rows: Tensor | None) -> Tensor | None:
     """All ranks' rows, in rank order, on the CPU; a rank without rows may give None."""
-    if rows is not None:
-        rows = rows.detach().cpu().contiguous()
+    rows = None if rows is None else rows.detach().cpu().contiguous()
     if comm.world == 1:
         return rows
-    shapes = gather_json(comm, None if rows is None else [str(rows.dtype), list(rows.shape[1:])])
-    known = next((shape for shape in shapes if shape is not None), None)
-    if known is None:
+    layout = find_first(comm, None if rows is None else [str(rows.dtype), list(rows.shape[1:])])
+    if layout is None:
         return None
     if rows is None:
-        rows = torch.empty((0, *known[1]), dtype=getattr(torch, known[0].removeprefix("torch.")))
+        rows = torch.empty((0, *layout[1]), dtype=getattr(torch, layout[0].removeprefix("torch.")))
     return torch.cat(comm.all_gather(rows))
 
 
@@ -46,9 +44,9 @@ def gather_predictions(comm: Communicator, rows: PredictedRows, together: Predic
     if comm.world == 1:
         return rows
     kept = None if rows.positions is None else rows.positions.tolist()
-    found = find_first(comm, [rows.tail, kept] if len(rows) else None)
-    if found is not None and found[1] is not None:
-        together.tail, together.positions = found[0], np.array(found[1])
+    layout = find_first(comm, [rows.tail, kept] if len(rows) else None)
+    if layout is not None and layout[1] is not None:
+        together.tail, together.positions = layout[0], np.array(layout[1])
     pieces = rows.pieces()
     for _ in range(max(gather_json(comm, rows.count_pieces()))):
         parts = (None if part is None else torch.from_numpy(part.copy()) for part in next(pieces, [None] * 4))
@@ -88,25 +86,19 @@ def _gather_field(comm: Communicator, parts: list[npt.NDArray[Any]]) -> npt.NDAr
 
 def find_first(comm: Communicator, value: Any) -> Any:
     """The JSON value of the first rank that has another one than None; None where none has."""
-    return next((each for each in gather_json(comm, value) if each is not None), None)
+    return next((share for share in gather_json(comm, value) if share is not None), None)
 
 
 def compute_once(comm: Communicator, compute: Callable[[], Any]) -> Any:
-    """A JSON value that rank 0 computes, on every rank; where it fails, all ranks do.
-
-    Raises:
-        Exception: on rank 0, what `compute` raises.
-        TrainingError: on the other ranks, with its message.
-    """
+    """A JSON value that rank 0 computes, on every rank; where it fails, all ranks do."""
     value, failure = None, None
     if comm.rank == 0:
         try:
             value = compute()
         except Exception as error:
             failure = error
-    value, text = gather_json(comm, [value, None if failure is None else f"{type(failure).__name__}: {failure}"])[
-        0
-    ]
+    text = None if failure is None else f"{type(failure).__name__}: {failure}"
+    value, text = gather_json(comm, [value, text])[0]
     if failure is not None:
         raise failure
     if text is not None:
@@ -119,8 +111,6 @@ class Ratio:
     """A mean over what is counted in a batch, such as the steps of its samples that take part.
 
     Attributes:
-        total: the sum over it, a scalar.
-        count: how much there is.
         is_root: whether the figure is the square root of the mean.
     """
 
@@ -130,11 +120,7 @@ class Ratio:
 
 
 def read_metric(name: str, value: Any) -> float:
-    """A metric as a number.
-
-    Raises:
-        TrainingError: it is none; the message names it.
-    """
+    """A metric as a number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -152,34 +138,33 @@ class Means:
     def add(self, values: Mapping[str, Any], size: int) -> None:
         """Add the values of a batch of `size` samples: a tensor [size], or a scalar that holds for each sample."""
         for name, value in values.items():
+            total: Any
+            count: Any = size
             if isinstance(value, Ratio):
-                self._sums[name] = self._sums.get(name, 0.0) + value.total.detach().double()
-                self._counts[name] = self._counts.get(name, 0) + value.count
+                total, count = value.total.detach().double(), value.count
                 self._roots |= {name} if value.is_root else set()
-                continue
-            if isinstance(value, Tensor) and value.dim() > 0:
+            elif isinstance(value, Tensor) and value.dim() > 0:
                 if value.shape != (size,):
                     raise ValueError(
                         f"metric {name!r} must be a scalar or one value per sample ([{size}]), "
                         f"got a tensor of shape {list(value.shape)}"
                     )
-                added: Tensor | float = value.detach().double().sum()
+                total = value.detach().double().sum()
             else:
-                added = (value.detach().double() if isinstance(value, Tensor) else read_metric(name, value)) * size
+                scalar = value.detach().double() if isinstance(value, Tensor) else read_metric(name, value)
+                total = scalar * size
             # stays on its device until the end: reading it back would wait for the GPU
-            self._sums[name] = self._sums.get(name, 0.0) + added
-            self._counts[name] = self._counts.get(name, 0) + size
+            self._sums[name] = self._sums.get(name, 0.0) + total
+            self._counts[name] = self._counts.get(name, 0) + count
 
     def over_all(self, comm: Communicator) -> dict[str, float]:
         """The means over all ranks, on every rank; without those of nothing."""
         own = {name: [float(total), int(self._counts[name])] for name, total in self._sums.items()}
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
-        roots: set[str] = set()
-        for share, rooted in gather_json(comm, [own, sorted(self._roots)]):
-            roots.update(rooted)
-            for name, (total, count) in share.items():
-                sums[name] = sums.get(name, 0.0) + total
-                counts[name] = counts.get(name, 0) + count
-        means = {name: total / counts[name] for name, total in sums.items() if counts[name]}
-        return {name: math.sqrt(mean) if name in roots else mean for name, mean in means.items()}
+        shares, roots = zip(*gather_json(comm, [own, sorted(self._roots)]), strict=True)
+        means: dict[str, float] = {}
+        for name in dict.fromkeys(name for share in shares for name in share):
+            parts = [share[name] for share in shares if name in share]
+            if count := sum(part[1] for part in parts):
+                mean = sum((part[0] for part in parts), 0.0) / count
+                means[name] = math.sqrt(mean) if any(name in rooted for rooted in roots) else mean
+        return means

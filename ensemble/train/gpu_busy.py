@@ -1,49 +1,27 @@
 """Measures how long a rank keeps its GPU busy, by CUDA events around the work of each batch.
 
-A CUDA event is a mark in a stream of kernels; the GPU notes the time when it comes to it. Two of them enclose the
-work of a batch: forward and backward pass, exchange and optimizer step, or an evaluation. The time between them is
-that in which the GPU was at this batch; it includes gaps between kernels that the host launched late and, where
-ranks share a GPU in turns, the turns of the others. It excludes the time in which the rank waited for its batch.
-
-Reading waits for nothing: an event that the GPU has not reached yet is counted later.
+The time between two events includes gaps between kernels that the host launched late and, where ranks share a GPU
+in turns, the turns of the others; not the wait for the batch. Reading waits for nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 
-class TimedEvent(Protocol):
-    """What is needed of `torch.cuda.Event`."""
-
-    def record(self, stream: Any) -> Any:
-        """Mark the end of what has been launched in a stream so far."""
-
-    def query(self) -> bool:
-        """Whether the GPU has reached the mark; does not wait."""
-
-    def elapsed_time(self, end: Any, /) -> float:
-        """Milliseconds from this mark to a later one; both were reached."""
-
-
 class GpuBusy:
-    """Sums the GPU time between `begin` and `end`.
+    """Sums the GPU time between `begin` and `end`."""
 
-    Args:
-        make_event: returns a new event; events are used again.
-        find_stream: returns the stream of the work.
-    """
-
-    def __init__(self, make_event: Callable[[], TimedEvent], find_stream: Callable[[], Any]) -> None:
+    def __init__(self, make_event: Callable[[], Any], find_stream: Callable[[], Any]) -> None:
         self._make_event, self._find_stream = make_event, find_stream
-        self._spare: list[TimedEvent] = []
-        self._began: TimedEvent | None = None
-        self._open: deque[tuple[TimedEvent, TimedEvent]] = deque()
+        self._spare: list[Any] = []
+        self._began: Any = None
+        self._open: deque[tuple[Any, Any]] = deque()
         self._seconds = 0.0
 
     def begin(self) -> None:
@@ -61,7 +39,7 @@ class GpuBusy:
             self._began = None
             self._collect()
 
-    def _take_event(self) -> TimedEvent:
+    def _take_event(self) -> Any:
         return self._spare.pop() if self._spare else self._make_event()
 
     def _collect(self) -> None:
@@ -94,9 +72,8 @@ def open_gpu_busy(device: torch.device) -> GpuBusy | None:
         return None
     import torch
 
-    def make_event() -> TimedEvent:
-        event: TimedEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        return event
+    def make_event() -> Any:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     if device not in _BY_DEVICE:
         _BY_DEVICE[device] = GpuBusy(make_event, lambda: torch.cuda.current_stream(device))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ensemble.spec import unknown_name
-from ensemble.spec.hyperparameters import find_meant
+from ensemble.spec.functions import find_meant
 from ensemble.train.job import TrainingError
 
 
@@ -20,36 +20,12 @@ class UndeclaredHyperparameterError(KeyError, TrainingError):
         return str(self.args[0])
 
 
-def _record_key(method: Any) -> Any:
-    """A method of `dict` that also records its first argument as read."""
-
-    def call(self: Hyperparameters, key: Any, *default: Any) -> Any:
-        self._read.add(key)
-        return method(self, key, *default)
-
-    return call
-
-
-def _record_all(method: Any) -> Any:
-    """A method of `dict` that also records all keys as read."""
-
-    def call(self: Hyperparameters) -> Any:
-        self._read.update(dict.keys(self))
-        return method(self)
-
-    return call
-
-
 class Hyperparameters(dict[str, Any]):
-    """A dict that records which of its keys were read; iterating reads all of them.
+    """A dict that records which of its keys were read; iterating reads all of them."""
 
-    Args:
-        used: keys that need not be read to have an effect.
-    """
-
-    def __init__(self, given: dict[str, Any], used: Iterable[str] = ()) -> None:
-        super().__init__(given)
-        self._given = list(given)
+    def __init__(self, values: dict[str, Any], used: Iterable[str] = ()) -> None:
+        super().__init__(values)
+        self._given = list(values)
         self._read: set[str] = set(used)
 
     @property
@@ -66,19 +42,24 @@ class Hyperparameters(dict[str, Any]):
             unknown_name("a hyperparameter is read that the member does not have,", str(key), self._given)
         )
 
-    __getitem__ = _record_key(dict.__getitem__)
-    __contains__ = _record_key(dict.__contains__)
-    get = _record_key(dict.get)
-    pop = _record_key(dict.pop)
-    setdefault = _record_key(dict.setdefault)
-    __iter__ = _record_all(dict.__iter__)
-    keys = _record_all(dict.keys)
-    values = _record_all(dict.values)
-    items = _record_all(dict.items)
-
     def copy(self) -> dict[str, Any]:
         """A plain dict."""
         return dict(self.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (self.copy(),)
+
+
+def _recording(name: str) -> Any:
+    """A method of `dict` that also records its first argument as read, or all keys where it takes none."""
+    method = getattr(dict, name)
+
+    def call(self: Hyperparameters, *args: Any) -> Any:
+        self._read.update(args[:1] or dict.keys(self))
+        return method(self, *args)
+
+    return call
+
+
+for _name in ("__getitem__", "__contains__", "get", "pop", "setdefault", "__iter__", "keys", "values", "items"):
+    setattr(Hyperparameters, _name, _recording(_name))

@@ -11,7 +11,7 @@ import json
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ensemble.spec import Identity
 
@@ -26,11 +26,17 @@ DEFERRED: dict[str, frozenset[str]] = {
     "join": frozenset(("feeder", "cohort")),
     "stop_after_epoch": frozenset(),
 }
+_FIELDS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(COMMANDS, frozenset[str]()),
+    **DEFERRED,
+    "bad_record": frozenset(("split", "index", "code")),
+}
 Outcome = Literal["finished", "pruned", "stopped", "cancelled", "failed"]
-
 
 #: The member's name in the events and the log of a session that profiles members.
 PROFILE = "profile"
+#: Why early stopping has ended a member.
+NO_IMPROVEMENT = "its objective improved no more"
 
 
 class TrainingError(RuntimeError):
@@ -75,7 +81,6 @@ class SharingDiffers(StopTraining):
     """The member has learned from samples that its own pipeline does not make.
 
     Attributes:
-        error: what differs, in one line.
         begins_anew: whether it is to begin anew, without a feeder.
     """
 
@@ -109,24 +114,21 @@ class Job:
 
     Attributes:
         run_dir: the run directory, as a path on this node.
-        identity: the member.
         attempt: the number of this start of the member; the first is 0.
         rank: of this worker, below `identity.workers`.
         rendezvous: `file:///...`, by which the ranks of this attempt meet, used once; None for a single worker.
         interface: the network interface that collectives are bound to, "lo" on one node; None leaves it to torch.
         local_world: how many of the member's ranks are on this node; None: all.
-        device: "cpu" or "cuda:<index>".
-        gpu: the id of its GPU (`ensemble.schedule.Node.gpu_ids`); None on the CPU.
+        gpu: the id of its GPU (`ensemble.schedule.needs.Node.gpu_ids`); None on the CPU.
         feeder: the address of the node's feeder; None: the member prepares its own batches.
         awaits_pruner: whether rank 0 waits for a decision after every epoch (a pruner decides).
-        node: the name of the node, for events.
         timeout_s: how long a rank waits in a collective before it takes another rank to be lost.
         bad: [split, index, code] of records that kill or hang the process that prepares them
             (`pipelines.samples.poison_records`).
         checkpoints: [name, digest] of the files to resume from, in the member's directory: the first that is
             whole; where none is, the member begins anew. A digest is None where the log has none.
         exchange_plan: what an earlier attempt has planned for the exchange of gradients, for one without a
-            checkpoint (`ensemble.comm.autotune.plan.ExchangePlan` as a dict): it has the same sums, on whatever
+            checkpoint (`ensemble.comm.exchange_plan.ExchangePlan` as a dict): it has the same sums, on whatever
             hosts.
         profile: what to measure; `identity` is then no member's. None: train.
         accepts_data: whether its checkpoint may be of other training data.
@@ -155,13 +157,10 @@ class Job:
     accepts_data: bool = False
 
     def as_json(self) -> str:
-        """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values).
-
-        Fields that are equal for all members to be measured are written once.
-        """
+        """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values)."""
         fields = {**vars(self), "identity": vars(self.identity)}  # dataclasses.asdict copies each value
         if self.profile is not None:
-            members = _factor_out_common([vars(each) for each in self.profile.members])
+            members = [vars(identity) for identity in self.profile.members]
             fields["profile"] = {**vars(self.profile), "members": members}
         return json.dumps(fields)
 
@@ -169,21 +168,11 @@ class Job:
     def from_json(cls, text: str) -> Job:
         """The Job that `as_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
-        profile: dict[str, Any] | None = fields["profile"]
-        if profile is not None:
-            same, own = profile["members"]
-            members = [Identity(**{**same, **each}) for each in own]
+        if (profile := fields["profile"]) is not None:
+            members = [Identity(**identity) for identity in profile["members"]]
             fields["profile"] = ProfileRequest(**{**profile, "members": members})
         fields["checkpoints"] = [(name, digest) for name, digest in fields["checkpoints"]]
         return cls(**{**fields, "identity": Identity(**fields["identity"])})
-
-
-def _factor_out_common(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split rows into the items that are equal in all of them, as JSON, and the other items of each row."""
-    texts = [{key: json.dumps(value) for key, value in row.items()} for row in rows]
-    same = {key for key in rows[0] if all(text[key] == texts[0][key] for text in texts)} if rows else set()
-    rest = [{key: value for key, value in row.items() if key not in same} for row in rows]
-    return {key: rows[0][key] for key in same}, rest
 
 
 class Inbox:
@@ -204,27 +193,17 @@ class Inbox:
         self._on_record: Callable[[str, int, int], None] | None = None
 
     def put(self, command: str, **fields: Any) -> None:
-        """Add a command.
-
-        Raises:
-            ValueError: the command is unknown, or has other fields.
-        """
+        """Add a command."""
+        expected = _FIELDS.get(command)
+        if expected is None or set(fields) != expected:
+            raise ValueError(f"no command {command!r} with {sorted(fields)} (valid: {', '.join(_FIELDS)})")
         if command in DEFERRED:
-            if set(fields) != DEFERRED[command]:
-                raise ValueError(f"{command!r} has the fields {sorted(DEFERRED[command])}, got {sorted(fields)}")
             self._deferred.put({"command": command, **fields})
-            return
-        if command == "bad_record" and set(fields) == {"split", "index", "code"}:
+        elif command == "bad_record":
             self._records.put((fields["split"], fields["index"], fields["code"]))
             self._deliver()
-            return
-        for known in COMMANDS:
-            if command == known and not fields:
-                self._queue.put(known)
-                return
-        raise ValueError(
-            f"no command {command!r} with {sorted(fields)} (valid: {', '.join([*COMMANDS, *DEFERRED])})"
-        )
+        else:
+            self._queue.put(cast(Command, command))
 
     def on_record(self, add: Callable[[str, int, int], None]) -> None:
         """Call `add` with each `"bad_record"` so far, and with later ones in the thread that puts them."""
@@ -253,7 +232,7 @@ class Inbox:
     def pop_deferred(self) -> dict[str, Any] | None:
         """The deferred command to execute now that an epoch has ended: a stop if there is one, else the last."""
         commands: list[dict[str, Any]] = []
-        while not self._deferred.empty():  # this thread alone takes from it
+        while not self._deferred.empty():
             commands.append(self._deferred.get())
-        stops = [each for each in commands if each["command"] == "stop_after_epoch"]
-        return stops[0] if stops else commands[-1] if commands else None
+        stops = [command for command in commands if command["command"] == "stop_after_epoch"]
+        return next(iter(stops), commands[-1] if commands else None)

@@ -1,8 +1,6 @@
 """LARS, layer-wise adaptive rate scaling (You et al. 2017), as Jia et al. 2018 use it for very large batches.
 
-The ratio of a layer's weights to its gradient differs from layer to layer, by orders of magnitude early in
-training. One learning rate for all is too large for some layers, and the larger the batch and with it the rate,
-the sooner they diverge. LARS gives each layer the rate at which a step changes it by a set share of its norm:
+Each layer has the rate at which a step changes it by a set share of its norm:
 
     λ = η ‖w‖ / (‖g‖ + β ‖w‖)          η: trust coefficient, β: weight decay, g: gradient of the loss
     v ← m v + γ λ (g + β w)            m: momentum, γ: learning rate
@@ -18,12 +16,11 @@ from collections.abc import Callable
 from typing import Any, cast, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import ParamsT, StateDict
 
 from ensemble.comm import _compat
 from ensemble.comm.buckets import accumulation_dtype
-from ensemble.train.batchnorm import BATCH_NORMS
 
 _MOMENTUM = "momentum_buffer"
 _ROW = 16384
@@ -38,8 +35,6 @@ class LARS(torch.optim.Optimizer):
     Args:
         params: parameters, or groups of them; each argument below can be set for a group.
         lr: γ, of the whole model; several times SGD's, often 1 to 30.
-        momentum: m.
-        weight_decay: β.
         trust: η, the share of its norm by which a layer changes in a step at γ = 1.
         nesterov: step by m v + γ λ (g + β w) instead of v.
         adapt: whether decay and adaptation apply (else v ← m v + γ g). None: to parameters of two dimensions or
@@ -47,9 +42,6 @@ class LARS(torch.optim.Optimizer):
         foreach: one call for many tensors; None: on CUDA, where it saves launches. On a CPU it is slower, as each
             call reads all tensors from memory again: ResNet-50's 161 take 48 ms one by one and 154 ms so (one
             core, medians of 9; torch's SGD 45 ms).
-
-    Raises:
-        ValueError: an argument out of its range, a complex parameter.
     """
 
     def __init__(
@@ -85,11 +77,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Change every parameter that has a gradient.
-
-        Raises:
-            RuntimeError: a gradient is sparse.
-        """
+        """Change every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -206,14 +194,3 @@ def _change_together(
     for parameter, weight in zip(parameters, weights, strict=True):
         if weight is not parameter:
             parameter.copy_(weight)
-
-
-def bias_and_norm(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters usually kept from decay and adaptation: of at most one dimension, and those of normalizations."""
-    instance = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-    norms = (*BATCH_NORMS, nn.SyncBatchNorm, *instance, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-    found = {id(p): p for p in model.parameters() if p.dim() <= 1}
-    for module in model.modules():
-        if isinstance(module, norms):
-            found.update((id(p), p) for p in module.parameters(recurse=False))
-    return list(found.values())

@@ -13,17 +13,20 @@ from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import weights_sha256
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
-from ensemble.train.job import Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
+from ensemble.train.job import NO_IMPROVEMENT, Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
 from ensemble.train.loose_tensors import copy_loose
-from ensemble.train.optimization import OWN_STEPS, StepResult
+from ensemble.train.optimization import OWN_STEPS
 from ensemble.train.reporter import to_json_metrics
 from ensemble.train.resumption import Resumption
 from ensemble.train.same_model import Answers, limit_bytes
 from ensemble.train.state import TrainState
+from ensemble.train.step_sync import StepResult
 from pipelines.loader.ragged import find_tensors
 
 #: Of a checkpoint that takes so long to write that it is said before.
 LARGE_BYTES = 2**30
+#: Predictions of all splits from which a member saves its state before it makes them.
+MUCH_BYTES = 2**26
 
 _OUTCOMES: dict[str, Outcome] = {"stop": "stopped", "prune": "pruned", "cancel": "cancelled"}
 
@@ -38,14 +41,12 @@ class Lifecycle:
 
     def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
         self._state, self._evaluator, self._answers = state, evaluator, Answers(state)
-        self._identity, self._comm, self._data = state.identity, state.comm, state.data
-        self._reporter, self._checkpointer = state.reporter, state.effects.checkpointer
         self.has_left = self._has_begun = self._stops_at_epoch_end = False
         minutes = state.ensemble.checkpoint_minutes
         self._save_every_s = float("inf") if minutes is None else 60 * minutes
         self._save_due = float("inf")  # by the monotonic clock of this rank
         self._digest = ""
-        self._data.on_wait = self._wait
+        state.data.on_wait = self._wait
         self.resumption = Resumption(state, self._answers)
 
     def _wait(self) -> None:
@@ -54,11 +55,11 @@ class Lifecycle:
         Several ranks execute a command after a step only, when they have agreed on it.
         """
         self._state.report_progress()
-        if self._comm.world == 1:
+        if self._state.comm.world == 1:
             command = self._state.poll_command()
             if command == "stop" and self._state.steps_elsewhere:  # only the loop knows its state within an epoch
                 raise StopTraining("stopped")
-            self.execute(command)
+            self._execute(command)
 
     # --- steps ----------------------------------------------------------------------------------------
 
@@ -66,24 +67,24 @@ class Lifecycle:
         """Report the start of training; called when the first batch is there. All before it counts as start-up."""
         if self._has_begun:
             return
-        self._has_begun = True
+        self._has_begun, state = True, self._state
         self._save_due = time.monotonic() + self._save_every_s
-        self._state.throughput.restart_clock(self._data.stats())
-        startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
-        last = self._state.at.last_epoch_event
-        self._reporter.event(
+        stats = state.data.stats()
+        state.throughput.restart_clock(stats)
+        last = state.at.last_epoch_event
+        state.reporter.event(
             "started",
             pid=os.getpid(),
-            **self._state.position,
-            startup_cpu_s=startup_cpu_s,
-            first_epoch=self._data.first_epoch,
+            **state.position,
+            startup_cpu_s=state.reporter.training_begins(stats["prepare_cpu_s"]),
+            first_epoch=state.data.first_epoch,
             **({"last_epoch": last} if last else {}),
         )
 
     def choose_action(self) -> StepAction | None:
         """What rank 0 has all ranks do after the step in progress: the next command, or a checkpoint."""
         command = self._state.poll_command()
-        is_due = self._comm.rank == 0 and time.monotonic() >= self._save_due
+        is_due = self._state.comm.rank == 0 and time.monotonic() >= self._save_due
         return "checkpoint" if command is None and is_due else command
 
     def end_step(self, step: StepResult, samples: int) -> None:
@@ -91,7 +92,8 @@ class Lifecycle:
         state, at = self._state, self._state.at
         at.step += 1
         is_last = at.step == state.steps_per_epoch
-        state.optimization.kept.end_step(at.epoch, is_last=is_last, applied=not step.skipped)
+        if state.callbacks.end_step:
+            state.callbacks.call("end_step", applied=not step.skipped)
         if step.skipped:
             at.skipped_steps += 1
         else:
@@ -108,9 +110,9 @@ class Lifecycle:
                 with state.throughput.pausing():
                     self.save()
         else:
-            self.execute(step.command)
+            self._execute(step.command)
 
-    def execute(self, command: Command | None) -> None:
+    def _execute(self, command: Command | None) -> None:
         """Leave the training loop where the command says so, with a checkpoint where the member may resume."""
         if command == "stop":
             self.save()
@@ -122,36 +124,36 @@ class Lifecycle:
         at = self._state.at
         at.validations.append([at.step, to_json_metrics(metrics)])
         shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        self._reporter.log(f"epoch {at.epoch}, step {at.step}: {shown}")
+        self._state.reporter.log(f"epoch {at.epoch}, step {at.step}: {shown}")
         self._select(metrics)
 
-    def _select(self, metrics: Mapping[str, float] | None) -> bool:
+    def _select(self, metrics: Mapping[str, float] | None) -> None:
         """Decide whether the weights that were evaluated are the best so far, by the figures of rank 0.
+
+        A train function need not measure the objective each time, once it has.
 
         Args:
             metrics: None where this rank has reported none.
-
-        Returns:
-            Whether the objective was measured. A train function need not measure it each time, once it has.
         """
-        own, state = self._identity, self._state
+        own, state = self._state.identity, self._state
         by, selection, at = own.selected_by, state.selection, state.at
-        if by is None:
-            objective = state.ensemble.objective
-            if state.is_own_loop and objective is not None and objective not in (metrics or {}):
-                state.remark(describe_missing_objective(objective, metrics or {}))
-            return False
-        reported = gather_json(self._comm, None if metrics is None else dict(metrics))[0] or {}
-        if by["metric"] not in reported:
-            # Within the first epoch it may not be known yet what is predicted.
-            if selection.is_measured or not state.observer.is_settled or (state.reports_later and not reported):
-                return False
-            raise TrainingError(describe_missing_objective(by["metric"], reported))
-        delta = (own.early_stopping or {}).get("min_delta", 0.0)
-        is_best = selection.add(by["mode"], delta, at.epoch, at.step, reported[by["metric"]], reported)
+        objective = state.ensemble.objective
+        if by is None and state.is_own_loop and objective is not None and objective not in (metrics or {}):
+            state.remark(describe_missing_objective(objective, metrics or {}))
+        if by is None and not state.callbacks.evaluated:
+            return
+        reported = gather_json(state.comm, None if metrics is None else dict(metrics))[0]
+        if by is not None and by["metric"] not in (reported or {}):
+            if selection.is_measured or (state.reports_later and not reported):
+                return
+            raise TrainingError(describe_missing_objective(by["metric"], reported or {}))
+        if reported is not None:
+            state.callbacks.call("evaluated", reported)
+        if by is None or reported is None:
+            return
+        is_best = selection.add(by["mode"], at.epoch, at.step, reported[by["metric"]], reported)
         if is_best and own.keep == "best":
             state.optimization.kept.keep_best()
-        return True
 
     # --- epochs -----------------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class Lifecycle:
         """See `TrainContext.epochs`."""
         state = self._state
         _ = state.optimization  # raises where it is not prepared
-        state.effects.open(state.inbox, None if state.is_over else state.at)
+        state.open()
         while not state.is_over:
             self.begin_epoch()
             try:
@@ -168,21 +170,19 @@ class Lifecycle:
                 self.has_left = True
                 raise
             self.end_epoch()
-        self.conclude()
+        self._conclude()
 
     def begin_epoch(self) -> None:
         """Start counting an epoch."""
         state = self._state
-        state.throughput.begin_epoch(self._data.stats())
+        state.throughput.begin_epoch(state.data.stats())
+        if state.at.step == 0:  # else it goes on within the epoch, with the states that the hooks have made
+            state.callbacks.call("begin_epoch", state.at.epoch)
         if state.at.step == state.steps_per_epoch:  # only its evaluation is left, in which it was stopped
             self.begin()
 
     def end_left_epoch(self) -> None:
-        """Where the train function has left `epochs` early: end the epoch in progress, and the member with it.
-
-        Raises:
-            TrainingError: it has trained no epoch.
-        """
+        """Where the train function has left `epochs` early: end the epoch in progress, and the member with it."""
         if not self.has_left:
             return
         self.has_left = False
@@ -197,29 +197,37 @@ class Lifecycle:
                     "it before the first step; train each epoch's member.batches(), with member.step() after each"
                 )
             at.stop_reason = reason
-        self.conclude()
+        self._conclude()
 
     def end_epoch(self) -> None:
         """Report an epoch whose steps are all done, wait for the pruner's decision, and save."""
         state, at, optimization = self._state, self._state.at, self._state.optimization
-        state.effects.end_training(optimization)
-        at.stop_asked = find_first(self._comm, at.stop_asked)
+        state.on_trained()
+        at.stop_asked = find_first(state.comm, at.stop_asked)
         if at.step != state.steps_per_epoch:
             once = "read all of member.batches(), once an epoch; member.stop(reason) ends the member after it"
             raise TrainingError(
                 f"epoch {at.epoch} was left after {at.step} of {state.steps_per_epoch} steps: "
                 f"{OWN_STEPS if state.steps_elsewhere else once}"
             )
-        if self._may_be_kept():
-            self._evaluator.renew_known_statistics()
+        is_last = at.stop_asked is not None or at.epoch + 1 >= state.identity.epochs
+        is_selected = state.identity.keep == "best" or state.identity.early_stopping is not None
+        if is_last or is_selected or self._is_checkpoint_due(at.epoch + 1):
+            with optimization.kept.applied():  # it completes them, where the train function has not evaluated them
+                pass
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
-        if self._select(at.metrics if at.is_reported else None) or at.validations:
-            state.selection.end_epoch((self._identity.early_stopping or {}).get("patience"))
+        self._select(at.metrics if at.is_reported else None)
+        if state.callbacks.end_epoch:
+            before, best = dict(at.metrics), state.selection.best
+            state.callbacks.call("end_epoch", at.epoch, at.metrics)
+            if best is not None and (best["epoch"], best["step"]) == (at.epoch, at.step):
+                best["metrics"] |= {name: value for name, value in at.metrics.items() if name not in before}
+            at.stop_asked = find_first(state.comm, at.stop_asked)
         self._report_epoch()
         decision, change = self._receive_decision()
         at.next_epoch()
-        if at.epoch < self._identity.epochs:
+        if at.epoch < state.identity.epochs:
             at.stop_reason = at.stop_asked
         at.stop_asked = None
         if state.is_over:
@@ -233,80 +241,71 @@ class Lifecycle:
                 self._switch_feeder(change)
         if decision == "continue" and (state.is_over or self._is_checkpoint_due(at.epoch)):
             self.save()
-        self.execute(decision)
-
-    def _may_be_kept(self) -> bool:
-        """Whether the weights after the epoch in progress may be those that are saved or kept."""
-        own, at = self._identity, self._state.at
-        is_selected = own.keep == "best" or own.early_stopping is not None or at.stop_asked is not None
-        return is_selected or at.epoch + 1 >= own.epochs or self._is_checkpoint_due(at.epoch + 1)
+        self._execute(decision)
 
     def _is_checkpoint_due(self, epochs: int) -> bool:
         return epochs % self._state.ensemble.checkpoint_every == 0
 
     def _report_epoch(self) -> None:
-        state, at, stats = self._state, self._state.at, self._data.stats()
-        optimization = state.optimization
+        state, at, stats = self._state, self._state.at, self._state.data.stats()
         at.last_epoch_event = {
-            **self._state.position,
+            **state.position,
             "metrics": to_json_metrics(at.metrics),
             "train_loss": at.loss_sum / at.samples if at.samples and not state.steps_elsewhere else None,
-            "lr": optimization.lr,
             "samples": at.samples,
             "skipped_steps": at.skipped_steps,
-            "loss_scale": optimization.loss_scale,
-            "grad_norm": optimization.read_grad_norm(),
-            "sent_bytes": optimization.sent_bytes(),
+            **state.optimization.describe(),
             **({"validations": at.validations} if at.validations else {}),
             **({"reports_later": True} if state.reports_later and not at.metrics else {}),
-            **self._state.throughput.end_epoch(stats),
+            **state.throughput.end_epoch(stats),
         }
-        self._reporter.event("epoch", **at.last_epoch_event)
-        self._reporter.usage(stats["prepare_cpu_s"])
+        state.reporter.event("epoch", **at.last_epoch_event)
+        state.reporter.usage(stats["prepare_cpu_s"])
 
     def _receive_decision(self) -> tuple[Command, dict[str, Any] | None]:
         """The command after an epoch, and the deferred command; the same on all ranks.
 
         Rank 0 waits for the command where a pruner decides.
         """
-        decision: Command | None = None
+        decision: Command | None = "stop" if self._stops_at_epoch_end else None
         change, inbox = None, self._state.inbox
-        if self._comm.rank == 0:
-            if not self._stops_at_epoch_end:
+        if self._state.comm.rank == 0:
+            if decision is None:
                 decision = inbox.wait() if self._state.job.awaits_pruner else inbox.poll()
             change = inbox.pop_deferred()
-        decision = "stop" if self._stops_at_epoch_end else decision or "continue"
-        agreed = gather_json(self._comm, [decision, change])[0]
-        return agreed[0], agreed[1]
+        decision, change = gather_json(self._state.comm, [decision or "continue", change])[0]
+        assert decision is not None
+        return decision, change
 
     def _switch_feeder(self, command: dict[str, Any]) -> None:
         """Read the stream of another feeder from here on, or none; report it when done."""
         feeder, epoch = command.get("feeder"), self._state.at.epoch
-        shared = self._data.switch_feeder(feeder, epoch)
-        self._reporter.event("moved", cohort=command.get("cohort"), feeder=feeder, epoch=epoch, shared=shared)
+        shared = self._state.data.switch_feeder(feeder, epoch)
+        self._state.reporter.event(
+            "moved", cohort=command.get("cohort"), feeder=feeder, epoch=epoch, shared=shared
+        )
 
     # --- the end ----------------------------------------------------------------------------------------
 
-    def conclude(self) -> None:
+    def _conclude(self) -> None:
         """Give the model the weights that are kept, and leave the stream, where the member stops early."""
         self._state.optimization.kept.adopt()
         if self._state.ends_early:
-            self._data.leave()
+            self._state.data.leave()
 
     def report_end(self, metrics: Mapping[str, float]) -> None:
         """See `TrainContext.report_end`."""
-        at, best = self._state.at, self._state.selection.best
+        at, best, own = self._state.at, self._state.selection.best, self._state.identity
         at.metrics = {name: float(value) for name, value in metrics.items()}
-        if best is not None and self._identity.keep == "best":
-            by = (self._identity.selected_by or {}).get("metric")
+        if best is not None and own.keep == "best":
+            by = (own.selected_by or {}).get("metric")
             best.update(metrics=dict(at.metrics), value=at.metrics.get(by or "", best["value"]))
 
     def use_weights(self, weights: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None) -> None:
         """See `TrainContext.use_weights`."""
-        optimization = self._state.optimization
         if not self._state.is_over:
             raise TrainingError("member.use_weights() comes after the end of member.epochs()")
-        optimization.replace_weights(weights)
+        self._state.optimization.replace_weights(weights)
         self._state.at.handed_over = {name: float(value) for name, value in (metrics or {}).items()}
         self._state.saved_at, self._digest = None, ""
 
@@ -315,16 +314,15 @@ class Lifecycle:
         state, optimization = self._state, self._state.optimization
         self.has_left = self.has_left or not state.is_over
         self.end_left_epoch()
-        self.conclude()
+        self._conclude()
         self.begin()
         if (why := optimization.kept.explain_absence()) is not None:
-            self._reporter.log(why)
+            state.reporter.log(why)
         if state.saved_at != (state.at.epoch, state.at.step):
             self.save()
-        if self._comm.rank == 0:
-            self._evaluator.compare_reported()
+        if state.comm.rank == 0:
             predictions = self._evaluator.predictions
-            self._reporter.event(
+            state.reporter.event(
                 "finished",
                 epoch=state.at.epoch - 1,
                 weights_sha256=self._digest or weights_sha256(optimization.model.state_dict()),
@@ -334,7 +332,7 @@ class Lifecycle:
 
     def _describe_end(self) -> dict[str, Any]:
         """Fields of the `finished` event: which evaluation is kept, and why the member ended early."""
-        own, at, best = self._identity, self._state.at, self._state.selection.best
+        own, at, best = self._state.identity, self._state.at, self._state.selection.best
         fields: dict[str, Any] = {"metrics": to_json_metrics(at.metrics)}
         which: dict[str, Any] = {}
         if own.selected_by is not None and best is not None:
@@ -343,19 +341,26 @@ class Lifecycle:
             fields = {"metrics": to_json_metrics(at.handed_over or at.metrics), "kept": {"by": "use_weights"}}
         elif which and own.keep == "best" and best is not None:
             fields = {"metrics": to_json_metrics(best["metrics"]), "kept": which}
-        if at.stop_reason is not None:
+        if at.stop_reason == NO_IMPROVEMENT and own.early_stopping is not None and which:
+            fields["early_stopping"] = {**own.early_stopping, "epochs": own.epochs, "best": which}
+        elif at.stop_reason is not None:
             fields["early_stopping"] = {"reason": at.stop_reason, "epochs": own.epochs}
-        elif which and self._state.selection.is_stopped:
-            fields["early_stopping"] = {**(own.early_stopping or {}), "epochs": own.epochs, "best": which}
         fields["metrics"] = {**self._evaluator.footprint, **fields["metrics"]}
         return fields
+
+    def save_before_evaluation(self) -> None:
+        """Save in the last epoch, once trained, where much is predicted: what fails there is repeated alone."""
+        state = self._state
+        is_large = (state.predictions_bytes or 0) >= MUCH_BYTES
+        if state.at.epoch + 1 == state.identity.epochs and find_first(state.comm, is_large or None):
+            self.save()
 
     def save(self) -> None:
         """Save the member's whole state; all ranks call it, rank 0 writes."""
         state, at = self._state, self._state.at
         state.saved_at = (at.epoch, at.step)
-        at.stop_asked = find_first(self._comm, at.stop_asked)  # a resume within an epoch ends after it, too
-        at.selection = {} if self._identity.selected_by is None else state.selection.as_dict()
+        at.stop_asked = find_first(state.comm, at.stop_asked)  # a resume within an epoch ends after it, too
+        at.selection = {} if state.identity.selected_by is None else dict(vars(state.selection))
         parts = state.optimization.state_dict()
         if own := state.own.state_dict():
             parts["own"] = own
@@ -365,13 +370,13 @@ class Lifecycle:
                 parts["outputs"]["otherwise"] = state.observer.otherwise
         if not at.step and (answers := self._answers.record()) is not None:
             parts["answers"] = answers
-        if self._comm.rank != 0:
+        if state.comm.rank != 0:
             return
         model = state.optimization.model
         parts["loose"] = copy_loose(model, limit_bytes(model))
         began = time.monotonic()
         if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:
-            self._reporter.event("progress", **state.describe_progress(), saves_bytes=size)
-        saved = self._checkpointer.save(self._data.first_epoch or 0, at, parts)
+            state.reporter.event("progress", **state.describe_progress(), saves_bytes=size)
+        saved = state.checkpointer.save(state.data.first_epoch or 0, at, parts)
         self._digest, self._save_due = saved["weights_sha256"], time.monotonic() + self._save_every_s
-        self._reporter.event("checkpoint", **state.position, **saved, write_s=time.monotonic() - began)
+        state.reporter.event("checkpoint", **state.position, **saved, write_s=time.monotonic() - began)

@@ -1,16 +1,8 @@
 """Learning-rate schedules: pure functions of a step's number, and the torch scheduler that applies one.
 
-With n data-parallel workers of a fixed batch each the global batch grows with n, and its mean gradient gets less
-noisy; a larger learning rate makes up for the fewer steps. How much larger is what the laws below differ in.
-
 `damped` and `capped_linear` are those of Svyatkovskiy et al. 2019 (FRNN), in absolute rates: a rate λ of one
-worker becomes min(n λ, 0.1), linear scaling up to a cap. `damped` divides λ by 1 + n/100 before, so that
-growth flattens towards 100 workers. In both λ decays by γ an epoch *below the cap*, where many stay long.
-The cap and the 100 are their options `max_lr` and `n0`.
-(Their program sets the damped rate, then overwrites it at each epoch by λ0 γ^epoch: it runs the second law.)
-
-The others multiply the optimizer's rate by a factor. All may begin with a linear warm-up (Goyal et al. 2017).
-`polynomial` after a warm-up is what LARS is used with (You et al. 2017, Jia et al. 2018: power 2).
+worker becomes min(n λ, 0.1), after `damped` has divided λ by 1 + n/100; below the cap it decays by γ an epoch. The
+others multiply the optimizer's rate by a factor. All may begin with a linear warm-up (Goyal et al. 2017).
 """
 
 from __future__ import annotations
@@ -50,8 +42,8 @@ def progress(step: int, steps: int, warmup_steps: int) -> float:
 
 def polynomial(step: int, steps: int, *, power: float, end: float, warmup_steps: int = 0) -> float:
     """Warm-up, then end + (1 − end)(1 − progress)^power."""
-    left = 1 - progress(step, steps, warmup_steps)
-    return warm_up(step, warmup_steps) * (end + (1 - end) * math.pow(left, power))
+    remaining = 1 - progress(step, steps, warmup_steps)
+    return warm_up(step, warmup_steps) * (end + (1 - end) * math.pow(remaining, power))
 
 
 def cosine(step: int, steps: int, *, end: float, warmup_steps: int = 0) -> float:
@@ -103,34 +95,28 @@ def make_schedule(
             of FRNN that quotient is n; None takes the number of workers.
         optimizer: its learning rates are the λ0.
         params: hyperparameters; one of an option's name takes the option's place.
-        steps, steps_per_epoch: of the whole training.
-        workers: of the member.
-        batch_size: of the global batch.
-
-    Raises:
-        SpecError: a value is wrong.
     """
-    given = resolve_with_hyperparameters("schedule", options, SCHEDULES, params)
-    name = given.pop("name")
-    warmup_steps = round(given.pop("warmup_epochs") * steps_per_epoch)
-    base = given.pop("base_batch_size")
+    chosen = resolve_with_hyperparameters("schedule", options, SCHEDULES, params)
+    name = chosen.pop("name")
+    warmup_steps = round(chosen.pop("warmup_epochs") * steps_per_epoch)
+    base = chosen.pop("base_batch_size")
     if name in ("damped", "capped_linear"):
-        law = functools.partial(damped if name == "damped" else capped_linear, **given)
+        law = functools.partial(damped if name == "damped" else capped_linear, **chosen)
         n = workers if base is None else batch_size / base
         lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         return LambdaLR(optimizer, [_divide_law(law, lr, n, steps_per_epoch, warmup_steps) for lr in lrs])
-    given["warmup_steps"] = warmup_steps
+    chosen["warmup_steps"] = warmup_steps
     factor: Factor
     decays: dict[str, Callable[..., float]] = {"polynomial": polynomial, "cosine": cosine}
     if name == "constant":
-        factor = functools.partial(warm_up, **given)
+        factor = functools.partial(warm_up, **chosen)
     elif name == "step":
-        factor = functools.partial(step_decay, steps_per_epoch=steps_per_epoch, **given)
+        factor = functools.partial(step_decay, steps_per_epoch=steps_per_epoch, **chosen)
     elif name == "cyclic":
-        cycle_steps = max(1, round(given.pop("cycle_epochs") * steps_per_epoch))
-        factor = functools.partial(cyclic, cycle_steps=cycle_steps, **given)
+        cycle_steps = max(1, round(chosen.pop("cycle_epochs") * steps_per_epoch))
+        factor = functools.partial(cyclic, cycle_steps=cycle_steps, **chosen)
     else:
-        factor = functools.partial(decays[name], steps=steps, **given)
+        factor = functools.partial(decays[name], steps=steps, **chosen)
     scale = 1.0 if base is None else batch_size / base
     return LambdaLR(optimizer, lambda step: scale * factor(step))
 

@@ -13,17 +13,57 @@ step alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ensemble.spec.callbacks import Loss, MemberCallback
+from ensemble.spec.losses import NamedLoss
 from ensemble.spec.task import find_known
 from ensemble.train.job import TrainingError
 from ensemble.train.seeding import step_seed
 from pipelines import Batch
+
+if TYPE_CHECKING:
+    from ensemble.train.member import TrainContext
+
+
+class Mixup(MemberCallback):
+    """Mixes the samples of training batches: the callback of `mixup=`."""
+
+    def __init__(self, alpha: float) -> None:
+        self._alpha, self._has_mixed = alpha, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `MemberCallback`; draws follow from the step."""
+        return {}
+
+    def wrap_loss(self, member: TrainContext, loss: Loss) -> Loss:
+        """See `MemberCallback`."""
+        return lambda model, batch: mixed_losses(loss, model, self.mix(member, batch))
+
+    def mix(self, member: TrainContext, batch: Batch) -> MixedBatch:
+        """Mix the samples of a training batch, or of a part of it."""
+        state = member._state
+        own, loss, seen = state.identity, state.recipe.loss, state.observer.seen
+        inputs: Sequence[str] = () if seen is None or seen.call is None else seen.call.fields
+        if isinstance(loss, NamedLoss) and not state.is_own_loop:
+            inputs = loss.find_inputs(batch)
+        step, weighted = state.global_step, own.weights is not None
+        mixed = mix(batch, state.target, self._alpha, own.seed, member.rank, step, inputs, weighted=weighted)
+        self._has_mixed = True
+        state.observer.begin(state.optimization.model, mixed)  # its fields are what the model is called with
+        return mixed
+
+    def after_backward(self, member: TrainContext) -> None:
+        """See `MemberCallback`; refuses a train function that mixes nothing in its first step."""
+        parts = member._state.micro_batches
+        is_left_out = not self._has_mixed and parts is not None and len(parts.batch["index"])
+        if is_left_out and not member._state.global_step:  # later a loop may leave it out
+            raise TrainingError("mixup= is declared, and nothing is mixed: train on member.mixup(batch)")
 
 
 class MixedBatch(Batch):
@@ -31,7 +71,6 @@ class MixedBatch(Batch):
 
     Attributes:
         share: of each sample; 1: nothing is mixed.
-        target: the field of the target.
         partner_target: the target of each one's partner; None where nothing is mixed.
         partner_weight: [b], the weight of each one's partner over its own; None where samples have none.
     """
@@ -70,47 +109,31 @@ def mix(
     """Mix the samples of a rank's batch, or of a part of it.
 
     Args:
-        target: the field of the target.
-        alpha: the parameter of mixup; 0: nothing is mixed.
-        seed: of the member.
-        step: of the member, over all epochs.
         inputs: the fields that the model is called with, as far as they are known.
         weighted: whether the field "weight" has the weights of the samples; else it is one as any other.
-
-    Raises:
-        TrainingError: the batch has no such field, or none to mix, or the model is called with one that cannot be
-            mixed, of integers for several positions: the targets of an image would be mixed, and it would not.
     """
-    made = _like(batch, dict(batch))
-    made.target, made.share, made.partner_target = target, 1.0, None
-    if not alpha:
-        return made
+    made = not_mixed(batch, target)
     if target not in batch:
         raise TrainingError(f"mixup: the batch has no target {target!r}; declare Recipe(target=...)")
-    not_mixed = ("index", target, *(("weight",) if weighted else ()))
+    unmixed = ("index", target, *(("weight",) if weighted else ()))
     samples = len(batch["index"])
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
-    if other := next((name for name, value in tensors.items() if len(value) != samples), None):
-        raise TrainingError(
-            f"mixup mixes samples, but {other!r} has {len(tensors[other])} rows for {samples} samples: mix in "
-            "collate=, or leave mixup= out"
-        )
-    mixed = [name for name, value in tensors.items() if name not in not_mixed and value.is_floating_point()]
+    mixed = [name for name, value in tensors.items() if name not in unmixed and value.is_floating_point()]
     if not mixed:
         raise TrainingError(f"mixup needs a field of floats to mix; the batch has {', '.join(batch)}")
-    if nested := next((name for name in (target, *inputs) if name in batch and name not in tensors), None):
-        raise TrainingError(
-            f"mixup: {nested!r} is nested, ragged or a text, and cannot be mixed: mix in collate=, or leave it out"
-        )
-    whole = [name for name in inputs if name in batch and batch[name].dim() > 1]
-    left = [name for name in whole if name not in (*mixed, *not_mixed)]
-    if unmixed := [name for name in left if batch[name].dtype != torch.bool]:  # a mask is that of its sample
-        field = batch[unmixed[0]]
-        raise TrainingError(
-            f"mixup: the model is called with {unmixed[0]!r}, which is {str(field.dtype).removeprefix('torch.')} "
-            f"{list(field.shape)} and cannot be mixed: make it floats, as by stages.scale (bools where it is a "
-            "mask), or leave mixup= out"
-        )
+    for name, value in batch.items():
+        is_input, rows = name in (target, *inputs), len(value) if name in tensors else samples
+        if name in tensors and is_input and name not in (*mixed, *unmixed):
+            why = f"is {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+            is_wrong = value.dim() > 1 and value.dtype != torch.bool  # a mask is that of its sample
+        else:
+            why, is_wrong = "is nested, ragged or a text", is_input and name not in tensors
+        if is_wrong or rows != samples:
+            raise TrainingError(
+                f"mixup: the model is called with {name!r}, which {why if is_wrong else f'has {rows} rows'}, and "
+                "cannot be mixed: make it floats, as by stages.scale (bools where it is a mask), mix in collate=, "
+                "or leave mixup= out"
+            )
     share = float(np.random.default_rng((0, step_seed(seed, 0, step))).beta(alpha, alpha))
     weight = batch["weight"] if weighted else None
     partner = _draw_partners(batch, target, np.random.default_rng((1, step_seed(seed, rank, step))))
@@ -120,6 +143,13 @@ def mix(
     made.share, made.partner_target = share, batch[target][partner]
     if weight is not None:
         made.partner_weight = weight[partner] / weight  # none is 0
+    return made
+
+
+def not_mixed(batch: Batch, target: str) -> MixedBatch:
+    """The batch as it is, with the losses of its own targets."""
+    made = _like(batch, dict(batch))
+    made.target, made.share, made.partner_target = target, 1.0, None
     return made
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.ipc import messages
+from pipelines.verification.checker import ServedSample
 from pipelines.verification.compare import CheckResult
-from pipelines.verification.served import ServedSample
 
 #: The variable that names a node's directory to the processes of its members.
 NODE_DIRECTORY = "ENSEMBLE_NODE_DIRECTORY"
@@ -33,14 +33,11 @@ def make_checker_address(directory: Path) -> Path:
 
 
 class NodeChecks:
-    """The comparisons of one member and one set; see `pipelines.verification.reader.SampleChecks`.
+    """The comparisons of one member and one set, for `pipelines.verification.reader.Verification`.
 
     Where no checker answers, samples are left out.
 
     Args:
-        address: of the checker.
-        split: "train", or the name of a resident set.
-        params: the member's hyperparameters.
         is_exact: whether bytes must be equal.
         limit_s: how long a comparison may take; after that nothing is compared any more on this node.
         on_wait: called every second meanwhile; what it raises ends the waiting.

@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ensemble.comm import Communicator
-from ensemble.comm.autotune.plan import ExchangeOptions, ExchangePlan, plan_exchange
+from ensemble.comm.exchange_plan import ExchangeOptions, ExchangePlan, plan_exchange
 from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 from ensemble.comm.sparse_gradients import coalesce_gradients, find_sparse_parameters, make_dense
-from ensemble.spec import Identity
 from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.best_weights import BestWeights
 from ensemble.train.gather import compute_once, gather_json
 from ensemble.train.job import Diverged, StepAction, TrainingError
 from ensemble.train.precision import MixedPrecision, step_schedule
-from ensemble.train.step_sync import StepSync
+from ensemble.train.step_sync import StepResult, StepSync
 
 if TYPE_CHECKING:
+    from ensemble.train.callbacks import Callbacks
     from pipelines import Batch
 
 #: What to write where `TrainContext.step` is not the member's step.
@@ -34,37 +34,11 @@ OWN_STEPS = (
 )
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """The result of a step, equal on all ranks.
-
-    Attributes:
-        loss_sum: the sum of the losses of the global batch.
-        lr: the learning rate of the step.
-        skipped: whether an overflow of the loss scale skipped the step.
-        command: to rank 0, if any.
-    """
-
-    loss_sum: float
-    lr: float
-    skipped: bool
-    command: StepAction | None
-
-
 class Optimization:
     """A model, its optimizer and schedule: `start`, then `begin` and `end`, once for each global batch.
 
     Args:
-        model, optimizer, schedule: see `TrainContext.prepare`.
         clip_norm: largest L2 norm of a step's gradient; None for no clipping.
-        precision: of the member.
-        comm: its ranks.
-        device: to which the model is moved.
-        exchange: how its gradients are exchanged.
-        identity: of the member, for what it keeps; None: nothing.
-
-    Attributes:
-        kept: see `BestWeights`.
     """
 
     def __init__(
@@ -77,19 +51,22 @@ class Optimization:
         comm: Communicator,
         device: torch.device,
         exchange: ExchangeOptions,
-        identity: Identity | None = None,
     ) -> None:
-        _check_optimizer(optimizer)
+        if not hasattr(optimizer, "param_groups"):
+            raise TrainingError(
+                f"a member has one optimizer, maybe of several groups of parameters, got "
+                f"{type(optimizer).__name__}; {OWN_STEPS}"
+            )
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         self._needs_closure = closure is not None and closure.default is closure.empty
         self.model = model.to(device)
-        self.kept = BestWeights(self.model, identity)
-        self._optimizer, self._schedule = optimizer, schedule
-        self._clip_norm, self._precision = clip_norm, precision
+        self.optimizer = optimizer
+        self._callbacks: Callbacks | None = None
+        self.kept = BestWeights(self.model, None, keeps_best=False)
+        self._schedule, self._clip_norm, self._precision = schedule, clip_norm, precision
         everything, buffers = list(model.parameters()), list(model.buffers())
         precision.prepare(model)
-        _check_owned(everything, optimizer)
-        _check_state(model)
+        _check(model, optimizer)
         _move_state(optimizer, device)
         guard_small_batches(model)
         self._everything = everything
@@ -106,34 +83,36 @@ class Optimization:
         FusedBroadcast([*everything, *buffers], comm)()
         self._sent = 0.0
 
+    def keep(self, callbacks: Callbacks, *, keeps_best: bool) -> None:
+        """Call the callbacks, keep their weights and, with `keeps_best`, those after the best evaluation."""
+        self._callbacks = callbacks
+        self.kept = BestWeights(self.model, callbacks, keeps_best=keeps_best)
+
     @property
     def lr(self) -> float:
         """The learning rate of the optimizer's first group."""
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    @property
-    def loss_scale(self) -> float | None:
-        """The current factor of the loss; None without loss scaling."""
-        return self._precision.loss_scale if self._precision.may_skip else None
-
-    def read_grad_norm(self) -> float | None:
-        """The norm of the last step's gradient before it was clipped; None where nothing is clipped.
-
-        It waits for the device: once an epoch, which waits for it anyway.
-        """
-        norm = self._precision.grad_norm
-        return None if norm is None else float(norm)
+        return float(self.optimizer.param_groups[0]["lr"])
 
     @property
     def bucket_compressions(self) -> dict[str, int]:
         """The number of gradient buckets by compression."""
         return self._exchange.bucket_compressions
 
-    def sent_bytes(self) -> float:
-        """Bytes that a rank has sent since the last call, on average; all ranks call it together."""
+    def describe(self) -> dict[str, Any]:
+        """Fields of an `epoch` event; all ranks call it together.
+
+        `grad_norm`, of the last step before it was clipped, waits for the device; `sent_bytes` is what a rank has
+        sent since the last call, on average.
+        """
         before, self._sent = self._sent, self._comm.sent_bytes
         shares: list[float] = gather_json(self._comm, self._sent - before)
-        return sum(shares) / len(shares)
+        norm = self._precision.grad_norm
+        return {
+            "lr": self.lr,
+            "loss_scale": self._precision.loss_scale if self._precision.may_skip else None,
+            "grad_norm": None if norm is None else float(norm),
+            "sent_bytes": sum(shares) / len(shares),
+        }
 
     def begin(
         self,
@@ -152,15 +131,13 @@ class Optimization:
         Args:
             command: to this rank, sent to all ranks; given with the last micro-batch.
             losses: [b], one for each sample; None from a rank without samples.
-            batch: of the losses.
             weight: [b], the factor of each loss; None for 1.
-            last: whether this is the last micro-batch of the rank.
         """
         if self._needs_closure:
-            raise TrainingError(
-                f"{type(self._optimizer).__name__} computes a step's loss several times; {OWN_STEPS}"
-            )
-        self._exchange.loss_scale = self._precision.loss_scale
+            kind = type(self.optimizer).__name__
+            raise TrainingError(f"{kind} computes a step's loss several times; {OWN_STEPS}")
+        precision = self._precision
+        self._exchange.loss_scale = precision.loss_scale
         if losses is None:
             self._sync.send(command, None)
             return
@@ -170,56 +147,60 @@ class Optimization:
                 f"the loss must be one value per sample, [{size}], got a tensor of shape {list(losses.shape)}: "
                 'leave it unreduced (reduction="none"), averaged over everything but the samples'
             )
-        narrow = losses.dtype in (torch.float16, torch.bfloat16)
-        losses = losses.float() if narrow else losses
+        if losses.dtype in (torch.float16, torch.bfloat16):
+            losses = losses.float()
         loss_sum = (losses if weight is None else losses * weight).sum()
-        scaled = self._precision.scale(loss_sum / batch.global_size)
+        scaled = precision.scale(loss_sum / batch.global_size)
         so_far = loss_sum.detach()
         if self._losses_before is not None:
             so_far = self._losses_before + so_far
         self._losses_before = None if last else so_far
         with contextlib.ExitStack() as around:
-            around.enter_context(self._precision.explain_missing_kernel())
+            around.enter_context(precision.explain_missing_kernel())
             if last:
                 self._sync.send(command, so_far)
                 around.enter_context(self._exchange.overlap_backward())
             scaled.backward()  # type: ignore[no-untyped-call]
 
-    def end(self, batch: Batch, waiting: contextlib.AbstractContextManager[None]) -> StepResult:
+    def end(
+        self, batch: Batch, waiting: contextlib.AbstractContextManager[None], *, ends_at_nan: bool = True
+    ) -> StepResult:
         """Exchange, clip and step.
 
         Args:
             waiting: a context manager around the wait for other ranks.
-
-        Raises:
-            Diverged: the loss of some rank is NaN or infinite, and not by an overflow of the loss scale.
+            ends_at_nan: whether a loss that is not finite raises Diverged.
         """
-        lr = self.lr
-        applied = True
+        applied, lr = True, self.lr
         # A batch may have no sample at all: those that cannot be prepared were skipped on request.
         if batch.global_size > 0:
             with waiting:
                 self._exchange.finish()
             coalesce_gradients(self._parameters)
-            applied = self._precision.step(self._optimizer, self._parameters, self._clip_norm)
+            self._precision.unscale(self.optimizer)
+            if self._callbacks is not None and self._callbacks.after_backward:
+                self._callbacks.call("after_backward")
+            applied = self._precision.step(self.optimizer, self._parameters, self._clip_norm)
             self._exchange.end_step(applied)
         for parameter in self._everything:
             parameter.grad = None
         step_schedule(self._schedule, stepped=applied and batch.global_size > 0)
-        synced = self._sync.receive()
-        if applied and not synced.is_finite:
-            raise Diverged(f"the loss is {synced.loss_sum} at learning rate {lr:g}")
-        return StepResult(synced.loss_sum, lr, not applied, synced.command)
+        result = self._sync.receive()
+        if applied and not result.is_finite and ends_at_nan:
+            raise Diverged(f"the loss is {result.loss_sum} at learning rate {lr:g}")
+        result.skipped = not applied
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, by part; all ranks call it together."""
         return {
             "model": dict(self.model.state_dict()),
-            "optimizer": make_dense(self._optimizer.state_dict()),
+            "optimizer": make_dense(self.optimizer.state_dict()),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "precision": self._precision.state_dict(),
             "exchange": {"plan": asdict(self.plan), **self._exchange.state_dict()},
             **self.kept.state_dict(),
+            "callbacks": [] if self._callbacks is None else self._callbacks.state_dict(),
         }
 
     def start(
@@ -232,20 +213,20 @@ class Optimization:
         """Prepare the first step: from the beginning, or from a `state_dict`.
 
         Args:
-            inherited_steps: where the state is another member's: steps that this one has done by its own count.
             planned: the `ExchangePlan` of an earlier attempt, as a dict, for a start from the beginning.
             initial: the model's weights and buffers for a start from the beginning; None: it has them.
+            inherited_steps: where the state is another member's: steps that this one has done by its own count.
         """
-        known = None if planned is None or state is not None else ExchangePlan.from_dict(planned)
+        plan = None if planned is None or state is not None else ExchangePlan.from_dict(planned)
         if state is not None and state["exchange"]["world"] == self._comm.world:
-            known = ExchangePlan.from_dict(state["exchange"]["plan"])  # for another number it is measured anew
+            plan = ExchangePlan.from_dict(state["exchange"]["plan"])  # for another number it is measured anew
         self._exchange, self.plan = plan_exchange(
             self._comm,
             self._parameters,
             self._exchange_options,
             revertible=self._precision.may_skip,
             sparse=self._sparse,
-            known=known,
+            known=plan,
         )
         self._sent = self._comm.sent_bytes  # measurements are not counted
         if initial is not None:
@@ -257,11 +238,9 @@ class Optimization:
 
     def _inherit(self, state: dict[str, Any], steps: int) -> None:
         """Load the `state_dict` of another member, without the hyperparameters of its optimizer and schedule."""
-        saved, own = state["optimizer"], self._optimizer.state_dict()
-        kinds = [
-            [group.keys() - {"initial_lr"} for group in each["param_groups"]] for each in (saved, own)
-        ]  # a schedule adds that one
-        if kinds[0] != kinds[1]:
+        saved, own = state["optimizer"], self.optimizer.state_dict()
+        names = [[group.keys() - {"initial_lr"} for group in one["param_groups"]] for one in (saved, own)]
+        if names[0] != names[1]:  # but for that one, which a schedule adds
             saved = own  # another optimizer, to which the state says nothing
         self.load({**state, "optimizer": {**saved, "param_groups": own["param_groups"]}, "schedule": None})
         for _ in range(steps):
@@ -273,29 +252,27 @@ class Optimization:
         self.kept.load_state_dict(state)
         if "optimizer" not in state:  # it has ended: `keep_weights_only`
             return
-        self._optimizer.load_state_dict(state["optimizer"])
+        if self._callbacks is not None:
+            self._callbacks.load_state_dict(state["callbacks"])
+        self.optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["precision"])
         self._exchange.load_state_dict(state["exchange"])
 
     def replace_weights(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Give the model the weights and buffers of rank 0, in place of those that are kept; all ranks call it.
+        """Give the model the weights and buffers of rank 0, in place of those that are kept; all ranks call it."""
 
-        Raises:
-            TrainingError: rank 0 gave none, or they are not this model's.
-        """
-
-        def check() -> None:
+        def load() -> None:
             if weights is None:
                 raise TrainingError("member.use_weights() needs a state_dict on rank 0")
             try:
                 self.kept.load(weights)
             except (RuntimeError, AttributeError, TypeError) as error:  # as torch says what does not fit
-                said = " ".join(str(error).split())
-                raise TrainingError(f"member.use_weights(): the weights are not this model's: {said}") from None
+                message = " ".join(str(error).split())
+                raise TrainingError(f"member.use_weights(): the weights are not this model's: {message}") from None
 
-        compute_once(self._comm, check)
+        compute_once(self._comm, load)
         FusedBroadcast([*self._everything, *self.model.buffers()], self._comm)()
         self.kept.take()
 
@@ -304,24 +281,13 @@ class Optimization:
         self._exchange.close()
 
 
-def _check_optimizer(optimizer: Any) -> None:
-    if not hasattr(optimizer, "param_groups"):
-        raise TrainingError(
-            f"a member has one optimizer, maybe of several groups of parameters, got {type(optimizer).__name__}; "
-            f"{OWN_STEPS}"
-        )
-
-
-def _check_owned(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    known = {id(p) for p in parameters}
-    if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    own = {id(p) for p in model.parameters()}
+    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
         raise TrainingError(
             "the optimizer holds a parameter that is not the model's: it would be neither exchanged between "
             "workers nor saved; make it part of the model"
         )
-
-
-def _check_state(model: nn.Module) -> None:
     odd = next((name for name, value in model.state_dict().items() if not isinstance(value, Tensor)), None)
     if odd is not None:
         raise TrainingError(

@@ -11,17 +11,19 @@ from torch.nn import functional
 
 from ensemble.comm.sparse_gradients import find_sparse_parameters
 from ensemble.spec import Identity, Recipe
-from ensemble.spec.hyperparameters import find_meant
+from ensemble.spec.functions import find_meant
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
+from ensemble.train.batchnorm import bias_and_norm
 from ensemble.train.job import TrainingError
-from ensemble.train.lars import LARS, bias_and_norm
 from pipelines.prepare.torch_threads import limit_torch_threads
+from pipelines.providers import import_object
 
-_CLASSES: dict[str, Any] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "lars": LARS,
+#: Loaded where they are declared.
+_CLASSES = {
+    "sgd": "torch.optim:SGD",
+    "adam": "torch.optim:Adam",
+    "adamw": "torch.optim:AdamW",
+    "lars": "ensemble.train.lars:LARS",
 }
 
 
@@ -54,16 +56,12 @@ def make_recipe_optimizer(
 
 
 def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """The optimizer of all of a model's parameters.
+    """The optimizer of all of a model's parameters, checked to suit it.
 
     Args:
         options: a name of `ensemble.spec.options.OPTIMIZERS`, or a dict of the name and options. `decay_norm` says
             whether weight decay, and LARS's adaptation, also apply to biases and normalizations.
         params: hyperparameters; one of an option's name takes the option's place.
-
-    Raises:
-        SpecError: a value is wrong.
-        TrainingError: there is no learning rate, or the model has sparse embeddings and the optimizer takes none.
     """
     arguments = resolve_with_hyperparameters("optimizer", options, OPTIMIZERS, params)
     name, decay_norm = arguments.pop("name"), arguments.pop("decay_norm")
@@ -81,7 +79,7 @@ def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str,
             "sparse=False, take 'sgd' without weight decay, or a Recipe.optimizer that takes them "
             "(torch.optim.SparseAdam, Adagrad)"
         )
-    return _CLASSES[name](_group_parameters(name, model, decay_norm), **arguments)  # type: ignore[no-any-return]
+    return import_object(_CLASSES[name])(_group_parameters(name, model, decay_norm), **arguments)  # type: ignore[no-any-return]
 
 
 def _group_parameters(name: str, model: nn.Module, decay_norm: bool) -> list[Any]:

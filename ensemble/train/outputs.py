@@ -14,22 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.task import CLASSIFICATION, IGNORED, NUMBERS, Task, as_task, find_known
+from ensemble.spec.task import IGNORED, NUMBERS, Task, find_known
 from ensemble.train.call import Call, Observation, find_call, find_target
-from ensemble.train.infer_task import (
-    PREDICT,
-    UnshownError,
-    check_scores,
-    describe,
-    find_class_axis,
-    fit_points,
-    is_shown_in_part,
-    take_logits,
-)
-from ensemble.train.infer_task import OutputError as OutputError
-from ensemble.train.infer_task import infer_task as infer_task
+from ensemble.train.output_shapes import PREDICT, check_scores, describe, find_class_axis, fit_points
+from ensemble.train.output_shapes import OutputError as OutputError
 
 if TYPE_CHECKING:
     import torch
@@ -38,48 +29,21 @@ if TYPE_CHECKING:
     from ensemble.spec import Recipe
 
 
+@dataclass
 class FirstCall:
-    """The first call of a model: its arguments, by field of the batch, and what it returned.
+    """The first call of a model: its arguments, by field of the batch (see `find_call`), and what it returned."""
 
-    Attributes:
-        is_seen: whether there was one.
-        call: see `find_call`; None without one.
-    """
-
-    def __init__(self) -> None:
-        self.is_seen = False
-        self.call: Call | None = None
-        self._output: Any = None
-
-    @classmethod
-    def of(cls, call: Call | None, output: Any) -> FirstCall:
-        """A call that was made."""
-        first = cls()
-        first.is_seen, first.call, first._output = True, call, output
-        return first
-
-    def keep(self, args: Any, kwargs: Mapping[str, Any], output: Any, batch: Mapping[str, Any]) -> None:
-        """Keep a call, if it is the first."""
-        if not self.is_seen:
-            self.is_seen, self.call, self._output = True, find_call(args, kwargs, batch), output
-
-    def shapes(self) -> FirstCall:
-        """The call with the shape and dtype of the tensor that it returned, without the values."""
-        import torch
-
-        return FirstCall.of(self.call, torch.empty_like(take_logits(self._output), device="meta"))
+    is_seen: bool = False
+    call: Call | None = None
+    returned: Any = None
 
     def output(self) -> Any:
-        """What it returned.
-
-        Raises:
-            OutputError: there was no call.
-        """
+        """What it returned."""
         if not self.is_seen:
             raise OutputError(
                 f"model(...) itself was never called (a method or a part of it does not count); {PREDICT}"
             )
-        return self._output
+        return self.returned
 
 
 @contextmanager
@@ -88,7 +52,8 @@ def watch_call(model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Iterator[
     first = FirstCall()
 
     def keep(module: torch.nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        first.keep(args, kwargs, output, batch)
+        if not first.is_seen:
+            first.is_seen, first.call, first.returned = True, find_call(args, kwargs, batch), output
 
     handle = model.register_forward_hook(keep, with_kwargs=True)
     try:
@@ -107,9 +72,6 @@ def compute_outputs(
 
     Args:
         seen: how the loss calls the model; None where that is not known.
-
-    Raises:
-        OutputError: the loss does not call the model itself, or the batch lacks a field that is an argument.
     """
     if seen is not None and seen.call is not None:
         lacking = [name for name in seen.call.fields if name not in batch]
@@ -138,47 +100,32 @@ def compute_values(
     """Predictions, float32 [b, ...], laid out by the task: `recipe.predict`, or what follows from the outputs.
 
     Args:
-        seen: the member's task, and how the loss calls the model; None: a classification of one label a sample.
-
-    Raises:
-        OutputError: the outputs are not what the task needs, and `recipe.predict` is not declared.
+        seen: how the loss calls the model, and the target's shape; None: that is not known.
     """
     if recipe.predict is not None:
         predicted: Tensor = recipe.predict(model, batch)
         return predicted.float()
-    seen = seen or Observation(task=as_task("Recipe.task", recipe.task) or CLASSIFICATION)
+    seen = seen or Observation()
     outputs = compute_outputs(recipe, model, batch, seen)
-    if seen.task is None:
-        raise OutputError(seen.reason or f"nothing says what is predicted; {PREDICT}")
-    return to_scaled_values(recipe, seen.task, outputs, seen)
+    if seen.reason is not None:
+        raise OutputError(seen.reason)
+    return to_scaled_values(recipe, seen.task or recipe.find_task(), outputs, seen)
 
 
-def observe(
-    recipe: Recipe, batch: Mapping[str, Tensor], first: FirstCall | None = None, values: Tensor | None = None
-) -> Observation:
-    """What a batch shows of a Recipe's member.
-
-    Args:
-        first: the first call of the model inside the loss of this batch.
-        values: what `recipe.predict` gave for it; where that is declared, values say the task, not outputs.
-    """
-    target = find_target(batch, recipe.target)
+def observe(recipe: Recipe, batch: Mapping[str, Tensor], first: FirstCall) -> Observation:
+    """What the first call of the model inside the loss of a batch shows of a Recipe's member."""
+    target, task = find_target(batch, recipe.target), recipe.known_task
     shape = None if target is None else (str(target.dtype).removeprefix("torch."), tuple(target.shape[1:]))
-    call = None if first is None else first.call
-    task, axis, is_open = as_task("Recipe.task", recipe.task), None, False
+    axis = None
     try:
-        if recipe.predict is not None:
-            task = task if values is None else infer_task(recipe, target, values)
-        elif first is not None:
-            outputs = take_logits(first.output())
-            task = infer_task(recipe, target, outputs)
-            if task.kind == "classification":
-                whole = None if target is None else tuple(target.shape)
-                axis = find_class_axis(tuple(check_scores(outputs).shape), whole)
-                is_open = is_shown_in_part(recipe, target, task, outputs)
+        if recipe.predict is None and recipe.find_task().kind == "classification":
+            outputs = tuple(check_scores(first.output()).shape)
+            axis = find_class_axis(outputs, None if target is None else tuple(target.shape))
     except OutputError as error:
-        return Observation(call, None, str(error), shape, is_open=isinstance(error, UnshownError))
-    return Observation(call, task, None, shape, axis, is_open=is_open)
+        # A train function that declares no task may say another one with its predictions.
+        reason = None if task is None else str(error)
+        return Observation(first.call, task, reason, shape)
+    return Observation(first.call, task, None, shape, axis)
 
 
 def to_values(task: Task, outputs: Any, seen: Observation | None = None) -> Tensor:
@@ -193,9 +140,6 @@ def to_values(task: Task, outputs: Any, seen: Observation | None = None) -> Tens
 
     Args:
         seen: shape of the target, and the axis of the classes; None: no positions, classes last.
-
-    Raises:
-        OutputError: the outputs are of another kind.
     """
     import torch
 
@@ -217,11 +161,7 @@ def to_values(task: Task, outputs: Any, seen: Observation | None = None) -> Tens
 
 
 def to_scaled_values(recipe: Recipe, task: Task, outputs: Any, seen: Observation | None = None) -> Tensor:
-    """`to_values` in the target's own unit, where the Recipe says by which scale the model has learned it.
-
-    Raises:
-        OutputError: the outputs are of another kind, or of a task that has no numbers.
-    """
+    """`to_values` in the target's own unit, where the Recipe says by which scale the model has learned it."""
     values = to_values(task, outputs, seen)
     if recipe.target_scale is None:
         return values
@@ -266,7 +206,7 @@ def _stack_gaussian(outputs: Any, seen: Observation | None) -> Tensor:
         raise OutputError(
             f"the model returned {describe(outputs)}, not (mean, variance) or a dict with these keys; {PREDICT}"
         )
-    mean, variance = (_shape_points(check_scores(each).float(), seen) for each in outputs)
+    mean, variance = (_shape_points(check_scores(part).float(), seen) for part in outputs)
     if mean.shape != variance.shape:
         raise OutputError(
             f"the mean is {list(mean.shape)} and the variance {list(variance.shape)}: they must be equal"

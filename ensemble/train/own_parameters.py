@@ -31,7 +31,9 @@ def note_process() -> None:
 
 def refuse_shared(model: nn.Module) -> None:
     """Take note of the parameters of a new model; raises SpecError where one that trains is not its own."""
-    shared = [name for name, each in model.named_parameters() if each.requires_grad and each in TRAINED]
+    shared = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter in TRAINED
+    ]
     if shared:
         more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
         raise SpecError(

@@ -29,11 +29,7 @@ class OwnStates:
         self._check: Callable[[], None] = lambda: None
 
     def add(self, name: str, value: Any) -> None:
-        """Register an object; where the member resumes, it gets its state at once, or from `load`.
-
-        Raises:
-            TrainingError: the name is taken, the object has no state, or the checkpoint has none of it.
-        """
+        """Register an object; where the member resumes, it gets its state at once, or from `load`."""
         if not all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict")):
             raise TrainingError(
                 f"member.state({name!r}): {type(value).__name__} has no state_dict() and load_state_dict(state)"
@@ -70,15 +66,11 @@ class OwnStates:
                 f"member.state({name!r}): the checkpoint has no such state; declare the run as it was, or take a "
                 "new run directory"
             )
-        self._objects[name].load_state_dict(_from_plain(self._saved[name], self._check))
+        self._objects[name].load_state_dict(from_plain(self._saved[name], self._check))
 
 
 def to_plain(value: Any, where: str = "the state") -> Any:
-    """A state in the containers of a checkpoint: kinds of dict become dict, kinds of list and tuple these.
-
-    Raises:
-        TrainingError: an object in it cannot be pickled; the message says where it is.
-    """
+    """A state in the containers of a checkpoint: kinds of dict become dict, kinds of list and tuple these."""
     if isinstance(value, Mapping):
         return {key: to_plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -103,7 +95,7 @@ def to_plain(value: Any, where: str = "the state") -> Any:
     return {_PICKLE: torch.frombuffer(bytearray(content), dtype=torch.uint8), "tensors": tensors}
 
 
-def _from_plain(value: Any, check: Callable[[], None]) -> Any:
+def from_plain(value: Any, check: Callable[[], None]) -> Any:
     """What `to_plain` was given."""
     if isinstance(value, dict) and _PICKLE in value:
         try:
@@ -115,7 +107,7 @@ def _from_plain(value: Any, check: Callable[[], None]) -> Any:
             ) from None
         return join_tensors(value[_PICKLE].numpy().tobytes(), value["tensors"])
     if isinstance(value, dict):
-        return {key: _from_plain(item, check) for key, item in value.items()}
+        return {key: from_plain(item, check) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([_from_plain(item, check) for item in value])
+        return type(value)([from_plain(item, check) for item in value])
     return value

@@ -78,17 +78,17 @@ class PoisonRecords:
 
     def start(self, inbox: Inbox) -> None:
         """Try the records at which earlier attempts died, then start noting; call it before preparing samples."""
-        found, tried = list[list[Any]](), list[Path]()
+        records, tried = list[list[Any]](), list[Path]()
         for attempt in range(self._job.attempt):  # the last attempt may have died before it could try them
             if (earlier := self._file(attempt)).exists():
-                found += [record for record in self._try_records(earlier) if record not in found]
+                records += [record for record in self._try_records(earlier) if record not in records]
                 tried.append(earlier)
         self._start_noting()
         inbox.on_record(lambda split, index, code: self.add([(split, index, code)]))
         if self._job.attempt > 0:
             from ensemble.train.gather import gather_json
 
-            for ranks in gather_json(self._comm, found):
+            for ranks in gather_json(self._comm, records):
                 self.add(ranks)
                 for split, index, code in ranks:
                     self._report(split, index, code)
@@ -120,15 +120,15 @@ class PoisonRecords:
     def _try_records(self, path: Path) -> list[list[Any]]:
         from pipelines.workers.record_trial import try_record
 
-        found = []
+        records = []
         for split, (index, epoch) in read_interrupted(path).items():
             if split not in self._pipelines:
                 continue
             pipeline = self._pipelines[split]
             code = pipeline.poison_records.codes.get(index) or try_record(pipeline, index, epoch, self._timeout_s)
             if code is not None:
-                found.append([split, index, code])
-        return found
+                records.append([split, index, code])
+        return records
 
     def _report(self, split: str, index: int, code: int) -> None:
         pipeline = self._pipelines[split]

@@ -1,12 +1,8 @@
-"""Mixed precision: fp32, bf16 by autocast, fp16 by autocast with a loss scale.
+"""Mixed precision: fp32, bf16 by autocast, fp16 by autocast with a loss scale (torch.amp.GradScaler).
 
-Weights and optimizer state are fp32 always (the master copy of Jia et al. 2018, section 3.1); autocast casts
-what a kernel wants narrower. fp16 has few exponents: small gradients would become 0, so the loss is multiplied
-by a scale before the backward pass and gradients are divided by it after. When they overflow, the step is
-skipped and the scale halved; after 2,000 good steps it is doubled (torch.amp.GradScaler). A static scale (a fixed
-factor, as in Svyatkovskiy et al. 2019) stays as it is; bf16, which has the exponents of fp32, may have one too.
-Gradients are checked *after* their exchange: an infinity on one rank is an infinity in the sum, so all ranks skip
-alike.
+Weights and optimizer state are fp32 always (Jia et al. 2018, section 3.1). A static scale (Svyatkovskiy et al.
+2019) stays as it is; bf16 may have one too. Gradients are checked *after* their exchange: an infinity on one rank
+is one in the sum, so all ranks skip alike.
 """
 
 from __future__ import annotations
@@ -33,6 +29,7 @@ _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float
 _LACKING = ("not implemented for 'Half'", "primitive descriptor", "Low precision dtypes not supported")
 # Good steps after which the scale is doubled: more than a member has.
 _NEVER = 2**31 - 1
+_NOTHING = contextlib.nullcontext()
 
 
 class MixedPrecision:
@@ -40,17 +37,20 @@ class MixedPrecision:
 
     Args:
         precision: fp32, bf16 or fp16.
-        device: where the model is.
         loss_scale: of fp16: "dynamic", or a factor that never changes. Of bf16: "dynamic" is none, or a factor.
             fp32 has none.
+
+    Attributes:
+        grad_norm: of the last step, before it was clipped; None where nothing is.
+        loss_scale: the factor of the loss in the backward pass; 1 without scaling.
+        may_skip: whether a step may be skipped because a scaled gradient overflowed.
     """
 
     def __init__(
         self, precision: Precision, device: torch.device, loss_scale: float | Literal["dynamic"] = "dynamic"
     ) -> None:
-        self.precision = precision
-        self._device = device
-        self.grad_norm: Tensor | None = None  # of the last step, before it was clipped
+        self.precision, self._device = precision, device
+        self.grad_norm: Tensor | None = None
         self._static = None if loss_scale == "dynamic" or precision == "fp32" else float(loss_scale)
         self._scaler: torch.amp.GradScaler | None = None
         if self._static is not None:
@@ -60,39 +60,30 @@ class MixedPrecision:
         if self._scaler is not None:
             # The scaler makes its scale at the first loss, and a rank need not have a sample in its first step.
             self._scaler.scale(torch.zeros((), device=device))
+        self.may_skip = self._scaler is not None
         self._read_scale()
         self._skipped_in_a_row = 0
 
-    @property
-    def may_skip(self) -> bool:
-        """Whether a step may be skipped because a scaled gradient overflowed."""
-        return self._scaler is not None
-
-    @property
-    def loss_scale(self) -> float:
-        """The factor of the loss in the backward pass; 1 without scaling."""
-        return self._scale
-
     def _read_scale(self) -> None:
         """Read the scale from the device, once a step, since it waits for the device."""
-        self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        self.loss_scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager for a forward pass in this precision; it explains what the CPU cannot do."""
+        return _NOTHING if self.precision == "fp32" else self._autocast()
 
     @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
-        """Run the block's forward pass in this precision.
-
-        Raises:
-            TrainingError: the CPU cannot do one of its operations in fp16.
-        """
-        if self.precision == "fp32":
-            yield
-            return
-        with self.explain_missing_kernel(), torch.autocast(self._device.type, _AUTOCAST[self.precision]):
+    def _autocast(self) -> Iterator[None]:
+        with self._explain(), torch.autocast(self._device.type, _AUTOCAST[self.precision]):
             yield
 
-    @contextlib.contextmanager
-    def explain_missing_kernel(self) -> Iterator[None]:
+    def explain_missing_kernel(self) -> contextlib.AbstractContextManager[None]:
         """Explain, in a TrainingError, that the CPU lacks a kernel for fp16."""
+        is_possible = self.precision == "fp16" and self._device.type == "cpu"
+        return self._explain() if is_possible else _NOTHING
+
+    @contextlib.contextmanager
+    def _explain(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -104,11 +95,7 @@ class MixedPrecision:
             raise
 
     def prepare(self, model: nn.Module) -> None:
-        """Reject a model that cannot be trained in this precision, and select kernels that can.
-
-        Raises:
-            TrainingError: its weights are in fp16.
-        """
+        """Reject a model that cannot be trained in this precision, and select kernels that can."""
         if self._scaler is not None and any(p.dtype == torch.float16 for p in model.parameters()):
             raise TrainingError(
                 f"precision={self.precision!r} keeps the weights in fp32: leave out model.half(), autocast casts"
@@ -129,43 +116,35 @@ class MixedPrecision:
         """The loss to call `backward` on."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[torch.nn.Parameter],
-        clip_norm: float | None,
-    ) -> bool:
-        """Clip the true gradients and let the optimizer step; returns False where an overflow skipped it.
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the loss scale; `step` follows."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
 
-        Raises:
-            Diverged: too many overflows in a row.
-        """
-        scaler = self._scaler
-        if scaler is not None:
-            scaler.unscale_(optimizer)
+    def step(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip_norm: float | None
+    ) -> bool:
+        """Clip the true gradients and let the optimizer step; returns False where an overflow skipped it."""
         if clip_norm is not None:
             self.grad_norm = clip_gradients(parameters, clip_norm)
-        if scaler is None:
+        if (scaler := self._scaler) is None:
             optimizer.step()
             return True
-        before = self._scale
+        before = self.loss_scale
         scaler.step(optimizer)
         scaler.update()
         self._read_scale()
-        stepped = self._scale >= before
+        stepped = self.loss_scale >= before
         if self._static is not None and not stepped:
             scaler.update(self._static)
             self._read_scale()
         self._skipped_in_a_row = 0 if stepped else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            where = self._describe_scale()
+            where = f"down to a loss scale of {self.loss_scale:g}"
+            if self._static is not None:
+                where = f"at the static loss scale {self._static:g}: take a smaller one, or loss_scale='dynamic'"
             raise Diverged(f"gradients overflowed {MAX_SKIPPED_IN_A_ROW} times in a row, {where}")
         return stepped
-
-    def _describe_scale(self) -> str:
-        if self._static is None:
-            return f"down to a loss scale of {self._scale:g}"
-        return f"at the static loss scale {self._static:g}: take a smaller one, or loss_scale='dynamic'"
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scale and its counters; empty without one."""
@@ -198,8 +177,7 @@ def step_schedule(schedule: Any, *, stepped: bool) -> None:
 def has_onednn_lstm(dtype: torch.dtype) -> bool:
     """Whether oneDNN trains an LSTM in `dtype` on this processor, found by training a small one.
 
-    It has no fp16 kernel, and one for bf16 only where the processor has AVX-512: "could not create a primitive
-    descriptor for the LSTM forward propagation primitive". torch chooses oneDNN without asking.
+    It has no fp16 kernel, and one for bf16 only where the processor has AVX-512; torch chooses it without asking.
     """
     with torch.random.fork_rng(devices=[]):
         layer, steps = nn.LSTM(4, 4), torch.zeros(2, 1, 4)
@@ -226,8 +204,7 @@ def lstm_without_onednn(model: nn.Module) -> None:
 class _Switch:
     """Disables oneDNN during a call; the flag is global to the process."""
 
-    def __init__(self) -> None:
-        self._was = True
+    _was = True
 
     def before(self, module: nn.Module, args: Any) -> None:
         self._was = bool(torch.backends.mkldnn.enabled)

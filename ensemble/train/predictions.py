@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ensemble.spec.losses import find_wrong_label
 from ensemble.spec.split_metrics import list_asked
-from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
+from ensemble.spec.task import Task
 from ensemble.store import PredictedRows, UnlikeRows
 from ensemble.store.member import OTHERWISE, UNCOMBINED
-from ensemble.train.call import Observation, find_target, take_fields
+from ensemble.train.call import find_target, take_fields
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.first_look import try_offered
 from ensemble.train.gather import find_first
+from ensemble.train.output_shapes import explain_shape_mismatch
 from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState
@@ -36,36 +36,32 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
     Args:
         function: what predicts; None: `Recipe.predict`, or what the outputs of the model say.
     """
-    with contextlib.closing(state.effects.make_rows()) as rows:
-        asked = [] if state.is_own_loop else list_asked(state.recipe.split_metrics)
-        rows.fields = {name: [] for name in asked}
-        why, task = _predict_rows(evaluator, state, split, function, rows)
-        why = find_first(state.comm, why)
-        if why is not None:
-            line = f"no predictions on {split!r} are saved: {why}"
-            is_known = split != "valid" or any(text.startswith(UNCOMBINED) for text in state.remarked)
-            state.reporter.log(line) if is_known else state.remark(f"{UNCOMBINED}: {line}")
+    with contextlib.closing(evaluator.make_rows()) as rows:
+        fields = [] if state.is_own_loop else list_asked(state.recipe.split_metrics)
+        rows.fields = {name: [] for name in fields}
+        why = find_first(state.comm, _predict_rows(evaluator, state, split, function, rows))
+        if why is None:
+            evaluator.save_rows(split, None, rows)
             return
-        evaluator.save_rows(split, task, rows)
+        line = f"no predictions on {split!r} are saved: {why}"
+        is_known = split != "valid" or any(text.startswith(UNCOMBINED) for text in state.remarked)
+        state.reporter.log(line) if is_known else state.remark(f"{UNCOMBINED}: {line}")
 
 
 def _predict_rows(
     evaluator: Evaluator, state: TrainState, split: str, function: Predict | None, rows: PredictedRows
-) -> tuple[str | None, Task | None]:
-    """Add the predictions of this rank; returns why there are none, and their task."""
-    why, task, is_foreign = None, None, False  # whether some targets are of another kind than the task's
-    other: str | None = None
+) -> str | None:
+    """Add the predictions of this rank; returns why there are none."""
+    task, why, otherwise = state.recipe.find_task(), None, None
     try:
         with evaluator.evaluating() as model:
             for batch in evaluator.batches(split):
                 with state.precision.autocast():
-                    values, task = _predict_batch(state, model, batch, function)
+                    values = _predict_batch(state, model, batch, task, function)
                     if function is not None and not len(rows):
-                        other = _explain_otherwise(state, model, batch, function, values)
+                        otherwise = _explain_otherwise(state, model, batch, function, values)
                 target = as_stored_target(task, find_target(batch, state.target))
                 why = explain_shape_mismatch(task, values, target)
-                if why is not None and split == "shifted" and target is not None:
-                    is_foreign, why = True, explain_shape_mismatch(task, values, None)
                 if why is None and not len(rows):
                     why = evaluator.bound(rows, task, values) or None
                 if why is not None:
@@ -76,36 +72,25 @@ def _predict_rows(
                     break
     except (OutputError, UnlikeRows) as error:
         why = str(error)
-    if (other := find_first(state.comm, other)) is not None:
-        state.observer.otherwise, state.saved_at = other, None  # the checkpoint says it to whoever loads it
-        state.remark(other)
-    if find_first(state.comm, is_foreign or None):
-        rows.replace_target(None)
-    return why, task
+    if (otherwise := find_first(state.comm, otherwise)) is not None:
+        state.observer.otherwise, state.saved_at = otherwise, None  # the checkpoint says it to whoever loads it
+        state.remark(otherwise)
+    return why
 
 
 def _predict_batch(
-    state: TrainState, model: nn.Module, batch: Batch, function: Predict | None
-) -> tuple[Tensor, Task]:
-    """The predictions of a batch, [b, ...], and their task.
-
-    Raises:
-        OutputError: there is no task, or the outputs are not what it needs.
-    """
+    state: TrainState, model: nn.Module, batch: Batch, task: Task, function: Predict | None
+) -> Tensor:
+    """The predictions of a batch, [b, ...]; raises OutputError where the outputs are not what the task needs."""
     recipe, observer = state.recipe, state.observer
     if function is not None:
-        declared = as_task("Recipe.task", recipe.task)
-        return function(model, batch), declared or observer.find(batch).task or CLASSIFICATION
-    if observer.find(batch).task is None:
+        return function(model, batch)
+    if observer.seen is None:
         try_offered(state, batch)
-    if recipe.predict is None and observer.find(batch) == Observation():  # of a checkpoint before there was one
+    if recipe.predict is None and observer.find().call is None and observer.seen is None:
         with observer.watching(model, batch):
             compute_outputs(recipe, model, batch)
-    values = compute_values(recipe, model, batch, observer.find(batch))
-    seen = observer.find(batch, values if recipe.predict is not None else None)
-    if seen.task is None:
-        raise OutputError(seen.reason or "nothing says what is predicted: declare Recipe(task=...)")
-    return values, seen.task
+    return compute_values(recipe, model, batch, observer.find())
 
 
 def _explain_otherwise(
@@ -127,45 +112,3 @@ def _explain_otherwise(
         with seeded(seed, state.device):
             values = function(model, batch)
     return f"{OTHERWISE}, so that none can be loaded: declare the function as Recipe.predict"
-
-
-def explain_shape_mismatch(task: Task, values: Tensor, target: Tensor | None) -> str | None:
-    """Why values [b, ...] and the target are not those of the task; None where they are.
-
-    Args:
-        target: as it is stored (`as_stored_target`).
-    """
-    why = explain_layout(task, values, target)
-    return explain_labels(task, target) if why is None and target is not None else why
-
-
-def explain_layout(task: Task, values: Tensor, target: Tensor | None) -> str | None:
-    """Why values do not have the layout of the task and the target; None where they do."""
-    positions = {"classification": 1, "gaussian": 1, "quantiles": 1}.get(task.kind, 0)
-    if task.kind != "free" and values.dim() < 1 + max(positions, task.kind == "multilabel"):
-        return f"values of shape {list(values.shape)} are not those of {task.kind}"
-    if task.kind == "free" or target is None:
-        return None
-    shape = values.shape[: values.dim() - positions]
-    if shape != target.shape:
-        return (
-            f"{task.kind}: values of shape {list(values.shape)} and the target {list(target.shape)} do not have "
-            "the same positions"
-        )
-    return None
-
-
-def explain_labels(task: Task, target: Tensor) -> str | None:
-    """Why a target, of `explain_shape_mismatch`, names no classes or labels; None where it does, or need not."""
-    if (wrong := find_wrong_stored_label(task, target)) is not None:
-        return f"{task.kind}: sample {wrong[0]} of a batch {wrong[1]}"
-    if task.kind in LABELS and target.is_floating_point():
-        return f"{task.kind}: the target has fractions, where it should name classes or labels"
-    return None
-
-
-def find_wrong_stored_label(task: Task, target: Tensor) -> tuple[int, str] | None:
-    """See `find_wrong_label`, for a target as it is stored."""
-    if task.kind != "multilabel":
-        return None
-    return find_wrong_label(torch.where(find_known(target, of_labels=True), target, 0))

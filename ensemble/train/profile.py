@@ -1,60 +1,97 @@
-"""Profiles members before they are packed: a few real steps of each signature, on the real device.
+"""Measures members before they are packed, or in a dry run: a few steps of the real loop on the real device.
 
-The members' own code runs, a Recipe in the built-in loop or a train function, on a `TrainContext` without effects:
-no checkpoint, no predictions, no events but the measurements. The epoch ends after a few steps. The loop continues
-with its evaluation, which gets one batch; where the next epoch would begin, a checkpoint is assembled but not
-written, and the loop is left. The batches are real and prepared beforehand, so that preparation is not part of a
-step.
+The loop reads prepared batches, so that preparation is not part of a step, and one batch of each split. It is left
+where its first epoch ends; a checkpoint is then assembled, for its memory, and not written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
+import itertools
+import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ensemble.comm import Communicator
+from ensemble.comm import Communicator, SingleRank
 from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
+from ensemble.schedule.needs import uses_gpus
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.recipe import has_own_loop
 from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Checkpointer, Position, pack
-from ensemble.train.effects import Effects
+from ensemble.train.data import Data
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.gpu_busy import describe_gpu_busy
-from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome, TrainingError
+from ensemble.train.job import (
+    PROFILE,
+    Inbox,
+    Job,
+    LabelError,
+    Outcome,
+    ProfileRequest,
+    StopTraining,
+    TrainingError,
+)
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
-from ensemble.train.optimization import Optimization
 from ensemble.train.own_parameters import note_process
-from ensemble.train.profile_data import PreparedBatches, PreparedData
 from ensemble.train.recipe import run_training_loop
-from ensemble.train.reporter import Reporter, append_log
+from ensemble.train.reporter import EventReporter, append_log
 from ensemble.train.seeding import process_settings, seed_everything
+from ensemble.train.state import TrainState
 from ensemble.train.stopwatch import GpuTimer, Stopwatch
 from ensemble.train.worker import check_gpu, connect
 from pipelines.loader.ragged import find_tensors
+from pipelines.loader.resident import StreamedSet
+
+if TYPE_CHECKING:
+    from pipelines import Batch
+    from pipelines.loader.collate import Collate
 
 HEARTBEAT_S = 1.0
+READY = 2  # training batches that are repeated
+EVALUATIONS = 4  # of a batch, in a dry run; the first takes longer
 
 Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """What a few steps of a member have shown.
+
+    Attributes:
+        parameters: of the model; trainable: how many of them are trained; checkpoint_bytes: tensors of a
+            checkpoint; predictions_bytes: of all splits, None where that is not known.
+        evaluation: `evaluate_s` and `evaluate_cpu_s` of a batch of a split; None where none was evaluated.
+    """
+
+    figures: dict[str, Any]
+    parameters: int
+    trainable: int
+    checkpoint_bytes: int
+    predictions_bytes: int | None
+    evaluation: dict[str, float] | None
+    remarks: list[str]
 
 
 class _AllRefused(TrainingError):
     """Every member of the run fails with this message."""
 
 
-class _Done(BaseException):
-    """Leaves a training loop when everything is measured; no Exception, for the reason of `StopTraining`."""
+class _Done(StopTraining):
+    """Leaves a training loop when everything is measured."""
+
+    def __init__(self) -> None:
+        super().__init__("finished")
 
 
 def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock | None = None) -> Outcome:
@@ -73,13 +110,41 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
             check_gpu(job.gpu, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
-            TrialSession(job, ensemble, communicator, gpu, emit).measure()
+            _Session(job, ensemble, communicator, gpu, emit).measure()
         return "finished"
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         reason = "spec" if isinstance(error, LabelError | _AllRefused) else "error"
         emit(_event(job, "failed", error=describe_error(error), reason=reason))
         return "failed"
+
+
+def measure_here(ensemble: Ensemble, member: Identity, directory: str, steps_s: float) -> MeasuredSteps:
+    """Measure a member in this process, as one worker, for a dry run.
+
+    Nothing is left behind but a log in `directory`; seeds and the number of threads are restored.
+
+    Args:
+        steps_s: seconds of steps to measure, approximately.
+    """
+    on_gpu = uses_gpus(member, ensemble.devices) and torch.cuda.is_available()
+    device = torch.device("cuda:0" if on_gpu else "cpu")
+    alone = dataclasses.replace(member, workers=1)
+    job = Job(
+        run_dir=directory,
+        identity=alone,
+        attempt=0,
+        rank=0,
+        rendezvous=None,
+        interface=None,
+        device=str(device),
+        feeder=None,
+        profile=ProfileRequest(members=[alone], known=[], steps_s=steps_s, evaluations=EVALUATIONS),
+    )
+    gpu = GpuTimer(device) if on_gpu else None
+    with process_settings(alone.threads, device), contextlib.closing(SingleRank()) as communicator:
+        note_process()
+        return _Session(job, ensemble, communicator, gpu, lambda event: None).measure_member(alone)
 
 
 def _event(job: Job, type: str, **fields: Any) -> dict[str, Any]:
@@ -91,32 +156,32 @@ def _emit_usage(job: Job, emit: Emit) -> None:
     emit({**used, **describe_gpu_busy(job.gpu)})
 
 
-class TrialSession:
+class _Session:
     """One rank of a session."""
 
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: GpuTimer | None, emit: Emit) -> None:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
-        self._gpu, self._ready = gpu, PreparedBatches(ensemble, comm)
-        self.shown: dict[str, tuple[Any, ...]] = {}  # member -> the last fields of a `MeasuredSteps`
+        self._gpu, self._ready = gpu, _Ready()
         self._reported_at = 0.0
-        self._steps = 0  # that were timed last, if these were all
 
     def measure(self) -> None:
-        """See `run`."""
+        """Measure one member of each signature."""
         note_process()
         gc.freeze()  # a collection would write to pages that all forked workers share
-        shapes: dict[str, list[Identity]] = {}
+        by_signature: dict[str, list[Identity]] = {}
         sizes: dict[str, int] = {}
         for identity in self._request.members:
             self._report_member(identity)
-            shape, sizes[shape] = signature_of(self._ensemble, identity)
-            shapes.setdefault(shape, []).append(identity)
+            signature, sizes[signature] = signature_of(self._ensemble, identity)
+            by_signature.setdefault(signature, []).append(identity)
         refused: list[TrainingError] = []
         # Memory that one leaves allocated is counted for the next: small ones first.
-        for shape in sorted(shapes, key=sizes.__getitem__):
+        for signature in sorted(by_signature, key=sizes.__getitem__):
+            members = by_signature[signature]
             try:
-                measured = None if shape in self._request.known else self._measure_member(shapes[shape][0])
+                is_known = signature in self._request.known
+                measured = None if is_known else self.measure_member(members[0]).figures
             except TrainingError as error:
                 refused.append(error)
                 if not self._request.is_all or self._comm.world > 1 or len(set(map(str, refused))) > 1:
@@ -124,164 +189,208 @@ class TrialSession:
                 continue
             if refused:
                 raise refused[0]
-            of = [identity.member for identity in shapes[shape]]
+            names = [identity.member for identity in members]
             if self._job.rank == 0:
-                self._emit(_event(self._job, "profiled", of=of, shape=shape, measured=measured))
+                self._emit(_event(self._job, "profiled", of=names, shape=signature, measured=measured))
         if refused:  # every member is: none needs to be started
             raise _AllRefused(str(refused[0])) from refused[0]
 
     def _report_member(self, identity: Identity, every_s: float = 0.0) -> None:
-        now = time.monotonic()
-        if self._job.rank == 0 and now >= self._reported_at + every_s:
-            self._reported_at = now
+        if self._job.rank == 0 and time.monotonic() >= self._reported_at + every_s:
+            self._reported_at = time.monotonic()
             self._emit(_event(self._job, "profiling", of=identity.member))
 
-    def _measure_member(self, identity: Identity) -> dict[str, Any]:
+    def measure_member(self, identity: Identity) -> MeasuredSteps:
         """Measure a few steps of a member; each figure is the maximum over the ranks.
 
         A framework's loop that counts `steps_per_epoch` batches does not reach its validation after a few steps,
         and fails for want of its metrics. It is tried again as a member with an epoch of so many steps.
         """
+        watch = self._make_watch()
         try:
-            return self._measure_epoch(identity)
+            return self._measure_epoch(identity, watch)
         except Exception:
-            if self._comm.world > 1 or not self._steps:
+            if self._comm.world > 1 or not watch.is_complete:
                 raise
-            return self._measure_epoch(identity, self._steps)
+        return self._measure_epoch(identity, self._make_watch(watch.steps))  # once the failed one's memory is free
 
-    def _measure_epoch(self, identity: Identity, steps: int | None = None) -> dict[str, Any]:
-        """Measure a member.
+    def _make_watch(self, steps: int | None = None) -> Stopwatch:
+        device, request = torch.device(self._job.device), self._request
+        return Stopwatch(self._comm, device, request.steps_s, self._gpu, request.evaluations, steps)
 
-        Args:
-            steps: of the epoch; None: as many as are worth to be timed, of the many that the member has.
-        """
+    def _measure_epoch(self, identity: Identity, watch: Stopwatch) -> MeasuredSteps:
         self._report_member(identity)
         device = torch.device(self._job.device)
-        self._ready.load(identity)  # before its memory is measured
+        # Evaluations within the epoch would come on top of what a step takes.
+        own = dataclasses.replace(identity, workers=self._comm.world, validate_every=0)
+        job = dataclasses.replace(self._job, identity=own, profile=None)
+        data = _MeasuredData(self._ensemble, own, None, device, self._comm)
+        data.prepare(self._ready, watch)  # before its memory is measured
         gc.collect()  # garbage of the member before
         release_memory()
         reset_peak_memory()
         if self._gpu is not None:
             self._gpu.begin()
-        watch = Stopwatch(self._comm, device, self._request.steps_s, self._gpu, self._request.evaluations, steps)
-        self._steps = 0
-        # Evaluations within the epoch would come on top of what a step takes.
-        own = dataclasses.replace(identity, workers=self._comm.world, validate_every=0)
-        job = dataclasses.replace(self._job, identity=own, profile=None)
+        reporter = _Reporter(job, lambda: self._report_member(identity, HEARTBEAT_S))
+        sizes, predictions_bytes = (0, 0, 0), None
         with process_settings(identity.threads, device):
             seed_everything(identity.seed, device)
-            heartbeat = functools.partial(self._report_member, identity, HEARTBEAT_S)
-            effects = _TrialEffects(job, self._ensemble, self._comm, self._ready, watch, heartbeat, steps)
-            member = TrainContext(job, self._ensemble, self._comm, effects, Inbox())
+            checkpointer = _NoCheckpoints(job, self._ensemble)
+            state = TrainState(job, self._ensemble, self._comm, reporter, Inbox(), data, checkpointer)
+            member = TrainContext(state)
+            state.steps_per_epoch = member.steps_per_epoch = watch.fixed_steps or state.steps_per_epoch
+
+            def leave() -> None:
+                nonlocal sizes
+                sizes = _assemble_checkpoint(member)
+                raise _Done
+
+            state.on_trained, state.ends_at_nan = leave, False  # such a step takes as long as any other
             if has_own_loop(self._ensemble.recipe):  # its evaluation is not ours to cut to one batch
-                effects.data.on_evaluated = lambda: effects.end_training(member._state.optimization)
+                data.on_evaluated = leave
             try:
                 run_training_loop(self._ensemble.recipe, member)
             except _Done:
                 pass
             finally:
-                self._steps = watch.steps if watch.is_complete else 0
-                sizes = *effects.sizes, effects.predictions_bytes
-                self.shown[identity.member] = *sizes, watch.evaluation(), effects.remarks
+                predictions_bytes = state.predictions_bytes
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
         # The prepared batches are the session's; the one in use is the member's.
-        figures["memory_gb"] = max(0.0, peak_memory_gb() - self._ready.bytes / 2**30)
+        figures["memory_gb"] = max(0.0, peak_memory_gb() - self._ready.nbytes / 2**30)
         figures |= self._gpu.figures() if self._gpu is not None else {}
         shares = gather_json(self._comm, figures)
-        known = set(figures).intersection(*shares)  # the load of a GPU may be known on some ranks only
-        highest = {name: max(share[name] for share in shares) for name in known}
+        common = set(figures).intersection(*shares)  # the load of a GPU may be known on some ranks only
+        highest = {name: max(share[name] for share in shares) for name in common}
         # Of the stream: a batch may have fewer samples, those of weight above 0.
         of_stream = watch.samples if identity.weights is None else min(identity.batch_size, self._ensemble.samples)
-        return highest | {"samples_per_s": of_stream / highest["step_s"]}
+        figures = highest | {"samples_per_s": of_stream / highest["step_s"]}
+        return MeasuredSteps(figures, *sizes, predictions_bytes, watch.evaluation(), reporter.remarks)
 
 
-class _ProfileReporter(Reporter):
+def _assemble_checkpoint(member: TrainContext) -> tuple[int, int, int]:
+    """Allocate, and free, what a checkpoint takes: the model's parameters, those that are trained, its bytes."""
+    optimization, packed_bytes = member._state.optimization, 0
+    if member.identity.keep == "best":
+        optimization.kept.keep_best()
+    parts = optimization.state_dict()
+    if member.rank == 0:
+        packed = pack(member.identity, {}, 0, Position(), parts)
+        packed_bytes = sum(tensor.nbytes for tensor in find_tensors(packed))
+        rehearse_checkpoint(packed)
+    parameters = list(optimization.model.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return sum(parameter.numel() for parameter in parameters), trained, packed_bytes
+
+
+class _Reporter(EventReporter):
     """Keeps remarks; progress only signals that the session is alive; lines go to the session's log."""
 
-    def __init__(self, job: Job, heartbeat: Callable[[], None], remarks: list[str]) -> None:
+    def __init__(self, job: Job, heartbeat: Callable[[], None]) -> None:
+        super().__init__(job, lambda event: None, CpuClock())
         self._log = RunDir(job.run_dir).log(PROFILE)
-        self._job, self._heartbeat, self._remarks = job, heartbeat, remarks
+        self._heartbeat, self.remarks = heartbeat, list[str]()
 
     def event(self, type: str, **fields: Any) -> None:
-        """Keep the text of a remark."""
-        self._remarks += [fields["text"]] if type == "remark" else []
+        self.remarks += [fields["text"]] if type == "remark" else []
 
     def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """Signal that the session is alive."""
         self._heartbeat()
 
     def log(self, text: str, *, any_rank: bool = False) -> None:
-        """Append lines to the session's log; only rank 0 does."""
         if self._job.rank == 0:
             append_log(self._log, f"attempt {self._job.attempt} rank 0: {text.rstrip()}")
 
 
-class _ProfileCheckpointer(Checkpointer):
-    """Saving allocates the memory that a checkpoint takes."""
+class _NoCheckpoints(Checkpointer):
+    """A member that is measured begins anew, with weights of its own."""
 
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
-        self.bytes = 0
+    def load_initial_weights(self) -> None:
+        """See `Checkpointer`."""
+
+    def load_inherited(self) -> None:
+        """See `Checkpointer`."""
 
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
-        """Allocate, and free, copies of all tensors of a checkpoint."""
-        packed = pack(self._identity, {}, first_epoch, position, parts)
-        self.bytes = sum(tensor.nbytes for tensor in find_tensors(packed))
-        rehearse_checkpoint(packed)
-        return super().save(first_epoch, position, parts)
+        """See `Checkpointer`; `checkpoint_minutes=` may be short."""
+        return {"path": "", "digest": "", "weights_sha256": ""}
 
 
-class _TrialEffects(Effects):
-    """The effects of a member that is measured: it trains one epoch of a few steps, and leaves nothing behind.
+class _Ready:
+    """Training batches that were prepared, for members that read the same; CPU-seconds for a sample of them."""
 
-    Args:
-        steps: of its epoch; None: as many as it has.
+    batches: tuple[Batch, ...] = ()
+    prepare_s = 0.0
+    key = ""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for batch in self.batches for tensor in find_tensors(batch))
+
+
+class _MeasuredData(Data):
+    """Repeats a few prepared batches, as many as the stopwatch wants.
 
     Attributes:
-        sizes: parameters of its model, how many of them are trained, bytes of the tensors of its checkpoint; known
-            after its epoch.
-        remarks: of the member.
+        on_evaluated: called when the steps are measured, and a batch of a split is, where there is one.
     """
 
-    sizes = 0, 0, 0
+    on_evaluated: Callable[[], None] = staticmethod(lambda: None)
 
-    def __init__(
-        self,
-        job: Job,
-        ensemble: Ensemble,
-        comm: Communicator,
-        ready: PreparedBatches,
-        watch: Stopwatch,
-        heartbeat: Callable[[], None],
-        steps: int | None = None,
-    ) -> None:
-        self.data: PreparedData
-        data = PreparedData(ensemble, job.identity, torch.device(job.device), comm, ready, watch)
-        self.remarks = list[str]()
-        reporter = _ProfileReporter(job, heartbeat, self.remarks)
-        self._rehearsed = _ProfileCheckpointer(job.identity)
-        super().__init__(job, ensemble, comm, reporter, data, self._rehearsed)
-        self.steps_per_epoch = steps or self.steps_per_epoch
+    def prepare(self, ready: _Ready, watch: Stopwatch) -> None:
+        """Prepare training batches, unless they are there."""
+        own, comm, declared = self._identity, self._comm, self._ensemble.train
+        self._ready, self._watch = ready, watch
+        key = json.dumps([own.params if callable(declared) else None, own.batch_size, own.weights])
+        if ready.key == key:
+            return
+        loader = self.pipeline("train").loader(own.batch_size, 1, comm.rank, comm.world, weights=self._weights)
+        batches, cpu_s, samples = list[Any](), 0.0, 0
+        with contextlib.closing(loader):
+            for batch in itertools.islice(loader, READY):
+                stats = loader.stats()
+                ready.prepare_s = (stats["prepare_cpu_s"] - cpu_s) / max(1, stats["samples"] - samples)
+                cpu_s, samples = stats["prepare_cpu_s"], stats["samples"]
+                batches.append(batch.clone())
+        most = max(batch.global_size for batch in batches)
+        ready.key, ready.batches = key, tuple(batch for batch in batches if batch.global_size == most)
 
-    def open(self, inbox: Inbox, at: Position | None) -> None:
+    def start(self, *args: Any) -> None:
         """Nothing: the batches are there."""
 
-    def end_training(self, optimization: Optimization) -> None:
-        """Assemble a checkpoint, and leave the loop."""
-        if self._job.identity.keep == "best":
-            optimization.kept.keep_best()
-        parts = optimization.state_dict()
-        if self._comm.rank == 0:
-            self._rehearsed.save(0, Position(), parts)
-        parameters = list(optimization.model.parameters())
-        trained = sum(each.numel() for each in parameters if each.requires_grad)
-        self.sizes = sum(each.numel() for each in parameters), trained, self._rehearsed.bytes
-        raise _Done
+    def open(self, epoch: int, step: int) -> None:
+        """Nothing: the batches are there."""
 
-    def end_diverged(self, error: Diverged) -> None:
-        """Nothing: a step with a loss that is not finite takes as long as any other."""
+    def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
+        """Yield the batches of the only epoch; what `collate` takes is part of a step."""
+        return self._on_device(self._apply_collate(self._time_steps(), collate))
 
-    def save_predictions(self, *predicted: Any, beside: str | None) -> str:
-        """Nothing."""
-        return ""
+    def _time_steps(self) -> Iterator[Batch]:
+        batches = itertools.cycle(self._ready.batches)
+        while self._watch.has_next():
+            batch = next(batches).clone()  # members may write into it
+            self._watch.start(batch)
+            yield batch
+            self._watch.stop()
+        if self._ensemble.valid is None:
+            self.on_evaluated()
+
+    def count_batches(self, own_epoch: int, steps: int) -> int:
+        """All: none of them is empty."""
+        return steps
+
+    def reread(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
+        """Yield a few batches of the epoch."""
+        batches = (batch.clone() for batch in self._ready.batches)
+        return self._on_device(self._apply_collate(batches, collate))
+
+    def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
+        """Yield one batch, as often as the stopwatch wants; once suffices to measure memory."""
+        for batch in itertools.islice(super().split(name, collate), 1):
+            for _ in self._watch.time_evaluations():
+                yield batch.clone()  # members may write into it
+        if self._watch.is_complete:
+            self.on_evaluated()
+
+    def _resident(self, split: str) -> StreamedSet:
+        return StreamedSet(self.pipeline(split).without_randomness())

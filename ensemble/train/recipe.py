@@ -6,19 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ensemble.spec import Recipe, SpecError
 from ensemble.spec.functions import takes_steps_per_epoch
 from ensemble.spec.losses import remember_class_axis
 from ensemble.spec.recipe import apply_recipe_options
 from ensemble.train.evaluation import evaluate, explaining_label_errors
-from ensemble.train.forward_errors import describe_error
 from ensemble.train.job import TrainingError
-from ensemble.train.kept_network import NotKept
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
-from ensemble.train.mixup import mixed_losses
 from ensemble.train.node_checks import first_on_node
 from ensemble.train.optimizers import make_recipe_optimizer
 
@@ -31,7 +28,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     recipe = apply_recipe_options(recipe, member.params)
     model = build_model(recipe, member).to(member.device)
     parameters = list(model.parameters())
-    if not any(each.requires_grad for each in parameters):
+    if not any(parameter.requires_grad for parameter in parameters):
         why = "requires_grad is False for all of them" if parameters else "modules in a list are none of its parts"
         raise TrainingError(f"none of the model's {len(parameters)} parameters is trained: {why}")
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
@@ -39,6 +36,13 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
     remember_class_axis(model, None if member.observer.seen is None else member.observer.seen.class_axis)
     member.validate_by(lambda: evaluate(recipe, member))
+
+    def compute_loss(model: nn.Module, batch: Batch) -> dict[str, Any]:
+        with explaining_label_errors(recipe, member, model, batch, "train"):
+            return {"loss": recipe.loss(model, batch)}
+
+    member._state.forward = compute_loss
+    loss = member.wrap_loss(recipe.loss)
 
     is_trained = False
     for epoch in member.epochs():
@@ -48,11 +52,11 @@ def train(recipe: Recipe, member: TrainContext) -> None:
             for part in member.parts(batch):
                 member.observer.begin(model, part)
                 with member.autocast(), explaining_label_errors(recipe, member, model, part, "train"):
-                    losses = compute_losses(recipe, member, model, part)
+                    losses = loss(model, part)
                 member.observer.end()
                 member.backward(losses)
             member.step()
-        member.save_before_evaluation()
+        member._life.save_before_evaluation()
         member.report(**evaluate(recipe, member))
         if epoch == 0:
             member.report_unused()
@@ -63,36 +67,15 @@ def train(recipe: Recipe, member: TrainContext) -> None:
 
 
 def build_model(recipe: Recipe, member: TrainContext) -> nn.Module:
-    """The model of a member: what `Recipe.model` returns, or, where that raises, the network in its checkpoint."""
-    try:
-        model = _call_model(recipe, member)
-    except Exception as error:
-        try:
-            model = member.restore_network()
-        except NotKept as absent:
-            error.add_note(f"No network takes its place: {absent}")
-            raise error from None
-        member.log(f"Recipe.model raised {describe_error(error)}: the network in the checkpoint takes its place")
+    """The model of a member, built the first time on a node alone: what it downloads is there for the others.
+
+    Where that fails the others are to fail at once, not one after the other.
+    """
+    with first_on_node("model-called", counts_failure=True):
+        model = recipe.model(member.params)
     if not isinstance(model, nn.Module):
         raise SpecError(f"Recipe.model must return a torch.nn.Module, and returned {model!r:.60}")
     return model
-
-
-def _call_model(recipe: Recipe, member: TrainContext) -> Any:
-    """Calls `Recipe.model`, the first time on a node alone: what it downloads is there for the others.
-
-    Where it fails the others are to fail at once, not one after the other.
-    """
-    with first_on_node("model-called", counts_failure=True):
-        return recipe.model(member.params)
-
-
-def compute_losses(recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch) -> Tensor:
-    """The losses of a training batch, or a part of it, [b]; of mixed samples where the member mixes them."""
-    if member.identity.mixup:
-        return mixed_losses(recipe.loss, model, member.mixup(batch))
-    losses: Tensor = recipe.loss(model, batch)
-    return losses
 
 
 def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: TrainContext) -> None:
@@ -102,8 +85,7 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
     else:
         loop = recipe.train if isinstance(recipe, Recipe) else recipe
         assert loop is not None
-        with member.noticing_plain_trainers():
-            loop(member)
+        loop(member)
         member.report_unused()
 
 

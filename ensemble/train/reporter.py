@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 from ensemble.meter.cpu import CpuClock, report_interval_s
 from ensemble.store import RunDir
-from ensemble.store.files import make_directory, share_file_with_group
+from ensemble.store.files import make_directory
 from ensemble.train.gpu_busy import describe_gpu_busy
 from ensemble.train.job import Job
 
@@ -22,38 +23,10 @@ from ensemble.train.job import Job
 LEAST_S = 10.0
 
 
-class Reporter:
-    """Reports what one rank of a member does; this one reports nothing."""
-
-    def event(self, type: str, **fields: Any) -> None:
-        """Emit an event about the member; only rank 0 does."""
-
-    def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """Emit a `progress` event, at most once a second."""
-
-    def usage(self, prepare_cpu_s: float = 0.0, *, is_last: bool = False) -> None:
-        """Emit the CPU time of this process by role, unless it was emitted shortly before.
-
-        Args:
-            prepare_cpu_s: the part of it spent on preparing batches in this process, cumulative in this job.
-            is_last: whether the job has ended: it is emitted in any case.
-        """
-
-    def training_begins(self, prepare_cpu_s: float) -> float:
-        """Count CPU time under the role "train" from here on; returns the CPU-seconds of the start-up."""
-        return 0.0
-
-    def log(self, text: str, *, any_rank: bool = False) -> None:
-        """Append lines to the member's log; only rank 0 does, unless `any_rank`."""
-
-
-class EventReporter(Reporter):
-    """A `Reporter` that emits events.
+class EventReporter:
+    """Reports what one rank of a member does.
 
     Args:
-        job: of this rank.
-        emit: accepts an event, without `v` and `t`.
-        cpu: CPU time of this process, in the role "startup".
         clock: the time in seconds, of a clock that does not go back.
     """
 
@@ -74,7 +47,7 @@ class EventReporter(Reporter):
         self._emit_at = self._began
 
     def event(self, type: str, **fields: Any) -> None:
-        """See `Reporter`."""
+        """Emit an event about the member; only rank 0 does."""
         if self._job.rank != 0:
             return
         self._emit({"type": type, "member": self._job.identity.member, "attempt": self._job.attempt, **fields})
@@ -82,21 +55,26 @@ class EventReporter(Reporter):
             self.log(" ".join([type, *(f"{name}={_format_value(value)}" for name, value in fields.items())]))
 
     def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """See `Reporter`."""
-        now = time.monotonic()
-        if self._job.rank == 0 and now - self._last_progress >= 1.0:
-            self._last_progress = now
+        """Emit a `progress` event, at most once a second."""
+        time_s = time.monotonic()
+        if self._job.rank == 0 and time_s - self._last_progress >= 1.0:
+            self._last_progress = time_s
             self.event("progress", **fields())
 
     def usage(self, prepare_cpu_s: float = 0.0, *, is_last: bool = False) -> None:
-        """See `Reporter`."""
-        now = self._clock()
-        if is_last or now >= self._emit_at:
-            self._emit_at = now + max(LEAST_S, report_interval_s(now - self._began))
+        """Emit the CPU time of this process by role, unless it was emitted shortly before.
+
+        Args:
+            prepare_cpu_s: the part of it spent on preparing batches in this process, cumulative in this job.
+            is_last: whether the job has ended: it is emitted in any case.
+        """
+        time_s = self._clock()
+        if is_last or time_s >= self._emit_at:
+            self._emit_at = time_s + max(LEAST_S, report_interval_s(time_s - self._began))
             self._emit_usage(prepare_cpu_s)
 
     def training_begins(self, prepare_cpu_s: float) -> float:
-        """See `Reporter`."""
+        """Count CPU time under the role "train" from here on; returns the CPU-seconds of the start-up."""
         self._prepare_last += self._cpu.move("prepare", prepare_cpu_s - self._prepare_last)
         self._cpu.switch("train")
         self._emit_usage(prepare_cpu_s)  # the role is known even if no other event follows
@@ -110,20 +88,21 @@ class EventReporter(Reporter):
                 self._emit({**used, **(describe_gpu_busy(self._job.gpu) if role == "train" else {})})
 
     def log(self, text: str, *, any_rank: bool = False) -> None:
-        """See `Reporter`."""
-        if self._job.rank != 0 and not any_rank:
-            return
-        append_log(self._log, f"attempt {self._job.attempt} rank {self._job.rank}: {text.rstrip()}")
+        """Append lines to the member's log; only rank 0 does, unless `any_rank`."""
+        if self._job.rank == 0 or any_rank:
+            append_log(self._log, f"attempt {self._job.attempt} rank {self._job.rank}: {text.rstrip()}")
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o644)
 
 
 def append_log(path: Path, text: str) -> None:
     """Append lines, with the time, to a member's log."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    line = f"{now} {text}"
+    line = f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds')} {text}"
     try:
         make_directory(path.parent)
-        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-            share_file_with_group(path.parent, file.fileno())
+        with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_open_own) as file:
             file.write(line + "\n")
     except OSError as error:  # a full disk: the member still has to report its outcome
         print(f"cannot write {path}: {error}\n{line}", file=sys.stderr)
@@ -151,17 +130,14 @@ class FailureNote:
         self._path: Path = run_dir.member(member) / f"failure-{attempt}.json"
 
     def write(self, error: str, reason: str, retry: bool, rank: int) -> None:
-        """Write the note, unless another rank was first: that failure is the cause.
-
-        On a full disk there is no note, and rank 0 reports only that a peer was lost.
-        """
+        """Write the note, unless another rank was first, or the disk is full."""
         with contextlib.suppress(OSError):
             make_directory(self._path.parent)
             with open(self._path, "x", encoding="utf-8") as file:
                 json.dump({"error": error, "reason": reason, "retry": retry, "rank": rank}, file)
 
     def pop(self) -> dict[str, Any] | None:
-        """Read and delete the note; None where there is none, or it is incomplete for lack of space."""
+        """Read and delete the note."""
         note = self.read()
         self._path.unlink(missing_ok=True)
         return note

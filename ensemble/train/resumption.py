@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 
-from ensemble.comm.autotune.plan import ExchangePlan
+from ensemble.comm.exchange_plan import ExchangePlan
 from ensemble.train.call import Observation
-from ensemble.train.checkpoint import Position, check_fit, fit_weights
+from ensemble.train.callbacks import EARLY_STOPPING
+from ensemble.train.checkpoint import Position, Selection, check_fit
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import TrainingError
 from ensemble.train.loose_tensors import find_loose, set_loose
 from ensemble.train.same_model import Answers
 from ensemble.train.seeding import seeded
-from ensemble.train.selection import Selection
 from ensemble.train.state import TrainState
+
+_STOP_EARLY = EARLY_STOPPING.replace(":", ".")
 
 
 class Resumption:
@@ -25,19 +27,11 @@ class Resumption:
     def __init__(self, state: TrainState, answers: Answers) -> None:
         self._state, self._answers = state, answers
         self._identity, self._comm, self._data = state.identity, state.comm, state.data
-        self._reporter, self._checkpointer = state.reporter, state.effects.checkpointer
+        self._reporter, self._checkpointer = state.reporter, state.checkpointer
 
     def resume(self) -> None:
-        """Start from the member's checkpoint, if it has one, else from the beginning.
-
-        Raises:
-            TrainingError: the checkpoint belongs to another identity, was trained on other data, or is of a model
-                that predicted something else.
-            ShapeMismatchError: the weights with which the member is to begin are not of this model.
-        """
+        """Start from the member's checkpoint, if it has one, else from the beginning."""
         state, optimization, checkpointer = self._state, self._state.optimization, self._checkpointer
-        if self._comm.rank == 0 and (why := checkpointer.keep_network(optimization.model)) is not None:
-            self._reporter.log(f"load and resume need Recipe.model: the network is in no checkpoint, as {why}")
         saved = checkpointer.load(lambda file, error: self._reporter.event("damaged", file=file, error=error))
         inherited = checkpointer.load_inherited() if saved is None else None
         if inherited is not None:
@@ -53,10 +47,11 @@ class Resumption:
         if initial is not None:
             lineage = self._identity.lineage or {}
             source = lineage["from"]
-            weights, line = fit_weights(optimization.model, initial["model"], source, lineage.get("parts"))
+            weights = dict(initial["model"])
+            check_fit(optimization.model, weights, source)
             at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
-            self._reporter.log(f"starts with the weights of {source}{at}{line and ': '}{line}")
-            self._take_drawn(initial.get("loose", {}) if lineage.get("parts") is None else {})
+            self._reporter.log(f"starts with the weights of {source}{at}")
+            self._take_drawn(initial.get("loose", {}))
         steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
         optimization.start(saved, state.job.exchange_plan, weights, inherited_steps=steps)
         if saved is not None:
@@ -71,9 +66,8 @@ class Resumption:
                 self._take_drawn(saved.get("loose", {}))
             (saved.get("outputs") or {}).pop("otherwise", None)  # it is found out again
             seen = Observation.from_checkpoint(saved)
-            if seen is not None and seen.task is None:  # why may no more be so: predict= was added since
-                seen = replace(seen, reason=None, is_open=True)
-            state.observer.seen = seen
+            if seen is not None and seen.reason is None:  # a reason may be gone: predict= was added since
+                state.observer.seen = seen
             if inherited is None and (
                 why := find_first(self._comm, self._answers.explain_other(saved.get("answers")))
             ):
@@ -107,12 +101,7 @@ class Resumption:
         set_loose(state.optimization.model, {name: loose[name] for name in drawn if name in loose})
 
     def _check_inherited(self, inherited: dict[str, Any]) -> dict[str, Any]:
-        """The state of another member that this one goes on from, where it can.
-
-        Raises:
-            ShapeMismatchError: it is of another model.
-            TrainingError: its hyperparameters may be in it.
-        """
+        """The state of another member that this one goes on from, where it can."""
         source = (self._identity.lineage or {})["from"]
         check_fit(self._state.optimization.model, inherited["model"], source)
         if own := inherited.get("own"):
@@ -121,7 +110,8 @@ class Resumption:
                 f"{source} may be in what its train function keeps by member.state(): {', '.join(own)}"
             )
         self._reporter.log(f"goes on from {source} after {inherited['position']['epoch']} epochs")
-        return inherited
+        own_states = [pair for pair in inherited["callbacks"] if pair[0] != _STOP_EARLY]
+        return {**inherited, "callbacks": own_states}  # early stopping counts this member's own epochs
 
     def _continue(self, saved: dict[str, Any]) -> None:
         """Take the position and what is known from a checkpoint."""

@@ -1,7 +1,7 @@
 """Whether a model that is built again is the one that was trained: a checkpoint has its answers to a few samples.
 
-They are computed as `ensemble.load` does it, by the model in training with the weights that the checkpoint has,
-and are its part `answers`. Whoever builds the model again has it answer once more before it is used.
+They are computed as `ensemble.load` does it, and are its part `answers`. Whoever builds the model again has it
+answer once more before it is used.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Answers:
 
     def _read_batch(self) -> Any:
         """A few samples of the first split that the member has read; empty where they are too large."""
-        state, splits = self._state, self._state.effects.splits
+        state, splits = self._state, self._state.splits
         if not self._can_predict or not splits or not state.data.has_read(splits[0]):
             return None
         for samples, limit in ((SAMPLES, limit_bytes(state.optimization.model)), (1, MOST_BYTES)):

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ensemble.comm import Communicator
-from ensemble.spec import Ensemble, Recipe
+from ensemble.spec import PREDICTED_SPLITS, Ensemble, Recipe
 from ensemble.spec.recipe import has_own_loop
 from ensemble.train.accumulation import MicroBatches
-from ensemble.train.checkpoint import Position
-from ensemble.train.effects import Effects
+from ensemble.train.callbacks import Callbacks
+from ensemble.train.checkpoint import Checkpointer, Position, Selection
+from ensemble.train.data import Data, steps_per_epoch
 from ensemble.train.gpu_busy import open_gpu_busy
 from ensemble.train.job import Command, Inbox, Job, TrainingError
 from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization
 from ensemble.train.own_states import OwnStates
 from ensemble.train.precision import MixedPrecision
-from ensemble.train.selection import Selection
+from ensemble.train.reporter import EventReporter
 from ensemble.train.throughput import Throughput
 
 
@@ -26,36 +29,45 @@ class TrainState:
     """What one rank of a member trains now.
 
     Attributes:
-        identity: of the member; `job` and `ensemble` say the rest.
-        reporter, data: of its `effects`.
-        device, precision: of its model and batches.
+        splits: on which members are evaluated, those that the ensemble has.
         recipe: the declared one; of a train function one that declares nothing else.
-        observer: what is known of its model.
-        target: the field of the target.
-        is_own_loop: whether its training loop is the user's.
         collate: `f(batch)` or `f(batch, rng)`, applied to each batch; None: nothing is.
         prepared: model and optimizer; None before `TrainContext.prepare`.
-        at: the position.
-        selection: which evaluation was the best, and whether the member has stopped early.
-        throughput: how fast it trains.
         micro_batches: of the training step in progress; None between steps.
-        own: what else its checkpoints hold.
         steps_elsewhere: whether a loop that is not ours computes the steps, so that their losses are not known.
         reports_later: whether its loop evaluates in some epochs only, and at the end if in none.
         saved_at: epoch and step of the checkpoint that has the weights that count; None where none has.
         gpu_busy: measures how long its GPU is busy; None on the CPU.
         is_looked_at: whether `ensemble.train.first_look` has seen a batch.
-        remarked: the remarks so far.
+        predictions_bytes: what its predictions of all splits would take as a whole; None: not known.
+        forward: calls the model on a training batch, as far as that is known; for averaged batch normalization.
+        on_trained: called where the steps of an epoch are done, before it is evaluated for good.
+        ends_at_nan: whether a loss that is not finite ends it; False while it is measured.
     """
 
-    def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, effects: Effects, inbox: Inbox) -> None:
+    callbacks: Callbacks
+
+    def __init__(
+        self,
+        job: Job,
+        ensemble: Ensemble,
+        comm: Communicator,
+        reporter: EventReporter,
+        inbox: Inbox,
+        data: Data | None = None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
         self.job, self.identity, self.ensemble, self.comm, self.inbox = job, job.identity, ensemble, comm, inbox
-        self.effects, self.reporter, self.data = effects, effects.reporter, effects.data
-        self.steps_per_epoch = effects.steps_per_epoch
+        self.device = torch.device(job.device)
+        self.reporter = reporter
+        self.data = data or Data(ensemble, job.identity, job.feeder, self.device, comm, job.local_world)
+        self.data.on_finding = functools.partial(reporter.event, "sample_difference")
+        self.checkpointer = checkpointer or Checkpointer(job, ensemble)
+        self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
+        self.splits = [name for name in PREDICTED_SPLITS if getattr(ensemble, name) is not None]
         declared: Any = ensemble.recipe
         recipe = declared if isinstance(declared, Recipe) else Recipe(model=declared, train=declared)
         self.recipe, self.remarked = recipe, set[str]()
-        self.device = torch.device(job.device)
         self.precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self.observer = Observer(recipe, comm)
         self.target: str = recipe.target
@@ -68,22 +80,28 @@ class TrainState:
         self.saved_at: tuple[int, int] | None = None
         self.gpu_busy = open_gpu_busy(self.device)
         self.is_looked_at = False
+        self.predictions_bytes: int | None = None
+        self.forward: Callable[[Any, Any], Any] | None = None
+        self.on_trained: Callable[[], None] = lambda: None
+        self.ends_at_nan = True
+
+    def open(self) -> None:
+        """Prepare the other splits, then read the stream, unless no epoch is left to be trained."""
+        self.data.start(self.job, self.inbox, self.reporter.event)
+        if not self.is_over:
+            self.data.open(self.at.epoch, self.at.step)
 
     @property
     def optimization(self) -> Optimization:
-        """Model and optimizer.
-
-        Raises:
-            TrainingError: they are not prepared yet.
-        """
+        """Model and optimizer."""
         if self.prepared is None:
             raise TrainingError("call member.prepare(model, optimizer) before anything else")
         return self.prepared
 
     @property
     def ends_early(self) -> bool:
-        """Whether the member has stopped early: by its objective, or by its train function."""
-        return self.selection.is_stopped or self.at.stop_reason is not None
+        """Whether the member has stopped early: by a callback, or by its train function."""
+        return self.at.stop_reason is not None
 
     @property
     def is_over(self) -> bool:

@@ -12,19 +12,19 @@ from ensemble.comm import Communicator, Pending
 from ensemble.train.job import STEP_ACTIONS, StepAction
 
 
-@dataclass(frozen=True)
-class SyncResult:
-    """The outcome of a step over all ranks.
+@dataclass(slots=True)
+class StepResult:
+    """The result of a step, equal on all ranks.
 
     Attributes:
         command: to rank 0, or a checkpoint that it takes to be due, if any.
-        is_finite: whether every rank's loss was finite.
-        loss_sum: the sum of the losses of the global batch.
+        skipped: whether an overflow of the loss scale skipped the step.
     """
 
-    command: StepAction | None
-    is_finite: bool
     loss_sum: float
+    command: StepAction | None
+    is_finite: bool = True
+    skipped: bool = False
 
 
 class StepSync:
@@ -34,8 +34,7 @@ class StepSync:
     """
 
     def __init__(self, comm: Communicator, device: torch.device) -> None:
-        self._comm = comm
-        self._device = device
+        self._comm, self._device = comm, device
         self._command: StepAction | None = None
         self._loss_sum: Tensor | None = None
         self._message: Tensor | None = None
@@ -45,27 +44,26 @@ class StepSync:
         """Start a step's all-reduce.
 
         Args:
-            command: to this rank, or a checkpoint that is due; only rank 0 has one.
+            command: only rank 0 has one.
             loss_sum: the sum of the losses of this rank's samples; None where it has no sample.
         """
-        self._command, self._loss_sum = command, None if loss_sum is None else loss_sum.detach()
+        self._command, self._loss_sum = command, loss_sum
         if self._comm.world == 1:
             return
-        message = torch.zeros(3, dtype=torch.float64, device=self._device)
+        message = self._message = torch.zeros(3, dtype=torch.float64, device=self._device)
         if command is not None:
             message[0] = STEP_ACTIONS.index(command) + 1
-        if self._loss_sum is not None:
-            message[1] = torch.logical_not(torch.isfinite(self._loss_sum))
-            message[2] = self._loss_sum
-        self._message = message
+        if loss_sum is not None:
+            message[1] = torch.logical_not(torch.isfinite(loss_sum))
+            message[2] = loss_sum
         self._pending = self._comm.start_all_reduce_(message)
 
-    def receive(self) -> SyncResult:
+    def receive(self) -> StepResult:
         """Wait for the result; the same on all ranks."""
         if self._comm.world == 1:
             loss_sum = 0.0 if self._loss_sum is None else float(self._loss_sum)
-            return SyncResult(self._command, math.isfinite(loss_sum), loss_sum)
+            return StepResult(loss_sum, self._command, math.isfinite(loss_sum))
         assert self._pending is not None and self._message is not None
         self._pending.wait()
         code, non_finite_ranks, loss_sum = self._message.tolist()
-        return SyncResult(STEP_ACTIONS[int(code) - 1] if code else None, non_finite_ranks == 0, loss_sum)
+        return StepResult(loss_sum, STEP_ACTIONS[int(code) - 1] if code else None, non_finite_ranks == 0)

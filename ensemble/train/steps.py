@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ensemble.spec.losses import NamedLoss
 from ensemble.spec.sample_weights import needs_weighing
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.data import describe_not_finite
 from ensemble.train.first_look import look
 from ensemble.train.job import Diverged, TrainingError
 from ensemble.train.lifecycle import Lifecycle
-from ensemble.train.mixup import MixedBatch, mix
 from ensemble.train.optimization import OWN_STEPS
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.state import TrainState
@@ -33,7 +31,8 @@ class TrainingSteps:
     def __init__(self, state: TrainState, life: Lifecycle) -> None:
         self._state, self._life = state, life
         self.validate: Callable[[], Mapping[str, float]] | None = None
-        self._has_stepped = self._has_mixed = False
+        self._needs_weighing = needs_weighing(state.identity.weights)
+        self._has_stepped = False
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's batches of the epoch in training, each of which gets its step."""
@@ -72,20 +71,6 @@ class TrainingSteps:
         with state.throughput.pausing():
             self._life.add_validation(self.validate())
 
-    def mixup(self, batch: Batch) -> MixedBatch:
-        """Mix the samples of a training batch, or of a part of it, as it is declared."""
-        state, own, loss = self._state, self._state.identity, getattr(self._state.ensemble.recipe, "loss", None)
-        seen = state.observer.seen
-        inputs: Sequence[str] = () if seen is None or seen.call is None else seen.call.fields
-        if isinstance(loss, NamedLoss) and not state.is_own_loop:
-            inputs = loss.find_inputs(batch)
-        step, weighted = state.global_step, own.weights is not None
-        mixed = mix(batch, state.target, own.mixup, own.seed, state.comm.rank, step, inputs, weighted=weighted)
-        self._has_mixed = True
-        if own.mixup:  # its fields are what the model is called with
-            state.observer.begin(state.optimization.model, mixed)
-        return mixed
-
     def backward(self, losses: Tensor | None) -> None:
         """Compute this rank's part of the gradient of the global batch's mean loss.
 
@@ -96,33 +81,29 @@ class TrainingSteps:
         if state.micro_batches is None:
             raise TrainingError("member.backward() is for the losses of a batch of member.batches()")
         part, is_last = state.micro_batches.pop()
-        weight = part["weight"] if needs_weighing(state.identity.weights) else None
+        weight = part["weight"] if self._needs_weighing else None
         command = self._life.choose_action() if is_last else None
         state.optimization.begin(command, losses, part, weight, last=is_last)
 
     def step(self) -> None:
         """Exchange the gradients, step the optimizer and the schedule, and execute commands."""
         state, at = self._state, self._state.at
-        parts, state.micro_batches = state.micro_batches, None
+        parts = state.micro_batches
         if parts is None or not parts.is_complete:
             raise TrainingError(f"member.step() comes after member.backward(losses), once a batch; {OWN_STEPS}")
         batch = parts.batch
-        is_unmixed = bool(state.identity.mixup) and not self._has_mixed and len(batch["index"]) > 0
-        if is_unmixed and state.global_step == 0:  # later a loop may leave it out
-            raise TrainingError("mixup= is declared, and nothing is mixed: train on member.mixup(batch)")
         try:
-            result = state.optimization.end(batch, state.throughput.synchronizing())
+            result = state.optimization.end(batch, state.throughput.synchronizing(), ends_at_nan=state.ends_at_nan)
         except Diverged as error:
-            found = describe_not_finite(batch, lambda index: state.data.describe_sample("train", index))
-            where = f"epoch {at.epoch}, step {at.step}{found}"
-            state.effects.end_diverged(Diverged(f"{error}, {where}"))
-            at.step += 1
-            return
+            state.micro_batches = None
+            where_from = describe_not_finite(batch, lambda index: state.data.describe_sample("train", index))
+            raise Diverged(f"{error}, epoch {at.epoch}, step {at.step}{where_from}") from None
+        state.micro_batches = None
         if state.gpu_busy is not None:
             state.gpu_busy.end()
-        is_epoch_over = at.step + 1 == state.steps_per_epoch
-        if not self._has_stepped or is_epoch_over:
+        if not self._has_stepped or at.step + 1 == state.steps_per_epoch:
             self._has_stepped = True
-            state.observer.agree(is_epoch_over=is_epoch_over)
+            state.callbacks.check_wrapped()
+            state.observer.agree()
         look(state, batch)
         self._life.end_step(result, batch.global_size)

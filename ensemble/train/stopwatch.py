@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +26,12 @@ GPU_S = 0.6  # the driver samples a GPU's load a few times a second
 
 
 class Stopwatch:
-    """Times a member's steps and decides how many to measure; all ranks call it together."""
+    """Times a member's steps and evaluations, and decides how many to measure; all ranks call it together.
+
+    Args:
+        steps_s: seconds of steps to measure, approximately.
+        fixed_steps: of the epoch; None: as many as are worth to be timed.
+    """
 
     def __init__(
         self,
@@ -34,32 +39,29 @@ class Stopwatch:
         device: torch.device,
         steps_s: float,
         gpu: GpuTimer | None,
-        evaluations: int = 1,
-        steps: int | None = None,
+        evaluations: int,
+        fixed_steps: int | None,
     ) -> None:
-        self._given = steps
-        self.samples = 0
-        self._evaluations = evaluations
-        self._evaluated: list[tuple[float, float]] = []
         self._comm, self._device, self._gpu = comm, device, gpu
-        self._steps_s = steps_s
+        self._steps_s, self._evaluations, self.fixed_steps = steps_s, evaluations, fixed_steps
         self._min_s = MIN_MEASURED_S if gpu is None else GPU_S
+        self.samples = 0
         self._laps: list[tuple[float, float]] = []
+        self._evaluated: list[tuple[float, float]] = []
         self._first = self._end = WARM_UP
 
     def has_next(self) -> bool:
         """Whether another step is to be timed; all ranks get the same answer."""
-        done = len(self._laps)
-        if done == WARM_UP:
+        if self.steps == WARM_UP:
             step_s = max(1e-6, gather_json(self._comm, self._laps[-1][0])[0])
             fitting = min(MAX_STEPS, max(MIN_STEPS, math.ceil(self._steps_s / step_s)))
             self._first += min(MORE_WARM_UP, int(WARM_UP_S / step_s))
             self._end = self._first + (1 if step_s > LONG_S else max(fitting, math.ceil(self._min_s / step_s)))
-            if self._given is not None:
-                self._first, self._end = min(self._first, self._given - 1), self._given
-        if done == self._first and self._gpu is not None:
+            if self.fixed_steps is not None:
+                self._first, self._end = min(self._first, self.fixed_steps - 1), self.fixed_steps
+        if self.steps == self._first and self._gpu is not None:
             self._gpu.use.mark()
-        return done < self._end
+        return self.steps < self._end
 
     @property
     def steps(self) -> int:
@@ -69,7 +71,7 @@ class Stopwatch:
     @property
     def is_complete(self) -> bool:
         """Whether all steps were timed that were to be."""
-        return WARM_UP < self._end <= len(self._laps)
+        return WARM_UP < self._end <= self.steps
 
     def start(self, batch: Batch) -> None:
         """Start a step: the training loop gets its batch."""
@@ -80,24 +82,22 @@ class Stopwatch:
         """End a step: the training loop asks for the next batch."""
         self._laps.append(self._read_lap())
 
+    def time_evaluations(self) -> Iterator[None]:
+        """Time so many evaluations of a batch; a long one once."""
+        for number in range(self._evaluations):
+            if number and self._evaluated[-1][0] > self._steps_s:
+                break
+            self._began = read_clocks()
+            yield
+            self._evaluated.append(self._read_lap())
+
     def _read_lap(self) -> tuple[float, float]:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        wall_s, cpu_s, queued_s = (now - then for now, then in zip(read_clocks(), self._began, strict=True))
+        wall_s, cpu_s, queued_s = (
+            after - before for after, before in zip(read_clocks(), self._began, strict=True)
+        )
         return max(wall_s - queued_s, 1e-9), cpu_s
-
-    def time_evaluations(self, batches: Sequence[Batch]) -> Iterator[Batch]:
-        """Yield copies of batches of a split, each as often as evaluations are to be measured, and time them.
-
-        A long evaluation is measured once.
-        """
-        for batch in batches:
-            for number in range(self._evaluations):
-                if number and self._evaluated[-1][0] > self._steps_s:
-                    break
-                self._began = read_clocks()
-                yield batch.clone()  # members may write into it
-                self._evaluated.append(self._read_lap())
 
     def evaluation(self) -> dict[str, float] | None:
         """`evaluate_s` and `evaluate_cpu_s` of a batch, the least of all; None where nothing was evaluated."""
@@ -107,11 +107,7 @@ class Stopwatch:
         return {"evaluate_s": wall_s, "evaluate_cpu_s": cpu_s}
 
     def figures(self) -> dict[str, float]:
-        """Seconds of a step and cores kept busy, time in the run queue excluded.
-
-        Raises:
-            RuntimeError: the loop ended before a step was measured.
-        """
+        """Seconds of a step and cores kept busy, time in the run queue excluded."""
         laps = self._laps[self._first :] or self._laps
         if not laps:
             raise RuntimeError("it took no step over the batches of member.batches()")
@@ -136,11 +132,11 @@ class GpuTimer:
 
     def figures(self) -> dict[str, float]:
         """Memory, CUDA's own included, and the load where the driver reports it."""
-        now, busy = self.use.used_bytes(), self.use.busy()
+        used, busy = self.use.used_bytes(), self.use.busy()
         own = 0
-        if now is not None and self._others is not None:
-            own = max(0, now - self._others - torch.cuda.memory_reserved(self._device))
+        if used is not None and self._others is not None:
+            own = max(0, used - self._others - torch.cuda.memory_reserved(self._device))
         most = torch.cuda.max_memory_reserved(self._device) + own
         size = torch.cuda.get_device_properties(self._device).total_memory
-        known = {"gpu_memory_gb": most / 2**30, "gpu_size_gb": size / 2**30}
-        return known | ({} if busy is None else {"gpus": busy})
+        figures = {"gpu_memory_gb": most / 2**30, "gpu_size_gb": size / 2**30}
+        return figures | ({} if busy is None else {"gpus": busy})

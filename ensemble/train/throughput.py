@@ -21,22 +21,14 @@ class Throughput:
         self.begin_epoch({})
 
     def begin_epoch(self, stats: dict[str, Any]) -> None:
-        """Start counting an epoch.
-
-        Args:
-            stats: the loader's counters.
-        """
+        """Start counting an epoch, from these counters of the loader."""
         self._stats_before = stats
         self._reset_clocks()
         self._samples = self._mark_samples = 0
         self._sync_s = 0.0
 
     def restart_clock(self, stats: dict[str, Any]) -> None:
-        """Leave out the time so far; called when the first batch is there.
-
-        Args:
-            stats: the loader's counters.
-        """
+        """Leave out the time so far; called when the first batch is there."""
         self._stats_before = {**self._stats_before, "waited_s": stats.get("waited_s", 0)}
         self._reset_clocks()
 
@@ -61,7 +53,7 @@ class Throughput:
         try:
             yield
         finally:
-            wall_s, cpu_s, queued_s = (now - then for now, then in zip(read_clocks(), before, strict=True))
+            wall_s, cpu_s, queued_s = _subtract(read_clocks(), before)
             self._paused_s += wall_s
             self._mark_s += wall_s
             start_s, cpu_before_s, queued_before_s = self._clocks
@@ -74,9 +66,7 @@ class Throughput:
 
     def end_training(self) -> None:
         """Stop the CPU clocks after the last step of the epoch; evaluation follows."""
-        _, self._cpu_s, self._queued_s = (
-            now - then for now, then in zip(read_clocks(), self._clocks, strict=True)
-        )
+        _, self._cpu_s, self._queued_s = _subtract(read_clocks(), self._clocks)
 
     def samples_per_s(self) -> float:
         """The rate since the last call in this epoch, or since its start; if no step was done, the last rate."""
@@ -92,18 +82,19 @@ class Throughput:
         `wall_s` includes the evaluation, `train_s` and `samples_per_s` do not. Of this rank alone are `sync_s`,
         waiting for other workers; `cpus`, cores kept busy in training; `queued_s`, ready to train while others had
         the cores; and `memory_gb`, the peak of its own host memory so far.
-
-        Args:
-            stats: the loader's counters.
         """
-        training_s = self._last_s - self._start - self._paused_s
+        train_s = max(0.0, self._last_s - self._start - self._paused_s)
         return {
             "wall_s": time.perf_counter() - self._start,
-            "train_s": max(0.0, training_s),
-            "samples_per_s": self._samples / training_s if training_s > 0 else 0.0,
+            "train_s": train_s,
+            "samples_per_s": self._samples / train_s if train_s else 0.0,
             "sync_s": self._sync_s,
             "queued_s": self._queued_s,
-            "cpus": self._cpu_s / training_s if training_s > 0 else 0.0,
+            "cpus": self._cpu_s / train_s if train_s else 0.0,
             "memory_gb": self._memory.gb(),
             **{name: stats.get(name, 0) - self._stats_before.get(name, 0) for name in _LOADER_COUNTERS},
         }
+
+
+def _subtract(after: tuple[float, ...], before: tuple[float, ...]) -> Iterator[float]:
+    return (second - first for second, first in zip(after, before, strict=True))

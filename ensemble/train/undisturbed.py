@@ -47,7 +47,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
     containers: list[Any] = [vars(module) for module in model.modules()]
     values = [value for attributes in containers for value in attributes.values()]
     containers += [v for v in values if type(v) in (dict, list, set) and len(v) <= MOST_ITEMS]
-    tensors = [each for each in (*model.buffers(), *find_loose(model).values()) if each.nbytes <= MOST_BYTES]
+    tensors = [part for part in (*model.buffers(), *find_loose(model).values()) if part.nbytes <= MOST_BYTES]
     before = [container.copy() for container in containers], [tensor.detach().clone() for tensor in tensors]
     try:
         yield

@@ -16,9 +16,9 @@ from ensemble.comm import Communicator, CommunicatorError, SingleRank
 from ensemble.meter.cpu import CpuClock
 from ensemble.meter.memory import describe_memory
 from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.spec.options import BACKENDS
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
-from ensemble.train.effects import Effects
 from ensemble.train.forward_errors import describe_error, is_repeatable
 from ensemble.train.job import (
     Diverged,
@@ -35,8 +35,9 @@ from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
 from ensemble.train.own_parameters import note_process
 from ensemble.train.recipe import run_training_loop
-from ensemble.train.reporter import EventReporter, FailureNote, Reporter
+from ensemble.train.reporter import EventReporter, FailureNote
 from ensemble.train.seeding import process_settings, seed_everything
+from ensemble.train.state import TrainState
 
 #: Parts of the messages of PyTorch, C++, OpenCV, numpy and Python when an allocation fails, in a stage as well: a
 #: record that could not be prepared for want of memory is not at fault.
@@ -62,8 +63,7 @@ def run(
             _cap_memory(job, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
-            effects = Effects(job, ensemble, communicator, reporter)
-            member = TrainContext(job, ensemble, communicator, effects, inbox)
+            member = TrainContext(TrainState(job, ensemble, communicator, reporter, inbox))
             leaving.callback(member.close)
             note_process()
             seed_everything(job.identity.seed, device)
@@ -109,41 +109,31 @@ def connect(job: Job, device: torch.device) -> Communicator:
 def _load_backend(identity: Identity) -> Callable[..., Communicator]:
     """The `connect` function of the declared backend: the communicator's name, or its option "backend"."""
     chosen = identity.communicator or {}
-    if "horovod" not in (chosen.get("name"), chosen.get("backend")):
-        from ensemble.comm.torch_dist import connect
-
-        return connect
-    from pipelines.multinode.horovod_start import INSTALL_HINT
-
-    if importlib.util.find_spec("horovod") is None:
-        raise TrainingError(f"{identity.member} is to train over Horovod: {INSTALL_HINT}")
-    from ensemble.comm import horovod
-
-    return horovod.connect
+    name = chosen.get("backend") or chosen.get("name") or "torch"
+    if name == "horovod" and importlib.util.find_spec("horovod") is None:
+        raise TrainingError(f"{identity.member} is to train over Horovod, which is not installed (make horovod)")
+    connect: Callable[..., Communicator] = BACKENDS.load(name)
+    return connect
 
 
 def check_gpu(planned: str | None, device: torch.device) -> None:
     """Write to the log which GPU a rank has, and refuse another than the planned one.
 
     Args:
-        planned: its id (`ensemble.schedule.Node.gpu_ids`). Instances in MIG mode are not compared: CUDA does not
-            give their names. None: not known.
-
-    Raises:
-        RuntimeError: it is another, for instance because something on the way has changed CUDA_VISIBLE_DEVICES.
+        planned: its id (`Node.gpu_ids`); None: not known. Instances in MIG mode are not compared: CUDA does not
+            give their names.
     """
-    if device.type != "cuda":
-        return
-    properties = torch.cuda.get_device_properties(device)
-    found = "GPU-" + str(getattr(properties, "uuid", "")).removeprefix("GPU-")
-    print(f"on {properties.name} ({found})", flush=True)
-    if not is_same_gpu(planned, found):
-        raise RuntimeError(f"this rank was placed on {planned} and has {found}")
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        own = "GPU-" + str(getattr(properties, "uuid", "")).removeprefix("GPU-")
+        print(f"on {properties.name} ({own})", flush=True)
+        if not is_same_gpu(planned, own):  # something on the way has changed CUDA_VISIBLE_DEVICES
+            raise RuntimeError(f"this rank was placed on {planned} and has {own}")
 
 
-def is_same_gpu(planned: str | None, found: str) -> bool:
+def is_same_gpu(planned: str | None, own: str) -> bool:
     """Whether two names may be of one GPU: both are UUIDs and equal, or one says nothing."""
-    return planned is None or not planned.startswith("GPU-") or found in ("GPU-", planned)
+    return planned is None or not planned.startswith("GPU-") or own in ("GPU-", planned)
 
 
 def _cap_memory(job: Job, device: torch.device) -> None:
@@ -153,7 +143,7 @@ def _cap_memory(job: Job, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(share if 0 < share < 1 else 1.0, device)
 
 
-def _report_end(reporter: Reporter, member: TrainContext, ended: StopTraining) -> None:
+def _report_end(reporter: EventReporter, member: TrainContext, ended: StopTraining) -> None:
     outcome = ended.outcome
     if isinstance(ended, SharingDiffers):
         reporter.event("failed", error=ended.error, reason="sharing", retry=ended.begins_anew, **member.position)
@@ -165,7 +155,7 @@ def _report_end(reporter: Reporter, member: TrainContext, ended: StopTraining) -
         reporter.event("cancelled")
 
 
-def _report_failure(reporter: Reporter, job: Job, error: BaseException, position: Mapping[str, int]) -> None:
+def _report_failure(reporter: EventReporter, job: Job, error: BaseException, position: Mapping[str, int]) -> None:
     """Report a failure: rank 0 to the controller, another rank in a note, before its connections close.
 
     Rank 0 also reports the loss of a peer. If rank 0 itself is lost, the controller finds the note.
@@ -200,16 +190,11 @@ def classify(error: BaseException) -> tuple[str, bool]:
     from pipelines.errors import DataOutOfReach, PipelineError
     from pipelines.prepare.transient import find_errno
 
-    if isinstance(error, Diverged):
-        return "nan", False
-    if isinstance(error, ShapeMismatchError):
-        return "impossible", False
-    if isinstance(error, UnusableData):
-        return "data", False
-    if isinstance(error, CommunicatorError):
-        return "lost", True
-    if isinstance(error, DataOutOfReach):
-        return "unreachable", True
+    if isinstance(error, Diverged | ShapeMismatchError | UnusableData):
+        names = {Diverged: "nan", ShapeMismatchError: "impossible", UnusableData: "data"}
+        return names[type(error)], False
+    if isinstance(error, CommunicatorError | DataOutOfReach):
+        return "lost" if isinstance(error, CommunicatorError) else "unreachable", True
     if isinstance(error, WriteError) or is_disk_full(error):
         return "disk", isinstance(error, WriteError) and error.is_for_room  # ours: there is a line that says so
     is_enomem = isinstance(error, OSError) and error.errno == errno.ENOMEM

@@ -46,7 +46,6 @@ def spec(trials: int = 20, epochs: int = 27, storage: str | None = None):
             },
             trials=trials,
             storage=storage,
-            study=None if storage is None else "cancer",
             sampler=optuna.samplers.TPESampler(multivariate=True, seed=0),
             pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=3, reduction_factor=3),
             enqueue=[{"width": 16, "lr": 1e-3, "weight_decay": 1e-4}],

@@ -64,15 +64,15 @@ def encode(index: int, sample: Any) -> list[Any] | str:
         except TypeError as error:
             return str(error)
     for name, value in values:
-        found = _encode_value(name, value)
-        if isinstance(found, str):
-            return found
+        encoded = _encode_value(name, value)
+        if isinstance(encoded, str):
+            return encoded
         if type(value) is np.ndarray:
             if any(np.may_share_memory(value, other) for other in arrays):
                 return f"the field {name!r} lies in the same memory as another"
             arrays.append(value)
-        fields.append(found[0])
-        buffers.append(found[1])
+        fields.append(encoded[0])
+        buffers.append(encoded[1])
     if len(buffers) > _MAX_BUFFERS - 2:
         return f"the sample has {len(buffers)} fields"
     description = json.dumps(fields if tree is None else {"tree": tree, "fields": fields}).encode()
@@ -82,22 +82,18 @@ def encode(index: int, sample: Any) -> list[Any] | str:
 
 
 def _describe_tree(value: Any, path: Path, leaves: list[tuple[Any, Any]]) -> Any:
-    """The dicts and tuples of a sample as JSON; appends the values in them to `leaves`.
-
-    Raises:
-        TypeError: there is one of a class of its own, or a key that is no text.
-    """
+    """The dicts and tuples of a sample as JSON; appends the values in them to `leaves`."""
     if isinstance(value, dict | tuple):
         if type(value) not in (dict, tuple):
             raise TypeError(
                 f"the field {join_path(path)!r} is {type(value).__module__}.{type(value).__qualname__}"
             )
         if isinstance(value, tuple):
-            return ["tuple", [_describe_tree(each, (*path, i), leaves) for i, each in enumerate(value)]]
+            return ["tuple", [_describe_tree(part, (*path, i), leaves) for i, part in enumerate(value)]]
         odd = next((name for name in value if type(name) is not str), None)
         if odd is not None:
             raise TypeError(f"the field name {odd!r} is no text")
-        return ["dict", [[name, _describe_tree(each, (*path, name), leaves)] for name, each in value.items()]]
+        return ["dict", [[name, _describe_tree(part, (*path, name), leaves)] for name, part in value.items()]]
     leaves.append((join_path(path), value))
     return ["leaf"]
 
@@ -105,8 +101,8 @@ def _describe_tree(value: Any, path: Path, leaves: list[tuple[Any, Any]]) -> Any
 def _build_tree(tree: Any, leaves: Iterator[Any]) -> Any:
     kind, *parts = tree
     if kind == "dict":
-        return {name: _build_tree(each, leaves) for name, each in parts[0]}
-    return tuple(_build_tree(each, leaves) for each in parts[0]) if kind == "tuple" else next(leaves)
+        return {name: _build_tree(part, leaves) for name, part in parts[0]}
+    return tuple(_build_tree(part, leaves) for part in parts[0]) if kind == "tuple" else next(leaves)
 
 
 def _encode_value(name: Any, value: Any) -> tuple[_Field, Any] | str:
@@ -215,5 +211,5 @@ def _compute_digest(index: int, description: bytes, buffers: Sequence[Any]) -> i
     digest = xxhash.xxh3_64(description, seed=index)
     for buffer in buffers:
         digest.update(buffer)
-    found: int = digest.intdigest()
-    return found
+    number: int = digest.intdigest()
+    return number

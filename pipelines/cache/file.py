@@ -6,7 +6,7 @@ has reserved, and then writes the record's offset into the index with one store 
 dies while writing leaves nothing that others read. Any other damage fails the digest of the record when it is
 read, and the sample is prepared again. When the file has reached its limit, nothing is added and nothing is
 evicted: with every sample read once per epoch, no other policy has more hits (Mohan et al. 2021, "Analyzing and
-Mitigating Data Stalls in DNN Training"). Other caches of the folder are removed (`pipelines.cache.folder`).
+Mitigating Data Stalls in DNN Training").
 
     [header, one page] [index: 8 bytes a sample, 0 where there is none] [records ...]
 """
@@ -21,9 +21,7 @@ import os
 import struct
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,19 +39,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 _RESERVE_LOCK = threading.Lock()
 
 
-class Room(Protocol):
-    """What gives out the bytes of a folder that holds several caches: `pipelines.cache.folder.CacheFolder`."""
-
-    def lock(self) -> AbstractContextManager[bool]:
-        """Locks out who reserves or removes; yields False where another one does at this moment."""
-
-    def grant(self, size: int, extent: int, uncounted: int) -> int:
-        """Grants a number of bytes from `size` to `extent`, or 0; removes other caches for that."""
-
-    def remove_oldest(self) -> bool:
-        """Removes a cache that is not in use, where there is one."""
-
-
 class Cache:
     """Access of one worker to a cache file. Not thread-safe.
 
@@ -62,26 +47,24 @@ class Cache:
         n: samples in the source.
         stages: the number of stages that were applied to the cached samples.
         limit: bytes to which the file may grow.
-        room: of the folder of the file; None for memory.
 
     Attributes:
         hits, added, wrong: number of samples read from the cache, added to it, and that failed their digest.
         added_bytes: of those that were added.
     """
 
-    def __init__(self, fd: int, n: int, stages: int, limit: int, room: Room | None = None) -> None:
+    def __init__(self, fd: int, n: int, stages: int, limit: int) -> None:
         self.stages = stages
         self.hits = self.added = self.wrong = self.added_bytes = 0
         self._flushed = (0, 0, 0, 0)
         self._fd = fd
         self._n = n
         self._limit = limit
-        self._room = room
         self._next = self._end = 0  # the stretch that this worker writes to
         self._too_large = limit  # for what was refused so far there is no room
 
     def get(self, index: int) -> dict[str, Any] | None:
-        """Reads the sample after the cache's stages, into newly allocated memory; None if it is not cached."""
+        """Read the sample after the cache's stages, into newly allocated memory; None if it is not cached."""
         offset = _read_word(self._fd, _index_offset(index))
         if not offset:
             return None
@@ -96,19 +79,16 @@ class Cache:
         return sample
 
     def put(self, index: int, sample: Any) -> None:
-        """Adds a sample, if there is room and it can be encoded."""
+        """Add a sample, if there is room and it can be encoded."""
         buffers = codec.encode(index, sample)
         if isinstance(buffers, str) or _read_word(self._fd, _index_offset(index)):  # another worker was quicker
-            return None
+            return
         try:
-            while True:
-                try:
-                    return self._write(index, buffers)
-                except OSError as error:
-                    if error.errno not in FULL or self._room is None or not self._room.remove_oldest():
-                        raise
+            self._write(index, buffers)
         except OSError as error:
-            self._stop_adding(str(error))
+            self._too_large = 0
+            self._next = self._end
+            warnings.warn(f"nothing is added to the cache any more: {error}", stacklevel=3)
 
     def _write(self, index: int, buffers: list[Any]) -> None:
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
@@ -116,77 +96,57 @@ class Cache:
             return
         written = os.pwritev(self._fd, buffers, self._next)
         while written < size:  # the next call says why
-            rest = b"".join(bytes(buffer) for buffer in buffers)[written:]
-            written += os.pwrite(self._fd, rest, self._next + written)
+            remaining = b"".join(bytes(buffer) for buffer in buffers)[written:]
+            written += os.pwrite(self._fd, remaining, self._next + written)
         os.pwrite(self._fd, _WORD.pack(self._next), _index_offset(index))
         self._next += size
         self.added += 1
         self.added_bytes += size
 
-    def _stop_adding(self, why: str) -> None:
-        self._too_large = 0
-        self._next = self._end
-        warnings.warn(f"nothing is added to the cache any more: {why}", stacklevel=4)
-
     def flush_counts(self) -> tuple[int, ...] | None:
         """`hits`, `added`, `wrong` and `added_bytes` since the last call; None where there were none."""
-        now = self.hits, self.added, self.wrong, self.added_bytes
-        before, self._flushed = self._flushed, now
-        return None if now == before else tuple(n - b for n, b in zip(now, before, strict=True))
+        counts = self.hits, self.added, self.wrong, self.added_bytes
+        before, self._flushed = self._flushed, counts
+        return None if counts == before else tuple(n - b for n, b in zip(counts, before, strict=True))
 
     def find_missing(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns those of these indices, int64 [n], whose samples are not cached."""
+        """Those of these indices, int64 [n], whose samples are not cached."""
         if not len(indices):
             return indices
         low, high = int(indices.min()), int(indices.max()) + 1
         if high - low > 64 * len(indices):
             return np.array([i for i in indices.tolist() if not _read_word(self._fd, _index_offset(i))], np.int64)
-        absent: npt.NDArray[np.int64] = indices[_read_index(self._fd, low, high)[indices - low] == 0]
+        absent: npt.NDArray[np.int64] = indices[read_index(self._fd, low, high)[indices - low] == 0]
         return absent
 
     def _reserve(self, size: int) -> bool:
+        """Take an extent of the file where this worker's has no room; False where that cannot be."""
         if self._end - self._next >= size:
             return True
         if size >= self._too_large or not _RESERVE_LOCK.acquire(blocking=False):
             return False
         try:
-            # A lock of the file (lockf) would end as soon as this process closes any descriptor of it.
-            with _lock_file(self._fd) if self._room is None else self._room.lock() as is_locked:
-                if not is_locked:  # another worker takes an extent: the sample has its chance in the next epoch
-                    return False
-                taken = count_used_bytes(self._fd)
-                start = self._next if taken == self._end else taken
-                extent = min(max(size, min(_EXTENT, self._limit // 16)), self._limit - start)
-                if extent >= size and self._room is not None:
-                    extent = self._room.grant(size, extent, 0 if os.fstat(self._fd).st_nlink else taken)
-                    if not extent:
-                        self._stop_adding("the limit of its folder is reached, by caches that are in use")
-                        return False
-                if extent < size:
-                    self._too_large = size
-                    return False
+            # A lock of the file (lockf) ends as soon as this process closes any descriptor of it.
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = count_used_bytes(self._fd)
+            start = self._next if taken == self._end else taken
+            extent = min(max(size, min(_EXTENT, self._limit // 16)), self._limit - start)
+            if extent >= size:
                 os.pwrite(self._fd, _WORD.pack(start + extent), _USED_OFFSET)
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        except BlockingIOError:  # another worker takes an extent: the sample has its chance in the next epoch
+            return False
         finally:
             _RESERVE_LOCK.release()
+        if extent < size:
+            self._too_large = size
+            return False
         self._next, self._end = start, start + extent
         return True
 
 
-@contextlib.contextmanager
-def _lock_file(fd: int) -> Iterator[bool]:
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        fcntl.lockf(fd, fcntl.LOCK_UN)
-
-
 def initialize(fd: int, n: int, **what: Any) -> None:
-    """Writes the header of an empty cache for n samples to a new file; `what` identifies its content."""
+    """Write the header of an empty cache for n samples to a new file; `what` identifies its content."""
     os.pwrite(fd, _encode_header(n, what), 0)  # first: a file that has a size says what it is
     os.ftruncate(fd, records_offset(n))
     os.pwrite(fd, _WORD.pack(records_offset(n)), _USED_OFFSET)
@@ -203,13 +163,13 @@ def is_cache_of(fd: int, n: int, **what: Any) -> bool:
 
 
 def read_header(fd: int) -> dict[str, Any]:
-    """Reads the header of a cache file; {} if the file is not a cache."""
+    """Read the header of a cache file; {} if the file is not a cache."""
     line, _, _ = os.pread(fd, _USED_OFFSET, 0).partition(b"\n")
     try:
-        said = json.loads(line)
+        header = json.loads(line)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) and said.get("pipelines") == "cache" else {}
+    return header if isinstance(header, dict) and header.get("pipelines") == "cache" else {}
 
 
 def _encode_header(n: int, what: dict[str, Any]) -> bytes:
@@ -230,24 +190,20 @@ def count_used_bytes(fd: int) -> int:
 
 
 def count_samples(fd: int, n: int) -> int:
-    """Counts the samples in the index of a cache file."""
+    """Count the samples in the index of a cache file."""
     step = 1 << 20
-    return sum(int(np.count_nonzero(_read_index(fd, i, min(n, i + step)))) for i in range(0, n, step))
+    return sum(int(np.count_nonzero(read_index(fd, i, min(n, i + step)))) for i in range(0, n, step))
 
 
-def read_index(fd: int, n: int) -> npt.NDArray[np.uint64]:
-    """The index of a cache for n samples: where the record of each is, 0 where there is none."""
-    return _read_index(fd, 0, n)
-
-
-def _read_index(fd: int, low: int, high: int) -> npt.NDArray[np.uint64]:
+def read_index(fd: int, low: int, high: int) -> npt.NDArray[np.uint64]:
+    """Where the records of the samples [low, high) are, 0 where there is none."""
     raw = os.pread(fd, 8 * (high - low), _index_offset(low))
     return np.frombuffer(raw.ljust(8 * (high - low), b"\0"), np.uint64)
 
 
 def _read_word(fd: int, offset: int) -> int:
-    found: int = _WORD.unpack(os.pread(fd, 8, offset).ljust(8, b"\0"))[0]
-    return found
+    word: int = _WORD.unpack(os.pread(fd, 8, offset).ljust(8, b"\0"))[0]
+    return word
 
 
 def _index_offset(index: int) -> int:

@@ -1,13 +1,10 @@
-"""The folder of the caches on disk: which caches it has, which are in use, and which are removed to make room.
+"""The folder of the caches on disk: opening a cache, and removing others to make room.
 
-    FOLDER/lock-UID        locked by a process of this user while it counts bytes, reserves them or removes a cache
-    FOLDER/KEY/used        locked, shared, by each feeder of the cache; its time of change is the cache's last use
-    FOLDER/KEY/samples     the cache (`pipelines.cache.file`), whose header repeats the key
+    FOLDER/lock-UID        locked by a process of this user while it opens or removes caches
+    FOLDER/KEY/samples     the cache (`pipelines.cache.file`): its header repeats the key; its feeders lock it
     FOLDER/KEY/new-*       a cache that is being created
 
-The locks are those of flock(2): they end with the process, however it ends. A cache is removed under the
-exclusive lock of its `used`, and `samples` first, so that after a kill it is either whole or gone. Times of access
-are not used: most file systems do not record them (noatime, relatime).
+The locks are those of flock(2): they end with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -17,146 +14,123 @@ import fcntl
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.cache import file
 from pipelines.errors import PipelineError
 
-#: The limit of all caches of a folder, such as 200G, where `cache_dir_bytes=` does not give one.
-LIMIT = "ENSEMBLE_CACHE_DIR_BYTES"
 _KEY = re.compile(r"[0-9a-f]{32}")
-_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_PART = re.compile(r"samples|new-.*|used")  # the last of an earlier version
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-@dataclass(frozen=True)
-class DiskCache:
-    """One cache of a folder.
+class DiskCache(NamedTuple):
+    """One cache of a folder."""
 
-    Attributes:
-        path: of its directory.
-        size_bytes: of its files; of one in use with the bytes that are reserved for more samples.
-        last_use: when a feeder last opened or closed it, in seconds since 1970.
-        in_use: whether a living process has it open.
-    """
-
-    path: str
-    size_bytes: int
-    last_use: float
-    in_use: bool
+    path: str  # of its directory
+    size_bytes: int  # of its files
+    last_use: float  # when a feeder last opened, wrote to or closed it, in seconds since 1970
+    in_use: bool  # whether a living process has it open
 
 
 class CacheFolder:
     """The caches of this user in a folder, and the limit of the size of all of them.
 
     Args:
-        path: of the folder.
-        limit: in bytes. None takes the environment variable `ENSEMBLE_CACHE_DIR_BYTES`, or else half of the bytes
-            that are free or are used by the caches.
-
-    Attributes:
-        path, limit: as given, or found.
-
-    Raises:
-        PipelineError: the environment variable is not a size.
+        limit: in bytes; None for half of the bytes that are free or are used by the caches.
     """
 
     def __init__(self, path: str, limit: int | None = None) -> None:
         self.path = path
-        if limit is None and (given := os.environ.get(LIMIT)):
-            limit = parse_size(given)
-            if limit is None:
-                raise PipelineError(f"{LIMIT} must be a size, such as 50G or 512MiB, got {given!r}")
         if limit is None:
             disk = os.statvfs(path)
-            limit = (disk.f_bavail * disk.f_frsize + sum(each.size_bytes for each in self.list_caches())) // 2
+            limit = (disk.f_bavail * disk.f_frsize + sum(cache.size_bytes for cache in self.list_caches())) // 2
         self.limit = limit
 
     def list_caches(self) -> list[DiskCache]:
-        """Returns the caches, the least recently used first; what is not certainly one is not in the list."""
-        found = (_inspect(os.path.join(self.path, name)) for name in os.listdir(self.path) if _KEY.fullmatch(name))
-        return sorted((each for each in found if each is not None), key=lambda each: (each.last_use, each.path))
+        """The caches, the least recently used first; what is not certainly one is not in the list."""
+        names = filter(_KEY.fullmatch, os.listdir(self.path))
+        caches = [cache for name in names if (cache := _inspect(os.path.join(self.path, name))) is not None]
+        return sorted(caches, key=lambda cache: (cache.last_use, cache.path))
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[bool]:
-        """Locks the folder against whoever else reserves or removes; yields whether it is locked.
-
-        Raises:
-            OSError: the file of the lock cannot be created or locked.
-        """
+    def lock(self) -> Iterator[None]:
+        """Wait until no other process of this user opens or removes caches."""
         fd = os.open(os.path.join(self.path, f"lock-{os.geteuid()}"), _OPEN | os.O_CREAT, 0o600)
         try:
-            yield _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(fd, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(fd)
 
-    def grant(self, size: int, extent: int, uncounted: int) -> int:
-        """Grants bytes to a cache that grows, and removes other caches where that is needed. Call it under `lock`.
+    def open(self, key: str, n: int, scheme: int, *, is_new: bool, **about: Any) -> tuple[int, bool]:
+        """Open the cache of a key for n samples, which is in use until its last descriptor is closed.
 
         Args:
-            size: the least number of bytes that is of use.
-            extent: the number of bytes that is wanted.
-            uncounted: bytes of a growing cache that is not in the folder, because its file has no name.
+            scheme: of the fingerprints that the key is made of.
+            is_new: whether an earlier cache is replaced; who has it open goes on with it.
+            about: more items of the header.
 
         Returns:
-            A number from `size` to `extent`; 0 where caches in use leave no room, and nothing was removed then.
+            The descriptor, and whether it is an earlier cache.
         """
-        caches = self.list_caches()
-        free = self.limit - uncounted - sum(each.size_bytes for each in caches)
-        if free + sum(each.size_bytes for each in caches if not each.in_use) < size:
-            return 0
-        for each in caches:
-            if free < extent and _remove(each):
-                free += each.size_bytes
-        return min(extent, free) if free >= size else 0
-
-    def remove_oldest(self) -> bool:
-        """Removes the least recently used cache that is not in use; returns False where there is none."""
-        with self.lock() as is_locked:
-            return is_locked and any(_remove(each) for each in self.list_caches())
-
-
-def parse_size(text: str) -> int | None:
-    """Bytes of a text such as 4096, 64KiB, 16M or 2T; None if it is not a positive size."""
-    found = _SIZE.fullmatch(text.strip())
-    return int(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ") or None if found else None
-
-
-def open_directory(own: str) -> int:
-    """Creates the directory of a cache where it is missing, and marks it as used now.
-
-    Returns:
-        A descriptor: the cache is in use, and is not removed, until its last copy is closed.
-
-    Raises:
-        PipelineError: the directory belongs to somebody else.
-        OSError: it cannot be created, or its file system has no locks.
-    """
-    while True:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(own, 0o700)
-        try:
+        own = os.path.join(self.path, key)
+        with self.lock():
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(own, 0o700)
             if not _is_own(os.lstat(own), stat.S_ISDIR):
                 raise PipelineError(f"{own} is not a directory of yours alone (mode 0700); remove it")
-            used = os.open(os.path.join(own, "used"), _OPEN | os.O_CREAT, 0o600)
-        except FileNotFoundError:  # another process removes the cache at this moment
-            continue
-        try:
-            _flock(used, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(used), os.lstat(os.path.join(own, "used"))):
-                    os.utime(used)
-                    return used
-        except BaseException:
-            os.close(used)
-            raise
-        os.close(used)  # it was removed before the lock was there
+            path = os.path.join(own, "samples")
+            if not is_new and os.path.lexists(path):
+                fd = os.open(path, _OPEN)
+                if file.is_cache_of(fd, n, key=key, scheme=scheme):
+                    _flock(fd, fcntl.LOCK_SH)
+                    os.utime(fd)
+                    return fd, True
+                os.close(fd)
+            fd, new = tempfile.mkstemp(prefix="new-", dir=own)
+            try:
+                _flock(fd, fcntl.LOCK_SH)
+                file.initialize(fd, n, key=key, scheme=scheme, **about)
+                os.rename(new, path)
+            except BaseException:
+                os.close(fd)
+                os.unlink(new)
+                raise
+            return fd, False
+
+    def make_room(self, key: str) -> int:
+        """Remove unused caches, the least recently used first, until those beside one take half of the limit.
+
+        Returns:
+            The bytes that this cache may have.
+        """
+        with self.lock():
+            others = [cache for cache in self.list_caches() if os.path.basename(cache.path) != key]
+            taken = sum(cache.size_bytes for cache in others)
+            for cache in others:
+                if taken > self.limit // 2 and not cache.in_use and remove(cache):
+                    taken -= cache.size_bytes
+        return self.limit - taken
+
+
+def remove(cache: DiskCache) -> bool:
+    """Remove a cache unless it is in use; returns whether it is gone. Call it under the folder's lock."""
+    if (current := _inspect(cache.path)) is None or current.in_use:
+        return False
+    with contextlib.suppress(OSError):
+        # `samples` first: what a kill leaves is no whole cache, and is recognized.
+        for name in sorted(os.listdir(cache.path), key=lambda name: name != "samples"):
+            os.unlink(os.path.join(cache.path, name))
+        os.rmdir(cache.path)
+        return True
+    return False
 
 
 def _flock(fd: int, how: int) -> bool:
-    """Locks a file; returns False if another process has the lock."""
+    """Lock a file; returns False if another process has the lock."""
     try:
         fcntl.flock(fd, how)
     except BlockingIOError:
@@ -171,71 +145,28 @@ def _is_own(status: os.stat_result, is_kind: Any) -> bool:
     return bool(is_kind(status.st_mode)) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
-class _NotOursError(Exception):
-    """A directory holds something that no cache has."""
-
-
 def _inspect(own: str) -> DiskCache | None:
     """What a directory with the name of a cache holds; None if it is not certainly a cache of this user."""
     try:
-        size, reserved, last_use = _measure(own)
-        with _lock_unused(own) as is_unused:
-            return DiskCache(own, size if is_unused else max(size, reserved), last_use, not is_unused)
-    except (OSError, _NotOursError):  # the first where it is removed at this moment
-        return None
-
-
-def _measure(own: str) -> tuple[int, int, float]:
-    """Bytes, bytes with those that writers have reserved, and last use of a cache, or of what a kill has left.
-
-    Raises:
-        _NotOursError: something in the directory is not certainly of a cache.
-    """
-    status = os.lstat(own)
-    if not _is_own(status, stat.S_ISDIR):
-        raise _NotOursError
-    size, reserved, changed = 0, 0, {"": status.st_mtime}
-    for name in os.listdir(own):
-        status = os.lstat(os.path.join(own, name))
-        changed[name] = status.st_mtime
-        is_part = name in ("used", "samples") or name.startswith("new-")
-        if not is_part or not _is_own(status, stat.S_ISREG) or (name == "used" and status.st_size):
-            raise _NotOursError
-        if name == "samples" or status.st_size:  # a new one may lack even the header, after a kill
+        status = os.lstat(own)
+        if not _is_own(status, stat.S_ISDIR):
+            return None
+        size, last_use, in_use = 0, status.st_mtime, False
+        for name in os.listdir(own):
+            status = os.lstat(os.path.join(own, name))
+            if not _PART.fullmatch(name) or not _is_own(status, stat.S_ISREG):
+                return None
             fd = os.open(os.path.join(own, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                found, end = file.read_header(fd), file.count_used_bytes(fd)
+                # A kill may leave a new file without its header.
+                is_ours = file.read_header(fd).get("key") == os.path.basename(own)
+                if not is_ours and (name == "samples" or status.st_size):
+                    return None
+                in_use |= not _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             finally:
                 os.close(fd)
-            if found.get("key") != os.path.basename(own):
-                raise _NotOursError
             size += status.st_size
-            # What is reserved ends at most some extents behind the end of the file: a larger number is damage.
-            reserved += end if end < status.st_size + 2**32 else 0
-    return size, reserved, changed.get("used", changed.get("samples", changed[""]))
-
-
-@contextlib.contextmanager
-def _lock_unused(own: str) -> Iterator[bool]:
-    """Locks a cache against use; yields False where a living process uses it."""
-    try:
-        used = os.open(os.path.join(own, "used"), _OPEN)
-    except FileNotFoundError:  # a process was killed before it made one, or removes it
-        yield True
-        return
-    try:
-        yield _flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        os.close(used)
-
-
-def _remove(cache: DiskCache) -> bool:
-    """Removes a cache unless it is in use, or was used since it was listed; returns whether it is gone."""
-    with contextlib.suppress(OSError, _NotOursError), _lock_unused(cache.path) as is_unused:
-        if is_unused and _measure(cache.path)[2] == cache.last_use:
-            # `samples` first, `used` last: what a kill leaves is no whole cache, and is recognized.
-            for name in sorted(os.listdir(cache.path), key=lambda name: (name != "samples", name == "used")):
-                os.unlink(os.path.join(cache.path, name))
-            os.rmdir(cache.path)
-            return True
-    return False
+            last_use = status.st_mtime if name == "samples" else last_use
+        return DiskCache(own, size, last_use, in_use)
+    except FileNotFoundError:  # it is removed at this moment
+        return None

@@ -1,12 +1,8 @@
 """Global settings of libraries that change what is computed, so that all processes compute the same.
 
-Code of the user may set them when it is imported (`torch.set_default_dtype`, TF32, Pillow's
-`LOAD_TRUNCATED_IMAGES`). Other processes do not import that code: functions travel by value. So the settings that
-differ from the library's default are read where a pipeline or a run is declared and travel with it. Processes of
-the run apply them before they unpickle it; the user's own have them while they load something of the run only
-(`keep_settings`). Of libraries that are not imported nothing has been set.
-
-Not among them is what a run sets by itself: numbers of threads, generators and the device.
+Code of the user may set them when it is imported (`torch.set_default_dtype`). Other processes do not import it:
+functions travel by value. So settings that differ from the library's default are read where a pipeline or run is
+declared, and travel with it. Processes of the run apply them before they unpickle it (`memory_pickle`).
 """
 
 from __future__ import annotations
@@ -56,13 +52,13 @@ class _Setting:
     def find(self, module: Any) -> Any:
         """Its value; the default where this version of the library does not have it, or not unambiguously."""
         try:
-            found = operator.attrgetter(self.read)(module)
-            found = found() if self.write else found
+            value = operator.attrgetter(self.read)(module)
+            value = value() if self.write else value
         except (AttributeError, RuntimeError):  # torch has two sets of names for TF32, which exclude each other
             return self.default
-        if found == "none" and self.read.endswith("fp32_precision"):
+        if value == "none" and self.read.endswith("fp32_precision"):
             return _SINGLE
-        return found if isinstance(found, bool | int | str | None) else str(found)
+        return value if isinstance(value, bool | int | str | None) else str(value)
 
     def apply(self, module: Any, value: Any) -> None:
         """Set it to a value that `find` has found."""
@@ -106,14 +102,14 @@ def find_settings(*, only_of_samples: bool = False) -> dict[str, Any]:
     Args:
         only_of_samples: leave out those on which no sample depends.
     """
-    found = {}
+    settings = {}
     for setting in _SETTINGS:
         module = sys.modules.get(setting.module)
         if module is not None and (setting.changes_samples or not only_of_samples):
             value = setting.find(module)
             if value != setting.default:
-                found[setting.name] = value
-    return found
+                settings[setting.name] = value
+    return settings
 
 
 def apply_settings(settings: Mapping[str, Any]) -> None:

@@ -86,8 +86,8 @@ def free_pinned_thread() -> None:
 
 def find_pinning() -> dict[str, str]:
     """The variables of the environment with which OpenMP pins threads to cores."""
-    given = {name: os.environ[name] for name in PINNING if name in os.environ}
-    return {name: value for name, value in given.items() if value.lower() not in _UNPINNED}
+    variables = {name: os.environ[name] for name in PINNING if name in os.environ}
+    return {name: value for name, value in variables.items() if value.lower() not in _UNPINNED}
 
 
 def _find_openmp() -> set[str]:

@@ -14,91 +14,21 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from pipelines.checks import MOST_RANKS, check_integer, check_name, shorten_repr
+from pipelines.checks import shorten_repr
+from pipelines.environment.processor import describe_machine
 from pipelines.errors import PipelineError
+from pipelines.feeder.hello import Consumer, Hello
 from pipelines.ipc import messages
 from pipelines.order.stream import Stream, min_capacity
 from pipelines.shm.ring import Layout
 from pipelines.shm.words import LIMIT, READY, RELEASED, SINCE, WANT, create_words, map_ring_words
-from pipelines.verification.machine import describe_machine
 from pipelines.workers.buffers import Buffer, Buffers
 
 # Members of which some ranks have been assigned an epoch and others have not.
 _MAX_JOINING = 1024
 _MAX_POISON = 1000  # in one message
-_LAST_POSITION = 1 << 62  # the messages' integers are 64 bits wide
-
-
-@dataclass(eq=False)
-class Consumer:
-    """One connection.
-
-    Attributes:
-        name, rank: its member, and its rank there.
-        local_world: how many of the member's ranks read this feeder.
-        is_counted: whether what it releases counts for its member.
-        words: what it says of itself (`pipelines.shm.words`); None before it has a place in the stream.
-        released, want: of its words, at the last look: all positions below are released; it waits, or has waited,
-            until all positions below are ready.
-        last_heard: when it last sent a message or had released more (time.monotonic).
-    """
-
-    connection: socket.socket
-    name: str = ""
-    rank: int = 0
-    local_world: int = 1
-    is_counted: bool = False
-    words: memoryview | None = None
-    released: int = 0
-    want: int = 0
-    last_heard: float = field(default_factory=time.monotonic)
-
-    @property
-    def is_admitted(self) -> bool:
-        """Whether it has a place in the stream."""
-        return self.words is not None
-
-
-class _Hello(NamedTuple):
-    """The first message of a consumer: who it is, and which part of the stream it reads.
-
-    Attributes:
-        name, rank, local_world: as of the `Consumer`.
-        batch_size: samples in the global batch.
-        first_epoch: the first epoch; None leaves the choice to the feeder.
-        place: place of the first sample in that epoch.
-        epochs: how many epochs it reads.
-    """
-
-    name: str
-    rank: int
-    local_world: int
-    batch_size: int
-    first_epoch: int | None
-    place: int
-    epochs: int
-
-    @classmethod
-    def parse(cls, request: dict[str, Any], n: int) -> _Hello:
-        """Parse the message of a consumer of a pipeline with n samples.
-
-        Raises:
-            PipelineError: a value is out of range.
-            KeyError: a field is missing.
-        """
-        last, first = _LAST_POSITION // n, request["first_epoch"]
-        world = check_integer("world", request["world"], 1, MOST_RANKS)
-        return cls(
-            check_name("name", request["name"]),
-            check_integer("rank", request["rank"], 0, world - 1, f" of world {world}"),
-            check_integer("local_world", request.get("local_world") or world, 1, world),
-            check_integer("batch_size", request["batch_size"], 1, _LAST_POSITION),
-            None if first is None else check_integer("first_epoch", first, 0, last),
-            check_integer("place", request["place"], 0, n),
-            check_integer("epochs", request["epochs"], 0, last - (first or 0)),
-        )
 
 
 @dataclass
@@ -113,7 +43,6 @@ class Consumers:
     """All consumers of one stream.
 
     Args:
-        stream: the stream's state.
         buffers: the ring and the resident sets that they read.
         selector: where their sockets are registered, each with its handler.
         block: the block size that the user asked for; None for the default.
@@ -153,7 +82,6 @@ class Consumers:
         self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _map_ready(self, ring: Buffer) -> None:
-        """Publish in a ring's memory what is ready there."""
         layout = Layout(ring.pipeline.fields, ring.capacity)
         self._ring_words = map_ring_words(ring.fd, layout, writable=True)
         self._ring_words[READY] = self._stream.ready
@@ -202,7 +130,6 @@ class Consumers:
                 os.eventfd_write(self._wake_up, 1)
 
     def send_resident(self, buffer: Buffer) -> None:
-        """Send a complete resident set to the consumers that requested it."""
         for consumer in self._for_resident.pop(buffer.key, []):
             self._send_resident(consumer, buffer)
 
@@ -270,13 +197,13 @@ class Consumers:
         if not ((starving or for_others) and to_blame):
             self._waiting_since = None
             return [], None
-        now = time.monotonic()
+        now_s = time.monotonic()
         if self._waiting_since is None:
-            self._waiting_since = now
+            self._waiting_since = now_s
         since = self._waiting_since
-        left = {consumer: max(since, consumer.last_heard) + limit_s - now for consumer in to_blame}
-        stalled = [consumer for consumer, seconds in left.items() if seconds <= 0]
-        return stalled, None if stalled else min(left.values())
+        due_s = {consumer: max(since, consumer.last_heard) + limit_s - now_s for consumer in to_blame}
+        stalled = [consumer for consumer, seconds in due_s.items() if seconds <= 0]
+        return stalled, None if stalled else min(due_s.values())
 
     def detach(self, consumers: list[Consumer]) -> None:
         """Detach consumers. They still hold samples in the ring, which has to continue in new memory."""
@@ -316,7 +243,7 @@ class Consumers:
         ring, stream = self._buffers.ring_buffer, self._stream
         pipeline = ring.pipeline
         n = len(pipeline)
-        hello = _Hello.parse(request, n)
+        hello = Hello.parse(request, n)
         goes_on = pipeline.is_continued_by(request)
         difference = pipeline.find_obstacle() if goes_on else pipeline.find_difference(request)
         if difference is not None:
@@ -384,8 +311,8 @@ class Consumers:
             self._refuse(consumer, "its feeder has no memory for it", unsure=True)
             return
         if buffer is None:
-            known = ", ".join(residents) or "none"
-            self._refuse(consumer, f"no resident set {shorten_repr(request['key'])} here (known: {known})")
+            names = ", ".join(residents) or "none"
+            self._refuse(consumer, f"no resident set {shorten_repr(request['key'])} here (known: {names})")
             return
         difference = buffer.pipeline.find_difference(request)
         if difference is not None:

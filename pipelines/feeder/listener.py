@@ -1,7 +1,7 @@
-"""Accepts consumers' connections, also when the process has no file descriptor left.
+"""Accepts consumers' connections.
 
-accept(2) then fails with EMFILE as long as a caller waits. A descriptor is kept in reserve for that case: with it
-the caller's connection is accepted and closed; the consumer works alone and tries again later.
+A descriptor is held in reserve: where no other is left, a caller is accepted with it and its connection closed.
+The consumer then works alone and tries again later, instead of waiting for an answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Listener:
     """Accepts the connections of a listening socket.
 
     Args:
-        listener: the listening socket; its owner closes it.
         selector: where the socket is registered.
         on_connection: called with each new connection.
     """
@@ -36,12 +35,11 @@ class Listener:
         self._listener, self._selector, self._on_connection = listener, selector, on_connection
         self._reserve: int | None = None
         self._has_warned = False
-        self._paused_until: float | None = None
         self._resume()
 
     def _resume(self) -> None:
-        self._paused_until = None
-        self._open_reserve()
+        self._paused_until: float | None = None
+        self._hold_reserve()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def tick(self) -> float | None:
@@ -55,30 +53,22 @@ class Listener:
         return None
 
     def close(self) -> None:
-        """Close the reserve descriptor."""
+        """Close the descriptor held in reserve."""
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None
 
-    def _open_reserve(self) -> None:
-        if self._reserve is None:
-            try:
-                self._reserve = os.memfd_create("reserve", os.MFD_CLOEXEC)
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-
-    def _accept(self, listener: socket.socket) -> None:
+    def _hold_reserve(self) -> bool:
+        """Hold a descriptor in reserve, if one is left."""
         try:
-            connection, _ = listener.accept()
+            self._reserve = os.memfd_create("reserve", os.MFD_CLOEXEC)
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise
-            self._refuse_connection(listener, error)
-        else:
-            self._on_connection(connection)
+            self._warn(error)
+        return self._reserve is not None
 
-    def _refuse_connection(self, listener: socket.socket, error: OSError) -> None:
+    def _warn(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -86,14 +76,20 @@ class Listener:
                 "alone and tries again from time to time; raise `ulimit -n`",
                 stacklevel=2,
             )
+
+    def _accept(self, listener: socket.socket) -> None:
         self.close()
         try:
             connection, _ = listener.accept()
-        except OSError as second:
-            if second.errno not in _EXHAUSTED:
+        except OSError as error:  # another thread has taken the reserve's place
+            if error.errno not in _EXHAUSTED:
                 raise
+            self._warn(error)
             self._selector.unregister(listener)  # it would report the same caller for ever
             self._paused_until = time.monotonic() + _PAUSE_S
             return
-        connection.close()
-        self._open_reserve()
+        if self._hold_reserve():
+            self._on_connection(connection)
+        else:
+            connection.close()
+            self._hold_reserve()

@@ -30,7 +30,7 @@ from pipelines.feeder.server import Feeder
 from pipelines.ipc import memory_pickle, messages
 from pipelines.ipc.child_processes import START_S, child_environment, end_with_parent, reap
 from pipelines.pipeline import Pipeline
-from pipelines.workers.forked import list_descriptors, prepare_to_fork
+from pipelines.workers.processes import list_descriptors, prepare_to_fork
 
 VERSION = 1
 
@@ -40,7 +40,6 @@ class FeederProcess:
 
     Attributes:
         address: for `pipelines.attach`; the socket listens from the start.
-        pid: the process id.
         stdout: a descriptor to wait on before `read`.
         ready: whether the feeder has started: its pipeline can be prepared, and consumers get answers.
         failure: why it could not start, if it reported that.
@@ -123,9 +122,9 @@ class FeederProcess:
             self._process.kill()
         with contextlib.suppress(BrokenPipeError):  # unsent data to a process that has ended
             self._process.stdin.close()
-        if (rest := self._read_rest(10.0)) is None:
+        if (output_rest := self._read_rest(10.0)) is None:
             self._process.kill()
-            rest = self._read_rest(None) or b""
+            output_rest = self._read_rest(None) or b""
         self.cpu_s = reap(self._process)
         self._process.stdout.close()
         if self._process.returncode:  # it has not removed its socket
@@ -134,26 +133,25 @@ class FeederProcess:
             elif not messages.is_listening(self.address):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.address)
-        for line in (self._buffer + rest).split(b"\n"):
+        for line in (self._buffer + output_rest).split(b"\n"):
             if line.endswith(b"}"):
                 self._parse_line(line)
         return self._pop_reports()
 
     def _read_rest(self, timeout_s: float | None) -> bytes | None:
         """Read its output to the end; None if it does not end in time."""
-        rest, until = b"", None if timeout_s is None else time.monotonic() + timeout_s
+        received_rest, until = b"", None if timeout_s is None else time.monotonic() + timeout_s
         output = select.poll()
         output.register(self.stdout, select.POLLIN)
         while output.poll(None if until is None else max(0.0, 1e3 * (until - time.monotonic()))):
             received = os.read(self.stdout, 1 << 16)
             if not received:
-                return rest
-            rest += received
-        self._buffer += rest
+                return received_rest
+            received_rest += received
+        self._buffer += received_rest
         return None
 
     def kill(self) -> None:
-        """Kill the process."""
         self._process.send_signal(signal.SIGKILL)
 
 
@@ -169,7 +167,6 @@ def spawn(
     """Start a feeder process and wait until it is ready.
 
     Args:
-        pipeline: the pipeline to prepare.
         every_s: seconds between its reports.
         start_timeout_s: how long to wait; None does not wait (`FeederProcess.wait`).
         poison_records: for `"ring"` and each resident set, index -> code of records
@@ -189,10 +186,12 @@ def spawn(
     directory = messages.create_directory() if address is None else None
     try:
         address = check_path("address", os.path.join(directory, "socket") if directory else address)
-        given = poison_records or {}
+        extra_poison = poison_records or {}
         named = {**resident, "ring": pipeline}
-        known = {name: {**each.poison_records.codes, **given.get(name, {})} for name, each in named.items()}
-        process = _start_process((pipeline, options, known, every_s, directory), address, settings)
+        poison = {
+            name: {**pipe.poison_records.codes, **extra_poison.get(name, {})} for name, pipe in named.items()
+        }
+        process = _start_process((pipeline, options, poison, every_s, directory), address, settings)
     except BaseException:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -204,11 +203,11 @@ def spawn(
 
 
 def _start_process(
-    given: tuple[Any, ...], address: str, settings: Mapping[str, Any] | None
+    arguments: tuple[Any, ...], address: str, settings: Mapping[str, Any] | None
 ) -> subprocess.Popen[bytes]:
     listener = messages.listen(address)
     try:
-        payload = memory_pickle.dump(given, settings)
+        payload = memory_pickle.dump(arguments, settings)
         try:
             inherited = (payload, listener.fileno())
             return subprocess.Popen(
@@ -242,12 +241,10 @@ class _ReportWriter:
             self._fd = -1
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Write one report."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._fd, json.dumps({"v": VERSION, "type": kind, **fields}).encode() + b"\n")
 
     def send_state(self, feeder: Feeder) -> None:
-        """Report a feeder's counters."""
         stats = feeder.stats()
         pids = {"feed": os.getpid(), "prepare": stats.pop("workers")}
         self.send("feeder", pids=pids, cpu=stats.pop("cpu_s"), **stats)
@@ -262,12 +259,12 @@ def main(arguments: list[str]) -> int:
     end_with_parent(started)
     listener = socket.socket(fileno=listening)
     messages.close_in_children(listener)
-    known = list_descriptors()
+    descriptors = list_descriptors()
     pipeline, options, known_poison, every_s, directory = memory_pickle.load(payload)
     os.close(payload)
-    for name, each in {**options["resident"], "ring": pipeline}.items():
-        each.poison_records.codes.update(known_poison[name])
-    forks = not options.get("threads", False) and prepare_to_fork(pipeline, known)
+    for name, pipe in {**options["resident"], "ring": pipeline}.items():
+        pipe.poison_records.codes.update(known_poison[name])
+    forks = prepare_to_fork(pipeline, descriptors)
     with contextlib.ExitStack() as cleanup:
         if directory is not None:
             cleanup.callback(shutil.rmtree, directory, ignore_errors=True)

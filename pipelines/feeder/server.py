@@ -17,9 +17,8 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.cache import manager
 from pipelines.checks import (
     check_choice,
     check_flag,
@@ -28,20 +27,21 @@ from pipelines.checks import (
     check_pipeline,
     check_resident,
     check_seconds,
-    check_threads,
 )
-from pipelines.feeder.consumers import Consumer, Consumers
+from pipelines.feeder.consumers import Consumers
+from pipelines.feeder.hello import Consumer
 from pipelines.feeder.listener import Listener
 from pipelines.feeder.statistics import FeederStatistics
 from pipelines.ipc import messages
-from pipelines.multinode.agreement import NodeRates
-from pipelines.multinode.group import NodeGroup
-from pipelines.multinode.rendezvous import Peers, check_peers
 from pipelines.order.stream import Block, Stream, default_block_size, default_capacity
 from pipelines.pipeline import Pipeline
+from pipelines.providers import import_object
 from pipelines.shm import ring
 from pipelines.workers.buffers import Buffers
 from pipelines.workers.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    from pipelines.feeder.peers import Peers
 
 _RETRY_S = 1.0
 
@@ -54,9 +54,6 @@ class Feeder:
     Args:
         pipeline: the pipeline to prepare.
         workers: number of preparation workers.
-        threads: whether the workers are threads of one process instead of processes, for decoders and stages that
-            release the interpreter lock. Each thread has its own copy of the stages; what they share (a module's
-            globals) has to be thread-safe.
         capacity: samples in the ring; by default as many as 64 MiB hold, or 512 if 256 MiB hold them, and 4096
             at most: a larger ring would not fit the processor's cache.
         expect: how many members (each with all its ranks) to wait for before the first sample; 0 does not wait.
@@ -81,9 +78,6 @@ class Feeder:
             memory, or `cache_dir_bytes`.
         cache_dir: for `"disk"`: a directory that later feeders of the same fingerprint use again.
         cache_dir_bytes: see `pipelines.cache.folder.CacheFolder`.
-        cache_format: of images that `stages.shrink_jpeg` makes smaller: "jpeg", the default, keeps what it makes;
-            "raw" what the stages after it make, for less CPU time and more space.
-        overwrite_released: overwrite released samples at once, for tests.
         peers: where to meet the feeders of other nodes, to share one stream with them; the ring then holds whole
             blocks. While there are none this node prepares everything itself.
         design: who prepares and who sends (`pipelines.multinode.designs`): `"node"`, `"single"`, `"multi"`,
@@ -101,7 +95,6 @@ class Feeder:
         pipeline: Pipeline,
         *,
         workers: int = 1,
-        threads: bool = False,
         capacity: int | None = None,
         expect: int = 0,
         gate_timeout_s: float = 60.0,
@@ -117,8 +110,6 @@ class Feeder:
         cache_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_dir_bytes: int | None = None,
-        cache_format: Literal["jpeg", "raw"] | None = None,
-        overwrite_released: bool = False,
         peers: Peers | None = None,
         design: str = "auto",
         preparers: int | None = None,
@@ -131,12 +122,10 @@ class Feeder:
         stall_limit_s = check_seconds("stall_limit_s", stall_limit_s, above=True)
         prepare_timeout_s = check_seconds("prepare_timeout_s", prepare_timeout_s, above=True)
         check_flag("replacement", replacement)
-        check_flag("overwrite_released", overwrite_released)
         check_resident(resident)
-        manager.check_options(cache, cache_bytes, cache_dir, cache_dir_bytes, cache_format)
-        preparers = check_peers(peers, design, preparers)
+        if (peers, design, preparers) != (None, "auto", None):
+            preparers = import_object("pipelines.feeder.peers:check_peers")(peers, design, preparers)
         address = None if address is None else check_path("address", address)
-        check_threads(threads, pipeline)
         if capacity is None:
             capacity = default_capacity(ring.sample_bytes(pipeline.fields))
         capacity = check_integer("capacity", capacity, 2)
@@ -152,7 +141,7 @@ class Feeder:
         self._prepared = {"prepared": 0, "resident": 0}
         self._cpu_s, self._started_at = 0.0, time.monotonic()
         self._is_gate_open = expect == 0 and peers is None
-        self._group: NodeGroup | None = None
+        self._group: Any = None  # `pipelines.multinode.group.NodeGroup`
         self._is_replacement = replacement
         self._is_closing = self._has_warned_memory = False
         self._failure: str | None = None
@@ -160,34 +149,16 @@ class Feeder:
         self._listener, self._resources = listener, contextlib.ExitStack()
         try:
             self.address = self._open_listener(address)
-            self._cache = manager.open_cache(
-                pipeline, cache, cache_bytes, cache_dir, cache_dir_bytes, self._resources, cache_format
-            )
+            self._cache: Any = None  # `pipelines.cache.manager.CacheManager`
+            if (cache_options := (cache, cache_bytes, cache_dir, cache_dir_bytes)) != (None,) * 4:
+                open_cache = import_object("pipelines.cache.manager:open_cache")
+                self._cache = open_cache(pipeline, *cache_options, self._resources)
             _ = pipeline.layouts  # inferred here once, not by every worker
-            self._buffers = Buffers(pipeline, self._stream, resident or {}, overwrite_released=overwrite_released)
+            self._buffers = Buffers(pipeline, self._stream, resident or {})
             self._resources.callback(self._buffers.close)
-            self._selector = self._resources.enter_context(selectors.DefaultSelector())
-            # Sockets, not a pipe's descriptors: a write after `close` cannot reach an unrelated file.
-            self._wake_receiver, self._wake_sender = map(self._resources.enter_context, socket.socketpair())
-            self._consumers = Consumers(
-                self._stream,
-                self._buffers,
-                self._selector,
-                requested_block,
-                self._check_gate,
-                has_peers=peers is not None,
-            )
-            self._resources.callback(self._consumers.close)
-            self._pool = WorkerPool(
-                self._buffers, self._selector, self._next_block, self._on_done,
-                threads=threads, cache=self._cache, timeout_s=prepare_timeout_s,
-                is_forked=forks and not threads,
-            )  # fmt: skip
-            self._resources.callback(self._pool.close)
-            self._statistics = FeederStatistics(self._stream, self._consumers, self._pool)
-            self._pool.start(workers)
+            self._start(workers, requested_block, prepare_timeout_s, has_peers=peers is not None, is_forked=forks)
             if peers is not None:
-                self._group = NodeGroup(
+                self._group = import_object("pipelines.multinode.group:NodeGroup")(
                     peers, design, preparers, self._buffers.ring_buffer, self._stream, self._selector,
                     self._measure_rates, self._on_block_ready,
                     sample_bytes=ring.sample_bytes(pipeline.fields), first_timeout_s=gate_timeout_s,
@@ -198,6 +169,25 @@ class Feeder:
             raise
         self._thread.start()
         atexit.register(self.close)
+
+    def _start(
+        self, workers: int, block: int | None, timeout_s: float, *, has_peers: bool, is_forked: bool
+    ) -> None:
+        """Start the workers, and make what serves consumers."""
+        self._selector = self._resources.enter_context(selectors.DefaultSelector())
+        # Sockets, not a pipe's descriptors: a write after `close` cannot reach an unrelated file.
+        self._wake_receiver, self._wake_sender = map(self._resources.enter_context, socket.socketpair())
+        self._consumers = Consumers(
+            self._stream, self._buffers, self._selector, block, self._check_gate, has_peers=has_peers
+        )
+        self._resources.callback(self._consumers.close)
+        self._pool = WorkerPool(
+            self._buffers, self._selector, self._next_block, self._on_done,
+            cache=self._cache, timeout_s=timeout_s, is_forked=is_forked,
+        )  # fmt: skip
+        self._resources.callback(self._pool.close)
+        self._statistics = FeederStatistics(self._stream, self._consumers, self._pool)
+        self._pool.start(workers)
 
     def _open_listener(self, address: str | None) -> str:
         """Open the listening socket if none was given; returns its address."""
@@ -218,7 +208,6 @@ class Feeder:
 
     @property
     def capacity(self) -> int:
-        """Samples in the ring."""
         return self._stream.capacity
 
     def stats(self) -> dict[str, Any]:
@@ -236,10 +225,7 @@ class Feeder:
             "members": self._consumers.members,
             "skipped": pool.skipped,
             "restarts": pool.restarts,
-            "cpu_s": {
-                "feed": self._cpu_s + (self._group.cpu_s if self._group is not None else 0.0),
-                "prepare": pool.cpu_s,
-            },
+            "cpu_s": {"feed": self._cpu_s + (self._group.cpu_s if self._group else 0.0), "prepare": pool.cpu_s},
             "capacity": self._stream.capacity,
             "fullness": self._statistics.levels.means(),
             "recorded_s": self._statistics.levels.recorded_s,
@@ -248,18 +234,16 @@ class Feeder:
             "bad": dict(pool.bad),
             "poison": list(pool.poison),
             "cache": None if self._cache is None else self._cache.stats(),
-            "cache_renewed": self._describe_renewal(),
+            "cache_renewed": getattr(getattr(self._cache, "difference", None), "as_record", lambda: None)(),
             "failure": self._failure,
         }
-
-    def _describe_renewal(self) -> dict[str, Any] | None:
-        """Why the samples of an earlier feeder are not used: a `Finding` as JSON values; None if they are."""
-        found = None if self._cache is None else self._cache.difference
-        return None if found is None else found.as_record()
 
     def set_expect(self, members: int) -> None:
         """Wait at the start gate for another number of members, after one has failed to start."""
         self.expect = members
+        self._wake()
+
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_sender.send(b"x")
 
@@ -267,8 +251,7 @@ class Feeder:
         """End the workers and close the socket; consumers continue alone."""
         self._is_closing = True
         atexit.unregister(self.close)
-        with contextlib.suppress(OSError):
-            self._wake_sender.send(b"x")
+        self._wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -277,8 +260,7 @@ class Feeder:
     def _serve(self) -> None:
         assert self._listener is not None
         self._connections = Listener(self._listener, self._selector, self._consumers.accept)
-        self._resources.callback(self._connections.close)
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._on_wake)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, lambda woken: woken.recv(64))
         try:
             while not self._is_closing:
                 self._consumers.look()
@@ -287,12 +269,12 @@ class Feeder:
                 self._record_levels()
                 for key, _ in self._selector.select(self._timeout_s()):
                     key.data(key.fileobj)
-                self._buffers.poison_released()
                 self._cpu_s = time.thread_time()
         except Exception as error:
             self._failure = f"{type(error).__name__}: {error}"
             raise
         finally:
+            self._connections.close()
             self._release_resources()
 
     def _timeout_s(self) -> float | None:
@@ -302,9 +284,9 @@ class Feeder:
         """Handle the gate, stalled consumers and the group; returns the seconds until the next call, or None."""
         self._check_gate()
         if not self._is_gate_open:
-            left = self._started_at + self.gate_timeout_s - time.monotonic()
-            if left > 0:
-                return left if self._group is None else min(left, self._group.tick())
+            gate_s = self._started_at + self.gate_timeout_s - time.monotonic()
+            if gate_s > 0:
+                return gate_s if self._group is None else min(gate_s, self._group.tick())
             self._open_gate()
             self._pool.dispatch()
         others_wait = self._group is not None and self._group.holds_others
@@ -316,10 +298,6 @@ class Feeder:
             self._pool.dispatch()
             return _earliest(due_s, left_s)
         return left_s
-
-    def _on_wake(self, woken: Any) -> None:
-        woken.recv(64)
-        self._check_gate()
 
     def _check_gate(self) -> None:
         """Open the start gate if all expected members and nodes are there."""
@@ -376,10 +354,10 @@ class Feeder:
     def _record_levels(self) -> None:
         self._statistics.record(None if self._group is None else self._group.link_level)
 
-    def _measure_rates(self) -> NodeRates:
-        """What this node reports to its group."""
+    def _measure_rates(self) -> tuple[bool, float, float, float]:
+        """Whether the gate is open; how much of the time readers wait; samples/s prepared and consumed."""
         waiting, consume = self._statistics.measure_demand()
-        return NodeRates(self._is_gate_open, waiting, self._pool.rate, consume)
+        return self._is_gate_open, waiting, self._pool.rate, consume
 
     def _detach_consumers(self, stalled: list[Consumer]) -> float | None:
         """Detach consumers, and continue the ring in new memory: they still read the old one.
@@ -410,13 +388,11 @@ class Feeder:
     def _release_resources(self) -> None:
         self._is_closing = True
         if self._listener is not None:
-            # In this order: once nobody listens, another feeder may use the address.
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # first: then another feeder may use the address
                 os.unlink(self.address)
             self._listener.close()
         self._resources.close()
 
 
 def _earliest(*seconds: float | None) -> float | None:
-    """The smallest value; None if all are None."""
-    return min((each for each in seconds if each is not None), default=None)
+    return min((value for value in seconds if value is not None), default=None)

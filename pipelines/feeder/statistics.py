@@ -67,14 +67,14 @@ class QueueLevels:
 
     def _accumulate(self, until: float | None = None) -> None:
         """Add the present levels up to a moment, by default now."""
-        now = self._clock()
+        now_s = self._clock()
         if until is not None:
-            now = min(now, max(until, self._since))
+            now_s = min(now_s, max(until, self._since))
         if self._levels:
-            self._span_s += now - self._since
+            self._span_s += now_s - self._since
         for name, level in self._levels.items():
-            self._sums[name] = self._sums.get(name, 0.0) + level * (now - self._since)
-        self._since = now
+            self._sums[name] = self._sums.get(name, 0.0) + level * (now_s - self._since)
+        self._since = now_s
 
 
 class FeederStatistics:
@@ -124,13 +124,13 @@ class FeederStatistics:
             The fraction of the time in which some reader waited, and the samples/s that readers consume while
             none waits; 0 where unknown.
         """
-        now, low, waited_s = time.monotonic(), self._stream.low, self.levels.seconds(WAITING)
+        now_s, low, waited_s = time.monotonic(), self._stream.low, self.levels.seconds(WAITING)
         since, before, waited_before_s = self._before
-        span = now - since
+        span = now_s - since
         if span > _MIN_SPAN_S:
             waiting = min(1.0, (waited_s - waited_before_s) / span)
             rate = max(0, low - before) / span / (1 - waiting) if waiting < 0.9 else 0.0
-            self._before, self._known = (now, low, waited_s), (waiting, rate)
+            self._before, self._known = (now_s, low, waited_s), (waiting, rate)
         return self._known
 
 

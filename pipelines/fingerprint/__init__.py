@@ -1,40 +1,25 @@
-"""What a stage *is*, as a value that two processes, and two versions of ray-ensemble, can compare.
+"""What a value *is*, as JSON that two processes, and two versions of ray-ensemble, can compare (`describe`).
 
-A description covers all of the user's code and values that can be reached (`describer`). What is ours goes by
-public name and version (`ours`), what is installed by qualified name. What cannot be covered is listed as *gaps*,
-each with what reads it: descriptions with different digests are of different things, always; equal ones with gaps
-are *unsure*, which only the user can settle (`id=`, `version=`).
-
-`SCHEME` is the form of all this. Fingerprints of two schemes cannot be compared; what is stored says its scheme.
+Descriptions with different digests are of different things, always. Equal ones are of the same, unless they have
+*gaps*: then they are *unsure*, which only the user can settle (`id=`, `version=`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from typing import Any
 
 from pipelines.fingerprint.describer import Describer
 from pipelines.fingerprint.ours import OURS, describe_ours, is_ours, known_as
-from pipelines.fingerprint.values import describe_array, digest
+from pipelines.fingerprint.values import describe_array
 
-__all__ = [
-    "OURS",
-    "SCHEME",
-    "Description",
-    "Held",
-    "describe",
-    "describe_array",
-    "describe_ours",
-    "digest",
-    "is_ours",
-    "known_as",
-]
+__all__ = ["OURS", "SCHEME", "Description", "Held", "describe", "describe_array", "describe_ours", "digest"]
+__all__ += ["is_ours", "known_as"]
 
-#: The form of descriptions.
-SCHEME = 6
-
-
+#: The form of descriptions: those of two schemes cannot be compared; what is stored says its scheme.
+SCHEME = 7
 _LONGEST = 4096  # characters of what is kept with each copy of an object
 
 
@@ -72,22 +57,25 @@ class Description:
 
 
 def describe(value: Any, *, is_seeded: bool = False, before: Held | None = None) -> Description:
-    """Describes a function, class or object with all that it reaches.
+    """Describe a function, class or object with all that it reaches.
 
     Args:
         is_seeded: whether generators of random numbers in it are seeded before each use: their state says nothing.
         before: what the same object held earlier, without gaps: that is described, with that code as it is now.
     """
-    what = value if before is None else before.code
+    root = value if before is None else before.code
     describer = Describer(is_seeded=is_seeded)
-    described = describer.describe(what)
+    described = describer.describe(root)
     if describer.written:
-        describer = Describer(is_seeded=is_seeded, written=frozenset(describer.written))
-        described = describer.describe(what)
-    held = before or Held(_shorten(described), describer.roots)
-    code = describer.parts
-    return Description([held.value, code] if code else held.value, tuple(describer.gaps), held)
+        describer = Describer(is_seeded=is_seeded, written=describer.written)
+        described = describer.describe(root)
+    if before is None:
+        is_short = len(json.dumps(described)) < _LONGEST
+        before = Held(described if is_short else digest(described), describer.roots)
+    parts = describer.parts
+    return Description([before.value, parts] if parts else before.value, tuple(describer.gaps), before)
 
 
-def _shorten(described: Any) -> Any:
-    return described if len(json.dumps(described)) < _LONGEST else digest(described)
+def digest(description: Any) -> str:
+    """A short name for a description."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

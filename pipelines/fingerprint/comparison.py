@@ -1,10 +1,8 @@
 """Compares the pipelines of two processes by their descriptions (`Pipeline.describe_for_peers`).
 
-A description has `tokens`, which identify the pipeline object at each number of stages and which its pickled
-copies share; `parts`, name and digest of each part, and whether the digest is sure; `fields`, None if no sample
-was prepared yet (the consumer then compares what the feeder sends); and `scheme`, the form of the digests (1 if
-absent). Two pipelines agree as far as their tokens do, and from there on as far as sure digests do. Where digests
-differ the parts do, sure or not.
+A description has `tokens`, which identify the pipeline object at each number of stages and are the same in pickled
+copies; `parts`, name and digest of each part, and whether the digest is sure; `fields`, None if no sample was
+prepared yet; and `scheme`, the form of the digests (1 if absent).
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class Part:
 
 
 def explain_unsure(parts: Sequence[Part]) -> str | None:
-    """Says which part of a pipeline keeps it from having a fingerprint, and what to do; None where none does."""
+    """Say which part of a pipeline keeps it from having a fingerprint, and what to do; None where none does."""
     part = next((part for part in parts if not part.is_sure), None)
     if part is None:
         return None
@@ -67,7 +65,7 @@ def explain_unsure(parts: Sequence[Part]) -> str | None:
 
 
 def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Mapping[str, Any]) -> int:
-    """Counts the leading stages that two pipelines have in common.
+    """Count the leading stages that two pipelines have in common, by tokens and then by sure digests.
 
     Args:
         tokens: of this pipeline, one for each number of stages from 0.
@@ -80,19 +78,18 @@ def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Ma
     if theirs.get("scheme", 1) != SCHEME:
         return -1
     pairs = enumerate(zip(tokens, theirs["tokens"], strict=False))
-    agreed = max((stages for stages, (mine, other) in pairs if mine == other), default=-1)
-    known = 0 if agreed < 0 else PARTS_BEFORE_STAGES + agreed
-    for part, (_, other, is_sure) in zip(parts[known:], theirs["parts"][known:], strict=False):
-        if not (part.is_sure and is_sure) or part.digest != other:
+    common = max((PARTS_BEFORE_STAGES + stages for stages, (mine, other) in pairs if mine == other), default=0)
+    for part, (_, digest, is_sure) in zip(parts[common:], theirs["parts"][common:], strict=False):
+        if not (part.is_sure and is_sure) or part.digest != digest:
             break
-        known += 1
-    return known - PARTS_BEFORE_STAGES if known >= PARTS_BEFORE_STAGES else -1
+        common += 1
+    return max(common - PARTS_BEFORE_STAGES, -1)
 
 
 def find_difference(
     tokens: Sequence[str], parts: Sequence[Part], fields: list[Any], theirs: Mapping[str, Any]
 ) -> Difference | None:
-    """Says why two pipelines are not the same; None if they are.
+    """Say why two pipelines are not the same; None if they are. Where digests differ the parts do, sure or not.
 
     Args:
         fields: of this pipeline, as `pipelines.samples.fields.describe_fields` returns them; the others as in
@@ -103,17 +100,17 @@ def find_difference(
             "the consumer runs another version of ray-ensemble than the feeder, which describes pipelines "
             "otherwise: install the same version on all nodes"
         )
-    mine, other, agreed = len(tokens) - 1, len(theirs["tokens"]) - 1, count_common_stages(tokens, parts, theirs)
-    if agreed == mine == other:
+    stages, others, common = len(tokens) - 1, len(theirs["tokens"]) - 1, count_common_stages(tokens, parts, theirs)
+    if common == stages == others:
         if theirs["fields"] in (None, fields):
             return None
-        unsure = not all([*(part.is_sure for part in parts), *(is_sure for *_, is_sure in theirs["parts"])])
+        is_sure = all([*(part.is_sure for part in parts), *(is_sure for *_, is_sure in theirs["parts"])])
         reason = f"the fields differ: {theirs['fields']} at the consumer, {fields} at the feeder"
-        return Difference(reason, unsure=unsure)
-    known = 0 if agreed < 0 else PARTS_BEFORE_STAGES + agreed
-    for part, (name, other_digest, _) in zip(parts[known:], theirs["parts"][known:], strict=False):
-        if part.digest != other_digest:
+        return Difference(reason, unsure=not is_sure)
+    start = 0 if common < 0 else PARTS_BEFORE_STAGES + common
+    for part, (name, digest, _) in zip(parts[start:], theirs["parts"][start:], strict=False):
+        if part.digest != digest:
             return Difference(f"the pipelines differ: {name} at the consumer, another {part.name} at the feeder")
     if why := explain_unsure(parts) or theirs["why_unsure"]:
         return Difference(f"the pipelines cannot be compared: {why}", unsure=True)
-    return Difference(f"the pipelines differ: {other} stages at the consumer, {mine} at the feeder")
+    return Difference(f"the pipelines differ: {others} stages at the consumer, {stages} at the feeder")

@@ -1,8 +1,7 @@
 """What a description cannot cover: code that reads from where no fingerprint reaches.
 
-A stage that reads the environment, a file or a module by a computed name makes other samples when that changes,
-although its code and all that is bound to it stay. Readers of installed libraries (`np.load`, `cv2.imread`) are
-not listed: with them, the file is what the user says it is.
+A stage that reads the environment, a file or a module by a computed name makes other samples when that changes.
+Readers of installed libraries (`np.load`) are not listed: with them, the file is what the user says it is.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import io
 import os
 import sys
 import types
+from collections.abc import Set
 from typing import Any
 
 _ENVIRONMENT = "the environment of the process"
@@ -23,8 +23,8 @@ _PROGRAMS = "other programs"
 _SYSTEM = "the state of the system"
 
 _BY_ID = {
-    id(each): what
-    for what, found in {
+    id(value): reads
+    for reads, values in {
         _ENVIRONMENT: (os.environ, os.environb, os.getenv, os.getenvb, os.getcwd, os.getcwdb, sys.argv),
         _FILES: (builtins.open, io.FileIO, io.open_code, os.open, os.listdir, os.scandir, os.walk),
         _NAMES: (
@@ -33,47 +33,52 @@ _BY_ID = {
         ),
         _PROGRAMS: (builtins.input, os.system, os.popen),
     }.items()
-    for each in found
+    for value in values
 }
-# Modules of Python's, by the names that functions have of them: all in them reads, but what is in `_PURE`.
-# fmt: off
+#: Modules of Python's, as their functions name them: all in them reads, but what is in `_PURE`.
 _BY_MODULE = {
-    name: what for what, names in {
-        _SYSTEM: ("os", "posix", "posixpath", "genericpath", "socket", "_socket", "platform", "getpass", "pwd"),
-        _FILES: (
-            "glob", "shutil", "tempfile", "zipfile", "tarfile", "configparser", "mmap", "sqlite3", "_sqlite3",
-            "dbm", "shelve", "fileinput", "linecache", "filecmp", "urllib.request", "http.client",
-        ),
-        _PROGRAMS: ("subprocess", "_posixsubprocess", "pty"),
-        _NAMES: ("importlib", "runpy", "pkgutil"),
-    }.items() for name in names
+    name: reads
+    for reads, names in {
+        _SYSTEM: "os posix posixpath genericpath socket _socket platform getpass pwd",
+        _FILES: "glob shutil tempfile zipfile tarfile configparser mmap sqlite3 _sqlite3 dbm shelve fileinput "
+        "linecache filecmp urllib.request http.client",
+        _PROGRAMS: "subprocess _posixsubprocess pty",
+        _NAMES: "importlib runpy pkgutil",
+    }.items()
+    for name in names.split()
 }
+# fmt: off
 _PURE = frozenset((
     "fspath", "fsencode", "fsdecode", "PathLike", "DirEntry", "stat_result", "strerror", "close", "join", "split",
     "splitext", "splitdrive", "splitroot", "basename", "dirname", "normpath", "normcase", "isabs", "commonpath",
     "commonprefix", "escape", "list2cmdline", "TarInfo", "ZipInfo", "htons", "htonl", "ntohs", "ntohl",
     "inet_aton", "inet_ntoa", "inet_pton", "inet_ntop",
 ))
-_OPENERS = frozenset(("codecs", "gzip", "bz2", "lzma"))  # modules of which only `open` reads
-# Of paths: methods, which no name resolves to.
-_OF_PATHS = frozenset(("read_text", "read_bytes", "iterdir"))
-#: Methods of paths whose names others have, too.
+# fmt: on
+_OPENERS = ("codecs", "gzip", "bz2", "lzma")  # modules of which only `open` reads
+#: Attributes that read, whatever they are taken of.
+_ATTRIBUTES = {
+    name: reads
+    for reads, names in {
+        _FILES: "read_text read_bytes iterdir",
+        _NAMES: "__globals__ __builtins__ __code__ __closure__ __subclasses__ __annotations__ __doc__ "
+        "get_type_hints _getframe currentframe f_globals f_locals f_back",
+    }.items()
+    for name in names.split()
+}
+#: Methods by which paths read, and whose names others have, too.
+# fmt: off
 PATH_METHODS = frozenset((
     "open", "glob", "rglob", "walk", "exists", "is_file", "is_dir", "is_symlink", "is_mount", "stat", "lstat",
     "cwd", "home", "resolve", "absolute", "expanduser", "samefile", "readlink",
-))
-# Attributes that lead to what no description has.
-_INNER = frozenset((
-    "__globals__", "__builtins__", "__code__", "__closure__", "__subclasses__", "__annotations__", "__doc__",
-    "get_type_hints", "_getframe", "currentframe", "f_globals", "f_locals", "f_back",
 ))
 # fmt: on
 
 
 def find_unseen(value: Any) -> str | None:
     """What is read through a value that a name resolves to; None for what a description covers."""
-    if (found := _BY_ID.get(id(value))) is not None:
-        return found
+    if (reads := _BY_ID.get(id(value))) is not None:
+        return reads
     if isinstance(value, types.ModuleType):
         return _BY_MODULE.get(value.__name__)
     if isinstance(value, type):
@@ -87,7 +92,7 @@ def find_unseen(value: Any) -> str | None:
     return None if name in _PURE else _BY_MODULE.get(module) or _BY_MODULE.get(module.partition(".")[0])
 
 
-def find_unseen_of(module: types.ModuleType, names: frozenset[str]) -> str | None:
+def find_unseen_of(module: types.ModuleType, names: Set[str]) -> str | None:
     """What code with these names may read through a module that it uses in any way."""
     for name in sorted(names & vars(module).keys()):
         value = vars(module)[name]
@@ -100,10 +105,7 @@ def find_unseen_of(module: types.ModuleType, names: frozenset[str]) -> str | Non
     return None
 
 
-def find_unseen_names(names: frozenset[str]) -> str | None:
+def find_unseen_name(names: Set[str]) -> str | None:
     """What is read through attributes of these names, whatever they are taken of; None where it is nothing."""
-    if found := sorted(names & _OF_PATHS):
-        return f"{_FILES} ({found[0]})"
-    if found := sorted(names & _INNER):
-        return f"{_NAMES} ({found[0]})"
-    return None
+    name = min(names & _ATTRIBUTES.keys(), default=None)
+    return None if name is None else f"{_ATTRIBUTES[name]} ({name})"

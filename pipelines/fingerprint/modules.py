@@ -1,4 +1,4 @@
-"""Tells the user's modules from installed ones, and gives what of a module a chain of attributes leads to."""
+"""Tells the user's modules, classes and functions from installed ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.fingerprint.bytecode import get_closure
+from pipelines.fingerprint.instructions import get_closure
 from pipelines.fingerprint.ours import OURS
-
-_INSTALLED = frozenset(("site-packages", "dist-packages"))
 
 
 def is_foreign(module: str | None, file: object) -> bool:
@@ -22,17 +19,16 @@ def is_foreign(module: str | None, file: object) -> bool:
     By its file, where there is one: a file of the user's may have the name of a module of Python's.
     """
     top = str(module or "").partition(".")[0]
-    if top in OURS:
-        return True
-    if isinstance(file, str) and not file.startswith("<"):
+    if top not in OURS and isinstance(file, str) and not file.startswith("<"):
         return _is_installed(file)
-    return top in sys.stdlib_module_names or top == "builtins"
+    return top in OURS or top in sys.stdlib_module_names or top == "builtins"
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_installed(file: str) -> bool:
     path = Path(file)
-    return not _INSTALLED.isdisjoint(path.parts) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
+    is_package = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return is_package or path.is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 def is_foreign_module(module: types.ModuleType) -> bool:
@@ -62,13 +58,12 @@ def may_be_patch(value: Any) -> bool:
     if isinstance(value, functools._lru_cache_wrapper):
         return may_be_patch(value.__wrapped__)
     if isinstance(value, types.FunctionType):
-        held = get_closure(value).values()
-        return not is_foreign_function(value) or any(is_patch(each) for each in held)
+        return not is_foreign_function(value) or any(map(is_patch, get_closure(value).values()))
     return not is_foreign_class(value if isinstance(value, type) else type(value))
 
 
 def is_patch(item: Any) -> bool:
-    """Whether what is found in a class or function of an installed package is a function of a user's."""
+    """Whether what is in a class or function of an installed package is a function of a user's."""
     if not isinstance(item, types.FunctionType) or is_foreign_function(item):
         return False
     is_generated = item.__code__.co_filename.startswith("<")
@@ -76,12 +71,12 @@ def is_patch(item: Any) -> bool:
 
 
 def name_of(module: types.ModuleType) -> str:
-    """A module's name; for a script the name of its file, as in modules that import it."""
+    """As `module_name`, of a module object."""
     return module_name(module.__name__, getattr(module, "__file__", None))
 
 
 def module_name(name: str | None, file: object) -> str:
-    """As `name_of`, of a name and a file."""
+    """A module's name; for a script the name of its file, as in modules that import it."""
     return Path(file).stem if name == "__main__" and isinstance(file, str) else str(name)
 
 
@@ -97,28 +92,3 @@ def file_of(cls: type) -> str | None:
         if isinstance(function, types.FunctionType) and function.__module__ == cls.__module__:
             return str(function.__globals__.get("__file__", function.__code__.co_filename))
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
-
-
-def resolve(
-    chain: tuple[str, ...], module: types.ModuleType, visit: Callable[[types.ModuleType], None]
-) -> tuple[int, types.ModuleType, Any]:
-    """Follows a chain of attributes for as long as it leads through modules.
-
-    Args:
-        chain: the names; the first is that of `module`.
-        visit: is called with each module on the way.
-
-    Returns:
-        How many names were followed, the last module on the way, and what it has there: a module where the chain
-        ends in one, or in its `__dict__`.
-
-    Raises:
-        AttributeError: a module has no such attribute now.
-    """
-    owner, value, followed = module, module, 1
-    while isinstance(value, types.ModuleType) and followed < len(chain) and chain[followed] != "__dict__":
-        owner = value
-        visit(owner)
-        value = getattr(value, chain[followed])
-        followed += 1
-    return followed, owner, value

@@ -1,12 +1,7 @@
-"""Describes values and objects as JSON values; functions, classes and modules are for `describer`.
-
-Values of Python's own types and arrays are described by their content. Other objects go by their class and the
-state that a pickled copy is made from.
-"""
+"""Describes data and objects for `describer`: what values hold, and the state of objects without accidents."""
 
 from __future__ import annotations
 
-import abc
 import collections.abc
 import copyreg
 import dataclasses
@@ -14,42 +9,78 @@ import enum
 import functools
 import hashlib
 import io
-import json
-import re
+import random
 import struct
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.fingerprint import gaps, modules, object_state, ours
-from pipelines.fingerprint.bytecode import describe_instructions, read_cell
+from pipelines.fingerprint import modules, ours
+from pipelines.fingerprint.instructions import get_closure, read_cell
 
-#: What Python puts into a class for its fields; the last is a named tuple's, whose module depends on the version.
-_NAMED_FIELD = type(vars(collections.namedtuple("_", "field"))["field"])
-SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, _NAMED_FIELD)
-_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
-_UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-#: What Python keeps in a member of an enumeration.
-_OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
-#: Values that hold others; more of them are a gap.
-_MOST = 1_000_000
-#: Sets within each other: their elements are described anew from each, so more of them would take for ever.
-_MOST_SETS = 3
-#: Bits of an integer that is written in digits; Python refuses to write more than 4,300 of these.
-_MOST_BITS = 8192
+if TYPE_CHECKING:
+    from pipelines.fingerprint.describer import Describer
+
+#: What calls the function that `functools.singledispatch` finds in its registry.
+_DISPATCHES = functools.singledispatch(abs).__code__  # type: ignore[attr-defined]
+#: What Python, torch and pydantic, not its author, put into a class, and what says nothing of what it does.
+# fmt: off
+_MACHINERY = (
+    "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__",
+    "__annotate_func__", "__annotations_cache__", "__slotnames__", "__dataclass_fields__", "__dataclass_params__",
+    "__abstractmethods__", "_abc_impl", "__classdictcell__", "__classcell__", "__firstlineno__",
+    "__static_attributes__", "__parameters__", "__type_params__", "__name__", "_is_protocol", "_backward_cls",
+    "_autograd_function_id", "__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__",
+    ours.NAME_ATTRIBUTE,
+)
+# fmt: on
+#: What Python puts into an enumeration, of which the members are described.
+# fmt: off
+_OF_ENUM = (
+    "_generate_next_value_", "_member_names_", "_member_map_", "_value2member_map_", "_member_type_",
+    "_unhashable_values_", "_hashable_values_", "_use_args_", "_value_repr_", "__new__", "_new_member_",
+)
+# fmt: on
 
 
-class TooLarge(Exception):
-    """Raised inside this package for an object that leads to too many others."""
+def digest_bytes(content: Any) -> str:
+    """64 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
 
 
-def digest(description: Any) -> str:
-    """A short name for a description."""
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
+def without(held: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A dict without some of its names."""
+    return {name: value for name, value in held.items() if name not in names}
+
+
+#: Types of values that hold no others -> their content as a text.
+LEAVES: dict[type, Callable[[Any], str]] = {
+    **dict.fromkeys((complex, type(...), type(NotImplemented)), repr),
+    **dict.fromkeys((bytes, bytearray), digest_bytes),
+    int: hex,
+    float: float.hex,
+}
+#: Types of values that are what they hold -> that.
+HOLDERS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    tuple: iter,
+    list: iter,
+    types.MethodType: lambda method: (method.__func__, method.__self__),
+    types.CellType: lambda cell: (read_cell(cell),),
+    staticmethod: lambda method: (method.__func__,),
+    classmethod: lambda method: (method.__func__,),
+    property: lambda item: (item.fget, item.fset, item.fdel),
+    functools.cached_property: lambda item: (item.func,),
+    functools.partial: lambda item: (item.func, item.args, item.keywords, vars(item)),
+    functools._lru_cache_wrapper: lambda cached: (
+        *(cached.__wrapped__, cached.cache_parameters()),
+        without(vars(cached), "__wrapped__", "cache_parameters", "__module__"),
+    ),
+    struct.Struct: lambda item: (item.format,),
+}
 
 
 def describe_array(value: Any) -> Any:
@@ -57,308 +88,215 @@ def describe_array(value: Any) -> Any:
     if isinstance(value, np.dtype):
         return ["dtype", str(value) if value.names is None else repr(value)]
     is_scalar = isinstance(value, np.generic)
-    if is_scalar or type(value) in (np.ndarray, np.memmap):
-        if value.dtype.hasobject:
-            return None
-        array = np.ascontiguousarray(value)
-        layout = repr(array.dtype.descr) if array.dtype.names else str(array.dtype)
-        kind = "scalar" if is_scalar else "array"
-        content: Any = array.reshape(-1).view(np.uint8) if array.dtype.itemsize else b""  # no copy of its bytes
-        return [kind, layout, list(np.shape(value)), hashlib.sha256(content).hexdigest()]
+    if not (is_scalar or type(value) in (np.ndarray, np.memmap)) or value.dtype.hasobject:
+        return None
+    array = np.ascontiguousarray(value)
+    layout = repr(array.dtype.descr) if array.dtype.names else str(array.dtype)
+    content: Any = array.reshape(-1).view(np.uint8) if array.dtype.itemsize else b""  # no copy of its bytes
+    return ["scalar" if is_scalar else "array", layout, list(np.shape(value)), digest_bytes(content)]
+
+
+def find_torch() -> Any:
+    """The module, if it is imported; while another thread imports it no value can be one of its objects."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "nn") else None  # of what is used here it is what comes last
+
+
+def list_class_items(cls: type) -> dict[str, Any]:
+    """What the author of a class, not Python or a library, has put into it, by name; members of an enumeration."""
+    items = without(vars(cls), *_MACHINERY)
+    if issubclass(cls, enum.Enum):
+        items = without(items, *_OF_ENUM, *cls.__members__) | {"members": dict(cls.__members__)}
+    if dataclasses.is_dataclass(cls):  # methods that follow from its fields
+        items = {name: item for name, item in items.items() if not _is_generated(item)}
+    return dict(sorted(items.items()))
+
+
+def _is_generated(item: Any) -> bool:
+    return isinstance(item, types.FunctionType) and item.__code__.co_qualname.startswith("__create_fn__.")
+
+
+def find_held(function: types.FunctionType) -> dict[str, Any]:
+    """What a function of an installed package holds, such as what it decorates, and its name says nothing of.
+
+    Its defaults and attributes follow from its name, too, unless another function has made it.
+    """
+    code = function.__code__
+    if code is _DISPATCHES:
+        return {"registry": dict(function.registry)}  # type: ignore[attr-defined]
+    held = {name: value for name, value in get_closure(function).items() if value is not None}
+    defaults = {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+    if "<" not in code.co_qualname:
+        return held | {name: value for name, value in defaults.items() if callable(value)}
+    defaults |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
+    attributes = {name: value for name, value in vars(function).items() if not name.startswith("_torchdynamo")}
+    return held | defaults | attributes | ({"code": code} if code.co_name == "<lambda>" else {})
+
+
+def describe_data(value: Any, describer: Describer) -> Any:
+    """Describe arrays, tensors and the like by their content; None for other values."""
+    torch = find_torch()
+    if isinstance(value, np.ndarray | np.generic | np.dtype):
+        return _describe_array(value, describer)
+    if isinstance(value, PurePath) and modules.is_foreign_class(type(value)):
+        describer.has_paths |= isinstance(value, Path)
+        return ["path", describer.describe_text(str(value))]
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _describe_tensor(value, torch, describer)
+    if torch is not None and isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
+        return ["torch", repr(value)]
     return None
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a value was found: in which function or class, in which module.
-
-    Attributes:
-        names: that the code there reads, attributes included.
-        met: of the containers and objects that were described there: id -> (number, value). Each is described once
-            and is its number from then on, also within itself. That they are kept here keeps their ids theirs.
-    """
-
-    where: str = ""
-    module: str = ""
-    folder: str = ""
-    names: frozenset[str] = frozenset()
-    met: dict[int, tuple[int, Any]] = dataclasses.field(default_factory=dict)
-
-    def find_again(self, value: Any) -> list[Any] | None:
-        """The reference to a value that was described here; None for another, which gets the next number."""
-        if (known := self.met.get(id(value))) is not None:
-            return ["again", known[0]]
-        self.met[id(value)] = len(self.met), value
-        return None
+def _describe_array(value: Any, describer: Describer) -> Any:
+    if type(value).__qualname__ == "MaskedArray":  # its copy has a value to fill with, where it has none
+        return ["masked", *map(describer.walk, (value.data, np.ma.getmaskarray(value), value.fill_value))]
+    if type(value) is np.ndarray and value.dtype.hasobject:
+        return ["objects", list(value.shape), *map(describer.walk, value.ravel())]
+    if id(value) not in describer.arrays:
+        describer.arrays[id(value)] = value, describe_array(value)
+    described = describer.arrays[id(value)][1]
+    is_turned = described and isinstance(value, np.ndarray) and value.flags.fnc  # as in Fortran, not as in C
+    return [*described, "F"] if is_turned else described
 
 
-class ValueDescriber(abc.ABC):
-    """Describes values.
+def _describe_tensor(value: Any, torch: Any, describer: Describer) -> Any:
+    described = ["tensor", str(value.dtype), list(value.shape), describer.walk(vars(value))]
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        described.append(describer.describe_class(type(value)))
+    try:
+        if value.is_quantized:
+            raise NotImplementedError
+        plain = value.detach().cpu().as_subclass(torch.Tensor).contiguous()
+        return [*described, digest_bytes(plain.reshape(-1).view(torch.uint8).numpy())]
+    except (RuntimeError, NotImplementedError):  # its content cannot be read: meta, sparse
+        describer.note(f"a tensor whose values cannot be read ({value.layout}, {value.device})", "holds")
+        return described
 
-    Args:
-        is_seeded: whether generators of random numbers are seeded before each use: their state says nothing.
 
-    Attributes:
-        gaps: what could not be described, in words.
-    """
-
-    def __init__(self, *, is_seeded: bool = False) -> None:
-        self.gaps: list[str] = []
-        self._is_seeded = is_seeded
-        self._count = self._sets = 0  # values that hold others; sets within each other
-        self._arrays: dict[int, tuple[Any, Any]] = {}  # id -> an array and its description: each is hashed once
-        self._has_paths = False  # whether paths, or their class, are among what was described
-
-    def _note(self, what: str, why: str, at: Place) -> None:
-        """Notes a gap."""
-        gap = f"{at.where or 'it'} {why} {what}"
-        if gap not in self.gaps:
-            self.gaps.append(gap)
-
-    @abc.abstractmethod
-    def _describe_function(self, function: types.FunctionType, at: Place) -> Any: ...
-
-    @abc.abstractmethod
-    def _describe_class(self, cls: type, at: Place) -> Any: ...
-
-    @abc.abstractmethod
-    def _describe_module(self, module: types.ModuleType) -> Any: ...
-
-    def _describe_text(self, text: str, at: Place) -> str:
-        return text
-
-    def _describe_items(self, items: Iterable[tuple[Any, Any]], at: Place) -> list[Any]:
-        return [[self._describe(key, at), self._describe(value, at)] for key, value in items]
-
-    def _describe(self, value: Any, at: Place) -> Any:
-        kind = type(value)
-        if kind is int and value.bit_length() > _MOST_BITS:
-            return ["int", hex(value)]
-        if value is None or kind in (bool, int):
-            return value
-        if kind is str:
-            return self._describe_text(value, at)
-        if kind is float:
-            return ["float", value.hex()]
-        if kind is complex or value is ... or value is NotImplemented:
-            return [kind.__name__, repr(value)]
-        if kind in (bytes, bytearray):
-            return [kind.__name__, hashlib.sha256(value).hexdigest()]
-        if (unseen := gaps.find_unseen(value)) is not None:
-            self._note(unseen, "reads", at)
-            return ["unseen", unseen, str(getattr(value, "__qualname__", kind.__qualname__))]
-        if kind is types.CodeType:
-            return describe_instructions(value, lambda constant: self._describe(constant, at))
-        if kind is types.FunctionType:
-            return self._describe_function(value, at)
-        if isinstance(value, type):
-            return self._describe_class(value, at)
-        if isinstance(value, types.ModuleType):
-            return self._describe_module(value)
-        self._count += 1
-        if self._count > _MOST:
-            raise TooLarge
-        return self._describe_compound(value, at)
-
-    def _describe_compound(self, value: Any, at: Place) -> Any:
-        """Describes a value that contains other values."""
-        kind = type(value)
-        if kind in (list, dict, set) and (again := at.find_again(value)) is not None:
-            return again
-        if kind in (tuple, list):
-            return [kind.__name__, *(self._describe(each, at) for each in value)]
-        if kind in (dict, types.MappingProxyType):
-            return [kind.__name__, *self._describe_items(value.items(), at)]
-        if kind in (set, frozenset):
-            return [kind.__name__, *self._describe_set(value, at)]
-        if kind is types.MethodType:
-            return ["method", self._describe(value.__func__, at), self._describe(value.__self__, at)]
-        if kind in (staticmethod, classmethod):
-            return [kind.__name__, self._describe(value.__func__, at)]
-        if kind is property:
-            return ["property", *(self._describe(each, at) for each in (value.fget, value.fset, value.fdel))]
-        if kind is functools.cached_property:
-            return ["property", self._describe(value.func, at)]
-        if kind is functools.partial:
-            parts = (value.func, value.args, value.keywords, vars(value))
-            return ["partial", *(self._describe(each, at) for each in parts)]
-        if kind is functools._lru_cache_wrapper:
-            return self._describe_cached(value, at)
-        if kind is types.CellType:
-            return ["cell", self._describe(read_cell(value), at)]
-        if (described := self._describe_data(value, at)) is not None:
-            return described
-        if isinstance(value, (*_METHODS, *_UNBOUND)):
-            return self._describe_builtin(value, at)
-        if isinstance(value, SLOTS):
-            return ["slot", value.__name__]
-        if isinstance(value, enum.Enum):
-            cls = self._describe_class(type(value), at)
-            return ["member", cls, value.name, *self._describe_enumerated(value, at)]
-        return at.find_again(value) or self._describe_object(value, at)
-
-    def _describe_enumerated(self, value: enum.Enum, at: Place) -> list[Any]:
-        """Describes the value of a member of an enumeration, and its attributes."""
-        return [self._describe(each, at) for each in (value.value, object_state.without(vars(value), _OF_MEMBERS))]
-
-    def _describe_set(self, value: Iterable[Any], at: Place) -> list[Any]:
-        described, known = [], len(at.met)
-        self._sets += 1
-        for each in value if self._sets <= _MOST_SETS else ():
-            described.append(self._describe(each, at))
-            while len(at.met) > known:  # the order differs in each process: none is told by another's number
-                at.met.popitem()
-        if self._sets > _MOST_SETS:
-            self._note("sets in sets, too deep to be described", "leads to", at)
-        self._sets -= 1
-        return sorted(described, key=json.dumps)
-
-    def _describe_cached(self, value: Any, at: Place) -> Any:
-        """Describes a function that `functools.lru_cache` decorates, without what is in the cache."""
-        if ours.is_ours(value):
-            return ours.describe_ours(value)
-        options = value.cache_parameters()
-        held = object_state.without(vars(value), ("__wrapped__", "cache_parameters"))
-        return ["cached", *(self._describe(each, at) for each in (value.__wrapped__, options, held))]
-
-    # -- data ---------------------------------------------------------------------------------------------------
-
-    def _describe_data(self, value: Any, at: Place) -> Any:
-        """Describes arrays, tensors and the like by their content; None for other values."""
-        if (array := self._describe_array(value)) is not None:
-            is_turned = isinstance(value, np.ndarray) and value.flags.fnc  # as in Fortran, and not as in C
-            return [*array, "F"] if is_turned else array
-        if type(value) is np.ndarray:  # of objects
-            return ["objects", list(value.shape), *(self._describe(each, at) for each in value.ravel())]
-        if isinstance(value, np.ndarray) and type(value).__qualname__ == "MaskedArray":
-            masked: Any = value  # of which a copy has a value to fill with, where it has none yet
-            parts = (masked.data, np.ma.getmaskarray(masked), masked.fill_value)
-            return ["masked", *(self._describe(each, at) for each in parts)]
-        if isinstance(value, re.Pattern):
-            return ["pattern", self._describe(value.pattern, at), value.flags]
-        if type(value) is struct.Struct:
-            return ["struct", value.format]
-        if isinstance(value, PurePath) and modules.is_foreign_class(type(value)):
-            self._has_paths |= isinstance(value, Path)
-            return ["path", self._describe_text(str(value), at)]
-        if isinstance(value, np.ufunc):
-            if getattr(np, value.__name__, None) is not value and type(value).__module__ == "numpy":
-                self._note(f"the compiled function {value.__name__}", "uses", at)
-            return ["named", "numpy", value.__name__]
-        torch = object_state.find_torch()
-        if torch is None:
-            return None
-        if isinstance(value, torch.Tensor):
-            return self._describe_tensor(value, torch, at)
-        if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)):
-            return ["torch", repr(value)]
-        return None
-
-    def _describe_array(self, value: Any) -> Any:
-        if not isinstance(value, np.ndarray):
-            return describe_array(value)
-        if id(value) not in self._arrays:
-            self._arrays[id(value)] = value, describe_array(value)
-        return self._arrays[id(value)][1]
-
-    def _describe_tensor(self, value: Any, torch: Any, at: Place) -> Any:
-        kind = type(value)
-        described = ["tensor", str(value.dtype), list(value.shape)]
-        if kind not in (torch.Tensor, torch.nn.Parameter):
-            described.append(self._describe_class(kind, at))
-        if vars(value):
-            described.append(self._describe(vars(value), at))
-        try:
-            if value.is_quantized:
-                raise NotImplementedError
-            plain = value.detach().cpu().as_subclass(torch.Tensor).contiguous()
-            raw = plain.reshape(-1).view(torch.uint8).numpy()
-        except (RuntimeError, NotImplementedError):  # its content cannot be read: meta, sparse
-            self._note(f"a tensor whose values cannot be read ({value.layout}, {value.device})", "holds", at)
-            return described
-        return [*described, hashlib.sha256(raw).hexdigest()]
-
-    def _describe_builtin(self, value: Any, at: Place) -> Any:
-        """Describes a compiled function, or a method of a builtin with what it is bound to."""
-        owner = getattr(value, "__self__", None)
-        if isinstance(value, _UNBOUND):
-            return ["named", value.__objclass__.__module__, value.__objclass__.__qualname__, value.__name__]
-        if owner is not None and not isinstance(owner, types.ModuleType):
-            return ["bound", self._describe(owner, at), value.__name__]
+def describe_object(value: Any, describer: Describer) -> Any:
+    """Describe an object by its class and state: what a pickled copy is made from, and what that lacks."""
+    kind = type(value)
+    name, is_foreign = f"{kind.__module__}.{kind.__qualname__}", modules.is_foreign_class(kind)
+    if is_foreign and _is_generator(value):
+        if not describer.is_seeded:
+            describer.note(
+                f"a generator of random numbers ({kind.__qualname__}), which changes with each use", "holds"
+            )
+        return ["generator", name, type(getattr(value, "bit_generator", None)).__qualname__]
+    if is_foreign and _is_stream(value):
+        describer.note(f"an iterator ({name}), which changes with each use", "holds")
+        return ["iterator", name]
+    if kind.__module__.startswith("numba.") and hasattr(value, "py_func"):
+        return ["numba", describer.walk(value.py_func), describer.walk(value.targetoptions)]
+    cls = describer.describe_class(kind)
+    if any(ours.is_ours(base) and dataclasses.is_dataclass(base) for base in kind.__mro__):
+        own = {} if ours.is_ours(kind) else _read_attributes(value)
+        bound = own | ours.collect_bound_values(value)
+        return ["dataclass", cls, {name: describer.walk(held) for name, held in bound.items()}]
+    try:
+        reduce: Any = copyreg.dispatch_table.get(kind)
+        reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:80]
+        describer.note(f"an object of {name}, whose state cannot be read ({reason})", "holds")
+        return ["object", cls]
+    state, copied = reduced, dict[str, Any]()
+    if isinstance(reduced, str):  # it is pickled by its name
         module = getattr(value, "__module__", None)
-        self._note_compiled(module, value.__qualname__, at)
-        return ["named", str(module), value.__qualname__]
+        file = getattr(sys.modules.get(str(module)), "__file__", None)
+        is_compiled = callable(value) and module and not modules.is_foreign(module, file)
+        if is_compiled or (isinstance(value, np.ufunc) and getattr(np, reduced, None) is not value):
+            describer.note(f"the compiled function {module}.{reduced}", "uses")
+        state = [module, reduced]
+    else:
+        state, copied = _clean_state(value, reduced), _join_state((*reduced, None)[2])
+    lacking = {
+        name: held
+        for name, held in ({} if is_foreign or describer.is_of_members else _read_attributes(value)).items()
+        if copied.get(name, copied) is not held and not _is_handle(held)
+    }
+    return ["object", cls, *map(describer.walk, [*state, lacking])]
 
-    def _note_compiled(self, module: str | None, name: str, at: Place) -> None:
-        """Notes a gap for compiled code of the user's own."""
-        if module and not modules.is_foreign(module, getattr(sys.modules.get(module), "__file__", None)):
-            self._note(f"the compiled function {module}.{name}", "uses", at)
 
-    # -- objects ------------------------------------------------------------------------------------------------
+def _is_generator(value: Any) -> bool:
+    """Whether it makes random numbers."""
+    torch = find_torch()
+    kinds = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+    return isinstance(value, kinds if torch is None else (*kinds, torch.Generator))
 
-    def _describe_object(self, value: Any, at: Place) -> Any:
-        """Describes an object by its class and state: what a pickled copy is made from, and what that lacks."""
-        kind = type(value)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        is_foreign = modules.is_foreign_class(kind)
-        if is_foreign and object_state.is_generator(value):
-            if not self._is_seeded:
-                what = f"a generator of random numbers ({kind.__qualname__}), which changes with each use"
-                self._note(what, "holds", at)
-            return ["generator", name, type(getattr(value, "bit_generator", None)).__qualname__]
-        if is_foreign and isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase):
-            self._note(f"an iterator ({name}), which changes with each use", "holds", at)
-            return ["iterator", name]
-        if kind.__module__.startswith("numba.") and hasattr(value, "py_func"):
-            return ["numba", self._describe(value.py_func, at), self._describe(value.targetoptions, at)]
-        described = self._describe_class(kind, at)
-        if any(ours.is_ours(base) and dataclasses.is_dataclass(base) for base in kind.__mro__):
-            bound = ours.collect_bound_values(value)
-            if not ours.is_ours(kind):
-                bound = {
-                    **object_state.drop_cached(kind, object_state.join_state(object.__getstate__(value))),
-                    **bound,
-                }
-            return ["dataclass", described, {name: self._describe(each, at) for name, each in bound.items()}]
-        try:
-            reduce = copyreg.dispatch_table.get(kind)
-            state = value.__reduce_ex__(4) if reduce is None else reduce(value)
-        except Exception as error:
-            reason = str(error).partition("\n")[0][:80]
-            self._note(f"an object of {name}, whose state cannot be read ({reason})", "holds", at)
-            return ["object", described]
-        lacking = (
-            [] if is_foreign and not isinstance(value, np.ndarray) else [self._describe_lacking(value, state, at)]
-        )
-        if isinstance(state, str):  # it is pickled by its name
-            if callable(value):
-                self._note_compiled(getattr(value, "__module__", None), state, at)
-            return ["named", described, state, *lacking]
-        return ["object", described, *self._describe_state(value, state, at), *filter(None, lacking)]
 
-    def _describe_state(self, value: Any, state: tuple[Any, ...], at: Place) -> list[Any]:
-        """Describes the state of an object as `__reduce_ex__` gives it."""
-        kind = type(value)
-        make, arguments, held, items, pairs, restore = (*state, *(None,) * 6)[:6]
-        if isinstance(value, (set, frozenset)):
-            known = self._describe_set(value, at)
-        else:
-            known = [self._describe(each, at) for each in arguments if each is not kind]
-        how = None if make is copyreg.__newobj__ else self._describe(make, at)  # type: ignore[attr-defined]
-        if isinstance(held, dict):
-            held = object_state.number_hooks(object_state.drop_cached(kind, held))
-            if modules.is_foreign_class(kind):
-                held = object_state.drop_accidents(value, held)
-        listed = None if items is None else [self._describe(each, at) for each in items]
-        paired = None if pairs is None else self._describe_items(pairs, at)
-        return [how, known, self._describe(held, at), listed, paired, self._describe(restore, at)]
+def _is_stream(value: Any) -> bool:
+    """Whether it is an iterator, which changes with each use."""
+    return isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
 
-    def _describe_lacking(self, value: Any, state: Any, at: Place) -> dict[str, Any]:
-        """Describes attributes that copies lack or have otherwise; handles are opened again by each copy."""
-        told = {} if isinstance(state, str) else object_state.join_state((*state, None)[2])
-        own = object_state.drop_cached(type(value), object_state.join_state(object.__getstate__(value)))
-        return {
-            name: self._describe(each, at)
-            for name, each in own.items()
-            if (name not in told or told[name] is not each) and not object_state.is_handle(each)
-        }
+
+def _clean_state(value: Any, reduced: tuple[Any, ...]) -> list[Any]:
+    """The state of an object as `__reduce_ex__` gives it, without what differs between processes."""
+    kind = type(value)
+    make, arguments, held, items, pairs, restore = (*reduced, *(None,) * 6)[:6]
+    make = None if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
+    arguments = [argument for argument in arguments if argument is not kind]
+    if isinstance(value, set | frozenset):
+        arguments = [frozenset(value)]
+    if isinstance(held, dict):
+        held = _number_hooks(_drop_cached(kind, held))
+    if isinstance(held, dict) and modules.is_foreign_class(kind):
+        # Albumentations fills a table of its own methods from a set; scikit-learn keeps an address, and
+        # `np.vectorize` what it has made at its first use.
+        kept = without(held, "_stop_words_id", "_ufunc")
+        held = {name: _sort_methods(value, table) for name, table in kept.items()}
+    is_dict = isinstance(value, dict) and not isinstance(value, collections.OrderedDict)
+    return [make, arguments, held, items and list(items), pairs and (dict if is_dict else list)(pairs), restore]
+
+
+def _read_attributes(value: Any) -> dict[str, Any]:
+    """All attributes of an object, those in slots included."""
+    return _drop_cached(type(value), _join_state(object.__getstate__(value)))
+
+
+def _is_handle(value: Any) -> bool:
+    """Whether it is an installed package's object that cannot be copied: an open file, a lock, a connection."""
+    if _is_stream(value) or not modules.is_foreign_class(type(value)):
+        return False
+    try:
+        value.__reduce_ex__(4)
+    except Exception:
+        return True
+    return False
+
+
+def _join_state(state: Any) -> dict[str, Any]:
+    """The attributes in the default state of an object; empty for another state."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    return {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+
+
+def _drop_cached(kind: type, held: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an object without what `functools.cached_property` keeps there, which follows from the rest."""
+    return without(held, *_find_cached_properties(kind))
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_cached_properties(kind: type) -> list[str]:
+    items = [item for base in kind.__mro__ for item in vars(base).items()]
+    return [name for name, item in items if isinstance(item, functools.cached_property)]
+
+
+def _number_hooks(held: dict[str, Any]) -> dict[str, Any]:
+    """The state of a torch module with its hooks numbered from 0, and not by how many the process has made."""
+    hooks = {name: table for name, table in held.items() if "_hooks" in name and isinstance(table, dict)}
+    keys = sorted({key for table in hooks.values() for key in table if type(key) is int})
+    return held | {
+        name: {keys.index(key) if type(key) is int else key: hook for key, hook in table.items()}
+        for name, table in hooks.items()
+        if keys
+    }
+
+
+def _sort_methods(owner: Any, table: Any) -> Any:
+    is_table = type(table) is dict and all(
+        type(name) is str and (isinstance(item, types.FunctionType) or getattr(item, "__self__", None) is owner)
+        for name, item in table.items()
+    )
+    return dict(sorted(table.items())) if is_table else table

@@ -67,10 +67,10 @@ def _is_importable(cached: Any) -> bool:
     name = getattr(cached, "__module__", None) or ""
     if name == "__main__" or name in cloudpickle.list_registry_pickle_by_value():
         return False
-    found: Any = sys.modules.get(name)
+    value: Any = sys.modules.get(name)
     for part in getattr(cached, "__qualname__", "").split("."):
-        found = getattr(found, part, None)
-    return found is cached
+        value = getattr(value, part, None)
+    return value is cached
 
 
 def dump(value: Any, settings: Mapping[str, Any] | None = None) -> int:

@@ -32,7 +32,7 @@ import struct
 import tempfile
 import time
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 from pipelines.errors import PipelineError
 
@@ -103,50 +103,31 @@ def receive(connection: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES) -> by
     try:
         message = connection.recv(max_bytes)
     except OSError as error:
-        if _is_of_handler(error):
-            raise
-        raise _receive_error(error) from error
+        _raise_lost(error, NothingReceived if isinstance(error, TimeoutError) else ConnectionLost)
     if not message:
         raise ConnectionLost(_PEER_ENDED)
     return message
 
 
-def _is_of_handler(error: OSError) -> bool:
-    """Whether a signal handler of the program, which runs within the system call, has raised an error, and not the
-    call."""
-    inner = error.__traceback__
-    while inner is not None and inner.tb_next is not None:
-        inner = inner.tb_next
-    own = (_is_of_handler.__code__.co_filename, socket.recv_fds.__code__.co_filename)
-    return inner is not None and inner.tb_frame.f_code.co_filename not in own
-
-
-def _receive_error(error: OSError) -> NothingReceived | ConnectionLost:
-    """The error that `receive` raises for an error of the socket."""
-    return NothingReceived() if isinstance(error, TimeoutError) else ConnectionLost(str(error))
-
-
-def receive_with_descriptor(connection: socket.socket) -> tuple[bytes, int | None]:
-    """One message and the descriptor sent with it, or None; raises as `receive` does."""
-    message, descriptors = receive_with_descriptors(connection, 1)
-    return message, descriptors[0] if descriptors else None
-
-
 def receive_with_descriptors(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """One message and the descriptors sent with it, so many at most; raises as `receive` does."""
+    """Receive one message and the descriptors sent with it, so many at most; raises as `receive` does."""
     try:
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, most)
     except OSError as error:
-        if _is_of_handler(error):
-            raise
-        raise _receive_error(error) from error
+        _raise_lost(error, NothingReceived if isinstance(error, TimeoutError) else ConnectionLost)
     if not message:
         raise ConnectionLost(_PEER_ENDED)
     return message, descriptors
 
 
+def receive_with_descriptor(connection: socket.socket) -> tuple[bytes, int | None]:
+    """Receive one message and the descriptor sent with it, or None; raises as `receive` does."""
+    message, descriptors = receive_with_descriptors(connection, 1)
+    return message, descriptors[0] if descriptors else None
+
+
 def receive_json(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """A JSON message and the descriptor sent with it, or None; raises as `receive` does."""
+    """Receive a JSON message and the descriptor sent with it, or None; raises as `receive` does."""
     message, descriptor = receive_with_descriptor(connection)
     return unpack(message), descriptor
 
@@ -159,9 +140,18 @@ def send(connection: socket.socket, message: bytes, *descriptors: int) -> None:
         else:
             connection.send(message)
     except OSError as error:
-        if _is_of_handler(error):
-            raise
-        raise ConnectionLost(str(error)) from error
+        _raise_lost(error, ConnectionLost)
+
+
+def _raise_lost(error: OSError, lost: type[Exception]) -> NoReturn:
+    """Raise what an error of a socket means; what a signal handler has raised within the call stays as it is."""
+    inner = error.__traceback__
+    while inner is not None and inner.tb_next is not None:
+        inner = inner.tb_next
+    own = (_raise_lost.__code__.co_filename, socket.recv_fds.__code__.co_filename)
+    if inner is not None and inner.tb_frame.f_code.co_filename not in own:
+        raise error
+    raise lost(str(error)) from error
 
 
 def is_struct(message: bytes, form: struct.Struct, letter: bytes) -> bool:

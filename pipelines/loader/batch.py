@@ -8,15 +8,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.checks import MOST_RANKS, check_integer
 from pipelines.errors import FieldError, unknown_name
 from pipelines.loader.ragged import map_tensors
 from pipelines.order import epoch_order
-from pipelines.samples.fields import INDEX, Field
+from pipelines.samples.fields import GOOD, INDEX, Field
 
 if TYPE_CHECKING:
     import torch
+
+
+#: Which samples of a global batch are prepared, bool [b]; None: all.
+Good = npt.NDArray[np.bool_] | None
+
+
+def find_good(ok: bytes) -> Good:
+    """Which samples are prepared by their status."""
+    if ok.count(GOOD) == len(ok):
+        return None
+    good: npt.NDArray[np.bool_] = np.frombuffer(ok, np.uint8) & GOOD != 0
+    return None if good.all() else good
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,6 @@ class ReadRange:
         return epoch_order.steps_per_epoch(self.n, self.batch_size, drop_last=self.drop_last)
 
     def first_step(self, epoch: int) -> int:
-        """The first step to read in an epoch."""
         return min(self.start_step, self.steps) if epoch == self.epochs.start else 0
 
     def places(self, step: int) -> tuple[int, int]:
@@ -117,7 +129,6 @@ class Staging:
         self._turn = 0
 
     def copy(self, batch: Batch, device: torch.device, non_blocking: bool) -> Batch:
-        """The batch with each tensor on `device`."""
         import torch
 
         self._turn ^= 1

@@ -22,9 +22,17 @@ from pipelines.fingerprint import known_as
 from pipelines.loader.batch import Batch
 from pipelines.loader.ragged import take_sample
 from pipelines.order.epoch_order import Generators
-from pipelines.prepare import global_generators
-from pipelines.prepare.global_generators import SEEDED, preserve_states, seed_for_sample
-from pipelines.prepare.own_generators import find_generators
+from pipelines.prepare.generators import (
+    SEEDED,
+    find_changes,
+    find_draws,
+    find_generators,
+    find_global,
+    lock_generators,
+    preserve_seeded,
+    read_marks,
+    seed_for_sample,
+)
 from pipelines.samples.fields import INDEX
 from pipelines.stage import has_generator_parameter
 
@@ -59,9 +67,9 @@ class Collator:
         self._rank = rank
         self._weighted = weighted
         self._is_random = has_generator_parameter(function)
-        self._own = find_generators(function)
+        self._own = self._find_own()
         self._has_begun = False
-        self._is_seeding = False  # whether it has been found to seed what it draws from
+        self._seeded: set[str] = set()  # generators that it draws from, but seeds itself
 
     def __call__(self, batch: Batch, *, is_training: bool = True) -> Batch:
         """The batch that the function makes of a batch; that of a rank without samples stays as it is.
@@ -92,47 +100,32 @@ class Collator:
 
     def _call(self, batch: Batch, is_training: bool) -> Any:
         # Beside a main thread that trains, and draws, a change of a global generator says nothing (`DrawWatch`).
-        names = None if threading.current_thread() is threading.main_thread() else ()
-        with global_generators.lock_generators():
-            before = global_generators.read_states(names, self._own)
-            given = self._copy(batch)
+        names = SEEDED["global"] if threading.current_thread() is threading.main_thread() else ()
+        if self._has_begun and not names and not self._own:
+            return self._apply(batch, is_training)
+        original = copy.copy(batch)
+        with lock_generators():
+            before = read_marks(find_global(names) | self._own)
             made = self._apply(batch, is_training)
             if not self._has_begun:  # some make their generator when they are called first
-                self._own, self._has_begun = find_generators(self._function), True
-            after = global_generators.read_states(names, self._own)
-            found = global_generators.find_changes(before, after)
-            if found:
-                found &= self._find_draws(given, is_training, names, after)
-                self._is_seeding = True
-        if found:
-            drawn = " and ".join(sorted(found))
-            raise ForeignRandomness(
-                f"{self._name} draws from {drawn}: its batches would differ from run to run, or after a resume; "
-                "draw from the generator of f(batch, rng), or leave a seed= out and use pipelines.from_samples(f, "
-                'random="torch") for a function that draws from torch'
-            )
+                self._own, self._has_begun = self._find_own(), True
+            changed = find_changes(before, read_marks(find_global(names) | self._own)) - self._seeded
+        if changed:
+            self._check_draws(original, is_training, names)
+            self._seeded |= changed
         return made
 
-    def _copy(self, batch: Batch) -> Batch:
-        """A copy for a second call, of the tensors, too, where one is likely: the first may write into them."""
-        is_likely = self._own or self._is_seeding or not self._has_begun
-        return batch.clone() if is_likely else copy.copy(batch)
+    def _check_draws(self, batch: Batch, is_training: bool, names: Collection[str]) -> None:
+        """Call the function twice with a copy of a batch, to see from which generators it draws."""
+        if drawn := find_draws(lambda: self._apply(batch.clone(), is_training), self._find_own, names):
+            raise ForeignRandomness(
+                f"{self._name} draws from {' and '.join(sorted(drawn))}: its batches would differ from run to run "
+                "or after a resume; draw from the generator of f(batch, rng), or leave a seed= out and use "
+                'pipelines.from_samples(f, random="torch") for a function that draws from torch'
+            )
 
-    def _find_draws(
-        self, batch: Batch, is_training: bool, names: Collection[str] | None, after: global_generators.States
-    ) -> set[str]:
-        """The generators that a second call with the same batch does not leave as the first has left them.
-
-        Args:
-            names: of the global generators that are watched.
-            after: the states that the first call has left.
-        """
-        with global_generators.preserve_states(names, self._own):
-            global_generators.advance(names, self._own)
-            self._apply(batch, is_training)
-            # Found again, because it may make a new one in each call.
-            again = global_generators.read_states(names, find_generators(self._function))
-        return global_generators.find_changes(after, again) | (after.keys() - again.keys())
+    def _find_own(self) -> dict[str, Any]:
+        return find_generators(self._function)
 
     def _apply(self, batch: Batch, is_training: bool) -> Any:
         try:
@@ -143,13 +136,13 @@ class Collator:
         except (PipelineError, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             if isinstance(error, PipelineError) and not isinstance(error, FieldError):
                 raise
-            said = (
+            hint = (
                 f"Each sample that it is given has the fields {', '.join(self._function.choose_fields(batch))}"
                 if isinstance(self._function, FromSamples)
                 else "It is given a Batch, a dict of tensors [b, ...]; a collate_fn for torch's DataLoader, which "
                 "takes a list of samples, is collate=pipelines.from_samples(collate_fn)"
             )
-            raise PipelineError(f"{self._name} failed: {type(error).__name__}: {error}. {said}") from error
+            raise PipelineError(f"{self._name} failed: {type(error).__name__}: {error}. {hint}") from error
 
     @property
     def _name(self) -> str:
@@ -162,45 +155,26 @@ class Collator:
 
         Args:
             kept: what the batch had.
-
-        Raises:
-            PipelineError: its index is not that of the batch's samples, in whichever order, or its weights are
-                not theirs.
         """
         import torch
 
         own = kept[INDEX]
-        found = result.setdefault(INDEX, own)
-        is_index = isinstance(found, torch.Tensor) and found.dtype == own.dtype and found.shape == own.shape
-        if not is_index or not torch.equal(found.cpu().sort().values, own.sort().values):
+        index = result.setdefault(INDEX, own)
+        is_index = isinstance(index, torch.Tensor) and index.dtype == own.dtype and index.shape == own.shape
+        if not is_index or not torch.equal(index.cpu().sort().values, own.sort().values):
             raise PipelineError(
                 f"{self._name} changed 'index': it has to name each sample of the batch once, so that all are "
                 "counted; leave it out, and keep the number of rows in a field of another name"
             )
         if self._weighted:
             weight = kept[_WEIGHT].clone()
-            weight[found.cpu().sort().indices] = kept[_WEIGHT][own.sort().indices]
-            given = result.setdefault(_WEIGHT, weight)
-            if not isinstance(given, torch.Tensor) or not torch.equal(given.cpu(), weight):
+            weight[index.cpu().sort().indices] = kept[_WEIGHT][own.sort().indices]
+            weights = result.setdefault(_WEIGHT, weight)
+            if not isinstance(weights, torch.Tensor) or not torch.equal(weights.cpu(), weight):
                 raise PipelineError(
                     f"{self._name} changed 'weight', which holds the weights= of the samples: leave it out, and "
                     "keep what you compute in a field of another name"
                 )
-
-
-def make_collator(
-    function: Collate | None, seed: int = 0, rank: int = 0, *, weighted: bool = False
-) -> Callable[..., Batch]:
-    """A `Collator`, or what returns each batch as it is if there is no function.
-
-    Raises:
-        PipelineError: the function is none.
-    """
-    return _keep_batch if function is None else Collator(function, seed, rank, weighted=weighted)
-
-
-def _keep_batch(batch: Batch, *, is_training: bool = True) -> Batch:
-    return batch
 
 
 @known_as("pipelines.from_samples")
@@ -215,7 +189,7 @@ class FromSamples:
 
     def __call__(self, batch: Batch, rng: np.random.Generator | None = None) -> Any:
         """What the function returns for the samples of a batch, as a dict."""
-        with preserve_states(SEEDED.get(self.random, frozenset())):
+        with preserve_seeded(SEEDED.get(self.random, frozenset())):
             if self.random is not None:
                 seed_for_sample(self.random, rng or np.random.default_rng([1, *batch[INDEX].tolist()]))
             made = self.function(self._split(batch))
@@ -232,7 +206,6 @@ class FromSamples:
         return dict(zip(self.names, values, strict=True))
 
     def choose_fields(self, batch: Batch) -> Sequence[str]:
-        """The fields that each sample has."""
         return [name for name in batch if name not in (INDEX, _WEIGHT)] if self.fields is None else self.fields
 
     def _split(self, batch: Batch) -> list[Any]:
@@ -282,7 +255,8 @@ def from_samples(
         raise PipelineError(
             f"from_samples: random must be {', '.join(map(repr, SEEDED))} or left out, got {random!r}"
         )
-    given = [
-        None if each is None else (each,) if isinstance(each, str) else tuple(each) for each in (fields, names)
+    tuples = [
+        None if names_of is None else (names_of,) if isinstance(names_of, str) else tuple(names_of)
+        for names_of in (fields, names)
     ]
-    return FromSamples(collate_fn, given[0], given[1], random)
+    return FromSamples(collate_fn, tuples[0], tuples[1], random)

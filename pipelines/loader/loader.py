@@ -19,57 +19,36 @@ from pipelines.checks import check_function
 from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
 from pipelines.ipc import messages
-from pipelines.loader.batch import Batch, ReadRange, Staging, empty_batch
-from pipelines.loader.collate import Collate, make_collator
-from pipelines.loader.private_stages import Good, complete_batch, find_good
+from pipelines.loader.batch import Batch, Good, ReadRange, Staging, empty_batch, find_good
 from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
-from pipelines.loader.stream_client import StreamClient, StreamRefused
-from pipelines.loader.workers import LoaderWorkers
-from pipelines.order.epoch_order import Indices
 from pipelines.prepare.preparer import Preparer, warn_skipped
+from pipelines.providers import import_object
 from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
-from pipelines.verification.reader import MakeVerification, Verification
-from pipelines.weights import Weights, check_endless, weigh
+from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:
     import torch
 
+    from pipelines.loader.collate import Collate
+    from pipelines.loader.stream_client import StreamClient
+    from pipelines.loader.workers import LoaderWorkers
+    from pipelines.verification.reader import MakeVerification, Verification
 
 _RETRY_STEPS = 32
 WEIGHT = "weight"
 
 
-class Epoch:
-    """One epoch of a loader: iterate it for its batches."""
-
-    def __init__(self, loader: Loader, epoch: int) -> None:
-        self.epoch = epoch
-        self._loader = loader
-
-    def __len__(self) -> int:
-        reading = self._loader.reading
-        return reading.steps - reading.first_step(self.epoch)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (batch for batch in self.all_batches() if batch.global_size)
-
-    def all_batches(self) -> Iterator[Batch]:
-        """Each global batch, also one without a sample, of which `iter` gives none."""
-        return self._loader._batches(self.epoch)
-
-
 class Loader(Resumable):
     """Iterates the batches of `epochs`; made by `Pipeline.loader` or `pipelines.attach`.
 
-    Without `epochs` each pass over it is the next epoch of the stream, with its own order of samples. With
-    `epochs` there is one pass, over all of them. `len(loader)` is the number of batches in the present pass, or in
-    the next one if there is no present pass. Samples of weight 0 are in no batch, and a global batch without a
-    sample is passed over; `len` counts it.
+    Without `epochs` each pass over it is the next epoch of the stream; with `epochs` there is one pass.
+    `len(loader)` is the number of batches in the present pass, or else in the next one. Samples of weight 0 are in
+    no batch, and a global batch without a sample is passed over; `len` counts it.
 
     Args:
         is_endless: whether each pass is the next epoch.
-        workers, prefetch, timeout_s: see `Pipeline.loader`.
+        workers, prefetch: see `Pipeline.loader`.
         verify: makes what compares samples of the stream; None: nothing is compared.
 
     Attributes:
@@ -91,36 +70,36 @@ class Loader(Resumable):
         local_world: int | None = None,
         workers: int = 0,
         prefetch: int | None = None,
-        timeout_s: float | None = None,
         collate: Collate | None = None,
         verify: MakeVerification | None = None,
     ) -> None:
         check_function("weights", weights)
         if weights is not None and WEIGHT in pipeline.top_fields:
             raise PipelineError(f"weights= fills the field {WEIGHT!r} of a batch, which the samples have already")
-        if getattr(pipeline.source, "is_endless", False):
-            check_endless(weights, len(pipeline) * (2 if is_endless else reading.epochs.stop))
         super().__init__(pipeline, reading, is_endless=is_endless)
         self._address = address
         self._name = name
         self._local_world = local_world or reading.world
         self._copy = copy
-        self._on_wait = on_wait
-        self._weights = weights
-        self._collate = make_collator(collate, pipeline.seed, reading.rank, weighted=weights is not None)
+        self._on_wait, self._weights = on_wait, weights
+        self._collate = collate
+        if collate is not None:
+            make = import_object("pipelines.loader.collate:Collator")
+            self._collate = make(collate, pipeline.seed, reading.rank, weighted=weights is not None)
         self._client: StreamClient | None = None
         self._make_verification = verify
         self._verification: Verification | None = None
-        self._workers = LoaderWorkers(pipeline, workers, prefetch, timeout_s, copy=copy)
+        self._workers: LoaderWorkers | None = None  # where there are some
+        if (workers, prefetch) != (0, None):
+            make_workers = import_object("pipelines.loader.workers:LoaderWorkers")
+            self._workers = make_workers(pipeline, workers, prefetch, copy=copy)
         self._preparer: Preparer | None = None
         self._staging = Staging()
         self._skipped, self._skipped_indices = 0, list[int]()  # of the batch that was made last
-        self._passes = 0  # that have begun
-        self._batches_before = 0  # batches of earlier ones
         self._joined_epoch = 0
         self._attach_error: str | None = None
-        names = ("samples", "batches", "shared_batches", "private_batches", "skipped", "private_skipped")
-        self._counts = dict.fromkeys(names, 0)
+        self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0}
+        self._counts |= {"skipped": 0, "private_skipped": 0}
         self._waited_s = 0.0
         if address is not None:
             first = reading.epochs.start if join_next is None else None
@@ -132,7 +111,7 @@ class Loader(Resumable):
     @property
     def num_workers(self) -> int:
         """Preparation workers of this loader alone; 0 if it prepares in this process, or reads a feeder."""
-        return self._workers.count
+        return 0 if self._workers is None else self._workers.count
 
     @property
     def steps_per_epoch(self) -> int:
@@ -148,72 +127,34 @@ class Loader(Resumable):
         reading = self.reading
         return len(reading.epochs) * reading.steps - reading.first_step(reading.epochs.start)
 
-    def epochs(self) -> Iterator[Epoch]:
-        """One pass: each of its epochs in turn, which has `.epoch` and iterates its batches.
-
-        The pass begins when its first epoch is asked for: an iterator that is never read is no pass.
-
-        Raises:
-            PipelineError: there is one pass (`epochs` was given), and it has begun.
-        """
-        self._check_pass()
-        return self._iterate_epochs()
-
-    def _check_pass(self) -> None:
-        if self._has_begun and not self._is_endless:
-            read = self.reading.epochs
-            raise PipelineError(
-                f"a second pass over a loader of epochs {read.start} to {read.stop - 1} would repeat them: "
-                "leave epochs= out for the next epoch at each pass, or make a loader for each range of epochs"
-            )
-
-    def _begin_pass(self) -> None:
-        self._check_pass()
-        if self._has_begun:
-            self._leave_stream()  # a pass that was left in the middle is still in it
-            stop = self.reading.epochs.stop
-            self._read_from(replace(self.reading, epochs=range(stop, stop + 1), start_step=0))
-        self._has_begun, self._batches_before = True, self._counts["batches"]
-        self._passes += 1
-
-    def _iterate_epochs(self) -> Iterator[Epoch]:
-        self._begin_pass()
-        number = self._passes
-        try:
-            for epoch in self.reading.epochs:
-                yield Epoch(self, epoch)
-                self._next = (epoch + 1, 0)
-        finally:
-            if self._passes != number:
-                pass  # another pass has begun, and has what this one had
-            elif self._is_endless and self._client is None:
-                self._workers.keep_batch()  # they prepare the next pass
-            else:
-                self.close()
-
-    def __iter__(self) -> Iterator[Batch]:
-        return _iterate_batches(self.epochs())  # `epochs` raises here, not at the first batch
-
     def stats(self) -> dict[str, Any]:
         """What has been read so far.
 
         Returns:
             `samples` of this rank and its `batches`, of them `shared_batches` and `private_batches`; `skipped`
             samples of the global batches, and of the private ones `private_skipped`; `waited_s`, seconds waited
-            for the feeder or for workers; `prepare_cpu_s`, CPU-seconds of preparation in this process and its
-            workers.
+            for the feeder or for workers; `prepare_cpu_s`, CPU-seconds of preparation here and in workers.
         """
-        prepared = self._preparer.cpu_s if self._preparer is not None else 0.0
-        prepared += self._workers.cpu_s
+        prepared = sum(part.cpu_s for part in (self._preparer, self._workers) if part is not None)
         return {**self._counts, "waited_s": self._waited_s, "prepare_cpu_s": prepared}
 
     def _leave_stream(self) -> None:
         if self._client is not None:
             self.close()
 
+    def _count_batches(self) -> int:
+        return self._counts["batches"]
+
+    def _end_pass(self) -> None:
+        if not self._is_endless or self._client is not None:
+            self.close()
+        elif self._workers is not None:
+            self._workers.keep_batch()  # they prepare the next pass
+
     def close(self) -> None:
         """Leave the stream and end the workers; others no longer wait for this loader."""
-        self._workers.close()
+        if self._workers is not None:
+            self._workers.close()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -221,7 +162,7 @@ class Loader(Resumable):
     # --- batches ----------------------------------------------------------------------------------------
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
-        left_out, known = 0, list[int]()  # of this epoch, since it was begun or resumed
+        left_out, left_out_indices = 0, list[int]()  # of this epoch, since it was begun or resumed
         for step in range(self.reading.first_step(epoch), self.reading.steps):
             start, stop = self.reading.places(step)
             private = self._counts["private_batches"]
@@ -229,8 +170,8 @@ class Loader(Resumable):
                 batch = self._next_batch(epoch, step, start, stop)
                 if skipped := self._skipped:
                     left_out += skipped
-                    known += self._skipped_indices
-                    self.pipeline.check_skipped(left_out, self.reading.n, known)
+                    left_out_indices += self._skipped_indices
+                    self.pipeline.check_skipped(left_out, self.reading.n, left_out_indices)
             except BaseException:
                 self.close()  # the feeder's answer to an interrupted request may still arrive: attach again
                 self._has_begun = self._counts["batches"] > self._batches_before  # else this was no pass
@@ -241,7 +182,8 @@ class Loader(Resumable):
             self._counts["private_skipped"] += skipped if self._counts["private_batches"] > private else 0
             self._next = (epoch, step + 1)
             yield batch
-        self._workers.end_epoch(epoch)
+        if self._workers is not None:
+            self._workers.end_epoch(epoch)
         if self._client is not None:
             try:
                 self._client.release(self._position(epoch + 1, 0))
@@ -262,30 +204,29 @@ class Loader(Resumable):
                     self._counts["shared_batches"] += 1
                     return batch
         self._counts["private_batches"] += 1
-        if self._workers.count:
+        if self._workers is not None and self._workers.count:
             began = time.perf_counter()
-            found = self._workers.read_batch(
+            read = self._workers.read_batch(
                 self.reading, None if self._is_endless else self.reading.epochs.stop, epoch, step
             )
             self._waited_s += time.perf_counter() - began
-            if found is not None:
-                return self._make_batch(found[0], epoch, step, found[1])
+            if read is not None:
+                return self._make_batch(read[0], epoch, step, read[1])
         return self._prepare_batch(epoch, step, start, stop)
 
     def _read_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
         """The batch as views of the ring; None if a sample was not prepared there and has to be tried here."""
-        assert self._client is not None
-        ring = self._client
-        base = epoch * self.reading.n
-        began = time.perf_counter()
-        ring.wait(released=base + start, want=base + stop)
-        self._waited_s += time.perf_counter() - began
+        ring, base = self._client, epoch * self.reading.n
+        assert ring is not None
+        self._wait(ring, base + start, base + stop)
         if self._is_verified(ring) and not self._is_admitted(ring, epoch, start, stop):
             return None
         ok = ring.read_status(base + start, base + stop)
         if UNREACHED in ok:
             return None
         if ring.stages < len(self.pipeline.stages):
+            from pipelines.loader.private_stages import complete_batch
+
             own = self.reading.own(start, stop)
             made = complete_batch(ring, self._get_preparer(), ok, epoch, (start, stop), own)
             return None if made is None else self._make_batch(made[0], epoch, step, made[1])
@@ -310,14 +251,18 @@ class Loader(Resumable):
         if ring is None or epoch >= self.reading.epochs.stop or not self._is_verified(ring):
             return self.shared
         start, stop = self.reading.places(step)
-        base, began = epoch * self.reading.n, time.perf_counter()
+        base = epoch * self.reading.n
         try:
-            ring.wait(released=base + start, want=base + stop)
-            self._waited_s += time.perf_counter() - began
+            self._wait(ring, base + start, base + stop)
             self._is_admitted(ring, epoch, start, stop)
         except messages.ConnectionLost as lost:
             self._go_on_alone(epoch, step, lost)
         return self.shared
+
+    def _wait(self, ring: StreamClient, released: int, want: int) -> None:
+        began = time.perf_counter()
+        ring.wait(released=released, want=want)
+        self._waited_s += time.perf_counter() - began
 
     def _is_verified(self, ring: StreamClient) -> bool:
         """Whether samples of the stream are compared."""
@@ -328,10 +273,10 @@ class Loader(Resumable):
     def _is_admitted(self, ring: StreamClient, epoch: int, start: int, stop: int) -> bool:
         """Compare samples of a batch, if any are due; leave the stream for good if one differs at its start."""
         assert self._verification is not None
-        read = functools.partial(ring.read_served, self.pipeline, epoch)
+        where = functools.partial(ring.read_served, self.pipeline, epoch), epoch, start, stop
         if self._verification.has_begun:
-            self._verification.check_batch(read, epoch, start, stop)
-        elif not self._verification.admit_first(read, epoch, start, stop):
+            self._verification.check_batch(*where)
+        elif not self._verification.admit_first(*where):
             self.close()
             self._address = None
             return False
@@ -387,10 +332,10 @@ class Loader(Resumable):
             fields[WEIGHT] = weight
         batch = Batch(fields, epoch=epoch, step=step, global_size=size)
         batch._staging = self._staging
-        return self._collate(batch)
+        return batch if self._collate is None else self._collate(batch)
 
     @functools.cached_property
-    def _order(self) -> Callable[[int, int, int], Indices]:
+    def _order(self) -> Callable[[int, int, int], Any]:
         return self.pipeline.order()
 
     def _get_preparer(self) -> Preparer:
@@ -428,29 +373,19 @@ class Loader(Resumable):
             self._address = None
 
     def _attach(self, first_epoch: int | None, position: int) -> None:
-        """Attach to the stream at a position; the loader continues alone if that is not possible now.
+        """Attach to the stream at a position; the loader continues alone if that is not possible now."""
+        from pipelines.loader.stream_client import StreamClient, StreamRefused
 
-        Raises:
-            PipelineError: it will never be possible: the feeder has another pipeline, or too small a ring.
-        """
         assert self._address is not None
         reading = self.reading
         epochs = len(reading.epochs) if first_epoch is None else reading.epochs.stop - first_epoch
         place = 0 if first_epoch is None else position - first_epoch * reading.n
         try:
             self._client = StreamClient(
-                self._address,
-                self.pipeline,
-                self._on_wait,
-                name=self._name,
-                rank=reading.rank,
-                world=reading.world,
-                local_world=self._local_world,
-                batch_size=reading.batch_size,
-                first_epoch=first_epoch,
-                place=place,
-                epochs=epochs,
-            )
+                self._address, self.pipeline, self._on_wait, name=self._name, rank=reading.rank,
+                world=reading.world, local_world=self._local_world, batch_size=reading.batch_size,
+                first_epoch=first_epoch, place=place, epochs=epochs,
+            )  # fmt: skip
             self._joined_epoch = self._client.first_epoch
         except messages.ConnectionLost as lost:
             self._attach_error = str(lost)
@@ -463,9 +398,3 @@ class Loader(Resumable):
                 raise PipelineError(str(refused)) from None
             else:
                 self._attach_error = f"{refused}; it looks for a place from time to time"
-
-
-def _iterate_batches(epochs: Iterator[Epoch]) -> Iterator[Batch]:
-    """A generator, which closes the loader when it is left early."""
-    for epoch in epochs:
-        yield from epoch

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import os
 import selectors
-import time
 import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipelines.description import PipelineDescription
-from pipelines.errors import PipelineError
 from pipelines.loader.ring_reader import RingReader
 from pipelines.order.rank_rows import RankRows
 from pipelines.order.stream import Block, Stream
@@ -37,19 +35,13 @@ _PREFETCH_BYTES = 256 << 20  # above this the default is two batches
 _MAX_BLOCKS_IN_FLIGHT = 64  # whose messages fit a socket's buffer, so that no send waits
 
 
-class LoaderTimeout(PipelineError, TimeoutError):
-    """A batch was not prepared within `timeout_s`; the message says what the workers were doing."""
-
-
 class PrivateFeeder:
     """The preparation workers of one loader, and the ring that they fill.
 
     Args:
-        pipeline: the pipeline to prepare.
         rows: the rows that the loader reads, of each epoch at least one.
         workers: how many processes, at least 1.
         prefetch: batches prepared ahead of the one in use; None for `default_prefetch`.
-        timeout_s: how long `read` may take; None for ever.
         stop_epoch: the epoch before which reading ends; None: there is no last one.
         prepare_timeout_s: the longest time for one sample (`pipelines.Feeder`).
 
@@ -68,7 +60,6 @@ class PrivateFeeder:
         rows: RankRows,
         workers: int,
         prefetch: int | None,
-        timeout_s: float | None,
         stop_epoch: int | None = None,
         prepare_timeout_s: float = 300.0,
     ) -> None:
@@ -77,7 +68,6 @@ class PrivateFeeder:
         self.rows = rows
         self.prefetch = default_prefetch(workers, batch * sample_bytes) if prefetch is None else prefetch
         self._poison_records = pipeline.poison_records
-        self._timeout_s = timeout_s
         self._pid = os.getpid()
         self._stop = _LAST_POSITION if stop_epoch is None else stop_epoch * rows.per_epoch
         if pipeline.shuffle is True:  # each worker is going to read everywhere
@@ -86,11 +76,11 @@ class PrivateFeeder:
         capacity = choose_capacity(batch, block, self.prefetch)
         stream = self._stream = Stream(capacity, block)
         self._selector = selectors.DefaultSelector()
-        buffers = Buffers(pipeline, stream, {}, overwrite_released=False)
+        buffers = Buffers(pipeline, stream, {})
 
         def next_block() -> tuple[int, Block] | None:
-            found = stream.next_block()
-            return None if found is None else (buffers.ring, found)
+            block = stream.next_block()
+            return None if block is None else (buffers.ring, block)
 
         def on_done(_buffer_id: int, block: Block) -> None:
             stream.complete(block)
@@ -138,13 +128,12 @@ class PrivateFeeder:
             or copies (`RingReader.read_batch`).
 
         Raises:
-            LoaderTimeout: it takes longer than `timeout_s`.
             PipelineError: the workers end before they have prepared anything.
         """
         first, last = self.rows.bounds(step)
         start, stop = (epoch * self.rows.per_epoch + row for row in (first, last))
         self._move_to(start)
-        self._wait(stop, epoch, step)
+        self._wait(stop)
         if self._reader is None:
             view = ring.RingView(self._fd, self._layout, wraps=True)
             self._reader = RingReader(view, self._poison_records)
@@ -184,19 +173,11 @@ class PrivateFeeder:
             self._handle_events(None)
         self._stream.join(_READER, position, self._stop)
 
-    def _wait(self, position: int, epoch: int, step: int) -> None:
-        """Wait until all positions below this one are prepared."""
+    def _wait(self, position: int) -> None:
         if self._stream.ready >= position:
             self._handle_events(0.0)
-        until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         while self._stream.ready < position:
-            left_s = None if until is None else until - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise LoaderTimeout(
-                    f"step {step} of epoch {epoch} was not prepared within timeout_s={self._timeout_s:g}: "
-                    f"{'; '.join(self._pool.describe_progress())}"
-                )
-            self._handle_events(left_s)
+            self._handle_events(None)
 
     def _handle_events(self, timeout_s: float | None) -> None:
         """Assign blocks, and wait so long for reports of workers."""

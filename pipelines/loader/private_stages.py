@@ -5,26 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from pipelines.loader.batch import empty_batch
+from pipelines.loader.batch import Good, empty_batch
 from pipelines.loader.stream_client import StreamClient
 from pipelines.prepare.preparer import Preparer
 from pipelines.samples.fields import FAILED, GOOD, OK, Columns
 
 if TYPE_CHECKING:
     import torch
-
-#: Which samples of a global batch are prepared, bool [b]; None: all.
-Good = npt.NDArray[np.bool_] | None
-
-
-def find_good(ok: bytes) -> Good:
-    """Which samples are prepared by their status."""
-    if ok.count(GOOD) == len(ok):
-        return None
-    good: npt.NDArray[np.bool_] = np.frombuffer(ok, np.uint8) & GOOD != 0
-    return None if good.all() else good
 
 
 def complete_batch(
@@ -52,14 +40,14 @@ def complete_batch(
         return None
     base = epoch * len(pipeline)
     places = [place for place in range(*(whole if skipping else own)) if ok[place - whole[0]] != FAILED]
-    given = ((place, *ring.read_shared_part(base + place)) for place in places)
+    shared_parts = ((place, *ring.read_shared_part(base + place)) for place in places)
     tensors = empty_batch(pipeline.fields, len(places))
     columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
     if not skipping:
-        preparer.complete(columns, epoch, given, ring.stages)
+        preparer.complete(columns, epoch, shared_parts, ring.stages)
         return tensors, None
     good = columns[OK] = np.zeros(len(places), np.uint8)
-    preparer.complete(columns, epoch, given, ring.stages)
+    preparer.complete(columns, epoch, shared_parts, ring.stages)
     good &= GOOD
     mine = [row for row, place in enumerate(places) if good[row] and own[0] <= place < own[1]]
     if len(mine) < len(places):

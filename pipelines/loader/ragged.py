@@ -139,11 +139,11 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     if isinstance(value, Ragged):
         return value.map_packed(change)
     if isinstance(value, Mapping):
-        return {name: map_tensors(each, change) for name, each in value.items()}
+        return {name: map_tensors(part, change) for name, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(each, change) for each in value))
+        return type(value)(*(map_tensors(part, change) for part in value))
     if isinstance(value, tuple | list):
-        return type(value)(map_tensors(each, change) for each in value)
+        return type(value)(map_tensors(part, change) for part in value)
     return value
 
 
@@ -164,9 +164,9 @@ def take_rows(value: Any, rows: slice, count: int, name: str) -> Any:
         PipelineError: the field does not have one row for each sample.
     """
     if isinstance(value, Mapping):
-        return {key: take_rows(each, rows, count, f"{name}.{key}") for key, each in value.items()}
+        return {key: take_rows(part, rows, count, f"{name}.{key}") for key, part in value.items()}
     if isinstance(value, tuple):
-        made = [take_rows(each, rows, count, f"{name}.{number}") for number, each in enumerate(value)]
+        made = [take_rows(part, rows, count, f"{name}.{number}") for number, part in enumerate(value)]
         return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
     if not hasattr(value, "__len__") or isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0:
         return value
@@ -178,7 +178,7 @@ def take_rows(value: Any, rows: slice, count: int, name: str) -> Any:
 def take_sample(value: Any, row: int) -> Any:
     """One sample's part of a field of a batch: tensors without the batch axis, texts as they are."""
     if isinstance(value, Mapping):
-        return {key: take_sample(each, row) for key, each in value.items()}
+        return {key: take_sample(part, row) for key, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(take_sample(each, row) for each in value)
+        return tuple(take_sample(part, row) for part in value)
     return value[row]

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +20,17 @@ from pipelines.environment.machine_limits import fits_in_memory
 from pipelines.errors import MOST_RECORDS, BadRecords, DataOutOfReach, PipelineError, SampleError, TooManySkipped
 from pipelines.ipc import messages
 from pipelines.loader.batch import Batch
-from pipelines.loader.collate import Collate, make_collator
 from pipelines.loader.ragged import assemble
-from pipelines.loader.stream_client import StreamRefused, request_resident
 from pipelines.order.epoch_order import rank_bounds
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
 from pipelines.samples.poison_records import has_poison
 from pipelines.shm import ring
-from pipelines.verification.reader import MakeVerification, StreamOrigin, Verification, verify_here
-from pipelines.verification.served import ServedSample
+
+if TYPE_CHECKING:
+    from pipelines.loader.collate import Collate, Collator
+    from pipelines.verification.checker import ServedSample
+    from pipelines.verification.reader import MakeVerification, StreamOrigin, Verification
 
 #: Reads rows of a set: a view, the slot of the first of them in it, and which rows hold a sample.
 ReadRows = Callable[[int, int], tuple[ring.RingView, int, npt.NDArray[Any]]]
@@ -39,7 +40,30 @@ TRIED, TRIED_BYTES = 64, 2**28  # records that are tried at a time, at most, and
 _CHECKS, LEAST_CHECKED = 64, 2**20  # while a set is prepared, at most so many, each for at least so many bytes
 
 
-class Resident:
+class _WholeSet:
+    """What a set in memory and one that is prepared anew at each pass have in common."""
+
+    pipeline: PipelineDescription
+
+    def loader(
+        self,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        collate: Collate | None = None,
+        chosen: Chosen | None = None,
+    ) -> ResidentLoader:
+        """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order, at each pass.
+
+        Args:
+            collate: `f(batch)` or `f(batch, rng)`, applied to each batch; `rng` is None.
+            chosen: of each row whether batches have it, bool [n]; None: they have all.
+        """
+        assert isinstance(self, Resident | StreamedSet)
+        return ResidentLoader(self, batch_size, rank, world, collate, chosen)
+
+
+class Resident(_WholeSet):
     """All samples of a pipeline, in its source's order, in shared memory.
 
     Attributes:
@@ -48,7 +72,7 @@ class Resident:
 
     def __init__(self, view: ring.RingView, pipeline: PipelineDescription, prepare_cpu_s: float = 0.0) -> None:
         self.prepare_cpu_s = prepare_cpu_s
-        self._pipeline, self._structure = pipeline, pipeline.structure
+        self.pipeline, self._structure = pipeline, pipeline.structure
         self._verification: Verification | None = None
         self._passes = 0
         self._view = view
@@ -99,7 +123,7 @@ class Resident:
             stream: what the feeder says of the set.
         """
         self._verification = make(stream)
-        n = len(self._pipeline)
+        n = len(self.pipeline)
         return self._verification is None or self._verification.admit_first(self._read_served, 0, 0, n)
 
     def begin_pass(self, batch_size: int, first: int, last: int) -> ReadRows:
@@ -112,13 +136,15 @@ class Resident:
             SamplesDiffer: it differs.
         """
         if self._verification is not None:
-            self._verification.check_batch(self._read_served, self._passes, 0, len(self._pipeline))
+            self._verification.check_batch(self._read_served, self._passes, 0, len(self.pipeline))
             self._passes += 1
         return lambda start, stop: (self._view, start, self._ok[start:stop])
 
     def _read_served(self, place: int) -> ServedSample:
+        from pipelines.verification.checker import ServedSample
+
         record = None if self._structure is None else self._structure.as_record()
-        stages = len(self._pipeline.stages)
+        stages = len(self.pipeline.stages)
         return ServedSample.read(self._view.columns, place, stages=stages, epoch=0, place=place, structure=record)
 
     def __len__(self) -> int:
@@ -126,33 +152,12 @@ class Resident:
         return int(np.count_nonzero(self._ok))
 
     @property
-    def pipeline(self) -> PipelineDescription:
-        """Of its samples."""
-        return self._pipeline
-
-    @property
     def columns(self) -> Columns:
         """The fields of all samples, by row, and `_ok`: which rows hold one."""
         return self._view.columns
 
-    def loader(
-        self,
-        batch_size: int,
-        rank: int = 0,
-        world: int = 1,
-        collate: Collate | None = None,
-        chosen: Chosen | None = None,
-    ) -> ResidentLoader:
-        """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order, at each pass.
 
-        Args:
-            collate: `f(batch)` or `f(batch, rng)`, applied to each batch; `rng` is None.
-            chosen: of each row whether batches have it, bool [n]; None: they have all.
-        """
-        return ResidentLoader(self, batch_size, rank, world, collate, chosen)
-
-
-class StreamedSet:
+class StreamedSet(_WholeSet):
     """All samples of a pipeline, in its source's order, of which one batch at a time is in memory.
 
     Its batches are those of a `Resident`, bit by bit.
@@ -175,17 +180,6 @@ class StreamedSet:
     def __len__(self) -> int:
         """Samples in the set, without the ones that are skipped; prepares them all to find out."""
         return sum(len(batch[INDEX]) for batch in self.loader(1))
-
-    def loader(
-        self,
-        batch_size: int,
-        rank: int = 0,
-        world: int = 1,
-        collate: Collate | None = None,
-        chosen: Chosen | None = None,
-    ) -> ResidentLoader:
-        """See `Resident.loader`."""
-        return ResidentLoader(self, batch_size, rank, world, collate, chosen)
 
     def begin_pass(self, batch_size: int, first: int, last: int) -> ReadRows:
         """See `Resident.begin_pass`.
@@ -249,22 +243,13 @@ def explain_failures(pipeline: PipelineDescription, errors: Sequence[SampleError
     return None
 
 
-def _check_memory(size: int) -> None:
-    if not fits_in_memory(size):
-        raise MemoryError(f"{size / 2**30:.3g} GiB are more than half of the memory that is free")
-
-
 def _check_reached(ok: bytes) -> None:
     if UNREACHED in ok:
         raise DataOutOfReach("records were out of reach where they were prepared")
 
 
 def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Sequence[int]) -> None:
-    """Prepare the first records that have failed here again, for the original errors, and raise all in one.
-
-    Raises:
-        SampleError: of the only one, or `BadRecords`.
-    """
+    """Prepare the first records that have failed here again, for the original errors, and raise all in one."""
     alone = {name: column[:1].copy() for name, column in columns.items() if name != OK}
     where, errors = pipeline.source.where, []
     for bad in failed[:MOST_RECORDS]:
@@ -280,10 +265,7 @@ def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Seq
 
 
 class ResidentLoader:
-    """Iterates a rank's rows of a resident set, as often as wanted: the same batches at each pass.
-
-    `len(loader)` is the number of batches in a pass. A batch is valid until the next one is asked for.
-    """
+    """Iterates a rank's rows of a resident set, as often as wanted; a batch is valid until the next one is."""
 
     def __init__(
         self,
@@ -299,7 +281,11 @@ class ResidentLoader:
         world = check_integer("world", world, 1)
         rank = check_integer("rank", rank, 0, world - 1, f" of world {world}")
         self._bounds = cut_rows(*rank_bounds(0, len(resident.pipeline), rank, world), batch_size, chosen)
-        self._collate = make_collator(collate)
+        self._collate: Collator | None = None
+        if collate is not None:
+            from pipelines.loader.collate import Collator
+
+            self._collate = Collator(collate, 0)
         self._counts = {"samples": 0, "batches": 0, "skipped": 0}
 
     def __len__(self) -> int:
@@ -323,15 +309,12 @@ class ResidentLoader:
             fields = tensors if structure is None else assemble(structure, tensors)
             try:
                 batch = Batch(fields, epoch=0, step=step, global_size=size)
-                yield self._collate(batch, is_training=False)
+                yield batch if self._collate is None else self._collate(batch, is_training=False)
             finally:
                 view.restore(slot, slot + stop - start, views)
 
     def stats(self) -> dict[str, Any]:
-        """What has been read so far, over all passes: `samples` and `batches` of this rank, `skipped` samples.
-
-        `prepare_cpu_s`: CPU-seconds that this process spent on preparing the set; 0 where a feeder did.
-        """
+        """What has been read in all passes: this rank's `samples`, `batches` and `skipped`; `prepare_cpu_s`."""
         return {**self._counts, "prepare_cpu_s": self._resident.prepare_cpu_s}
 
 
@@ -370,27 +353,15 @@ def resident(
     """
     check_pipeline("the pipeline of resident()", pipeline)
     check_function("on_wait", on_wait)
-    if address is not None:
-        address = check_address(address)
     still = pipeline.without_randomness()
     if address is not None:
-        try:
-            view, stream = request_resident(address, key, still, on_wait)
-            make = verify_here(still, key, f"the resident set {key!r}") if verify is True else verify or None
-            found = Resident(view, still)
-            if make is None or found.verify(make, stream):
-                return found
-        except messages.ConnectionLost:
-            warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
-        except DataOutOfReach as error:
-            warnings.warn(f"{key!r} is prepared here: {error}", stacklevel=2)
-        except StreamRefused as refused:
-            if not refused.unsure:
-                raise PipelineError(str(refused)) from None
-            warnings.warn(f"{key!r} is prepared here: {refused}", stacklevel=2)
+        served = _find_served(check_address(address), key, still, on_wait, verify)
+        if served is not None:
+            return served
 
     def check(size: int) -> None:  # again and again: others may prepare theirs
-        _check_memory(size)
+        if not fits_in_memory(size):
+            raise MemoryError(f"{size / 2**30:.3g} GiB are more than half of the memory that is free")
         if on_wait is not None:
             on_wait()
 
@@ -399,3 +370,31 @@ def resident(
     except MemoryError as error:
         warnings.warn(f"{key!r} is prepared anew at each pass: {error}", stacklevel=2)
         return StreamedSet(still)
+
+
+def _find_served(
+    address: str,
+    key: str,
+    still: PipelineDescription,
+    on_wait: Callable[[], None] | None,
+    verify: bool | MakeVerification,
+) -> Resident | None:
+    """The resident set of a feeder; None, with a warning, where it is to be prepared here."""
+    from pipelines.loader.stream_client import StreamRefused, request_resident
+    from pipelines.verification.reader import verify_here
+
+    try:
+        view, stream = request_resident(address, key, still, on_wait)
+        make = verify_here(still, key, f"the resident set {key!r}") if verify is True else verify or None
+        served = Resident(view, still)
+        return served if make is None or served.verify(make, stream) else None
+    except messages.ConnectionLost:
+        why = f"no feeder answers at {address}: {key!r} is prepared here"
+    except DataOutOfReach as error:
+        why = f"{key!r} is prepared here: {error}"
+    except StreamRefused as refused:
+        if not refused.unsure:
+            raise PipelineError(str(refused)) from None
+        why = f"{key!r} is prepared here: {refused}"
+    warnings.warn(why, stacklevel=3)
+    return None

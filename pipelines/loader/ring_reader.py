@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class RingReader:
-    """A private view of a ring, and the batch that the consumer currently holds as views of it.
-
-    Attributes:
-        view: of the ring.
-    """
+    """A private view of a ring, and the batch that the consumer currently holds as views of it."""
 
     def __init__(self, view: RingView, poison_records: PoisonRecords) -> None:
         self.view = view

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,18 +17,35 @@ from pipelines.checks import check_integer, shorten_repr
 from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
-from pipelines.loader.batch import ReadRange
+from pipelines.loader.batch import Batch, ReadRange
 
 VERSION = 1
 _KEYS = ("version", "epoch", "step", "samples", "batch_size", "n", "pipeline")
+
+
+class Epoch:
+    """One epoch of a loader: iterate it for its batches."""
+
+    def __init__(self, loader: Resumable, epoch: int) -> None:
+        self.epoch = epoch
+        self._loader = loader
+
+    def __len__(self) -> int:
+        reading = self._loader.reading
+        return reading.steps - reading.first_step(self.epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for batch in self.all_batches() if batch.global_size)
+
+    def all_batches(self) -> Iterator[Batch]:
+        """Each global batch, also one without a sample, of which `iter` gives none."""
+        return self._loader._batches(self.epoch)
 
 
 class Resumable:
     """The place of a loader in its stream: what it has delivered, and where its next pass begins.
 
     Args:
-        pipeline: the pipeline that it reads.
-        reading: what it reads of the stream.
         is_endless: whether each pass is the next epoch.
 
     Attributes:
@@ -39,6 +56,8 @@ class Resumable:
         self.pipeline = pipeline
         self._is_endless = is_endless
         self._has_begun = False
+        self._passes = 0  # that have begun
+        self._batches_before = 0  # batches of earlier ones
         self._read_from(reading)
         self._first_epoch = reading.epochs.start
         self._identity: dict[str, Any] | None = None
@@ -50,6 +69,58 @@ class Resumable:
 
     def _leave_stream(self) -> None:
         """Leave a feeder's stream, because the next pass begins elsewhere."""
+
+    def _end_pass(self) -> None:
+        """A pass has ended, and no other has begun."""
+
+    def _count_batches(self) -> int:
+        """Batches that were delivered so far."""
+        raise NotImplementedError
+
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def epochs(self) -> Iterator[Epoch]:
+        """One pass: each of its epochs in turn, which has `.epoch` and iterates its batches.
+
+        The pass begins when its first epoch is asked for: an iterator that is never read is no pass.
+
+        Raises:
+            PipelineError: there is one pass (`epochs` was given), and it has begun.
+        """
+        self._check_pass()
+        return self._iterate_epochs()
+
+    def _check_pass(self) -> None:
+        if self._has_begun and not self._is_endless:
+            read = self.reading.epochs
+            raise PipelineError(
+                f"a second pass over a loader of epochs {read.start} to {read.stop - 1} would repeat them: "
+                "leave epochs= out for the next epoch at each pass, or make a loader for each range of epochs"
+            )
+
+    def _begin_pass(self) -> None:
+        self._check_pass()
+        if self._has_begun:
+            self._leave_stream()  # a pass that was left in the middle is still in it
+            stop = self.reading.epochs.stop
+            self._read_from(replace(self.reading, epochs=range(stop, stop + 1), start_step=0))
+        self._has_begun, self._batches_before = True, self._count_batches()
+        self._passes += 1
+
+    def _iterate_epochs(self) -> Iterator[Epoch]:
+        self._begin_pass()
+        number = self._passes
+        try:
+            for epoch in self.reading.epochs:
+                yield Epoch(self, epoch)
+                self._next = (epoch + 1, 0)
+        finally:
+            if self._passes == number:  # else another pass has begun, and has what this one had
+                self._end_pass()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return _iterate_batches(self.epochs())  # `epochs` raises here, not at the first batch
 
     @property
     def batch_size(self) -> int:
@@ -95,8 +166,8 @@ class Resumable:
         """
         if self._identity is None:
             self._identity = self.pipeline.describe_identity()
-        (epoch, step), reading, known = self._next, self.reading, self._identity
-        parts = [list(part) for part in known["parts"]]
+        (epoch, step), reading, identity = self._next, self.reading, self._identity
+        parts = [list(part) for part in identity["parts"]]
         return {
             "version": VERSION,
             "epoch": epoch,
@@ -104,7 +175,7 @@ class Resumable:
             "samples": min(reading.n, step * reading.batch_size),
             "batch_size": reading.batch_size,
             "n": reading.n,
-            "pipeline": {**known, "tokens": list(known["tokens"]), "parts": parts},
+            "pipeline": {**identity, "tokens": list(identity["tokens"]), "parts": parts},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,11 +211,7 @@ class Resumable:
 
 
 def _find_place(state: Any, pipeline: PipelineDescription, reading: ReadRange) -> tuple[int, int]:
-    """The epoch and step at which a loader of this pipeline goes on from a state.
-
-    Raises:
-        PipelineError: it is no state, of another pipeline, or at a place where none of these batches begins.
-    """
+    """The epoch and step at which a loader of this pipeline goes on from a state."""
     if not isinstance(state, Mapping) or any(key not in state for key in _KEYS):
         raise PipelineError(
             f"load_state_dict() needs what state_dict() of a loader returned, got {shorten_repr(state)}"
@@ -158,10 +225,10 @@ def _find_place(state: Any, pipeline: PipelineDescription, reading: ReadRange) -
     step = check_integer("the state's step", state["step"], 0)
     if state["batch_size"] != reading.batch_size:
         samples = check_integer("the state's samples", state["samples"], 0, reading.n)
-        step, rest = divmod(samples, reading.batch_size)
+        step, remainder = divmod(samples, reading.batch_size)
         if samples == reading.n:
-            step, rest = reading.steps, 0
-        if rest:
+            step, remainder = reading.steps, 0
+        if remainder:
             raise PipelineError(
                 f"the state is after {samples} samples of epoch {epoch}, in batches of {state['batch_size']}; no "
                 f"batch of batch_size={reading.batch_size} begins there: use one that divides {samples}"
@@ -188,9 +255,18 @@ def _check_pipeline(state: Mapping[str, Any], pipeline: PipelineDescription) -> 
     pairs = list(itertools.zip_longest(theirs["parts"], mine["parts"], fillvalue=("no stage", "")))
     for (their_name, their_digest, *_), (name, digest, *_) in pairs:
         if (their_name, their_digest) != (name, digest):
-            said = f"the {name} is another" if their_name == name else f"it has {their_name} where here is {name}"
+            difference = (
+                f"the {name} is another" if their_name == name else f"it has {their_name} where here is {name}"
+            )
             raise PipelineError(
-                f"the loader's state is of another pipeline: {said}. Load it into a loader of the same pipeline"
+                f"the loader's state is of another pipeline: {difference}. "
+                "Load it into a loader of the same pipeline"
             )
     if why := theirs["why_unsure"] or mine["why_unsure"]:
         warnings.warn(f"whether the loader's state is of this pipeline cannot be checked: {why}", stacklevel=4)
+
+
+def _iterate_batches(epochs: Iterator[Epoch]) -> Iterator[Batch]:
+    """A generator, which closes the loader when it is left early."""
+    for epoch in epochs:
+        yield from epoch

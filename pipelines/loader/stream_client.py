@@ -20,10 +20,11 @@ from pipelines.samples.structure import Inferred, Structure
 from pipelines.shm.ring import Layout, RingView
 from pipelines.shm.words import LIMIT, READY, RELEASED, SINCE, WANT, map_ring_words, map_words
 from pipelines.verification.reader import StreamOrigin
-from pipelines.verification.served import ServedSample
 
 if TYPE_CHECKING:
     import torch
+
+    from pipelines.verification.checker import ServedSample
 
 
 class StreamRefused(Exception):
@@ -110,9 +111,6 @@ def _find_fields(pipeline: PipelineDescription, answer: dict[str, Any]) -> dict[
 
     A copy of the feeder's own pipeline takes over what the feeder knows of the samples. It prepares no sample to
     find out, so that a process which only reads batches neither imports decoders nor opens the source.
-
-    Raises:
-        StreamRefused: a pipeline that is built as the feeder's has other fields.
     """
     if answer.get("token") == pipeline.token:
         pipeline.__dict__["_inferred"] = _parse_samples(answer)
@@ -137,7 +135,6 @@ class StreamClient:
         on_wait: called every second while `wait` waits; what it raises ends the waiting.
 
     Attributes:
-        first_epoch: the epoch at which it joined.
         position: all positions below it are released.
         stages: how many of the pipeline's stages were applied to the samples: fewer than all if the feeder holds a
             prefix.
@@ -262,12 +259,12 @@ class StreamClient:
         self._announced = self.position
 
     def read_status(self, start: int, stop: int) -> bytes:
-        """The status of the positions [start, stop) (`RingReader.read_status`)."""
         first = start % self.capacity
         return self._reader.read_status(first, first + stop - start)
 
     def read_served(self, pipeline: PipelineDescription, epoch: int, place: int) -> ServedSample:
-        """The sample at a place of an epoch, as it is in the ring, copied."""
+        from pipelines.verification.checker import ServedSample
+
         structure = pipeline.structure if self.stages == len(pipeline.stages) else self._structure
         return ServedSample.read(
             self._reader.view.columns,
@@ -292,7 +289,6 @@ class StreamClient:
         return index, {name: copy_in_layout(columns[name][slot], form) for name, form in self._layouts.items()}
 
     def read_batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:
-        """The fields at the positions [start, stop) (`RingReader.read_batch`)."""
         first = start % self.capacity
         return self._reader.read_batch(first, first + stop - start, copy=copy)
 

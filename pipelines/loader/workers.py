@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.checks import check_integer, check_seconds
+from pipelines.checks import check_integer
 from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
-from pipelines.loader.batch import ReadRange
-from pipelines.loader.private_feeder import LoaderTimeout, PrivateFeeder
-from pipelines.loader.private_stages import Good, find_good
+from pipelines.loader.batch import Good, ReadRange, find_good
+from pipelines.loader.private_feeder import PrivateFeeder
 from pipelines.order.rank_rows import RankRows
 from pipelines.samples.fields import GOOD, UNREACHED
-from pipelines.workers.starting import CannotStart
+from pipelines.workers.processes import CannotStart
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +25,8 @@ class LoaderWorkers:
     """The workers of one loader.
 
     Args:
-        pipeline: the pipeline to prepare.
         count: how many workers; 0 for none.
-        prefetch, timeout_s: see `PrivateFeeder`.
+        prefetch: see `PrivateFeeder`.
         copy: whether batches are copies.
 
     Raises:
@@ -38,24 +36,14 @@ class LoaderWorkers:
         count: how many there are; 0 as well where none can be started.
     """
 
-    def __init__(
-        self,
-        pipeline: PipelineDescription,
-        count: int,
-        prefetch: int | None,
-        timeout_s: float | None,
-        *,
-        copy: bool,
-    ) -> None:
+    def __init__(self, pipeline: PipelineDescription, count: int, prefetch: int | None, *, copy: bool) -> None:
         self.count = check_integer("workers", count, 0)
-        given = {"prefetch": prefetch, "timeout_s": timeout_s}
-        if self.count == 0 and (named := [name for name, value in given.items() if value is not None]):
+        if self.count == 0 and prefetch is not None:
             raise PipelineError(
-                f"{named[0]}= needs workers=1 or more: without workers each batch is prepared by the process that "
+                "prefetch= needs workers=1 or more: without workers each batch is prepared by the process that "
                 "asks for it, when it asks"
             )
         self._prefetch = None if prefetch is None else check_integer("prefetch", prefetch, 1)
-        self._timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s, above=True)
         self._pipeline, self._copy = pipeline, copy
         self._feeder: PrivateFeeder | None = None
         self._ended_cpu_s = 0.0
@@ -76,14 +64,12 @@ class LoaderWorkers:
         """The rows of this rank of a batch, and which samples of the global batch are prepared.
 
         Args:
-            reading: what the loader reads.
             stop_epoch: the epoch before which it ends; None: there is no last one.
 
         Returns:
             None if the loader has to prepare the batch itself.
 
         Raises:
-            LoaderTimeout: it takes longer than `timeout_s`.
             PipelineError: the pipeline cannot be given to workers, or they end before they have prepared anything.
         """
         feeder = self._get_feeder(reading, stop_epoch)
@@ -91,8 +77,6 @@ class LoaderWorkers:
             return None
         try:
             ok, tensors = feeder.read(epoch, step, copy=self._copy)
-        except LoaderTimeout:
-            raise
         except (CannotStart, MemoryError) as error:  # one that has died cannot be replaced
             self._give_up(error)
             return None
@@ -120,9 +104,7 @@ class LoaderWorkers:
             if rows.per_epoch == 0:
                 return None
             try:
-                self._feeder = PrivateFeeder(
-                    self._pipeline, rows, self.count, self._prefetch, self._timeout_s, stop_epoch
-                )
+                self._feeder = PrivateFeeder(self._pipeline, rows, self.count, self._prefetch, stop_epoch)
             except (OSError, MemoryError) as error:
                 self._give_up(error)
         return self._feeder

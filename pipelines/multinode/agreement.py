@@ -77,21 +77,10 @@ class Round:
 
 
 @dataclass
-class NodeRates:
-    """What a feeder reports about itself to its group; the fields are those of `NodeState`."""
-
-    gate: bool
-    waiting: float
-    prepare: float
-    consume: float
-
-
-@dataclass
 class Membership:
     """A group that this node has joined, or is joining.
 
     Attributes:
-        selector: of the design of its rounds.
         last_exchange_s: when it requested to join, or last exchanged states (time.monotonic).
         has_exchanged: whether the nodes have exchanged states.
         state_sent: when the state was sent that is still to be answered, or None.
@@ -134,7 +123,6 @@ def agree(
     Args:
         states: of all nodes, by rank.
         design: of the round.
-        block_size: samples in a block.
         max_samples: the largest number of samples in a round.
         capacity: samples in a ring; nodes whose streams are more than NEAR_RINGS rings apart disband.
     """
@@ -181,7 +169,6 @@ class DesignSelector:
         name: "auto", or a design that stays.
         nodes: how many there are.
         preparers: of `single` and `multi`; None for the usual ones.
-        sample_bytes: of a sample in the ring.
     """
 
     def __init__(self, name: str, nodes: int, preparers: int | None, sample_bytes: int) -> None:
@@ -222,15 +209,19 @@ class DesignSelector:
 
     def _select_best(self, rates: Rates) -> Design:
         """The first design that is faster than the members, or else the fastest one known."""
-        promised = {each: predict_rate(each, rates) for each in self._candidates}
-        kept = [self.measured[each] / promised[each] for each in self.measured if each.name != "node"]
+        promised = {design: predict_rate(design, rates) for design in self._candidates}
+        kept = [self.measured[design] / promised[design] for design in self.measured if design.name != "node"]
         share = min(1.0, max(kept, default=1.0))
-        score = {each: promised[each] * (1.0 if each.name == "node" else share) for each in self._candidates}
+        score = {
+            design: promised[design] * (1.0 if design.name == "node" else share) for design in self._candidates
+        }
         score.update(self.measured)
-        enough = [each for each in self._candidates if rates.consume and score[each] >= _MIN_GAIN * rates.consume]
+        enough = [
+            design for design in self._candidates if rates.consume and score[design] >= _MIN_GAIN * rates.consume
+        ]
         if enough:
             return enough[0]
-        best = max(self._candidates, key=lambda each: score[each])
+        best = max(self._candidates, key=lambda design: score[design])
         return best if not self.measured or score[best] > _MIN_GAIN * score[self.design] else self.design
 
     def _switch_to(self, design: Design) -> None:
@@ -243,21 +234,21 @@ class DesignSelector:
         Returns:
             Whether it was recorded, or its readers waited: another design may be better.
         """
-        now, ready = states[0].clock_s, states[0].ready
+        now_s, ready = states[0].clock_s, states[0].ready
         if self._trial_since is None:
-            self._trial_since = (now + _SETTLE_S, _ANYWHERE)
+            self._trial_since = (now_s + _SETTLE_S, _ANYWHERE)
         began, from_ready = self._trial_since
-        if now < began:
+        if now_s < began:
             return False
         if from_ready == _ANYWHERE:
-            self._trial_since = (now, ready)
+            self._trial_since = (now_s, ready)
             return False
         self._waiting.append(max(state.waiting for state in states))
-        if now - began < _TRIAL_S:
+        if now_s - began < _TRIAL_S:
             return False
-        rate = (ready - from_ready) / (now - began)
+        rate = (ready - from_ready) / (now_s - began)
         limited = sum(self._waiting) / len(self._waiting) > 0.5
-        self._trial_since, self._waiting = (now, ready), []
+        self._trial_since, self._waiting = (now_s, ready), []
         if limited and rate > 0:
             self.measured[self.design] = rate
         return limited

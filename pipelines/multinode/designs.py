@@ -20,12 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from pipelines.feeder.peers import DesignName
 from pipelines.order.stream import Block, split_blocks
 
-Name = Literal["node", "single", "multi", "all"]
-DESIGNS: tuple[Name, ...] = ("node", "single", "multi", "all")
 CHANNELS = 2
 
 
@@ -33,11 +31,11 @@ CHANNELS = 2
 class Design:
     """A design, and how many nodes prepare: all of them in `node` and `all`."""
 
-    name: Name
+    name: DesignName
     preparers: int
 
     @classmethod
-    def create(cls, name: Name, nodes: int, preparers: int | None = None) -> Design:
+    def create(cls, name: DesignName, nodes: int, preparers: int | None = None) -> Design:
         """A design for so many nodes; by default with one preparer in `single` and all in `multi`."""
         if name in ("node", "all"):
             return cls(name, nodes)
@@ -66,7 +64,6 @@ class Transfer:
     parts: tuple[Block, ...]
 
     def blocks_sent_by(self, rank: int) -> tuple[Block, ...]:
-        """The blocks that a rank sends."""
         if self.root is not None:
             return self.parts if rank == self.root else ()
         return tuple(
@@ -74,13 +71,11 @@ class Transfer:
         )
 
     def blocks_received_by(self, rank: int) -> tuple[Block, ...]:
-        """The blocks that a rank receives."""
-        given = self.blocks_sent_by(rank)
-        return tuple(block for block in self.parts if block[0] < block[1] and block not in given)
+        sent = self.blocks_sent_by(rank)
+        return tuple(block for block in self.parts if block[0] < block[1] and block not in sent)
 
 
 def owned_blocks(design: Design, rank: int, start: int, stop: int, block_size: int) -> list[Block]:
-    """The blocks of [start, stop) that a rank prepares."""
     return [
         block
         for block in split_blocks(start, stop, block_size)
@@ -112,7 +107,6 @@ def plan_transfers(design: Design, nodes: int, start: int, stop: int, block_size
 
 
 def _rounds_of_blocks(start: int, stop: int, block_size: int, p: int) -> Iterator[tuple[int, tuple[Block, ...]]]:
-    """(turn, the block of each of p ranks in it), empty where the block is not in [start, stop)."""
     turns: dict[int, list[Block]] = {}
     for block in split_blocks(start, stop, block_size):
         turn, rank = divmod(block[0] // block_size, p)
@@ -132,7 +126,6 @@ class Rates:
         prepare: samples/s that each node can prepare.
         link_bps: bytes/s of the slowest node's interface in each direction; 0 if unknown.
         consume: samples/s of the fastest member when it never waits; 0 if unknown.
-        sample_bytes: bytes of a sample in the ring.
     """
 
     prepare: tuple[float, ...]
@@ -182,7 +175,7 @@ def list_candidates(nodes: int, preparers: int | None = None) -> list[Design]:
     """The designs that `auto` chooses from, preferred ones first: a broadcast waits for no other block."""
     counts = {preparers} if preparers else {nodes, math.ceil(nodes / 2), 1}
     several = [Design.create(name, nodes, p) for p in sorted(counts, reverse=True) for name in ("multi", "single")]
-    return [each for each in several if each != Design("single", nodes)] + [
+    return [design for design in several if design != Design("single", nodes)] + [
         Design.create("all", nodes),
         Design.create("node", nodes),
     ]

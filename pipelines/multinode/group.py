@@ -15,21 +15,20 @@ from collections.abc import Callable
 from typing import Any
 
 from pipelines.description import PipelineDescription
+from pipelines.feeder.peers import Peers
 from pipelines.fingerprint import SCHEME
 from pipelines.ipc import messages
 from pipelines.multinode.agreement import (
     NEAR_RINGS,
     DesignSelector,
     Membership,
-    NodeRates,
     NodeState,
     Round,
     agree,
 )
 from pipelines.multinode.designs import Transfer, owned_blocks, plan_transfers
-from pipelines.multinode.group_search import POLL_S, GroupSearch
 from pipelines.multinode.link import LinkProcess
-from pipelines.multinode.rendezvous import Peers
+from pipelines.multinode.rendezvous import POLL_S, Rendezvous
 from pipelines.order.stream import Block, Stream
 from pipelines.samples.fields import describe_fields
 from pipelines.workers.buffers import Buffer
@@ -38,7 +37,7 @@ _MIN_WAITING = 0.5  # the share of the time from which a node's readers count as
 _HEARTBEAT_S = 0.5
 _ANSWER_S = 15.0
 #: A link loads torch and its transport first: a minute on a busy node or a shared file system. The death of a node
-#: that is waited for is noticed before (`GroupSearch.is_superseded`).
+#: that is waited for is noticed before (`Rendezvous.is_superseded`).
 _JOIN_S = 120.0
 
 
@@ -49,9 +48,8 @@ class NodeGroup:
         ring: the ring, whose slots are exchanged.
         stream: the stream's state; a group decides how far it advances.
         selector: where the link's socket is registered.
-        measure: returns what this feeder reports to its group.
+        measure: returns what this feeder reports: `gate`, `waiting`, `prepare`, `consume` of `NodeState`.
         on_ready: called with each block that has arrived from another node.
-        sample_bytes: bytes of one sample in the ring.
         first_timeout_s: how long the first group waits for all nodes.
 
     Attributes:
@@ -69,7 +67,7 @@ class NodeGroup:
         ring: Buffer,
         stream: Stream,
         selector: selectors.BaseSelector,
-        measure: Callable[[], NodeRates],
+        measure: Callable[[], tuple[bool, float, float, float]],
         on_ready: Callable[[Block], None],
         sample_bytes: int,
         first_timeout_s: float,
@@ -86,14 +84,13 @@ class NodeGroup:
         self._on_ready = on_ready
         self._sample_bytes = sample_bytes
         identity = _stream_identity(ring.pipeline, stream, design, preparers)
-        self._search = GroupSearch(peers, identity, NEAR_RINGS * stream.capacity, first_timeout_s)
+        self._search = Rendezvous(peers, identity, NEAR_RINGS * stream.capacity, first_timeout_s)
         self._group: Membership | None = None
-        self._link = LinkProcess(peers.transport, selector, self._handle_message)
+        self._link = LinkProcess(selector, self._handle_message)
         self._link.start()
 
     @property
     def has_met(self) -> bool:
-        """Whether this node is, or was, in a group."""
         return self._search.has_met
 
     @property
@@ -130,7 +127,6 @@ class NodeGroup:
     # --- the feeder's calls -----------------------------------------------------------------------------
 
     def next_block(self) -> Block | None:
-        """The next block that this node has to prepare, or None."""
         group = self._group
         if group is None or not group.joined:
             return self._stream.next_block()
@@ -150,34 +146,34 @@ class NodeGroup:
 
     def tick(self) -> float:
         """Search, join or exchange states, whichever is due; returns the seconds until the next call."""
-        now = time.monotonic()
+        now_s = time.monotonic()
         if self._link.is_blocked:
             self._fail()
         group = self._group
         if group is None:
-            if self._search.is_due(now):
-                self._join_group(now)
-            return self._search.interval_s(now)
+            if self._search.is_due(now_s):
+                self._join_group(now_s)
+            return self._search.interval_s(now_s)
         if not group.joined:
-            if now - group.last_exchange_s > _JOIN_S:
+            if now_s - group.last_exchange_s > _JOIN_S:
                 self._fail()
-            elif self._search.is_superseded(group.assignment, now):
+            elif self._search.is_superseded(group.assignment, now_s):
                 self._leave_group()
             return POLL_S
         if group.state_sent is not None:
-            left = group.state_sent + _ANSWER_S - now
-            if left <= 0:
+            due_s = group.state_sent + _ANSWER_S - now_s
+            if due_s <= 0:
                 self._fail()
                 return 0.0
-            return left
+            return due_s
         if self._is_round_due(group):
-            self._send_state(group, now)
+            self._send_state(group, now_s)
             return _ANSWER_S
-        left = max(0.0, group.last_exchange_s + _HEARTBEAT_S - now)
-        if left <= 0:
-            self._send_state(group, now)
+        due_s = max(0.0, group.last_exchange_s + _HEARTBEAT_S - now_s)
+        if due_s <= 0:
+            self._send_state(group, now_s)
             return _ANSWER_S
-        return left
+        return due_s
 
     def leave(self) -> None:
         """Leave the group, because the stream moves or its ring gets new memory."""
@@ -194,16 +190,16 @@ class NodeGroup:
         self._end_link()
         self._search.remove_files()
 
-    def _join_group(self, now: float) -> None:
-        """Look for a group once, and ask the link to join it."""
+    def _join_group(self, now_s: float) -> None:
+        """Look for a group, and ask the link to join it."""
         if not self._link.is_running:
             self._link.start()
-        assignment = self._search.find_group(self._head(), now)
+        assignment = self._search.find_group(self._head(), now_s)
         if assignment is None:
             return
         world = len(assignment.nodes)
         selector = DesignSelector(self._design, world, self._preparers, self._sample_bytes)
-        self._group = Membership(assignment, selector, last_exchange_s=now)
+        self._group = Membership(assignment, selector, last_exchange_s=now_s)
         pipeline, stream = self._ring.pipeline, self._stream
         join = messages.pack(
             "join",
@@ -211,7 +207,6 @@ class NodeGroup:
             rank=assignment.rank,
             world=world,
             interface=self.peers.interface,
-            transport=self.peers.transport,
             timeout_s=self.peers.timeout_s,
             fields=describe_fields(pipeline.fields),
             capacity=stream.capacity,
@@ -226,12 +221,12 @@ class NodeGroup:
     # --- rounds -----------------------------------------------------------------------------------------
 
     def _node_state(self, group: Membership) -> NodeState:
-        stream, measured = self._stream, self._measure()
+        stream, (gate, waiting, prepare, consume) = self._stream, self._measure()
         head, kept = self._head(), stream.retained_from
         if stream.active_readers and not stream.has_started:
             head = kept = stream.low
         return NodeState(
-            gate=measured.gate,
+            gate=gate,
             leave=group.assignment.rank == 0 and self._search.has_newcomers(group.assignment, group.head),
             head=head,
             low=stream.low,
@@ -240,9 +235,9 @@ class NodeGroup:
             ready=stream.ready,
             idle=stream.is_idle,
             clock_s=time.monotonic(),
-            waiting=measured.waiting,
-            prepare=measured.prepare,
-            consume=measured.consume,
+            waiting=waiting,
+            prepare=prepare,
+            consume=consume,
             link_bps=group.link_bps,
         )
 
@@ -257,7 +252,7 @@ class NodeGroup:
         if group.prepare_until is not None and stream.ready < group.prepare_until:
             return False
         wants = group.needed or any(reader.stop > stream.head for reader in stream.active_readers)
-        if not wants or not self._measure().gate or self._stream_position() == group.sent_position:
+        if not wants or not self._measure()[0] or self._stream_position() == group.sent_position:
             return False
         if group.selector.is_undecided and stream.ready < stream.head:
             return False
@@ -269,8 +264,8 @@ class NodeGroup:
         stream = self._stream
         return stream.head, stream.low, stream.retained_from, stream.is_idle, len(stream.active_readers)
 
-    def _send_state(self, group: Membership, now: float) -> None:
-        group.state_sent = group.last_exchange_s = now
+    def _send_state(self, group: Membership, now_s: float) -> None:
+        group.state_sent = group.last_exchange_s = now_s
         group.sent_position = self._stream_position()
         self._link.send(messages.pack("state", numbers=self._node_state(group).as_numbers()))
         self._stream.advertised_floor = self._stream.retained_from
@@ -278,7 +273,7 @@ class NodeGroup:
     def _handle_states(self, group: Membership, reply: dict[str, Any]) -> None:
         group.state_sent = None
         group.has_exchanged = True
-        self._search.record_success()
+        self._search.failures = 0
         self._stream.advertised_floor = 0
         group.last_exchange_s = time.monotonic()
         group.busy = reply["busy"]
@@ -361,24 +356,22 @@ class NodeGroup:
         self._ended_cpu_s, self._link_cpu_s = self.cpu_s, 0.0
 
     def _fail(self) -> None:
-        """Leave a group that has failed, or could not be joined."""
         self.lost_groups += 1
         if self._group is None or not self._group.has_exchanged:
             self._search.record_failure()
         self._leave_group()
 
     def _leave_group(self) -> None:
-        """Leave the group; this node prepares the blocks that are missing and searches for another group."""
         self._end_link()
         group, self._group = self._group, None
-        self._search.record_leave()
+        self._search.alone_since = time.monotonic()
         stream = self._stream
         stream.is_group_led, stream.advertised_floor = False, 0
         stream.sending.clear()
         if group is not None:
             for block in sorted({*group.own_blocks, *group.incoming}):
                 stream.requeue(block)
-        if not self._search.has_failed:
+        if not self._search.failures:
             self._link.start()
 
 

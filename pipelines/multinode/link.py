@@ -17,18 +17,13 @@ class LinkProcess:
     """At most one link process at a time.
 
     Args:
-        transport: how it exchanges samples (`rendezvous.Peers.transport`).
         selector: where its socket is registered.
-        on_message: called with each message, and with None when the process has ended.
 
     Attributes:
         is_blocked: whether its socket is full, because it has not read for long.
     """
 
-    def __init__(
-        self, transport: str, selector: selectors.BaseSelector, on_message: Callable[[bytes | None], None]
-    ) -> None:
-        self._transport = transport
+    def __init__(self, selector: selectors.BaseSelector, on_message: Callable[[bytes | None], None]) -> None:
         self._selector = selector
         self._on_message = on_message
         self.is_blocked = False
@@ -37,12 +32,10 @@ class LinkProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process."""
         return self._process is not None
 
     @property
     def pid(self) -> int | None:
-        """The process id, or None."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
@@ -52,25 +45,18 @@ class LinkProcess:
         messages.close_in_children(theirs)
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "pipelines.multinode.link_main",
-                    str(theirs.fileno()),
-                    self._transport,
-                ],
+                [sys.executable, "-P", "-m", "pipelines.multinode.link_main", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
             )
         ours.setblocking(False)
-        self.is_blocked = False
         self._connection = ours
         self._selector.register(ours, selectors.EVENT_READ, self._handle_input)
 
     def terminate(self) -> None:
         """End the process; afterwards only this node's workers write into the ring."""
+        self.is_blocked = False
         if self._connection is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._connection)

@@ -1,16 +1,13 @@
-"""Exchanges samples with other nodes: `python -m pipelines.multinode.link_main SOCKET_FD TRANSPORT`.
+"""Exchanges samples with other nodes over gloo: `python -m pipelines.multinode.link_main SOCKET_FD`.
 
-A feeder starts this process and sends it the ring and the rounds. It is separate from the feeder because it fails
-when another node does: it then ends, the feeder notices its end-of-file, and this node prepares its own samples
-until the nodes have formed a new group.
-
-Feeder to link: `join` with the ring's descriptor; `state` (this node's numbers); `round`; H (a block was prepared
-here). Link to feeder: `joined`; `states` (of all nodes, and how many transfers are under way here); G (a block was
-received); S (a block was sent to all nodes that need it).
+A process of its own, because it fails when another node does: its feeder then prepares alone. Feeder to link:
+`join` with the ring's descriptor; `state` (this node's numbers); `round`; H (a block was prepared). Link to
+feeder: `joined`; `states` (of all nodes); G (a block was received); S (a block was sent to all who need it).
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import queue
 import re
@@ -29,14 +26,79 @@ import numpy.typing as npt
 from pipelines.ipc import messages
 from pipelines.multinode.agreement import STATE_NUMBERS
 from pipelines.multinode.designs import Design, Transfer, plan_transfers
-from pipelines.multinode.transport import Bytes, Communicator, Group, connect
 from pipelines.order.stream import Block
 from pipelines.samples.fields import Columns, Field
 from pipelines.shm.ring import Layout, map_writable
 
-_CONTROL_CHANNEL = -1
 _MAX_PACKED_BYTES = 8192
 _PROBE_BYTES = 1 << 20
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Communicator:
+    """All nodes' links, ranked from 0.
+
+    Args:
+        path: absolute, of a file that does not exist yet, on a file system that all ranks see.
+        interface: the network interface to bind to.
+        timeout_s: the longest time of a call.
+    """
+
+    def __init__(self, path: str, rank: int, world: int, interface: str, timeout_s: float) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        self.rank, self.world = rank, world
+        store = dist.FileStore(path, world)  # type: ignore[attr-defined]
+        timeout = datetime.timedelta(seconds=timeout_s)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """A new group of these ranks; all ranks of the communicator make the same groups in the same order.
+
+        Threads that each have a group of their own transfer at the same time.
+        """
+        import torch.distributed as dist
+
+        return Group(dist.new_group(list(ranks)), tuple(ranks), self.rank)
+
+
+class Group:
+    """A set of ranks that exchange memory: each of them makes the same calls in the same order."""
+
+    def __init__(self, group: Any, ranks: tuple[int, ...], rank: int) -> None:
+        self._group, self._ranks, self._rank = group, ranks, rank
+
+    def broadcast(self, buffer: Bytes, root: int) -> None:
+        """Copy `buffer`, uint8 [n], from rank `root` of the communicator to all other ranks of the group."""
+        import torch
+        import torch.distributed as dist
+
+        dist.broadcast(torch.from_numpy(buffer), src=root, group=self._group)
+
+    def all_gather(self, parts: Sequence[Bytes]) -> None:
+        """Send this rank's part to each other rank and receive theirs, without an intermediate copy.
+
+        Args:
+            parts: one buffer for each rank of the group, in its order; each has the same length on all ranks.
+        """
+        import torch
+        import torch.distributed as dist
+
+        tensors = [torch.from_numpy(part) for part in parts]
+        own, calls = self._ranks.index(self._rank), []
+        # Each rank starts with a different peer, so that no interface receives all parts at once.
+        for step in range(1, len(self._ranks)):
+            to, source = (own + step) % len(self._ranks), (own - step) % len(self._ranks)
+            if tensors[own].numel():
+                calls.append(dist.P2POp(dist.isend, tensors[own], self._ranks[to], self._group))
+            if tensors[source].numel():
+                calls.append(dist.P2POp(dist.irecv, tensors[source], self._ranks[source], self._group))
+        for work in dist.batch_isend_irecv(calls) if calls else ():
+            work.wait()
 
 
 class BlockPacker:
@@ -71,7 +133,6 @@ class BlockPacker:
 
 
 def _as_bytes(column: npt.NDArray[Any]) -> Bytes:
-    """A column as uint8 [capacity, bytes of a row]."""
     flat = column.reshape(len(column), -1)
     return flat.view(np.uint8)
 
@@ -103,7 +164,7 @@ class TransferThreads:
             key = transfer.ranks, transfer.channel
             if key not in self._queues:
                 # Every rank creates every group, in the same order, because the rounds are the same.
-                group = self._communicator.group(*key)
+                group = self._communicator.group(transfer.ranks)
                 self._queues[key] = queue.SimpleQueue()
                 if rank in transfer.ranks:
                     threading.Thread(
@@ -194,20 +255,12 @@ class Link:
 
     def _join(self, request: dict[str, Any], descriptor: int) -> None:
         fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in request["fields"]}
-        layout = Layout(fields, request["capacity"])
-        columns = map_writable(descriptor, layout)
+        columns = map_writable(descriptor, Layout(fields, request["capacity"]))
         os.close(descriptor)
         self._block_size = request["block_size"]
-        self._communicator = connect(
-            request["transport"],
-            path=request["store"],
-            rank=request["rank"],
-            world=request["world"],
-            interface=request["interface"],
-            timeout_s=request["timeout_s"],
-        )
-        everyone = range(request["world"])
-        control = self._communicator.group(everyone, _CONTROL_CHANNEL)
+        where = (request[name] for name in ("store", "rank", "world", "interface", "timeout_s"))
+        self._communicator = Communicator(*where)
+        control = self._communicator.group(range(request["world"]))
         link_bps = _measure_bandwidth(control, request["rank"], request["world"])
         self._transfers = TransferThreads(
             self._communicator,
@@ -278,11 +331,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(int(sys.argv[1]), False)
     try:
-        # Import the transport's library while the feeder looks for other nodes.
-        if sys.argv[2] in ("gloo", "nccl"):
-            import torch  # noqa: F401
-        elif sys.argv[2] == "horovod":
-            import horovod.torch  # noqa: F401
+        import torch  # noqa: F401 - while the feeder looks for other nodes
+
         Link(connection).serve()
     except BaseException as error:
         _exit_on_error(error)

@@ -9,90 +9,29 @@ node's clock.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
+import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipelines.checks import (
-    check_integer,
-    check_interface,
-    check_path,
-    check_seconds,
-    check_transport,
-    shorten_repr,
-)
 from pipelines.errors import PipelineError
-from pipelines.multinode.designs import DESIGNS
+from pipelines.feeder.peers import Peers
 
 VERSION = 1
 FRESH_S = 6.0
+POLL_S = 0.2
+_SLOW_POLL_S = 2.0
+_FAST_POLLING_S = 10.0  # how long after leaving a group the directory is polled often
+_REGROUP_S = 6.0  # how long the nodes that left one group wait for each other
+_CHECK_S = 1.0
+_MAX_PAUSE_S = 30.0
 _GROUP = re.compile(r"group-(\d+)\.json")
 _OWN = re.compile(r"(group|wait)-\d+\.json|time-\d+")
-
-
-@dataclass(frozen=True)
-class Peers:
-    """How a node's feeder reaches those of the other nodes.
-
-    Attributes:
-        directory: a path that all nodes see, for this stream alone; it is made with mode 0700.
-        node: number of this node, 0 to `nodes` - 1.
-        nodes: the number of nodes.
-        interface: the network interface that reaches the other nodes ("eth0"); by default the loopback.
-        transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "horovod", where every node
-            has it (deploy/build-horovod.sh); "module:function" of another
-            (`pipelines.multinode.transport.connect`).
-        timeout_s: the longest time of a transfer, after which its group ends; a node that dies is noticed at once.
-    """
-
-    directory: str
-    node: int
-    nodes: int
-    interface: str = "lo"
-    transport: str = "gloo"
-    timeout_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        nodes = check_integer("Peers.nodes", self.nodes, 1)
-        check_transport(self.transport)
-        # Whether this host has the interface is checked by its feeder: this may be another host.
-        if not isinstance(self.interface, str) or not self.interface:
-            raise PipelineError(f"Peers.interface must be a name such as 'eth0', got {self.interface!r}")
-        for name, value in (
-            ("directory", check_path("Peers.directory", self.directory)),
-            ("nodes", nodes),
-            ("node", check_integer("Peers.node", self.node, 0, nodes - 1)),
-            ("timeout_s", check_seconds("Peers.timeout_s", self.timeout_s, above=True)),
-        ):
-            object.__setattr__(self, name, value)
-
-
-def check_peers(peers: object, design: object, preparers: object) -> int | None:
-    """Check the arguments with which a feeder on this host meets others; returns `preparers`.
-
-    Raises:
-        PipelineError: one of them is invalid, or not available on this host.
-    """
-    if design not in (*DESIGNS, "auto"):
-        raise PipelineError(f"there is no design {design!r}; the designs are {', '.join(DESIGNS)} and auto")
-    if peers is not None and not isinstance(peers, Peers):
-        raise PipelineError(f"peers must be a pipelines.Peers or None, got {shorten_repr(peers)}")
-    if peers is not None:
-        check_interface(peers.interface)
-        if peers.transport == "horovod" and importlib.util.find_spec("horovod") is None:
-            from pipelines.multinode.horovod_start import INSTALL_HINT  # with an HTTP server, rarely needed
-
-            raise PipelineError(INSTALL_HINT)
-    if preparers is None:
-        return None
-    if peers is None:
-        raise PipelineError(f"preparers={shorten_repr(preparers)} is for several nodes: give peers= too")
-    return check_integer("preparers", preparers, 1)
 
 
 @dataclass(frozen=True)
@@ -100,8 +39,6 @@ class GroupAssignment:
     """Assigns this node to a group.
 
     Attributes:
-        generation: number of the group.
-        rank: this node's rank in it.
         nodes: the numbers of its nodes, by rank.
         store: absolute path of the file through which its ranks connect.
     """
@@ -112,44 +49,52 @@ class GroupAssignment:
     store: str
 
 
-@dataclass(frozen=True)
-class WaitingNode:
-    """A node that waits for a group.
-
-    Attributes:
-        node: its number.
-        boot: identifies one start of its feeder.
-        identity: of its pipeline, ring and design.
-        head: the position of its stream; -1 for any.
-    """
+class WaitingNode(NamedTuple):
+    """A node that waits for a group."""
 
     node: int
-    boot: str
+    boot: str  # identifies one start of its feeder
     identity: str
-    head: int
+    head: int  # the position of its stream; -1 for any
 
 
 class Rendezvous:
-    """One node's view of the rendezvous directory.
+    """One node's search for a group, in its feeder's thread.
+
+    The directory is polled often at first and seldom when no other node has come for a while; after failures there
+    are longer and longer pauses.
 
     Args:
         peers: the directory and the node.
         identity: equal for feeders that may share a stream: same pipeline, ring and design.
         near: the largest distance, in samples, of streams that continue together.
+        first_timeout_s: how long the first group waits for all nodes to be complete.
+
+    Attributes:
+        has_met: whether this node has ever joined a group.
+        failures: how many groups in a row failed before their nodes had exchanged a state.
+        alone_since: when this node has left its last group (time.monotonic).
 
     Raises:
         PipelineError: the directory cannot be made, other users may write to it, or a user's file is in the way.
     """
 
-    def __init__(self, peers: Peers, identity: str, near: int) -> None:
+    def __init__(self, peers: Peers, identity: str, near: int, first_timeout_s: float = 0.0) -> None:
         self.peers = peers
+        self.has_met = False
+        self.failures = 0
+        self._first_timeout_s = first_timeout_s
+        self._not_before = self._last_poll = 0.0
+        self.alone_since = time.monotonic()
+        self._warned: set[str] = set()
+        self._led_generations: list[int] = []
         self._identity = identity
         self._near = near
         self._boot = uuid.uuid4().hex
         try:
             os.makedirs(peers.directory, mode=0o700, exist_ok=True)
-            found = os.stat(peers.directory)
-            if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            status = os.stat(peers.directory)
+            if status.st_uid != os.getuid() or status.st_mode & 0o022:
                 raise PipelineError(
                     f"Peers.directory={peers.directory!r}: other users may write there; it must be yours alone"
                 )
@@ -158,6 +103,63 @@ class Rendezvous:
             self._last = max(self._list_generations(), default=0)
         except OSError as error:
             raise PipelineError(f"feeders cannot meet in {peers.directory}: {error}") from None
+
+    # --- when to look -----------------------------------------------------------------------------------
+
+    def interval_s(self, now_s: float) -> float:
+        """Seconds between two polls of the directory."""
+        return POLL_S if now_s - self.alone_since < _FAST_POLLING_S else _SLOW_POLL_S
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether it is time to look for a group."""
+        return now_s >= self._not_before and now_s - self._last_poll >= self.interval_s(now_s)
+
+    def find_group(self, head: int, now_s: float) -> GroupAssignment | None:
+        """Poll the directory; returns the group that this node has been assigned to, or None.
+
+        Args:
+            head: the position of this node's stream; -1 for any.
+        """
+        self._last_poll = now_s
+        # Nodes that leave a group together should form the next one together, even if some take longer.
+        timeout_s = _REGROUP_S if self.has_met else self._first_timeout_s
+        try:
+            assignment = self.poll(head, everybody=now_s - self.alone_since < timeout_s)
+            mismatched = [] if assignment else self.mismatched_nodes()
+        except OSError as error:
+            self._warn_once(f"cannot meet other nodes in {self.peers.directory}: {error}")
+            return None
+        if mismatched:
+            nodes = ", ".join(map(str, mismatched))
+            other = "another pipeline, capacity, block or design, or another version of ray-ensemble"
+            self._warn_once(f"shares no stream with node {nodes}, which has {other}")
+        if assignment is not None and assignment.rank == 0:
+            self._led_generations.append(assignment.generation)
+        return assignment
+
+    def has_newcomers(self, assignment: GroupAssignment, head: int) -> bool:
+        """Whether nodes outside the group wait to join it; the directory is read once a second at most."""
+        now_s = time.monotonic()
+        if now_s - self._last_poll < _CHECK_S or now_s - self.alone_since < _FAST_POLLING_S:
+            return False
+        self._last_poll = now_s
+        try:
+            return bool(self.joinable_nodes(assignment.nodes, head))
+        except OSError as error:
+            self._warn_once(f"cannot see whether other nodes wait in {self.peers.directory}: {error}")
+            return False
+
+    def record_failure(self) -> None:
+        """A group failed before its nodes had exchanged a state: pause before the next one."""
+        self.failures += 1
+        self._not_before = time.monotonic() + min(_MAX_PAUSE_S, 2.0 ** min(self.failures, 5))
+
+    def _warn_once(self, problem: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            warnings.warn(f"node {self.peers.node} {problem}; it prepares for itself", stacklevel=2)
+
+    # --- files ------------------------------------------------------------------------------------------
 
     def poll(self, head: int, *, everybody: bool) -> GroupAssignment | None:
         """Announce that this node waits, form a group if it is the lowest that waits, and look for an assignment.
@@ -185,31 +187,30 @@ class Rendezvous:
     def announce(self, head: int) -> None:
         """Write or refresh the file that says that this node waits."""
         note = {"v": VERSION, "boot": self._boot, "identity": self._identity, "head": head}
-        _write_json(self._note_path(self.peers.node), note)
+        _write_json(self._path(f"wait-{self.peers.node}.json"), note)
 
     def withdraw(self) -> None:
         """Remove this node's files: it no longer waits."""
-        for path in (self._note_path(self.peers.node), self._clock_path()):
+        for path in (self._path(f"wait-{self.peers.node}.json"), self._path(f"time-{self.peers.node}")):
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
     def waiting_nodes(self) -> list[WaitingNode]:
-        """The nodes that wait, by number."""
-        found = {}
+        nodes = {}
         for node in range(self.peers.nodes):
             with (
                 contextlib.suppress(FileNotFoundError, ValueError, KeyError),
-                open(self._note_path(node), encoding="utf-8") as file,
+                open(self._path(f"wait-{node}.json"), encoding="utf-8") as file,
             ):
                 record = json.load(file)
                 if record["v"] == VERSION:
                     stamped = os.fstat(file.fileno()).st_mtime
-                    found[node] = (stamped, WaitingNode(node, record["boot"], record["identity"], record["head"]))
-        now, called = self._directory_time(), self._last_called()
+                    nodes[node] = (stamped, WaitingNode(node, record["boot"], record["identity"], record["head"]))
+        now_s, called = self._directory_time(), self._last_called()
         return [
             waiter
-            for stamped, waiter in found.values()
-            if now - stamped < FRESH_S and stamped > called.get(waiter.boot, 0.0)
+            for stamped, waiter in nodes.values()
+            if now_s - stamped < FRESH_S and stamped > called.get(waiter.boot, 0.0)
         ]
 
     def mismatched_nodes(self) -> list[int]:
@@ -233,8 +234,19 @@ class Rendezvous:
                 return GroupAssignment(generation, boots.index(self._boot), nodes, store)
         return None
 
-    def is_superseded(self, assignment: GroupAssignment) -> bool:
-        """Whether a node of a group waits again, or is in a later group: this one will never be complete."""
+    def is_superseded(self, assignment: GroupAssignment, now_s: float) -> bool:
+        """Whether a node of a group waits again, or is in a later group: this one will never be complete.
+
+        The directory is read once a second at most.
+        """
+        if now_s - self._last_poll <= _CHECK_S:
+            return False
+        self._last_poll = now_s
+        with contextlib.suppress(OSError):
+            return self._is_superseded(assignment)
+        return False
+
+    def _is_superseded(self, assignment: GroupAssignment) -> bool:
         groups = {
             generation: [member["boot"] for member in members] for generation, _, members in self._read_groups()
         }
@@ -247,7 +259,7 @@ class Rendezvous:
         """Boot -> when that feeder was last assigned to a group."""
         when: dict[str, float] = {}
         for _, stamped, members in self._read_groups():
-            when.update({each["boot"]: max(stamped, when.get(each["boot"], 0.0)) for each in members})
+            when.update({member["boot"]: max(stamped, when.get(member["boot"], 0.0)) for member in members})
         return when
 
     def _read_groups(self) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
@@ -255,7 +267,7 @@ class Rendezvous:
         for generation in self._list_generations():
             with (
                 contextlib.suppress(FileNotFoundError, ValueError, KeyError),
-                open(self._group_path(generation), encoding="utf-8") as file,
+                open(self._path(f"group-{generation}.json"), encoding="utf-8") as file,
             ):
                 record = json.load(file)
                 if record["v"] == VERSION:
@@ -281,48 +293,42 @@ class Rendezvous:
         # A node that reads an incomplete file will read it again.
         with (
             contextlib.suppress(FileExistsError),
-            open(self._group_path(generation), "x", encoding="utf-8") as file,
+            open(self._path(f"group-{generation}.json"), "x", encoding="utf-8") as file,
         ):
             json.dump({"v": VERSION, "members": members}, file)
-            self._remove_older_groups(generation)
+            for old in self._list_generations():
+                if old < generation - 1:
+                    self.remove_group(old)
 
     def _directory_time(self) -> float:
-        """The present time of the directory's file system."""
-        with open(self._clock_path(), "wb") as file:
+        with open(self._path(f"time-{self.peers.node}"), "wb") as file:
             os.utime(file.fileno())
             return os.fstat(file.fileno()).st_mtime
 
-    def _remove_older_groups(self, generation: int) -> None:
-        for old in self._list_generations():
-            if old < generation - 1:
-                self.remove_group(old)
+    def remove_files(self) -> None:
+        """Remove the files of the groups that this node has led."""
+        for generation in self._led_generations:
+            self.remove_group(generation)
 
     def remove_group(self, generation: int) -> None:
-        """Remove the files of a group."""
         for name in (f"group-{generation}.json", f"store-{generation}"):
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.peers.directory, name))
+                os.unlink(self._path(name))
 
     def _list_generations(self) -> list[int]:
-        found = map(_GROUP.fullmatch, os.listdir(self.peers.directory))
-        return [int(match[1]) for match in found if match]
+        matches = map(_GROUP.fullmatch, os.listdir(self.peers.directory))
+        return [int(match[1]) for match in matches if match]
 
-    def _group_path(self, generation: int) -> str:
-        return os.path.join(self.peers.directory, f"group-{generation}.json")
-
-    def _clock_path(self) -> str:
-        return os.path.join(self.peers.directory, f"time-{self.peers.node}")
-
-    def _note_path(self, node: int) -> str:
-        return os.path.join(self.peers.directory, f"wait-{node}.json")
+    def _path(self, name: str) -> str:
+        return os.path.join(self.peers.directory, name)
 
 
 def select_nearby(waiting_nodes: list[WaitingNode], near: int) -> list[WaitingNode]:
     """The largest set of waiters whose streams can go on together; of equal ones, that which is farthest on."""
     anywhere = [waiter for waiter in waiting_nodes if waiter.head < 0]
-    there = [waiter for waiter in waiting_nodes if waiter.head >= 0]
-    sets = [[w for w in there if first.head - near <= w.head <= first.head] for first in there]
-    best = max(sets, key=lambda each: (len(each), max(w.head for w in each)), default=[])
+    placed = [waiter for waiter in waiting_nodes if waiter.head >= 0]
+    sets = [[w for w in placed if first.head - near <= w.head <= first.head] for first in placed]
+    best = max(sets, key=lambda chosen: (len(chosen), max(w.head for w in chosen)), default=[])
     return sorted(best + anywhere, key=lambda waiter: waiter.node)
 
 
@@ -332,12 +338,11 @@ def _check_ours(path: str) -> None:
             raise PipelineError(f"{path} was not written by a feeder: choose another Peers.directory")
 
 
-def _near(here: int, there: int, near: int) -> bool:
-    return here < 0 or there < 0 or abs(here - there) <= near
+def _near(here: int, other: int, near: int) -> bool:
+    return here < 0 or other < 0 or abs(here - other) <= near
 
 
 def _write_json(path: str, value: Any) -> None:
-    """Write a JSON file, whole or not at all."""
     temporary = f"{path}.{uuid.uuid4().hex}"
     try:
         with open(temporary, "w", encoding="utf-8") as file:

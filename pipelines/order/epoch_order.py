@@ -30,7 +30,6 @@ _ROUNDS = 16
 
 @known_as("pipelines.order.epoch_indices")
 def epoch_indices(n: int, seed: int, epoch: int, start: int, stop: int, *, shuffle: bool = True) -> Indices:
-    """The sample indices at the positions [start, stop) of an epoch over n samples, int64 [stop - start]."""
     places = np.arange(start, stop, dtype=np.uint64)
     if not shuffle:
         return places.astype(np.int64)
@@ -67,7 +66,6 @@ class BlockOrder:
 
     Args:
         bounds: int64 [groups + 1], ascending from 0: group g holds the indices [bounds[g], bounds[g + 1]).
-        seed: of the order.
         window: groups that are mixed.
     """
 
@@ -76,7 +74,6 @@ class BlockOrder:
         self._epoch = -1
 
     def __call__(self, epoch: int, start: int, stop: int) -> Indices:
-        """The sample indices at the positions [start, stop) of an epoch, int64 [stop - start]."""
         if epoch != self._epoch:
             self._start_epoch(epoch)
         edges, pieces = self._edges, [np.empty(0, np.int64)]
@@ -148,7 +145,6 @@ def batch_bounds(n: int, batch_size: int, step: int) -> tuple[int, int]:
 
 
 def rank_bounds(start: int, stop: int, rank: int, world: int) -> tuple[int, int]:
-    """The part of [start, stop) of a rank: rows b*rank//world to b*(rank+1)//world of its b rows."""
     rows = stop - start
     return start + rows * rank // world, start + rows * (rank + 1) // world
 
@@ -238,7 +234,7 @@ class _PhiloxStream(_StateStream):
 def _is_philox_known() -> bool:
     """Whether this version of numpy has Philox in memory as `_PhiloxStream` takes it to be."""
     key = np.frombuffer(derive_bytes("layout", size=16), np.uint64)
-    known, other = _StateStream(key), _StateStream(key)
+    by_state, other = _StateStream(key), _StateStream(key)
     other.generator.integers(1 << 32, dtype=np.uint32)
     state: Any = other.bits.state
     raw = ctypes.string_at(other.bits.ctypes.state_address, 64)
@@ -260,6 +256,6 @@ def _is_philox_known() -> bool:
     fast = _PhiloxStream(key)
     fast.bits.state = _StateStream(key + np.uint64(1)).bits.state
     fast.generator.integers(1 << 32, dtype=np.uint32)
-    for each in (known, fast):
-        each.move(5, 1 << 40, 7)
-    return bool(np.array_equal(known.generator.random(9), fast.generator.random(9)))
+    for stream in (by_state, fast):
+        stream.move(5, 1 << 40, 7)
+    return bool(np.array_equal(by_state.generator.random(9), fast.generator.random(9)))

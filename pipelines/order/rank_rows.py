@@ -18,7 +18,6 @@ class RankRows:
     Attributes:
         n: samples in an epoch.
         batch_size: samples in a global batch.
-        rank, world: of the rank.
         drop_last: whether an epoch's last, smaller batch is left out.
     """
 
@@ -35,13 +34,11 @@ class RankRows:
 
     @property
     def per_batch(self) -> int:
-        """Rows of the rank in a whole global batch."""
         first, last = rank_bounds(0, min(self.n, self.batch_size), self.rank, self.world)
         return last - first
 
     @property
     def per_epoch(self) -> int:
-        """Rows of the rank in an epoch."""
         return self.bounds(self.steps - 1)[1] if self.steps else 0
 
     def bounds(self, step: int) -> tuple[int, int]:

@@ -135,7 +135,6 @@ class Stream:
         ]
 
     def release(self, name: Hashable, position: int) -> None:
-        """Record that a reader has released all positions below `position`."""
         reader = self.readers[name]
         reader.position = max(reader.position, min(position, reader.stop))
 
@@ -144,7 +143,6 @@ class Stream:
         self.readers.pop(name, None)
 
     def next_lost_block(self) -> Block | None:
-        """A lost block to prepare again, or None."""
         if not self._lost_blocks:
             return None
         block = self._lost_blocks.pop(0)
@@ -240,7 +238,6 @@ class Stream:
 
 
 def split_blocks(start: int, stop: int, block_size: int) -> list[Block]:
-    """[start, stop) cut at multiples of `block_size`."""
     pieces = []
     while start < stop:
         end = min(stop, (start // block_size + 1) * block_size)
@@ -265,7 +262,6 @@ def default_capacity(sample_bytes: int, needed: int | None = None) -> int:
 
 
 def default_block_size(capacity: int) -> int:
-    """The default number of samples in a block."""
     return min(32, max(1, capacity // 8))
 
 

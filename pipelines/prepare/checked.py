@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from pipelines.description import PipelineDescription
 from pipelines.errors import ForeignRandomness, SampleError
-from pipelines.prepare import global_generators
-from pipelines.prepare.draw_watch import find_own_generators
-from pipelines.prepare.global_generators import NUMPY, PYTHON, SEEDED, TORCH
+from pipelines.prepare.generators import (
+    NUMPY,
+    PYTHON,
+    SEEDED,
+    TORCH,
+    find_changes,
+    find_draws,
+    find_global,
+    find_own_generators,
+    preserve_states,
+    read_states,
+)
 from pipelines.prepare.sample_maker import SampleMaker
 
 
@@ -38,24 +46,21 @@ def prepare_checked(
     """
     pipeline, own = maker.pipeline, find_own_generators(maker.pipeline)
 
-    def make(given: Any, first: int, stop: int) -> Any:
-        return maker.make(index, epoch, given, first, stop, place)
-
-    def find_draws(first: int, stop: int) -> set[str]:
-        # Made anew each time: a stage may write into what it is given.
-        given = [make(None, 0, first) if stop else None for _ in range(2)]
-        return global_generators.find_draws(lambda: make(given.pop(), first, stop), own)
+    def make(begun: Any, first: int, stop: int) -> Any:
+        return maker.make(index, epoch, begun, first, stop, place)
 
     sample: Any = None
     second: Any = None
-    with global_generators.preserve_states(own=own):
+    with preserve_states(find_global() | own):
         for stop in range((len(pipeline.stages) if last is None else last) + 1):
             first = max(0, stop - 1)
-            before = global_generators.read_states(own=own)
+            seeded = SEEDED.get(pipeline.stages[first].random, frozenset()) if stop else frozenset[str]()
+            before = read_states(find_global() | own)
             sample = make(sample, first, stop)
-            after = global_generators.read_states(own=own)
-            if _select_undeclared(pipeline, stop, global_generators.find_changes(before, after)):
-                drawn = _select_undeclared(pipeline, stop, find_draws(first, stop))
+            if find_changes(before, read_states(find_global() | own)) - seeded:
+                # Made anew for each of the two calls: a stage may write into what it is given.
+                begun = [make(None, 0, first) if stop else None for _ in range(2)]
+                drawn = find_draws(lambda: make(begun.pop(), first, stop), lambda: own) - seeded  # noqa: B023 - called here
                 if drawn:
                     raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
             if not isinstance(sample, dict):
@@ -65,12 +70,12 @@ def prepare_checked(
                     second = make(second, first, stop)
                 except SampleError:  # of a stage that fails now and then
                     is_repeated = False
-                if is_repeated and not is_same(sample, second):
+                if is_repeated and not _is_same(sample, second):
                     raise ForeignRandomness(_explain_difference(pipeline, stop, index))
     return sample  # type: ignore[no-any-return]
 
 
-def is_same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     """Whether two values are equal bit for bit; of what cannot be compared, True."""
     if hasattr(one, "detach") and hasattr(other, "detach"):
         try:
@@ -78,9 +83,9 @@ def is_same(one: Any, other: Any) -> bool:
         except (TypeError, RuntimeError):
             return True
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
+        return len(one) == len(other) and all(map(_is_same, one, other))
     if isinstance(one, np.ndarray | np.generic | bool | int | float | complex):
         one, other = np.asarray(one), np.asarray(other)
         if one.dtype.hasobject:
@@ -89,33 +94,28 @@ def is_same(one: Any, other: Any) -> bool:
     return one == other if isinstance(one, str | bytes) else True
 
 
-def _select_undeclared(pipeline: PipelineDescription, stop: int, drawn: Collection[str]) -> set[str]:
-    """Of these generators those that are not seeded for the stage before `stop` (0: for the source)."""
-    return set(drawn) - (SEEDED.get(pipeline.stages[stop - 1].random, frozenset()) if stop else frozenset())
-
-
 def _explain_draws(pipeline: PipelineDescription, stop: int, index: int, drawn: set[str]) -> str:
-    whose = " and ".join(sorted(drawn))
+    generators = " and ".join(sorted(drawn))
     if not stop:
         return (
-            f"reading {pipeline.source.where(index)} draws from {whose}, which is not seeded: the record differs "
-            "each time. Leave what is random out of the source and map() it as a stage "
+            f"reading {pipeline.source.where(index)} draws from {generators}, which is not seeded: the record "
+            "differs each time. Leave what is random out of the source and map() it as a stage "
             '(random="torch" if it draws from torch)'
         )
     stage = pipeline.stages[stop - 1]
     if drawn == {TORCH} and stage.random is None:
-        how = 'declare it, map(..., random="torch")'
+        remedy = 'declare it, map(..., random="torch")'
     elif drawn <= SEEDED["global"]:
         kind = "python" if drawn <= {PYTHON, NUMPY} and stage.random is None else "global"
-        how = f'draw from the generator of f(sample, rng), or declare it, map(..., random="{kind}")'
+        remedy = f'draw from the generator of f(sample, rng), or declare it, map(..., random="{kind}")'
     else:
-        how = (
+        remedy = (
             "draw from the generator of f(sample, rng) instead (a transform of albumentations is mapped itself, "
             'map(transform, field="image"), and is then seeded)'
         )
     return (
-        f"the stage {stage.name} draws from {whose}, which is not seeded: its samples would "
-        f"differ from run to run and from process to process; {how}"
+        f"the stage {stage.name} draws from {generators}, which is not seeded: its samples would "
+        f"differ from run to run and from process to process; {remedy}"
     )
 
 

@@ -63,7 +63,7 @@ class DecodedPart:
 
 def find_decoded_parts(stages: Iterable[Stage]) -> dict[int, DecodedPart]:
     """Position of a stage that decodes -> it and the crop right after it; none without the library."""
-    found: dict[int, DecodedPart] = {}
+    parts: dict[int, DecodedPart] = {}
     for position, (first, second) in enumerate(itertools.pairwise(stages)):
         decode: Any = first.call
         crop: Any = second.call
@@ -76,10 +76,10 @@ def find_decoded_parts(stages: Iterable[Stage]) -> dict[int, DecodedPart]:
             or getattr(decode, "dtype", None) not in (None, "uint8")
         ):
             continue
-        given = (first.field, first.random, second.field, second.random)
-        if given == (None, None, None, crop.draws) and (library := load_library()) is not None:
-            found[position] = DecodedPart(decode, crop, library)
-    return found
+        declared = (first.field, first.random, second.field, second.random)
+        if declared == (None, None, None, crop.draws) and (library := load_library()) is not None:
+            parts[position] = DecodedPart(decode, crop, library)
+    return parts
 
 
 def _read_size(data: bytes) -> tuple[int, int] | None:
@@ -111,8 +111,8 @@ def decode_part(
     ):
         return None
     rows = memory[: len(memory) // (place[2] * channels) * place[2] * channels].reshape(-1, place[2], channels)
-    top, left = top - place[0], left - place[1]
-    return rows[top : top + height, left : left + width]
+    row, column = top - place[0], left - place[1]
+    return rows[row : row + height, column : column + width]
 
 
 @functools.cache

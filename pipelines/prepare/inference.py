@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.description import PipelineDescription
-from pipelines.errors import DataOutOfReach, ForeignRandomness, PipelineError, SampleError
+from pipelines.errors import PipelineError, SampleError
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.preparer import as_array
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.samples.fields import INDEX, OK, Field, describe_fields
+from pipelines.samples.fields import INDEX, OK, Field
 from pipelines.samples.memory_order import NUMBERS, MemoryLayout, layout_of
 from pipelines.samples.nested import Slot
 from pipelines.samples.structure import Inferred, Structure, column_fields, find_foreign_container, is_flat
@@ -21,35 +21,14 @@ from pipelines.stage import find_slots
 
 
 def infer(pipeline: PipelineDescription) -> Inferred:
-    """Infers fields, layouts and structure of a pipeline's samples from the first that can be prepared.
-
-    With `on_error="skip"`, that sample may be an outlier, for which all others would be left out. So the first
-    sample, one in the middle and the last one are compared, and two have to agree.
+    """Infer fields, layouts and structure of a pipeline's samples from the first that can be prepared.
 
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
-        PipelineError: a field is no array, or no two samples are alike.
+        PipelineError: a field is no array.
         ForeignRandomness: see `prepare_first_sample`.
     """
-    slots = find_slots(pipeline.stages)
-    found = [infer_from_sample(prepare_first_sample(pipeline), slots)]
-    if pipeline.on_error == "raise":
-        return found[0]
-    last = len(pipeline.source) - 1
-    for start in sorted({last // 2, last} - {0}):
-        try:
-            found.append(infer_from_sample(prepare_first_sample(pipeline, start=start), slots))
-        except (ForeignRandomness, DataOutOfReach):
-            raise
-        except PipelineError:
-            continue
-    alike = [sum(each.fields == other.fields for other in found) for each in found]
-    if len(found) == 3 and max(alike) == 1:
-        said = "; ".join(str(describe_fields(fields)) for fields, *_ in found)
-        raise PipelineError(
-            f"no two samples have the same fields, so that all would be left out: {said}; resize or pad them"
-        )
-    return found[alike.index(max(alike))]
+    return infer_from_sample(prepare_first_sample(pipeline), find_slots(pipeline.stages))
 
 
 def infer_from_sample(sample: dict[str, Any], slots: Mapping[str, Slot]) -> Inferred:

@@ -13,7 +13,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ from pipelines.description import PipelineDescription
 from pipelines.errors import DataOutOfReach, ForeignRandomness, SampleError
 from pipelines.order.epoch_order import Indices
 from pipelines.prepare.checked import prepare_checked
-from pipelines.prepare.draw_watch import DrawWatch
-from pipelines.prepare.global_generators import SEEDED, preserve_states
+from pipelines.prepare.generators import SEEDED, DrawWatch, preserve_seeded
 from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.samples.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, UNREACHED, Columns
@@ -31,7 +30,7 @@ from pipelines.samples.memory_order import has_layout, is_channels_last
 from pipelines.samples.structure import StructureMismatch, describe_shape_mismatch
 
 #: Its position in the epoch, its index, and the sample as far as it is prepared; None: not at all.
-Given = tuple[int, int, dict[str, Any] | None]
+Begun = tuple[int, int, dict[str, Any] | None]
 
 _CHUNK = 1024
 _LARGE = 16_384
@@ -56,23 +55,6 @@ class _Target(NamedTuple):
     is_split: bool
 
 
-class SampleCache(Protocol):
-    """What keeps samples from one epoch to the next (`pipelines.cache.file.Cache`)."""
-
-    @property
-    def stages(self) -> int:
-        """How many stages are applied to a sample before it is kept."""
-
-    def get(self, index: int) -> dict[str, Any] | None:
-        """The sample, None if it is not kept."""
-
-    def put(self, index: int, sample: Any) -> None:
-        """Keeps a sample, if there is room."""
-
-    def find_missing(self, indices: Indices) -> Indices:
-        """Those that are not kept."""
-
-
 class Preparer:
     """Prepares the samples of one pipeline, in one process.
 
@@ -82,7 +64,7 @@ class Preparer:
 
     Args:
         in_ring: whether readers that go on from the pipeline's last stage are told which samples they can take.
-        cache: keeps samples from one epoch to the next.
+        cache: keeps samples from one epoch to the next (`pipelines.cache.file.Cache`).
         is_for_others: whether other processes read the columns, which then prepare themselves what is out of reach
             here.
     """
@@ -93,7 +75,7 @@ class Preparer:
         on_skip: Callable[[SampleError], None] | None = None,
         *,
         in_ring: bool = False,
-        cache: SampleCache | None = None,
+        cache: Any = None,
         is_for_others: bool = False,
     ) -> None:
         self.pipeline = pipeline
@@ -103,7 +85,7 @@ class Preparer:
         self._structure = pipeline.structure
         layouts = pipeline.layouts if in_ring else ""
         self._layouts = layouts if isinstance(layouts, dict) else None
-        self._cache = None if getattr(pipeline.source, "is_endless", False) else cache  # no record comes again
+        self._cache = cache
         self._is_for_others = is_for_others
         self._poison_records = pipeline.poison_records
         self._maker = SampleMaker(pipeline)
@@ -167,27 +149,27 @@ class Preparer:
         self.cpu_s += time.thread_time() - began
         return True
 
-    def _get_or_prepare(self, index: int, epoch: int, cache: SampleCache) -> dict[str, Any]:
+    def _get_or_prepare(self, index: int, epoch: int, cache: Any) -> dict[str, Any]:
         """The sample after the cache's stages: from it, or prepared and given to it."""
-        sample = cache.get(index)
+        sample: dict[str, Any] | None = cache.get(index)
         if sample is None:
             sample = self._maker.make(index, epoch, last=cache.stages)
             cache.put(index, sample)  # as bytes, at once: what is written into the sample later is not kept
         return sample
 
-    def complete(self, columns: Columns, epoch: int, given: Iterable[Given], first: int) -> None:
+    def complete(self, columns: Columns, epoch: int, samples: Iterable[Begun], first: int) -> None:
         """Prepare samples of an epoch, of which somebody else has done the stages [0, first), into the columns.
 
         Args:
-            given: (position in the epoch, index, sample after those stages, normalized); None for one to be
+            samples: (position in the epoch, index, sample after those stages, normalized); None for one to be
                 prepared in full.
 
         Raises:
             SampleError: as `fill` does.
         """
-        self._fill(columns, 0, epoch, given, first)
+        self._fill(columns, 0, epoch, samples, first)
 
-    def _fill(self, columns: Columns, slot: int, epoch: int, given: Iterable[Given], first: int) -> None:
+    def _fill(self, columns: Columns, slot: int, epoch: int, samples: Iterable[Begun], first: int) -> None:
         began = time.thread_time()
         poison, note = self._poison_records.codes, self._poison_records.note
         if note is not None:
@@ -199,8 +181,8 @@ class Preparer:
         filled: list[tuple[int, int, int]] = []  # slot, index, place
         self._watch.start()
         try:
-            with limit_torch_threads(), preserve_states(self._seeded):
-                for place, index, begun in given:
+            with limit_torch_threads(), preserve_seeded(self._seeded):
+                for place, index, begun in samples:
                     indices[slot] = index
                     filled.append((slot, index, place))
                     if note is not None:
@@ -251,7 +233,7 @@ class Preparer:
         Raises:
             ForeignRandomness: there is one, and no status to say it in.
         """
-        found = False
+        has_draws = False
         for slot, index, place in filled:
             if ok is not None and ok[slot] not in (GOOD, ODD):
                 continue
@@ -259,7 +241,7 @@ class Preparer:
                 for _ in range(2):  # a draw of another thread, noticed once, is none of the stage's
                     prepare_checked(self._maker, index, epoch, place=place)
             except ForeignRandomness as error:
-                found = True
+                has_draws = True
                 if ok is None:
                     raise
                 ok[slot] = FAILED
@@ -270,8 +252,8 @@ class Preparer:
             except DataOutOfReach:
                 if ok is None or not self._is_for_others:
                     raise
-                found, ok[slot] = True, UNREACHED
-        if not found:
+                has_draws, ok[slot] = True, UNREACHED
+        if not has_draws:
             self._watch.ignore(changed)
 
     def _find_targets(self, columns: Columns) -> list[_Target]:
@@ -286,20 +268,19 @@ class Preparer:
         # A class of its own (a defaultdict) may do what is not in its items, which are all that the columns hold.
         status = GOOD if layouts is None or type(sample) is dict else ODD
         for name, column, shape, dtype, is_split in targets:
-            given = sample.get(name)
-            value = given
-            if type(given) is not np.ndarray:
-                if isinstance(given, np.generic) and given.dtype == dtype and not shape and not layouts:
-                    column[slot] = given  # a label, at a fraction of the time of what follows
+            value = array = sample.get(name)
+            if type(value) is not np.ndarray:
+                if isinstance(value, np.generic) and value.dtype == dtype and not shape and not layouts:
+                    column[slot] = value  # a label, at a fraction of the time of what follows
                     continue
-                value = as_array(given)
-            if value is None or value.shape != shape or value.dtype != dtype:
+                array = as_array(value)
+            if array is None or array.shape != shape or array.dtype != dtype:
                 raise self._shape_mismatch_error(index, sample, name)
-            if is_split and is_channels_last(value):
-                _load_opencv_split()(value.transpose(1, 2, 0), list(column[slot]))
+            if is_split and is_channels_last(array):
+                _load_opencv_split()(array.transpose(1, 2, 0), list(column[slot]))
             else:
-                column[slot] = value
-            if layouts is not None and not has_layout(given, layouts[name]):
+                column[slot] = array
+            if layouts is not None and not has_layout(value, layouts[name]):
                 status = ODD
         if len(sample) != len(targets):
             surplus = next(name for name in sample if name not in self._fields)
@@ -316,15 +297,14 @@ class Preparer:
         return GOOD if is_kept else ODD
 
     def _shape_mismatch_error(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
-        wanted = self._fields.get(name)
-        value = as_array(sample.get(name))
+        field = self._fields.get(name)
         if name not in sample:
-            said = f"the field {name!r} is missing"
-        elif wanted is None:
-            said = f"the field {name!r} is not one of the pipeline's ({', '.join(self._fields)})"
+            reason = f"the field {name!r} is missing"
+        elif field is None:
+            reason = f"the field {name!r} is not one of the pipeline's ({', '.join(self._fields)})"
         else:
-            said = describe_shape_mismatch(name, sample[name], value, wanted)
-        return SampleError(index, self.pipeline.source.where(index), said)
+            reason = describe_shape_mismatch(name, sample[name], as_array(sample[name]), field)
+        return SampleError(index, self.pipeline.source.where(index), reason)
 
 
 @functools.cache

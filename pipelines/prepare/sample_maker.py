@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.description import PipelineDescription
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import DataOutOfReach, PipelineError, SampleError
 from pipelines.order.epoch_order import Generators
-from pipelines.prepare.decoded_part import find_decoded_parts
-from pipelines.prepare.global_generators import seed_for_sample
+from pipelines.prepare.generators import seed_for_sample
 from pipelines.prepare.transient import Outages
 from pipelines.samples.memory_order import normalize_sample
 from pipelines.samples.nested import find_path, get_at, set_at
-from pipelines.stages._transforms import find_seeding
+from pipelines.stage import Stage
 
 
 class SampleMaker:
@@ -38,29 +37,31 @@ class SampleMaker:
             (position, stage, stage.call, stage.field, stage.random)
             for position, stage in enumerate(pipeline.stages)
         ]
-        self._parts = find_decoded_parts(pipeline.stages)
+        self._parts: dict[int, Any] = {}
+        if len(pipeline.stages) > 1:
+            from pipelines.prepare.decoded_part import find_decoded_parts
+
+            self._parts = find_decoded_parts(pipeline.stages)
 
     def make(
         self,
         index: int,
         epoch: int,
-        given: dict[str, Any] | None = None,
+        begun: dict[str, Any] | None = None,
         first: int = 0,
         last: int | None = None,
         place: int = 0,
     ) -> dict[str, Any]:
         """One sample after the stages [0, last), by default all.
 
-        What is out of reach for a while is read again, with growing pauses (`Outages`).
-
         Args:
             index: in the source, from 0.
-            given: the same sample after the stages [0, first), normalized: only the others are run.
+            begun: the same sample after the stages [0, first), normalized: only the others are run.
             place: its position in the epoch, which counts only if the pipeline has `sampling` (`Generators.at`).
 
         Raises:
             SampleError: naming the index, the file and the stage.
-            DataOutOfReach: the outage lasts.
+            DataOutOfReach: it was read again, with growing pauses, and is out of reach (`Outages`).
         """
         if index in self._poison_records.codes:
             raise self._poison_records.error(index, self.pipeline.source.where(index))
@@ -68,7 +69,7 @@ class SampleMaker:
             place = 0
         stage, failure = None, None
         try:
-            sample: Any = self._read(index) if given is None else given
+            sample: Any = self._read(index) if begun is None else begun
             fresh = None  # the field that was made anew; None: perhaps any
             steps = iter(self._steps[first:last])
             for position, step, call, field, random in steps:
@@ -83,21 +84,21 @@ class SampleMaker:
                 stage, fresh, path = step, field, None
                 if fresh is None:
                     value = sample
+                elif isinstance(sample, dict) and ("." in fresh or fresh not in sample):
+                    path = find_path(sample, fresh)
+                    if path is None:
+                        raise PipelineError(f"no field {fresh!r}")
+                    fresh, value = str(path[0]), get_at(sample, path)
                 else:
-                    if isinstance(sample, dict) and ("." in fresh or fresh not in sample):
-                        path = find_path(sample, fresh)
-                        if path is None:
-                            raise PipelineError(f"no field {fresh!r}")
-                    if path is not None:
-                        fresh, value = str(path[0]), get_at(sample, path)
-                    else:
-                        value = sample[fresh]
+                    value = sample[fresh]
                 if random is None:
                     value = call(value)
                 elif random == "numpy":
                     value = call(value, self._generators.at(epoch, index, position, place))
                 elif random == "own":
                     seed = int(self._generators.at(epoch, index, position, place).integers(1 << 32))
+                    from pipelines.stages._transforms import find_seeding
+
                     find_seeding(call)(seed)  # type: ignore[misc]
                     value = call(value)
                 else:
@@ -109,34 +110,42 @@ class SampleMaker:
                     sample = value if fresh is None else {**sample, fresh: value}
                 if sample is None:
                     raise PipelineError("it returned None: let it return the sample, a dict")
-        except SampleError as error:
-            failure = error
-            if error.index != index:
-                failure = SampleError(index, error.where, error.reason)
-                failure.__cause__ = error
         except Exception as error:
-            said = str(error) or type(error).__name__
-            if isinstance(error, KeyError):  # which says the key alone
-                said = f"KeyError: {error}"
-            reason = f"{stage.name}: {said}" if stage else said
-            failure = SampleError(index, self.pipeline.source.where(index), reason)
-            failure.__cause__ = error
+            failure = self._explain(error, index, stage)
         if failure is not None:
             if not self._wait_to_retry(failure):
                 raise failure
-            return self.make(
-                index, epoch, None, 0, last, place
-            )  # in full: a stage may have changed what it was given
+            # In full: a stage may have changed what it was given.
+            return self.make(index, epoch, None, 0, last, place)
         if self._outages.is_on:
             self._outages.end()
         if not isinstance(sample, dict) and last is None:
-            what = "the last stage returned" if self._steps else "the record is"
-            remedy = 'name its values, by a stage that returns {"image": ..., "label": ...}'
-            if isinstance(sample, list) and all(isinstance(crop, dict) for crop in sample):  # MONAI's crops
-                remedy = "a record makes one sample: take one of them, by a stage as map(lambda crops: crops[0])"
-            why = f"{what} {type(sample).__name__}, not a dict: {remedy}"
-            raise SampleError(index, self.pipeline.source.where(index), why)
+            raise SampleError(index, self.pipeline.source.where(index), self._explain_no_dict(sample))
         return sample  # type: ignore[no-any-return]
+
+    def _explain(self, error: Exception, index: int, stage: Stage | None) -> SampleError:
+        """The error of a sample at which the source, or this stage, has raised one."""
+        if isinstance(error, DataOutOfReach):
+            raise error
+        if isinstance(error, SampleError):
+            if error.index == index:
+                return error
+            failure = SampleError(index, error.where, error.reason)
+        else:
+            reason = str(error) or type(error).__name__
+            if isinstance(error, KeyError):  # which says the key alone
+                reason = f"KeyError: {error}"
+            reason = f"{stage.name}: {reason}" if stage else reason
+            failure = SampleError(index, self.pipeline.source.where(index), reason)
+        failure.__cause__ = error
+        return failure
+
+    def _explain_no_dict(self, sample: Any) -> str:
+        what = "the last stage returned" if self._steps else "the record is"
+        remedy = 'name its values, by a stage that returns {"image": ..., "label": ...}'
+        if isinstance(sample, list) and all(isinstance(crop, dict) for crop in sample):  # MONAI's crops
+            remedy = "a record makes one sample: take one of them, by a stage as map(lambda crops: crops[0])"
+        return f"{what} {type(sample).__name__}, not a dict: {remedy}"
 
     def _wait_to_retry(self, failure: SampleError) -> bool:
         """Whether a record is to be read again, after a pause in which it does not count as one that hangs."""

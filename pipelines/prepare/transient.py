@@ -1,8 +1,7 @@
 """Reads again what a file server does not deliver for a while (NFS, FUSE, object stores).
 
-An outage begins with the first read that fails so and ends with the next one that succeeds. All reads of one
-outage share its pauses, so that it delays a process by a minute, however many records it asks for. What is out of
-reach for longer is `DataOutOfReach`, whatever `on_error` says: a record that is there is never left out.
+An outage ends with the next read that succeeds. All reads of one outage share its pauses, so that it delays a
+process by a minute. Then it is `DataOutOfReach`, whatever `on_error` says: no record that is there is left out.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from pipelines.errors import DataOutOfReach, SampleError
 
 #: Seconds before each further trial; about a minute in all.
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0)
-_TRANSIENT = frozenset(
-    (
-        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET),
-        *(errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-    )
+_TRANSIENT = (
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET),
+    *(errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
 )
 # As Arrow and HDF5 name it in messages.
 _NUMBER = re.compile(r"\berrno(?: = |[ :])(\d+)", re.IGNORECASE)
@@ -66,19 +63,16 @@ class Outages:
         if number is None:
             return False
         name = errno.errorcode.get(number, str(number))
-        said = f"{error.where} is out of reach ({name}: {error.reason})"
+        what, limit = f"{error.where} is out of reach ({name}: {error.reason})", f"{sum(PAUSES_S):.0f} seconds"
         if self._trial == len(PAUSES_S):
             raise DataOutOfReach(
-                f"sample {error.index}: {said} for longer than the {sum(PAUSES_S):.0f} seconds in which it was "
-                "read again; it is not left out; continue when it can be read again"
+                f"sample {error.index}: {what} for longer than the {limit} in which it was read again; it is not "
+                "left out; continue when it can be read again"
             ) from error
         self.is_on = True
         if self._trial == 0:
-            warnings.warn(
-                f"{said}: it is read again, with growing pauses, for about {sum(PAUSES_S):.0f} seconds",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            text = f"{what}: it is read again, with growing pauses, for about {limit}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         time.sleep(PAUSES_S[self._trial])
         self._trial += 1
         return True

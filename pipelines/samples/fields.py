@@ -44,11 +44,8 @@ def declare_fields(fields: Mapping[str, Any], *, has_slots: bool) -> dict[str, F
     Args:
         fields: name -> (shape, dtype).
         has_slots: whether stages have declared texts or ragged arrays.
-
-    Raises:
-        PipelineError: the samples are nested, or have declared fields.
     """
-    if has_slots or any(isinstance(each, Mapping) for each in fields.values()):
+    if has_slots or any(isinstance(field, Mapping) for field in fields.values()):
         raise PipelineError("fields= declares flat fields: leave it out, and a sample is prepared to find out")
     return {name: Field(tuple(shape), str(np.dtype(dtype))) for name, (shape, dtype) in fields.items()}
 

@@ -42,7 +42,7 @@ def normalize_sample(sample: Any, field: str | None) -> Any:
     """Normalizes the memory layout of a sample's arrays for the next stage, or only that of one field."""
     if not isinstance(sample, dict):
         return sample
-    found = sample
+    normalized = sample
     for name, value in sample.items() if field is None else ((field, sample[field]),):
         kind = type(value)
         if kind is np.ndarray:
@@ -52,8 +52,8 @@ def normalize_sample(sample: Any, field: str | None) -> Any:
         else:
             continue
         if new is not value:
-            found = {**found, name: new}
-    return found
+            normalized = {**normalized, name: new}
+    return normalized
 
 
 def layout_of(value: npt.NDArray[Any] | np.generic) -> AxisOrder:

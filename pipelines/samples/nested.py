@@ -43,46 +43,31 @@ def join_path(path: Path) -> str:
 
 
 def find_path(sample: Any, name: str) -> Path | None:
-    """The path of a field, which a name with dots may be: the field of just that name, or one inside another.
-
-    Raises:
-        PipelineError: the sample has both.
-    """
+    """The path of a field, which a name with dots may be: the field of just that name, or one inside another."""
     if "." not in name:
         return (name,) if isinstance(sample, Mapping) and name in sample else None
-    found = list(_find_paths(sample, name))
-    if len(found) > 1:
+    paths = list(_find_paths(sample, name))
+    if len(paths) > 1:
         raise PipelineError(f"{name!r} is the name of a field and the path of another: rename one")
-    return found[0] if found else None
+    return paths[0] if paths else None
 
 
 def require_path(sample: Any, name: str) -> Path:
-    """`find_path` of a field that the sample must have.
-
-    Raises:
-        PipelineError: it has none of that name.
-    """
+    """`find_path` of a field that the sample must have."""
     path = find_path(sample, name)
     if path is None:
         raise PipelineError(f"no field {name!r} (the sample has: {', '.join(map(str, sample))})")
     return path
 
 
-def _find_paths(sample: Any, name: str) -> Iterator[Path]:
+def _find_paths(value: Any, name: str) -> Iterator[Path]:
     """All paths that have this name: keys of dicts may hold dots, too."""
-    if isinstance(sample, Mapping):
-        if name in sample:
-            yield (name,)
-        for key, value in sample.items():
-            if isinstance(key, str) and name.startswith(f"{key}."):
-                yield from ((key, *rest) for rest in _find_paths(value, name[len(key) + 1 :]))
-    elif type(sample) is tuple:
-        head, dot, tail = name.partition(".")
-        number = int(head) if head.isdecimal() and str(int(head)) == head else len(sample)
-        if number < len(sample) and not dot:
-            yield (number,)
-        elif number < len(sample):
-            yield from ((number, *rest) for rest in _find_paths(sample[number], tail))
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value) if type(value) is tuple else ()
+    for key, part in parts:
+        if name == str(key):
+            yield (key,)
+        elif name.startswith(f"{key}."):
+            yield from ((key, *deeper) for deeper in _find_paths(part, name[len(str(key)) + 1 :]))
 
 
 def get_at(sample: Any, path: Path) -> Any:
@@ -94,9 +79,8 @@ def get_at(sample: Any, path: Path) -> Any:
 
 def set_at(sample: Any, path: Path, value: Any) -> Any:
     """The sample with another value at a path; the dicts and tuples on the way are made anew."""
-    first: Any
-    first, rest = path[0], path[1:]
-    new = set_at(sample[first], rest, value) if rest else value
+    first: Any = path[0]
+    new = set_at(sample[first], path[1:], value) if path[1:] else value
     if isinstance(sample, tuple):
         return (*sample[:first], new, *sample[first + 1 :])
     return {**sample, first: new}
@@ -104,10 +88,9 @@ def set_at(sample: Any, path: Path, value: Any) -> Any:
 
 def remove_at(sample: Any, path: Path) -> Any:
     """The sample without the value at a path; what follows it in a tuple moves up."""
-    first: Any
-    first, rest = path[0], path[1:]
-    if rest:
-        return set_at(sample, (first,), remove_at(sample[first], rest))
+    first: Any = path[0]
+    if path[1:]:
+        return set_at(sample, (first,), remove_at(sample[first], path[1:]))
     if isinstance(sample, tuple):
         return (*sample[:first], *sample[first + 1 :])
     return {name: value for name, value in sample.items() if name != first}
@@ -119,21 +102,19 @@ def map_arrays(value: Any, change: Callable[[Any], Any]) -> Any:
     if kind is np.ndarray:
         return change(value)
     if kind is dict:
-        changed = {name: map_arrays(each, change) for name, each in value.items()}
-        return changed if any(changed[name] is not each for name, each in value.items()) else value
+        changed = {name: map_arrays(part, change) for name, part in value.items()}
+        return changed if any(changed[name] is not part for name, part in value.items()) else value
     if kind is tuple:
-        made = tuple(map_arrays(each, change) for each in value)
+        made = tuple(map_arrays(part, change) for part in value)
         return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
     return value
 
 
 def iterate_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The path of each value that is no dict or tuple, and the value."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from iterate_leaves(each, (*path, name))
-    elif type(value) is tuple:
-        for number, each in enumerate(value):
-            yield from iterate_leaves(each, (*path, number))
-    else:
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if type(value) is tuple else None
+    if parts is None:
         yield path, value
+        return
+    for name, part in parts:
+        yield from iterate_leaves(part, (*path, name))

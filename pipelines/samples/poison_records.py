@@ -1,9 +1,9 @@
 """Finds *poison* records, which crash or hang the process that prepares them.
 
 A decoder that crashes ends its process, which then cannot report the record. So each process writes the index of
-the sample that it is preparing to memory that outlives it. If it dies or exceeds its time limit, another process
-tries that record alone (`pipelines.workers.record_trial`). If that one does not return either, the record is
-poison: it is not prepared any more and counts as one that cannot be.
+the sample that it is preparing to memory that outlives it. A record at which several workers of a feeder have died
+or hung is poison (`pipelines.workers.worker_pool`): it is not prepared any more and counts as one that cannot be.
+A member without a feeder tries it in a process of its own (`pipelines.workers.record_trial`).
 """
 
 from __future__ import annotations

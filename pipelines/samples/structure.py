@@ -25,7 +25,6 @@ from pipelines.samples.nested import Kind, Path, Slot, iterate_leaves, join_path
 Node = Any
 
 LENGTH = ".length"
-_KINDS = ("array", "ragged", "text", "binary")
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,11 @@ class Leaf:
         """The column of the number of its entries or bytes."""
         return self.column + LENGTH
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of all its columns."""
+        return (self.column,) if self.kind == "array" else (self.column, self.length)
+
 
 class StructureMismatch(Exception):
     """A sample does not have the structure of the others; the text says where."""
@@ -55,7 +59,7 @@ def find_foreign_container(value: Any, path: Path = ()) -> str | None:
     if path and isinstance(value, dict) and type(value) is not dict:
         return f"the field {join_path(path)!r} is {type(value).__name__}, not a plain dict"
     parts = value.items() if isinstance(value, dict) else enumerate(value) if type(value) is tuple else ()
-    return next((why for name, each in parts if (why := find_foreign_container(each, (*path, name)))), None)
+    return next((why for name, part in parts if (why := find_foreign_container(part, (*path, name)))), None)
 
 
 def is_flat(sample: Mapping[Any, Any], slots: Mapping[str, Slot]) -> bool:
@@ -87,18 +91,13 @@ class Structure:
 
         Args:
             slots: what stages have declared.
-
-        Raises:
-            PipelineError: two values have the same path, or the name of a field is no str.
         """
-        made = cls(_make_node(sample, (), slots))
-        known: set[str] = set()
-        for leaf in made.leaves():
-            for column in (leaf.column,) if leaf.kind == "array" else (leaf.column, leaf.length):
-                if column in known:
-                    raise PipelineError(f"two fields of a sample have the path {column!r}: rename one")
-                known.add(column)
-        return made
+        structure = cls(_make_node(sample, (), slots))
+        columns = [name for leaf in structure.leaves() for name in leaf.columns]
+        repeated = next((name for name in columns if columns.count(name) > 1), None)
+        if repeated is not None:
+            raise PipelineError(f"two fields of a sample have the path {repeated!r}: rename one")
+        return structure
 
     def is_array(self, field: str) -> bool:
         """Whether a field of the sample itself is an array of one shape."""
@@ -107,8 +106,7 @@ class Structure:
 
     def leaves(self) -> Iterator[Leaf]:
         """All leaves, in order."""
-        for _, leaf in iterate_leaves(self.tree):
-            yield leaf
+        return (leaf for _, leaf in iterate_leaves(self.tree))
 
     def columns(
         self, sample: dict[str, Any], slots: Mapping[str, Slot]
@@ -148,17 +146,18 @@ class Structure:
             StructureMismatch: the sample has another structure, or a value does not fit.
         """
         is_kept = layouts is None or (type(sample) is dict and find_foreign_container(sample) is None)
-        for leaf, given in self.flatten(sample):
-            _store_value(leaf, given, as_array(given), fields[leaf.column], columns, slot)
+        for leaf, value in self.flatten(sample):
+            _store_value(leaf, value, as_array(value), fields[leaf.column], columns, slot)
             if layouts is not None and leaf.column in layouts:
-                is_kept = is_kept and has_layout(given, layouts[leaf.column])
+                is_kept = is_kept and has_layout(value, layouts[leaf.column])
             elif layouts is not None:
-                is_kept = is_kept and type(given) is (str if leaf.kind == "text" else bytes)
+                is_kept = is_kept and type(value) is (str if leaf.kind == "text" else bytes)
         return is_kept
 
     def build(self, make: Callable[[Leaf], Any]) -> dict[str, Any]:
         """A dict of this structure, of what `make` gives for each leaf."""
-        return {name: _build(node, make) for name, node in self.tree.items()}
+        built: dict[str, Any] = _build(self.tree, make)
+        return built
 
     def read_sample(self, columns: Columns, slot: int, layouts: Mapping[str, MemoryLayout]) -> dict[str, Any]:
         """The sample in a slot, copied, in the memory layouts that it had."""
@@ -172,20 +171,13 @@ class Structure:
         return self.build(read)
 
     def as_record(self) -> Any:
-        """The structure as JSON; see `from_record`."""
-        return _to_json(self.tree)
+        """The structure as JSON, a leaf as a text of kind and column; see `from_record`."""
+        return self.build(lambda leaf: f"{leaf.kind} {leaf.column}")
 
     @classmethod
     def from_record(cls, record: Any) -> Structure:
-        """The structure that `as_record` describes.
-
-        Raises:
-            ValueError: it describes none.
-        """
-        tree = _from_json(record)
-        if not isinstance(tree, dict):
-            raise ValueError(f"no structure of a sample: {record!r}")
-        return cls(tree)
+        """The structure that `as_record` describes."""
+        return cls(_parse_node(record))
 
 
 def decode(kind: Kind, content: Any) -> str | bytes:
@@ -200,61 +192,61 @@ def encode(kind: Kind, value: Any) -> bytes:
     return raw
 
 
-def _store_value(leaf: Leaf, given: Any, value: Any, field: Field, columns: Columns, slot: int) -> None:
+def _store_value(leaf: Leaf, value: Any, array: Any, field: Field, columns: Columns, slot: int) -> None:
     """Store one value of a sample in its columns.
 
     Args:
-        given: the value.
-        value: as an array; None if it is none.
+        array: the value as an array; None if it is none.
         field: of the column.
 
     Raises:
         StructureMismatch: it does not fit.
     """
     shape, name = field.shape, leaf.column
-    if leaf.kind in ("text", "binary"):
-        if not isinstance(given, str if leaf.kind == "text" else bytes):
-            wanted = "a str" if leaf.kind == "text" else "bytes"
-            raise StructureMismatch(f"the field {name!r} is {type(given).__name__}, in other samples {wanted}")
-        value = np.frombuffer(encode(leaf.kind, given), np.uint8)
-        if len(value) > shape[0]:
-            raise StructureMismatch(f"the field {name!r} has {len(value)} bytes, more than most_bytes={shape[0]}")
-    elif leaf.kind == "array":
-        if value is None or value.shape != shape or value.dtype != columns[name].dtype:
-            raise StructureMismatch(describe_shape_mismatch(name, given, value, field))
-        columns[name][slot] = value
+    if leaf.kind == "array":
+        if array is None or array.shape != shape or array.dtype != columns[name].dtype:
+            raise StructureMismatch(describe_shape_mismatch(name, value, array, field))
+        columns[name][slot] = array
         return
-    elif value is None or value.shape[1:] != shape[1:] or value.ndim != len(shape) or value.dtype != field.dtype:
-        got = type(given).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
+    most = f"entries, more than most={shape[0]}"
+    if leaf.kind in ("text", "binary"):
+        if not isinstance(value, str if leaf.kind == "text" else bytes):
+            kind = "a str" if leaf.kind == "text" else "bytes"
+            raise StructureMismatch(f"the field {name!r} is {type(value).__name__}, in other samples {kind}")
+        array, most = np.frombuffer(encode(leaf.kind, value), np.uint8), f"bytes, more than most_bytes={shape[0]}"
+    elif array is None or array.shape[1:] != shape[1:] or array.ndim != len(shape) or array.dtype != field.dtype:
         raise StructureMismatch(
-            f"the field {name!r} is {got}, the pipeline's fields say "
+            f"the field {name!r} is {_format_array(value, array)}, the pipeline's fields say "
             f"{field.dtype}[{', '.join(map(str, ('n', *shape[1:])))}]"
         )
-    elif len(value) > shape[0]:
-        raise StructureMismatch(f"the field {name!r} has {len(value)} entries, more than most={shape[0]}")
-    columns[name][slot, : len(value)] = value
-    columns[leaf.length][slot] = len(value)
+    if len(array) > shape[0]:
+        raise StructureMismatch(f"the field {name!r} has {len(array)} {most}")
+    columns[name][slot, : len(array)] = array
+    columns[leaf.length][slot] = len(array)
 
 
-def describe_shape_mismatch(name: str, given: Any, value: npt.NDArray[Any] | None, field: Field) -> str:
+def _format_array(value: Any, array: npt.NDArray[Any] | None) -> str:
+    return type(value).__name__ if array is None else f"{array.dtype}{list(array.shape)}"
+
+
+def describe_shape_mismatch(name: str, value: Any, array: npt.NDArray[Any] | None, field: Field) -> str:
     """Says how a value differs from the shape and dtype of its field.
 
     Args:
-        given: the value.
-        value: as an array; None if it is none.
+        array: the value as an array; None if it is none.
     """
-    got = type(given).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
-    said = f"the field {name!r} is {got}, the pipeline's fields say {field.dtype}{list(field.shape)}"
-    if value is not None and value.shape != field.shape and value.shape[1:] == field.shape[1:]:
-        said += f"; if its length varies: .map(stages.ragged({name!r}, most=...)), or stages.pad"
-    elif value is not None and advise_image_size(name, value.shape, field.shape):
-        said += f"; all images must be of one size: resize the files, or .map(stages.resize({name!r}, ...)) them"
-    elif value is not None and value.ndim == len(field.shape) > 1 and value.shape[0] == field.shape[0]:
-        said += (
+    text = f"the field {name!r} is {_format_array(value, array)}, the pipeline's fields say "
+    text += f"{field.dtype}{list(field.shape)}"
+    if array is not None and array.shape != field.shape and array.shape[1:] == field.shape[1:]:
+        text += f"; if its length varies: .map(stages.ragged({name!r}, most=...)), or stages.pad"
+    elif array is not None and advise_image_size(name, array.shape, field.shape):
+        text += f"; all images must be of one size: resize the files, or .map(stages.resize({name!r}, ...)) them"
+    elif array is not None and array.ndim == len(field.shape) > 1 and array.shape[0] == field.shape[0]:
+        text += (
             "; only the first axis may vary (stages.ragged): where another one does, as in an edge_index [2, n], "
             f"put it first, .map(numpy.transpose, field={name!r}), and transpose it back in the model or collate="
         )
-    return said
+    return text
 
 
 def advise_image_size(name: str, shape: Sequence[int], wanted: Sequence[Any]) -> str:
@@ -286,9 +278,9 @@ def _make_node(value: Any, path: Path, slots: Mapping[str, Slot]) -> Node:
         odd = next((name for name in value if not isinstance(name, str)), None)
         if odd is not None:
             raise PipelineError(f"the field name {odd!r} in {join_path(path) or 'a sample'!r} is no str")
-        return {name: _make_node(each, (*path, name), slots) for name, each in value.items()}
+        return {name: _make_node(part, (*path, name), slots) for name, part in value.items()}
     if type(value) is tuple:
-        return tuple(_make_node(each, (*path, number), slots) for number, each in enumerate(value))
+        return tuple(_make_node(part, (*path, number), slots) for number, part in enumerate(value))
     slot = _find_slot(slots, path, value)
     return Leaf(join_path(path), "array" if slot is None else slot.kind)
 
@@ -297,52 +289,38 @@ def _flatten(node: Node, value: Any, path: Path) -> Iterator[tuple[Leaf, Any]]:
     if isinstance(node, Leaf):
         yield node, value
         return
-    said = repr(join_path(path)) if path else "the sample"
+    where = repr(join_path(path)) if path else "the sample"
     if isinstance(node, tuple):
         if type(value) is not tuple or len(value) != len(node):
-            got = f"a tuple of {len(value)}" if type(value) is tuple else type(value).__name__
-            raise StructureMismatch(f"{said} is {got}, in other samples a tuple of {len(node)}")
-        for number, each in enumerate(node):
-            yield from _flatten(each, value[number], (*path, number))
+            kind = f"a tuple of {len(value)}" if type(value) is tuple else type(value).__name__
+            raise StructureMismatch(f"{where} is {kind}, in other samples a tuple of {len(node)}")
+        for number, part in enumerate(node):
+            yield from _flatten(part, value[number], (*path, number))
         return
     if not isinstance(value, dict):
-        raise StructureMismatch(f"{said} is {type(value).__name__}, in other samples a dict")
-    for name, each in node.items():
+        raise StructureMismatch(f"{where} is {type(value).__name__}, in other samples a dict")
+    for name, part in node.items():
         if name not in value:
             raise StructureMismatch(f"the field {join_path((*path, name))!r} is missing")
-        yield from _flatten(each, value[name], (*path, name))
+        yield from _flatten(part, value[name], (*path, name))
     if len(value) != len(node):
-        surplus = next(name for name in value if name not in node)
-        raise StructureMismatch(
-            f"the field {join_path((*path, surplus))!r} is not one of the pipeline's ({', '.join(node)})"
-        )
+        surplus = join_path((*path, next(name for name in value if name not in node)))
+        raise StructureMismatch(f"the field {surplus!r} is not one of the pipeline's ({', '.join(node)})")
 
 
 def _build(node: Node, make: Callable[[Leaf], Any]) -> Any:
-    if isinstance(node, Leaf):
-        return make(node)
     if isinstance(node, dict):
-        return {name: _build(each, make) for name, each in node.items()}
-    return tuple(_build(each, make) for each in node)
+        return {name: _build(part, make) for name, part in node.items()}
+    return make(node) if isinstance(node, Leaf) else tuple(_build(part, make) for part in node)
 
 
-def _to_json(node: Node) -> Any:
-    if isinstance(node, Leaf):
-        return ["leaf", node.column, node.kind]
-    if isinstance(node, dict):
-        return ["dict", [[name, _to_json(each)] for name, each in node.items()]]
-    return ["tuple", [_to_json(each) for each in node]]
-
-
-def _from_json(record: Any) -> Node:
-    kind, *rest = record
-    if kind == "leaf" and rest[1] in _KINDS:
-        return Leaf(rest[0], rest[1])
-    if kind == "dict":
-        return {name: _from_json(each) for name, each in rest[0]}
-    if kind == "tuple":
-        return tuple(_from_json(each) for each in rest[0])
-    raise ValueError(f"no part of a structure: {record!r}")
+def _parse_node(record: Any) -> Node:
+    if isinstance(record, dict):
+        return {name: _parse_node(part) for name, part in record.items()}
+    if not isinstance(record, str):
+        return tuple(map(_parse_node, record))
+    kind, _, column = record.partition(" ")
+    return Leaf(column, kind)  # type: ignore[arg-type]
 
 
 class Inferred(NamedTuple):

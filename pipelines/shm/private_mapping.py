@@ -126,10 +126,10 @@ def unmap_at_end(
 
 def map_memory(address: int | None, length: int, protection: int, flags: int, fd: int, offset: int) -> int:
     """mmap(2); raises `OSError`."""
-    found: int | None = _libc().mmap(address, length, protection, flags, fd, offset)
-    if found is None or found == _FAILED:
+    address_found: int | None = _libc().mmap(address, length, protection, flags, fd, offset)
+    if address_found is None or address_found == _FAILED:
         raise OSError(ctypes.get_errno(), "mmap: " + os.strerror(ctypes.get_errno()))
-    return found
+    return address_found
 
 
 class PrivatePages:
@@ -156,7 +156,6 @@ class PrivatePages:
             self._finalize = weakref.finalize(self, os.close, self._pagemap)
 
     def find(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Address ranges of private copies in [start, stop), whole pages."""
         if self._pid != os.getpid():  # forked since: the open page map is the parent's
             self.close()
             self._open_pagemap()
@@ -170,7 +169,7 @@ class PrivatePages:
         return self._find_by_entries(start, stop)
 
     def _find_by_scan(self, start: int, stop: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         while start < stop:
             # Pages that are not the file's, and are here or swapped out: their ranges.
             question = bytearray(
@@ -179,9 +178,9 @@ class PrivatePages:
             with self._lock:
                 count = fcntl.ioctl(self._pagemap, _SCAN_REQUEST, question)
                 if count:
-                    found += [(begin, end) for begin, end, _ in self._regions[:count].tolist()]
+                    ranges += [(begin, end) for begin, end, _ in self._regions[:count].tolist()]
             (start,) = _WALK_END.unpack_from(question, 32)  # before `stop` where the answer was full
-        return found
+        return ranges
 
     def _find_by_entries(self, start: int, stop: int) -> list[tuple[int, int]]:
         raw = os.pread(self._pagemap, (stop - start) // PAGE * 8, start // PAGE * 8)

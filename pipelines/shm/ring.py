@@ -74,7 +74,6 @@ class Layout:
 
 
 def sample_bytes(fields: dict[str, Field]) -> int:
-    """Bytes of one sample in a ring."""
     return sum(Layout(fields, 1).row_bytes.values())
 
 
@@ -108,20 +107,18 @@ def reopen_read_only(fd: int) -> int:
 
 
 def map_writable(fd: int, layout: Layout) -> Columns:
-    """The columns for a writer."""
     return layout.columns(mmap.mmap(fd, layout.nbytes, flags=mmap.MAP_SHARED))
 
 
 def copy_slots(source: int, target: int, layout: Layout, start: int, stop: int) -> None:
-    """Copy the positions [start, stop) from one memory to another of the same layout."""
     while start < stop:
         slot = start % layout.capacity
         count = min(stop - start, layout.capacity - slot)
         for name, row in layout.row_bytes.items():
-            at, left = layout.offsets[name] + slot * row, count * row
-            while left:
-                copied = os.copy_file_range(source, target, left, at, at)
-                at, left = at + copied, left - copied
+            at, remaining = layout.offsets[name] + slot * row, count * row
+            while remaining:
+                copied = os.copy_file_range(source, target, remaining, at, at)
+                at, remaining = at + copied, remaining - copied
         start += count
 
 
@@ -133,7 +130,6 @@ class RingView:
 
     Args:
         fd: descriptor of the memory.
-        layout: its layout.
         wraps: map columns of whole pages twice in a row, so that rows which wrap around the end are contiguous. If
             the address space does not suffice they are mapped once.
     """

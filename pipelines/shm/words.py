@@ -53,7 +53,6 @@ def map_words(fd: int, *, offset: int = 0, writable: bool) -> memoryview:
 
 
 def map_ring_words(fd: int, layout: Layout, *, writable: bool) -> memoryview:
-    """The words that end a ring's memory."""
     return map_words(fd, offset=layout.words_offset, writable=writable)
 
 

@@ -3,77 +3,75 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import PipelineError
+from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._base import Source
 from pipelines.sources._labels import pack_values
-from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
+from pipelines.sources._mapped import MappedArray, locate
 from pipelines.sources._strings import Strings
 from pipelines.sources._values import copy_element, tensor_to_array
 
+_COPIED = (np.ndarray, np.void, np.character)  # elements of columns that are no values of their own
 Column = np.ndarray[Any, Any] | MappedArray | Strings[Any] | list[Any]
 
 
-class Columns(Source):
-    """Records that are the rows of columns.
+@known_as("pipelines.sources.arrays")
+class Arrays(Source):
+    """See `arrays`.
 
     Args:
         columns: field -> a sequence with the records along the first axis.
-
-    Raises:
-        PipelineError: there is none, they differ in length, or they are empty.
     """
 
+    kind = "arrays"
     is_fork_safe = True
+    columns: dict[str, Column]
 
-    def __init__(self, columns: dict[str, Any]) -> None:
+    def __init__(self, columns: dict[str, Any], id: str | None) -> None:
         if not columns:
             raise PipelineError(f"{self.kind}(): no column was given")
         self.columns = columns
         lengths = {name: len(values) for name, values in columns.items()}
-        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
         self._count, *others = set(lengths.values())
         if others:
-            raise PipelineError(f"{self.kind}(): the columns differ in length: {said}")
+            raise PipelineError(f"{self.kind}(): the columns differ in length: {sizes}")
         if self._count == 0:
-            raise PipelineError(f"{self.kind}(): holds no record: {said}")
-
-    def __len__(self) -> int:
-        return self._count
-
-
-@known_as("pipelines.sources.arrays")
-class Arrays(Columns):
-    """See `arrays`."""
-
-    kind = "arrays"
-    columns: dict[str, Column]
-
-    def __init__(self, columns: dict[str, Any], id: str | None) -> None:
-        super().__init__({name: _convert_column(name, values) for name, values in columns.items()})
+            raise PipelineError(f"{self.kind}(): holds no record: {sizes}")
         self._id = id
         self._digest: str | None = None
         self._content: str | None = None
-        self._mapped = _locate_memmaps(self.columns)
+        located = {name: locate(values) for name, values in columns.items() if isinstance(values, np.ndarray)}
+        self._mapped = {name: mapped for name, mapped in located.items() if mapped is not None}
         self._is_copy = False
+
+    def __len__(self) -> int:
+        return self._count
 
     def __getstate__(self) -> dict[str, Any]:
         if self._digest is not None:
             self._update_digest()
         # What lies in a file is mapped again by whoever unpickles this, not copied.
-        mapped = {name: each for name, each in self._mapped.items() if each.file.exists()}
+        mapped = {name: place for name, place in self._mapped.items() if os.path.exists(place.file.path)}
         return {**self.__dict__, "columns": {**self.columns, **mapped}, "_mapped": {}, "_is_copy": True}
 
     def _read(self, index: int) -> dict[str, Any]:
         # Copies: a stage that writes into its sample must not change the data for the next epoch.
-        record = {name: values[index] for name, values in self.columns.items()}
-        return {name: copy_element(v) if isinstance(v, np.ndarray | np.void) else v for name, v in record.items()}
+        record = {}
+        try:
+            for name, values in self.columns.items():
+                value = values[index]
+                record[name] = copy_element(value) if isinstance(value, _COPIED) else value
+        except PipelineError as error:  # of a file that is mapped
+            raise SampleError(index, self.where(index), str(error)) from error
+        return record
 
     def copy_records(self, indices: npt.NDArray[np.int64], into: Mapping[str, npt.NDArray[Any]]) -> bool:
         # Not from mapped files: should one have been cut short, the record that lies behind its end is named.
@@ -94,24 +92,24 @@ class Arrays(Columns):
         values = self.columns[field]
         if isinstance(values, MappedArray):
             values = values.array
-        return values.copy() if isinstance(values, np.ndarray) else pack_values(list(values))
+        if not isinstance(values, np.ndarray):
+            return pack_values(list(values))
+        if values.dtype.kind in "SU":
+            return super().column(field)
+        return np.array(values, values.dtype.newbyteorder("="))
 
     def list_arrays(self) -> list[tuple[str, npt.NDArray[Any]]]:
-        """The arrays in the memory of this process that hold the columns, each after the name of its column.
-
-        Raises:
-            PipelineError: a column holds other objects.
-        """
-        found: list[tuple[str, Any]] = []
+        """The arrays in the memory of this process that hold the columns, each after the name of its column."""
+        arrays: list[tuple[str, Any]] = []
         for name, values in self.columns.items():
             parts = (
                 values if isinstance(values, list) else values.parts if isinstance(values, Strings) else [values]
             )
-            found += [(name, part) for part in parts if not isinstance(part, MappedArray)]
-        for name, part in found:
+            arrays += [(name, part) for part in parts if not isinstance(part, MappedArray)]
+        for name, part in arrays:
             if not isinstance(part, np.ndarray):
                 raise PipelineError(f"arrays(): column {name!r} holds objects ({type(part).__name__}), no array")
-        return found
+        return arrays
 
     def is_text(self, field: str) -> bool:
         values = self.columns.get(field)
@@ -134,12 +132,12 @@ class Arrays(Columns):
         if not self._is_copy:
             import xxhash
 
-            given = {
+            originals = {
                 name: values
                 for name, values in self.columns.items()
                 if isinstance(values, np.ndarray | list) and name not in self._mapped
             }
-            content = _digest_columns(xxhash.xxh3_128(), given)
+            content = _digest_columns(xxhash.xxh3_128(), originals)
             if content != self._content:
                 self._content, self._digest = content, None
         if self._digest is None:
@@ -172,7 +170,7 @@ def arrays(id: str | None = None, **columns: Any) -> Arrays:
     """
     if id is not None and not isinstance(id, str):
         raise PipelineError("arrays() takes columns by name, as in arrays(x=..., label=...)")
-    return Arrays(columns, id)
+    return Arrays({name: _convert_column(name, values) for name, values in columns.items()}, id)
 
 
 def _convert_column(name: str, values: Any) -> Column:
@@ -206,7 +204,6 @@ def _pack_texts(values: list[Any]) -> Column:
 
 
 def _convert_rows(values: Any) -> list[np.ndarray[Any, Any]]:
-    """Converts rows of different lengths to one array each; rows given as lists all get one dtype."""
     rows = [tensor_to_array(value) if hasattr(value, "detach") else np.asarray(value) for value in values]
     lists = {i for i, value in enumerate(values) if isinstance(value, list | tuple)}
     kinds = {rows[i].dtype for i in lists if rows[i].size}
@@ -214,16 +211,6 @@ def _convert_rows(values: Any) -> list[np.ndarray[Any, Any]]:
         common = np.result_type(*kinds)
         rows = [row.astype(common, copy=False) if i in lists else row for i, row in enumerate(rows)]
     return rows
-
-
-def _locate_memmaps(columns: dict[str, Column]) -> dict[str, MappedArray]:
-    """The columns that lie in mapped files, as places in these."""
-    candidates = {
-        name: values for name, values in columns.items() if isinstance(values, np.ndarray) and is_memmap(values)
-    }
-    mappings = FileMappings() if candidates else None
-    found = {name: locate(values, mappings) for name, values in candidates.items() if mappings is not None}
-    return {name: mapped for name, mapped in found.items() if mapped is not None}
 
 
 def _digest_columns(digest: Any, columns: Mapping[str, Column]) -> str:

@@ -7,7 +7,6 @@ that prepares samples. Open files and caches are made at first use in each proce
 from __future__ import annotations
 
 import copy
-import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,15 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.checks import check_integer
-from pipelines.errors import PipelineError, SampleError
-from pipelines.fingerprint import Description, describe, digest, is_ours, known_as
-from pipelines.sources import _splits
+from pipelines.errors import PipelineError
+from pipelines.fingerprint import Description, describe, is_ours
 from pipelines.sources._labels import Values, encode_classes, format_classes, pack_values, read_values
-from pipelines.sources._origin import Indices, Origin, digest_indices
-from pipelines.sources._sides import Sketch, sketch_numbers
+from pipelines.sources._origin import Indices, Origin
 
 if TYPE_CHECKING:
     from pipelines.sources._classes import ClassNames
+    from pipelines.sources._subset import Subset
 
 Groups = npt.NDArray[np.int64]
 
@@ -39,12 +37,10 @@ class Source(ABC):
         kind: the name of the function that makes such a source.
         is_fork_safe: whether forked processes may go on with the source that they inherit, with its open files and
             caches; else they make a pickled copy.
-        is_endless: whether records go on after the first `len(source)`: epoch e has those from `e * len(self)` on.
     """
 
     kind: str
     is_fork_safe = False
-    is_endless = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -85,12 +81,13 @@ class Source(ABC):
 
     def find_class_names(self, field: str) -> ClassNames | None:
         """The names that the numbers in a field stand for: the attribute `classes`; None if there are none."""
+        if not getattr(self, "classes", None):
+            return None
         from pipelines.sources._classes import find_names_of_items
 
         return find_names_of_items(self)
 
     def is_text(self, field: str) -> bool:
-        """Whether all values of a field are known to be texts."""
         return False
 
     def number_classes(self, field: str, names: Sequence[str]) -> Source:
@@ -121,7 +118,6 @@ class Source(ABC):
         """Copies many records at once, bit for bit as they are read one by one.
 
         Args:
-            indices: of the records, int64 [n].
             into: field -> array [n, *shape] that receives the values.
 
         Returns:
@@ -129,19 +125,15 @@ class Source(ABC):
         """
         return False
 
-    def stamp_records(self) -> npt.NDArray[np.uint64] | None:
-        """Returns a number for each record that changes with it, uint64 [n]; None where all change together."""
-        return None
-
     def identify_records(self, indices: Indices) -> Any:
         """Returns the `identity` of some of the records, in which the others have no part; None: none is known."""
         return None
 
-    def renew(self, known: dict[int, Source]) -> Source:
+    def renew(self, renewed: dict[int, Source]) -> Source:
         """Returns the source, made anew where a file was changed after its records were indexed.
 
         Args:
-            known: by their ids, sources of which others are parts, and what they are now; it is filled.
+            renewed: by their ids, sources of which others are parts, and what they are now; it is filled.
 
         Raises:
             PipelineError: a file cannot be read any more, or another number of records than before is in them.
@@ -149,9 +141,9 @@ class Source(ABC):
         inner = getattr(self, "source", None)
         if not (is_ours(type(self)) and isinstance(inner, Source)):
             return self
-        if id(inner) not in known:
-            known[id(inner)] = inner.renew(known)
-        if (new := known[id(inner)]) is inner:
+        if id(inner) not in renewed:
+            renewed[id(inner)] = inner.renew(renewed)
+        if (new := renewed[id(inner)]) is inner:
             return self
         if len(new) != len(inner):
             raise PipelineError(
@@ -292,10 +284,12 @@ class Source(ABC):
             >>> train, valid = source.split(0.9, key="id")
             >>> train, valid, test = source.split((0.8, 0.1, 0.1), stratify="label", group="patient")
         """
-        found = _splits.split(self, fraction, seed, stratify, group, by, key)
-        parts = tuple(
-            Subset(self, indices, sketch, by if isinstance(by, str) else None) for indices, sketch in found
-        )
+        from pipelines.sources import _splits
+        from pipelines.sources._subset import Subset
+
+        ordered_by = by if isinstance(by, str) else None
+        divided = _splits.split(self, fraction, seed, stratify, group, by, key)
+        parts = tuple(Subset(self, indices, ordered_by) for indices in divided)
         self._check_parts(parts)
         return parts
 
@@ -323,6 +317,8 @@ class Source(ABC):
         Examples:
             >>> for train, valid in source.folds(5, stratify="label"): ...
         """
+        from pipelines.sources._subset import Subset
+
         folds = self.number_folds(k, seed, stratify=stratify, group=group)
         return [
             (Subset(self, np.flatnonzero(folds != held_out)), Subset(self, np.flatnonzero(folds == held_out)))
@@ -332,7 +328,9 @@ class Source(ABC):
     def number_folds(
         self, k: int, seed: int = 0, *, stratify: Values | None = None, group: Values | None = None
     ) -> npt.NDArray[np.int64]:
-        """Returns the number of each record's fold, 0 to k - 1, int64 [n]: those of `folds`."""
+        from pipelines.sources import _splits
+        from pipelines.sources._subset import Subset
+
         folds = _splits.assign_folds(self, k, seed, stratify, group)
         self._check_parts([Subset(self, np.flatnonzero(folds == number)) for number in range(k)])
         return folds
@@ -346,7 +344,9 @@ class Source(ABC):
         Raises:
             PipelineError: a record has neither, or NaN.
         """
-        return _splits.find_places(self, by)
+        from pipelines.sources._splits import find_places
+
+        return find_places(self, by)
 
     def weigh_classes(
         self, field: str, weights: str | Mapping[Any, float] = "balanced"
@@ -385,138 +385,8 @@ class Source(ABC):
         Raises:
             PipelineError: there are fewer than `n`, or `n` is below 1.
         """
+        from pipelines.sources._subset import Subset
+
         return Subset(
             self, range(check_integer(f"take(n) of a source of {len(self)} records: n", n, 1, len(self)))
         )
-
-
-@known_as("pipelines.sources.Subset")
-class Subset(Source):
-    """The records of another source at `indices` (int64 [n], or a range), in that order.
-
-    Args:
-        source: of the records.
-        indices: of the records, from 0; an index may occur several times.
-        sketch: a sample of the records by the keys by which they were chosen; None: by their numbers.
-        ordered_by: the field by which the records were divided, such as a time.
-    """
-
-    kind = "subset"
-
-    def __init__(
-        self,
-        source: Source,
-        indices: np.ndarray[Any, Any] | range,
-        sketch: Sketch | None = None,
-        ordered_by: str | None = None,
-    ) -> None:
-        self.source, self._sketch = source, sketch
-        self.ordered_by = ordered_by or getattr(source, "ordered_by", None)
-        self.indices: Indices
-        if isinstance(source, Subset):
-            self.source = source.source
-            if isinstance(indices, range):
-                self.indices = source.indices[indices.start : indices.stop : indices.step]
-            else:
-                self.indices = np.asarray(source.indices)[indices]
-        else:
-            self.indices = indices if isinstance(indices, range) else np.asarray(indices, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __repr__(self) -> str:
-        return f"{len(self)} of {self.source!r}"
-
-    def _read(self, index: int) -> dict[str, Any]:
-        try:
-            return self.source._read(int(self.indices[index]))
-        except SampleError as error:
-            # `index` is what the user's batches carry; the place in the whole source is in `where`.
-            raise SampleError(index, error.where, error.reason) from error.__cause__
-
-    def column(self, field: str) -> npt.NDArray[Any]:
-        own = self.indices
-        return self.source.column(field)[
-            np.arange(own.start, own.stop, own.step) if isinstance(own, range) else own
-        ]
-
-    def find_class_names(self, field: str) -> ClassNames | None:
-        known = self.source.find_class_names(field)
-        return None if known is None else known.select(self.indices)
-
-    def is_text(self, field: str) -> bool:
-        return self.source.is_text(field)
-
-    def number_classes(self, field: str, names: Sequence[str]) -> Source:
-        whole = self.source.number_classes(field, names)
-        return self if whole is self.source else Subset(whole, self.indices, self._sketch)
-
-    def find_origin(self) -> Origin:
-        return self.source.find_origin().select(self.indices)
-
-    def _check_parts(self, parts: Sequence[Subset]) -> None:
-        self.source._check_parts(parts)
-
-    def sketch(self) -> Sketch | None:
-        """A sample of the records, by which they are known again; None where nothing tells them from others."""
-        if self._sketch is not None:
-            return self._sketch
-        origin = self.find_origin()
-        described = origin.describe()
-        return None if described.gaps else sketch_numbers(origin.indices, digest(described.value))
-
-    def will_read(self, indices: npt.NDArray[np.int64]) -> None:
-        self.source.will_read(self._find_in_whole(indices))
-
-    def copy_records(self, indices: npt.NDArray[np.int64], into: Mapping[str, npt.NDArray[Any]]) -> bool:
-        return type(self) is Subset and self.source.copy_records(self._find_in_whole(indices), into)
-
-    def _find_in_whole(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        own = self.indices
-        return own.start + own.step * indices if isinstance(own, range) else own[indices]
-
-    def forget(self) -> None:
-        self.source.forget()
-
-    def load_for_forks(self) -> None:
-        if len(self) > len(self.source) // 2:  # else it may load much that nobody reads
-            self.source.load_for_forks()
-
-    def where(self, index: int) -> str:
-        return self.source.where(int(self.indices[index]))
-
-    def stamp_records(self) -> npt.NDArray[np.uint64] | None:
-        stamps = self.source.stamp_records()
-        return None if stamps is None else stamps[self.indices]
-
-    def identity(self) -> Any:
-        alone = self.source.identify_records(self.indices)
-        if alone is not None:
-            return {"source": self._describe_class(), "of": alone}
-        whole = self.source.identity()
-        if whole is None:
-            return None
-        if isinstance(self.indices, range):
-            of = [self.indices.start, self.indices.stop, self.indices.step]
-            return {"source": self._describe_class(), "of": whole, "range": of}
-        return {"source": self._describe_class(), "of": whole, "indices": digest_indices(self.indices)}
-
-    def describe_for_fingerprint(self) -> Description:
-        if self.source.identify_records(self.indices) is not None:
-            return Description(self.identity())
-        whole = self.source.describe_for_fingerprint()
-        return Description([self.identity(), whole.value], whole.gaps)
-
-    @functools.cached_property
-    def groups(self) -> Groups | None:
-        """See `Source.groups`: the groups of the whole source, as far as they are in the subset."""
-        whole = self.source.groups
-        if whole is None:
-            return None
-        if isinstance(self.indices, range) and self.indices.step == 1:
-            inner = whole[(whole > self.indices.start) & (whole < self.indices.stop)] - self.indices.start
-        else:
-            group = np.searchsorted(whole, np.asarray(self.indices), side="right")
-            inner = np.flatnonzero(np.diff(group)) + 1
-        return np.concatenate([[0], inner, [len(self)]]).astype(np.int64)

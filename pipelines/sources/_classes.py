@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, is_ours, known_as
-from pipelines.sources._base import Groups, Source
+from pipelines.sources._base import Source
 from pipelines.sources._labels import format_classes
-from pipelines.sources._origin import Origin, digest_indices
+from pipelines.sources._origin import digest_indices
+from pipelines.sources._subset import Derived
 
 Names = tuple[str, ...]
 
@@ -42,15 +43,13 @@ class ClassNames:
         return tuple(dict.fromkeys(name for names in self.lists for name in names))
 
     def are_numbered_by(self, names: Sequence[str]) -> bool:
-        """Whether each class has the number already that it has in `names`."""
-        return all(each == tuple(names[: len(each)]) for each in self.lists)
+        return all(list_of_names == tuple(names[: len(list_of_names)]) for list_of_names in self.lists)
 
     def select(self, indices: Any) -> ClassNames:
         """Those of some of the records."""
         return self if self.which is None else ClassNames(self.lists, self.which[np.asarray(indices)])
 
     def find_name(self, index: int, number: Any) -> str | None:
-        """The name of a record's class; None for a number that has none, such as -1."""
         names = self.lists[0 if self.which is None else int(self.which[index])]
         return names[int(number)] if 0 <= int(number) < len(names) and int(number) == number else None
 
@@ -78,9 +77,9 @@ def find_names_of_items(items: Any) -> ClassNames | None:
         whole = find_names_of_items(items.dataset)
         return None if whole is None else whole.select(items.indices)
     if kind == "ConcatDataset" and hasattr(items, "datasets"):
-        parts = [(find_names_of_items(each), len(each)) for each in items.datasets]
-        known = [(part, count) for part, count in parts if part is not None]
-        return join_names(known) if known and len(known) == len(parts) else None
+        parts = [(find_names_of_items(inner), len(inner)) for inner in items.datasets]
+        named = [(part, count) for part, count in parts if part is not None]
+        return join_names(named) if named and len(named) == len(parts) else None
     names = getattr(items, "classes", None)
     if not isinstance(names, list | tuple) or not names or getattr(items, "target_transform", None) is not None:
         return None
@@ -88,7 +87,7 @@ def find_names_of_items(items: Any) -> ClassNames | None:
 
 
 @known_as("pipelines.sources.class_numbers")
-class ClassNumbers(Source):
+class ClassNumbers(Derived):
     """The records of another source, with the numbers that the classes of a field have in `names`.
 
     Reading a record of a class that is none of them is a `SampleError`. A number without a name, such as -1 for
@@ -96,7 +95,6 @@ class ClassNumbers(Source):
 
     Args:
         source: whose `field` is a number with a name, or a text.
-        field: of the class.
         names: of the classes, in the order of their numbers.
 
     Attributes:
@@ -106,15 +104,8 @@ class ClassNumbers(Source):
     def __init__(self, source: Source, field: str, names: Sequence[str]) -> None:
         self.source, self.field, self.classes = source, field, tuple(names)
         self.kind, self.is_fork_safe = source.kind, source.is_fork_safe and is_ours(type(source))
-        self.is_endless = source.is_endless
         self._known = source.find_class_names(field)  # None: they are texts
         self._numbers = {name: number for number, name in enumerate(self.classes)}
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __repr__(self) -> str:
-        return repr(self.source)
 
     def _read(self, index: int) -> dict[str, Any]:
         record = self.source._read(index)
@@ -146,29 +137,6 @@ class ClassNumbers(Source):
     def is_text(self, field: str) -> bool:
         return field != self.field and self.source.is_text(field)
 
-    def find_origin(self) -> Origin:
-        return self.source.find_origin()
-
-    @property
-    def groups(self) -> Groups | None:
-        """See `Source.groups`."""
-        return self.source.groups
-
-    def will_read(self, indices: npt.NDArray[np.int64]) -> None:
-        self.source.will_read(indices)
-
-    def forget(self) -> None:
-        self.source.forget()
-
-    def load_for_forks(self) -> None:
-        self.source.load_for_forks()
-
-    def where(self, index: int) -> str:
-        return self.source.where(index)
-
-    def stamp_records(self) -> npt.NDArray[np.uint64] | None:
-        return self.source.stamp_records()
-
     def identify_records(self, indices: Any) -> Any:
         alone = self.source.identify_records(indices)
         return None if alone is None else [alone, self.describe_numbering()]
@@ -185,34 +153,29 @@ class ClassNumbers(Source):
 
     def describe_numbering(self) -> list[Any]:
         """Which number a class had, and has now, as a JSON value."""
-        known = self._known
-        if known is None:
+        names = self._known
+        if names is None:
             return [self.field, self.classes, "texts"]
-        return [self.field, self.classes, known.lists, digest_indices(known.which)]
+        return [self.field, self.classes, names.lists, digest_indices(names.which)]
 
 
 def list_classes(source: Source, field: str) -> Names:
-    """The names of a source's classes, in the order of their numbers; sorted, where they are texts.
-
-    Raises:
-        SampleError: a text cannot be read.
-    """
-    known = source.find_class_names(field)
-    if known is not None:
-        return known.union
+    """The names of a source's classes, in the order of their numbers; sorted, where they are texts."""
+    class_names = source.find_class_names(field)
+    if class_names is not None:
+        return class_names.union
     return tuple(sorted(set(source.column(field).tolist()))) if source.is_text(field) else ()
 
 
 def find_foreign_class(source: Source, field: str, names: Sequence[str]) -> tuple[int, str] | None:
-    """The first record whose class is none of `names`, and its class; None if there is none."""
-    known = source.find_class_names(field)
-    if known is not None and set(known.union) <= set(names):
+    class_names = source.find_class_names(field)
+    if class_names is not None and set(class_names.union) <= set(names):
         return None
-    if known is None and not source.is_text(field):
+    if class_names is None and not source.is_text(field):
         return None
     allowed = set(names)
     for index, value in enumerate(source.column(field).tolist()):
-        name = value if known is None else known.find_name(index, value)
+        name = value if class_names is None else class_names.find_name(index, value)
         if name is not None and name not in allowed:
             return index, name
     return None
@@ -220,7 +183,11 @@ def find_foreign_class(source: Source, field: str, names: Sequence[str]) -> tupl
 
 def number_classes(source: Source, field: str, names: Sequence[str]) -> Source:
     """See `Source.number_classes`."""
-    known = source.find_class_names(field)
-    if known is None and not source.is_text(field):
+    class_names = source.find_class_names(field)
+    if class_names is None and not source.is_text(field):
         raise PipelineError(f"{source!r} does not know the classes of {field!r}")
-    return source if known is not None and known.are_numbered_by(names) else ClassNumbers(source, field, names)
+    return (
+        source
+        if class_names is not None and class_names.are_numbered_by(names)
+        else ClassNumbers(source, field, names)
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from pipelines.errors import PipelineError
+from pipelines.sources._file_records import MissingValue
 
 
 def resolve_type(kind: Any) -> str | None:
@@ -20,23 +23,41 @@ def resolve_type(kind: Any) -> str | None:
     return str(dtype.newbyteorder("=").name) if dtype.kind in "biuf" else None
 
 
-def make_number(dtype: np.dtype[Any], value: float | bool) -> Any:
-    """A number as a numpy scalar.
+def find_leaf(kind: Any) -> Any:
+    """The type of what is in lists of any depth."""
+    while is_list(kind):
+        kind = kind.value_type
+    return kind
 
-    Raises:
-        OverflowError: the dtype does not hold it.
-    """
-    if dtype.kind != "f" or dtype.itemsize == 8:
-        return dtype.type(value)  # which raises by itself; entering errstate takes longer than all else
-    with np.errstate(over="ignore"):
-        made = dtype.type(value)
-    if np.isinf(made) and not (isinstance(value, float) and math.isinf(value)):
-        raise OverflowError
+
+def replace_leaf(kind: Any, leaf: Any) -> Any:
+    """Lists as deep as those of a type, of another type."""
+    import pyarrow
+
+    return pyarrow.list_(replace_leaf(kind.value_type, leaf)) if is_list(kind) else leaf
+
+
+def cast_floats(column: Any, kind: Any, name: str) -> Any:
+    """A column of float64, or of lists of such, in another type of floats."""
+    from pyarrow import compute
+
+    made = column.cast(kind)
+    before, after = (
+        compute.sum(compute.is_inf(flatten(values).cast("float64"))).as_py() for values in (column, made)
+    )
+    if before != after:
+        raise PipelineError(
+            f"{name} has a number that {np.dtype(find_leaf(kind).to_pandas_dtype())} does not hold"
+        )
     return made
 
 
-class MissingValue(Exception):
-    """A value is missing in the file, or does not fit into an array; the message says which."""
+def flatten(column: Any) -> Any:
+    from pyarrow import compute
+
+    while is_list(column.type):
+        column = compute.list_flatten(column)
+    return column
 
 
 def is_image(kind: Any) -> bool:
@@ -61,13 +82,10 @@ def make_reader(column: Any) -> Callable[[int], Any]:
     import pyarrow
     from pyarrow import types
 
+    array = column
     if column.num_chunks > 1:
-        try:
+        with contextlib.suppress(pyarrow.ArrowInvalid):  # more than an array's 32-bit offsets can reach
             array = column.combine_chunks()
-        except pyarrow.ArrowInvalid:  # more than an array's 32-bit offsets can reach
-            array = column
-    else:
-        array = column.chunk(0)
     if isinstance(array, pyarrow.ChunkedArray) and array.num_chunks == 1:
         array = array.chunk(0)
     reason = "is null"
@@ -139,11 +157,7 @@ def is_numeric(kind: Any) -> bool:
 
 
 def _as_array(values: Any) -> np.ndarray[Any, Any]:
-    """An Arrow array of numbers, or of lists of them, as one numpy array of the same dtype.
-
-    Raises:
-        MissingValue: a value is missing, or the lists at some depth differ in length.
-    """
+    """An Arrow array of numbers, or of lists of them, as one numpy array of the same dtype."""
     from pyarrow import types
 
     if values.null_count:
@@ -162,26 +176,32 @@ def _as_array(values: Any) -> np.ndarray[Any, Any]:
     return inner.reshape(len(values), sizes[0] if len(sizes) else 0, *inner.shape[1:])
 
 
-ReadOutside = Callable[[int, str], bytes]
-
-
-def make_nested_reader(chunk: Any, read_outside: ReadOutside | None = None) -> Callable[[int], Any]:
+def make_nested_reader(chunk: Any) -> Callable[[int], Any]:
     """Returns a function row -> value for an Arrow array of any depth; it raises `MissingValue` if there is none.
 
     Args:
         chunk: the array. Structs are read as dicts, lists of other things than numbers as lists.
-        read_outside: reads the file that a row of an image column names, as row and path.
     """
     import pyarrow
     from pyarrow import types
 
     chunk = unwrap(chunk)
     if is_image(chunk.type):
-        return _make_file_reader(chunk, read_outside)
+        return _make_file_reader(chunk)
     if types.is_struct(chunk.type):
         names = [field.name for field in chunk.type]
         parts = {name: make_nested_reader(part) for name, part in zip(names, chunk.flatten(), strict=True)}
-        return lambda row: {name: read(row) for name, read in parts.items()}
+
+        def read(row: int) -> dict[str, Any]:
+            name, values = "", {}
+            try:
+                for name, read_part in parts.items():
+                    values[name] = read_part(row)
+            except MissingValue as error:
+                raise MissingValue(f"has a value {name!r} that {error}") from None
+            return values
+
+        return read
     if (types.is_list(chunk.type) or types.is_large_list(chunk.type)) and not is_numeric(chunk.type):
         return _make_list_reader(chunk)
     return make_reader(pyarrow.chunked_array([chunk]))
@@ -202,8 +222,8 @@ def split_file(chunk: Any) -> tuple[Any, Any]:
     return tuple(parts[chunk.type.get_field_index(name)] for name in ("bytes", "path"))
 
 
-def _make_file_reader(chunk: Any, read_outside: ReadOutside | None) -> Callable[[int], Any]:
-    """Images, and other files: their bytes, from the table or from the path that it names."""
+def _make_file_reader(chunk: Any) -> Callable[[int], Any]:
+    """Images, and other files: their bytes in the table."""
     data, paths = split_file(chunk)
 
     def read(row: int) -> bytes:
@@ -212,16 +232,16 @@ def _make_file_reader(chunk: Any, read_outside: ReadOutside | None) -> Callable[
             path = paths[row].as_py()
             if path is None:
                 raise MissingValue("is null")
-            if read_outside is not None:
-                return read_outside(row, path)
-            raise MissingValue(f"is kept outside of the data, in {path}; dataset.save_to_disk(...) takes it in")
+            raise MissingValue(
+                f"is kept outside of the data, in {path}: sources.image_folder reads folders, and "
+                "dataset.save_to_disk(...) takes files in"
+            )
         return value  # type: ignore[no-any-return]
 
     return read
 
 
 def _make_list_reader(chunk: Any) -> Callable[[int], Any]:
-    """Lists of texts, structs or such lists, as lists."""
     read_element = make_nested_reader(chunk.values)
     offsets = chunk.offsets.to_numpy()
 

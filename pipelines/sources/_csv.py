@@ -1,30 +1,39 @@
-"""Source of the rows of CSV files, which are converted to Arrow (`_text_table`).
+"""Source of the rows of CSV files, which pyarrow converts to Arrow (`_text_table`).
 
-Python's `csv` parses them: Arrow's reader cannot skip a row that is not UTF-8, and takes a quote that is never
-closed for the rest of the file. The types are found in columns of texts: Arrow's own inference reads "007" as 7.
+The types are found in columns of texts: Arrow's own inference reads "007" as 7.
 """
 
 from __future__ import annotations
 
 import csv as python_csv
-import itertools
+import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
+
+import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.sources._columns import resolve_type
-from pipelines.sources._csv_types import TypeFinder, convert_column
+from pipelines.sources import _text_table
+from pipelines.sources._columns import cast_floats
 from pipelines.sources._files import File, Paths, check_names, find_files
-from pipelines.sources._text_table import TextTable, is_utf8, open_text
+from pipelines.sources._text_table import TextTable, explain, open_binary, read_declared
 
 Columns = Sequence[str] | Mapping[str, Any]
 
-_LONGEST_VALUE = 1 << 30  # that Python's csv reads
-_END = "\0end\0"  # the value of a row after the last one, which is one only where no quote is open before it
-_NOT_UTF8 = "is not UTF-8; convert the file, as with iconv -t utf-8"
 _DELIMITERS = (";", "\t", "|", ",")
+_WORDS = ("", "NA", "N/A", "n/a", "#N/A", "NULL", "null")
+#: What is no value in a column of numbers, with a space at either side, too. In a column of texts they are texts.
+_MISSING = [f"{before}{word}{after}" for word in _WORDS for before in ("", " ") for after in ("", " ")]
+_DIGITS, _EXPONENT = r"(0|[1-9][0-9]*)", r"([eE][+-]?[0-9]+)?"
+_INTEGER = rf"^[ \t]*-?{_DIGITS}[ \t]*$"
+_FLOAT = (
+    rf"^[ \t]*-?({_DIGITS}{_EXPONENT}|[0-9]+\.[0-9]*{_EXPONENT}|\.[0-9]+{_EXPONENT}"
+    r"|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?)[ \t]*$"
+)
+_BOOL = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"  # as Arrow reads them
+_LONG = r"^[ \t]*-?[0-9]{16,}[ \t]*$"  # an integer that a float64 may not hold
 
 
 @known_as("pipelines.sources.csv")
@@ -40,163 +49,184 @@ class Csv(TextTable):
         names: Sequence[str] | None,
         delimiter: str,
         quote: str | None,
-        missing: str = "error",
+        missing: str,
     ) -> None:
         if missing not in ("error", "nan"):
             raise PipelineError(f"csv(): missing must be 'error' or 'nan', got {missing!r}")
-        self.keeps_missing = missing == "nan"
         for name, value in (("delimiter", delimiter), ("quote", quote)):
             if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
                 raise PipelineError(f"csv(): {name} must be one ASCII character, got {value!r}")
         if delimiter == quote:
             raise PipelineError(f"csv(): delimiter and quote must differ, got {delimiter!r} for both")
-        self.delimiter, self.quote, self._has_header = delimiter, quote, names is None
-        files = self.files = find_files(self.kind, paths)
-        self._header = [names] if isinstance(names, str) else list(names or self._read_headers(files))
-        chosen = [columns] if isinstance(columns, str) else columns or self._header
-        twice = next((name for name in chosen if self._header.count(name) > 1), None)
-        if twice is not None:
-            raise PipelineError(
-                f"csv({files[0].path!r}): two columns are called {twice!r}; give other names= to all"
-            )
-        self._form = [delimiter, quote, self._has_header, self._header, self.keeps_missing]
-        self._choose(columns)
-        self._load()
+        self._delimiter, self._quote, self._keeps_missing = delimiter, quote, missing == "nan"
+        self._has_header = names is None
+        files = find_files(self.kind, paths)
+        self._skipped_rows = [0] * len(files)
+        if names is None:
+            self._header = self._read_headers(files)
+        else:
+            self._header = [names] if isinstance(names, str) else list(names)
+        self._declared = self._choose(files[0], columns)
+        self.files = files
+        form = [delimiter, quote, self._has_header, self._header, self._keeps_missing]
+        self._load(files, [form, list(self._declared.items())])
+        self.types = {field.name: _get_type_name(field.type) for field in self._schema}
 
     def _read_headers(self, files: list[File]) -> list[str]:
+        """The names in the first row of each file, which are the same."""
         headers: list[list[str]] = []
-        for file in files:
-            header = next(self._parse_all(file), (0, 0, None))[2]
-            if header is None:
+        for number, file in enumerate(files):
+            lines = io.TextIOWrapper(open_binary(file), "utf-8-sig", newline="")
+            try:
+                with lines:
+                    rows = enumerate(python_csv.reader(lines, delimiter=self._delimiter, **self._quoting), 1)
+                    self._skipped_rows[number], header = next((row for row in rows if row[1]), (0, []))
+            except (ValueError, python_csv.Error) as error:
+                raise explain(file, error) from None
+            if not header:
                 raise PipelineError(f"csv({file.path!r}): is empty")
-            if isinstance(header, str):
-                raise PipelineError(f"csv({file.path!r}): the header {header}")
             headers.append([name.strip() for name in header])
             if headers[-1] != headers[0]:
                 raise PipelineError(
                     f"csv(): {file.path} begins with {', '.join(headers[-1])}, but {files[0].path} with "
-                    f"{', '.join(headers[0])}"
+                    f"{', '.join(headers[0])}; give names= if there is no header"
                 )
-        with open_text(files[0]) as lines:
-            is_quoted = self._is_quoted(next(line for line in lines if line.strip("\r\n")))
-        self._check_header(files[0], headers[0], is_quoted)
+        _check_header(files[0], headers[0], self._delimiter)
         return headers[0]
 
-    def _parse(self, file: File) -> Iterator[tuple[int, int, Any]]:
-        count = len(self._header)
-        for line, size, values in itertools.islice(self._parse_all(file), int(self._has_header), None):
-            if not isinstance(values, str) and len(values) != count:
-                values = f"has {len(values)} values, there are {count} columns"
-            yield line, size, values
+    @property
+    def _quoting(self) -> dict[str, Any]:
+        is_quoted = self._quote is not None
+        return {
+            "quotechar": self._quote,
+            "quoting": python_csv.QUOTE_MINIMAL if is_quoted else python_csv.QUOTE_NONE,
+        }
 
-    def _parse_all(self, file: File) -> Iterator[tuple[int, int, list[str] | str]]:
-        """The rows of a file, the header, too; blank lines are none.
-
-        Raises:
-            PipelineError: a quoted field is never closed.
-        """
-        python_csv.field_size_limit(max(python_csv.field_size_limit(), _LONGEST_VALUE))
-        size, is_text = 0, True  # of the lines of a row
-
-        def list_lines() -> Iterator[str]:
-            nonlocal size, is_text
-            with open_text(file) as lines:
-                for line in lines:
-                    size, is_text = size + len(line), is_text and (line.isascii() or is_utf8(line))
-                    yield line
-            yield from ("\n", _END)
-
-        rows = python_csv.reader(
-            list_lines(),
-            delimiter=self.delimiter,
-            quotechar=self.quote,
-            quoting=python_csv.QUOTE_NONE if self.quote is None else python_csv.QUOTE_MINIMAL,
-        )
-        begin = 1
-        for values in rows:
-            if values == [_END]:
-                return
-            if values and values[-1].endswith(_END):
-                break
-            if values:
-                yield begin, size, values if is_text else _NOT_UTF8
-            begin, size, is_text = rows.line_num + 1, 0, True
-        raise PipelineError(
-            f"{file.path}, line {begin}: opens a quoted field that is never closed; if quotes mean nothing in "
-            "this file, give quote=None"
-        )
-
-    def _is_quoted(self, text: str) -> bool:
-        """Whether a row is one quoted value and no more."""
-        quote, text = self.quote, text.strip()
-        if quote is None or len(text) < 2 or not text[0] == text[-1] == quote:
-            return False
-        return quote not in text[1:-1].replace(2 * quote, "")
-
-    def _check_header(self, file: File, header: list[str], is_quoted: bool) -> None:
-        """Refuses a header that another delimiter divides, and warns of one that looks like a record."""
-        others = [each for each in _DELIMITERS if each != self.delimiter and each in header[0]]
-        if len(header) == 1 and others and not is_quoted:
+    def _choose(self, first: File, columns: Columns | None) -> dict[str, str | None]:
+        """The columns to read, and the types that are declared."""
+        chosen = check_names(self.kind, columns) or tuple(self._header)
+        if unknown := [name for name in chosen if name not in self._header]:
+            raise PipelineError(f"{first.path}: has no column {unknown[0]!r} (it has: {', '.join(self._header)})")
+        if twice := [name for name in chosen if self._header.count(name) > 1]:
             raise PipelineError(
-                f"csv({file.path!r}): the header is one column, {header[0][:60]!r}; if {others[0]!r} divides the "
-                f"columns, give delimiter={others[0]!r}, else rename the column"
+                f"csv({first.path!r}): two columns are called {twice[0]!r}; give other names= to all"
             )
-        # Columns that are numbered from 0 are what pandas writes for an array.
-        named = [name for name in header if name]
-        if all(map(_is_number, named)) and named != [str(number) for number in range(len(named))]:
-            warnings.warn(
-                f"csv({file.path!r}): the first row, {', '.join(header)[:60]}, is taken for a header; if it is a "
-                "record, give names=",
-                stacklevel=5,
-            )
+        return {**dict.fromkeys(chosen), **read_declared(self.kind, columns)}
 
-    def _choose(self, columns: Columns | None) -> None:
-        declared = dict(columns) if isinstance(columns, Mapping) else {}
-        asked = check_names(self.kind, columns) or tuple(self._header)
-        if unknown := [name for name in asked if name not in self._header]:
-            raise PipelineError(
-                f"{self.files[0].path}: has no column {unknown[0]!r} (it has: {', '.join(self._header)})"
-            )
-        self.columns = asked
-        self.types = {}
-        for name, kind in declared.items():
-            if (resolved := resolve_type(kind)) is None:
-                raise PipelineError(
-                    f"csv(): the type of column {name!r} must be 'str', 'bool' or the name of a dtype of numbers "
-                    f"('int64', 'float32' ...), got {kind!r}"
-                )
-            self.types[name] = resolved
-        if undeclared := [name for name in asked if name not in self.types]:
-            self.types.update(self._recall([self._form, undeclared], lambda: self._infer_types(undeclared)))
-
-    def _infer_types(self, names: list[str]) -> dict[str, str]:
-        finders = [TypeFinder() for _ in names]
-        for file in self.files:
-            for _, rows in self._iterate_blocks(file):
-                for finder, texts in zip(finders, self._take_texts(names, rows), strict=True):
-                    finder.add(texts)
-        return {name: finder.choose(self.keeps_missing) for name, finder in zip(names, finders, strict=True)}
-
-    def _take_texts(self, names: Sequence[str], rows: list[Any]) -> list[Any]:
-        """An Arrow array of the texts of each of some columns; null in rows that are no records."""
+    def _find_schema(self) -> Any:
         import pyarrow
 
-        nothing = [None] * len(self._header)
-        columns = list(zip(*(nothing if isinstance(values, str) else values for values in rows), strict=True))
-        return [pyarrow.array(columns[self._header.index(name)], pyarrow.string()) for name in names]
+        finders = {name: _TypeFinder() for name, kind in self._declared.items() if kind is None}
+        for file in self.files if finders else ():
+            for batch in self._parse(file, dict.fromkeys(finders, pyarrow.string())):
+                for name, finder in finders.items():
+                    finder.add(batch.column(name))
+        kinds = {name: kind or finders[name].choose(self._keeps_missing) for name, kind in self._declared.items()}
+        return pyarrow.schema([(name, _get_arrow_type(kind)) for name, kind in kinds.items()])
 
-    def _make_columns(self, rows: list[Any], where: Callable[[int], str]) -> tuple[list[Any], dict[int, str]]:
-        fields, problems = [], dict[int, str]()
-        for name, texts in zip(self.columns, self._take_texts(self.columns, rows), strict=True):
-            values, wrong = convert_column(texts, self.types[name], self.keeps_missing)
-            fields.append(values)
-            for row, problem in wrong.items():
-                problems.setdefault(row, f"column {name!r} {problem}")
-        return fields, problems
+    def _parse(self, file: File, types: Mapping[str, Any]) -> Iterator[Any]:
+        """Yields record batches of some columns.
+
+        The last column is parsed in any case: a quote that is never closed is in it, or a row has too few values.
+        """
+        import pyarrow
+        from pyarrow import csv
+
+        # After the last row comes one that is empty: it is found only where no quote is open before it.
+        end = self._delimiter * (len(self._header) - 1) or 2 * (self._quote or "")
+        last_name = self._header[-1] if self._header[-1] in types else "\0"
+        read = csv.ReadOptions(
+            column_names=[*self._header[:-1], last_name],
+            skip_rows_after_names=self._skipped_rows[self.files.index(file)],
+            block_size=_text_table.BLOCK_BYTES,
+            use_threads=False,  # then errors name the row
+        )
+        parse = csv.ParseOptions(
+            delimiter=self._delimiter, quote_char=self._quote or False, newlines_in_values=True
+        )
+        parsed = {last_name: pyarrow.binary(), **types}
+        convert = csv.ConvertOptions(
+            column_types=parsed, include_columns=list(parsed), strings_can_be_null=False, null_values=_MISSING
+        )
+        last = None
+        with open_binary(file) as handle:
+            text = pyarrow.PythonFile(io.BufferedReader(_Joined(handle, f"\n{end}\n".encode())), mode="r")
+            try:
+                for batch in csv.open_csv(text, read, parse, convert):
+                    if last is not None and batch.num_rows:
+                        yield last.select(list(types))
+                    last = batch if batch.num_rows else last
+            except pyarrow.ArrowException as error:
+                raise explain(file, error) from None
+        if not end:
+            yield from () if last is None else (last.select(list(types)),)
+            return
+        if last is None or last.column(last_name)[-1].as_py() not in (None, "", b""):
+            raise PipelineError(
+                f"{file.path}: opens a quoted field that is never closed; if quotes mean nothing in this file, "
+                "give quote=None"
+            )
+        yield last.slice(0, last.num_rows - 1).select(list(types))
+
+    def _convert(self, file: File, schema: Any) -> Iterator[Any]:
+        import pyarrow
+        from pyarrow import compute, types
+
+        # Numbers are read as float64 and then rounded, by numpy.
+        read = {f.name: pyarrow.float64() if types.is_floating(f.type) else f.type for f in schema}
+        for batch in self._parse(file, read):
+            columns = []
+            for field, column in zip(schema, batch.columns, strict=True):
+                if types.is_floating(field.type):
+                    if self._keeps_missing:
+                        column = compute.fill_null(column, float("nan"))
+                    column = cast_floats(column, field.type, f"{file.path}: column {field.name!r}")
+                columns.append(column)
+            yield pyarrow.record_batch(columns, schema=schema)
 
     def identity(self) -> Any:
-        keeps = ["nan"] if self.keeps_missing else []  # else it is what it was before there was a choice
-        return {**super().identity(), "form": [self.delimiter, self.quote, self._header, *keeps]}
+        keeps = ["nan"] if self._keeps_missing else []
+        keeps += [] if self._has_header else ["no header"]
+        return {**super().identity(), "form": [self._delimiter, self._quote, self._header, *keeps]}
+
+
+class _TypeFinder:
+    """Finds the narrowest type that holds all values of a column of texts."""
+
+    def __init__(self) -> None:
+        self._candidates = ["int64", "float64", "bool"]
+        self._is_seen = self._is_missing = self._is_long = False
+
+    def add(self, texts: Any) -> None:
+        """Takes an Arrow array of texts into account."""
+        import pyarrow
+        from pyarrow import compute
+
+        def are_all(pattern: str) -> bool:
+            return bool(compute.all(compute.match_substring_regex(values, pattern)).as_py())
+
+        if not self._candidates:
+            return
+        values = texts.filter(compute.invert(compute.is_in(texts, pyarrow.array(_MISSING))))
+        self._is_missing |= len(values) < len(texts)
+        if not len(values):
+            return
+        self._is_seen = True
+        self._is_long |= bool(compute.any(compute.match_substring_regex(values, _LONG)).as_py())
+        patterns = {"int64": _INTEGER, "float64": _FLOAT, "bool": _BOOL}
+        self._candidates = [kind for kind in self._candidates if are_all(patterns[kind])]
+        if self._is_long and "int64" in self._candidates:
+            try:
+                compute.utf8_trim(values, " \t").cast("int64")
+            except pyarrow.ArrowInvalid:  # more than 64 bits
+                self._candidates = []
+
+    def choose(self, keeps_missing: bool) -> str:
+        """The type of all values that were added; of none it is text."""
+        kinds = [kind for kind in self._candidates if self._is_seen and not (kind == "float64" and self._is_long)]
+        if keeps_missing and self._is_missing:  # neither integers nor booleans have a NaN
+            kinds = [kind for kind in kinds if kind == "float64"]
+        return kinds[0] if kinds else "str"
 
 
 def csv(
@@ -211,15 +241,15 @@ def csv(
     """Makes a source of the rows of CSV files (RFC 4180, UTF-8), without loading them.
 
     Each file is converted once to an Arrow file, in the folder that the environment variable
-    `ENSEMBLE_SOURCES_DIR` names, and read from there.
+    `ENSEMBLE_SOURCES_DIR` names, and read from there. A row with more or fewer values than there are columns, or
+    with a value that its column's type does not hold, is an error then.
 
     A column that is not declared has the type that holds all of its values in all rows: int64, float64, bool
     (`true`, `false`) or else text. Where digits would be lost, the column is text: integers of more than 64 bits
-    or with leading zeros (`007`), and integers among other numbers that a float64 does not hold. A blank
-    value, `NA`, `N/A`, `NULL` or `null` among numbers is missing: reading that row is an error, which
-    `Pipeline(on_error="skip")` leaves out, unless it is `missing="nan"`. An error, too, is a row of more or fewer
-    values than columns, and a number that the declared type does not hold. Empty lines are no rows. A header of
-    numbers is warned of, because it may be a record.
+    or with leading zeros (`007`), numbers with a plus (`+1`), and integers of 16 digits or more among other
+    numbers. An empty value, `NA`, `N/A`, `NULL` or `null` among numbers is missing: reading that row is an error,
+    which `Pipeline(on_error="skip")` leaves out, unless it is `missing="nan"`. Empty lines are no rows. A header
+    of numbers is warned of, because it may be a record.
 
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either. All have the same columns.
@@ -237,14 +267,45 @@ def csv(
         A source of records with a field for each column: a numpy scalar or `str`.
 
     Raises:
-        PipelineError: a file is missing, compressed, without rows or with another header than the first; the
-            header is one column that holds another usual delimiter; a quoted value is never closed; a column does
-            not exist; a type is unknown.
+        PipelineError: a file is missing, compressed, without rows, not UTF-8 or with another header than the
+            first; the header is one column that holds another usual delimiter; a quoted value is never closed; a
+            row cannot be converted; a column does not exist; a type is unknown.
 
     Examples:
         >>> source = csv("train-*.csv", columns={"text": "str", "label": "int64"})
     """
     return Csv(paths, columns, names, delimiter, quote, missing)
+
+
+class _Joined(io.RawIOBase):
+    """A file, and some bytes after it."""
+
+    def __init__(self, file: io.BufferedReader, end: bytes) -> None:
+        self._parts = [file, io.BytesIO(end)]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return next((size for part in self._parts if (size := part.readinto(buffer))), 0)
+
+
+def _check_header(file: File, header: list[str], delimiter: str) -> None:
+    """Refuses a header that another delimiter divides, and warns of one that looks like a record."""
+    others = [other for other in _DELIMITERS if other != delimiter and other in header[0]]
+    if len(header) == 1 and others:
+        raise PipelineError(
+            f"csv({file.path!r}): the header is one column, {header[0][:60]!r}; if {others[0]!r} divides the "
+            f"columns, give delimiter={others[0]!r}, else rename the column"
+        )
+    # Columns that are numbered from 0 are what pandas writes for an array.
+    names = [name for name in header if name]
+    if all(map(_is_number, names)) and names != [str(number) for number in range(len(names))]:
+        warnings.warn(
+            f"csv({file.path!r}): the first row, {', '.join(header)[:60]}, is taken for a header; if it is a "
+            "record, give names=",
+            stacklevel=5,
+        )
 
 
 def _is_number(text: str) -> bool:
@@ -253,3 +314,15 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _get_arrow_type(name: str) -> Any:
+    import pyarrow
+
+    return pyarrow.string() if name == "str" else pyarrow.from_numpy_dtype(np.dtype(name))
+
+
+def _get_type_name(kind: Any) -> str:
+    from pyarrow import types
+
+    return "str" if types.is_string(kind) else np.dtype(kind.to_pandas_dtype()).name

@@ -131,8 +131,8 @@ def _copy_plain(items: Any, made_before: dict[int, Any]) -> Any:
     for name, value in vars(items).items():
         inner = _copy_plain(value, made_before)
         if type(value) is list and 0 < len(value) <= _MOST_PARTS:
-            copies = [_copy_plain(each, made_before) for each in value]
-            if all(each is not None for each in copies):
+            copies = [_copy_plain(part, made_before) for part in value]
+            if all(part is not None for part in copies):
                 inner = copies
         made.__dict__[name] = value if inner is None else inner
     return made

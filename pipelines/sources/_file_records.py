@@ -12,15 +12,17 @@ import functools
 import os
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import DataOutOfReach, PipelineError, SampleError
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._files import OPEN_FILES, File, read_exactly
+from pipelines.sources._labels import pack_values
 from pipelines.sources._recent import RecentlyUsed
 
 # Of a file, what a block shuffle reads together: long enough for a disk to stream, short enough for many.
@@ -29,6 +31,11 @@ GROUP_BYTES = 8 << 20
 CACHE_BYTES = 512 << 20
 
 Offsets = npt.NDArray[np.int64]
+Readers = list[tuple[str, Callable[[int], Any]]]  # of each column, the field and a function row -> value
+
+
+class MissingValue(Exception):
+    """A value is missing in the file, or does not fit into an array; the message says which."""
 
 
 class FilesSource(Source):
@@ -38,17 +45,14 @@ class FilesSource(Source):
         files: that have the records.
         counts: of the records in each file.
         what: a record is, for the error that there is none.
-
-    Raises:
-        PipelineError: there is no record.
     """
 
     _made_by: tuple[str, tuple[Any, ...], dict[str, Any]] = ("", (), {})
 
-    def __new__(cls, *given: Any, **named: Any) -> Self:
+    def __new__(cls, *positional: Any, **named: Any) -> Self:
         """Takes note of what it is made of, for `renew`, before a subclass has changed that."""
         made = super().__new__(cls)
-        made._made_by = (os.getcwd(), given, named)
+        made._made_by = (os.getcwd(), positional, named)
         return made
 
     def __init__(self, files: list[File], counts: Sequence[int], what: str = "record") -> None:
@@ -57,12 +61,12 @@ class FilesSource(Source):
         if not self._firsts[-1]:
             raise PipelineError(f"{self.kind}(): {', '.join(file.path for file in files)}: holds no {what}")
 
-    def renew(self, known: dict[int, Source]) -> Source:
+    def renew(self, renewed: dict[int, Source]) -> Source:
         if not any(file.was_changed() for file in self.files if type(file) is File):
             return self
-        folder, given, named = self._made_by
+        folder, positional, named = self._made_by
         with contextlib.chdir(folder):  # relative paths are of there
-            return type(self)(*given, **named)
+            return type(self)(*positional, **named)
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -83,7 +87,6 @@ class FileRecords(FilesSource):
     """Records that are ranges of bytes in files; a subclass parses them.
 
     Args:
-        files: that have the records.
         offsets: of each file, where its records begin, ascending, and where the last one ends: int64 [records +
             1].
         what: as above.
@@ -92,9 +95,9 @@ class FileRecords(FilesSource):
     is_fork_safe = True
 
     def __init__(self, files: list[File], offsets: list[Offsets], what: str = "record") -> None:
-        super().__init__(files, [len(each) - 1 for each in offsets], what)
-        self._starts = np.concatenate([each[:-1] for each in offsets])
-        self._ends = [int(each[-1]) for each in offsets]
+        super().__init__(files, [len(bounds) - 1 for bounds in offsets], what)
+        self._starts = np.concatenate([bounds[:-1] for bounds in offsets])
+        self._ends = [int(bounds[-1]) for bounds in offsets]
         self._open = RecentlyUsed[int, BinaryIO](OPEN_FILES)
         self._ahead: set[int] = set()  # groups that the system was told of last
 
@@ -108,20 +111,17 @@ class FileRecords(FilesSource):
         return self.files[number].open(), 1
 
     def _read_bytes(self, index: int) -> bytes:
-        """The bytes of a record.
-
-        Raises:
-            SampleError: they cannot be read.
-        """
+        """The bytes of a record."""
         number, start, end = self._locate(index)
         return self._read_ranges(index, number, ((start, end - start),))[0]
 
     def _read_ranges(self, index: int, number: int, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
-        """The bytes of the parts of a record, each an offset in the file and a size."""
         try:
             file = self._open.get(number, self._open_file)  # held, so that no other thread closes it
             descriptor = file.fileno()
             return [read_exactly(descriptor, size, start) for start, size in ranges]
+        except DataOutOfReach:
+            raise
         except (OSError, PipelineError) as error:
             self._open.drop(number)
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
@@ -151,8 +151,12 @@ class GroupedRecords(FilesSource):
     Args:
         files, counts: as above.
         bounds: of the groups: strictly ascending from 0 to the number of rows.
-        cache_bytes: of the decoded groups.
+
+    Attributes:
+        columns: fields of the records.
     """
+
+    columns: Collection[str]
 
     def __init__(
         self, files: list[File], counts: Sequence[int], bounds: list[int], cache_bytes: int, what: str = "row"
@@ -160,16 +164,39 @@ class GroupedRecords(FilesSource):
         super().__init__(files, counts, what)
         self._bounds = bounds
         self._cache_bytes = cache_bytes
-        self._cache = RecentlyUsed[int, Any](cache_bytes)
+        self._cache = RecentlyUsed[int, Readers](cache_bytes)
 
     @abstractmethod
-    def _decode(self, group: int) -> tuple[Any, int]:
-        """Decodes a group of rows: what they are read from, and its size in bytes."""
+    def _decode(self, group: int) -> tuple[Readers, int]:
+        """Decodes a group of rows: what reads each column, and the size in bytes."""
 
-    def _find_group(self, index: int) -> tuple[Any, int]:
-        """The decoded group of a row, and the row's place in it."""
-        group = bisect_right(self._bounds, index) - 1
-        return self._cache.get(group, self._decode), index - self._bounds[group]
+    def _read(self, index: int) -> dict[str, Any]:
+        name = ""
+        try:
+            group = bisect_right(self._bounds, index) - 1
+            row, record = index - self._bounds[group], {}
+            for name, read in self._cache.get(group, self._decode):
+                record[name] = read(row)
+            return record
+        except MissingValue as error:
+            raise SampleError(index, self.where(index), f"column {name!r} {error}") from None
+        except (SampleError, DataOutOfReach, MemoryError):
+            raise
+        except Exception as error:  # Arrow and h5py raise what they like on a damaged file
+            raise SampleError(index, self.where(index), f"cannot be read: {format_error(error)}") from error
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        if field not in self.columns:
+            raise self._missing_field(field, self.columns)
+        values = list[Any]()
+        for group, (first, last) in enumerate(pairwise(self._bounds)):
+            try:
+                values += map(dict(self._cache.get(group, self._decode))[field], range(last - first))
+            except Exception:
+                for index in range(first, last):
+                    self._read(index)  # says which record it is
+                raise
+        return pack_values(values)
 
     def forget(self) -> None:
         self._cache = RecentlyUsed(self._cache_bytes)
@@ -178,3 +205,9 @@ class GroupedRecords(FilesSource):
     def groups(self) -> Groups | None:
         """Bounds of the groups, over all files."""
         return np.array(self._bounds, np.int64)
+
+
+def format_error(error: Exception) -> str:
+    """The message of an error in one line; that of a KeyError is its key, quoted."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split()) or type(error).__name__

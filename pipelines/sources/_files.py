@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pipelines.errors import PipelineError
 from pipelines.sources import _remote
-from pipelines.sources._kept_files import find_folder
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -30,7 +29,7 @@ _READ_BYTES = 1 << 20
 _READERS = 16
 
 
-class _OpenFile(io.FileIO):
+class OpenFile(io.FileIO):
     """A file that is closed with its last reader, as several sources may read it."""
 
     def __del__(self) -> None:
@@ -72,20 +71,13 @@ class File:
         except OSError:
             return True
 
-    def exists(self) -> bool:
-        """Whether there is a file at the path, changed or not."""
-        return os.path.exists(self.path)
-
     def open(self) -> BinaryIO:
         """Opens the file for reading, unbuffered.
 
         A file of another time is read: it is unchanged if it holds the same bytes, and all of them are known.
-
-        Raises:
-            PipelineError: the file is missing, or was changed since it was indexed.
         """
         try:
-            file = _OpenFile(self.path, "rb")  # the caller keeps it open
+            file = OpenFile(self.path, "rb")  # the caller keeps it open
         except OSError as error:
             raise PipelineError(f"{self.path}: cannot be opened: {error.strerror}") from error
         status = os.fstat(file.fileno())
@@ -109,7 +101,6 @@ class File:
             return [self.path, *_Stamp.of(os.fstat(handle.fileno()))]
 
     def open_in_parts(self) -> BinaryIO:
-        """Opens the file to read a little of it."""
         return self.open()
 
     def identify(self, is_whole: bool | None = None) -> File:
@@ -117,9 +108,6 @@ class File:
 
         Args:
             is_whole: of all bytes, or of some blocks; None: of all where there are at most `WHOLE_BYTES`.
-
-        Raises:
-            PipelineError: it is missing, or was changed since it was indexed, or is written to meanwhile.
         """
         whole = self.size <= WHOLE_BYTES if is_whole is None else is_whole
         with self.open() as file:
@@ -143,25 +131,18 @@ class RemoteFile(File):
         """Address, size and tag."""
         return [self.path, self.size, self.tag]
 
-    def exists(self) -> bool:
-        """Whether it can be asked for; whether it is there is seen when it is read."""
-        return True
-
     def content_key(self) -> list[str | int]:
         """What its server says of it."""
         return self.identity()
 
     def open(self) -> BinaryIO:
-        """Opens the file here, where it is fetched first if it is not kept.
+        """Opens the file here, where it is fetched first if it is not kept."""
+        from pipelines.sources._kept_files import find_folder
 
-        Raises:
-            PipelineError: it cannot be fetched, or has another size now.
-        """
         copy = functools.partial(_remote.fetch, self.path, self.size, self.tag)
         return find_folder().open("fetched", os.path.basename(self.path), self.identity(), self.size, copy)
 
     def open_in_parts(self) -> BinaryIO:
-        """Opens the file where it is, if its server gives parts of it."""
         return _remote.open_in_parts(self.path) or self.open()
 
     def identify(self, is_whole: bool | None = None) -> File:
@@ -185,11 +166,7 @@ class _Stamp(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 16)
 def _digest(path: str, stamp: _Stamp, *, is_whole: bool) -> str:
-    """Reads a file for its digest, once in a process for as long as it is not written to.
-
-    Raises:
-        PipelineError: it cannot be read, or is another one, or is written to meanwhile.
-    """
+    """Reads a file for its digest, once in a process for as long as it is not written to."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         with open(path, "rb", buffering=0) as file:
@@ -216,28 +193,26 @@ def find_files(kind: str, paths: Paths) -> list[File]:
 
     Matches of a pattern are sorted; the order of a sequence is kept. The bytes of the files are read for their
     identities, as far as `WHOLE_BYTES` says.
-
-    Raises:
-        PipelineError: a file is missing, unreadable or given twice, a pattern matches nothing, or something is no
-            path.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else _list_paths(kind, paths)
-    if not given:
+    names = [paths] if isinstance(paths, str | os.PathLike) else _list_paths(kind, paths)
+    if not names:
         raise PipelineError(f"{kind}(): no path was given")
-    found: dict[str, File] = {}
-    for each in (os.path.expanduser(one) for path in given for one in _expand_braces(os.fspath(path))):
-        if _remote.is_url(each):
+    files: dict[str, File] = {}
+    for name in (os.path.expanduser(one) for path in names for one in _expand_braces(os.fspath(path))):
+        if _remote.is_url(name):
+            from pipelines.sources._kept_files import find_folder
+
             find_folder()  # it can be used
-            for url, size, tag in _remote.list_urls(kind, each):
-                if url in found:
+            for url, size, tag in _remote.list_urls(kind, name):
+                if url in files:
                     raise PipelineError(f"{kind}({url!r}): the file is given twice")
-                found[url] = RemoteFile(url, size, 0, "", False, tag)
+                files[url] = RemoteFile(url, size, 0, "", False, tag)
             continue
-        matches = [each]
-        if glob.has_magic(each) and not os.path.exists(each):
-            matches = sorted(glob.glob(each, recursive=True))
+        matches = [name]
+        if glob.has_magic(name) and not os.path.exists(name):
+            matches = sorted(glob.glob(name, recursive=True))
             if not matches:
-                raise PipelineError(f"{kind}({each!r}): the pattern matches no file")
+                raise PipelineError(f"{kind}({name!r}): the pattern matches no file")
         for path in matches:
             if os.path.isdir(path):
                 raise PipelineError(
@@ -247,12 +222,12 @@ def find_files(kind: str, paths: Paths) -> list[File]:
                 file = File.of(path)
             except OSError as error:
                 raise PipelineError(f"{kind}({path!r}): {(error.strerror or str(error)).lower()}") from None
-            if file.path in found:
+            if file.path in files:
                 raise PipelineError(f"{kind}({path!r}): the file is given twice")
-            found[file.path] = file
-    is_whole = sum(file.size for file in found.values() if not isinstance(file, RemoteFile)) <= WHOLE_BYTES
+            files[file.path] = file
+    is_whole = sum(file.size for file in files.values() if not isinstance(file, RemoteFile)) <= WHOLE_BYTES
     with ThreadPoolExecutor(_READERS) as readers:
-        return list(readers.map(lambda file: file.identify(is_whole), found.values()))
+        return list(readers.map(lambda file: file.identify(is_whole), files.values()))
 
 
 def _expand_braces(path: str) -> list[str]:
@@ -264,39 +239,35 @@ def _expand_braces(path: str) -> list[str]:
     if first is not None and int(first) > int(last):
         raise PipelineError(f"{path!r}: {match[0]} names nothing")
     parts = words.split(",") if words else [f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)]
-    return [each for part in parts for each in _expand_braces(path[: match.start()] + part + path[match.end() :])]
+    return [
+        expanded
+        for part in parts
+        for expanded in _expand_braces(path[: match.start()] + part + path[match.end() :])
+    ]
 
 
 def _list_paths(kind: str, paths: Any) -> list[str | os.PathLike[str]]:
     is_sequence = (
         isinstance(paths, Iterable) and not isinstance(paths, Mapping | bytes) and not hasattr(paths, "read")
     )
-    given = list(paths) if is_sequence else [paths]
-    if wrong := [each for each in given if not isinstance(each, str | os.PathLike)]:
+    listed = list(paths) if is_sequence else [paths]
+    if wrong := [path for path in listed if not isinstance(path, str | os.PathLike)]:
         raise PipelineError(f"{kind}(): needs the path of a file, or several, got {type(wrong[0]).__name__}")
-    return given
+    return listed
 
 
-def check_names(kind: str, given: Any, what: str = "columns must name each column") -> tuple[str, ...] | None:
-    """The names that a user gives, in order; None if there are none.
-
-    Raises:
-        PipelineError: they are no texts, or not distinct, or there is none.
-    """
-    if given is None:
+def check_names(kind: str, value: Any, what: str = "columns must name each column") -> tuple[str, ...] | None:
+    """The names that a user gives, in order; None if there are none."""
+    if value is None:
         return None
-    names = (given,) if isinstance(given, str) else tuple(given)
+    names = (value,) if isinstance(value, str) else tuple(value)
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
-        raise PipelineError(f"{kind}(): {what} once, got {given!r}")
+        raise PipelineError(f"{kind}(): {what} once, got {value!r}")
     return names
 
 
 def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
-    """Reads so many bytes of an open file at an offset, without moving its position.
-
-    Raises:
-        PipelineError: the file ends before.
-    """
+    """Reads so many bytes of an open file at an offset, without moving its position."""
     data = os.pread(descriptor, size, offset)
     while len(data) < size:  # a read above 2 GiB comes in parts
         more = os.pread(descriptor, size - len(data), offset + len(data))

@@ -7,6 +7,7 @@ the files for itself; a handle is neither pickled nor used in a forked child.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.sources._base import Groups
-from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
+from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords, Readers, format_error
 from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
 from pipelines.sources._mapped import MappedArray
 from pipelines.sources._recent import RecentlyUsed
@@ -36,8 +37,6 @@ class _DataSet:
         path: inside the file.
         shape: with the rows along the first axis.
         dtype: as a text that tells the types of variable length apart.
-        encoding: of texts; None for what is none.
-        chunk_rows: rows in a chunk; 0 if it lies in one piece.
         mapped: its place in the file, if it can be mapped.
     """
 
@@ -49,19 +48,15 @@ class _DataSet:
     mapped: MappedArray | None
 
     def say_type(self) -> str:
-        """Says what a row is."""
         return f"{self.dtype}{list(self.shape[1:])}"
 
-    def to_value(self, value: Any) -> Any:
-        """A record's value of a row as h5py reads it.
-
-        Raises:
-            UnicodeDecodeError: a text is not of its encoding.
-        """
+    def read_row(self, values: Any, row: int) -> Any:
+        """A record's value of a row of what h5py has read."""
+        value = values[row]
         if self.encoding is not None:
             if isinstance(value, bytes):
                 return value.decode(self.encoding)
-            texts = [bytes(each).decode(self.encoding) for each in value.ravel()]
+            texts = [bytes(text).decode(self.encoding) for text in value.ravel()]
             return np.array(texts, object).reshape(value.shape).tolist()
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.hasobject and value.dtype.names is None:
@@ -72,69 +67,56 @@ class _DataSet:
 
 @known_as("pipelines.sources.hdf5")
 class Hdf5(GroupedRecords):
-    """See `hdf5`.
-
-    Attributes:
-        files: the files that are read.
-        columns: field -> path of the data set in each file.
-    """
+    """See `hdf5`."""
 
     kind = "hdf5"
+    columns: dict[str, str]  # field -> path of the data set in each file
 
     def __init__(self, paths: Paths, columns: Sequence[str] | Mapping[str, str] | None, cache_bytes: int) -> None:
         files = find_files(self.kind, paths)
-        asked = columns if isinstance(columns, Mapping) else check_names(self.kind, columns)
-        self.columns: dict[str, str] = {}
+        chosen: Any = columns if isinstance(columns, Mapping) else check_names(self.kind, columns)
+        self.columns = {}
         self._sets: list[dict[str, _DataSet]] = []  # of each file, by field
         counts, bounds = list[int](), [0]
         for file in files:
             try:
                 with _open_hdf5(file) as handle:
-                    if not self.columns:
-                        self.columns = _choose(file, handle, asked)
+                    if not isinstance(chosen, Mapping):
+                        paths_inside = _list_sets(handle) if chosen is None else chosen
+                        chosen = {path.strip("/"): path for path in paths_inside}
+                    self.columns = dict(chosen)
                     sets = _describe_sets(file, handle, self.columns)
             except PipelineError:
                 raise
             except Exception as error:  # h5py raises what it likes on a damaged file
-                raise PipelineError(f"{file.path}: is damaged: {_say(error)}") from error
+                raise PipelineError(f"{file.path}: is damaged: {format_error(error)}") from error
             if self._sets and (difference := _find_difference(sets, self._sets[0])):
                 raise PipelineError(f"{file.path}: {difference}, unlike in {files[0].path}")
             count = next(iter(sets.values())).shape[0]
-            rows = max((each.chunk_rows for each in sets.values()), default=0)
-            step = rows or (_ROWS if any(each.mapped is None for each in sets.values()) else max(count, 1))
+            rows = max((data_set.chunk_rows for data_set in sets.values()), default=0)
+            step = rows or (_ROWS if any(data_set.mapped is None for data_set in sets.values()) else max(count, 1))
             first = sum(counts)
             bounds += [first + min(count, end) for end in range(step, count + step, step)]
             counts.append(count)
             self._sets.append(sets)
         super().__init__(files, counts, sorted(set(bounds)), cache_bytes)
-        self._is_grouped = any(each.mapped is None for sets in self._sets for each in sets.values())
+        self._is_mapped = all(part.mapped is not None for sets in self._sets for part in sets.values())
         # By process: a handle is not used in a forked child.
         self._handles = RecentlyUsed[tuple[int, int], Any](OPEN_FILES)
 
-    def _read(self, index: int) -> dict[str, Any]:
-        number = self._find_file(index)
-        row = index - self._firsts[number]
-        try:
-            decoded, row_in_group = self._find_group(index) if self._is_grouped else ({}, 0)
-            record = {}
-            for name, each in self._sets[number].items():
-                if each.mapped is not None:
-                    record[name] = copy_element(each.mapped[row])
-                else:
-                    record[name] = each.to_value(decoded[name][row_in_group])
-            return record
-        except Exception as error:  # as above
-            raise SampleError(index, self.where(index), f"cannot be read: {_say(error)}") from error
-
-    def _decode(self, group: int) -> tuple[dict[str, Any], int]:
-        """Reads a group of rows: field -> values, and the size in bytes."""
+    def _decode(self, group: int) -> tuple[Readers, int]:
         number = self._find_file(self._bounds[group])
         start, stop = (bound - self._firsts[number] for bound in self._bounds[group : group + 2])
-        handle = self._handles.get((os.getpid(), number), self._open_file)
-        values = {
-            name: handle[each.path][start:stop] for name, each in self._sets[number].items() if each.mapped is None
-        }
-        return values, sum(_measure(each) for each in values.values())
+        readers, size = Readers(), 1
+        for name, data_set in self._sets[number].items():
+            if data_set.mapped is not None:
+                readers.append((name, functools.partial(_copy_row, data_set.mapped.array, start)))
+                continue
+            handle = self._handles.get((os.getpid(), number), self._open_file)
+            values = handle[data_set.path][start:stop]
+            readers.append((name, functools.partial(data_set.read_row, values)))
+            size += _measure(values)
+        return readers, size
 
     def _open_file(self, key: tuple[int, int]) -> tuple[Any, int]:
         return _open_hdf5(self.files[key[1]]), 1
@@ -146,7 +128,7 @@ class Hdf5(GroupedRecords):
     @property
     def groups(self) -> Groups | None:
         """Bounds of the chunks of rows, over all files; None if all data sets are mapped."""
-        return super().groups if self._is_grouped else None
+        return None if self._is_mapped else super().groups
 
     def identity(self) -> Any:
         return {**super().identity(), "columns": list(self.columns.items())}
@@ -179,46 +161,27 @@ def hdf5(
     return Hdf5(paths, columns, cache_bytes)
 
 
-def _choose(file: File, handle: Any, asked: Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:
-    """The data sets to read: field -> path."""
-    if isinstance(asked, Mapping):
-        columns = dict(asked)
-    else:
-        columns = {path.strip("/"): path for path in (_list_sets(handle) if asked is None else asked)}
-    if not columns:
-        raise PipelineError(
-            f"{file.path}: has no data set" if asked is None else "hdf5(): columns must name a data set"
-        )
-    return columns
-
-
 def _find_difference(here: dict[str, _DataSet], first: dict[str, _DataSet]) -> str:
     differences = [
-        f"{each.path!r} is {each.say_type()}, not {first[name].say_type()}"
-        for name, each in here.items()
-        if (each.dtype, each.shape[1:]) != (first[name].dtype, first[name].shape[1:])
+        f"{data_set.path!r} is {data_set.say_type()}, not {first[name].say_type()}"
+        for name, data_set in here.items()
+        if (data_set.dtype, data_set.shape[1:]) != (first[name].dtype, first[name].shape[1:])
     ]
     return "; ".join(differences)
 
 
-def _say(error: Exception) -> str:
-    """The message of an error in one line; that of a KeyError is its key, quoted."""
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return " ".join(str(text).split()) or type(error).__name__
+def _copy_row(mapped: Any, start: int, row: int) -> Any:
+    return copy_element(mapped[start + row])
 
 
 def _measure(values: Any) -> int:
     if values.dtype.hasobject:
-        return sum(getattr(each, "nbytes", None) or len(each) + 50 for each in values.ravel())
+        return sum(getattr(value, "nbytes", None) or len(value) + 50 for value in values.ravel())
     return int(values.nbytes)
 
 
 def _open_hdf5(file: File) -> Any:
-    """Opens an HDF5 file for reading.
-
-    Raises:
-        PipelineError: h5py is not installed, or the file was changed since it was indexed or is no HDF5 file.
-    """
+    """Opens an HDF5 file for reading."""
     try:
         import h5py
     except ImportError as error:
@@ -233,41 +196,38 @@ def _open_hdf5(file: File) -> Any:
                 raise
             return h5py.File(file.path, "r")  # as the caller has it open already
     except OSError as error:
-        raise PipelineError(
-            f"{file.path}: is no HDF5 file, or is cut off: {' '.join(str(error).split())}"
-        ) from None
+        raise PipelineError(f"{file.path}: is no HDF5 file, or is cut off: {format_error(error)}") from None
 
 
 def _list_sets(handle: Any) -> list[str]:
     """Paths of all data sets in a file, without further links to them."""
     import h5py
 
-    found: list[str] = []
-    handle.visititems(lambda path, item: found.append(path) if isinstance(item, h5py.Dataset) else None)
-    return found
+    paths: list[str] = []
+    handle.visititems(lambda path, item: paths.append(path) if isinstance(item, h5py.Dataset) else None)
+    return paths
 
 
 def _describe_sets(file: File, handle: Any, columns: Mapping[str, str]) -> dict[str, _DataSet]:
-    """Describes the data sets of a file, by field.
-
-    Raises:
-        PipelineError: one does not exist, has values that cannot be read, is stored in another file, or has
-            another length than the others.
-    """
+    """Describes the data sets of a file, by field."""
     import h5py
 
     sets = {}
+    if not columns:
+        raise PipelineError(f"{file.path}: columns must name a data set")
     for name, path in columns.items():
         item = handle.get(path)
         if not isinstance(item, h5py.Dataset):
             has = ", ".join(_list_sets(handle))
             raise PipelineError(f"{file.path}: has no data set {path!r} (it has: {has})")
         sets[name] = _describe_set(file, item, path)
-    lengths = {each.path: each.shape[0] if each.shape else "is a single value" for each in sets.values()}
+    lengths = {
+        data_set.path: data_set.shape[0] if data_set.shape else "is a single value" for data_set in sets.values()
+    }
     if len(set(lengths.values())) > 1 or "is a single value" in lengths.values():
-        said = ", ".join(f"{path} {length}" for path, length in lengths.items())
+        text = ", ".join(f"{path} {length}" for path, length in lengths.items())
         raise PipelineError(
-            f"{file.path}: the data sets differ in length: {said}; say which to read with columns="
+            f"{file.path}: the data sets differ in length: {text}; say which to read with columns="
         )
     return sets
 
@@ -277,7 +237,7 @@ def _describe_set(file: File, item: Any, path: str) -> _DataSet:
 
     # What lies elsewhere may change, or be lost, unnoticed: HDF5 reads fill values in place of a missing file.
     sources = item.virtual_sources() if item.is_virtual else []
-    others = [each.file_name for each in sources if each.file_name != "."]
+    others = [origin.file_name for origin in sources if origin.file_name != "."]
     others += [name for name, *_ in item.external or ()]
     if not os.path.samefile(item.file.filename, file.path):
         others.append(item.file.filename)
@@ -292,7 +252,7 @@ def _describe_set(file: File, item: Any, path: str) -> _DataSet:
     texts, element = h5py.check_string_dtype(dtype), h5py.check_vlen_dtype(dtype)
     if element is not None and np.dtype(element).hasobject:
         raise PipelineError(f"{file.path}: the data set {path!r} has rows of variable length of {element}")
-    said = (
+    kind = (
         f"text ({texts.encoding})" if texts else f"{np.dtype(element)}[?]" if element is not None else str(dtype)
     )
     shape = tuple(item.shape or ())
@@ -303,4 +263,4 @@ def _describe_set(file: File, item: Any, path: str) -> _DataSet:
         strides = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         mapped = MappedArray(file, int(offset), dtype, shape, strides)
     encoding = None if texts is None else texts.encoding
-    return _DataSet(path, shape, said, encoding, int(item.chunks[0]) if item.chunks else 0, mapped)
+    return _DataSet(path, shape, kind, encoding, int(item.chunks[0]) if item.chunks else 0, mapped)

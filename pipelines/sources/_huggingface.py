@@ -8,9 +8,6 @@ function, and says nothing of files that were overwritten.
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,10 +20,12 @@ from pipelines.fingerprint import known_as
 from pipelines.sources._arrow_files import ArrowColumn
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._classes import ClassNames
-from pipelines.sources._columns import MissingValue, is_image, is_text, make_nested_reader, split_file
+from pipelines.sources._columns import is_text, make_nested_reader
 from pipelines.sources._compat import get_indices
-from pipelines.sources._files import File, check_names
+from pipelines.sources._file_records import MissingValue
+from pipelines.sources._files import check_names
 from pipelines.sources._labels import pack_values
+from pipelines.sources._mapped import MappedFiles
 from pipelines.sources._origin import Origin, digest_indices
 from pipelines.sources._recent import OwnDict
 
@@ -34,7 +33,7 @@ from pipelines.sources._recent import OwnDict
 _PLAIN_FORMATS = (None, "arrow", "pandas", "polars")
 
 
-@known_as("pipelines.sources.huggingface")
+@known_as("pipelines.sources.huggingface", version=2)
 class HuggingFace(Source):
     """See `huggingface`.
 
@@ -52,7 +51,8 @@ class HuggingFace(Source):
         self.columns = _choose_columns(dataset, columns)
         self._id = id
         table = dataset.data.table
-        self._columns = {name: ArrowColumn(table.column(name)) for name in self.columns}
+        files = MappedFiles(file["filename"] for file in dataset.cache_files)
+        self._columns = {name: ArrowColumn(table.column(name), files) for name in self.columns}
         indices = get_indices(dataset)
         self._indices = None if indices is None else np.array(indices.to_numpy(), np.int64)
         self._count = len(dataset)
@@ -66,11 +66,6 @@ class HuggingFace(Source):
         }
         self.classes = next(iter(self.class_names.values())) if len(self.class_names) == 1 else ()
         self._name = " ".join(filter(None, (dataset.info.dataset_name, str(dataset.split or "")))) or "Dataset"
-        self._outside = {
-            name: _OutsideFiles(column, self._indices)
-            for name, column in self._columns.items()
-            if column.starts and is_image(column.chunk(0).type)
-        }
         # Of chunks; views of mapped memory, so that they cost next to nothing.
         self._readers = OwnDict[tuple[str, int], Callable[[int], Any]]()
 
@@ -82,19 +77,16 @@ class HuggingFace(Source):
         return {name: self._read_value(index, row, name) for name in self._columns}
 
     def _read_value(self, index: int, row: int, name: str) -> Any:
-        """The value of a column in a row of the data; `index` is what the user calls it."""
         column = self._columns[name]
         number = bisect_right(column.starts, row) - 1
         try:
             reader = self._readers.get((name, number))
             if reader is None:
-                outside = self._outside.get(name)
-                found = None if outside is None else functools.partial(outside.read, column.starts[number])
-                reader = self._readers[name, number] = make_nested_reader(column.chunk(number), found)
+                reader = self._readers[name, number] = make_nested_reader(column.chunk(number))
             return reader(row - column.starts[number])
         except (MissingValue, PipelineError, OSError) as error:
-            said = f"column {name!r} {error}" if isinstance(error, MissingValue) else str(error)
-            raise SampleError(index, self.where(index), said) from None
+            reason = f"column {name!r} {error}" if isinstance(error, MissingValue) else str(error)
+            raise SampleError(index, self.where(index), reason) from None
 
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self._columns:
@@ -130,16 +122,14 @@ class HuggingFace(Source):
         row = index if self._indices is None else int(self._indices[index])
         column = next(iter(self._columns.values()))
         number = bisect_right(column.starts, row) - 1
-        file = column.file(number)
+        file = column.find_file(number)
         return f"{self._name}[{index}]" + (f" in {file.path}" if file is not None else "")
 
     def identity(self) -> Any:
         if self._id is not None:
             return {"source": self._describe_class(), "id": self._id}
         columns = [[name, column.identity()] for name, column in self._columns.items()]
-        outside = {name: files.digest for name, files in self._outside.items() if files.digest}
-        whole = {"source": self._describe_class(), "columns": columns, "indices": digest_indices(self._indices)}
-        return {**whole, "outside": outside} if outside else whole
+        return {"source": self._describe_class(), "columns": columns, "indices": digest_indices(self._indices)}
 
 
 def huggingface(dataset: Any, columns: Sequence[str] | None = None, id: str | None = None) -> HuggingFace:
@@ -154,8 +144,7 @@ def huggingface(dataset: Any, columns: Sequence[str] | None = None, id: str | No
                 seeded.
         columns: names of the columns to read; unless given, all, or those of the Dataset's format.
         id: identifies the records in fingerprints. Without it, files are identified by what they hold and where in
-            them the data lie, and data in memory by their content, which is read once for that. Image files that
-            the Dataset only names (`load_dataset("imagefolder")`) are identified by path, size and time of change.
+            them the data lie, and data in memory by their content, which is read once for that.
 
     Returns:
         A source of records with a field for each column. Numbers are numpy scalars of the stored dtype, also
@@ -203,56 +192,3 @@ def _choose_columns(dataset: Any, columns: Sequence[str] | None) -> tuple[str, .
         has = ", ".join(dataset.column_names)
         raise PipelineError(f"huggingface(): there is no column {unknown[0]!r} (there are: {has})")
     return chosen
-
-
-class _OutsideFiles:
-    """Image files that a column names instead of holding their bytes, as they are now.
-
-    Args:
-        column: of structs of `bytes` and `path`.
-        indices: the rows that are read, int64 [n]; None: all.
-
-    Attributes:
-        digest: of their paths, sizes and times of change; "" if there are none.
-    """
-
-    def __init__(self, column: ArrowColumn, indices: npt.NDArray[np.int64] | None) -> None:
-        from pyarrow import compute
-
-        self._folder = os.getcwd()  # paths may be relative to it
-        rows: list[int] = []
-        found: list[tuple[int, int]] = []
-        digest = hashlib.sha256()
-        for number, chunk in column.chunks():
-            data, paths = split_file(chunk)
-            if not data.null_count:
-                continue
-            outside = np.asarray(compute.and_(data.is_null(), paths.is_valid()))
-            here = column.starts[number] + np.flatnonzero(outside)
-            for row in here.tolist() if indices is None else here[np.isin(here, indices)].tolist():
-                path = paths[row - column.starts[number]].as_py()
-                try:
-                    file = File.of(os.path.join(self._folder, path))
-                    found.append((file.size, file.mtime_ns))
-                except OSError:  # whoever reads it says so
-                    found.append((-1, -1))
-                rows.append(row)
-                digest.update(repr((row, path, found[-1])).encode("utf-8", "surrogatepass"))
-        self._rows, self._as_indexed = np.array(rows, np.int64), np.array(found, np.int64)
-        self.digest = digest.hexdigest() if rows else ""
-
-    def read(self, start: int, row: int, path: str) -> bytes:
-        """Reads the file that row `start + row` of the column names.
-
-        Raises:
-            MissingValue: there was no such file when the source was made.
-            PipelineError: it is missing now, or was changed since.
-        """
-        size, mtime_ns = self._as_indexed[np.searchsorted(self._rows, start + row)].tolist()
-        if size < 0:
-            raise MissingValue(
-                f"is kept outside of the data, in {path}; there is no such file here: where it is, "
-                "dataset.save_to_disk(...) takes it in"
-            )
-        with File(os.path.abspath(os.path.join(self._folder, path)), size, mtime_ns).open() as file:
-            return file.read()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 import warnings
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
@@ -19,7 +21,6 @@ from pipelines.fingerprint import describe_array, known_as
 from pipelines.sources._base import Source
 from pipelines.sources._classes import ClassNames
 from pipelines.sources._files import File
-from pipelines.sources._image_labels import Labels, find_labels
 from pipelines.sources._origin import Indices
 from pipelines.sources._strings import Strings
 
@@ -38,7 +39,6 @@ class ImageFolder(Source):
     """See `image_folder`.
 
     Attributes:
-        path: the folder, absolute.
         classes: names of the sub-folders, or of the `labels` that are texts, in the order of their numbers; empty
             if there are none.
     """
@@ -46,24 +46,24 @@ class ImageFolder(Source):
     kind = "image_folder"
     is_fork_safe = True
 
-    def __init__(self, path: str | os.PathLike[str], names: bool, labels: Labels | None) -> None:
+    def __init__(self, path: str | os.PathLike[str], names: bool, labels: Mapping[str, Any] | None) -> None:
         self.path = os.path.abspath(os.path.expanduser(path))
         if not os.path.isdir(self.path):
             what = "is not a folder" if os.path.exists(self.path) else "no such folder"
             raise PipelineError(f"image_folder({os.fspath(path)!r}): {what}")
         try:
-            found, classes = _scan_folder(self.path)
+            images, classes = _scan_folder(self.path)
             self.classes = tuple(map(as_utf8, classes))
-            names_found = [name for name, _ in found]
+            names_found = [name for name, _ in images]
             status = _read_status(self.path, names_found)
         except OSError as error:
             raise PipelineError(f"image_folder({self.path!r}): {error.filename}: {error.strerror}") from None
         self._made_by = (names, labels)
         self._names = Strings(names_found)
-        self._labels = np.array([label for _, label in found], np.int32)
+        self._labels = np.array([label for _, label in images], np.int32)
         self._as_indexed = np.array(status, np.int64)
-        rows = ((*file, *stamp) for file, stamp in zip(found, status, strict=True))
-        self._stamps = np.fromiter(map(_stamp, rows), np.uint64, len(found))
+        rows = ((*file, *stamp) for file, stamp in zip(images, status, strict=True))
+        self._stamps = np.fromiter(map(_stamp, rows), np.uint64, len(images))
         self._has_names, self._given = names, labels is not None
         if labels is not None:
             if self.classes:
@@ -71,7 +71,7 @@ class ImageFolder(Source):
                     f"image_folder({self.path!r}): its sub-folders ({self.classes[0]} ...) are labels already; "
                     "labels= is for a flat folder"
                 )
-            self._labels, self.classes = find_labels(labels, names_found)
+            self._labels, self.classes = _read_labels(labels, names_found)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -102,12 +102,9 @@ class ImageFolder(Source):
     def find_class_names(self, field: str) -> ClassNames | None:
         return ClassNames((self.classes,)) if field == "label" and self.classes else None
 
-    def renew(self, known: dict[int, Source]) -> Source:
+    def renew(self, renewed: dict[int, Source]) -> Source:
         new = ImageFolder(self.path, *self._made_by)
         return self if np.array_equal(new._stamps, self._stamps) else new
-
-    def stamp_records(self) -> npt.NDArray[np.uint64]:
-        return self._stamps
 
     def where(self, index: int) -> str:
         return os.path.join(self.path, self._names[index])
@@ -123,7 +120,9 @@ class ImageFolder(Source):
         return {**identity, "names": True} if self._has_names else identity
 
 
-def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labels | None = None) -> ImageFolder:
+def image_folder(
+    path: str | os.PathLike[str], names: bool = False, labels: Mapping[str, Any] | None = None
+) -> ImageFolder:
     """Makes a source of the image files in a folder, in sorted order.
 
     If sub-folders hold the images (at any depth), each is a class; where all images lie deeper, a warning says so.
@@ -133,9 +132,8 @@ def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labe
     Args:
         path: the folder.
         names: whether records have the name of their file as the field `key`: its path inside the folder.
-        labels: of a flat folder: a mapping file name -> label, a function of the name, or the path of a CSV file
-            of these two columns, with or without a header. Names may be without extension. Labels are integers,
-            finite floats (for a regression), or texts, which are numbered in sorted order.
+        labels: of a flat folder: a mapping file name -> label. Names may be without extension. Labels are
+            integers, finite floats (for a regression), or texts, which are numbered in sorted order.
 
     Returns:
         A source of records with `image` (the bytes of the file) and, if there are classes or labels, `label` (int,
@@ -160,15 +158,15 @@ def _read_status(root: str, names: list[str]) -> list[tuple[int, int]]:
     """
 
     def read(start: int) -> list[tuple[int, int]]:
-        found = (os.stat(os.path.join(root, name)) for name in names[start : start + _RUN])
-        return [(status.st_size, status.st_mtime_ns) for status in found]
+        statuses = (os.stat(os.path.join(root, name)) for name in names[start : start + _RUN])
+        return [(status.st_size, status.st_mtime_ns) for status in statuses]
 
     began, first = time.perf_counter(), read(0)
-    rest = range(_RUN, len(names), _RUN)
+    starts = range(_RUN, len(names), _RUN)
     if time.perf_counter() - began < _RUN * _QUICK_S:
-        return list(chain(first, *map(read, rest)))
+        return list(chain(first, *map(read, starts)))
     with ThreadPoolExecutor(_THREADS) as threads:
-        return list(chain(first, *threads.map(read, rest)))
+        return list(chain(first, *threads.map(read, starts)))
 
 
 def _stamp(row: tuple[str, int, int, int]) -> int:
@@ -182,7 +180,7 @@ def _scan_folder(root: str) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
     left_out: Counter[str] = Counter()
     flat = _list_images(root, "", left_out, deep=False)
     classes = tuple(sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith(".")))
-    found = [(name, -1) for name in flat]
+    images = [(name, -1) for name in flat]
     for label, folder in enumerate(classes):
         inside = _list_images(root, folder, left_out, deep=True)
         if not inside and not flat:
@@ -193,20 +191,20 @@ def _scan_folder(root: str) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
                 f"image_folder({root!r}): images both beside and inside sub-folders "
                 f"({flat[0]}, {inside[0]}); move the former into a class folder"
             )
-        found += [(name, label) for name in inside]
-    if not found:
+        images += [(name, label) for name in inside]
+    if not images:
         others = _describe_left_out(left_out)
         raise PipelineError(f"image_folder({root!r}): holds no image ({', '.join(EXTENSIONS)}){others}")
     if left_out:
         warnings.warn(f"image_folder({root!r}){_describe_left_out(left_out)}", stacklevel=4)
-    if not flat and all(os.sep in name.partition(os.sep)[2] for name, _ in found):
-        inner = found[0][0].split(os.sep)
+    if not flat and all(os.sep in name.partition(os.sep)[2] for name, _ in images):
+        inner = images[0][0].split(os.sep)
         warnings.warn(
             f"image_folder({root!r}): the class folders {', '.join(classes)[:60]} have images only in their "
             f"sub-folders; if {inner[1]!r} is a class, give the folder {os.path.join(root, inner[0])!r}",
             stacklevel=4,
         )
-    return found, () if flat else classes
+    return images, () if flat else classes
 
 
 def _describe_left_out(left_out: Counter[str]) -> str:
@@ -232,3 +230,40 @@ def _list_images(root: str, folder: str, left_out: Counter[str], *, deep: bool) 
         elif (extension := os.path.splitext(name)[1].lower()) in _OTHERS:
             left_out[extension] += 1
     return images
+
+
+def _read_labels(labels: Any, names: Sequence[str]) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
+    """The label of each file, int32, int64 or float64 [n], and the names of the classes where labels are texts."""
+    if not isinstance(labels, Mapping):
+        raise PipelineError(
+            "image_folder(): labels must be a mapping file name -> label (of pandas, series.to_dict()), got "
+            f"{type(labels).__name__}"
+        )
+    stems = Counter(os.path.splitext(name)[0] for name in names)
+    stem_of = {name: os.path.splitext(name)[0] for name in names}
+    keys = [name if name in labels or stems[stem_of[name]] > 1 else stem_of[name] for name in names]
+    if unused := [key for key in labels if key not in set(keys)]:
+        warnings.warn(
+            f"image_folder(): labels of {len(unused)} files that are not there: {unused[0]!r} ...", stacklevel=4
+        )
+    values: list[Any] = [labels.get(key) for key in keys]
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    is_missing = [value is None or (isinstance(value, float) and math.isnan(value)) for value in values]
+    missing = [name for name, lacks in zip(names, is_missing, strict=True) if lacks]
+    if missing:
+        more = f", nor for {len(missing) - 1} more of the {len(names)} files" if len(missing) > 1 else ""
+        raise PipelineError(f"image_folder(): labels: no label for {missing[0]!r}{more}")
+    if all(isinstance(value, str) for value in values):
+        classes = tuple(sorted(set(values)))
+        numbers = {name: number for number, name in enumerate(classes)}
+        return np.array([numbers[value] for value in values], np.int32), classes
+    are_integers = all(isinstance(value, int) for value in values)
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, int | float):
+            raise PipelineError(
+                f"image_folder(): labels must be all integers, all numbers, or all texts; {name!r} has "
+                f"{value!r:.60}"
+            )
+        if abs(value) == math.inf or (are_integers and abs(value) >= 2**63):
+            raise PipelineError(f"image_folder(): labels: the label of {name!r} is {value!r:.60}")
+    return np.array(values, np.int64 if are_integers else np.float64), ()

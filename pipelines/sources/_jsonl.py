@@ -1,23 +1,26 @@
-"""Source of the lines of JSON Lines files, one JSON object each, which are converted to Arrow (`_text_table`)."""
+"""Source of the lines of JSON Lines files, which pyarrow converts to Arrow (`_text_table`)."""
 
 from __future__ import annotations
 
-import json
-import math
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.sources import _json_types
+from pipelines.sources import _text_table
+from pipelines.sources._columns import cast_floats, find_leaf, flatten, is_list, replace_leaf
 from pipelines.sources._files import File, Paths, check_names, find_files
-from pipelines.sources._json_types import Mismatch, Shape, check_shape, find_rare, find_shape
-from pipelines.sources._text_table import TextTable, is_utf8, open_text
+from pipelines.sources._text_table import TextTable, explain, open_binary, read_declared
 
 Columns = Sequence[str] | Mapping[str, Any]
-#: Field -> shape of its values -> in how many lines, and where first: the file's path, and the line.
-Shapes = dict[str, dict[Shape, tuple[int, tuple[str, int]]]]
+
+_EXACT = 2.0**53  # a float64 has all integers below it
+_LEFT_OUT = b"left out"  # in the metadata of a schema: fields that few lines have
 
 
 @known_as("pipelines.sources.jsonl")
@@ -27,228 +30,181 @@ class Jsonl(TextTable):
     kind = "jsonl"
 
     def __init__(self, paths: Paths, columns: Columns | None) -> None:
-        self.files = find_files(self.kind, paths)
-        asked = check_names(self.kind, columns)
-        given = columns.items() if isinstance(columns, Mapping) else ()
-        self._declared = {name: _json_types.declare(name, kind) for name, kind in given}
-        schema, dropped = self._recall([asked, self._declared], lambda: self._infer_types(asked))
-        self._kinds = _json_types.read_schema(schema)
-        if dropped:
+        files = find_files(self.kind, paths)
+        self._asked = check_names(self.kind, columns)
+        self._declared = read_declared(self.kind, columns)
+        self._load(files, [self._asked, list(self._declared.items())])
+        self.types = {field.name: _describe(field.type) for field in self._schema}
+        self.types |= {name: kind for name, kind in self._declared.items() if kind != "str"}
+        if dropped := (self._schema.metadata or {}).get(_LEFT_OUT):
             warnings.warn(
-                f"jsonl({self.files[0].path!r}): left out, as most lines lack it: {', '.join(dropped)}; if "
-                "a name is misspelt, correct it; columns= says which fields to read",
+                f"jsonl({files[0].path!r}): left out, as most lines lack it: {dropped.decode()}; if a name is "
+                "misspelt, correct it; columns= says which fields to read",
                 stacklevel=4,
             )
-        self.columns = tuple(self._kinds)
-        self.types = {name: _json_types.describe(kind) for name, kind in self._kinds.items()}
-        self.types |= {name: kind for name, kind in self._declared.items() if kind != "str"}
-        self._form = [[str(kind), name in self._declared] for name, kind in self._kinds.items()]
-        self._load()
 
-    def _infer_types(self, asked: Sequence[str] | None) -> tuple[str, list[str]]:
-        """The Arrow type of each field, of all lines, as a schema; and the fields that are left out.
-
-        Lines that cannot be read have no part in it. Unless they are asked for, fields that less than half of the
-        lines have are left out.
-        """
+    def _find_schema(self) -> Any:
         import pyarrow
 
-        shapes, lines, problem = self._find_shapes(asked, self._declared)
-        if unknown := [name for name in asked or () if name not in shapes and name not in self._declared]:
-            has = ", ".join(self._find_shapes(None, {})[0])
-            raise PipelineError(
-                f"jsonl(): no line of {self.files[0].path} has a field {unknown[0]!r} (it has: {has})"
-            )
-        if not shapes and not self._declared:
-            problem = problem or f"{self.files[0].path}: all lines are empty objects"
-            raise PipelineError(f"jsonl(): no line is a JSON object with a field; {problem}")
-        counts = {name: sum(count for count, _ in seen.values()) for name, seen in shapes.items()}
-        dropped = []
-        for name in find_rare(counts, lines) if asked is None else ():
-            _, (path, line) = next(iter(shapes.pop(name).values()))
-            dropped.append(f"{name} (in {counts[name]} of {lines} lines, the first is {path}, line {line})")
-        kinds = [(name, self._choose_type(name, shapes.get(name, {}), dropped)) for name in asked or shapes]
-        return pyarrow.schema(kinds).serialize().to_pybytes().hex(), dropped
-
-    def _find_shapes(self, asked: Sequence[str] | None, declared: Mapping[str, str]) -> tuple[Shapes, int, str]:
-        """Returns the fields' shapes, the number of lines, and what is wrong with the first that is no object.
-
-        Where all types are declared, only so many lines are read that the depth of arrays is known.
-        """
-        shapes, count, problem = Shapes(), 0, ""
-        numbers = {name for name, kind in declared.items() if kind not in ("any", "str")}
-        is_declared = asked is not None and len(declared) == len(asked)
+        merged, counts, rows = pyarrow.schema([]), Counter[str](), 0
         for file in self.files:
-            for lines, rows in self._iterate_blocks(file):
-                for line, values in zip(lines, rows, strict=True):
-                    if isinstance(values, str):
-                        problem = problem or f"{file.path}, line {line}: {values}"
-                        continue
-                    count += 1
-                    for name in values if asked is None else asked:
-                        if name in values:
-                            seen, shape = shapes.setdefault(name, {}), find_shape(values[name])
-                            times, first = seen.get(shape, (0, (file.path, line)))
-                            seen[shape] = times + 1, first
-                if is_declared and shapes.keys() >= numbers:
-                    return shapes, count, problem
-        return shapes, count, problem
+            for table in _read_blocks(file, None):
+                kinds = pyarrow.schema([(field.name, _without_times(field.type)) for field in table.schema])
+                try:
+                    merged = pyarrow.unify_schemas([merged, kinds], promote_options="permissive")
+                except pyarrow.ArrowException as error:
+                    raise explain(file, error) from None
+                rows += len(table)
+                counts.update({name: len(table) - table[name].null_count for name in kinds.names})
+        if not merged.names:
+            raise PipelineError(f"jsonl(): {self.files[0].path}: no line is a JSON object with a field")
+        if unknown := [name for name in self._asked or () if name not in merged.names]:
+            raise PipelineError(
+                f"jsonl(): no line of {self.files[0].path} has a field {unknown[0]!r} (it has: "
+                f"{', '.join(merged.names)})"
+            )
+        rare = [name for name in merged.names if 2 * counts[name] < rows]
+        dropped = rare if self._asked is None and len(rare) < len(merged.names) else []
+        names = self._asked or [name for name in merged.names if name not in dropped]
+        kinds = [(name, self._choose_type(name, merged.field(name).type)) for name in names]
+        left_out = ", ".join(f"{name} (in {counts[name]} of {rows} lines)" for name in dropped)
+        return pyarrow.schema(kinds, metadata={_LEFT_OUT: left_out.encode()})
 
-    def _choose_type(
-        self, name: str, seen: Mapping[Shape, tuple[int, tuple[str, int]]], dropped: list[str]
-    ) -> Any:
+    def _choose_type(self, name: str, kind: Any) -> Any:
+        """The type of a field; one that is declared is of single numbers, or of those in its lists."""
         import pyarrow
 
-        counts, declared = {shape: count for shape, (count, _) in seen.items()}, self._declared.get(name)
-        if declared in ("any", "str"):  # any value is kept as JSON
-            return pyarrow.string()
-        if declared is not None:
-            return _json_types.declare_numbers(counts, declared)
-        try:
-            return _json_types.merge(counts, name, dropped)
-        except Mismatch as mismatch:
-            shapes = list(counts)  # in the order of the lines
-            for number, shape in enumerate(shapes):
-                try:
-                    _json_types.merge(dict.fromkeys(shapes[: number + 1], 1), name, [])
-                except Mismatch as first:
-                    path, line = seen[shape][1]
-                    raise _refuse(f"{path}, line {line}", str(first)) from None
-            raise _refuse(self.files[0].path, str(mismatch)) from None
+        declared = self._declared.get(name)
+        if declared in (None, "str"):
+            return kind if declared is None else pyarrow.string()
+        return replace_leaf(kind, pyarrow.from_numpy_dtype(np.dtype(declared)))
 
-    def _parse(self, file: File) -> Iterator[tuple[int, int, Any]]:
-        with open_text(file) as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip("\r\n"):
-                    yield number, len(line), _parse_line(line)
+    def _convert(self, file: File, schema: Any) -> Iterator[Any]:
+        import pyarrow
+        from pyarrow import types
 
-    def _make_columns(self, rows: list[Any], where: Callable[[int], str]) -> tuple[list[Any], dict[int, str]]:
-        fields, problems = [], dict[int, str]()
-        for name, kind in self._kinds.items():
-            values = self._take_field(name, rows, problems)
-            array, wrong = _make_array(values, kind, name in self._declared)
-            for row, problem in wrong.items():
-                if name not in self._declared:
-                    raise _refuse(where(row), f"{name!r} {problem}")
-                problems.setdefault(row, f"field {name!r} {problem}")
-            fields.append(array)
-        return fields, problems
-
-    def _take_field(self, name: str, rows: list[Any], problems: dict[int, str]) -> list[Any]:
-        """The values of a field; None where a row has none of the field's type, which is entered in `problems`."""
-        values: list[Any] = [None] * len(rows)
-        kind, is_any, checked = self._kinds[name], self.types[name] == "any", dict[Shape, str]()
-        for row, record in enumerate(rows):
-            if isinstance(record, str):
-                continue
-            if name not in record:
-                problems.setdefault(row, f"has no field {name!r} (it has: {', '.join(record)})")
-                continue
-            value = record[name]
-            shape = find_shape(value)
-            if (problem := checked.get(shape)) is None:
-                problem = checked[shape] = "" if is_any else check_shape(shape, kind)
-            if problem:
-                problems.setdefault(row, f"field {name!r} {problem}: {value!r:.60}")
-            else:
-                values[row] = json.dumps(value) if is_any else value
-        return values
-
-    def _make_reader(self, name: str, values: Any) -> Callable[[int], Any]:
-        read = super()._make_reader(name, values)
-        return read if self.types[name] != "any" else lambda row: json.loads(read(row))
+        floats = {f.name for f in schema if types.is_floating(find_leaf(f.type))}
+        read = [(f.name, replace_leaf(f.type, pyarrow.float64()) if f.name in floats else f.type) for f in schema]
+        for table in _read_blocks(file, pyarrow.schema(read)):
+            for number, field in enumerate(schema):
+                name, column = f"{file.path}: field {field.name!r}", table.column(number)
+                if field.name not in self._declared:
+                    _check_exact(column, name)
+                if field.name in floats:
+                    table = table.set_column(number, field.name, cast_floats(column, field.type, name))
+            yield from table.combine_chunks().cast(schema).to_batches()
 
 
-def _refuse(place: str, problem: str) -> PipelineError:
-    return PipelineError(
-        f"{place}: field {problem}; declare its type, as in "
-        "jsonl(..., columns={'label': 'int64', 'other': 'any'})"
-    )
+def _read_blocks(file: File, schema: Any) -> Iterator[Any]:
+    """Yields tables of the lines of a file, some megabytes at a time.
 
-
-def _parse_line(line: str) -> dict[str, Any] | str:
-    try:
-        if not is_utf8(line):
-            line.encode("utf-8", "surrogateescape").decode()  # which says what is wrong
-        values = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return "is blank" if line.isspace() else f"is no JSON: {error}"
-    return values if isinstance(values, dict) else f"is no JSON object, but {type(values).__name__}"
-
-
-def _make_array(values: list[Any], kind: Any, is_declared: bool) -> tuple[Any, dict[int, str]]:
-    """An Arrow array of values of a type's shapes, None for a missing one; row -> why it cannot hold a value."""
+    Args:
+        schema: of the fields to read; None: all, of the types that Arrow infers.
+    """
     import pyarrow
-    from pyarrow import types
+    from pyarrow import json
 
-    problems: dict[int, str] = {}
-    leaf = _json_types.find_leaf(kind)
-    try:
-        array = pyarrow.array(values, kind)
-    except (pyarrow.ArrowInvalid, OverflowError, ValueError):
-        for row, value in enumerate(values):
+    unexpected = "infer" if schema is None else "ignore"
+    parse = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
+    first = 1
+    with open_binary(file) as handle:
+        while lines := handle.readlines(_text_table.BLOCK_BYTES):
+            text = b"".join(lines)
             try:
-                if is_declared and types.is_floating(leaf):  # then it may lose digits
-                    values[row] = _to_floats(value)
-                pyarrow.array([values[row]], kind)
-            except (pyarrow.ArrowInvalid, OverflowError, ValueError):
-                problems[row], values[row] = _say_problem(value, kind, is_declared), None
-        array = pyarrow.array(values, kind)
-    if leaf in (pyarrow.float16(), pyarrow.float32()):
-        for row, made in enumerate(array.to_pylist()):
-            if made is not None and _overflows(values[row], made):
-                problems[row] = _say_problem(values[row], kind, is_declared)
-    if types.is_string(kind) or types.is_primitive(kind):  # a row without a value is an error anyway
-        array = array.fill_null("" if types.is_string(kind) else False if types.is_boolean(kind) else 0)
-    return array, problems
+                table = json.read_json(
+                    pyarrow.BufferReader(text), json.ReadOptions(block_size=len(text) + 1), parse
+                )
+                if schema is not None:  # lists that begin with null are broken where Arrow infers their types
+                    table.validate(full=True)  # texts are UTF-8
+            except pyarrow.ArrowException as error:
+                start = first
 
+                def number(match: re.Match[str], start: int = start) -> str:
+                    return f"in record {start + int(match[1])}"
 
-def _say_problem(value: Any, kind: Any, is_declared: bool) -> str:
-    if is_declared or isinstance(value, str):
-        return f"is {value!r:.60}, which is no {_json_types.describe(kind)}"
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return f"is {value!r:.60}, an integer that an int64 does not hold"
-    return f"has integers of which a float64 loses digits, beside other numbers, or too long ones: {value!r:.60}"
-
-
-def _to_floats(value: Any) -> Any:
-    return list(map(_to_floats, value)) if isinstance(value, list) else value if value is None else float(value)
-
-
-def _overflows(value: Any, made: Any) -> bool:
-    if isinstance(value, list):
-        return any(map(_overflows, value, made))
-    return math.isinf(made) and not math.isinf(value)
+                raise explain(file, ValueError(re.sub(r"in row (\d+)", number, str(error)))) from None
+            first += len(table)
+            yield table
 
 
 def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
     """Makes a source of JSON Lines files (UTF-8): each line is a JSON object, a record.
 
     Each file is converted once to an Arrow file, in the folder that the environment variable
-    `ENSEMBLE_SOURCES_DIR` names, and read from there.
+    `ENSEMBLE_SOURCES_DIR` names, and read from there. A line that is no JSON object, or has a value of another
+    type than the lines before it, is an error then.
 
     A field that is not declared has the type that holds its values in all lines: bool, int64, float64, text, an
     array of numbers (lists, nested to one depth), a list of other values, or a dict of such. A field of integers
-    in some lines and other numbers in others is float64, unless it has integers that a float64 does not hold.
+    in some lines and other numbers in others is float64; with numbers of 2**53 or more it has to be declared, and
+    in a dict, where no type can be declared, they are an error.
     A field that less than half of the lines have is left out, with a warning, unless `columns` asks for it.
-    Empty lines are no records. A line that lacks a field, has null there, is blank or is no JSON object is an
-    error when it is read, which `Pipeline(on_error="skip")` leaves out.
+    Empty lines are no records. A line that lacks a field, or has null there, is an error when it is read, which
+    `Pipeline(on_error="skip")` leaves out.
 
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either.
         columns: names of the fields to read; unless given, all that a line has. A mapping name -> type declares
-            their types: `"str"`, `"bool"`, numpy's name of a dtype of numbers, such as `"float32"`, for single
-            numbers or for arrays, as most lines have them, or `"any"` for values as `json.loads` returns them.
-            Then only the first lines are read to find the depth of arrays.
+            their types: `"str"`, `"bool"`, or numpy's name of a dtype of numbers, such as `"float32"`, for single
+            numbers or for arrays.
 
     Returns:
         A source of records with a field for each column: a numpy scalar, `str`, array, list or dict.
 
     Raises:
-        PipelineError: a file is missing, compressed or without lines; no line is an object, or has a field; the
-            values of a field have no type in common; a type is unknown.
+        PipelineError: a file is missing, compressed or without lines; a line cannot be converted; no line has a
+            field; the values of a field have no type in common; a type is unknown.
 
     Examples:
         >>> source = jsonl("train-*.jsonl", columns=("text", "label"))
     """
     return Jsonl(paths, columns)
+
+
+def _check_exact(column: Any, name: str) -> None:
+    """Refuses numbers, in dicts and lists, too, that may have been integers of which a float64 has lost digits."""
+    from pyarrow import compute, types
+
+    values = flatten(column)
+    if types.is_struct(values.type):
+        for field, part in zip(values.type, values.flatten(), strict=True):
+            _check_exact(part, f"{name}, {field.name!r} in its dict,")
+    if not types.is_floating(values.type):
+        return
+    values = values.filter(compute.is_finite(values))
+    if len(values) and compute.max(compute.abs(values)).as_py() >= _EXACT:
+        raise PipelineError(
+            f"{name} has numbers of 2**53 or more, of which a float64 may lose digits; declare its type, as in "
+            'columns={"label": "float64"}; in a dict, write them as texts'
+        )
+
+
+def _without_times(kind: Any) -> Any:
+    """A type as Arrow infers it, with texts where it takes them for times."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_temporal(kind):
+        return pyarrow.string()
+    if is_list(kind):
+        return pyarrow.list_(_without_times(kind.value_type))
+    if types.is_struct(kind):
+        return pyarrow.struct([(field.name, _without_times(field.type)) for field in kind])
+    return kind
+
+
+def _describe(kind: Any) -> str:
+    """An Arrow type in the words of messages and identities."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return "{" + ", ".join(f"{field.name}: {_describe(field.type)}" for field in kind) + "}"
+    if types.is_null(kind):
+        return "none"
+    if types.is_string(kind):
+        return "text"
+    if not is_list(kind):
+        return str(np.dtype(kind.to_pandas_dtype()))
+    leaf, depth = find_leaf(kind), str(kind).count("list<")
+    is_array = not (types.is_struct(leaf) or types.is_string(leaf) or types.is_null(leaf))
+    return f"{_describe(leaf)}[{', '.join('?' * depth)}]" if is_array else f"list of {_describe(kind.value_type)}"

@@ -30,24 +30,19 @@ class Records(Protocol):
         """One field of all records, [n, ...]."""
 
 
-def read_values(source: Records, given: Values, what: str) -> Array:
+def read_values(source: Records, values_of: Values, what: str) -> Array:
     """Returns the value of each record of a source, [n].
 
     Args:
-        source: the records.
-        given: the name of a field, an array or sequence [n], or a function of a record.
+        values_of: the name of a field, an array or sequence [n], or a function of a record.
         what: the argument that gave it, for error messages.
-
-    Raises:
-        PipelineError: there is no such field, or there is not one value for each record.
-        SampleError: a record cannot be read.
     """
-    if isinstance(given, str):
-        values: Array = source.column(given)
-    elif callable(given):
-        values = pack_values([given(record) for record in source])
+    if isinstance(values_of, str):
+        values: Array = source.column(values_of)
+    elif callable(values_of):
+        values = pack_values([values_of(record) for record in source])
     else:
-        values = given if isinstance(given, np.ndarray) else pack_values(given)
+        values = values_of if isinstance(values_of, np.ndarray) else pack_values(values_of)
     if values.shape != (len(source),):
         shape = list(values.shape)
         raise PipelineError(
@@ -57,11 +52,7 @@ def read_values(source: Records, given: Values, what: str) -> Array:
 
 
 def pack_values(values: Any) -> Array:
-    """Packs a sequence of values into an array; texts, bytes and what numpy cannot hold stay objects.
-
-    Raises:
-        PipelineError: `values` is no sequence.
-    """
+    """Packs a sequence of values into an array; texts, bytes and what numpy cannot hold stay objects."""
     if isinstance(values, bytes | Mapping | Set) or not hasattr(values, "__len__"):
         raise PipelineError(f"values of records must be an array or a sequence, got {values!r:.60}")
     if hasattr(values, "detach"):  # a tensor, perhaps of a float dtype that numpy has not
@@ -89,28 +80,22 @@ def encode_classes(values: Array, what: str) -> tuple[npt.NDArray[np.int64], lis
 
     Returns:
         The number of each value's class, int64 [n], and the classes.
-
-    Raises:
-        PipelineError: a value is missing, or cannot be a class.
     """
+    is_number, listed = values.dtype.kind in "biuf", values.tolist()
     if values.dtype.kind == "f":
-        wrong = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
-        if wrong.size:
-            first = int(wrong[0])
-            raise PipelineError(
-                f"{what} must be classes (integers, booleans, texts or bytes), but record {first} has "
-                f"{values[first]!r}"
-            )
-    if values.dtype.kind in "biuf":
+        wrong = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values))).tolist()
+    else:
+        wrong = (
+            [] if is_number else [n for n, value in enumerate(listed) if not isinstance(value, str | bytes | int)]
+        )
+    if wrong:
+        raise PipelineError(
+            f"{what} must be classes (integers, booleans, texts or bytes), but record {wrong[0]} has "
+            f"{values[wrong[0]]!r:.60}"
+        )
+    if is_number:
         classes, codes = np.unique(values, return_inverse=True)
         return codes.reshape(-1).astype(np.int64, copy=False), classes.tolist()
-    listed = values.tolist()
-    for place, value in enumerate(listed):
-        if not isinstance(value, str | bytes | int):
-            raise PipelineError(
-                f"{what} must be classes (integers, booleans, texts or bytes), but record {place} has "
-                f"{value!r:.60}"
-            )
     names = list(dict.fromkeys(listed))
     if len({type(name) for name in names}) > 1:
         raise PipelineError(f"{what} must be classes of one type, got {format_classes(names)}")
@@ -119,6 +104,5 @@ def encode_classes(values: Array, what: str) -> tuple[npt.NDArray[np.int64], lis
 
 
 def format_classes(classes: list[Any]) -> str:
-    """Formats some classes for a message."""
-    shown = ", ".join(f"{each!r:.40}" for each in classes[:_CLASSES_SHOWN])
+    shown = ", ".join(f"{name!r:.40}" for name in classes[:_CLASSES_SHOWN])
     return shown if len(classes) <= _CLASSES_SHOWN else f"{shown}, ... ({len(classes)} in all)"

@@ -7,8 +7,10 @@ of the file in the page cache, and none has a copy.
 from __future__ import annotations
 
 import bisect
+import functools
 import mmap
 import os
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,66 +18,45 @@ import numpy as np
 from pipelines.errors import PipelineError
 from pipelines.sources._files import File
 
-_DELETED = " (deleted)"
 
+class MappedPlace(NamedTuple):
+    """The memory of a buffer as a range of bytes of a file."""
 
-class _Mapping(NamedTuple):
-    start: int
-    end: int
+    file: File
     offset: int
-    inode: int
-    path: str
-
-    def is_continued_by(self, other: _Mapping) -> bool:
-        """Whether the kernel has split one mapping into these two."""
-        is_adjacent = self.end == other.start and self.offset + self.end - self.start == other.offset
-        return is_adjacent and (self.inode, self.path) == (other.inode, other.path)
+    size: int
 
 
-class FileMappings:
-    """The files that this process has mapped, as they are when this is made (proc_pid_maps(5)).
+class MappedFiles:
+    """Where this process has mapped some files (proc_pid_maps(5))."""
 
-    Left out is what differs from the file, or may: mappings that are private and writable, and deleted files.
-    """
+    def __init__(self, paths: Iterable[str]) -> None:
+        wanted = {os.path.realpath(path) for path in paths}
+        self._files = functools.cache(lambda path: File.of(path).identify())
+        self._ranges: list[tuple[int, int, int, str]] = []  # first and last address, offset in the file, path
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
+            for line in lines if wanted else ():
+                bounds, _, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+                if path and path[0] in wanted:
+                    start, end = (int(bound, 16) for bound in bounds.split("-"))
+                    mapped = (start, end, int(offset, 16), path[0])
+                    if self._ranges:
+                        first, last, at, before = self._ranges[-1]
+                        if (last, at + last - first, before) == (start, mapped[2], path[0]):
+                            mapped = (first, end, at, before)  # the kernel has split one mapping in two
+                            self._ranges.pop()
+                    self._ranges.append(mapped)
 
-    def __init__(self) -> None:
-        self._mappings: list[_Mapping] = []
-        self._files: dict[tuple[str, int], File | None] = {}
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                bounds, modes, offset, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
-                is_copy = modes[1] == "w" and modes[3] == "p"
-                if modes[0] != "r" or is_copy or not path or inode == "0" or path[0].endswith(_DELETED):
-                    continue
-                start, end = (int(each, 16) for each in bounds.split("-"))
-                self._add(_Mapping(start, end, int(offset, 16), int(inode), path[0]))
-        self._starts = [mapping.start for mapping in self._mappings]
-
-    def _add(self, new: _Mapping) -> None:
-        last = self._mappings[-1] if self._mappings else None
-        if last is not None and last.is_continued_by(new):
-            self._mappings[-1] = last._replace(end=new.end)
-        else:
-            self._mappings.append(new)
-
-    def find(self, address: int, nbytes: int) -> tuple[File, int] | None:
-        """Returns the file, and the offset in it, of which these bytes of memory are; None if of no file."""
-        number = bisect.bisect_right(self._starts, address) - 1
-        if number < 0 or address + nbytes > self._mappings[number].end:
+    def locate(self, memory: memoryview) -> MappedPlace | None:
+        """The place of a buffer; None for one that lies in no file."""
+        if not memory.nbytes:
             return None
-        mapping = self._mappings[number]
-        file = self._find_file(mapping.path, mapping.inode)
-        return None if file is None else (file, mapping.offset + address - mapping.start)
-
-    def _find_file(self, path: str, inode: int) -> File | None:
-        key = (path, inode)
-        if key not in self._files:
-            try:
-                # Another file may have taken the path since.
-                self._files[key] = File.of(path).identify() if os.stat(path).st_ino == inode else None
-            except (OSError, PipelineError):
-                self._files[key] = None
-        return self._files[key]
+        address = np.frombuffer(memory, np.uint8).ctypes.data
+        number = bisect.bisect_right(self._ranges, address, key=lambda mapped: mapped[0]) - 1
+        if number < 0 or address + memory.nbytes > self._ranges[number][1]:
+            return None
+        start, _, offset, path = self._ranges[number]
+        return MappedPlace(self._files(path), offset + address - start, memory.nbytes)
 
 
 class MappedArray:
@@ -84,7 +65,6 @@ class MappedArray:
     Attributes:
         file: as it was when this was made.
         offset: of the first element, in bytes.
-        dtype, shape, strides: as a numpy array's.
     """
 
     def __init__(
@@ -104,13 +84,13 @@ class MappedArray:
 
     @property
     def array(self) -> np.ndarray[Any, Any]:
-        """The read-only array.
-
-        Raises:
-            PipelineError: the file is missing, or was changed since.
-        """
+        """The read-only array."""
         if self._array is None:
-            mapping = map_file(self.file)
+            with self.file.open() as handle:
+                try:
+                    mapping = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+                except OSError as error:
+                    raise PipelineError(f"{self.file.path}: cannot be mapped: {error.strerror}") from error
             self._array = np.ndarray(self.shape, self.dtype, mapping, self.offset, self.strides)
         return self._array
 
@@ -119,42 +99,29 @@ class MappedArray:
         return [*self.file.identity(), self.offset, self.dtype.str, list(self.shape), list(self.strides)]
 
 
-def map_file(file: File) -> mmap.mmap:
-    """Maps a whole file, read-only.
+def locate(array: np.ndarray[Any, Any]) -> MappedArray | None:
+    """Returns an `np.memmap`, or a view of one, as a place in its file.
 
-    Raises:
-        PipelineError: the file is missing, was changed since it was indexed, or cannot be mapped.
+    None for any other array, and where the file was removed or replaced, or does not get what is written (mode
+    "c").
     """
-    with file.open() as handle:
-        try:
-            return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise PipelineError(f"{file.path}: cannot be mapped: {error.strerror}") from error
-
-
-def locate(array: np.ndarray[Any, Any], mappings: FileMappings) -> MappedArray | None:
-    """Returns an array in mapped memory as a place in its file; None if its memory is of no file."""
-    if array.dtype.hasobject or not array.size:
+    root: Any = array
+    memmap: np.memmap[Any, Any] | None = None
+    while isinstance(root, np.ndarray):
+        memmap = root if isinstance(root, np.memmap) else memmap
+        root = root.base
+    if memmap is None or not isinstance(root, mmap.mmap) or memmap.filename is None:
         return None
-    memmap = _find_memmap(array)
-    if memmap is not None and memmap.mode in ("r+", "w+"):
+    if memmap.mode == "c" or array.dtype.hasobject or not array.size:
+        return None
+    if memmap.mode != "r":
         memmap.flush()  # the time of change is that of the last byte written
-    low, high = np.lib.array_utils.byte_bounds(array)
-    found = mappings.find(low, high - low)
-    if found is None:
+    try:
+        file = File.of(str(memmap.filename)).identify()  # before it is looked at whether this is what is mapped
+        place = MappedFiles([file.path]).locate(memoryview(root))
+    except (OSError, PipelineError):
         return None
-    file, offset = found
-    return MappedArray(file, offset + array.ctypes.data - low, array.dtype, array.shape, array.strides)
-
-
-def is_memmap(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array is an `np.memmap`, or a view of one."""
-    return _find_memmap(array) is not None
-
-
-def _find_memmap(array: Any) -> np.memmap[Any, Any] | None:
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return array
-        array = array.base
-    return None
+    if place is None:
+        return None
+    offset = place.offset + array.ctypes.data - np.frombuffer(root, np.uint8).ctypes.data
+    return MappedArray(file, offset, array.dtype, array.shape, array.strides)

@@ -6,49 +6,30 @@ import os
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.sources._arrays import Columns
+from pipelines.sources._arrays import Arrays
 from pipelines.sources._files import File
-from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
-from pipelines.sources._values import copy_element
+from pipelines.sources._mapped import MappedArray, locate
 
 
 @known_as("pipelines.sources.memmap")
-class Memmap(Columns):
-    """See `memmap`.
-
-    Attributes:
-        columns: field -> the array in its file.
-    """
+class Memmap(Arrays):
+    """See `memmap`."""
 
     kind = "memmap"
-    columns: dict[str, MappedArray]
-
-    def __init__(self, columns: dict[str, Any]) -> None:
-        super().__init__({name: _map_column(name, values) for name, values in columns.items()})
-
-    def _read(self, index: int) -> dict[str, Any]:
-        try:
-            return {name: copy_element(values[index]) for name, values in self.columns.items()}
-        except PipelineError as error:
-            raise SampleError(index, self.where(index), str(error)) from error
-
-    def column(self, field: str) -> npt.NDArray[Any]:
-        if field not in self.columns:
-            raise self._missing_field(field, self.columns)
-        values = self.columns[field].array
-        is_plain = values.dtype.kind in "biufc"
-        return copy_element(values) if is_plain else super().column(field)
 
     def where(self, index: int) -> str:
-        files = dict.fromkeys(values.file.path for values in self.columns.values())
+        files = dict.fromkeys(
+            values.file.path for values in self.columns.values() if isinstance(values, MappedArray)
+        )
         return f"{', '.join(files)}:row {index}"
 
     def identity(self) -> Any:
-        columns = {name: values.identity() for name, values in self.columns.items()}
+        columns = {
+            name: values.identity() for name, values in self.columns.items() if isinstance(values, MappedArray)
+        }
         return {"source": self._describe_class(), "columns": columns}
 
 
@@ -72,14 +53,24 @@ def memmap(**columns: str | os.PathLike[str] | np.memmap[Any, Any]) -> Memmap:
     Examples:
         >>> source = memmap(image="images.npy", label="labels.npy")
     """
-    return Memmap(columns)
+    return Memmap({name: _map_column(name, values) for name, values in columns.items()}, None)
 
 
 def _map_column(name: str, values: Any) -> MappedArray:
     if isinstance(values, str | os.PathLike):
         column = _open_npy(os.path.expanduser(os.fspath(values)))
     else:
-        column = _locate(name, values)
+        if not isinstance(values, np.ndarray):
+            raise PipelineError(
+                f"memmap(): column {name!r} must be a path or an np.memmap, got {type(values).__name__}"
+            )
+        located = locate(values)
+        if located is None:
+            raise PipelineError(
+                f"memmap(): column {name!r} is not in a file (mode 'c', an empty array, a result of "
+                "arithmetic, or the file was deleted); data in memory are for arrays()"
+            )
+        column = located
     if not column.shape:
         raise PipelineError(f"memmap(): column {name!r} must have its records along the first axis, got a scalar")
     return column
@@ -100,16 +91,3 @@ def _open_npy(path: str) -> MappedArray:
         array.close()
         raise PipelineError(f"memmap({path!r}): is an archive of arrays; save each with np.save, or use arrays()")
     return MappedArray(file, array.offset, array.dtype, array.shape, array.strides)
-
-
-def _locate(name: str, values: Any) -> MappedArray:
-    if not isinstance(values, np.ndarray) or not is_memmap(values):
-        what = f"column {name!r} must be a path or an np.memmap, got {type(values).__name__}"
-        raise PipelineError(f"memmap(): {what}; data in memory are for arrays()")
-    found = locate(np.asarray(values), FileMappings())
-    if found is None:
-        raise PipelineError(
-            f"memmap(): column {name!r} is not in a file (mode 'c', an empty array, a result of arithmetic, or "
-            "the file was deleted); use arrays()"
-        )
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.fingerprint import Description
-from pipelines.sources._sides import Sketch, cut_together
 
 Indices = np.ndarray[Any, Any] | range
 
 
 def digest_indices(indices: np.ndarray[Any, Any] | None) -> str | None:
-    """A digest of an array of indices; None without one."""
     return None if indices is None else hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()
 
 
@@ -57,7 +55,6 @@ class Origin:
         return np.asarray(self.steps.indices)[np.cumsum(changes[:-1]) > 0]
 
     def have(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Whether each record has one of these rows, bool [n]."""
         if self.steps is None:
             return np.isin(np.asarray(self.indices), rows)
         count = np.concatenate([[0], np.cumsum(np.isin(np.asarray(self.steps.indices), rows))])
@@ -75,7 +72,6 @@ def count_shared_records(one: Any, other: Any) -> int:
 
 
 def find_shared_records(one: Any, other: Any) -> npt.NDArray[np.bool_]:
-    """Whether each of the other source's records is one of this one's, too: see `count_shared_records`."""
     mine, theirs = (one if isinstance(one, Origin) else _find_origin(one)), _find_origin(other)
     if not _is_same_root(mine.steps or mine, theirs.steps or theirs):
         return np.zeros(len(theirs.indices), bool)
@@ -94,22 +90,10 @@ def is_same_records(one: Any, other: Any) -> bool:
     return _is_same_root(mine, theirs) and np.array_equal(np.asarray(mine.indices), np.asarray(theirs.indices))
 
 
-def sketch_parts(sources: Mapping[str, Any]) -> dict[str, Sketch]:
-    """Samples of the records of the sources that are parts of the same data as another of them."""
-    parts = {name: source for name, source in sources.items() if hasattr(source, "sketch")}
-    origins = {name: source.find_origin() for name, source in parts.items()}
-    found = {
-        name: source.sketch()
-        for name, source in parts.items()
-        if any(other != name and _is_same_root(origins[name], origins[other]) for other in parts)
-    }
-    return cut_together({name: sketch for name, sketch in found.items() if sketch is not None})
-
-
 def _find_origin(source: Any) -> Origin:
     if hasattr(source, "find_origin"):
-        found: Origin = source.find_origin()
-        return found
+        origin: Origin = source.find_origin()
+        return origin
     return Origin(source, lambda: Description(None, ("it has no identity",)), range(len(source)))
 
 

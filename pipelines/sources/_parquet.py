@@ -11,44 +11,38 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.environment.machine_limits import available_bytes
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.sources._classes import ClassNames, Names, join_names
-from pipelines.sources._columns import MissingValue, is_image, is_text, make_reader
-from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
+from pipelines.sources._columns import is_image, is_text, make_reader
+from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords, Readers, format_error
 from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
 from pipelines.sources._recent import OwnDict
 
 _LARGE_BYTES = 16 << 20
 _WIDTHS = {"BOOLEAN": 1 / 8, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # bytes of a decoded value, others at least 4
 _IMAGE = "image"  # the type of a struct of bytes and path
-# A warning follows when so many groups were decoded again, and so many rows were decoded for each row read.
-_MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
 
 
 @known_as("pipelines.sources.parquet")
 class Parquet(GroupedRecords):
-    """See `parquet`.
+    """See `parquet`."""
 
-    Attributes:
-        files: the files that are read.
-        columns: fields of the records.
-    """
+    columns: tuple[str, ...]
 
     kind = "parquet"
     is_fork_safe = True
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int) -> None:
         files = find_files(self.kind, paths)
-        asked = check_names(self.kind, columns)
+        chosen = check_names(self.kind, columns)
         self._groups: list[tuple[int, int]] = []  # (number of the file, of the row group in it)
         bounds, counts, types = [0], list[int](), dict[str, str]()
         self._class_names: list[dict[str, Names]] = []  # of each file
@@ -56,8 +50,8 @@ class Parquet(GroupedRecords):
             metadata = _read_metadata(file)
             schema = metadata.schema.to_arrow_schema()
             if not number:
-                self.columns = asked or tuple(schema.names)
-            elif asked is None and set(schema.names) != set(self.columns):
+                self.columns = chosen or tuple(schema.names)
+            elif chosen is None and set(schema.names) != set(self.columns):
                 raise PipelineError(
                     f"{file.path}: has the columns {', '.join(schema.names)}, but {files[0].path} has "
                     f"{', '.join(self.columns)}; say which to read with columns="
@@ -82,28 +76,9 @@ class Parquet(GroupedRecords):
         self._texts = frozenset(name for name in self.columns if is_text(schema.field(name).type))
         # What is read for each column.
         self._leaves = [f"{name}.bytes" if kind == _IMAGE else name for name, kind in types.items()]
-        self._statistics = _DecodeStatistics()
         self._metadata = OwnDict[int, Any]()  # of files that were decoded from
 
-    def _read(self, index: int) -> dict[str, Any]:
-        self._statistics.read += 1
-        name = ""
-        try:
-            columns, row = self._find_group(index)
-            record = {}
-            for name, column in columns:
-                record[name] = column(row)
-            return record
-        except MissingValue as null:
-            raise SampleError(index, self.where(index), f"column {name!r} {null}") from None
-        except (SampleError, MemoryError):
-            raise
-        except Exception as error:  # Arrow's errors share no class below Exception with its own decoding faults
-            reason = " ".join(str(error).split())
-            raise SampleError(index, self.where(index), f"cannot be read: {reason}") from error
-
-    def _decode(self, group: int) -> tuple[list[tuple[str, Callable[[int], Any]]], int]:
-        """Decodes a row group: (field, function row -> value) of each column, and the size in bytes."""
+    def _decode(self, group: int) -> tuple[Readers, int]:
         import pyarrow.parquet
 
         number, within = self._groups[group]
@@ -115,19 +90,17 @@ class Parquet(GroupedRecords):
             if len(self._metadata) >= OPEN_FILES:
                 self._metadata.clear()
             self._metadata[number] = file.metadata
-            _check_size(file.metadata, within, self._leaves)
+            _check_size(file.metadata.row_group(within), self._leaves)
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
         if table.nbytes > _LARGE_BYTES:  # decoding took several times as much, which Arrow would keep
             pyarrow.default_memory_pool().release_unused()
-        self._statistics.add(group, table.num_rows, self.files[number].path, self._cache_bytes)
         return [(name, make_reader(table.column(name))) for name in self.columns], table.nbytes
 
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self.columns:
             raise self._missing_field(field, self.columns)
         alone = copy.copy(self)
-        alone.forget()  # it has a cache, and counts, of its own
-        alone._statistics = _DecodeStatistics()
+        alone.forget()  # it has a cache of its own
         alone.columns, alone._leaves = (field,), [self._leaves[self.columns.index(field)]]
         return super(Parquet, alone).column(field)
 
@@ -179,39 +152,6 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: 
     return Parquet(paths, columns, cache_bytes)
 
 
-class _DecodeStatistics:
-    """Counts rows decoded and rows read in this process; warns once if many more are decoded than read.
-
-    Attributes:
-        read: rows that were read.
-        decoded, groups: rows and row groups that were decoded for them.
-    """
-
-    def __init__(self) -> None:
-        self.read = self.decoded = self.groups = self._repeats = 0
-        self._seen: set[int] = set()
-        self._warned = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()  # another process counts for itself
-
-    def add(self, group: int, rows: int, path: str, cache_bytes: int) -> None:
-        """Counts a decoded row group."""
-        self.groups += 1
-        self.decoded += rows
-        self._repeats += group in self._seen
-        self._seen.add(group)
-        if not self._warned and self._repeats >= _MIN_REPEATS and self.decoded > _MIN_ROWS_PER_READ * self.read:
-            self._warned = True
-            warnings.warn(
-                f"{path}: {self.decoded} rows were decoded to read {self.read}: row groups leave the cache of "
-                f"{cache_bytes / 2**20:.3g} MiB before they are used up. Read them group by group with "
-                'Pipeline(shuffle="blocks") (where that is so, with a smaller shuffle_window=), or raise '
-                "parquet(cache_bytes=), or write smaller row groups",
-                stacklevel=2,
-            )
-
-
 def _read_metadata(file: File) -> Any:
     import pyarrow
     import pyarrow.parquet
@@ -220,40 +160,18 @@ def _read_metadata(file: File) -> Any:
         with file.open_in_parts() as handle:
             return pyarrow.parquet.read_metadata(handle)
     except (pyarrow.ArrowException, OSError) as error:
-        raise PipelineError(
-            f"{file.path}: is no Parquet file, or is cut off: {' '.join(str(error).split())}"
-        ) from None
+        raise PipelineError(f"{file.path}: is no Parquet file, or is cut off: {format_error(error)}") from None
 
 
 def _read_class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, Names]:
     """Field -> names of its classes, of what Hugging Face's `datasets` notes in a file."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: tuple(map(str, each["names"])) for name, each in features.items() if each.get("names")}
+        return {
+            name: tuple(map(str, feature["names"])) for name, feature in features.items() if feature.get("names")
+        }
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
-
-
-def _check_size(metadata: Any, group: int, leaves: list[str]) -> None:
-    """Raise PipelineError for a row group that claims more values than rows, or more than memory can hold.
-
-    A run of one value takes a few bytes, however long it is, so a small file may claim any number of them.
-    """
-    rows, claimed_bytes = metadata.row_group(group), 0.0
-    for number in _find_columns(rows, leaves):
-        column = rows.column(number)
-        is_list = metadata.schema.column(number).max_repetition_level > 0
-        if not is_list and column.num_values != rows.num_rows:
-            raise PipelineError(
-                f"row group {group}, column {column.path_in_schema!r}: claims {column.num_values} values for "
-                f"{rows.num_rows} rows: the file is damaged"
-            )
-        claimed_bytes += column.num_values * _WIDTHS.get(column.physical_type, 4)
-    if claimed_bytes > (free := available_bytes()):
-        raise PipelineError(
-            f"row group {group} claims {rows.num_rows} rows, {claimed_bytes / 2**30:.3g} GiB once decoded, and "
-            f"{free / 2**30:.3g} GiB of memory are free; write smaller row groups"
-        )
 
 
 def _group_bytes(metadata: Any, leaves: list[str]) -> int:
@@ -268,12 +186,19 @@ def _find_columns(group: Any, leaves: list[str]) -> list[int]:
     return [n for n in range(group.num_columns) if f"{group.column(n).path_in_schema}.".startswith(names)]
 
 
-def _find_types(file: File, schema: Any, columns: tuple[str, ...]) -> dict[str, str]:
-    """Column -> the name of its type.
+def _check_size(group: Any, leaves: list[str]) -> None:
+    """Refuses a row group that claims more than memory can hold, which a small or damaged file may."""
+    columns = map(group.column, _find_columns(group, leaves))
+    claimed_bytes = sum(column.num_values * _WIDTHS.get(column.physical_type, 4) for column in columns)
+    if claimed_bytes > (free := available_bytes()):
+        raise PipelineError(
+            f"a row group claims {group.num_rows} rows, {claimed_bytes / 2**30:.3g} GiB once decoded, and "
+            f"{free / 2**30:.3g} GiB of memory are free; write smaller row groups"
+        )
 
-    Raises:
-        PipelineError: there is no such column, or there are two.
-    """
+
+def _find_types(file: File, schema: Any, columns: tuple[str, ...]) -> dict[str, str]:
+    """Column -> the name of its type."""
     types = {}
     for name in columns:
         if schema.names.count(name) > 1:

@@ -58,13 +58,13 @@ class RecentlyUsed(Generic[K, V]):
     def get(self, key: K, make: Callable[[K], tuple[V, int]]) -> V:
         """Returns the value of a key, which is made if necessary: the function returns it with its size."""
         # As long as all values fit, nobody asks which was used last.
-        if not self._has_dropped and (found := self._held.get(key)) is not None:
-            return found[0]
+        if not self._has_dropped and (held := self._held.get(key)) is not None:
+            return held[0]
         with self._lock:
-            found = self._held.get(key)
-            if found is not None:
+            held = self._held.get(key)
+            if held is not None:
                 self._held.move_to_end(key)
-                return found[0]
+                return held[0]
             value, size = make(key)
             self._held[key] = (value, size)
             while self.size > self._limit and len(self._held) > 1:

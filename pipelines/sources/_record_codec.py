@@ -49,7 +49,7 @@ def _describe(value: Any, parts: list[bytes], name: str) -> Any:
         for key in value:
             if type(key) is not str:
                 raise NotStorable(f"{name} has the key {key!r:.60}, which is no text")
-        return ["d", list(value), [_describe(each, parts, f"{key!r} of {name}") for key, each in value.items()]]
+        return ["d", list(value), [_describe(part, parts, f"{key!r} of {name}") for key, part in value.items()]]
     raise NotStorable(f"{name} is {kind.__module__}.{kind.__qualname__}")
 
 
@@ -69,16 +69,16 @@ class _Reader:
     def build(self, description: Any) -> Any:
         if not isinstance(description, list):
             return description
-        kind, *rest = description
+        kind, *parts = description
         if kind == "b":
-            return self._advance(rest[0])
+            return self._advance(parts[0])
         if kind in ("a", "s"):
-            dtype, shape = np.dtype(rest[0]), tuple(rest[1])
+            dtype, shape = np.dtype(parts[0]), tuple(parts[1])
             flat = np.frombuffer(self._advance(dtype.itemsize * int(np.prod(shape, dtype=np.int64))), dtype)
             return flat.reshape(shape).copy() if kind == "a" else flat[0]
         if kind == "d":
-            return dict(zip(rest[0], map(self.build, rest[1]), strict=True))
-        values = map(self.build, rest)
+            return dict(zip(parts[0], map(self.build, parts[1]), strict=True))
+        values = map(self.build, parts)
         return list(values) if kind == "l" else tuple(values)
 
     def _advance(self, size: int) -> bytes:

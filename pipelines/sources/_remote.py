@@ -29,9 +29,6 @@ def list_urls(kind: str, url: str) -> list[tuple[str, int, str]]:
     Args:
         kind: of the source.
         url: of a file, or a pattern of fsspec (`*`, `?`, `[...]`) where its file system lists files.
-
-    Raises:
-        PipelineError: the source does not read such files, fsspec has no file system for it, or none is there.
     """
     if kind not in KINDS:
         raise PipelineError(
@@ -56,11 +53,7 @@ def list_urls(kind: str, url: str) -> list[tuple[str, int, str]]:
 
 
 def fetch(url: str, size: int, tag: str, path: str) -> None:
-    """Copies a file to a path of this machine.
-
-    Raises:
-        PipelineError: it cannot be fetched, or its server says that it is another one now.
-    """
+    """Copies a file to a path of this machine."""
     try:
         system = _open_filesystem(url)
         system.get_file(url, path)

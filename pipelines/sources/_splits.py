@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
+from pipelines.order.epoch_order import mix
 from pipelines.sources._labels import Records, Values, encode_classes, read_values
-from pipelines.sources._sides import Hashes, Sketch, mix, sketch_keys
 
 Indices = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
 
 # A part that is further than this from what was asked for, relative to it, is warned of.
 _FAR_OFF = 0.25
@@ -39,8 +40,8 @@ def split(
     group: Values | None,
     by: Values | None,
     key: Values | None,
-) -> list[tuple[Indices, Sketch | None]]:
-    """Returns the indices of each part, ascending, and with `key` a sketch of its records; see `Source.split`."""
+) -> list[Indices]:
+    """Returns the indices of each part, ascending; see `Source.split`."""
     if isinstance(seed, float):
         raise PipelineError(f"split() takes several fractions as one argument: split(({fractions}, {seed}))")
     count, seed = len(source), check_integer("split(): seed", seed, 0)
@@ -50,11 +51,7 @@ def split(
             raise PipelineError("split(key=) looks at the key alone: it goes with no stratify=, group= or by=")
         keys = read_values(source, key, "key=")
         digests = np.fromiter(_digest_keys(keys), np.uint64, count)
-        found = _collect(_assign_digests(digests, shares, seed), shares, fractions, what="keys")
-        if not isinstance(key, str) and keys.dtype.kind in "iu":  # other data may have the same numbers
-            return _without_keys(found)
-        known_by = f"key {key!r}" if isinstance(key, str) else "key"
-        return [(indices, sketch_keys(digests[indices], known_by)) for indices in found]
+        return _collect(_assign_digests(digests, shares, seed), shares, fractions, what="keys")
     if by is not None:
         if stratify is not None or group is not None:
             raise PipelineError("split(by=) orders the records: it goes with neither stratify= nor group=")
@@ -64,21 +61,16 @@ def split(
     else:
         codes, groups = _read_classes(source, stratify, group)
         parts = _assign(codes, groups, shares, seed)
-        return _without_keys(_collect(parts, shares, fractions, what="records" if group is None else "groups"))
-    bounds = _cut(count, shares)
+        return _collect(parts, shares, fractions, what="records" if group is None else "groups")
+    inner = [round(count * math.fsum(shares[:part])) for part in range(1, len(shares))]
     parts = np.empty(count, np.int64)
-    parts[order] = np.repeat(np.arange(len(shares)), np.diff(bounds))
-    return _without_keys(_collect(parts, shares, fractions, what="records"))
-
-
-def _without_keys(parts: list[Indices]) -> list[tuple[Indices, Sketch | None]]:
-    return [(indices, None) for indices in parts]
+    parts[order] = np.repeat(np.arange(len(shares)), np.diff([0, *inner, count]))
+    return _collect(parts, shares, fractions, what="records")
 
 
 def assign_folds(
     source: Records, k: int, seed: int, stratify: Values | None, group: Values | None
 ) -> npt.NDArray[np.int64]:
-    """Returns the fold of each record, int64 [n]; see `Source.folds`."""
     count, seed = len(source), check_integer("folds(): seed", seed, 0)
     k = check_integer("k", k, 2)
     if k > count:
@@ -110,12 +102,11 @@ def _assign(
     codes: Indices | None, groups: Indices | None, shares: Sequence[float], seed: int
 ) -> npt.NDArray[np.int64]:
     """Assigns records to parts by class, by group or by both; returns the part of each record, int64 [n]."""
-    if groups is None:
-        assert codes is not None
-        return _assign_records(codes, shares, seed)
-    if codes is None:
-        codes = np.zeros(len(groups), np.int64)
-    return _assign_groups(codes, groups, shares, seed)[groups]
+    if groups is not None:
+        codes = np.zeros(len(groups), np.int64) if codes is None else codes
+        return _assign_groups(codes, groups, shares, seed)[groups]
+    assert codes is not None
+    return _assign_records(codes, shares, seed)
 
 
 def _assign_records(codes: Indices, shares: Sequence[float], seed: int) -> npt.NDArray[np.int64]:
@@ -126,17 +117,17 @@ def _assign_records(codes: Indices, shares: Sequence[float], seed: int) -> npt.N
     order = _shuffle(len(codes), seed)
     order = order[np.argsort(codes[order], kind="stable")]
     parts = np.empty(len(codes), np.int64)
-    wanted, given, start = np.zeros(len(shares)), np.zeros(len(shares)), 0
+    wanted, placed, start = np.zeros(len(shares)), np.zeros(len(shares)), 0
     for size in np.bincount(codes).tolist():
         exact = size * np.asarray(shares)
         counts = np.floor(exact + 1e-9)
         wanted += exact
-        lacking = wanted - given - counts
+        lacking = wanted - placed - counts
         # A part whose share of this class is a whole number gets no record more than that.
         lacking[exact - counts < 1e-9] = -np.inf
-        left = size - int(counts.sum())
-        counts[np.argsort(-lacking, kind="stable")[:left]] += 1
-        given += counts
+        remainder = size - int(counts.sum())
+        counts[np.argsort(-lacking, kind="stable")[:remainder]] += 1
+        placed += counts
         parts[order[start : start + size]] = np.repeat(np.arange(len(shares)), counts.astype(np.int64))
         start += size
     return parts
@@ -174,21 +165,18 @@ def _assign_groups(codes: Indices, groups: Indices, shares: Sequence[float], see
 
 
 def _assign_digests(digests: Hashes, shares: Sequence[float], seed: int) -> npt.NDArray[np.int64]:
-    """Assigns each key to the part in whose share of [0, 2^64) its digest lies, mixed with the seed, int64 [n]."""
     inner = [math.fsum(shares[:part]) for part in range(1, len(shares))]
     bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in inner], np.uint64)
     by_seed = int.from_bytes(
         hashlib.blake2b(b"%d" % seed, digest_size=8, person=b"ensemble.split").digest(), "big"
     )
-    return np.searchsorted(bounds, mix(digests ^ np.uint64(by_seed)), side="right")
+    # A step of SplitMix64 (Steele et al., OOPSLA 2014), which is bijective.
+    mixed = mix((digests ^ np.uint64(by_seed)) + np.uint64(0x9E3779B97F4A7C15))
+    return np.searchsorted(bounds, mixed, side="right")
 
 
 def _digest_keys(keys: npt.NDArray[Any]) -> Iterator[int]:
-    """Yields of each key 64 bits: BLAKE2b of the key as text, so that 7 and "7" are one key.
-
-    Raises:
-        PipelineError: a key is neither a text nor bytes nor an integer.
-    """
+    """Yields of each key 64 bits: BLAKE2b of the key as text, so that 7 and "7" are one key."""
     base = hashlib.blake2b(digest_size=8, person=b"ensemble.split")
     for record in range(len(keys)):  # one by one: a list of all would take ten times the memory
         key = keys[record]
@@ -209,8 +197,8 @@ def _read_classes(
     source: Records, stratify: Values | None, group: Values | None
 ) -> tuple[Indices | None, Indices | None]:
     codes, groups = (
-        None if given is None else encode_classes(read_values(source, given, name), name)[0]
-        for name, given in (("stratify=", stratify), ("group=", group))
+        None if values is None else encode_classes(read_values(source, values, name), name)[0]
+        for name, values in (("stratify=", stratify), ("group=", group))
     )
     return codes, groups
 
@@ -234,17 +222,17 @@ def _rank(values: npt.NDArray[Any], call: str = "split") -> Indices:
 
 
 def _check_fractions(fractions: float | Sequence[float]) -> list[float]:
-    given: list[Any] = list(fractions) if isinstance(fractions, list | tuple | np.ndarray) else [fractions]
+    is_one = not isinstance(fractions, list | tuple | np.ndarray)
+    listed: list[Any] = [fractions] if is_one else list(fractions)  # type: ignore[arg-type]
     try:
-        shares = [math.nan if isinstance(each, str) else float(each) for each in given]
+        shares = [math.nan if isinstance(share, str) else float(share) for share in listed]
     except (TypeError, ValueError):
-        shares = [math.nan]
-    if not isinstance(fractions, list | tuple | np.ndarray):
-        if not 0 < shares[0] < 1:
-            raise PipelineError(f"split() needs a fraction between 0 and 1, or several, got {fractions!r}")
+        shares = []
+    if len(shares) < 2 - is_one or not all(0 < share < 1 for share in shares):
+        what = "a fraction between 0 and 1, or several" if is_one else "at least two fractions between 0 and 1"
+        raise PipelineError(f"split() needs {what}, got {fractions!r}")
+    if is_one:
         return [shares[0], 1 - shares[0]]
-    if len(shares) < 2 or not all(0 < share < 1 for share in shares):
-        raise PipelineError(f"split() needs at least two fractions between 0 and 1, got {fractions!r}")
     if abs(math.fsum(shares) - 1) > 1e-6:
         raise PipelineError(
             f"split() needs fractions that sum to 1, so that every record has its part; {fractions!r} sum to "
@@ -253,22 +241,17 @@ def _check_fractions(fractions: float | Sequence[float]) -> list[float]:
     return shares
 
 
-def _cut(count: int, shares: Sequence[float]) -> Indices:
-    inner = [round(count * math.fsum(shares[:part])) for part in range(1, len(shares))]
-    return np.array([0, *inner, count], np.int64)
-
-
 def _collect(
-    parts: npt.NDArray[np.int64], shares: Sequence[float], asked: Any, *, what: str, call: str = "split"
+    parts: npt.NDArray[np.int64], shares: Sequence[float], fractions: Any, *, what: str, call: str = "split"
 ) -> list[Indices]:
     """Returns the indices of each part; warns of groups that cannot come near the fractions."""
     count, sizes = len(parts), np.bincount(parts, minlength=len(shares))
     if not sizes.all():
-        raise PipelineError(f"{call}({asked!r}) of {count} records leaves one part empty")
+        raise PipelineError(f"{call}({fractions!r}) of {count} records leaves one part empty")
     wanted = count * np.asarray(shares)
     if what != "records" and (np.abs(sizes - wanted) > np.maximum(1, _FAR_OFF * wanted)).any():
         warnings.warn(
-            f"{call}({asked!r}): the parts have {', '.join(map(str, sizes.tolist()))} of {count} records: "
+            f"{call}({fractions!r}): the parts have {', '.join(map(str, sizes.tolist()))} of {count} records: "
             f"{_WHY_FAR[what]}",
             stacklevel=4,
         )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.stages._pictures import image_to_array, is_pil_image
 
 #: What the two values of an item are called that has no names.
 NAMES = ("image", "label")
@@ -61,7 +60,7 @@ def copy_value(value: Any) -> Any:
     if isinstance(value, str | bytes | int | float | None):
         return value
     if isinstance(value, Mapping):
-        return {name: copy_value(each) for name, each in value.items()}
+        return {name: copy_value(part) for name, part in value.items()}
     if (fields := get_field_names(value)) is not None:
         return {name: copy_value(getattr(value, name)) for name in fields}
     if type(value) in (list, tuple):
@@ -69,8 +68,10 @@ def copy_value(value: Any) -> Any:
     home = type(value).__module__.partition(".")[0]
     if home == "torch" and hasattr(value, "detach"):
         return tensor_to_array(value).copy()
-    if is_pil_image(value):
-        return image_to_array(value)
+    if home == "PIL":
+        from pipelines.stages._pictures import image_to_array, is_pil_image
+
+        return image_to_array(value) if is_pil_image(value) else value
     return value
 
 
@@ -87,7 +88,6 @@ def tensor_to_array(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def get_field_names(value: Any) -> tuple[str, ...] | None:
-    """The names of the fields of a named tuple or of a dataclass's object; None for anything else."""
     if isinstance(value, tuple) and isinstance(names := getattr(value, "_fields", None), tuple):
         return names
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,11 @@ from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._arrays import Arrays, arrays
-from pipelines.sources._base import Source, Subset
+from pipelines.sources._base import Source
 from pipelines.sources._files import check_names
 from pipelines.sources._origin import Origin, digest_indices, share_steps
+from pipelines.sources._subset import Subset
 
-#: A jump to another series goes so many times as far as nearly all steps, and the medians of so many steps on both
-#: sides differ by half of that. Of few steps nobody can say.
-_FAR, _NEAR, _FEW = 8, 9, 30
 #: Where steps in time are regular, nearly all are at most so many times the median, and a gap is as much longer.
 #: Where they are irregular, a gap is so many times as long as nearly all.
 _REGULAR, _IRREGULAR = 1.5, 10
@@ -112,8 +111,9 @@ def windows(
         target: field of numbers, or several, that the future is of; it may be among the inputs, too.
         series: field that tells several series apart, whose records each lie together: no window goes across.
         time: field of times, numbers or dates, that ascend within a series. Unless it is given: the field by which
-            the table was split, its only one of dates, or one that counts, and it tells of gaps only where its
-            steps are regular. With irregular steps, only those far longer than nearly all others are gaps.
+            the table was split, or its only one of dates, and it tells of gaps only where its steps are regular.
+            With irregular steps, only those far longer than nearly all others are gaps. A field that counts is
+            not taken for one; a warning tells if it has gaps.
         gaps: whether no window goes across a gap in time; False: steps may be as far apart as they are. Rows that
             a split left out are gaps in any case.
 
@@ -135,20 +135,14 @@ def windows(
     past = _read_columns(table, check_names("windows", inputs, "inputs must name each field"))
     wanted = check_names("windows", target, "target must name each field")
     future = _read_columns(table, wanted)
-    used = {*inputs, *(wanted or ())}
-    times = _read_times(table, time, used) if gaps or time is not None else None
-    starts = _find_starts(table, length + horizon, stride, series, times, future, gaps=gaps)
+    starts = _find_starts(table, length + horizon, stride, series, time, gaps=gaps)
     is_one = wanted is not None and len(wanted) == 1
     steps = arrays(past=past, future=future[:, 0].copy() if is_one else future)
     return Windows(steps, length, horizon, starts, table.find_origin())
 
 
 def _read_columns(table: Source, names: Sequence[str] | None) -> npt.NDArray[np.float32]:
-    """Fields of all steps, float32 [steps, fields].
-
-    Raises:
-        PipelineError: none is named, or one holds no numbers.
-    """
+    """Fields of all steps, float32 [steps, fields]."""
     if not names:
         raise PipelineError("windows() needs the names of inputs= and target=")
     columns = []
@@ -161,14 +155,7 @@ def _read_columns(table: Source, names: Sequence[str] | None) -> npt.NDArray[np.
 
 
 def _find_starts(
-    table: Source,
-    steps: int,
-    stride: int,
-    series: str | None,
-    times: _Times | None,
-    values: npt.NDArray[Any],
-    *,
-    gaps: bool,
+    table: Source, steps: int, stride: int, series: str | None, time: str | None, *, gaps: bool
 ) -> npt.NDArray[np.int64]:
     """Where windows of so many steps begin, int64 [windows]: none goes across series or gaps."""
     is_end = np.zeros(len(table) - 1, bool)  # whether a series ends after the row
@@ -179,10 +166,14 @@ def _find_starts(
             raise PipelineError(
                 f"windows(): records of a series, by {series!r}, must lie together: sort the table"
             )
-    is_gap = _find_gaps(table, times, is_end, gaps=gaps)
-    if series is None:
-        _warn_of_series(table, is_gap, values)
-    bounds = [0, *(np.flatnonzero(is_end | is_gap) + 1).tolist(), len(table)]
+    is_end = is_end | _find_left_out(table, is_end)
+    times = _read_times(table, time) if gaps or time is not None else None
+    if times is None and gaps:
+        _warn_of_counts(table, is_end)
+    if times is not None and not is_end.all():
+        is_gap = _find_gaps(table, *times, is_end, is_named=time is not None, warns=gaps)
+        is_end = is_end | is_gap if gaps else is_end
+    bounds = [0, *(np.flatnonzero(is_end) + 1).tolist(), len(table)]
     parts = [np.arange(first, last - steps + 1, stride) for first, last in itertools.pairwise(bounds)]
     starts = np.concatenate(parts).astype(np.int64)
     if not len(starts):
@@ -192,47 +183,22 @@ def _find_starts(
     return starts
 
 
-class _Times(NamedTuple):
-    """The field of times and its values.
-
-    `is_named`: the user said that they are times. `is_guess`: nobody did, and they are no dates.
-    """
-
-    name: str
-    values: npt.NDArray[Any]
-    is_named: bool = False
-    is_guess: bool = False
-
-
-def _read_times(table: Source, name: str | None, used: Collection[str]) -> _Times | None:
-    """Reads the field of times: the one named, that by which the table was split, the only one of dates, or one
-    that counts by nearly always the same. None where no field tells the time.
-    """
-    records = [table[row] for row in range(min(len(table), 100))]
-
-    def counts(field: str) -> bool:
-        values = np.asarray([record.get(field) for record in records])
-        if field in used or values.dtype.kind not in "iuf" or values.ndim != 1 or len(values) < 3:
-            return False
-        passed = np.diff(values.astype(np.float64))
-        return bool((passed > 0).all() and np.mean(np.isclose(passed, np.median(passed))) > 0.9)
-
-    dates = [field for field, value in records[0].items() if _is_date(value)]
-    is_named = name is not None
+def _read_times(table: Source, name: str | None) -> tuple[str, npt.NDArray[Any]] | None:
+    """Reads the field of times: the one named, that by which the table was split, or the only one of dates."""
+    dates = [field for field, value in table[0].items() if _is_date(value)]
     name = name or getattr(table, "ordered_by", None) or (dates[0] if len(dates) == 1 else None)
-    if name is not None:
-        times = table.column(name)
-        if times.dtype.kind in "biufmM":
-            return _Times(name, times, is_named)
-        try:
-            return _Times(name, times.astype("datetime64[us]"), is_named)
-        except (ValueError, TypeError) as error:
-            raise PipelineError(
-                f"windows(): the field {name!r} has {times[0]!r:.60}: times are numbers, numpy datetimes, or "
-                "texts such as 2024-01-31T12:00"
-            ) from error
-    guesses = [_Times(field, table.column(field), is_guess=True) for field in records[0] if counts(field)]
-    return max(guesses, key=lambda times: float(np.std(np.diff(times.values))), default=None)
+    if name is None:
+        return None
+    times = table.column(name)
+    if times.dtype.kind in "biufmM":
+        return name, times
+    try:
+        return name, times.astype("datetime64[us]")
+    except (ValueError, TypeError) as error:
+        raise PipelineError(
+            f"windows(): the field {name!r} has {times[0]!r:.60}: times are numbers, numpy datetimes, or "
+            "texts such as 2024-01-31T12:00"
+        ) from error
 
 
 def _is_date(value: Any) -> bool:
@@ -241,14 +207,8 @@ def _is_date(value: Any) -> bool:
     )
 
 
-def _find_gaps(
-    table: Source, times: _Times | None, is_end: npt.NDArray[np.bool_], *, gaps: bool
-) -> npt.NDArray[np.bool_]:
-    """Whether time jumps after each row; warns of it.
-
-    Raises:
-        PipelineError: time runs backwards within a series.
-    """
+def _find_left_out(table: Source, is_end: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whether a split left out the rows after each row; warns of it."""
     rows = table.find_origin().indices
     skipped = np.diff(rows) if not isinstance(rows, range) else np.ones_like(is_end, np.int64)
     is_left_out = (skipped > skipped.min(initial=1)) & (skipped.min(initial=1) > 0) & ~is_end
@@ -259,67 +219,66 @@ def _find_gaps(
             f"before {table.where(row)}: no window goes across; split it by time",
             stacklevel=4,
         )
-    is_end = is_end | is_left_out
-    if times is None or is_end.all():
-        return np.asarray(is_left_out)
-    name, values = times.name, times.values
-    passed = np.diff(values.astype(np.int64) if values.dtype.kind in "biu" else values)
+    return np.asarray(is_left_out)
+
+
+def _warn_of_counts(table: Source, is_end: npt.NDArray[np.bool_]) -> None:
+    """Warns if a field of integers, which nobody said to be times, counts with gaps."""
+    for field, value in table[0].items() if not is_end.all() else ():
+        if np.ndim(value) or np.asarray(value).dtype.kind not in "iu":
+            continue
+        with contextlib.suppress(PipelineError):  # a value is missing
+            passed = np.diff(table.column(field).astype(np.int64))[~is_end]
+            usual = np.median(passed)
+            if passed.min() > 0 and np.mean(passed == usual) > 0.9 and passed.max() > usual:
+                warnings.warn(
+                    f"windows(): {field!r} counts with gaps, and no field is known to be the time: windows go "
+                    f"across them; give time={field!r}, or gaps=False",
+                    stacklevel=4,
+                )
+
+
+def _find_gaps(
+    table: Source,
+    name: str,
+    times: npt.NDArray[Any],
+    is_end: npt.NDArray[np.bool_],
+    *,
+    is_named: bool,
+    warns: bool,
+) -> npt.NDArray[np.bool_]:
+    """Whether time jumps after each row.
+
+    Args:
+        name: of the field of times.
+        is_end: rows after which time may jump.
+        is_named: whether the user named the field.
+        warns: whether a warning tells of jumps.
+    """
+    passed = np.diff(times.astype(np.int64) if times.dtype.kind in "biu" else times)
     if passed.dtype.kind == "m":
         passed = passed.astype("timedelta64[us]").astype(np.int64)
-    back = np.flatnonzero((passed < 0) & ~is_end)
-    if len(back) and not times.is_guess:
-        row = int(back[0]) + 1
+    back = np.flatnonzero((passed < 0) & ~is_end) + 1
+    if len(back):
         raise PipelineError(
-            f"windows(): time runs backwards at {table.where(row)}, and {len(back) - 1:,} times more: {name!r} is "
-            f"{values[row]} after {values[row - 1]}; sort the table by it, or where several series lie one after "
-            "the other give series= the field that tells them apart"
+            f"windows(): time runs backwards at {table.where(back[0])}, and {len(back) - 1:,} times more: "
+            f"{name!r} is {times[back[0]]} after {times[back[0] - 1]}; sort the table by it, or where several "
+            "series lie one after the other give series= the field that tells them apart"
         )
     # Months, working days and jitter are no gaps: what counts is a step far longer than nearly all others.
     usual, median = (np.percentile(passed[~is_end], part, method="lower") for part in (95, 50))
-    is_regular = median > 0 and usual <= _REGULAR * median
-    if not gaps or not (is_regular or times.is_named):
-        return np.asarray(is_left_out)
-    if not is_regular:  # most steps may be 0, as those of hours that only have a date
-        forward = passed[(passed > 0) & ~is_end]
-        usual = np.percentile(forward, 95, method="lower") if len(forward) else 0
-    is_gap = ((passed > (_REGULAR if is_regular else _IRREGULAR) * usual) | (passed < 0)) & ~is_end
-    if len(rows := np.flatnonzero(is_gap)):
-        row = int(rows[0]) + 1
+    factor = _REGULAR
+    if median <= 0 or usual > _REGULAR * median:
+        if not is_named:
+            return np.zeros_like(is_end)
+        forward = passed[(passed > 0) & ~is_end]  # most steps may be 0, as those of hours that only have a date
+        usual, factor = np.percentile(forward, 95, method="lower") if len(forward) else 0, _IRREGULAR
+    is_gap: npt.NDArray[np.bool_] = (passed > factor * usual) & ~is_end
+    if warns and is_gap.any():
+        row = int(np.flatnonzero(is_gap)[0]) + 1
         warnings.warn(
-            f"windows(): {len(rows):,} gaps in {name!r}, the first from {values[row - 1]} to {values[row]} "
-            f"({table.where(row)}): no window goes across, unless gaps=False"
-            + (f" (if {name!r} is no time, give time=; of several series, series=)" if times.is_guess else ""),
+            f"windows(): {int(is_gap.sum()):,} gaps in {name!r}, the first from {times[row - 1]} to {times[row]} "
+            f"({table.where(row)}): no window goes across, unless gaps=False",
             stacklevel=4,
         )
-    return np.asarray(is_gap | is_left_out)
-
-
-def _warn_of_series(table: Source, is_gap: npt.NDArray[np.bool_], values: npt.NDArray[Any]) -> None:
-    """Warn where another series seems to begin: a text changes that lies together, or all values jump for good."""
-    for field, value in table[0].items():
-        names = table.column(field) if isinstance(value, str) and not _is_date(value) else np.empty(0)
-        is_change = names[1:] != names[:-1]
-        lies_together = int(is_change.sum()) + 1 == len(set(names.tolist())) <= len(names) // 2
-        if lies_together and len(changes := np.flatnonzero(is_change & ~is_gap)):
-            warnings.warn(
-                f"windows() go across {len(changes):,} changes of {field!r} (the first: "
-                f"{table.where(int(changes[0]) + 1)}); if it tells series apart, give series={field!r}",
-                stacklevel=4,
-            )
-            return
-    steps = np.abs(np.diff(values, axis=0))
-    with np.errstate(invalid="ignore"):
-        usual = (
-            np.nanpercentile(steps, 99, axis=0, method="lower") if len(steps) > _FEW else np.zeros(steps.shape[1:])
-        )
-        jumps = np.argwhere((steps > _FAR * usual) & (usual > 0) & ~is_gap[:, None])
-    for row, column in jumps[:1000]:
-        before, after = values[max(0, row - _NEAR) : row + 1, column], values[row + 1 : row + 2 + _NEAR, column]
-        if abs(np.median(after) - np.median(before)) > _FAR / 2 * usual[column]:
-            warnings.warn(
-                f"windows() go across a jump that looks like another series, from {before[-1]:.6g} to "
-                f"{after[0]:.6g} ({table.where(int(row) + 1)}): if several series lie one after the other, "
-                "give series=",
-                stacklevel=4,
-            )
-            return
+    return is_gap

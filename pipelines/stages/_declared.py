@@ -11,14 +11,15 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.samples.nested import Slot, get_at, require_path, set_at
+from pipelines.samples.nested import Kind, Slot, get_at, require_path, set_at
 from pipelines.stages._sample import SIDES, Sample, Side, Transform
 
 _NUMBERS = "biufc"  # kinds of dtypes
@@ -27,29 +28,22 @@ _NUMBERS = "biufc"  # kinds of dtypes
 class _Declared(Transform, ABC):
     """A stage that declares one field, and brings its values into the declared form."""
 
+    kind: ClassVar[Kind]
     field: str
 
     def __call__(self, sample: Sample) -> Sample:
         path = require_path(sample, self.field)
-        given = get_at(sample, path)
-        value = self._fit(given)
-        return sample if value is given else set_at(sample, path, value)
+        raw = get_at(sample, path)
+        value = self._fit(raw)
+        return sample if value is raw else set_at(sample, path, value)
 
     def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
-        return {**slots, within + self.field: self._slot}
+        most: Any = getattr(self, "most" if self.kind == "ragged" else "most_bytes")
+        return {**slots, within + self.field: Slot(self.kind, most)}
 
     @abstractmethod
-    def _fit(self, given: Any) -> Any:
-        """A value in the declared form.
-
-        Raises:
-            PipelineError: it cannot be brought into it.
-        """
-
-    @property
-    @abstractmethod
-    def _slot(self) -> Slot:
-        """What is declared."""
+    def _fit(self, raw: Any) -> Any:
+        """A value in the declared form."""
 
 
 @known_as("pipelines.stages.text")
@@ -57,19 +51,20 @@ class _Declared(Transform, ABC):
 class Text(_Declared):
     """See `text`."""
 
+    kind = "text"
     field: str
     most_bytes: int
     truncate: bool
 
-    def _fit(self, given: Any) -> str:
-        if isinstance(given, bytes | bytearray):
+    def _fit(self, raw: Any) -> str:
+        if isinstance(raw, bytes | bytearray):
             try:
-                given = bytes(given).decode()
+                raw = bytes(raw).decode()
             except UnicodeDecodeError as error:
                 raise PipelineError(f"field {self.field!r} holds bytes that are no UTF-8: {error}") from None
-        if not isinstance(given, str):
-            raise PipelineError(f"field {self.field!r} is {_name(given)}, not a str")
-        value = str(given)
+        if not isinstance(raw, str):
+            raise PipelineError(f"field {self.field!r} is {_name(raw)}, not a str")
+        value = str(raw)
         raw = value.encode("utf-8", "surrogatepass")
         if len(raw) > self.most_bytes:
             if not self.truncate:
@@ -80,32 +75,25 @@ class Text(_Declared):
             value = _cut_text(raw, self.most_bytes)
         return value
 
-    @property
-    def _slot(self) -> Slot:
-        return Slot("text", self.most_bytes)
-
 
 @known_as("pipelines.stages.binary")
 @dataclass(frozen=True)
 class Binary(_Declared):
     """See `binary`."""
 
+    kind = "binary"
     field: str
     most_bytes: int
 
-    def _fit(self, given: Any) -> bytes:
-        if not isinstance(given, bytes | bytearray | memoryview):
-            raise PipelineError(f"field {self.field!r} is {_name(given)}, not bytes")
-        value = bytes(given)
+    def _fit(self, raw: Any) -> bytes:
+        if not isinstance(raw, bytes | bytearray | memoryview):
+            raise PipelineError(f"field {self.field!r} is {_name(raw)}, not bytes")
+        value = bytes(raw)
         if len(value) > self.most_bytes:
             raise PipelineError(
                 f"field {self.field!r} has {len(value)} bytes, more than most_bytes={self.most_bytes}: take more"
             )
         return value
-
-    @property
-    def _slot(self) -> Slot:
-        return Slot("binary", self.most_bytes)
 
 
 @known_as("pipelines.stages.ragged")
@@ -113,20 +101,21 @@ class Binary(_Declared):
 class RaggedField(_Declared):
     """See `ragged`."""
 
+    kind = "ragged"
     field: str
     most: int
     shape: tuple[int, ...] | None
     dtype: str | None
     truncate: Side | None
 
-    def _fit(self, given: Any) -> npt.NDArray[Any]:
-        if isinstance(given, list | tuple) and not len(given) and (self.shape is None or self.dtype is None):
+    def _fit(self, raw: Any) -> npt.NDArray[Any]:
+        if isinstance(raw, list | tuple) and not len(raw) and (self.shape is None or self.dtype is None):
             raise PipelineError(
-                f"field {self.field!r} is an empty {_name(given)}, which says neither dtype nor shape of its "
+                f"field {self.field!r} is an empty {_name(raw)}, which says neither dtype nor shape of its "
                 "entries: give ragged shape= and dtype="
             )
         try:
-            values = np.asarray(given)
+            values = np.asarray(raw)
         except ValueError as error:
             raise PipelineError(f"field {self.field!r} is no array: {error}") from None
         if self.shape is not None and not values.size and values.ndim == 1:
@@ -151,11 +140,7 @@ class RaggedField(_Declared):
         return values
 
     def _convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The values in the declared dtype, rounded where it is one of floats.
-
-        Raises:
-            PipelineError: the dtype cannot hold a value.
-        """
+        """The values in the declared dtype, rounded where it is one of floats."""
         with np.errstate(invalid="ignore", over="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
             made = values.astype(self.dtype)
@@ -167,10 +152,6 @@ class RaggedField(_Declared):
                 "dtype, or convert it before, as numpy does, with stages.cast"
             )
         return made
-
-    @property
-    def _slot(self) -> Slot:
-        return Slot("ragged", self.most)
 
 
 def text(field: str, most_bytes: int, *, truncate: bool = False) -> Text:
@@ -190,7 +171,7 @@ def text(field: str, most_bytes: int, *, truncate: bool = False) -> Text:
         >>> text("caption", most_bytes=4, truncate=True)({"caption": "caf\u00e9s"})
         {'caption': 'caf'}
     """
-    return Text(field, _check_size("text: most_bytes", most_bytes), bool(truncate))
+    return Text(field, check_integer("text: most_bytes", most_bytes, 1), bool(truncate))
 
 
 def binary(field: str, most_bytes: int) -> Binary:
@@ -205,7 +186,7 @@ def binary(field: str, most_bytes: int) -> Binary:
     Raises:
         PipelineError: `most_bytes` is no positive integer.
     """
-    return Binary(field, _check_size("binary: most_bytes", most_bytes))
+    return Binary(field, check_integer("binary: most_bytes", most_bytes, 1))
 
 
 def ragged(
@@ -244,8 +225,8 @@ def ragged(
     if declared is not None and declared.kind not in _NUMBERS:
         raise PipelineError(f"ragged: dtype {dtype!r} is none of numbers")
     name = None if declared is None else declared.name
-    entry = None if shape is None else tuple(_check_size("ragged: an axis of shape", each, 0) for each in shape)
-    return RaggedField(field, _check_size("ragged: most", most), entry, name, truncate)
+    entry = None if shape is None else tuple(check_integer("ragged: an axis of shape", axis, 0) for axis in shape)
+    return RaggedField(field, check_integer("ragged: most", most, 1), entry, name, truncate)
 
 
 def _cut_text(raw: bytes, most: int) -> str:
@@ -253,12 +234,6 @@ def _cut_text(raw: bytes, most: int) -> str:
     while most and raw[most] & 0xC0 == 0x80:
         most -= 1
     return raw[:most].decode("utf-8", "surrogatepass")
-
-
-def _check_size(name: str, value: Any, low: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        raise PipelineError(f"{name} must be an integer of {low} or more, got {value!r}")
-    return int(value)
 
 
 def _name(value: Any) -> str:

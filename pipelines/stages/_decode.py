@@ -1,8 +1,7 @@
-"""Stages that decode image files, or make them smaller."""
+"""Stages that decode image files."""
 
 from __future__ import annotations
 
-import struct
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ from pipelines.stages._sample import (
     check_size,
     get_value,
     load_jpeg_decoder,
-    load_jpeg_encoder,
     load_opencv,
     to_chw,
 )
@@ -96,41 +94,6 @@ class DecodeImage(Transform):
         return to_chw(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if self.mode == "RGB" else pixels)
 
 
-@known_as("pipelines.stages.shrink_jpeg", version=2)
-@dataclass(frozen=True)
-class ShrinkJpeg(Transform):
-    """See `shrink_jpeg`."""
-
-    field: str
-    shorter: int
-    quality: int
-    max_pixels: int = MAX_PIXELS
-
-    def __call__(self, sample: Sample) -> Sample:
-        data = get_image_bytes(sample, self.field)
-        if not is_jpeg(data):
-            return sample
-        try:
-            rows, columns, space, _ = load_jpeg_decoder()[0](data)
-        except ValueError as error:
-            raise PipelineError(f"field {self.field!r}: cannot decode JPEG: {error}") from error
-        if min(rows, columns) <= self.shorter:
-            return sample
-        mode, subsampling = ("GRAY", "444") if space.upper() == "GRAY" else ("RGB", "420")
-        # Of large files a fraction is decoded, of at least twice the size that is wanted: no difference is seen.
-        image = _decode_jpeg(self.field, data, mode, (2 * self.shorter, 2 * self.shorter), self.max_pixels)
-        factor = self.shorter / min(rows, columns)
-        size = (max(1, round(columns * factor)), max(1, round(rows * factor)))
-        cv2 = load_opencv()
-        small = cv2.resize(image.transpose(1, 2, 0), size, interpolation=cv2.INTER_AREA)
-        pixels = small.reshape(*small.shape[:2], -1)
-        made = bytes(load_jpeg_encoder()(pixels, self.quality, mode, subsampling))
-        if (orientation := _image_size.read_orientation(data)) != 1:
-            tag = struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
-            made = made[:2] + b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08" + tag + made[2:]
-        return {**sample, self.field: made}
-
-
 def decode_jpeg(
     field: str,
     mode: str = "RGB",
@@ -196,34 +159,6 @@ def decode_image(
     return DecodeImage(field, _check_mode("decode_image", mode), pixels, orient, dtype)
 
 
-def shrink_jpeg(field: str, shorter: int, quality: int = 90, max_pixels: int = MAX_PIXELS) -> ShrinkJpeg:
-    """Makes a JPEG file of a smaller image: bytes to bytes, to be decoded by the next stage.
-
-    What a cache keeps of a pipeline with this stage is its result (`Feeder(cache=)`). It is encoded with 4:2:0
-    chroma, grey files as grey. Files whose shorter side is not longer than `shorter`, and files of other formats,
-    stay as they are. Labels in pixels (boxes, masks) do not follow; of EXIF only the orientation is kept. A sample
-    fails if a file that is to be made smaller is damaged or truncated.
-
-    Args:
-        field: holds the bytes.
-        shorter: pixels of the shorter side of the result, which keeps the aspect ratio.
-        quality: of the JPEG, 1 to 100.
-        max_pixels: largest height x width of an image, checked in its header before it is decoded.
-
-    Raises:
-        PipelineError: an argument is invalid.
-
-    Examples:
-        >>> pipe = pipe.map(shrink_jpeg("image", 256)).map(stages.decode_jpeg("image"))
-    """
-    return ShrinkJpeg(
-        field,
-        check_integer("shrink_jpeg: shorter", shorter, 1),
-        check_integer("shrink_jpeg: quality", quality, 1, 100),
-        _check_max_pixels("shrink_jpeg", max_pixels),
-    )
-
-
 def _check_max_pixels(stage: str, max_pixels: int) -> int:
     return check_integer(f"{stage}: max_pixels", max_pixels, 1)
 
@@ -235,11 +170,7 @@ def _check_mode(stage: str, mode: str) -> str:
 
 
 def get_image_bytes(sample: Sample, field: str) -> bytes:
-    """A field's value, the bytes of an image file.
-
-    Raises:
-        PipelineError: there is no such field, or it is something else.
-    """
+    """A field's value, the bytes of an image file."""
     data = sample[field] if field in sample else get_value(sample, field)
     if isinstance(data, bytes):
         return data
@@ -292,7 +223,6 @@ def find_orientation(data: bytes, orient: bool | None) -> int:
 
 
 def _turn(image: Array, orientation: int) -> Array:
-    """The image upright."""
     if orientation == 1:
         return image
     image = image.transpose(0, 2, 1) if orientation > 4 else image

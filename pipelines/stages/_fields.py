@@ -67,8 +67,8 @@ class Rename(Transform):
         names = {within + old: within + new for old, new in self.names}
 
         def change(path: str) -> str:
-            found = next((old for old in names if path == old or path.startswith(f"{old}.")), None)
-            return path if found is None else names[found] + path[len(found) :]
+            old_path = next((old for old in names if path == old or path.startswith(f"{old}.")), None)
+            return path if old_path is None else names[old_path] + path[len(old_path) :]
 
         return {change(path): slot for path, slot in slots.items()}
 
@@ -112,15 +112,14 @@ def rename(**names: str) -> Rename:
 
 
 def _insert(selected: Any, sample: Any, path: Path) -> Any:
-    """`selected` with the value at a path of the sample; a tuple is taken as a whole."""
-    first, rest = path[0], path[1:]
-    if isinstance(sample, tuple) or not isinstance(sample[first], dict) or not rest:
-        if rest:
+    first, inner = path[0], path[1:]
+    if isinstance(sample, tuple) or not isinstance(sample[first], dict) or not inner:
+        if inner:
             raise PipelineError(
                 f"select: {join_path(path)!r} is one value of a tuple: select the tuple, or drop others"
             )
         return {**selected, first: sample[first]}
-    return {**selected, first: _insert(selected.get(first, {}), sample[first], rest)}
+    return {**selected, first: _insert(selected.get(first, {}), sample[first], inner)}
 
 
 def _check_names(stage: str, fields: tuple[str, ...]) -> tuple[str, ...]:

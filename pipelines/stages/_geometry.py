@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.stages._image_size import MAX_PIXELS
@@ -39,10 +40,8 @@ class Resize(Transform):
     interpolation: str
 
     def __call__(self, sample: Sample) -> Sample:
-        image = _get_picture(sample, self.field)
-        size = self.size
-        if size is None:
-            assert self.shorter is not None
+        image, size = _get_picture(sample, self.field), self.size
+        if self.shorter is not None:
             factor = self.shorter / min(image.shape[1:])
             size = (round(image.shape[1] * factor), round(image.shape[2] * factor))
             if size[0] * size[1] > MAX_PIXELS:
@@ -50,6 +49,7 @@ class Resize(Transform):
                     f"field {self.field!r}: an image of {image.shape[1]} x {image.shape[2]} pixels would be made "
                     f"{size[0]} x {size[1]} by shorter={self.shorter}"
                 )
+        assert size is not None
         return {**sample, self.field: _resize(self.field, image, size, self.interpolation)}
 
 
@@ -85,14 +85,12 @@ class CenterCrop(Crop):
     def __call__(self, sample: Sample) -> Sample:
         image = _get_picture(sample, self.field)
         _check_fits(self.field, image, self.size, 0)
-        return {
-            **sample,
-            self.field: _cut_window(image, *self._center(image.shape[1], image.shape[2]), *self.size),
-        }
+        top, column = self._center(*image.shape[1:])
+        return {**sample, self.field: _cut_window(image, top, column, *self.size)}
 
     def find_part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
-        top, left = self._center(rows, columns)
-        return (top, left, *self.size) if min(top, left) >= 0 else None
+        top, column = self._center(rows, columns)
+        return (top, column, *self.size) if min(top, column) >= 0 else None
 
     def _center(self, rows: int, columns: int) -> tuple[int, int]:
         return (rows - self.size[0]) // 2, (columns - self.size[1]) // 2
@@ -139,8 +137,8 @@ class RandomResizedCrop(Crop):
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         image = _get_picture(sample, self.field)
-        top, left, height, width = self.find_part(image.shape[1], image.shape[2], rng)
-        return {**sample, self.field: self.finish(image[:, top : top + height, left : left + width])}
+        top, column, height, width = self.find_part(image.shape[1], image.shape[2], rng)
+        return {**sample, self.field: self.finish(image[:, top : top + height, column : column + width])}
 
     def finish(self, part: Array) -> Array:
         return _resize(self.field, part, self.size, self.interpolation)
@@ -203,9 +201,7 @@ def resize(
     if (size is None) == (shorter is None):
         raise PipelineError("resize: give either size=(height, width) or shorter=")
     if shorter is not None:
-        if not isinstance(shorter, int | np.integer) or shorter < 1:
-            raise PipelineError(f"resize: shorter must be a positive number of pixels, got {shorter!r}")
-        shorter = int(shorter)
+        shorter = check_integer("resize: shorter", shorter, 1)
     shape = None if size is None else check_size("resize: size", size)
     return Resize(field, shape, shorter, _check_interpolation("resize", interpolation))
 
@@ -234,9 +230,8 @@ def random_crop(field: str, size: int | tuple[int, int], padding: int = 0) -> Ra
     Raises:
         PipelineError: an argument is invalid.
     """
-    if not isinstance(padding, int | np.integer) or padding < 0:
-        raise PipelineError(f"random_crop: padding must be a number of pixels, got {padding!r}")
-    return RandomCrop(field, check_size("random_crop: size", size), int(padding))
+    padding = check_integer("random_crop: padding", padding, 0)
+    return RandomCrop(field, check_size("random_crop: size", size), padding)
 
 
 def random_resized_crop(
@@ -255,7 +250,7 @@ def random_resized_crop(
         scale: smallest and largest fraction of the image's area, drawn uniformly.
         ratio: smallest and largest width / height, its logarithm drawn uniformly. After ten draws that do not fit
             into the image, the largest central part within the ratios is used.
-        interpolation: as in `resize`.
+        interpolation: see `resize`.
 
     Raises:
         PipelineError: an argument is invalid.
@@ -297,11 +292,7 @@ def _draw_integer(rng: np.random.Generator, n: int) -> int:
 
 
 def _get_picture(sample: Sample, field: str) -> Array:
-    """`get_image` of one whose rows and columns can be told from its channels.
-
-    Raises:
-        PipelineError: there is none, or it looks like [H, W, C], whose channels would be flipped or cut.
-    """
+    """`get_image` of one whose rows and columns can be told from its channels."""
     image = get_image(sample, field)
     channels, rows, columns = image.shape
     if channels > 4 and rows > 4 and columns in (3, 4):  # patches of many bands are as small on both sides
@@ -321,19 +312,19 @@ def _check_fits(field: str, image: Array, size: tuple[int, int], padding: int) -
         )
 
 
-def _cut_window(image: Array, top: int, left: int, height: int, width: int) -> Array:
+def _cut_window(image: Array, top: int, column: int, height: int, width: int) -> Array:
     """Cuts out the part that begins at (top, left), which may lie outside; zeros fill what is outside."""
     channels, rows, columns = image.shape
-    if top >= 0 and left >= 0 and top + height <= rows and left + width <= columns:
-        return image[:, top : top + height, left : left + width]
+    if top >= 0 and column >= 0 and top + height <= rows and column + width <= columns:
+        return image[:, top : top + height, column : column + width]
     if image.strides[0] == image.itemsize:
         window = np.zeros((height, width, channels), image.dtype).transpose(2, 0, 1)
     else:
         window = np.zeros((channels, height, width), image.dtype)
     first, last = max(0, top), min(rows, top + height)
-    begin, end = max(0, left), min(columns, left + width)
+    begin, end = max(0, column), min(columns, column + width)
     if first < last and begin < end:
-        window[:, first - top : last - top, begin - left : end - left] = image[:, first:last, begin:end]
+        window[:, first - top : last - top, begin - column : end - column] = image[:, first:last, begin:end]
     return window
 
 
@@ -342,9 +333,9 @@ def _resize(field: str, image: Array, size: tuple[int, int], interpolation: str)
     if image.shape[1:] == size:
         return image
     if image.dtype is not _UINT8 and image.dtype not in OPENCV_DTYPES:  # whose hash takes its time
-        known = ", ".join(sorted(str(dtype) for dtype in OPENCV_DTYPES))
+        dtypes = ", ".join(sorted(str(dtype) for dtype in OPENCV_DTYPES))
         raise PipelineError(
-            f"field {field!r} is of {image.dtype}, which cannot be resized (can be: {known}); cast it"
+            f"field {field!r} is of {image.dtype}, which cannot be resized (can be: {dtypes}); cast it"
         )
     resized, method = _load_opencv_resize(interpolation)
     shape = (size[1], size[0])

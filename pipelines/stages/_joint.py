@@ -39,13 +39,15 @@ class TvTransform:
         boxes = functools.partial(tv_tensors.BoundingBoxes, format=self.box_format, canvas_size=canvas)
         points = functools.partial(tv_tensors.KeyPoints, canvas_size=canvas)
         # Labels of boxes are thinned with them (SanitizeBoundingBoxes).
-        given = map_arrays(sample, lambda array: torch.from_numpy(array) if array.dtype.kind in "biuf" else array)
+        tensors = map_arrays(
+            sample, lambda array: torch.from_numpy(array) if array.dtype.kind in "biuf" else array
+        )
         for name in self.images:
-            given = _replace(given, name, tv_tensors.Image(torch.from_numpy(get_image(sample, name))))
+            tensors = _replace(tensors, name, tv_tensors.Image(torch.from_numpy(get_image(sample, name))))
         for names, make in ((self.masks, tv_tensors.Mask), (self.boxes, boxes), (self.keypoints, points)):
             for name in names:
-                given = _replace(given, name, make(torch.from_numpy(np.asarray(get_value(sample, name)))))
-        made = self.transform(given)
+                tensors = _replace(tensors, name, make(torch.from_numpy(np.asarray(get_value(sample, name)))))
+        made = self.transform(tensors)
         if not isinstance(made, dict):
             raise PipelineError(f"the transform returned {type(made).__name__}, not the sample")
         return {name: _to_arrays(value) for name, value in made.items()}
@@ -85,7 +87,7 @@ def tv_transform(
         raise PipelineError("tv_transform() needs the name of a field with an image: images=...")
     if box_format not in _FORMATS:
         raise PipelineError(f"box_format must be one of {', '.join(_FORMATS)}, got {box_format!r}")
-    parts = [(each,) if isinstance(each, str) else tuple(each) for each in (images, masks, boxes, keypoints)]
+    parts = [(names,) if isinstance(names, str) else tuple(names) for names in (images, masks, boxes, keypoints)]
     named = [name for part in parts for name in part]
     if len(set(named)) < len(named):
         raise PipelineError(f"tv_transform() takes each field once, got {', '.join(named)}")
@@ -100,7 +102,7 @@ def _replace(sample: Sample, name: str, value: Any) -> Sample:
 def _to_arrays(value: Any) -> Any:
     """A value with its tensors and images as arrays, those inside dicts and tuples included."""
     if isinstance(value, dict):
-        return {name: _to_arrays(each) for name, each in value.items()}
+        return {name: _to_arrays(inner) for name, inner in value.items()}
     if type(value) is tuple:
         return tuple(map(_to_arrays, value))
     if is_pil_image(value):

@@ -82,7 +82,6 @@ class FieldsModule(nn.Module):
         self.is_drop = is_drop
 
     def forward(self, batch: Batch) -> Batch:
-        """The fields that are kept."""
         kept = [field for field in batch if field not in self.fields] if self.is_drop else self.fields
         return {field: batch[field] for field in kept if field in batch}
 

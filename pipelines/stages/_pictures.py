@@ -1,8 +1,7 @@
 """Images as other libraries' transforms take them, and as a pipeline carries them.
 
 A pipeline's images are arrays `[C, H, W]`. torchvision's transforms take PIL images, or tensors `[..., C, H, W]`;
-some transpose an array in silence, others leave it as it is. albumentations takes arrays `[H, W, C]`, kornia
-tensors. So each is given what it takes.
+some transpose an array in silence, others leave it as it is. albumentations takes arrays `[H, W, C]`.
 """
 
 from __future__ import annotations
@@ -48,15 +47,11 @@ class Imaged:
     def __call__(self, value: Any) -> Any:
         made = self.transform(self._convert(value) if isinstance(value, np.ndarray) else value)
         if isinstance(made, tuple):  # FiveCrop
-            return tuple(image_to_array(each) if is_pil_image(each) else each for each in made)
+            return tuple(image_to_array(part) if is_pil_image(part) else part for part in made)
         return image_to_array(made) if is_pil_image(made) else made
 
     def _convert(self, array: npt.NDArray[Any]) -> Any:
-        """What the transform takes for an array.
-
-        Raises:
-            PipelineError: it is no image `[C, H, W]`, and would be left as it is.
-        """
+        """What the transform takes for an array."""
         if array.ndim == 3 and array.shape[0] not in _CHANNELS and array.shape[2] in _CHANNELS:
             if converts_arrays(self.transform):
                 return array
@@ -91,34 +86,15 @@ class NoArrays:
 
     def __call__(self, sample: Any) -> Any:
         values = [(".".join(map(str, path)), value) for path, value in iterate_leaves(sample)]
-        left = [name for name, value in values if isinstance(value, np.ndarray) and value.ndim > 1]
-        if left or not any(is_pil_image(value) or hasattr(value, "detach") for _, value in values):
-            what = f"the array {left[0]!r}" if left else "this sample"
+        arrays = [name for name, value in values if isinstance(value, np.ndarray) and value.ndim > 1]
+        if arrays or not any(is_pil_image(value) or hasattr(value, "detach") for _, value in values):
+            what = f"the array {arrays[0]!r}" if arrays else "this sample"
             raise PipelineError(
                 f"torchvision's transforms leave arrays as they are, so this one would do nothing to {what}: name "
                 'the image, map(..., field="image"), or the parts of the sample, '
                 'map(stages.tv_transform(..., images="image", masks="mask", boxes="boxes"))'
             )
         return self.transform(sample)
-
-
-@known_as("pipelines.KorniaModule")
-@dataclass(frozen=True)
-class KorniaModule:
-    """A module or function of kornia's as a stage of one image: it is given a tensor, as a batch of one."""
-
-    transform: Callable[[Any], Any]
-
-    def __call__(self, value: Any) -> Any:
-        import torch
-
-        given = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        if given.ndim != 3:
-            return self.transform(given)
-        made = self.transform(given[None])
-        if not isinstance(made, torch.Tensor) or len(made) != 1:
-            raise PipelineError("the transform of a batch of one image returned something else than one image")
-        return made[0].detach().numpy() if isinstance(value, np.ndarray) else made[0]
 
 
 @known_as("pipelines.Albumentation")
@@ -145,21 +121,20 @@ class Albumentation:
     def __call__(self, value: Any) -> Any:
         if self.is_still:
             self.set_random_seed(0)
-        given = value if self.is_whole else {"image": value}
-        made = self.transform(**{name: self._to_last(name, each) for name, each in given.items()})
-        found = {name: self._to_first(name, each, given.get(name)) for name, each in made.items()}
-        return found if self.is_whole else found["image"]
+        inputs = value if self.is_whole else {"image": value}
+        made = self.transform(**{name: self._to_last(name, part) for name, part in inputs.items()})
+        outputs = {name: self._to_first(name, part, inputs.get(name)) for name, part in made.items()}
+        return outputs if self.is_whole else outputs["image"]
 
     def _to_last(self, name: str, value: Any) -> Any:
-        """An array `[..., C, H, W]` as `[..., H, W, C]`; any other value as it is."""
         if not isinstance(value, np.ndarray) or value.ndim != self._count_axes(name):
             return value
         return np.ascontiguousarray(np.moveaxis(value, -3, -1))
 
-    def _to_first(self, name: str, value: Any, given: Any) -> Any:
+    def _to_first(self, name: str, value: Any, raw: Any) -> Any:
         """What has been made of an array with channels, which may have lost them, as `[..., C, H, W]`."""
         axes = self._count_axes(name)
-        if not isinstance(value, np.ndarray) or axes is None or getattr(given, "ndim", axes) != axes:
+        if not isinstance(value, np.ndarray) or axes is None or getattr(raw, "ndim", axes) != axes:
             return value
         return np.ascontiguousarray(np.moveaxis(value, -1, -3) if value.ndim == axes else value[..., None, :, :])
 
@@ -181,13 +156,10 @@ def adapt(call: Callable[..., Any], field: str | None, *, is_still: bool) -> Cal
             return NoArrays(call)
         case "albumentations" if hasattr(call, "set_random_seed"):
             return Albumentation(call, is_whole=field is None, is_still=is_still)
-        case "kornia" if field is not None:
-            return KorniaModule(call)
     return call
 
 
 def is_pil_image(value: Any) -> bool:
-    """Whether a value is a PIL image."""
     return type(value).__module__.partition(".")[0] == "PIL" and hasattr(value, "getbands")
 
 

@@ -53,20 +53,12 @@ class Transform:
 
 
 def get_value(sample: Sample, field: str) -> Any:
-    """A field's value.
-
-    Raises:
-        PipelineError: the sample has no such field.
-    """
+    """A field's value."""
     return get_at(sample, require_path(sample, field))
 
 
 def get_image(sample: Sample, field: str) -> Array:
-    """A field's value that is an image `[C, H, W]`.
-
-    Raises:
-        PipelineError: there is none, or it is something else.
-    """
+    """A field's value that is an image `[C, H, W]`."""
     value = sample[field] if field in sample else get_value(sample, field)
     if type(value) is not np.ndarray and hasattr(
         value, "detach"
@@ -82,15 +74,11 @@ def get_image(sample: Sample, field: str) -> Array:
 
 
 def check_size(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) in pixels; a number stands for both.
-
-    Raises:
-        PipelineError: it is neither.
-    """
-    given = (size, size) if isinstance(size, int | np.integer) else tuple(size)
-    if len(given) != 2 or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
+    """(height, width) in pixels; a number stands for both."""
+    sides = (size, size) if isinstance(size, int | np.integer) else tuple(size)
+    if len(sides) != 2 or not all(isinstance(n, int | np.integer) and n > 0 for n in sides):
         raise PipelineError(f"{what} must be (height, width) in pixels, got {size!r}")
-    return int(given[0]), int(given[1])
+    return int(sides[0]), int(sides[1])
 
 
 # Both found once: an `import` statement in a stage costs more than the call it is for, in memory that the decoder
@@ -110,14 +98,6 @@ def load_jpeg_decoder() -> Any:
     import simplejpeg
 
     return simplejpeg.decode_jpeg_header, simplejpeg.decode_jpeg
-
-
-@functools.cache
-def load_jpeg_encoder() -> Any:
-    """simplejpeg's function that makes a file."""
-    import simplejpeg
-
-    return simplejpeg.encode_jpeg
 
 
 # What OpenCV computes with; booleans and 64-bit integers it does not know.

@@ -1,8 +1,8 @@
 """What is known of other libraries' transforms: which generators they draw from, and what they take.
 
-torchvision's, kornia's and torchio's draw from torch's global generator; `RandomChoice` and `RandomOrder` of
-torchvision's first version also from Python's. albumentations' and MONAI's have generators of their own and a
-method that seeds them. Of what is from elsewhere nothing is known: what it draws is found when it is called.
+torchvision's draw from torch's global generator; `RandomChoice` and `RandomOrder` of its first version also from
+Python's. albumentations' and MONAI's have generators of their own and a method that seeds them. Of what is from
+elsewhere nothing is known: what it draws is found when it is called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ _DRAWING = frozenset(
     (
         *("AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianBlur"),
         *("GaussianNoise", "JPEG", "MixUp", "RandAugment", "ScaleJitter", "TrivialAugmentWide"),
-        *("ColorJiggle", "TrivialAugment"),  # kornia's
     )
 )  # and all whose name begins with Random
 _STILL = frozenset(
@@ -51,8 +50,8 @@ _FROM_ARRAY = frozenset(("ToTensor", "ToImage", "ToPILImage", "to_tensor", "to_i
 #: Methods of albumentations and of MONAI that seed the generators of an object, and of all in it.
 SEEDING_METHODS = ("set_random_seed", "set_random_state")
 
-Library = Literal["torchvision", "albumentations", "kornia"]
-_LIBRARIES: tuple[Library, ...] = ("torchvision", "albumentations", "kornia")
+Library = Literal["torchvision", "albumentations"]
+_LIBRARIES: tuple[Library, ...] = ("torchvision", "albumentations")
 
 
 def find_library(call: Any) -> Library | None:
@@ -96,34 +95,31 @@ def find_randomness(call: Any) -> Literal["torch", "global", "own", False] | Non
         seedable = [part for part in parts if find_seeding(part) is not None]
         if any(type(part).__name__ != "Compose" or hasattr(part, "set_random_seed") for part in seedable):
             return "own"
-    found = {_classify(part) for part in parts}
+    kinds = {_classify(part) for part in parts}
     for kind in ("global", "torch", None):
-        if kind in found:
+        if kind in kinds:
             return kind
     return False
 
 
 def converts_arrays(call: Any) -> bool:
     """Whether a transform of torchvision's begins with one that takes an array `[H, W, C]`."""
-    return _get_name(_get_first(call)) in _FROM_ARRAY
+    return _get_name(next(_iterate_single_parts(call), call)) in _FROM_ARRAY
 
 
 def takes_tensors(call: Any) -> bool:
     """Whether a transform of torchvision's is given tensors: a part takes no PIL image, or the first makes one."""
-    if _get_name(_get_first(call)) in _FROM_TENSOR:
-        return True
-    for part in _iterate_parts(call):
-        if _get_name(part) in _TO_TENSOR:
-            return False
-        if _get_name(part) in _TENSOR_ONLY:
+    for number, part in enumerate(_iterate_single_parts(call)):
+        name = _get_name(part)
+        if name in _TENSOR_ONLY or (number == 0 and name in _FROM_TENSOR):
             return True
+        if name in _TO_TENSOR:
+            return False
     return False
 
 
-def _get_first(call: Any) -> Any:
-    """The transform that is applied first."""
-    parts = (part for part in _iterate_parts(call) if type(part).__name__ not in ("Compose", "Sequential"))
-    return next(parts, call)
+def _iterate_single_parts(call: Any) -> Iterator[Any]:
+    return (part for part in _iterate_parts(call) if type(part).__name__ not in ("Compose", "Sequential"))
 
 
 def _iterate_parts(call: Any) -> Iterator[Any]:
@@ -135,7 +131,7 @@ def _iterate_parts(call: Any) -> Iterator[Any]:
     inside: Any = getattr(call, "transforms", None)
     if isinstance(inside, list | tuple) or _is_sequential(inside):
         parts = list(inside)
-    elif _is_sequential(call) or (_top_level(type(call)) == "kornia" and hasattr(call, "children")):
+    elif _is_sequential(call):
         parts = list(call.children())
     else:
         # What an adapter of ours adapts; torchvision's own have a method of this name.
@@ -149,7 +145,7 @@ def _classify(part: Any) -> Literal["torch", "global", False] | None:
     """Of one transform, without those in it."""
     if _top_level(type(part)) == "pipelines":  # an adapter of ours: what it adapts is another part
         return False if callable(getattr(part, "transform", None)) else None
-    theirs = [cls for cls in type(part).__mro__ if _top_level(cls) in ("torchvision", "kornia", "torchio")]
+    theirs = [cls for cls in type(part).__mro__ if _top_level(cls) == "torchvision"]
     names = [cls.__name__ for cls in theirs]
     is_first_version = all(cls.__module__.startswith("torchvision.transforms.transforms") for cls in theirs)
     if is_first_version and any(name in _DRAWING_FROM_PYTHON for name in names):

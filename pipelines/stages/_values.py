@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.checks import check_any_integer, check_choice, check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.samples.nested import Slot
@@ -40,10 +41,10 @@ class Scale(Transform):
 
     def __call__(self, sample: Sample) -> Sample:
         image = get_image(sample, self.field)
-        for name, given in (("mean", self.mean), ("std", self.std)):
-            if len(given) not in (1, image.shape[0]):
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) not in (1, image.shape[0]):
                 raise PipelineError(
-                    f"field {self.field!r} has shape {list(image.shape)}, but {name} has {len(given)} channels"
+                    f"field {self.field!r} has shape {list(image.shape)}, but {name} has {len(numbers)} channels"
                 )
         mean, std = self._mean_and_std
         scaled = _as_float32(image)
@@ -204,18 +205,14 @@ def pad(
         >>> pad("x", 4, lengths="n")({"x": np.array([7, 8])})
         {'x': array([7, 8, 0, 0]), 'n': np.int64(2)}
     """
-    if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
-        raise PipelineError(f"pad: length must be a positive integer, got {length!r}")
-    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-        raise PipelineError(f"pad: axis must be an integer, got {axis!r}")
-    if side not in SIDES:
-        raise PipelineError(f"pad: side must be 'end' or 'start', got {side!r}")
-    if truncate is not None and truncate not in SIDES:
-        raise PipelineError(f"pad: truncate must be 'end', 'start' or None, got {truncate!r}")
+    length, axis = check_integer("pad: length", length, 1), check_any_integer("pad: axis", axis)
+    check_choice("pad: side", side, SIDES)
+    if truncate is not None:
+        check_choice("pad: truncate", truncate, SIDES)
     names = [name for name in (field, lengths, mask) if name is not None]
     if len(set(names)) < len(names):
         raise PipelineError(f"pad: field, lengths and mask must be different fields, got {', '.join(names)}")
-    return Pad(field, int(length), value, lengths, mask, int(axis), side, truncate)
+    return Pad(field, length, value, lengths, mask, axis, side, truncate)
 
 
 def _check_dtype(stage: str, dtype: str) -> str:
@@ -225,10 +222,10 @@ def _check_dtype(stage: str, dtype: str) -> str:
         raise PipelineError(f"{stage}: dtype {dtype!r} is not known to numpy") from None
 
 
-def _check_numbers(name: str, given: float | Sequence[float]) -> tuple[float, ...]:
-    numbers = tuple(float(each) for each in np.atleast_1d(np.asarray(given, np.float64)).ravel())
+def _check_numbers(name: str, values: float | Sequence[float]) -> tuple[float, ...]:
+    numbers = tuple(float(number) for number in np.atleast_1d(np.asarray(values, np.float64)).ravel())
     if not numbers or not np.isfinite(numbers).all():
-        raise PipelineError(f"scale: {name} must be a number, or one for each channel, got {given!r}")
+        raise PipelineError(f"scale: {name} must be a number, or one for each channel, got {values!r}")
     return numbers
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.stages._decode import DecodeImage, DecodeJpeg, ShrinkJpeg
+from pipelines.stages._decode import DecodeImage, DecodeJpeg
 from pipelines.stages._fields import Drop, Rename, Select
 from pipelines.stages._geometry import CenterCrop, Resize
 from pipelines.stages._sample import Transform
@@ -28,7 +28,6 @@ _CLASSES: dict[str, type[Transform]] = {
     "resize": Resize,
     "scale": Scale,
     "select": Select,
-    "shrink_jpeg": ShrinkJpeg,
     "tokenize": Tokenize,
 }
 _NAMES = {cls: name for name, cls in _CLASSES.items()}
@@ -46,11 +45,7 @@ def as_record(stage: Any) -> dict[str, Any] | None:
 
 
 def from_record(record: dict[str, Any]) -> Any:
-    """The stage that `as_record` described.
-
-    Raises:
-        PipelineError: there is no such stage, or it has other values: it was written by another version.
-    """
+    """The stage that `as_record` described."""
     try:
         cls = _CLASSES[record["stage"]]
         return cls(**{name: _to_tuple(value) for name, value in record["values"].items()})

@@ -1,37 +1,98 @@
 """Prepares a sample that was served once more, twice, by the pipeline of its reader, and compares all three.
 
 A stage that makes two different samples of one record here is no function of (sample, rng): nothing can be said of
-what was served, and no reader can be given the same samples again. Records that crash or hang whoever prepares
-them, and those of a spooled iterable, which are read from one file by all, are left out.
+what was served. Records that crash or hang whoever prepares them, and those of a spooled iterable, are left out.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.description import PipelineDescription
-from pipelines.errors import DataOutOfReach, PipelineError, SampleError
+from pipelines.errors import DataOutOfReach, ForeignRandomness, SampleError
 from pipelines.prepare.checked import prepare_checked
-from pipelines.prepare.draw_watch import find_own_generators
-from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.preparer import as_array
 from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
-from pipelines.samples.fields import FAILED, GOOD, ODD
+from pipelines.samples.fields import FAILED, GOOD, INDEX, ODD, OK, Columns, Field
 from pipelines.samples.structure import LENGTH, Structure, StructureMismatch
-from pipelines.verification.compare import CheckResult, compare_arrays
-from pipelines.verification.served import ServedSample
+from pipelines.verification.compare import EQUAL, CheckResult, compare_arrays
 
 #: In what torch, CuPy and numba say where there is no GPU, no driver, or no CUDA in them.
 _NEEDS_GPU = re.compile(
     "No CUDA GPUs|with CUDA enabled|on a CUDA device|NVIDIA driver|CUDA driver|CUDA-capable|cudaErrorNoDevice"
 )
+_HEAD = struct.Struct("<q")
 
 Values = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedSample:
+    """A sample in the columns of a ring or of a resident set, copied.
+
+    Attributes:
+        stages: how many of the pipeline's stages were applied to it.
+        epoch: of the stream.
+        place: its position in the epoch.
+        index: its number in the source.
+        status: how it was prepared (`pipelines.samples.fields`).
+        structure: how its columns make up a sample (`Structure.as_record`); None: they are its fields.
+        columns: name -> value, with the unused ends of slots.
+    """
+
+    stages: int
+    epoch: int
+    place: int
+    index: int
+    status: int
+    structure: Any
+    columns: Columns = dataclasses.field(repr=False)
+
+    @classmethod
+    def read(cls, columns: Columns, slot: int, **what: Any) -> ServedSample:
+        """Copy the sample in a slot of columns [capacity, ...]."""
+        values = {name: column[slot].copy() for name, column in columns.items() if name not in (INDEX, OK)}
+        return cls(index=int(columns[INDEX][slot]), status=int(columns[OK][slot]), columns=values, **what)
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Shape and dtype of each column."""
+        return {name: Field(value.shape, str(value.dtype)) for name, value in self.columns.items()}
+
+    def pack(self, about: Mapping[str, Any]) -> bytes:
+        """The sample as bytes, with a few JSON values; see `unpack`."""
+        names = ("stages", "epoch", "place", "index", "status", "structure")
+        head = {name: getattr(self, name) for name in names} | {"about": dict(about)}
+        head["columns"] = [[name, *shape_and_dtype] for name, shape_and_dtype in self.fields.items()]
+        text = json.dumps(head).encode()
+        return b"".join([_HEAD.pack(len(text)), text, *(value.tobytes() for value in self.columns.values())])
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> tuple[ServedSample, dict[str, Any]]:
+        """The sample and the values that `pack` was given.
+
+        Raises:
+            ValueError: these bytes are not what `pack` makes.
+        """
+        (size,) = _HEAD.unpack_from(packed)
+        head = json.loads(packed[_HEAD.size : _HEAD.size + size])
+        at, columns = _HEAD.size + size, {}
+        for name, shape, dtype in head.pop("columns"):
+            count = int(np.prod(shape, dtype=np.int64))
+            columns[name] = np.frombuffer(packed, dtype, count, at).reshape(shape)
+            at += columns[name].nbytes
+        about: dict[str, Any] = head.pop("about")
+        return cls(columns=columns, **head), about
 
 
 class SampleChecker:
@@ -47,117 +108,79 @@ class SampleChecker:
 
     def __init__(self, pipeline: PipelineDescription, *, is_exact: bool = True) -> None:
         self._pipeline, self._is_exact = pipeline, is_exact
-        self._is_compared = not _is_spooled(pipeline)
-        self._cut: tuple[int, PipelineDescription, SampleMaker] | None = None
+        self._makers: dict[int, SampleMaker] = {}  # by the number of stages that were applied
 
     def check(self, served: ServedSample) -> CheckResult:
-        """Compares one sample.
+        """Compare one sample.
 
         Returns:
             "left_out" for a sample that was not served: its reader prepares it in full, or nobody may.
         """
-        if not self._is_compared:
-            return CheckResult(kind="left_out", detail="a spooled iterable is read from one file by all")
-        if served.status not in (FAILED, GOOD, ODD):
-            return CheckResult(kind="left_out", detail="it ends or hangs whoever prepares it, or does not fit")
-        if served.status == ODD and served.stages < len(self._pipeline.stages):
-            return CheckResult(kind="left_out", detail="its reader prepares it in full")
-        if served.status == FAILED and self._pipeline.on_error == "raise":
-            return CheckResult(kind="left_out", detail="its reader prepares it again, for the error")
-        if self._cut is None or self._cut[0] != served.stages:
-            cut = self._pipeline.take_stages(served.stages)
-            self._cut = served.stages, cut, SampleMaker(cut)
-        _, cut, maker = self._cut
-        index = int(cut.order()(served.epoch, served.place, served.place + 1)[0])
+        if (why := self._explain_left_out(served)) is not None:
+            return CheckResult(kind="left_out", detail=why)
+        if served.stages not in self._makers:
+            self._makers[served.stages] = SampleMaker(self._pipeline.take_stages(served.stages))
+        maker = self._makers[served.stages]
+        index = int(maker.pipeline.order()(served.epoch, served.place, served.place + 1)[0])
         if index != served.index:
+            size = float(abs(index - served.index))
             detail = f"the sample there is {served.index} where it was prepared, {index} here"
-            return CheckResult(
-                kind="different", field="index", size=float(abs(index - served.index)), detail=detail
-            )
-        if index in cut.poison_records.codes:
+            return CheckResult(kind="different", field="index", size=size, detail=detail)
+        if index in maker.pipeline.poison_records.codes:
             return CheckResult(kind="left_out", detail="it ends or hangs whoever prepares it")
-        with limit_torch_threads(), preserve_states(own=find_own_generators(cut)):
-            try:
-                first, why = self._prepare(maker, served)
-                second, _ = self._prepare(maker, served)
-            except DataOutOfReach as error:
-                return CheckResult(kind="left_out", detail=str(error))
-        if (first is None) != (second is None):
-            return CheckResult(kind="left_out", detail=f"it can be prepared here now and then: {why}")
-        if (unstable := self._compare_own(maker, served, first, second)) is not None:
-            return unstable
-        if first is None and _NEEDS_GPU.search(why):
-            return CheckResult(
-                kind="left_out", detail=f"a stage needs a GPU, which no process that compares has: {why}"
-            )
-        if first is None or served.status == FAILED:
-            if first is None and served.status == FAILED:
-                return CheckResult(kind="equal")  # skipped there and here
-            where = (
-                f"could not be prepared here ({why})" if first is None else "was left out where it was prepared"
-            )
-            return CheckResult(kind="different", detail=f"sample {index} {where}")
-        return compare_arrays(self._select_used(served, served.columns), first, is_exact=self._is_exact)
-
-    def _prepare(self, maker: SampleMaker, served: ServedSample) -> tuple[Values | None, str]:
-        """The sample in columns as the served one has, without unused ends; None and why if it has none."""
         try:
-            sample = maker.make(served.index, served.epoch, place=served.place)
-            return self._select_used(served, self._store(served, sample)), ""
-        except SampleError as error:
-            return None, error.reason
-        except StructureMismatch as shape_mismatch:
-            return None, str(shape_mismatch)
+            with limit_torch_threads():
+                sample = prepare_checked(maker, index, served.epoch, place=served.place, is_repeated=True)
+            own = _select_used(served, _store(served, sample))
+        except ForeignRandomness as error:
+            return CheckResult(kind="unstable", detail=str(error))
+        except DataOutOfReach as error:
+            return CheckResult(kind="left_out", detail=str(error))
+        except (SampleError, StructureMismatch) as error:
+            why = error.reason if isinstance(error, SampleError) else str(error)
+            if _NEEDS_GPU.search(why):
+                detail = f"a stage needs a GPU, which no process that compares has: {why}"
+                return CheckResult(kind="left_out", detail=detail)
+            if served.status == FAILED:
+                return EQUAL  # skipped there and here
+            return CheckResult(kind="different", detail=f"sample {index} could not be prepared here ({why})")
+        if served.status == FAILED:
+            return CheckResult(kind="different", detail=f"sample {index} was left out where it was prepared")
+        return compare_arrays(_select_used(served, served.columns), own, is_exact=self._is_exact)
 
-    def _store(self, served: ServedSample, sample: dict[str, Any]) -> Values:
-        fields = served.fields
-        if served.structure is None:
-            values = {name: as_array(value) for name, value in sample.items()}
-            for name, field in fields.items():
-                value = values.get(name)
-                if value is None or (value.shape, str(value.dtype)) != (field.shape, field.dtype):
-                    got = "missing" if value is None else f"{value.dtype}{list(value.shape)}"
-                    raise StructureMismatch(f"the field {name!r} is {got}, not {field.dtype}{list(field.shape)}")
-            if len(values) != len(fields):
-                surplus = next(name for name in values if name not in fields)
-                raise StructureMismatch(f"the field {surplus!r} is not one of {', '.join(fields)}")
-            return {name: values[name] for name in fields}  # type: ignore[misc]
+    def _explain_left_out(self, served: ServedSample) -> str | None:
+        source: Any = self._pipeline.source
+        while source is not None:
+            if getattr(source, "kind", None) == "iterable":
+                return "a spooled iterable is read from one file by all"
+            source = getattr(source, "source", None)
+        if served.status not in (FAILED, GOOD, ODD):
+            return "it ends or hangs whoever prepares it, or does not fit"
+        if served.status == ODD and served.stages < len(self._pipeline.stages):
+            return "its reader prepares it in full"
+        if served.status == FAILED and self._pipeline.on_error == "raise":
+            return "its reader prepares it again, for the error"
+        return None
+
+
+def _store(served: ServedSample, sample: dict[str, Any]) -> Values:
+    fields = served.fields
+    if served.structure is not None:
         columns: Values = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in fields.items()}
         Structure.from_record(served.structure).store(sample, fields, columns, 0, None, as_array)
         return {name: column[0] for name, column in columns.items()}
-
-    def _select_used(self, served: ServedSample, columns: Values) -> Values:
-        """The columns without the unused ends of slots."""
-        made = {}
-        for name, value in columns.items():
-            length = columns.get(name + LENGTH) if served.structure is not None else None
-            made[name] = value if length is None else value[: int(length)]
-        return made
-
-    def _compare_own(
-        self, maker: SampleMaker, served: ServedSample, first: Values | None, second: Values | None
-    ) -> CheckResult | None:
-        """The result "unstable", with the stage, if the samples that were prepared here differ; None if not."""
-        if first is None or second is None:
-            return None
-        found = compare_arrays(first, second, is_exact=True)
-        if found.kind == "equal":
-            return None
-        try:
-            prepare_checked(maker, served.index, served.epoch, place=served.place, is_repeated=True)
-            reason = f"two different samples were made of it, called twice: {found.detail}"
-        except PipelineError as error:
-            reason = str(error)
-        return CheckResult(
-            kind="unstable", field=found.field, position=found.position, size=found.size, detail=reason
-        )
+    values = {name: as_array(value) for name, value in sample.items()}
+    for name in {**fields, **values}:
+        value, declared = values.get(name), fields.get(name)
+        own = None if value is None else Field(value.shape, str(value.dtype))
+        if own is None or own != declared:
+            raise StructureMismatch(f"the field {name!r} is {own or 'missing'}, not {declared or 'missing'}")
+    return values  # type: ignore[return-value]
 
 
-def _is_spooled(pipeline: PipelineDescription) -> bool:
-    """Whether the records are those of an iterable, which was read once, into a file."""
-    source = pipeline.source
-    while source is not None:
-        if getattr(source, "kind", None) == "iterable":
-            return True
-        source = getattr(source, "source", None)
-    return False
+def _select_used(served: ServedSample, columns: Values) -> Values:
+    """The columns without the unused ends of slots."""
+    if served.structure is None:
+        return columns
+    lengths = {name: int(columns[name + LENGTH]) for name in columns if name + LENGTH in columns}
+    return {name: value[: lengths[name]] if name in lengths else value for name, value in columns.items()}

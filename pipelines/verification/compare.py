@@ -1,8 +1,7 @@
 """Compares a sample that was served with the same sample, prepared by its reader: a pure function of arrays.
 
 Bytes are equal where both were prepared on one model of processor by the same versions of the libraries. Elsewhere
-libraries round otherwise: integers that differ by at most 1, and floats by at most `TOLERANCE` of the field's
-range, are *rounding*, no difference.
+integers that differ by at most 1, and floats by at most `TOLERANCE` of the field's range, count as *rounding*.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy.typing as npt
 from pipelines.samples.nested import iterate_leaves, join_path
 
 TOLERANCE = 1e-5  # of a field's range
-INTEGERS = 1
 MOST_DETAIL = 4000  # a result is one message, of 64 KiB at most
 
 #: Field to array. A name that the other sample lacks is a difference.
@@ -27,7 +25,7 @@ Kind = Literal["equal", "rounding", "different", "unstable", "left_out"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What a comparison of one sample has found.
+    """The result of comparing one sample.
 
     Attributes:
         kind: "equal"; "rounding", within the tolerance; "different"; "unstable": the reader's own pipeline makes
@@ -49,21 +47,21 @@ class CheckResult:
 
     def as_record(self) -> dict[str, Any]:
         """As JSON values; see `from_record`."""
-        known = asdict(self)
-        return {"result": known.pop("kind"), **known, "position": list(self.position)}
+        values = asdict(self)
+        return {"result": values.pop("kind"), **values, "position": list(self.position)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> CheckResult:
         """The result that `as_record` has written."""
-        known = {name: record[name] for name in ("field", "size", "detail")}
-        return cls(kind=record["result"], **known, position=tuple(record["position"]))
+        values = {name: record[name] for name in ("field", "size", "detail")}
+        return cls(kind=record["result"], **values, position=tuple(record["position"]))
 
 
 EQUAL = CheckResult(kind="equal")
 
 
 def compare_arrays(served: Arrays, own: Arrays, *, is_exact: bool) -> CheckResult:
-    """Compares two samples field by field.
+    """Compare two samples field by field.
 
     Args:
         served: what the reader was given.
@@ -78,77 +76,54 @@ def compare_arrays(served: Arrays, own: Arrays, *, is_exact: bool) -> CheckResul
         if name not in served or name not in own:
             where = "here" if name in own else "where it was prepared"
             return CheckResult(kind="different", field=name, detail=f"there is a field {name!r} only {where}")
-        found = _compare_field(name, served[name], own[name], is_exact=is_exact)
-        if found.kind == "different":
-            return found
-        rounded = rounded if rounded is not EQUAL else found
+        result = _compare_field(name, served[name], own[name], is_exact=is_exact)
+        if result.kind == "different":
+            return result
+        rounded = rounded if rounded is not EQUAL else result
     return rounded
 
 
 def _compare_field(name: str, served: npt.NDArray[Any], own: npt.NDArray[Any], *, is_exact: bool) -> CheckResult:
     if (served.shape, served.dtype) != (own.shape, own.dtype):
-        given, made = (f"{each.dtype}{list(each.shape)}" for each in (served, own))
-        return CheckResult(
-            kind="different", field=name, detail=f"{name!r} is {given} where it was prepared, {made} here"
-        )
+        theirs, ours = (f"{value.dtype}{list(value.shape)}" for value in (served, own))
+        detail = f"{name!r} is {theirs} where it was prepared, {ours} here"
+        return CheckResult(kind="different", field=name, detail=detail)
     if served.tobytes() == own.tobytes():
         return EQUAL
-    numbers = served.dtype.kind in "biufc"
-    sizes = _measure(served, own) if numbers else (served != own).astype(np.float64)
-    flat = int(np.argmax(sizes)) if sizes.any() else _find_first_bit(served, own)
-    position = tuple(int(each) for each in np.unravel_index(flat, served.shape)) if served.ndim else ()
-    size = float(sizes.reshape(-1)[flat]) if numbers else None
-    kind: Kind = "rounding" if numbers and not is_exact and _is_rounding(served, own, sizes) else "different"
-    there, here = served.reshape(-1)[flat], own.reshape(-1)[flat]
-    where = f" at {list(position)}" if position else ""
-    by = "" if size is None else f", a difference of {size:.6g}"
-    detail = f"{name!r}{where} is {there} where it was prepared, {here} here{by}"
+    if served.dtype.kind == "c":
+        served, own = (np.stack([value.real, value.imag], axis=-1) for value in (served, own))
+    if served.dtype.kind in "biuf":
+        with np.errstate(all="ignore"):
+            sizes = np.abs(served.astype(np.longdouble) - own.astype(np.longdouble)).astype(np.float64)
+        is_same = (served == own) | (np.isnan(served) & np.isnan(own))
+        sizes = np.where(is_same, 0.0, np.where(np.isnan(sizes), np.inf, sizes))
+    else:  # texts and times: 1 where they differ
+        sizes = np.asarray(served != own, np.float64)
+    tolerance = 0.0
+    if served.dtype.kind == "f":
+        values = np.append(served, own).astype(np.float64)
+        # With zero: a field of one number has a range, too.
+        tolerance = TOLERANCE * float(np.ptp(np.append(values[np.isfinite(values)], 0.0)))
+    elif served.dtype.kind in "iu":
+        tolerance = 1.0
+    is_rounding = not is_exact and served.dtype.kind in "iuf" and bool((sizes <= tolerance).all())
+    position = tuple(int(i) for i in np.unravel_index(np.argmax(sizes), sizes.shape))
+    size, where = float(sizes[position]), f"{name!r} at {list(position)}" if position else repr(name)
+    values_text = f"{served[position]} where it was prepared, {own[position]} here"
+    detail = f"{where} is {values_text}, a difference of {size:.6g}"
+    if not size:
+        detail = f"{name!r} has zeros of another sign, or other NaNs, where it was prepared"
+    kind: Kind = "rounding" if is_rounding else "different"
     return CheckResult(kind=kind, field=name, position=position, size=size, detail=detail)
 
 
-def _measure(served: npt.NDArray[Any], own: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The absolute differences; infinite where only one is a number."""
-    one: npt.NDArray[Any]
-    other: npt.NDArray[Any]
-    wide = np.complex128 if served.dtype.kind == "c" else np.longdouble
-    one, other = served.astype(wide), own.astype(wide)
-    with np.errstate(all="ignore"):
-        sizes = np.asarray(np.abs(one - other), np.float64)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    return np.where(same, 0.0, np.where(np.isnan(sizes), np.inf, sizes))
-
-
-def _find_first_bit(served: npt.NDArray[Any], own: npt.NDArray[Any]) -> int:
-    """The first element whose bytes differ: of two zeros with other signs, or two kinds of NaN."""
-    pair = (np.frombuffer(each.tobytes(), np.uint8).reshape(each.size, -1) for each in (served, own))
-    return int(np.argmax((next(pair) != next(pair)).any(axis=1)))
-
-
-def _is_rounding(served: npt.NDArray[Any], own: npt.NDArray[Any], sizes: npt.NDArray[np.float64]) -> bool:
-    kind = served.dtype.kind
-    if kind in "iu":
-        return bool((sizes <= INTEGERS).all())
-    if kind == "b":
-        return False
-    # With zero: a field of one number has a range, too.
-    values = np.abs(np.concatenate([served.reshape(-1), own.reshape(-1)]).astype(np.complex128))
-    finite = values[np.isfinite(values)]
-    if kind == "f":
-        signed = np.concatenate([served.reshape(-1), own.reshape(-1)]).astype(np.float64)
-        signed = signed[np.isfinite(signed)]
-        span = float(max(signed.max(initial=0.0), 0.0) - min(signed.min(initial=0.0), 0.0))
-    else:
-        span = float(finite.max(initial=0.0))
-    return bool((sizes <= TOLERANCE * span).all())
-
-
 def flatten_sample(sample: Any) -> dict[str, npt.NDArray[Any]]:
-    """The values of a sample as arrays, by their paths: texts and bytes as uint8, others as numpy sees them."""
+    """The values of a sample as arrays, by their paths: texts as single bytes, others as numpy sees them."""
     made = {}
     for path, value in iterate_leaves(sample):
         if isinstance(value, str | bytes):
             raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
-            value = np.frombuffer(raw, np.uint8)
+            value = np.frombuffer(raw, "S1")
         elif hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
         made[join_path(path)] = np.asarray(value)

@@ -6,19 +6,18 @@ samples that its pipeline does not make, which only its owner can mend: `Samples
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pipelines.description import PipelineDescription
+from pipelines.environment.processor import describe_machine
 from pipelines.errors import SampleError, SamplesDiffer
-from pipelines.verification.checker import SampleChecker
+from pipelines.verification.checker import SampleChecker, ServedSample
 from pipelines.verification.compare import CheckResult
-from pipelines.verification.machine import describe_machine
-from pipelines.verification.served import ServedSample
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +25,6 @@ log = logging.getLogger(__name__)
 # short epoch has none until so many were read. Readers with other names compare other positions.
 SAMPLES = 2000
 AT_START = 2
-
-
-class SampleChecks(Protocol):
-    """Compares samples, in this process or in another."""
-
-    def check(self, served: ServedSample) -> CheckResult:
-        """Compares one sample that was served with what the reader's pipeline prepares."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class Verification:
     """The comparisons of one reader.
 
     Args:
-        checks: compares samples.
+        check: compares a sample that was served with what the reader's pipeline prepares.
         name: of the reader, which determines the positions.
         pipeline: of the reader.
         report: called with each difference, and with the first sample that was rounded or left out.
@@ -78,13 +70,13 @@ class Verification:
 
     def __init__(
         self,
-        checks: SampleChecks,
+        check: Callable[[ServedSample], CheckResult],
         name: str,
         pipeline: PipelineDescription,
         report: Callable[[Finding], None] | None = None,
     ) -> None:
         self.compared, self.has_begun = 0, False
-        self._checks, self._name, self._pipeline = checks, name, pipeline
+        self._check, self._name, self._pipeline = check, name, pipeline
         self._report = report or (lambda finding: None)
         self._later: tuple[int, int | None] = (-1, None)  # the place to compare in an epoch
         self._said: set[str] = set()  # kinds of results that were reported, once each
@@ -119,28 +111,28 @@ class Verification:
         if place is None or not start <= place < stop:
             return
         self._later = epoch, None
-        if (found := self._compare(read(place), is_late=True)) is not None:
+        if (finding := self._compare(read(place), is_late=True)) is not None:
             raise SamplesDiffer(
-                f"what {self._name} has read is not what its own pipeline prepares, in {found.describe()}; begin "
-                "anew and alone (pipeline.loader), and find what differs: the environment, files, versions",
-                found,
+                f"what {self._name} has read is not what its own pipeline prepares, in {finding.describe()}; "
+                "begin anew and alone (pipeline.loader), and find what differs: the environment, files, versions",
+                finding,
             )
 
     def _compare(self, served: ServedSample, *, is_late: bool) -> Finding | None:
         """The finding, if the sample differs."""
-        result = self._checks.check(served)
+        result = self._check(served)
         self.compared += result.kind != "left_out"
         if result.kind == "equal":
             return None
         if result.kind == "unstable":
             raise SampleError(served.index, self._pipeline.source.where(served.index), result.detail)
-        found = Finding(result, served.epoch, served.place, served.index, is_late)
+        finding = Finding(result, served.epoch, served.place, served.index, is_late)
         if result.kind == "different":
-            self._report(found)
-            return found
+            self._report(finding)
+            return finding
         if result.kind not in self._said:
             self._said.add(result.kind)
-            self._report(found)
+            self._report(finding)
         return None
 
 
@@ -149,7 +141,7 @@ class StreamOrigin:
     """Where the samples of a stream come from, as its feeder says.
 
     Attributes:
-        machine: where it runs (`pipelines.verification.machine`).
+        machine: where it runs (`describe_machine`).
         is_same_object: whether it prepares with a copy of the reader's own pipeline object.
         is_in_process: whether it was started by the reader's own process.
         has_peers: whether feeders of other nodes prepare for it.
@@ -178,19 +170,19 @@ def verify_here(pipeline: PipelineDescription, name: str, what: str = "the feede
         what: it reads.
     """
 
-    def warn(found: Finding) -> None:
-        said = f"{what} {{}}, {found.describe()}"
-        if found.result.kind == "left_out":
-            log.info(said.format("is not compared"))
-        elif found.result.kind == "rounding":
-            warnings.warn(said.format("is rounded otherwise than here, and is read"), stacklevel=2)
-        elif not found.is_late:  # else an error is raised
-            warnings.warn(said.format(f"is not what is prepared here, {name} prepares alone"), stacklevel=2)
+    def warn(finding: Finding) -> None:
+        kind, where = finding.result.kind, finding.describe()
+        if kind == "left_out":
+            log.info("%s is not compared, %s", what, where)
+        elif kind == "rounding":
+            warnings.warn(f"{what} is rounded otherwise than here, and is read, {where}", stacklevel=2)
+        elif not finding.is_late:  # else an error is raised
+            warnings.warn(f"{what} is not what is prepared here, {name} prepares alone, {where}", stacklevel=2)
 
     def make(stream: StreamOrigin) -> Verification | None:
         if stream.is_same_object and stream.is_in_process and not stream.has_peers:
             return None
-        return Verification(SampleChecker(pipeline, is_exact=stream.is_exact), name, pipeline, warn)
+        return Verification(SampleChecker(pipeline, is_exact=stream.is_exact).check, name, pipeline, warn)
 
     return make
 
@@ -203,20 +195,12 @@ def choose_first(name: str, epoch: int, start: int, stop: int) -> list[int]:
         epoch: of the stream.
         start, stop: of its first batch.
     """
-    count = stop - start
-    if count <= AT_START:
-        return list(range(start, stop))
-    first = _draw(f"{name}/first/{epoch}", count)
-    second = (first + 1 + _draw(f"{name}/second/{epoch}", count - 1)) % count
-    return sorted((start + first, start + second))
+    generator = random.Random(f"{name}/first/{epoch}")
+    return sorted(generator.sample(range(start, stop), min(AT_START, stop - start)))
 
 
 def choose_later(name: str, epoch: int, n: int) -> int | None:
     """The place of an epoch that is compared, out of its n; None if the epoch has none."""
     if (epoch + 1) * n // SAMPLES == epoch * n // SAMPLES:
         return None
-    return _draw(f"{name}/{epoch}", n)
-
-
-def _draw(text: str, below: int) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % below
+    return random.Random(f"{name}/{epoch}").randrange(n)

@@ -12,10 +12,8 @@ import numpy.typing as npt
 from pipelines.description import PipelineDescription
 from pipelines.environment.machine_limits import fits_in_memory
 from pipelines.order.stream import Block, Stream
-from pipelines.samples.fields import GOOD, ODD, OK, Columns
+from pipelines.samples.fields import GOOD, ODD, OK
 from pipelines.shm import ring
-
-_POISON = 0xA5
 
 
 @dataclass
@@ -47,7 +45,6 @@ class Buffers:
         pipeline: the ring's pipeline.
         stream: the ring's state.
         resident: name -> pipeline without randomness.
-        overwrite_released: whether to overwrite released samples.
 
     Attributes:
         buffers: number -> buffer.
@@ -60,15 +57,12 @@ class Buffers:
         pipeline: PipelineDescription,
         stream: Stream,
         resident: Mapping[str, PipelineDescription],
-        *,
-        overwrite_released: bool,
     ) -> None:
         self.buffers: dict[int, Buffer] = {}
         self.too_large: set[str] = set()
         self.ring = held = 0
         self._pipeline = pipeline
         self._stream = stream
-        self._overwritten: Columns | None = None
         self._ok: npt.NDArray[np.uint8] | None = None  # the ring's status column, if records may be skipped
         try:
             self.buffers[0] = _create_buffer("ring", 0, pipeline, stream.capacity)
@@ -83,7 +77,7 @@ class Buffers:
                     (i, min(i + stream.block_size, len(still))) for i in range(0, len(still), stream.block_size)
                 ]
                 buffer.unfinished = len(buffer.pending)
-            self._map_for_writing(overwrite_released=overwrite_released)
+            self._map_status()
         except BaseException:
             self.close()
             raise
@@ -137,7 +131,7 @@ class Buffers:
         self.ring = max((before, *self.buffers)) + 1
         self.buffers[self.ring] = new
         _close_buffer(old)
-        self._map_for_writing(overwrite_released=self._overwritten is not None)
+        self._map_status()
         return before
 
     def count_good(self, start: int, stop: int) -> int:
@@ -147,32 +141,16 @@ class Buffers:
         slots = np.arange(start, min(stop, self._stream.head)) % self._stream.capacity
         return int(np.count_nonzero(self._ok[slots] & (ODD if self._pipeline.is_cut else GOOD)))
 
-    def poison_released(self) -> None:
-        """Overwrite released samples if `overwrite_released` is set; later readers cannot join there."""
-        stream = self._stream
-        if self._overwritten is None or not stream.has_started:
-            return
-        low = stream.retained_from
-        for position in range(max(stream.floor, low - stream.capacity), low):
-            slot = position % stream.capacity
-            for column in self._overwritten.values():
-                column[slot : slot + 1].view("uint8")[...] = _POISON
-        stream.base = max(stream.base, low)
-
     def close(self) -> None:
         """Close all descriptors; memory that is mapped stays."""
-        self._overwritten = self._ok = None
+        self._ok = None
         for buffer in self.buffers.values():
             _close_buffer(buffer)
         self.buffers = {}
 
-    def _map_for_writing(self, *, overwrite_released: bool) -> None:
-        skipping = self._pipeline.on_error == "skip"
-        if not (overwrite_released or skipping):
-            return
-        columns = ring.map_writable(self.ring_buffer.fd, self._layout())
-        self._overwritten = columns if overwrite_released else None
-        self._ok = columns[OK] if skipping else None
+    def _map_status(self) -> None:
+        if self._pipeline.on_error == "skip":
+            self._ok = ring.map_writable(self.ring_buffer.fd, self._layout())[OK]
 
     def _layout(self) -> ring.Layout:
         return ring.Layout(self._pipeline.fields, self._stream.capacity)

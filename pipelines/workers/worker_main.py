@@ -1,14 +1,13 @@
-"""Preparation workers: `python -m pipelines.workers.worker_main PAYLOAD_FD SOCKET_FD ...`, started by a feeder.
+"""Preparation workers: `python -m pipelines.workers.worker_main PAYLOAD_FD SOCKET_FD`, or forks of a feeder.
 
 A worker receives blocks, prepares them directly into shared memory and reports them. When the feeder ends, its
-socket closes and the worker ends. With several sockets a thread serves each; every thread has its own copy of the
-pipelines, so stages with state do not share it.
+socket closes and the worker ends.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import os
 import select
 import signal
@@ -17,16 +16,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from pipelines.cache.file import Cache
-from pipelines.cache.folder import CacheFolder
 from pipelines.description import PipelineDescription
 from pipelines.errors import SampleError
 from pipelines.ipc import memory_pickle, messages
 from pipelines.order.rank_rows import RankRows
 from pipelines.prepare.preparer import Preparer
+from pipelines.providers import import_object
 from pipelines.samples.fields import Columns
 from pipelines.samples.poison_records import PreparationNote
 from pipelines.shm.ring import Layout, map_writable
@@ -59,19 +58,18 @@ class BufferWriter:
                 start += last - first
 
 
-def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription], cpu_ns: Callable[[], int]) -> None:
+def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription]) -> None:
     """Handle the feeder's requests until the feeder ends.
 
     Args:
         connection: the socket to the feeder.
         pipelines: pipeline number -> pipeline.
-        cpu_ns: returns this worker's CPU-nanoseconds so far.
 
     Raises:
         ConnectionLost: the feeder has ended.
     """
     writers: dict[int, BufferWriter] = {}
-    caches: dict[int, Cache] = {}  # by pipeline: buffers come and go
+    caches: dict[int, Any] = {}  # by pipeline: buffers come and go
 
     def skipped(error: SampleError) -> None:
         request = messages.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
@@ -86,7 +84,7 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription], 
             for cache in caches.values():
                 if (counts := cache.flush_counts()) is not None:
                     messages.send(connection, messages.CACHED.pack(b"C", *counts))
-            messages.send(connection, messages.DONE.pack(b"D", buffer_id, start, stop, cpu_ns()))
+            messages.send(connection, messages.DONE.pack(b"D", buffer_id, start, stop, time.process_time_ns()))
             continue
         request = messages.unpack(message)
         if request["kind"] == "poison":
@@ -96,14 +94,13 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription], 
             assert descriptor is not None
             note = PreparationNote(descriptor)
             os.close(descriptor)
-            for each in pipelines.values():
-                each.poison_records.note = note
+            for pipeline in pipelines.values():
+                pipeline.poison_records.note = note
             continue
         if request["kind"] == "cache":
             assert descriptor is not None
-            room = None if request["folder"] is None else CacheFolder(*request["folder"])
-            sizes = request["n"], request["stages"], request["limit"]
-            caches[request["pipeline"]] = Cache(descriptor, *sizes, room)
+            make_cache = import_object("pipelines.cache.file:Cache")
+            caches[request["pipeline"]] = make_cache(descriptor, request["n"], request["stages"], request["limit"])
             continue
         buffer_id = request["target"]
         if request["kind"] == "forget":
@@ -124,29 +121,27 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription], 
         )
 
 
-@contextlib.contextmanager
-def _exit_on_error() -> Iterator[None]:
-    """End the process, and all workers in it, on an error; the end of the feeder is not one."""
+def _run(descriptor: int, load: Callable[[], dict[int, PipelineDescription]]) -> None:
+    """Serve a feeder's socket; does not return."""
+    connection = socket.socket(fileno=descriptor)
+    # Children of a stage must not keep the socket open: the feeder would not notice this process ending.
+    connection.set_inheritable(False)
+    messages.close_in_children(connection)
+    _exit_after_feeder(connection)
     try:
-        yield
-    except messages.ConnectionLost:
-        pass
+        serve(connection, load())
+    except messages.ConnectionLost:  # the feeder has ended: run the exit handlers that stages have registered
+        atexit._run_exitfuncs()
+        _exit(0)
     except BaseException:
         traceback.print_exc()
         _exit(1)
 
 
-@_exit_on_error()
-def _run_worker(connection: socket.socket, payload: int, threads: int) -> None:
-    """Run `serve` in one of so many threads."""
-    serve(connection, memory_pickle.load(payload), lambda: time.process_time_ns() // threads)
-
-
-def _exit_after_feeder(connections: list[socket.socket]) -> None:
+def _exit_after_feeder(connection: socket.socket) -> None:
     """End this process a few seconds after the feeder, even if it hangs in a sample."""
     feeder = select.poll()
-    for connection in connections:
-        feeder.register(connection, 0)  # hang-ups only, which are always reported
+    feeder.register(connection, 0)  # hang-ups only, which are always reported
 
     def wait() -> None:
         feeder.poll()
@@ -172,43 +167,15 @@ def run_forked(descriptor: int, pipelines: memory_pickle.Inherited) -> None:
         descriptor: of the worker's socket.
         pipelines: pipeline number -> pipeline.
     """
-    connection = socket.socket(fileno=descriptor)
-    messages.close_in_children(connection)
-    _exit_after_feeder([connection])
-    with _exit_on_error():
-        serve(connection, pipelines.load(), time.process_time_ns)
-    atexit._run_exitfuncs()  # those that stages have registered
-    _exit(0)
+    _run(descriptor, pipelines.load)
 
 
 def main() -> None:
-    """Run the workers of one process."""
+    """Run a worker in an interpreter of its own."""
     # Ctrl-C in a terminal reaches all its processes; the feeder decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    payload, *descriptors = map(int, sys.argv[1:])
-    connections = []
-    for descriptor in descriptors:
-        # Children of a stage must not keep the socket open: the feeder would not notice this process ending.
-        os.set_inheritable(descriptor, False)
-        connection = socket.socket(fileno=descriptor)
-        messages.close_in_children(connection)
-        connections.append(connection)
-    _exit_after_feeder(connections)
-    if len(connections) == 1:
-        _run_worker(connections[0], payload, 1)
-    else:
-        # Import the modules once, before the threads do.
-        with _exit_on_error():
-            memory_pickle.load(payload)
-        count = len(connections)
-        threads = [threading.Thread(target=_run_worker, args=(each, payload, count)) for each in connections]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    # The feeder has ended: run the exit handlers that stages have registered.
-    atexit._run_exitfuncs()
-    _exit(0)
+    payload, descriptor = map(int, sys.argv[1:])
+    _run(descriptor, functools.partial(memory_pickle.load, payload))
 
 
 if __name__ == "__main__":

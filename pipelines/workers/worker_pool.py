@@ -7,41 +7,44 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import select
 import selectors
 import socket
 import subprocess
 import time
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.cache.manager import CacheManager
 from pipelines.errors import PipelineError
 from pipelines.ipc import messages
 from pipelines.ipc.child_processes import START_S
 from pipelines.order.rank_rows import RankRows
 from pipelines.order.stream import Block
-from pipelines.samples.poison_records import PreparationNote
+from pipelines.samples.poison_records import HUNG, KILLED, PreparationNote
 from pipelines.workers.buffers import Buffers
-from pipelines.workers.record_trial import RecordKey, Suspects
-from pipelines.workers.start_limit import StartLimit
-from pipelines.workers.starting import Process, Starter, has_message, send_progress_note
+from pipelines.workers.processes import ForkedProcess, Starter
 
 _MAX_BLOCKS_IN_FLIGHT = 2
 _MAX_FRUITLESS_RESTARTS = 10
+# A record is poison after so many workers have ended at it (anybody may kill one), or have hung at it.
+_MOST_ENDS, _MOST_HANGS = 3, 2
 _MAX_CONSECUTIVE_POISON = 20
 _MAX_WARNINGS = 10  # skipped records that are named in warnings
-# A forked worker begins within milliseconds, unless another thread held a lock at the fork which it now waits for.
-# The limit grows if workers are late (`StartLimit`): they may have a large source to copy.
-_FORK_START_S = 15.0
+# A forked worker begins within milliseconds, unless it waits for a lock that another thread held at the fork, or
+# has a large source to copy. The limit doubles for each that replaces a late one.
+_FORK_START_S = 60.0
+_MAX_LATE = 5  # times in a row, half an hour
 _RATE_WEIGHT = 0.2  # weight of the newest measurement in a worker's mean rate
 
 
 @dataclass(eq=False)
 class _Worker:
     connection: socket.socket
-    process: Process
+    process: subprocess.Popen[bytes] | ForkedProcess
     note: PreparationNote
     blocks: list[tuple[int, Block]] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -53,6 +56,7 @@ class _Worker:
     progress: tuple[Any, ...] = ()  # at the last check
     progress_since: float = 0.0
     started_at: float = field(default_factory=time.monotonic)
+    late: int = 0  # how many in a row before it, which it replaces, have not begun in time
     is_hung: bool = False
 
     @property
@@ -69,8 +73,7 @@ class WorkerPool:
         selector: where the workers' sockets are registered, each with its handler.
         next_block: returns the next (buffer number, block) to prepare, or None.
         on_done: called with (buffer number, block) when it is prepared.
-        threads: whether the workers are threads of one process instead of processes.
-        cache: the sample cache of pipeline 0, the ring's.
+        cache: of pipeline 0, the ring's (`pipelines.cache.manager.CacheManager`).
         timeout_s: the longest time for one sample.
         is_forked: whether workers are forked from this process instead of started as new interpreters.
         blocks_in_flight: how many blocks a worker is given at a time.
@@ -91,33 +94,26 @@ class WorkerPool:
         next_block: Callable[[], tuple[int, Block] | None],
         on_done: Callable[[int, Block], None],
         *,
-        threads: bool = False,
-        cache: CacheManager | None = None,
+        cache: Any = None,
         timeout_s: float = 300.0,
         is_forked: bool = False,
         blocks_in_flight: int = _MAX_BLOCKS_IN_FLIGHT,
         rows: RankRows | None = None,
     ) -> None:
-        self._cache = cache
-        self._blocks_in_flight, self._rows = blocks_in_flight, rows
-        self.skipped = 0
+        self.poison: list[dict[str, Any]] = []
         self.bad: dict[int, str] = {}
-        self.restarts = 0
+        self.skipped = self.restarts = 0
+        self._cache, self._blocks_in_flight, self._rows = cache, blocks_in_flight, rows
         self._buffers, self._requeue = buffers.buffers, buffers.requeue
-        self._selector = selector
-        self._next_block, self._on_done = next_block, on_done
-        self._threads = threads
+        self._selector, self._next_block, self._on_done = selector, next_block, on_done
         self._workers: list[_Worker] = []
         self._fruitless_restarts = self._consecutive_poison = 0
         self._ended_cpu_s = 0.0
         pipelines = {buffer.pipeline_id: buffer.pipeline for buffer in self._buffers.values()}
         self._starter = Starter(pipelines, is_forked=is_forked)
-        self.poison: list[dict[str, Any]] = []
-        self._timeout_s = timeout_s
-        self._next_check = 0.0
-        self._start_limit = StartLimit(min(timeout_s, _FORK_START_S))
-        self._suspects = Suspects(self._starter.get_payload, selector, self._handle_outcome, timeout_s)
-        self._awaiting_outcome: dict[RecordKey, list[tuple[int, Block]]] = {}
+        self._timeout_s, self._next_check = timeout_s, 0.0
+        # Of each block that is not done: how many workers have failed at (index, whether it hung).
+        self._failures: defaultdict[tuple[int, Block], Counter[tuple[int, bool]]] = defaultdict(Counter)
 
     @property
     def cpu_s(self) -> float:
@@ -127,15 +123,12 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """The ids of the workers' processes."""
-        return list(dict.fromkeys(worker.process.pid for worker in list(self._workers)))
+        return [worker.process.pid for worker in list(self._workers)]
 
     def start(self, count: int) -> None:
         """Start so many more workers."""
-        if self._threads:
-            self._start(count)
-        else:
-            for _ in range(count):
-                self._start(1)
+        for _ in range(count):
+            self._start()
 
     def dispatch(self) -> None:
         """Assign blocks to workers until each has enough, the least busy worker first."""
@@ -145,50 +138,32 @@ class WorkerPool:
             worker = min(is_ready, key=lambda w: len(w.blocks), default=None)
             if worker is None or len(worker.blocks) >= self._blocks_in_flight:
                 return
-            found = self._next_block()
-            if found is None:
+            if (following := self._next_block()) is None:
                 return
-            buffer_id, block = found
             if not worker.blocks:
                 worker.busy_since = time.monotonic()
-            worker.blocks.append(found)
-            # If the worker has just ended, its end-of-file returns the block to another worker.
-            with contextlib.suppress(messages.ConnectionLost):
-                messages.send(worker.connection, messages.PREPARE.pack(b"R", buffer_id, *block))
+            worker.blocks.append(following)
+            _send(worker, messages.PREPARE.pack(b"R", following[0], *following[1]))
 
     def replace_buffer(self, old: int, new: int) -> None:
         """Fill buffer `new` instead of `old`; blocks of the old one may still be reported as done."""
         for worker in self._workers:
             self._send_buffer(worker, new)
-            with contextlib.suppress(messages.ConnectionLost):  # as in `dispatch`
-                messages.send(worker.connection, messages.pack("forget", target=old))
+            _send(worker, messages.pack("forget", target=old))
 
     @property
     def rate(self) -> float:
         """Samples/s that the workers can prepare together; 0 while unknown."""
-        known = [worker.rate for worker in self._workers if worker.rate]
-        return len(self._workers) * sum(known) / len(known) if known else 0.0
+        rates = [worker.rate for worker in self._workers if worker.rate]
+        return len(self._workers) * sum(rates) / len(rates) if rates else 0.0
 
     @property
     def busy_fraction(self) -> float:
         """The fraction of workers that have a block to prepare."""
         return sum(bool(worker.blocks) for worker in self._workers) / max(1, len(self._workers))
 
-    def describe_progress(self) -> list[str]:
-        """What each worker is doing, for an error message."""
-        return [self._describe_worker(worker) for worker in self._workers]
-
-    def _describe_worker(self, worker: _Worker) -> str:
-        said, at = f"worker {worker.process.pid}", worker.note.at
-        if at is None:
-            return f"{said} is between two samples" if worker.blocks else f"{said} has nothing to prepare"
-        buffer = self._buffers.get(worker.blocks[0][0]) if worker.blocks else None
-        where = "" if buffer is None else f" ({buffer.pipeline.source.where(at[0])})"
-        return f"{said} is preparing sample {at[0]}{where}"
-
     def close(self) -> None:
         """End all workers."""
-        self._suspects.close()
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:
@@ -204,35 +179,32 @@ class WorkerPool:
         self._ended_cpu_s = self.cpu_s
         self._workers.clear()
 
-    def _start(self, threads: int) -> None:
-        """Start a process with so many workers, each a thread if there are several."""
-        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(threads)]
-        with contextlib.ExitStack() as theirs:
-            for pair in pairs:
-                for end in pair:
-                    messages.close_in_children(end)
-                theirs.enter_context(pair[1])
-            process = self._starter.start([end for _, end in pairs])
-        for ours, _ in pairs:
+    def _start(self, late: int = 0) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            messages.close_in_children(ours)
+            messages.close_in_children(theirs)
+            process = self._starter.start(theirs)
+        note = os.memfd_create("note", os.MFD_CLOEXEC)
+        try:
             # A forked worker begins at once: it needs no time to import anything.
-            worker = _Worker(ours, process, send_progress_note(ours), is_ready=self._starter.is_forked)
-            for pipeline_id, pipeline in {t.pipeline_id: t.pipeline for t in self._buffers.values()}.items():
-                for index, code in pipeline.poison_records.codes.items():
-                    self._send_poison(worker, pipeline_id, index, code)
-            if self._cache is not None:  # before the buffers of its pipeline
-                with contextlib.suppress(messages.ConnectionLost):  # as in `dispatch`
-                    messages.send(
-                        ours, messages.pack("cache", pipeline=0, **self._cache.worker_arguments()), self._cache.fd
-                    )
-            for buffer_id in self._buffers:
-                self._send_buffer(worker, buffer_id)
-            self._workers.append(worker)
-            self._next_check = min(self._next_check, worker.started_at + self._limit_s(worker))
-            self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._handle_message(w))
+            worker = _Worker(ours, process, PreparationNote(note), is_ready=self._starter.is_forked, late=late)
+            _send(worker, messages.pack("note"), note)
+        finally:
+            os.close(note)
+        for buffer in self._buffers.values():
+            for index, code in buffer.pipeline.poison_records.codes.items():
+                self._send_poison(worker, buffer.pipeline_id, index, code)
+        if self._cache is not None:  # before the buffers of its pipeline
+            _send(worker, messages.pack("cache", pipeline=0, **self._cache.worker_arguments()), self._cache.fd)
+        for buffer_id in self._buffers:
+            self._send_buffer(worker, buffer_id)
+        self._workers.append(worker)
+        self._next_check = min(self._next_check, worker.started_at + self._limit_s(worker))
+        self._selector.register(ours, selectors.EVENT_READ, lambda _: self._handle_message(worker))
 
     def _send_poison(self, worker: _Worker, pipeline_id: int, index: int, code: int) -> None:
-        with contextlib.suppress(messages.ConnectionLost):  # as in `dispatch`
-            messages.send(worker.connection, messages.pack("poison", pipeline=pipeline_id, index=index, code=code))
+        _send(worker, messages.pack("poison", pipeline=pipeline_id, index=index, code=code))
 
     def _send_buffer(self, worker: _Worker, buffer_id: int) -> None:
         buffer = self._buffers[buffer_id]
@@ -240,16 +212,13 @@ class WorkerPool:
         message = messages.pack(
             "target", target=buffer_id, pipeline=buffer.pipeline_id, capacity=buffer.capacity, rows=rows
         )
-        with contextlib.suppress(messages.ConnectionLost):  # as in `dispatch`
-            messages.send(worker.connection, message, buffer.fd)
+        _send(worker, message, buffer.fd)
 
     def _handle_message(self, worker: _Worker) -> None:
-        if worker not in self._workers:
-            return  # already removed with another thread of its process
         try:
             message = messages.receive(worker.connection)
         except messages.ConnectionLost:
-            self._replace(worker.process)
+            self._replace(worker)
             return
         if self._cache is not None and messages.is_struct(message, messages.CACHED, b"C"):
             self._cache.add_counts(*messages.CACHED.unpack(message)[1:])
@@ -258,21 +227,21 @@ class WorkerPool:
             report = messages.unpack(message)
             if report["kind"] == "ready":
                 worker.is_ready = worker.has_begun = True
-                self._start_limit.report_begun(worker.started_at, time.monotonic())
             else:
                 worker.skipped.append(report)
             return
         _, buffer_id, start, stop, cpu_ns = messages.DONE.unpack(message)
         worker.blocks.remove((buffer_id, (start, stop)))
+        self._failures.pop((buffer_id, (start, stop)), None)
         if buffer_id in self._buffers:  # else the block will be prepared again, and counted then
             self._record_skipped(worker.skipped, warn=self._buffers[buffer_id].pipeline.on_error == "skip")
         good = stop - start > len(worker.skipped)
         worker.skipped.clear()
         worker.cpu_s = cpu_ns / 1e9
-        now = time.monotonic()
-        rate = (stop - start) / max(1e-9, now - worker.busy_since)
+        now_s = time.monotonic()
+        rate = (stop - start) / max(1e-9, now_s - worker.busy_since)
         worker.rate = rate if not worker.rate else worker.rate + _RATE_WEIGHT * (rate - worker.rate)
-        worker.busy_since = now
+        worker.busy_since = now_s
         self._fruitless_restarts = 0
         if good:
             self._consecutive_poison = 0
@@ -289,109 +258,111 @@ class WorkerPool:
             index, reason = record["index"], f"{record['where']}: {record['reason']}"
             if warn and index not in self.bad and len(self.bad) < _MAX_WARNINGS:
                 last = "; stats()['bad'] lists further ones" if len(self.bad) == _MAX_WARNINGS - 1 else ""
-                message = f"sample {index} ({record['where']}): {record['reason']}{last}"
-                warnings.warn(f"left out for all: {message}", stacklevel=2)
+                text = f"left out for all: sample {index} ({record['where']}): {record['reason']}{last}"
+                warnings.warn(text, stacklevel=2)
             self.bad[index] = reason
 
-    def _replace(self, process: Process) -> None:
-        ended = [worker for worker in self._workers if worker.process is process]
-        for worker in ended:
-            self._selector.unregister(worker.connection)
-            worker.connection.close()
-            self._workers.remove(worker)
-        process.kill()  # it cannot be used without its socket
-        process.wait()
-        any_hung = any(worker.is_hung for worker in ended)
-        for worker in ended:
-            self._ended_cpu_s += worker.cpu_s
-            for place, (buffer_id, block) in enumerate(worker.blocks):
-                progress = worker.note.at if place == 0 and worker.is_hung == any_hung else None
-                if progress is None or not self._report_suspect(worker, buffer_id, block, *progress):
-                    self._requeue(buffer_id, block)
+    def _replace(self, worker: _Worker) -> None:
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
+        self._workers.remove(worker)
+        worker.process.kill()  # it cannot be used without its socket
+        worker.process.wait()
+        self._ended_cpu_s += worker.cpu_s
+        if worker.blocks and worker.note.at is not None:
+            self._count_failure(worker, *worker.blocks[0], worker.note.at[0])
+        for buffer_id, block in worker.blocks:
+            self._requeue(buffer_id, block)
         self.restarts += 1
-        has_blocks = any(worker.blocks for worker in ended)
-        if not ended[0].is_late and (has_blocks or not any(worker.cpu_s for worker in ended)):
+        if worker.is_late and worker.late + 1 >= _MAX_LATE:
+            raise PipelineError(
+                f"{_MAX_LATE} preparation workers in a row, forks of this process, had not begun in time, the "
+                f"last within {self._limit_s(worker):g} s: what the stages and the source do when they are "
+                "unpickled waits for something, or takes too long"
+            )
+        if not worker.is_late and (worker.blocks or not worker.cpu_s):
             self._fruitless_restarts += 1
         if self._fruitless_restarts >= _MAX_FRUITLESS_RESTARTS:
             raise PipelineError(
-                f"{_MAX_FRUITLESS_RESTARTS} preparation workers in a row ended before they had prepared a sample; "
-                "see their output above"
+                f"{_MAX_FRUITLESS_RESTARTS} preparation workers in a row ended, or did not begin in time, before "
+                "they had prepared a sample; see their output above"
             )
-        self._start(len(ended))
+        self._start(worker.late + 1 if worker.is_late else 0)
 
     # --- records that end or hang workers ---------------------------------------------------------------
 
     def tick(self) -> float | None:
         """Replace hung workers; returns the seconds until the next check, None while no worker has a block."""
-        tried_s = self._suspects.tick()
         if all(worker.is_ready and not worker.blocks for worker in self._workers):
-            return tried_s
-        now = time.monotonic()
-        if now >= self._next_check:
-            self._next_check = now + min(map(self._limit_s, self._workers)) / 4
+            return None
+        now_s = time.monotonic()
+        if now_s >= self._next_check:
+            self._next_check = now_s + min(self._timeout_s, *map(self._limit_s, self._workers)) / 4
             for worker in self._workers:
                 progress = (worker.has_begun, worker.blocks[:1], worker.note.at)
                 if progress != worker.progress:
-                    worker.progress, worker.progress_since = progress, now
+                    worker.progress, worker.progress_since = progress, now_s
                 since = worker.progress_since if worker.has_begun else worker.started_at
-                if now - since < self._limit_s(worker) or (worker.is_ready and not worker.blocks):
+                if now_s - since < self._limit_s(worker) or (worker.is_ready and not worker.blocks):
                     continue
                 # Nobody may have read for as long what it has sent meanwhile.
-                worker.is_hung = not has_message(worker.connection)
-            if late := [worker.process.pid for worker in self._workers if worker.is_late]:
-                self._start_limit.report_late(late, now)
-            # Several hung threads share one process, which is replaced once.
-            for process in dict.fromkeys(worker.process for worker in self._workers if worker.is_hung):
-                self._replace(process)
-        left_s = self._next_check - now
-        return left_s if tried_s is None else min(left_s, tried_s)
+                worker.is_hung = not _has_message(worker.connection)
+            for worker in [worker for worker in self._workers if worker.is_hung]:
+                if worker.is_late:
+                    warnings.warn(
+                        "a preparation worker, a fork of this process, had not begun within "
+                        f"{self._limit_s(worker):g} s (process {worker.process.pid}) and is replaced, with twice "
+                        "that time: it waits for a lock that another thread held at the fork, or has a large "
+                        "source to copy; make loaders before threads of your own",
+                        stacklevel=2,
+                    )
+                self._replace(worker)
+        return self._next_check - now_s
 
     def _limit_s(self, worker: _Worker) -> float:
         """How long a worker may be without progress."""
         if worker.has_begun:
             return self._timeout_s
-        if self._starter.is_forked:
-            return self._start_limit.limit_s
-        return max(self._timeout_s, START_S)
+        return _FORK_START_S * 2**worker.late if self._starter.is_forked else max(self._timeout_s, START_S)
 
-    def _report_suspect(self, worker: _Worker, buffer_id: int, block: Block, index: int, epoch: int) -> bool:
-        """Report the sample at which a worker ended or hung.
-
-        Returns:
-            Whether the sample is being tried now; its block waits for the outcome.
-        """
+    def _count_failure(self, worker: _Worker, buffer_id: int, block: Block, index: int) -> None:
+        """Count that a worker ended or hung at a sample; after a few times the record is poison."""
         buffer = self._buffers.get(buffer_id)
         if buffer is None or index in buffer.pipeline.poison_records.codes:
-            return False
-        record = (buffer.pipeline_id, index, epoch)
-        if not self._suspects.report(record, hung=worker.is_hung):
-            return False
-        self._awaiting_outcome.setdefault(record, []).append((buffer_id, block))
-        if worker.is_hung:
-            warnings.warn(
-                f"sample {index} ({buffer.pipeline.source.where(index)}) has been in preparation for more than "
-                f"{self._timeout_s:g} s: its worker is ended, and the sample tried once more by itself",
-                stacklevel=2,
-            )
-        return True
-
-    def _handle_outcome(self, record: RecordKey, code: int | None) -> None:
-        pipeline_id, index, _ = record
-        buffer = next((buffer for buffer in self._buffers.values() if buffer.pipeline_id == pipeline_id), None)
-        if code is not None and buffer is not None:
-            poison_records = buffer.pipeline.poison_records
-            poison_records.codes[index] = code
-            where = buffer.pipeline.source.where(index)
-            reason = poison_records.error(index, where).reason
-            self.poison.append({"set": buffer.key, "index": index, "where": where, "code": code, "reason": reason})
-            for worker in self._workers:
-                self._send_poison(worker, pipeline_id, index, code)
-            self._fruitless_restarts = 0
-            self._consecutive_poison += 1
-            if self._consecutive_poison >= _MAX_CONSECUTIVE_POISON:
-                raise PipelineError(
-                    f"{_MAX_CONSECUTIVE_POISON} records in a row ended or hung every process that prepared them; "
-                    f"the last is sample {index} ({where})"
+            return
+        failures, where = self._failures[buffer_id, block], buffer.pipeline.source.where(index)
+        failures[index, worker.is_hung] += 1
+        if failures[index, worker.is_hung] < (_MOST_HANGS if worker.is_hung else _MOST_ENDS):
+            if worker.is_hung:
+                warnings.warn(
+                    f"sample {index} ({where}) has been in preparation for more than {self._timeout_s:g} s: its "
+                    "worker is ended, and the sample is tried once more",
+                    stacklevel=2,
                 )
-        for buffer_id, block in self._awaiting_outcome.pop(record, []):
-            self._requeue(buffer_id, block)
+            return
+        code, poison_records = HUNG if worker.is_hung else KILLED, buffer.pipeline.poison_records
+        poison_records.codes[index] = code
+        reason = poison_records.error(index, where).reason
+        self.poison.append({"set": buffer.key, "index": index, "where": where, "code": code, "reason": reason})
+        for other in self._workers:
+            self._send_poison(other, buffer.pipeline_id, index, code)
+        self._fruitless_restarts = 0
+        self._consecutive_poison += 1
+        if self._consecutive_poison >= _MAX_CONSECUTIVE_POISON:
+            raise PipelineError(
+                f"{_MAX_CONSECUTIVE_POISON} records in a row ended or hung every process that prepared them; "
+                f"the last is sample {index} ({where})"
+            )
+
+
+def _send(worker: _Worker, message: bytes, *descriptors: int) -> None:
+    """Send a message; if the worker has just ended, its end of file returns its blocks to another one."""
+    with contextlib.suppress(messages.ConnectionLost):
+        messages.send(worker.connection, message, *descriptors)
+
+
+def _has_message(connection: socket.socket) -> bool:
+    """Whether a message of a worker, or its end, waits to be received."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tarfile
 import warnings
@@ -212,15 +213,15 @@ def test_columns_beside_the_models_own_are_not_read(numbers: dict[str, Path], tm
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,id\n1.5,1\n,2\n", r"sample 1 \(.*t\.csv, line 3\): column 'a' has no value"),
-        ("a,id\n1.5,1\n2.5,\n", r"sample 1 \(.*t\.csv, line 3\): column 'id' has no value"),
-        ("a,id,id\n1.5,1,2\n", "two columns are called 'id'"),
+        ("a,id\n1.5,1\n,2\n", r"sample 1 \(.*t\.csv:record 2\): column 'a' is null"),
+        ("a,id\n1.5,1\n2.5,\n", r"sample 1 \(.*t\.csv:record 2\): column 'id' is null"),
+        ("a,id,id\n1.5,1,2\n", r"columns must name each column once, got .*'id', 'id'"),
         ("a,id\n", "holds no record"),
         ("", "is empty"),
         ("a\n1.5\n", "the model needs the fields a, id; the data have a: id is missing"),
         ("a,id\n1.5,x\n", "'id'"),
         ("a,id\n1.5,2.5\n", "'id' holds 2.5, which int64 cannot hold"),
-        ("a,id\n1.5,1\n#N/A,2\n", r"sample 1 \(.*t\.csv, line 3\): column 'a' has no value"),
+        ("a,id\n1.5,1\n#N/A,2\n", r"sample 1 \(.*t\.csv:record 2\): column 'a' is null"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(
@@ -338,19 +339,42 @@ def test_only_predictions_are_replaced(artifact: Path, tmp_path: Path) -> None:
     assert predict(artifact, data, tmp_path / "p") == predict(artifact, data, tmp_path / "p") == 5
 
 
+@pytest.mark.timeout(60)  # opened, a pipe waits for a writer
+def test_a_pipe_is_no_file_of_predictions(artifact: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ArtifactError, match="exists and holds no predictions: choose another file, or"):
+        predict(artifact, make_npz(tmp_path), tmp_path / "pipe.csv")
+
+
 def test_predictions_do_not_go_among_the_data(numbers: dict[str, Path], tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": X[:, 0], "id": np.arange(40)}), tmp_path / "a.parquet")
     (tmp_path / "out").mkdir()
     (tmp_path / "other").symlink_to(tmp_path)
     refused = "would lie among the data, like one of them: choose another folder"
-    for data in (tmp_path, tmp_path / "*.parquet", tmp_path / "**" / "*.parquet", tmp_path / "[aop]*"):
+    linked = tmp_path / "other" / "*.parquet"
+    for data in (tmp_path, tmp_path / "*.parquet", tmp_path / "**" / "*.parquet", tmp_path / "[aop]*", linked):
         for out in (tmp_path / "p.parquet", tmp_path / "other" / "p.parquet"):
             with pytest.raises(ArtifactError, match=refused):
                 predict(numbers["artifact"], data, out)
-    for data in (tmp_path, tmp_path / "*.parquet", tmp_path / "a.parquet"):
-        assert predict(numbers["artifact"], data, tmp_path / "out" / "p.parquet") == 40
-    for data in (tmp_path / "a*.parquet", tmp_path / "a.parquet"):
-        assert predict(numbers["artifact"], data, tmp_path / "p.parquet") == 40
+    for n, data in enumerate((tmp_path, tmp_path / "*.parquet", tmp_path / "a.parquet")):
+        assert predict(numbers["artifact"], data, tmp_path / "out" / f"{n}.parquet") == 40
+    for n, data in enumerate((tmp_path / "a*.parquet", tmp_path / "a.parquet")):
+        assert predict(numbers["artifact"], data, tmp_path / f"p{n}.parquet") == 40
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_a_file(numbers: dict[str, Path], tmp_path: Path) -> None:
+    data, link = tmp_path / "a[1].parquet", tmp_path / "link.parquet"
+    pq.write_table(pa.table({"a": X[:, 0], "id": np.arange(40)}), data)
+    link.symlink_to(data)
+    for source, out in ((data, data), (link, data), (link, link)):
+        with pytest.raises(ArtifactError, match="would lie among the data"):
+            predict(numbers["artifact"], source, out)
+    assert predict(numbers["artifact"], data, tmp_path / "a1.parquet") == 40
+    (tmp_path / "b[1]").mkdir()
+    (tmp_path / "b").symlink_to(tmp_path / "b[1]")
+    data.rename(tmp_path / "b[1]" / "a.parquet")
+    with pytest.raises(ArtifactError, match="would lie among the data"):
+        predict(numbers["artifact"], tmp_path / "b" / "*.parquet", tmp_path / "b" / "p.parquet")
 
 
 def test_predictions_do_not_make_a_folder_of_images_one_of_tables(artifact: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An artifact is written whole or not at all, replaces nothing but an artifact, and is loaded without pickles."""
+"""An artifact is written whole or not at all, replaces nothing, and is loaded without pickles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,111 +25,44 @@ from ensemble.store.files import WriteError
 ROOT = Path(__file__).parents[2]
 
 
-def make_artifact(path: Path, name: str = "x") -> Path:
-    """The least that counts as an artifact."""
-    layout.write_folder(path, lambda folder: write_record(folder, name))
-    return path
-
-
-def write_record(folder: Path, name: str) -> None:
-    (folder / layout.RECORD).write_text(json.dumps({"kind": layout.KIND, "v": 1, "name": name}))
-
-
-def name_of(path: Path) -> str:
-    return str(json.loads((path / layout.RECORD).read_text())["name"])
-
-
 def fail(*given: Any) -> None:
     raise OSError(28, "No space left on device", "x")
 
 
-def test_an_artifact_is_replaced_and_anything_else_refused(run: Path, tmp_path: Path) -> None:
-    made = make_artifact(tmp_path / "out")
-    ensemble.export(run, made, uncertainty=False)
-    assert name_of(made) == "images"
+def test_only_a_new_folder_is_written(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ensemble.export(run, tmp_path / "empty", uncertainty=False)
+    assert is_artifact(tmp_path / "empty")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("years")
     (tmp_path / "file").write_text("")
-    (tmp_path / "link").symlink_to(made)
-    for name in ("other", "file", "link"):
-        with pytest.raises(ArtifactError, match="exists and is no artifact; choose another folder"):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    for name in ("empty", "other", "file", "link"):
+        with pytest.raises(ArtifactError, match="exists and is left as it is: choose a new folder"):
             ensemble.export(run, tmp_path / name)
-    assert (tmp_path / "other" / "thesis.tex").read_text() == "years"
-    assert sorted(os.listdir(tmp_path)) == ["file", "link", "other", "out"]
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "years" and is_artifact(tmp_path / "empty")
+    assert sorted(os.listdir(tmp_path)) == ["empty", "file", "link", "new", "other"]
 
 
-def test_what_a_user_has_put_into_an_artifact_is_not_lost(run: Path, tmp_path: Path) -> None:
-    made = make_artifact(tmp_path / "out")
-    for name in ("predictions.parquet", ".git"):
-        (made / name).write_text("mine")
-        with pytest.raises(ArtifactError, match=rf"with other files in it \({name}\), .* lost: move them"):
-            ensemble.export(run, made)
-        assert (made / name).read_text() == "mine"
-        (made / name).unlink()
-    ensemble.export(run, made)
-    written = (made / "README.md").read_text()
-    (made / "README.md").write_text(f"{written}by my own hand")
-    with pytest.raises(ArtifactError, match=r"\(README.md, which was edited\), which would be lost"):
-        ensemble.export(run, made)
-    assert (made / "README.md").read_text().endswith("by my own hand")
-    (made / "README.md").write_text(written)
-    ensemble.export(run, made)
-    shutil.copytree(run, made / "run")
-    with pytest.raises(ArtifactError, match="with other files in it"):
-        ensemble.export(made / "run", made)
-    assert (made / "run" / "events.jsonl").exists()
-
-
-def test_what_a_system_puts_into_an_artifact_is_replaced_with_it(tmp_path: Path) -> None:
-    made = make_artifact(tmp_path / "out", "old")
-    for name in (".DS_Store", ".nfs000000000a5f3c1200000001"):
-        (made / name).touch()
-    make_artifact(made, "new")
-    assert name_of(made) == "new" and os.listdir(made) == [layout.RECORD]
-
-
-def test_a_mount_point_is_refused_before_the_work(run: Path) -> None:
-    with pytest.raises(ArtifactError, match="is a mount point, which cannot be replaced; choose"):
-        ensemble.export(run, "/proc")
-
-
-def test_an_export_that_fails_keeps_the_artifact_that_was_there(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = make_artifact(tmp_path / "out")
-    before = {file.name: file.read_bytes() for file in made.iterdir()}
+def test_an_export_that_fails_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "save_weights", fail)
     with pytest.raises(WriteError, match="the disk or quota is full"):
-        ensemble.export(run, made, uncertainty=False)
-    assert {file.name: file.read_bytes() for file in made.iterdir()} == before
-    assert os.listdir(tmp_path) == ["out"]
+        ensemble.export(run, tmp_path / "out", uncertainty=False)
+    assert os.listdir(tmp_path) == []
 
 
-def test_an_artifact_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_artifact(tmp_path / "out", "old")
-    monkeypatch.setattr(os, "rename", fail)  # of which two would be needed, with nothing there in between
-    make_artifact(made, "new")
-    assert name_of(made) == "new" and os.listdir(tmp_path) == ["out"]
+def test_what_has_come_while_an_artifact_was_written_stays(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.tex").write_text("years")
+
+    with pytest.raises(WriteError):
+        layout.write_folder(tmp_path / "out", write)
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "years" and os.listdir(tmp_path) == ["out"]
 
 
-@pytest.mark.parametrize("failing", [False, True])
-def test_where_folders_cannot_be_exchanged_one_is_moved_away_and_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
-) -> None:
-    made = make_artifact(tmp_path / "out", "old")
-    rename = os.rename
-    monkeypatch.setattr(layout, "_exchange", lambda one, other: False)
-    monkeypatch.setattr(os, "rename", lambda a, b: fail() if failing and str(a).endswith(".tmp") else rename(a, b))
-    if failing:
-        with pytest.raises(WriteError):
-            make_artifact(made, "new")
-    else:
-        make_artifact(made, "new")
-    assert name_of(made) == ("old" if failing else "new") and os.listdir(tmp_path) == ["out"]
-
-
-def test_what_a_killed_export_leaves_is_no_artifact_and_removed_by_the_next(tmp_path: Path) -> None:
-    made = make_artifact(tmp_path / "out", "old")
+def test_what_a_killed_export_leaves_is_no_artifact(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -138,28 +70,12 @@ def test_what_a_killed_export_leaves_is_no_artifact_and_removed_by_the_next(tmp_
         "def write(folder):\n"
         "    (folder / layout.PROGRAM).write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"layout.write_folder(Path({str(made)!r}), write)\n"
+        f"layout.write_folder(Path({str(tmp_path / 'out')!r}), write)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL
-    [left] = [each for each in tmp_path.iterdir() if each != made]
-    assert not is_artifact(left) and name_of(made) == "old"
-    long_ago = time.time() - 2 * 3600
-    os.utime(left, (long_ago, long_ago))
-    make_artifact(made, "newer")
-    assert left.exists()  # its file is fresh: an export of another host, whose lock is not seen here, may write it
-    os.utime(left / layout.PROGRAM, (long_ago, long_ago))
-    make_artifact(made, "new")
-    assert name_of(made) == "new" and os.listdir(tmp_path) == ["out"]
-
-
-def test_an_export_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
-    def write(folder: Path) -> None:
-        make_artifact(tmp_path / "out", "inner")
-        write_record(folder, "outer")
-
-    layout.write_folder(tmp_path / "out", write)
-    assert name_of(tmp_path / "out") == "outer" and os.listdir(tmp_path) == ["out"]
+    [left] = tmp_path.iterdir()
+    assert not is_artifact(left)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_run_on_class_folders_of_latin_1_in_a_folder_of_latin_1(
     assert r"ant, caf\udce9, z<b>\|x." in (artifact / "README.md").read_text()
     for number, model in enumerate((run, artifact)):
         table, lines = root / f"{number}.csv", root / f"{number}.jsonl"
-        for out in (table, lines, root / f"{number}.parquet", root / f"{number}.parquet"):  # the last is replaced
+        for out in (table, lines, root / f"{number}.parquet"):
             assert predict(model, root / "test", out, uncertainty=True) == 12
         rows = list(csv.DictReader(io.StringIO(table.read_text(encoding="utf-8"))))
         objects = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 from artifact_runs import NAMES, make_images
-from free_ports import find_free_ports
+from kit.free_ports import find_free_ports
 
 from ensemble.artifact.program import load_program
 

@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_rows import make_row
+from kit.plain_rows import make_row
 
-from benchmarks import models
 from benchmarks.__main__ import main
-from benchmarks.batches.expected import accuracy_claims, accuracy_findings
+from benchmarks.batches.expected import accuracy_claims
 from benchmarks.batches.measure import LARS, SGD, BatchRow, Case, best_rate, make_cases, make_member, make_rows
 from benchmarks.members import MemberResult
 from benchmarks.results import Interval
@@ -39,14 +37,6 @@ def test_all_cases_but_those_for_longer_have_as_many_epochs(
     for case in cases:
         member = make_member(case, {}, 0.1, 1, batches[0])
         assert member.accumulate and case.batch_size == member.accumulate * batches[0]
-
-
-def test_the_resnet_scores_images_of_both_data_sets() -> None:
-    for name, tensors in (("resnet", 26), ("resnet-deep", 86)):
-        for data, shape in ((None, (3, 1, 8, 8)), ("data", (3, 3, 16, 16))):
-            built = models.model(models.net_of(name, width=4).params(data))
-            assert built(torch.rand(shape)).shape == (3, 10)
-            assert len(list(built.parameters())) == tensors
 
 
 def test_the_best_rate_is_the_smaller_of_equals_and_never_one_that_diverged() -> None:
@@ -83,15 +73,6 @@ def test_the_claim_is_of_the_largest_batch_with_as_many_epochs_and_says_what_is_
     assert kept.loses == ""
     for missing in (ROWS[:1], [], [make_row(BatchRow, optimizer=SGD, epochs=30, accuracy=None)]):
         assert not list(accuracy_claims(missing))
-
-
-def test_findings_compare_with_the_small_batch_and_with_sgd_and_name_edges_of_grids() -> None:
-    found = list(accuracy_findings(ROWS))
-    assert len(found) == 4 + 3 + 1
-    assert found[0].startswith("lars at 2048, 30 epochs, less sgd at 256: -0.50 points") and "is seen" in found[0]
-    assert found[1].startswith("lars at 2048, 30 epochs, less sgd there: +0.30 points")
-    assert found[1].endswith("no difference is seen")
-    assert found[-1].endswith("a better one may lie beyond: sgd at 256 (lr 0.2), sgd at 8192 (lr 0.2)")
 
 
 def test_rows_compare_seed_by_seed_with_the_small_batch_and_with_sgd_at_the_same() -> None:

@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from plain_rows import make_row
+from kit.plain_rows import make_row
 
 from benchmarks import models
 from benchmarks.__main__ import main
 from benchmarks.compression.accuracy import AccuracyRow, accuracy_rows, declare_members, mean_bits, parse_schemes
 from benchmarks.compression.expected import (
-    claims,
-    column_claims,
     show_accuracies,
-    show_steps,
-    step_claims,
     winners,
 )
 from benchmarks.compression.steps import StepRow
@@ -104,17 +100,6 @@ def test_the_winner_is_the_fastest_without_a_published_loss() -> None:
     assert (slow.scheme, slow.speedup, slow.fastest) == ("none", 1.0, "qsgd2")
 
 
-def test_what_was_published_of_steps_stands_beside_what_was_measured() -> None:
-    (claim,) = step_claims(list(winners(STEPS)))
-    assert claim.measured == "1.50 to 1.50 x, accelerators emulated" and claim.loses == ""
-    (columns,) = column_claims(STEPS)
-    assert columns.measured == "fewer bytes than fp32: resnet50 0.91 x"
-    assert columns.loses == "more bytes than fp32: resnet50"
-    assert list(step_claims(list(winners([step("none", 1.0, rate="1gbit")])))) == []
-    parts = [row["part"] for row in show_steps(STEPS).rows]
-    assert parts == ["claim", "claim", "winner", *["step"] * 5]
-
-
 # --- accuracy ------------------------------------------------------------------------------------------------
 
 
@@ -135,12 +120,6 @@ def test_accuracy_is_paired_by_seed_and_says_who_failed() -> None:
     assert [line.split(",")[0] for line in found if "onebit" in line] == [
         "cnn: onebit at 2.65 bits a value less fp32 is -10.25 points"
     ]
-
-
-def test_what_was_published_of_bits_stands_beside_what_was_measured() -> None:
-    (claim,) = claims(of_digits())
-    assert claim.published.startswith("+0.02 to +0.55 points")
-    assert (claim.measured, claim.loses) == ("cnn -1.00 ± 0.00 points", "accuracy of cnn")
 
 
 def test_members_differ_in_what_their_gradients_travel_as_and_in_nothing_else() -> None:

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_rows import make_row
+from kit.plain_rows import make_row
 
 from benchmarks import models
 from benchmarks.__main__ import main
 from benchmarks.fabric import expected, predict, study
 from benchmarks.fabric.links import Link, parse_link
 from benchmarks.fabric.measure import COLLECTIVES
-from benchmarks.fabric.study import CollectiveRow, TrainingRow
-from benchmarks.fabric.workers import REAL, STRONG, WorkerRow
+from benchmarks.fabric.study import CollectiveRow
 from benchmarks.launch import hosts
-from benchmarks.launch.ranks import contiguous, run_ranks
+from benchmarks.launch.ranks import run_ranks
 from benchmarks.results import format_bytes
 from benchmarks.training import TrainingSetup, make_trainer
 from ensemble.comm import SingleRank
@@ -65,14 +64,6 @@ def test_a_tree_reaches_every_rank_once_from_one_that_has_it(world: int) -> None
         assert have.isdisjoint(new) and len(set(new)) == len(new)
         have.update(new)
     assert have == set(range(world))
-
-
-def test_known_figures_are_predicted() -> None:
-    flat = predict.rounds("all_reduce", range(4), 16 * MIB)
-    assert predict.seconds(flat, range(4), GIGABIT) == pytest.approx(0.201, rel=0.01)
-    assert predict.seconds(flat, contiguous(4, 2), GIGABIT) == pytest.approx(0.201, rel=0.01)
-    assert predict.seconds(flat, [0] * 4, GIGABIT) == predict.seconds(flat, range(4), None) == 0
-    assert Link(hosts=2, rate="1gbit").payload_bps == pytest.approx(GIGABIT * 1448 / 1514)
 
 
 def test_a_prediction_begins_at_what_was_measured_and_adds_its_latency_to_the_rest() -> None:
@@ -213,12 +204,6 @@ def collective(size: int, backend: str = "gloo", **more: Any) -> CollectiveRow:
     return make_row(CollectiveRow, size=size, backend=backend, **usual)
 
 
-def training(link: str, net: str, efficiency: float) -> TrainingRow:
-    about: dict[str, Any] = {"link": f"{link}, 2 x 2 ranks", "hosts": 2, "backend": "gloo", "net": net}
-    about |= {"rate": None if link == "unlimited" else link, "parameters": 1000, "step_ms": 40 / efficiency}
-    return make_row(TrainingRow, efficiency=efficiency, **about)
-
-
 def test_findings_say_who_wins_and_what_is_wrong() -> None:
     us = {"gloo": 900.0, "hierarchical": 300.0}
     rows = [collective(size, name, time_us=us[name]) for name in us for size in (4096, MIB)]
@@ -227,36 +212,4 @@ def test_findings_say_who_wins_and_what_is_wrong() -> None:
         "WRONG: 3 elements of broadcast 4 KiB, gloo, 1gbit",
         "all_reduce by hierarchical against gloo's, 1gbit: 3.00 x at 4 KiB, 3.00 x at 1 MiB",
     ]
-    trained = [training(link, "resnet50", share) for link, share in (("unlimited", 1.0), ("1gbit", 0.3))]
-    (line,) = expected.judge_training(trained)
-    assert line.endswith("efficiency 100% on unlimited, 2 x 2 ranks, 30% on 1gbit, 2 x 2 ranks")
     assert [format_bytes(size) for size in (0, 100, 1536, 25 * MIB)] == ["none", "100 B", "1.5 KiB", "25 MiB"]
-
-
-def test_what_papers_claim_stands_beside_what_was_trained() -> None:
-    rows = [
-        training(link, net, efficiency)
-        for net, slow in (("resnet50", 0.76), ("vgg16", 0.4))
-        for link, efficiency in (("unlimited", 0.8), ("1gbit", slow))
-    ]
-    small, large = expected.training_claims(rows)
-    assert (small.loses, large.loses) == ("", "below 90% on 1gbit, 2 x 2 ranks")
-    assert small.measured == "1gbit, 2 x 2 ranks: 95% of the speed, gloo", "against the unlimited link's"
-    assert list(expected.training_claims(rows[1:2])) == [], "there is nothing to compare it with"
-
-
-def of_workers(count: int, compute: str = "100 ms") -> WorkerRow:
-    times: dict[str, float] = {"examples_per_s": 576.0 * count, "step_ms": 100 / count / 0.9, "efficiency": 0.85}
-    return make_row(WorkerRow, scaling=STRONG, compute=compute, cores=2, workers=count, batch_size=64, **times)
-
-
-def test_findings_and_claims_leave_out_workers_that_had_no_core_of_their_own() -> None:
-    rows = [of_workers(count, compute=REAL) for count in (1, 2, 8)]
-    curve, note = expected.worker_findings(rows)
-    assert curve.startswith("strong scaling, compute real: 2 workers train 2 x the examples/s of one; ")
-    assert note.startswith("more than 2 workers that compute share 2 cores")
-    [emulated] = expected.worker_findings([of_workers(count) for count in (1, 2, 8)])
-    assert "8 workers train 8 x" in emulated and "13.9 ms a step" in emulated
-    (claim,) = expected.worker_claims([of_workers(1), of_workers(2)])
-    assert claim.measured == "85% of linear at 2 workers, accelerators of 100 ms emulated"
-    assert claim.loses == "below 90% of linear"

@@ -43,7 +43,7 @@ MISTAKES = {
     "compression --parts step": "--parts cannot be 'step'; did you mean 'steps'?",
     "compression --schemes qsgd3": "--schemes cannot be 'qsgd3'",
     "compression --schemes none+ef": "'none' has no options, got 'error_feedback'",
-    "compression --train-schemes auto": "'auto' is one of the others",
+    "compression --train-schemes auto": "--train-schemes cannot be 'auto'",
     "compression --links fast": "a link's rate is a number and kbit, mbit or gbit",
     "compression --train resnett": "there is no model 'resnett'; did you mean 'resnet'?",
     "batches --batches 32,4096": "--batches: two at least, of at most 1078 samples, got [32, 4096]",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,16 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_rows import make_row
 from scipy import stats
 
 from benchmarks import members as bench_members
 from benchmarks import models
 from benchmarks.__main__ import main
 from benchmarks.members import Accuracy, MemberResult, compare, declare
-from benchmarks.precision.expected import claims, findings
-from benchmarks.precision.measure import Row
-from benchmarks.results import Interval, flatten, interval, paired_interval
+from benchmarks.results import flatten, interval, paired_interval
 from benchmarks.training import TrainingSetup, make_trainer
 from ensemble.comm import SingleRank
 from ensemble.spec import Member, SpecError
@@ -76,40 +72,7 @@ def test_a_seed_that_failed_is_said_and_leaves_its_pair_out() -> None:
     assert found.note == "1 of 2 seeds failed: the loss is inf"
 
 
-def made(precision: str, difference: Interval | None, **more: float) -> Row:
-    found = {"accuracy": Interval(80.0, 0.5, 5), "difference": difference}
-    return make_row(Row, model="lstm", data="imdb", precision=precision, **found, **more)
-
-
-def test_findings_say_what_half_precision_saves_and_whether_a_difference_is_seen() -> None:
-    full = made("fp32", None, samples_per_s=100.0, memory_mb=200.0, exchange_mb=4.0)
-    half = made("bf16", Interval(-0.2, 0.5, 5), samples_per_s=190.0, memory_mb=150.0, exchange_mb=2.0)
-    cost, metric = findings([full, half])
-    assert cost == "lstm: bf16 has 1.9 x the samples/s, 0.75 x the memory, 0.5 x the bytes sent of fp32"
-    assert metric.endswith("-0.20 points, 95 % interval -0.70 to +0.30 over 5 seeds: no difference is seen")
-    worse = dataclasses.replace(half, difference=Interval(-1.0, 0.5, 5))
-    assert list(findings([full, worse]))[-1].endswith(": a difference is seen")
-
-
-def test_claims_name_size_and_difference_and_where_half_precision_loses() -> None:
-    full = made("fp32", None, samples_per_s=100.0, memory_mb=200.0, parameters=77_000_000)
-    half = made(
-        "bf16", Interval(-0.2, 0.5, 5), samples_per_s=190.0, memory_mb=150.0, parameters=77_000_000, seeds=5
-    )
-    size, same = claims([full, half])
-    assert size.measured == "77.0 million in bf16: 1.9 x the samples/s, 0.75 x the memory of fp32"
-    assert size.ratio == pytest.approx(1.1) and same.spread == "-0.20 ± 0.50 points, paired by seed"
-    assert same.measured == "bf16 80.00 ± 0.50 %, fp32 80.00 ± 0.50 %, 5 seeds" and not same.loses
-    slow = dataclasses.replace(half, difference=Interval(-1.0, 0.5, 5), samples_per_s=90.0, parameters=10)
-    [same] = claims([full, slow])
-    assert same.loses == "slower and less accurate"
-
-
 # --- the networks --------------------------------------------------------------------------------------------
-
-
-def test_the_large_lstm_has_more_than_70_million_weights() -> None:
-    assert models.NETS["lstm-large"].parameters("data") > 70e6
 
 
 @pytest.mark.parametrize("name", models.NETS)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_rows import make_row
+from kit.plain_rows import make_row
 
 from benchmarks.__main__ import main
 from benchmarks.launch import hosts

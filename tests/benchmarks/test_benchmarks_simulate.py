@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.property_examples import examples
 
 from benchmarks.fleet.policies import Flotillas, in_cohorts, one_by_one
 from benchmarks.fleet.simulate import Policy, Preparation, Simulated, Trainee, simulate
-from ensemble.schedule import Capacity, ClusterSnapshot, Node, Start
+from ensemble.schedule.flotilla.model import Capacity
+from ensemble.schedule.needs import Node
+from ensemble.schedule.placement import ClusterSnapshot, Start
 from ensemble.spec import Identity
 
 SAMPLES = 100

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
-from event_dicts import fold, read_events
-from leftovers import wait_until
+from kit.event_dicts import fold, read_events
+from kit.leftovers import wait_until
 from test_cli import ENSEMBLE, SPEC, environment, refused
 
 from ensemble.cli import dashboard

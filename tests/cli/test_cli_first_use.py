@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edited_log import replace_in_log
-from event_dicts import fold, read_events
+from kit.edited_log import replace_in_log
+from kit.event_dicts import fold, read_events
+from kit.kept_predictions import save_predictions
 
 from ensemble.cli.parser import main
-from ensemble.store import RunDir, load_predictions, save_predictions
+from ensemble.store import RunDir, load_predictions
 from ensemble.store.digests import digest_file
 
 SPEC = """
@@ -162,19 +163,6 @@ def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(
     run(spec, "combine=interrupted", status=130)
     assert f"{spec.parent / 'run'} has finished before it could be stopped" in caplog.text
     assert "continues the run" not in caplog.text
-    state = fold(read_events(RunDir(spec.parent / "run").events))
-    assert state.ended is not None and state.ended.type == "run_finished" and state.combined is not None
-
-
-@pytest.mark.more
-def test_a_command_that_is_interrupted_when_its_members_are_combined_ends_as_the_signal_says(spec: Path) -> None:
-    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(spec.parent / "run")]
-    command += ["--executor", "inline", "--set", "combine=interrupted"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (
-        done.returncode == 130 and f"{spec.parent / 'run'} has finished before it could be stopped" in done.stderr
-    )
-    assert "continues the run" not in done.stderr
     state = fold(read_events(RunDir(spec.parent / "run").events))
     assert state.ended is not None and state.ended.type == "run_finished" and state.combined is not None
 

@@ -12,52 +12,36 @@ import sys
 from pathlib import Path
 
 import pytest
-from leftovers import wait_until
+from kit.leftovers import wait_until
 from test_cli import ENSEMBLE, environment
 
 from ensemble.cli import parser
 from ensemble.cli.dashboard import PageProcess
-from ensemble.cli.page_address import PageAddress
+from ensemble.cli.page_address import announced
 from ensemble.spec import SpecError
 
 URL = "http://127.0.0.1:8270/"
 
 
 def test_on_a_terminal_the_address_is_printed_with_its_token(capsys: pytest.CaptureFixture[str]) -> None:
-    with PageAddress(is_shown=True) as address:
-        address.announce(f"{URL}?token=one")
-        address.announce(f"{URL}?token=two")
-    assert capsys.readouterr().out == "".join(
-        f"live page, for one browser: {URL}?token={token}\n" for token in ("one", "two")
-    )
+    with announced(f"{URL}?token=one", is_shown=True):
+        assert capsys.readouterr().out == f"live page: {URL}?token=one\n"
 
 
 def test_elsewhere_the_token_is_in_a_private_file(capsys: pytest.CaptureFixture[str]) -> None:
-    with PageAddress(is_shown=False) as address:
-        address.announce(f"{URL}?token=one")
+    with announced(f"{URL}?token=one", is_shown=False):
         said = capsys.readouterr().out
         assert URL in said and "token=" not in said and said.count("\n") == 1
         file = Path(said.split()[-2])
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         assert file.read_text() == f"{URL}?token=one\n"
-        address.announce(f"{URL}?token=two")
-        assert file.read_text() == f"{URL}?token=two\n" and capsys.readouterr().out == ""
     assert not file.parent.exists()
 
 
-def test_a_file_that_cannot_be_written_is_said_and_at_the_beginning_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with PageAddress(is_shown=False) as address:
-        address.announce(f"{URL}?token=one")
-        file = Path(capsys.readouterr().out.split()[-2])
-        file.unlink()
-        file.symlink_to("/dev/full")
-        address.announce(f"{URL}?token=two")
-        assert "cannot write the page's address for a further browser" in capsys.readouterr().out
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(SpecError, match="TMPDIR"), PageAddress(is_shown=False) as address:
-        address.announce(f"{URL}?token=one")
+    with pytest.raises(SpecError, match="TMPDIR"), announced(f"{URL}?token=one", is_shown=False):
+        pass
 
 
 @pytest.mark.more
@@ -113,6 +97,6 @@ def test_the_help_of_a_run_names_the_command_that_serves_its_page_behind_a_proxy
 ) -> None:
     with pytest.raises(SystemExit, match="0"):
         parser.main(["run", "--help"])
-    assert "`ensemble dashboard RUN_DIR`, beside the run, has options for other hosts, proxies" in " ".join(
+    assert "`ensemble dashboard RUN_DIR`, beside the run, has options for other hosts and proxies" in " ".join(
         capsys.readouterr().out.split()
     )

@@ -14,13 +14,14 @@ import optuna
 import pyarrow
 import pyarrow.parquet
 import pytest
+import test_cli
 
 from ensemble.cli import demo
-from ensemble.cli.parser import main
 from ensemble.store import RunDir
 from pipelines import Pipeline, PipelineError, sources
+from pipelines.feeder.peers import Peers
 from pipelines.feeder.server import Feeder
-from pipelines.multinode.rendezvous import Peers, Rendezvous
+from pipelines.multinode.rendezvous import Rendezvous
 from pipelines.sources._kept_files import SourcesFolder
 
 SPEC = """
@@ -100,7 +101,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
             ("a.json", b'[{"mine": 1}]\n', "list ."),
         )
     },
-    "usage --csv": ({"a.csv": CSV}, "usage RUNS --csv a.csv"),
     "predict --out csv": ({"a.out": CSV}, "predict RUN --split valid --out a.out"),
     "predict --out parquet": ({"a.parquet": make_parquet()}, "predict RUN --split valid --out a.parquet"),
     "export to a file": ({"model": CSV}, "export RUN model"),
@@ -143,7 +143,7 @@ BESIDE: dict[str, tuple[dict[str, bytes], str]] = {
         "run SPEC --run-dir new --executor inline --set dir=board",
     ),
     "mirror": ({"far/head.json": b"mine"}, "run SPEC --run-dir new --executor inline --mirror file://CWD/far/run"),
-    "list": ({"work/events.jsonl": LINES, "work/summary.json": b"mine"}, "list ."),
+    "list": ({"work/events.jsonl": LINES}, "list ."),
     "export beside others": ({".model.0.tmp": b"mine", ".tmpabcdef": b"mine"}, "export RUN model"),
     "predict beside others": (
         {".tmpabcdef": b"mine", ".a.parquet.1.tmp": b""},
@@ -154,13 +154,8 @@ BESIDE: dict[str, tuple[dict[str, bytes], str]] = {
 
 def call(command: str, run: Path) -> tuple[int, str, str]:
     words = command.replace("RUNS", str(run.parent)).replace("RUN", str(run)).replace("CWD", str(Path.cwd()))
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = main(words.replace("SPEC", str(run.parent.parent / "tiny_spec.py")).split())
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-    return status, out.getvalue(), err.getvalue()
+    done = test_cli.call(*words.replace("SPEC", str(run.parent.parent / "tiny_spec.py")).split())
+    return done.returncode, done.stdout, done.stderr
 
 
 def put(files: dict[str, bytes]) -> None:
@@ -212,15 +207,7 @@ def test_files_of_a_user_stay_beside_ours(
     assert {name: after.get(name) for name in before} == before
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "status RUN --json a.json",
-        "usage RUNS --csv a.csv",
-        "predict RUN --split valid --out a.parquet",
-        "export RUN model",
-    ],
-)
+@pytest.mark.parametrize("command", ["status RUN --json a.json", "predict RUN --split valid --out a.parquet"])
 def test_our_own_output_is_replaced(
     command: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,18 +225,14 @@ def test_a_link_to_a_users_file_is_not_written_through(
     assert Path("a.csv").read_bytes() == CSV and Path("link.json").is_symlink()
 
 
-def test_the_demo_does_not_remove_what_a_user_has_put_into_its_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_moves_what_an_earlier_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     RunDir.create("runs/demo", demo.spec())
     put({"runs/demo/notes.txt": b"mine"})
-    before = read_all()
-    assert call("demo", tmp_path)[::2] == (
-        2,
-        f"ensemble: {tmp_path}/runs/demo/notes.txt is not of the demo, which would replace it: move it\n",
-    )
-    assert read_all() == before
+    (Path("runs/demo") / "events.jsonl").touch()
+    status, _, error = call("demo --executor inline", tmp_path)  # which is refused for members of two workers
+    assert status == 2 and "inline" in error
+    assert Path("runs/demo-2/notes.txt").read_bytes() == b"mine" and not Path("runs/demo/notes.txt").exists()
 
 
 def test_folders_and_addresses_of_pipelines_leave_a_users_files(
@@ -259,14 +242,7 @@ def test_folders_and_addresses_of_pipelines_leave_a_users_files(
     put(
         {f"peers{number}/{name}": b"mine" for number, name in enumerate(("time-0", "wait-1.json", "group-3.json"))}
     )
-    put(
-        {
-            "socket": b"mine",
-            "far/photo.jpg": b"mine",
-            "far/a.part": b"mine",
-            "spool/pipelines-iterable-1/owned": b"",
-        }
-    )
+    put({"socket": b"mine", "far/photo.jpg": b"mine", "far/a.part": b"mine"})
     for name in ("far/photo.jpg", "far/a.part"):
         os.utime(name, (0, 0))
     before = read_all()
@@ -276,7 +252,7 @@ def test_folders_and_addresses_of_pipelines_leave_a_users_files(
     with pytest.raises(PipelineError, match="cannot listen at"):
         Feeder(Pipeline(sources.arrays(x=[1, 2])), address=str(tmp_path / "socket"))
     SourcesFolder(str(tmp_path / "far"), limit=1)._make_room(10)
-    assert len(sources.iterable([{"x": 1}], 1, folder=tmp_path / "spool")) == 1
+    assert len(sources.iterable([{"x": 1}], 1)) == 1
     assert read_all() == before
 
 

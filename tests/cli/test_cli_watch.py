@@ -2,53 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import signal
-import struct
 import subprocess
-import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from leftovers import wait_until
-from run_events import list_run, write_run
-from test_cli import ENSEMBLE, SPEC, environment, history, refused, states
-
-
-class Watch:
-    """`ensemble status RUN_DIR --watch` on a terminal.
-
-    Attributes:
-        shown: what it has written to the terminal so far.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        terminal = {**environment(), "TERM": "xterm-256color"}
-        for size in ("COLUMNS", "LINES"):
-            terminal.pop(size, None)
-        command = [*ENSEMBLE, "status", str(run_dir), "--watch"]
-        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=terminal)
-        os.close(slave)
-        self.shown = ""
-
-    def read_until(self, found: Callable[[str], bool]) -> None:
-        """Read what it shows until this is found, or it ends."""
-        while not found(self.shown):
-            try:
-                self.shown += os.read(self._master, 2**16).decode(errors="replace")
-            except OSError:  # it has ended
-                break
-
-    def end(self) -> int:
-        """Read the rest; returns its exit status."""
-        self.read_until(lambda _: False)
-        os.close(self._master)
-        return self.process.wait(timeout=300)
+from kit.leftovers import wait_until
+from kit.run_events import list_run, write_run
+from test_cli import ENSEMBLE, SPEC, OnTerminal, environment, history, refused, states
 
 
 @pytest.fixture
@@ -69,7 +31,7 @@ def driver(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, Path
 @pytest.mark.more
 def test_a_run_elsewhere_is_watched_to_its_end(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
     process, run_dir, hold = driver
-    watch = Watch(run_dir)
+    watch = OnTerminal("status", run_dir, "--watch")
     watch.read_until(lambda shown: "0/2 finished, 2 running" in shown and "━" in shown)
     hold.unlink()
     assert watch.end() == 0
@@ -80,7 +42,7 @@ def test_a_run_elsewhere_is_watched_to_its_end(driver: tuple[subprocess.Popen[by
 @pytest.mark.slow
 def test_ctrl_c_ends_the_watch_and_not_the_run(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
     process, run_dir, hold = driver
-    watch = Watch(run_dir)
+    watch = OnTerminal("status", run_dir, "--watch")
     watch.read_until(lambda shown: "2 running" in shown)
     watch.process.send_signal(signal.SIGINT)
     assert watch.end() == 130 and "the watch has ended, the run goes on" in watch.shown
@@ -93,7 +55,7 @@ def test_ctrl_c_ends_the_watch_and_not_the_run(driver: tuple[subprocess.Popen[by
 @pytest.mark.slow
 def test_the_watch_ends_when_the_controller_is_lost(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
     process, run_dir, _ = driver
-    watch = Watch(run_dir)
+    watch = OnTerminal("status", run_dir, "--watch")
     watch.read_until(lambda shown: "2 running" in shown)
     process.kill()
     assert watch.end() == 0
@@ -101,7 +63,7 @@ def test_the_watch_ends_when_the_controller_is_lost(driver: tuple[subprocess.Pop
 
 
 def test_a_run_that_has_ended_is_shown_once(tmp_path: Path) -> None:
-    watch = Watch(write_run(tmp_path, list_run()))
+    watch = OnTerminal("status", write_run(tmp_path, list_run()), "--watch")
     assert watch.end() == 0 and "7/8 finished" in watch.shown
 
 

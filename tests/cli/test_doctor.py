@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ensemble.cli import doctor
+from ensemble.extend import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = {
@@ -25,14 +26,13 @@ EXPECTED = {
     "crops of JPEG files",
     "MPS",
     "RAPL",
-    "AMD energy driver",
     "ACPI power meter",
-    "external meter",
     "NVML",
     "CPU time",
     "power estimate",
     "Ray",
     "Optuna",
+    *(kind.replace("_", " ") for kind in TABLES),
     "torch",
     "gloo",
     "NCCL",
@@ -88,7 +88,7 @@ def test_an_import_of_torch_that_takes_long_is_waited_for_with_a_word(tmp_path: 
         text=True,
     )
     assert child.stderr is not None
-    assert "importing torch, which takes long" in child.stderr.readline()
+    assert "importing torch, which may take minutes" in child.stderr.readline()
     with open(gate, "w"):
         pass
     out, _ = child.communicate(timeout=300)
@@ -118,12 +118,3 @@ def test_the_table_shows_every_row_and_reason(rows: list[doctor.Row]) -> None:
     text = "\n".join(line for line, _ in doctor.list_lines([*rows, extra], 80))
     assert all(row["what"] in text for row in rows)
     assert "[bold] is no markup" in text
-
-
-def test_importing_the_doctor_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, ensemble.cli.doctor; print({'torch', 'ray', 'rich', 'optuna', 'psutil'} & set(sys.modules))"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
-    assert run.stdout.strip() == "set()"

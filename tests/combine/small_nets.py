@@ -118,6 +118,6 @@ def ensemble_of(
             if isinstance(module, nn.BatchNorm1d):
                 module.running_mean, module.running_var = torch.randn(8), torch.rand(8) + 0.5
     if recipe is None:
-        recipe = Recipe(model=build, loss=loss if seen.call is not None else scaled_loss)
+        recipe = Recipe(model=build, loss=loss if seen.call is not None else scaled_loss, task="classification")
     calls = dict.fromkeys(members, MemberCall(recipe, seen))
     return EnsembleModel(members, calls, replace(combination, task=task), **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,12 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import task_cases as cases  # noqa: E402
-from event_dicts import fold, read_events  # noqa: E402
+from kit.event_dicts import fold, read_events  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble.combine import find_math, fit  # noqa: E402
 from ensemble.combine.model import EnsembleModel  # noqa: E402
 from ensemble.combine.prediction_matrix import read_prediction_matrix  # noqa: E402
+from ensemble.combine.uncertainty import decompose  # noqa: E402
+from ensemble.events import NOT_COMBINED  # noqa: E402
 from ensemble.spec import COMBINERS, Ensemble  # noqa: E402
 from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
 
@@ -102,17 +103,18 @@ def test_every_method_is_loaded_as_it_is_fitted(finished: tuple[str, RunDir]) ->
         np.testing.assert_allclose(values.numpy(), fitted.predict(test.values), rtol=1e-4, atol=1e-4)
 
 
-def test_uncertainties_are_those_of_the_table(finished: tuple[str, RunDir]) -> None:
+def test_uncertainties_are_those_of_the_saved_predictions(finished: tuple[str, RunDir]) -> None:
     name, run = finished
-    if name in ("free", "steps"):  # of steps the table leaves out those that are padding
+    if name in ("free", "steps"):  # of steps those that are padding are left out where targets are known
         return
     batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
     found = ensemble.load(run.path, uncertainty=True)(batch)
-    with run.uncertainty_csv.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
-    for part in set(found) - {"values"}:
-        wanted = [float(row[part]) for row in rows]
-        np.testing.assert_allclose(found[part].numpy(), wanted, rtol=1e-3, atol=3e-6, err_msg=part)
+    weights = (state_of(run).combined or NOT_COMBINED).weights
+    saved = read_prediction_matrix(run, state_of(run), list(weights), "test")
+    wanted = decompose(saved.task, saved.values, np.array(list(weights.values())))
+    assert set(wanted) == set(found) - {"values"}
+    for part, values in wanted.items():
+        np.testing.assert_allclose(found[part].numpy(), values, rtol=1e-3, atol=3e-6, err_msg=part)
 
 
 def test_each_member_predicts_what_it_saved(finished: tuple[str, RunDir]) -> None:

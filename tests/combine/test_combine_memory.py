@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit.kept_predictions import save_predictions
 
-from ensemble.combine import prediction_matrix, uncertainty
+from ensemble.combine import formulas, prediction_matrix
 from ensemble.combine.combination import fit_held_out
-from ensemble.combine.quantify import quantify
-from ensemble.store import RunDir, read_predictions, save_predictions
+from ensemble.combine.uncertainty import quantify
+from ensemble.store import RunDir, read_predictions
 
 MEMBERS, N, CLASSES = 24, 4_000, 20
 
@@ -48,7 +49,7 @@ def test_the_memory_taken_does_not_grow_with_the_members(
     surely = quantify("valid", before, combination).parts
     del in_memory, before
     one = N * CLASSES * 4
-    monkeypatch.setattr(uncertainty, "_CHUNK_OF_ALL", N * CLASSES)  # blocks of rows change no bit
+    monkeypatch.setattr(formulas, "CHUNK_OF_ALL", N * CLASSES)  # blocks of rows change no bit
     tracemalloc.start()
     try:
         found = prediction_matrix.read_prediction_matrix(run_dir, state, list(state.members), "valid")

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.combine import CombineError, find_math
-from ensemble.combine.metrics import BINS
-from ensemble.spec.split_metrics import compute
+from ensemble.combine.split_metrics import compute
 from ensemble.spec.task import IGNORED, Task
 
 
@@ -75,45 +74,6 @@ def test_the_reliability_curve_counts_every_row_and_gives_accuracy_and_ece(seed:
 def test_what_is_not_classification_is_refused_in_one_line(p: list, target: list, says: str) -> None:
     with pytest.raises(CombineError, match=says):
         accuracy(p, target)
-
-
-def draw_calibrated(rng: np.random.Generator, n: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities that are the true ones; all steps of a sample are the same."""
-    p = rng.dirichlet(np.ones(3), n)
-    target = (p.cumsum(axis=1) > rng.random((n, 1))).argmax(axis=1)
-    return np.repeat(p[:, None], steps, axis=1), np.repeat(target[:, None], steps, axis=1)
-
-
-def test_the_debiased_error_knows_that_the_steps_of_a_sample_go_together() -> None:
-    """Fifty equal steps a sample say no more than one. Taken as independent they leave all of the bias."""
-    rng, found = np.random.default_rng(0), []
-    for _ in range(100):
-        p, target = draw_calibrated(rng, 100, 50)
-        one = MATH.measure(p[:, 0], target[:, 0])
-        many = MATH.measure(p, target)
-        assert many["ece_debiased"] == pytest.approx(one["ece_debiased"], abs=1e-7)
-        found.append(many)
-    assert np.mean([each["ece_debiased"] for each in found]) < 0.5 * np.mean([each["ece"] for each in found])
-
-
-@given(st.integers(0, 10_000))
-def test_the_debiased_error_is_that_of_a_loop_over_bins_and_samples(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    p = rng.random((30, 4))
-    target = np.where(rng.random((30, 4)) < 0.2, IGNORED, rng.random((30, 4)) < p**2)
-    squared = rows = 0.0
-    for low in range(BINS):
-        inside = (target != IGNORED) & (np.ceil(p * BINS) == low + 1)
-        samples = [(row.sum(), t[row].sum()) for row, t in zip(inside, target, strict=True) if row.any()]
-        if len(samples) < 2:
-            continue
-        r, m = inside.sum(), len(samples)
-        share = target[inside].mean()
-        variance = sum((right - share * count) ** 2 for count, right in samples) * m / (m - 1) / r**2
-        squared += r * ((p[inside].mean() - share) ** 2 - variance)
-        rows += r
-    found = find_math(Task("multilabel")).measure(p, target)["ece_debiased"]
-    assert found == pytest.approx(math.sqrt(max(squared / max(rows, 1), 0)), abs=1e-9)
 
 
 def test_a_label_that_nobody_has_said_anything_of_takes_no_part_in_the_mean_of_labels() -> None:

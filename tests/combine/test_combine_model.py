@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.kept_predictions import save_predictions  # noqa: E402
 from small_nets import (  # noqa: E402
     COMPUTED,
     KNOWN,
@@ -30,10 +31,11 @@ from small_nets import (  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.export import Dim  # noqa: E402
 
-from ensemble.combine import Combination, CombineError, Stacker, load  # noqa: E402
+from ensemble.combine import Combination, CombineError, load  # noqa: E402
+from ensemble.combine.stacks import ClassStack  # noqa: E402
 from ensemble.spec import Ensemble, Recipe  # noqa: E402
 from ensemble.spec.task import Task  # noqa: E402
-from ensemble.store import EventLog, RunDir, save_checkpoint, save_predictions  # noqa: E402
+from ensemble.store import EventLog, RunDir, save_checkpoint  # noqa: E402
 from ensemble.train.call import Call, Observation  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
@@ -82,7 +84,7 @@ STACK = Combination(
     "stack",
     np.full(3, 1 / 3),
     0.6,
-    Stacker(np.random.default_rng(0).normal(size=(2, 9)), np.array([0.1, -0.2]), np.array([0, 2]), 3),
+    stack=ClassStack(np.random.default_rng(0).normal(size=(2, 3, 3)), np.array([0.1, -0.2]), np.eye(3)[[0, 2]]),
 )
 
 
@@ -188,7 +190,7 @@ print(type(model).__name__)
 def run_of(path: Path, project: Any, **options: Any) -> RunDir:
     """A run directory of members that were not trained."""
     data = Pipeline(sources.arrays(x=np.zeros((8, 5), np.float32), label=np.arange(8) % 3))
-    recipe = Recipe(model=project.build, loss=project.loss)
+    recipe = Recipe(model=project.build, loss=project.loss, task="classification")
     combine = options.get("combine", "average")
     declared = Ensemble(name="e", recipe=recipe, train=data, combine=combine,
                         members=[{"width": width} for width in (2, 4)])  # fmt: skip
@@ -260,20 +262,11 @@ def test_what_the_first_batch_showed_is_how_a_member_is_called(tmp_path: Path, p
     torch.testing.assert_close(found["epistemic"], outputs.var(dim=0, correction=0).mean(dim=1))
 
 
-def test_where_no_batch_was_seen_the_saved_predictions_say_the_task(tmp_path: Path, project: Any) -> None:
-    run = run_of(tmp_path / "run", project)
-    for member in ("member-0", "member-1"):
-        zeros = np.zeros((8, 3), np.float32)
-        save_predictions(run.predictions(member), "valid", zeros, np.arange(8), zeros, Task("regression"))
-    model, x = load(run.path), torch.randn(4, 5)
-    outputs = torch.stack([model.members[name](2 * x) for name in model.member_ids])
-    torch.testing.assert_close(model({"x": x}), outputs.mean(dim=0))
-
-
 def test_a_stack_of_points_is_loaded_without_the_members_that_have_no_part_in_it(
     tmp_path: Path, project: Any
 ) -> None:
-    run = run_of(tmp_path / "run", project)
+    seen = Observation(None, Task("regression"), None, ("float32", (3,))).as_record()
+    run = run_of(tmp_path / "run", project, **{"member-0": seen, "member-1": seen})
     target = np.random.default_rng(0).normal(size=(40, 3))
     for member, sign in (("member-0", -1), ("member-1", 1)):
         save_predictions(
@@ -314,16 +307,16 @@ def gives(values: Any) -> Any:
 @pytest.mark.parametrize(
     ("task", "values", "says"),
     [
-        (Task("classification"), [0.5, 0.2], r"rows that are no probabilities of classes \(they sum to 0.7"),
+        (Task("classification"), [0.5, 0.2], r"not probabilities of classes \(rows sum to 0.7"),
         (Task("classification"), [1.0], r"outputs of shape \[5, 1\], not probabilities"),
-        (Task("multilabel"), [0.5, 1.5], "no probabilities of labels: 0.5 ... 1.5"),
-        (Task("gaussian"), [0.5, 0.0], "a variance of 0, which must be above 0"),
-        (Task("gaussian"), [0.5, 1.0, 2.0], r"outputs of shape \[5, 3\], not gaussian values \[b, ..., 2\]"),
-        (Task("quantiles", (0.1, 0.9)), [0.5], r"not quantiles values \[b, ..., 2\]"),
+        (Task("multilabel"), [0.5, 1.5], "not probabilities of labels: they are 0.5 ... 1.5"),
+        (Task("gaussian"), [0.5, 0.0], "a variance is 0, and must be above 0"),
+        (Task("gaussian"), [0.5, 1.0, 2.0], r"outputs of shape \[5, 3\], not means and variances \[b, ..., 2\]"),
+        (Task("quantiles", (0.1, 0.9)), [0.5], r"not 2 quantiles \[b, ..., 2\]"),
     ],
 )
 def test_values_that_are_not_of_the_task_are_refused(task: Task, values: list[float], says: str) -> None:
-    recipe = Recipe(model=build, loss=loss, predict=gives(values))
+    recipe = Recipe(model=build, loss=loss, task="classification", predict=gives(values))
     model = ensemble_of("mlp", task=task, recipe=recipe)
     with pytest.raises(CombineError, match=f"Recipe.predict gives member-0 .*{says}"):
         model(batch_of(5))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from task_members import TASKS, make_members
+from kit.task_members import TASKS, make_members
 
 from ensemble.combine.combination import fit_held_out
 from ensemble.combine.methods import share_out
@@ -60,7 +60,7 @@ def test_a_fit_by_configurations_is_that_of_their_rows_alone(task: Task, method:
             fit_held_out(method, rows, target, task=task, groups=groups)
         return
     found, held_out = fit_held_out(method, rows, target, task=task, groups=groups)
-    assert found.method == alone.method and found.temperature == pytest.approx(alone.temperature, rel=1e-6)
+    assert found.method == alone.method and found.calibration == pytest.approx(alone.calibration, rel=1e-6)
     assert np.allclose(held_out, expected, atol=1e-6)
     assert np.allclose(found.predict(rows), alone.predict(values), atol=1e-6)
     shares = np.bincount(groups, weights=found.weights)

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.kept_predictions import save_predictions
 
 from ensemble import Ensemble, Recipe
-from ensemble.combine import bootstrap, combine, find_math, prediction_matrix, uncertainty
+from ensemble.combine import bootstrap, combine, find_math, formulas, prediction_matrix
 from ensemble.combine.metrics import Array
 from ensemble.combine.per_class import compute_per_class, read_per_class
 from ensemble.combine.run import combine_samples
 from ensemble.spec import positions
 from ensemble.spec.task import IGNORED, Task
-from ensemble.store import RunDir, save_predictions
+from ensemble.store import RunDir
 from pipelines import Pipeline, sources
 
 N, SIDE = 5, 40
@@ -126,7 +127,7 @@ def test_combining_takes_less_memory_than_two_members_have_predicted(
     monkeypatch.setattr(prediction_matrix, "MOST_FITTED", one // 16)
     monkeypatch.setattr(prediction_matrix, "FEWEST_FITTED", 1)
     monkeypatch.setattr(positions, "PIECE", one // 64)
-    monkeypatch.setattr(uncertainty, "_CHUNK", one // 64)
+    monkeypatch.setattr(formulas, "CHUNK", one // 64)
     combine(*made, declare(task))  # imports what fits
     tracemalloc.start()
     try:
@@ -151,7 +152,7 @@ def pooled_dice(values: Array, target: Array) -> float:
     return float(2 * (predicted & true).sum() / (predicted.sum() + true.sum()))
 
 
-def test_metrics_of_a_whole_split_are_of_all_positions_and_have_an_interval_however_many_there_are(
+def test_metrics_of_a_whole_split_are_of_all_positions_however_many_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, samples = TASKS[0], 12
@@ -168,11 +169,8 @@ def test_metrics_of_a_whole_split_are_of_all_positions_and_have_an_interval_howe
     for name in ("dice", "pooled_dice"):
         for of in ("ensemble", "best", "mean"):
             assert part["metrics"][of][name] == pytest.approx(whole["metrics"][of][name], abs=1e-6)
-    for of in ("ensemble", "best", "difference"):
-        assert part["intervals"][of]["dice"] == pytest.approx(whole["intervals"][of]["dice"], abs=0.02)
-    assert "pooled_dice" in whole["intervals"]["ensemble"] and "pooled_dice" not in part["intervals"]["ensemble"]
-    assert "pooled_dice has no interval" in part["note"] and "; dice has no interval" not in part["note"]
-    assert "by that part alone, nll has a standard error of 0.0" in part["note"]
+        assert name in whole["intervals"]["ensemble"] and name not in part["intervals"]["ensemble"]
+        assert f"{name} has no interval" in part["note"]
 
 
 def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(
@@ -182,10 +180,15 @@ def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(
     run_dir, state = run(tmp_path, task, 3, (N, SIDE, SIDE))
     monkeypatch.setattr(prediction_matrix, "MOST_FITTED", 3 * N * SIDE**2 * 3 // 2)
     monkeypatch.setattr(prediction_matrix, "FEWEST_FITTED", 1)
-    fields, [shown] = combine_samples(run_dir, state, declare(task))
+    fields, shown = combine_samples(run_dir, state, declare(task))
     state.combined = SimpleNamespace(**fields, classes=None)
     found = read_per_class(run_dir, state)
-    assert shown.target is not None and shown.target.shape == (N, SIDE**2 // 2) and shown.best is not None
+    assert (
+        shown is not None
+        and shown.target is not None
+        and shown.target.shape == (N, SIDE**2 // 2)
+        and shown.best is not None
+    )
     for of, values in (("ensemble", shown.values), ("best", shown.best)):
         own = compute_per_class(task, values, shown.target, None, "valid")
         assert found[of].as_record() == own.as_record()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from class_figures import accuracy, nll
-from saved_splits import drop_split
+from kit.saved_splits import drop_split
 
 from ensemble.events import Combined
 
@@ -128,7 +128,7 @@ def double(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("function", "says"),
-    [(halve, r"values of shape \[3, 3\] for the members' \[5, 3\]"), (double, "rows that are no probabilities")],
+    [(halve, r"values of shape \[3, 3\] for the members' \[5, 3\]"), (double, ".*not probabilities of classes")],
 )
 def test_a_loaded_function_is_checked_for_each_batch(function: Any, says: str) -> None:
     model = ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=function))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from class_figures import accuracy, nll
-from event_dicts import fold, read_events
-from saved_splits import drop_split
+from kit.event_dicts import fold, read_events
+from kit.kept_predictions import save_predictions
+from kit.saved_splits import drop_split
 from torch import nn
 
 from ensemble.combine import CombineError, combine, load
@@ -25,7 +25,6 @@ from ensemble.store import (
     StoreError,
     load_checkpoint,
     save_checkpoint,
-    save_predictions,
 )
 from ensemble.store.digests import digest_file
 from ensemble.train.outputs import compute_values
@@ -292,40 +291,6 @@ def test_probabilities_without_targets_are_averaged_and_not_measured(tmp_path: P
     assert "no target" in combined["reason"]
     with pytest.warns(UserWarning, match="no target"):
         assert len(load(run.path).member_ids) == 5
-
-
-def test_outputs_that_nothing_says_are_classes_are_neither_combined_nor_loaded(tmp_path: Path) -> None:
-    declared = declare()
-    run = finish_with(tmp_path / "e", declared, np.full((4, 2), 0.5))
-    says = r"nothing says that their outputs are classes: the data have no field 'label' \(they have x\)"
-    combined = combine(run, state_of(run), declared)
-    assert combined["metrics"] is None and re.search(says, combined["reason"])
-    with pytest.raises(CombineError, match=says + r".*Recipe\(predict="):
-        load(run.path)
-
-
-@pytest.mark.parametrize(
-    ("valid", "label", "said"),
-    [
-        (True, np.zeros(300, np.float32), "the target 'label' is a float32 a sample, not one class"),
-        (
-            False,
-            np.zeros((300, 3), np.int64),
-            r"the target 'label' is \[3\] values \(int64\) a sample, not one class",
-        ),
-    ],
-)
-def test_a_regression_or_several_labels_a_sample_are_refused_and_no_probabilities_invented(
-    tmp_path: Path, valid: bool, label: Any, said: str
-) -> None:
-    data = Pipeline(sources.arrays(x=np.zeros((300, FEATURES), np.float32), label=label))
-    declared = declare(train=data, valid=data if valid else None, combine="average")
-    run = finish(tmp_path / "e", declared, splits=())
-    for method in ("average", None):
-        with pytest.raises(CombineError, match="cannot be loaded as one model: they are no classifiers: " + said):
-            load(run.path, combine=method)
-    reason = combine(run, state_of(run), declared)["reason"]
-    assert re.search(said if valid else "no validation split .* declare Ensemble.valid", reason)
 
 
 def test_members_of_a_declared_task_that_saved_nothing_are_not_said_to_be_no_classifiers(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from event_dicts import fold, read_events
-from task_members import TASKS, Array, make_members
+from kit.event_dicts import fold, read_events
+from kit.kept_predictions import save_predictions
+from kit.task_members import TASKS, Array, make_members
 
 from ensemble.combine import CombineError, combine, find_math
 from ensemble.combine.combination import fingerprint_function, fit_held_out
@@ -26,7 +27,6 @@ from ensemble.store import (
     Predictions,
     RunDir,
     load_predictions,
-    save_predictions,
 )
 from pipelines import Pipeline, sources
 
@@ -50,9 +50,7 @@ def declare(task: Task, **options: Any) -> Ensemble:
     return Ensemble(**{**usual, "allow_overlap": True, **options})  # nothing is trained on it
 
 
-def finish(
-    path: Path, declared: Ensemble, task: Task, *, shifted: bool = False, target: bool = True
-) -> tuple[RunDir, Any]:
+def finish(path: Path, declared: Ensemble, task: Task, *, target: bool = True) -> tuple[RunDir, Any]:
     """A run whose members have finished, with their predictions on two splits of 200 samples."""
     run = RunDir.create(path, declared)
     log = EventLog(run.events)
@@ -65,9 +63,6 @@ def finish(
         for split, at in rows.items():
             to = run.predictions(identity.member)
             save_predictions(to, split, values[number][at], np.arange(200), truth[at] if target else None, task)
-        if shifted:
-            far = make_members(task, 100 + number, 1, n=100, positions=(2,))[0][0]
-            save_predictions(run.predictions(identity.member), "shifted", far, np.arange(100), None, task)
         log.append("member", **identity.as_dict())
         log.append(
             "placed", member=identity.member, attempt=0, node="local", devices=[None], cohort=0, feeder=None
@@ -92,7 +87,7 @@ def finish_and_combine(path: Path, task: Task, **options: Any) -> tuple[RunDir, 
         (SEVERAL, ("weighted", "stack")),
         (POINTS, ("greedy", "stack")),
         (NORMAL, ("stack", "weighted")),
-        (LEVELLED, ("average", "greedy")),
+        (LEVELLED, ("stack", "greedy")),
     ],
     ids=lambda each: getattr(each, "kind", ""),
 )
@@ -134,7 +129,7 @@ def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_c
         task.kind
     )
     combined, without = combine(run, state, on), combine(run, state, off)
-    assert combined["calibration"]["method"] == method == find_math(task).calibration
+    assert combined["calibration"]["method"] == method == find_math(task).calibrator
     assert (combined["calibration"]["value"] is None) == (combined["calibration"]["reason"] is not None)
     assert (combined["calibration"]["value"] is None) == (method is None)
     assert without["calibration"]["value"] is None and without["best_calibrated"] is None
@@ -167,12 +162,6 @@ def test_a_test_split_that_is_the_validation_split_is_no_test_split(tmp_path: Pa
     combined = combine(run, state, declared)
     assert combined["split"] == "valid" and "has the samples of the validation split" in combined["note"]
     assert not any("coverage" in record for record in combined["conformal"].values())
-
-
-def test_what_is_missing_for_shifted_samples_is_named(tmp_path: Path) -> None:
-    declared = declare(POINTS, shifted=PIPE)
-    run, state = finish(tmp_path / "e", declared, POINTS)
-    assert "saved no shifted predictions" in combine(run, state, declared)["note"]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=ident)
@@ -246,25 +235,15 @@ def report_own(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[st
     return {"spearman": outputs.mean()}
 
 
-def report_other(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {"other": outputs.mean()}
-
-
-def report_computed(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: outputs.mean() for name in ("spearman", "other")}
-
-
 @pytest.mark.parametrize(
     ("options", "has"),
     [
-        ({"loss": len, "metrics": report_own}, False),
-        pytest.param({"loss": len, "metrics": report_computed}, False, marks=pytest.mark.more),
+        ({"loss": len, "metrics": report_own}, True),
         pytest.param({"train": len}, False, marks=pytest.mark.more),
         pytest.param({"train": len, "split_metrics": "spearman"}, True, marks=pytest.mark.more),
-        ({"loss": len, "metrics": report_other}, True),
     ],
 )
-def test_another_figure_of_the_users_by_the_name_of_the_objective_is_not_mixed_with_ours(
+def test_an_objective_by_the_name_of_a_metric_of_the_split_is_that_metric_unless_a_train_function_reports_it(
     tmp_path: Path, options: dict[str, Any], has: bool
 ) -> None:
     declared = declare(POINTS, recipe=Recipe(model=len, task=POINTS, **options), objective="spearman", mode="max")
@@ -283,46 +262,8 @@ def test_a_metric_of_too_many_predictions_has_no_interval_and_that_is_noted(
     assert combined["note"].startswith("spearman has no interval: there are too many predictions")
 
 
-def test_shifted_samples_whose_padding_nothing_says_are_measured_with_a_note(tmp_path: Path) -> None:
-    declared = declare(POINTS, shifted=PIPE)
-    run, state = finish(tmp_path / "e", declared, POINTS, shifted=True)
-    combined = combine(run, state, declared)
-    assert combined["shifted"] and "their uncertainty, padding too" in combined["note"]
-    for member in state.members:
-        saved = load(run, member, "shifted")
-        known = np.where(np.arange(2) < 1, 0.0, np.nan) + np.zeros((100, 2))
-        save_predictions(run.predictions(member), "shifted", saved.values, saved.index, known, POINTS)
-    again = combine(run, state, declared)
-    assert again["note"] is None and again["shifted"] != combined["shifted"]
-    saved = [load(run, member, "shifted").values for member in combined["candidates"]]
-    mixed = np.average(
-        np.stack(saved), axis=0, weights=[combined["weights"].get(m, 0) for m in combined["candidates"]]
-    )
-    best = saved[combined["candidates"].index(combined["best_member"])]
-    for of, values in (("ensemble", mixed), ("best", best)):
-        rmse = float(np.sqrt(np.mean(values[:, 0].astype(float) ** 2)))
-        found = again["shifted_metrics"]["rmse"]
-        assert found[of] == pytest.approx(rmse, rel=1e-5)
-        assert found[f"{of}_change"] == pytest.approx(rmse - again["metrics"][of]["rmse"], rel=1e-5)
-    assert again["selective"]["ensemble"]["score"] == "epistemic" and "best" not in again["selective"]
-
-
-def test_shifted_samples_whose_targets_are_no_classes_of_the_members_are_told_apart_only(tmp_path: Path) -> None:
-    declared = declare(ONE, shifted=PIPE)
-    run, state = finish(tmp_path / "e", declared, ONE, shifted=True)
-    combined = combine(run, state, declared)
-    assert combined["shifted"] and combined["shifted_metrics"] is None
-    assert combined["note"].endswith("shifted samples is not measured: they have no targets of the task")
-    for member in state.members:
-        saved = load(run, member, "shifted")
-        other = np.full(saved.values.shape[:-1], 57)
-        save_predictions(run.predictions(member), "shifted", saved.values, saved.index, other, ONE)
-    combined = combine(run, state, declared)
-    assert combined["shifted"] and combined["shifted_metrics"] is None and combined["note"].endswith("found 57")
-
-
 def test_a_stack_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.combine.tasks.stacks.LARGEST", 200 * 2 * MEMBERS * 4 - 1)
+    monkeypatch.setattr("ensemble.combine.stacks.LARGEST", 200 * 2 * MEMBERS * 4 - 1)
     *_, combined = finish_and_combine(tmp_path, ONE, combine="stack")
     assert combined["method"] == "average" and "stacking 400 positions by the 4 classes" in combined["reason"]
 

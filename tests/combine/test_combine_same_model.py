@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
 
 import ensemble  # noqa: E402
-from ensemble import Ensemble, Member, Recipe, SpecError  # noqa: E402
+from ensemble import Ensemble, Recipe  # noqa: E402
 from ensemble.combine import CombineError  # noqa: E402
 from ensemble.inspection import load_predictions  # noqa: E402
-from ensemble.train.averaging import WeightAverage  # noqa: E402
+from ensemble.train.averaging import Averaging  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((64, 2)).astype(np.float32)
@@ -143,29 +142,38 @@ class WithBuffers(nn.Module):
 def test_averages_have_the_buffers_of_the_model_in_training() -> None:
     torch.manual_seed(0)
     model = WithBuffers()
-    average = WeightAverage(model, {"name": "swa", "start": 0, "every_epochs": 1}, epochs=3)
+    average = Averaging({"name": "swa", "start": 0, "every_epochs": 1}, epochs=3)
+
+    def member_of(trained: WithBuffers, epoch: int = 0) -> Any:
+        state = SimpleNamespace(observer=SimpleNamespace(seen=None), forward=None)
+        place = {"position": {"epoch": epoch, "step": 1}, "steps_per_epoch": 1}
+        return SimpleNamespace(model=trained, _state=state, log=lambda text: None, **place)
+
     optimizer, kept = torch.optim.SGD(model.parameters(), 0.5), []
     for epoch in range(3):
         model(torch.from_numpy(X[:, :2])).square().mean().backward()
         optimizer.step()
-        average.end_step(epoch, is_last=True, applied=True)
+        average.end_step(member_of(model, epoch), applied=True)
         kept.append({name: each.detach().clone() for name, each in model.named_parameters()})
     buffers = {name: each.clone() for name, each in model.named_buffers()}
-    assert buffers["steps"] == 3 and average.statistics_are_stale
-    with average.applied():
+    assert buffers["steps"] == 3
+    weights = average.other_weights(member_of(model))
+    assert weights is not None
+    with weights:
         for name, each in model.named_parameters():
             torch.testing.assert_close(each, torch.stack([one[name] for one in kept]).mean(dim=0))
         assert all(torch.equal(each, buffers[name]) for name, each in model.named_buffers())
         model.norm.running_mean.fill_(7)  # statistics of the averaged weights, which alone are kept with them
         model.steps += 5
-        average.renew_statistics()
     assert all(torch.equal(each, buffers[name]) for name, each in model.named_buffers())
-    other = WeightAverage(WithBuffers(), {"name": "swa", "start": 0, "every_epochs": 1}, epochs=3)
+    other, another = Averaging({"name": "swa", "start": 0, "every_epochs": 1}, epochs=3), WithBuffers()
     other.load_state_dict(average.state_dict())
-    for again in (average, other):
-        with again.applied():
-            assert not again.statistics_are_stale and bool((again._model.norm.running_mean == 7).all())
-            assert again is other or again._model.steps == 3
+    for again, trained in ((average, model), (other, another)):
+        weights = again.other_weights(member_of(trained))
+        assert weights is not None
+        with weights:
+            assert bool((trained.norm.running_mean == 7).all())
+            assert again is other or trained.steps == 3
 
 
 def declare(model: Any, **options: Any) -> Ensemble:
@@ -284,42 +292,11 @@ def remembered() -> nn.Module:
     return nn.Sequential(remember(), nn.ReLU(), nn.Linear(16, 2))
 
 
-START = {
-    "encoder.weight": torch.full((16, 2), 0.5),
-    "encoder.bias": torch.ones(16),
-    "head.weight": torch.ones(9, 16),
-}
-
-
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ({"encoder.": "0.", "head.": "2."}, "2 of 4 tensors.*own: 2.weight, 2.bias; not taken of .*: head.weight"),
-        ({"": ""}, "nothing of .* fits the model: that has 0.weight, .* has encoder.bias"),
-        (None, "0.weight"),
-    ],
-)
-def test_a_part_of_the_weights_is_a_start(parts: Any, said: str, tmp_path: Path) -> None:
-    save_file(START, tmp_path / "start.safetensors")
-    start = Member({}, start=tmp_path / "start.safetensors", start_parts=parts)
-    declared = declare(
-        lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2)), members=[start], epochs=1
-    )
-    if parts is None or parts == {"": ""}:
-        with pytest.raises(SpecError, match=said):
-            ensemble.dry_run(declared, tmp_path / "run", "inline")
-        return
-    assert re.search(said, str(ensemble.dry_run(declared, tmp_path / "run", "inline")).replace("\n", " "))
-    train(tmp_path / "run", declared)
-    log = (tmp_path / "run" / "members" / "member-0" / "log.txt").read_text()
-    assert re.search(said, log), log
-
-
 @pytest.mark.parametrize("batch", [torch.zeros(3, 5), torch.zeros(3, 2, dtype=torch.float64)])
 def test_a_batch_of_another_shape_or_type_is_explained_as_in_training(batch: Tensor, tmp_path: Path) -> None:
     train(tmp_path, declare(remembered, members=[{}], epochs=1))
     remember.cache_clear()
     with pytest.raises(
-        CombineError, match=r"'0', Linear.*expects \[..., 2\] float32 and was given \[3, .*, the field 'x'"
+        CombineError, match=r"cannot predict this batch: in Linear.*, where the batch has 'x' \[3, "
     ):
         ensemble.load(tmp_path)({"x": batch})

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.property_examples import examples
 from sklearn import metrics
 
 torch = pytest.importorskip("torch")
@@ -81,8 +81,6 @@ def test_each_label_has_its_best_threshold_and_unknown_ones_take_no_part(by: str
 
 @pytest.mark.parametrize("by", ["f1", "balanced_accuracy"])
 def test_sure_probabilities_have_thresholds_that_float32_holds(by: str) -> None:
-    from ensemble.combine.torch_math import decide as decide_in_torch
-
     for p, y in (
         ([1, 1, 1, 0.999999, 0.9999, 0.999, 0, 0, 0.5], [1, 1, 1, 0, 0, 0, 0, 0, 0]),
         ([1, 1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 1, 1]),
@@ -90,8 +88,8 @@ def test_sure_probabilities_have_thresholds_that_float32_holds(by: str) -> None:
         both = np.stack([1 - np.array(p, np.float64), np.array(p, np.float64)], axis=1)
         found = fit_thresholds(CLASSES, both, np.array(y), by)
         assert np.isfinite(found).all() and (found.astype(np.float32) > 0).all()
-        one = decide(CLASSES, both, found)
-        other = decide_in_torch(CLASSES, torch.tensor(both).float(), torch.tensor(found).float())
+        one = decide(CLASSES, both.astype(np.float32), found.astype(np.float32))
+        other = decide(CLASSES, torch.tensor(both).float(), torch.tensor(found).float())
         np.testing.assert_array_equal(one, other.numpy())
         assert SCORES[by](np.array(y), one) >= SCORES[by](np.array(y), both.argmax(axis=1)) - 1e-9
 
@@ -145,7 +143,7 @@ def test_an_artifact_decides_by_them(decided: tuple[Path, Any], tmp_path: Path) 
     path, _ = decided
     rows = next(iter(declare().test.loader(200, epochs=1)))
     found = ensemble.load(path)({"x": rows["x"]})
-    ensemble.export(path, tmp_path / "made", onnx=True)
+    ensemble.export(path, tmp_path / "made")
     program = torch.export.load(tmp_path / "made" / "model.pt2").module()
     torch.testing.assert_close(program({"x": rows["x"]})["decision"], found["decision"])
     np.savez(tmp_path / "new.npz", x=rows["x"].numpy())

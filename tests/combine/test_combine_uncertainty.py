@@ -123,7 +123,7 @@ def test_positions_that_take_no_part_are_left_out_of_a_samples_mean() -> None:
 def test_chunks_are_invisible(monkeypatch: pytest.MonkeyPatch) -> None:
     values, weights = draw_members(3, 3, 50, 4)
     whole = decompose(CLASSIFICATION, values, weights)
-    monkeypatch.setattr("ensemble.combine.uncertainty._CHUNK", 12)
+    monkeypatch.setattr("ensemble.combine.formulas.CHUNK", 12)
     for name, one in decompose(CLASSIFICATION, values, weights).items():
         assert np.array_equal(one, whole[name])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch
 from torch import nn
 
 from ensemble.comm import Communicator
-from ensemble.comm.autotune.decide import CODECS, choose_codec
-from ensemble.comm.autotune.measure import measure_rates
 from ensemble.comm.codecs import make_codec
 from ensemble.comm.compressed_all_reduce import CompressedAllReduce
 from ensemble.comm.gradients import GradientExchange
@@ -227,18 +224,12 @@ def overflow(comm: Communicator, name: str) -> list[bool]:
     return found
 
 
-def automatic(comm: Communicator) -> dict[str, Any]:
-    rates = measure_rates(comm, torch.device("cpu"))
-    return {"rates": asdict(rates), "chosen": choose_codec(2**20, comm.world, rates), "valid": CODECS}
-
-
 def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     """What three ranks do."""
     folder = Path(options["folder"])
     return {
         "schemes": {name: scheme(comm, folder, name, options) for name, options in FEEDBACK.items()},
         "overflow": {name: overflow(comm, name) for name in ("fp16", "bf16", "qsgd2", "onebit", "powersgd")},
-        "auto": automatic(comm),
     }
 
 

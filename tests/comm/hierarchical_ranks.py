@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ensemble.comm import Communicator
-from ensemble.comm.autotune.plan import ExchangePlan, open_communicator
+from ensemble.comm.exchange_plan import ExchangePlan, open_communicator
 from ensemble.comm.hierarchical import Hierarchical
 from ensemble.comm.hosts import gather_host_keys, group_by_host
 
@@ -87,10 +87,10 @@ def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
     """What is chosen, alike on all ranks, and what opens again from it."""
     said = []
     for word in options["words"]:
-        opened, chosen = open_communicator(comm, word, [300, 20_000, 300_000, 5], budget_s=0.3)
+        opened, chosen = open_communicator(comm, word, 4 * 320_305, budget_s=0.3)
         kept = ExchangePlan.from_dict(asdict(ExchangePlan(chosen))).tuned
         assert kept == chosen
-        again, _ = open_communicator(comm, word, [], known=kept)
+        again, _ = open_communicator(comm, word, 0, known=kept)
         for each in (opened, again):
             tensor = values(comm.rank, 1000, torch.float32).clone()
             each.all_reduce_(tensor)

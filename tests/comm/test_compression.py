@@ -1,18 +1,16 @@
-"""Compressed exchanges between real processes, and what `compression="auto"` takes."""
+"""Compressed exchanges between real processes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from benchmarks.launch.ranks import run_ranks  # noqa: E402
-from ensemble.comm.autotune.decide import CODECS, Rates, choose_codec, predict_s  # noqa: E402
-from ensemble.comm.buckets import assign_buckets  # noqa: E402
-from ensemble.comm.codecs import make_codec  # noqa: E402
-from ensemble.spec.options import COMPRESSIONS, resolve  # noqa: E402
+from benchmarks.launch.ranks import run_ranks
+from ensemble.comm.buckets import assign_buckets
+from ensemble.comm.codecs import make_codec
+from ensemble.spec.options import COMPRESSIONS, resolve
 
 WORLD = 3
 #: Values that are large enough to be compressed, and the bytes of a plain ring all-reduce of them.
@@ -82,34 +80,6 @@ def test_an_infinity_on_one_rank_is_seen_by_all_and_leaves_no_trace(three: list[
     assert [said["overflow"][name] for said in three] == [[True, True, True]] * WORLD
 
 
-def test_measured_rates_are_the_same_everywhere(three: list[Any]) -> None:
-    assert three[0]["auto"] == three[1]["auto"] == three[2]["auto"]
-    said = three[0]["auto"]
-    assert said["chosen"] in CODECS
-    assert said["rates"]["bytes_per_s"] > 1e6 and said["rates"]["latency_s"] < 1
-
-
-def rates(bytes_per_s: float, latency_s: float = 1e-4, codec: float = 1e9) -> Rates:
-    return Rates(latency_s, bytes_per_s, dict.fromkeys(CODECS[1:], (codec, codec)))
-
-
-def test_auto_compresses_on_a_slow_link_and_not_on_a_fast_one() -> None:
-    names = [choose_codec(4_000_000, 4, rates(gbits * 1e9 / 8)) for gbits in (400, 100, 10, 1, 0.1)]
-    assert names[0] == "none" and names[-1] == "qsgd4"
-    order = [CODECS.index(name) for name in names]
-    assert order == sorted(order), "the slower the link, the fewer bits"
-
-
-def test_auto_leaves_small_messages_alone_where_latency_is_all() -> None:
-    assert choose_codec(100, 4, rates(1e9 / 8, latency_s=1e-3)) == "none"
-
-
-def test_auto_minds_the_codecs_cost() -> None:
-    slow = rates(1e9 / 8, codec=2e7)
-    assert choose_codec(4_000_000, 4, slow) == "none"
-    assert predict_s("qsgd4", 4_000_000, 4, slow) > predict_s("none", 4_000_000, 4, slow)
-
-
 def parameters(*shapes: tuple[int, ...]) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
 
@@ -127,15 +97,6 @@ def test_low_rank_takes_only_matrices_that_it_makes_smaller() -> None:
     groups = assign_buckets(given, resolve("", {"name": "powersgd", "rank": 4}, COMPRESSIONS), 2**20, 2**20)
     taken = {tuple(p.shape) for g in groups if g.compression is not None for p in g.parameters}
     assert taken == {(200, 200), (64, 64, 3, 3)}
-
-
-def test_auto_decides_for_each_bucket_by_its_size() -> None:
-    given = parameters((200, 100), (500, 1000))
-    compression = resolve("", "auto", COMPRESSIONS)
-    qsgd4 = resolve("", "qsgd4", COMPRESSIONS)
-    groups = assign_buckets(given, compression, 2**10, 2**20, lambda n: qsgd4 if n > 100_000 else None)
-    assert [(g.size >= 100_000, g.compression is not None) for g in groups] == [(True, True), (False, False)]
-    assert [len(g.parameters) for g in groups] == [1, 1]
 
 
 def test_columns_of_its_own_give_each_height_a_bucket() -> None:

@@ -3,18 +3,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from benchmarks.launch.hosts import Hosts, unavailable  # noqa: E402
-from benchmarks.launch.ranks import run_ranks  # noqa: E402
-from ensemble.comm import SingleRank  # noqa: E402
-from ensemble.comm.hierarchical import Hierarchical, choose_way  # noqa: E402
-from ensemble.comm.hosts import (  # noqa: E402
-    candidate_group_sizes,
-    count_steps,
+from benchmarks.launch.hosts import Hosts, unavailable
+from benchmarks.launch.ranks import run_ranks
+from ensemble.comm import SingleRank
+from ensemble.comm.hierarchical import Hierarchical, choose_way
+from ensemble.comm.hosts import (
     gather_host_keys,
     group_by_host,
     host_key,
@@ -76,15 +73,6 @@ def test_groups_hold_each_rank_once_and_never_span_hosts(keys: list[str], size: 
         assert max(lengths) - min(lengths) <= 1 and len(lengths) == -(-len(host) // size)
     assert split_groups(hosts, None) == hosts
     assert [host[0] for host in hosts] == sorted(host[0] for host in hosts)
-
-
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=64))
-def test_sizes_of_groups_are_divisors_and_the_whole_host_is_tried_first(keys: list[str]) -> None:
-    hosts = group_by_host(keys)
-    largest, *others = candidate_group_sizes(hosts)
-    assert largest == max(map(len, hosts)) and len(others) <= 2
-    assert all(1 < size < largest and largest % size == 0 for size in others)
-    assert others == sorted(others, key=lambda size: count_steps(len(keys), size))
 
 
 @given(

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ensemble.comm import CommunicatorError  # noqa: E402
-from ensemble.comm.peer_failure_detector import (  # noqa: E402
+from ensemble.comm import CommunicatorError
+from ensemble.comm.peer_failure_detector import (
     MissingPeer,
     PeerFailureDetector,
     current_location,

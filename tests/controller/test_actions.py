@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import read_events
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.event_dicts import read_events
+from kit.property_examples import examples
 from test_controller import FAULTS, Simulated, an_ensemble, run, states
+from test_queue import _nothing_is_waited_for  # noqa: F401
 
 from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveCheckpoints
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.controller.performer import Performer, add_exit_notes
-from ensemble.search.trials import make_trials
+from ensemble.controller.starts import make_trials
 from ensemble.spec import Search, uniform
 from ensemble.store import EventLog, RunDir, RunState
 from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 class LogReader(Simulated):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pickle
 import re
 import shutil
 import sys
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edited_log import replace_in_log
-from event_dicts import fold, lines, read_events
+from kit.edited_log import replace_in_log
+from kit.event_dicts import fold, lines, read_events
 
 import ensemble
 from ensemble.cli import parser as cli
@@ -245,6 +246,13 @@ def replace_prints(project: Project, field: str, *, recorded: Any, by: dict[str,
 
     of_code = Code("", {}).scheme if field == "scheme" else recorded
     kept.write_text(json.dumps(change(json.loads(kept.read_text()), of_code)))
+    if field == "python":
+        for file in (run.ensemble_file, kept.with_name("ensemble.pkl")):
+            with open(file, "rb") as declaration:
+                _, settings = pickle.load(declaration)
+                content = pickle.dumps((by[field], settings)) + declaration.read()
+            file.unlink()  # both may be links to one
+            file.write_bytes(content)
     run.code(code).rename(run.code("0" * 16))
     events = []
     for line in run.events.read_text().replace(code, "0" * 16).splitlines():
@@ -314,14 +322,14 @@ def test_other_lengths_are_refused_even_of_another_version(project: Project) -> 
     [
         ("valid", "x=x + 1"),
         pytest.param("test", "map(raise_x)", marks=pytest.mark.more),
-        ("shifted", "x=x[:6]"),
+        ("test", "x=x[:6]"),
         pytest.param("test", "x=x + 1", marks=pytest.mark.more),
     ],
 )
 def test_members_go_on_with_other_validation_or_test_data_and_those_that_have_finished_are_evaluated_again(
     project: Project, split: str, change: str
 ) -> None:
-    others = "valid=pipe, test=unseen, shifted=unseen, allow_overlap=True,"
+    others = "valid=pipe, test=unseen, allow_overlap=True,"
     project.edit(project.spec, "valid=pipe,", others)
     project.edit(
         project.spec,
@@ -414,29 +422,6 @@ def divide(project: Project, fraction: str, split: str, samples: int = 60) -> No
 BY_KEY = "key=[f'{i}' for i in range(n)]"
 
 
-@pytest.mark.parametrize("moved", [True, pytest.param(False, marks=pytest.mark.more)])
-def test_it_is_said_how_many_records_of_other_data_have_changed_sides(project: Project, moved: bool) -> None:
-    divide(project, "0.5", BY_KEY)
-    project.run_and_stop()
-    divide(project, "0.7" if moved else "0.5", BY_KEY, samples=66)
-    status, said = project.run()
-    assert status == 2 and "samples of train was" in said
-    found = re.search(r"(\d+) of 60 of the records that both have are in another split", said)
-    assert found and (5 <= int(found[1]) <= 25 if moved else int(found[1]) == 0), said
-
-    first = project.run_dir.rename(project.run_dir.with_name("first"))
-    assert project.run()[0] == 0
-    notes = ensemble.compare(first, project.run_dir).notes
-    assert any(found[0] in note for note in notes), notes
-
-
-def test_without_keys_it_is_said_that_nothing_names_the_records(project: Project) -> None:
-    divide(project, "0.5", "seed=0")
-    project.run_and_stop()
-    divide(project, "0.5", "seed=0", samples=66)
-    assert "is not known, as nothing names them: split(key=) does" in project.run()[1]
-
-
 def test_a_member_that_starts_with_weights_that_have_seen_its_validation_data_is_warned_of(
     project: Project,
 ) -> None:
@@ -449,14 +434,12 @@ def test_a_member_that_starts_with_weights_that_have_seen_its_validation_data_is
         f"members=[Member({{'lr': 0.1}}, start={str(first / 'member-0')!r})]",
     )
     project.edit(project.spec, "import Ensemble,", "import Ensemble, Member,")
-    assert "which were trained on" not in project.run()[1], "the same parts"
+    assert "trained on other data" not in project.run()[1], "the same parts"
     shutil.rmtree(project.run_dir)
     project.edit(project.spec, "split(0.5", "split(0.3")
     status, said = project.run()
     assert status == 0
-    assert re.search(
-        r"member-0 starts with the weights of .*, trained on \d+ of \d+ of the samples of valid", said
-    )
+    assert re.search(r"member-0 starts with the weights of .*trained on other data \(samples of train was", said)
 
 
 LAZY = """
@@ -519,7 +502,7 @@ def test_load_builds_members_with_the_code_they_were_trained_with(project: Proje
 @pytest.mark.parametrize(
     ("right", "wrong", "named"),
     [
-        ("functional.cross_entropy(", "functional.cross_entropi(", "a_spec.loss"),
+        ('batch["label"], reduction', 'batch["lable"], reduction', "a_spec.loss"),
         pytest.param("return scale *", 'return float("nan") *', "a_spec.loss", marks=pytest.mark.more),
         pytest.param('"lr": 0.1 * (n + 1)', '"lr": 0.1, "by": "fast"', None, marks=pytest.mark.more),
         ("pipe = Pipeline(sources.arrays(x=x,", "pipe = Pipeline(sources.arrays(x=x.astype(np.int32),", None),

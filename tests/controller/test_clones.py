@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import read_events
+from kit.event_dicts import read_events
 from test_controller import Simulated, an_ensemble, run, states
-from test_queue import Script, answers
+from test_queue import Script, _nothing_is_waited_for, answers  # noqa: F401
 
 from ensemble.controller.clones import declare_clone, recover_declaration
 from ensemble.spec import Bootstrap, Ensemble, Folds, Identity, Member, Resources, Search, SpecError, uniform
 from ensemble.spec.identity import make_lineage
 from ensemble.store import MemberState, RunDir, StoreError
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 def clone(member: str, declared: dict[str, Any] | None = None, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -67,7 +59,7 @@ def test_a_clone_is_declared_as_its_member_was_whatever_the_ensemble_declares(we
     for number in (0, 1):
         identity = made.identify(number)
         known = MemberState(identity.member, number, identity=identity.as_dict(), attempts=1)
-        again = made.identify(5, recover_declaration(known))
+        again = made.identify(5, recover_declaration(known, made))
         assert declared_as(again) == declared_as(identity)
         assert (again.cpus_per_worker, again.span_nodes) == (identity.cpus_per_worker, identity.span_nodes)
         assert again.nodes == identity.nodes
@@ -77,10 +69,10 @@ def test_a_clone_is_declared_as_its_member_was_whatever_the_ensemble_declares(we
 def test_a_measured_width_is_kept_once_it_has_been_trained_with(attempts: int, workers: Any) -> None:
     made = an_ensemble(resources=Resources(workers="auto"), members=[{"n": 0}])
     record = made.identify(0).as_dict() | {"workers": 3, "cpus_per_worker": 0.3, "memory_gb": 1.5}
-    declared = recover_declaration(MemberState("member-0", 0, identity=record, attempts=attempts))
+    declared = recover_declaration(MemberState("member-0", 0, identity=record, attempts=attempts), made)
     assert (declared.workers, declared.cpus_per_worker, declared.memory_gb) == (workers, None, None)
     widened = record | {"auto": [], "workers": 4, "widened_from": 2}
-    assert recover_declaration(MemberState("member-0", 0, identity=widened, attempts=2)).workers == 2
+    assert recover_declaration(MemberState("member-0", 0, identity=widened, attempts=2), made).workers == 2
 
 
 def test_a_cold_clone_of_a_member_that_began_warm_needs_no_change() -> None:
@@ -88,10 +80,10 @@ def test_a_cold_clone_of_a_member_that_began_warm_needs_no_change() -> None:
     cold, warm = (
         made.identify(0).as_dict() | {"lineage": make_lineage("member-9", warm=w)} for w in (False, True)
     )
-    declared = declare_clone(MemberState("member-0", 0, identity=warm), {}, made, warm=False, known=[])
+    declared = declare_clone(MemberState("member-0", 0, identity=warm), {}, made, warm=False, names=[])
     assert declared_as(made.identify(0, declared)) == declared_as(made.identify(0))
     with pytest.raises(SpecError, match="it would be member-0 once more"):
-        declare_clone(MemberState("member-0", 0, identity=cold), {}, made, warm=False, known=[])
+        declare_clone(MemberState("member-0", 0, identity=cold), {}, made, warm=False, names=[])
 
 
 def test_a_clone_of_a_member_trains_with_its_changes_and_its_lineage_is_recorded(tmp_path: Path) -> None:
@@ -150,12 +142,12 @@ def test_a_hyperparameter_that_sets_an_option_is_changed_in_a_clone() -> None:
     made = an_ensemble(members=[{"n": 0, "batch_size": 8, "optimizer": "adam", "lr": 0.1}])
     parent = MemberState("member-0", 0, identity=made.identify(0).as_dict())
     for changes in ({"params": {"batch_size": 16}}, {"batch_size": 16}):
-        clone = declare_clone(parent, changes, made, warm=False, known=())
+        clone = declare_clone(parent, changes, made, warm=False, names=())
         identity = made.identify(1, clone)
         assert identity.batch_size == identity.params["batch_size"] == 16 and identity.optimizer["name"] == "adam"
     plain = an_ensemble(members=[{"n": 0}])
     parent = MemberState("member-0", 0, identity=plain.identify(0).as_dict())
-    clone = declare_clone(parent, {"params": {"batch_size": 16}}, plain, warm=False, known=())
+    clone = declare_clone(parent, {"params": {"batch_size": 16}}, plain, warm=False, names=())
     assert plain.identify(1, clone).batch_size == 16
 
 

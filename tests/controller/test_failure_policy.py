@@ -7,17 +7,13 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.controller.failure_policy import (
+from ensemble.controller.failures import (
     FINAL_REASONS,
     REASONS,
     Decision,
     Failure,
-    NodePolicy,
     RetryPolicy,
-    exclude_avoided,
 )
-from ensemble.schedule import Node
-from ensemble.spec import Identity
 
 NODES = ("a", "b", "c")
 FAILURES = st.builds(
@@ -25,8 +21,6 @@ FAILURES = st.builds(
     reason=st.sampled_from(REASONS),
     member=st.sampled_from([f"member-{n}" for n in range(5)]),
     node=st.sampled_from(NODES),
-    at=st.floats(0, 2000),
-    began=st.tuples(st.integers(0, 2), st.just(0)),
     reached=st.tuples(st.integers(0, 2), st.just(0)),
     is_retry_useful=st.booleans(),
     node_lost=st.booleans(),
@@ -132,56 +126,3 @@ def test_nobody_is_tried_for_ever_without_coming_further(failure: Failure, retri
     stuck = dataclasses.replace(failure, has_more_memory=False)
     made = decisions(RetryPolicy(retries), *[stuck] * (retries + 2))
     assert not made[-1].retry
-
-
-def test_a_node_where_those_fail_that_do_well_elsewhere_is_left_alone_for_a_while() -> None:
-    policy = NodePolicy()
-    bad = [failed(member=f"m{n}", at=10.0 * n) for n in range(3)]
-    assert policy.choose_avoided(bad[:2], NODES, 30) == frozenset()
-    assert policy.choose_avoided(bad, NODES, 30) == {"a"}
-    assert policy.choose_avoided([bad[0]] * 9, NODES, 30) == frozenset(), "one member's failures are its own"
-    assert policy.choose_avoided(bad, NODES, 605) == frozenset(), "for a while"
-    assert policy.choose_avoided(bad, ["a"], 30) == frozenset(), "there is no other"
-    elsewhere = [dataclasses.replace(each, node=node) for each in bad for node in NODES]
-    assert policy.choose_avoided(elsewhere, NODES, 30) == frozenset(), (
-        "what fails everywhere is not the node's fault"
-    )
-    useful = [dataclasses.replace(each, reached=(1, 0)) for each in bad]
-    assert policy.choose_avoided(useful, NODES, 30) == frozenset(), "they have come further there"
-    for reason in ("nan", "oom", "disk"):
-        assert (
-            policy.choose_avoided([dataclasses.replace(each, reason=reason) for each in bad], NODES, 30)
-            == frozenset()
-        )
-
-
-@given(st.lists(FAILURES, max_size=40), st.sets(st.sampled_from(NODES), min_size=1), st.floats(0, 3000))
-def test_some_node_is_always_left(failures: list[Failure], nodes: set[str], now: float) -> None:
-    avoided = NodePolicy(failures=1, members=1).choose_avoided(failures, nodes, now)
-    assert avoided < nodes
-    assert avoided <= {failure.node for failure in failures if now - failure.at < 600}
-
-
-def test_a_member_that_fits_nowhere_else_goes_to_the_node_all_the_same() -> None:
-    nodes = [Node("a", 4, (), 16, "a"), Node("b", 2, (), 16, "b")]
-
-    def wanting(cpus: float) -> Identity:
-        return Identity(
-            member="m",
-            number=0,
-            params={},
-            seed=0,
-            workers=1,
-            threads=1,
-            precision="fp32",
-            epochs=1,
-            batch_size=8,
-            cpus_per_worker=cpus,
-            gpus_per_worker=0.0,
-            memory_gb=None,
-        )
-
-    assert [node.name for node in exclude_avoided(nodes, {"a"}, [wanting(2)])] == ["b"]
-    assert [node.name for node in exclude_avoided(nodes, {"a"}, [wanting(2), wanting(4)])] == ["a", "b"]
-    assert [node.name for node in exclude_avoided(nodes, set(), [wanting(9)])] == ["a", "b"]
-    assert [node.name for node in exclude_avoided(nodes, {"a"}, [wanting(9)])] == ["b"], "it fits nowhere"

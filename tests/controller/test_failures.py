@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ensemble.controller.failure_policy import RetryPolicy
-from ensemble.controller.failures import FailureTracker
-from ensemble.schedule import Node, pack
+from ensemble.controller.failures import FailureTracker, RetryPolicy
+from ensemble.schedule.needs import Node
+from ensemble.schedule.packing import pack
 from ensemble.spec import Identity
 
 PLAIN: dict[str, Any] = {"params": {}, "seed": 0, "threads": 1, "precision": "fp32", "epochs": 1, "batch_size": 8}

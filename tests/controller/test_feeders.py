@@ -13,7 +13,8 @@ from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.feeders import Feeders, SharedStream, choose_ring_capacity
 from ensemble.controller.node_table import NodeTable
 from ensemble.controller.session_state import SessionState
-from ensemble.schedule import Node, Placement, Start
+from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.placement import Start
 from ensemble.spec import Ensemble, Recipe
 from ensemble.store import RunDir, RunState
 from pipelines import Peers, Pipeline, sources
@@ -35,7 +36,7 @@ class Decided:
     def __init__(self, tmp_path: Path, sharing: str, members: int = 3) -> None:
         self.declared = Ensemble(
             name="feeders",
-            recipe=Recipe(model=len, loss=len),
+            recipe=Recipe(model=len, loss=len, task="classification"),
             train=Pipeline(sources.arrays(x=np.zeros((64, 2), np.float32))),
             members=[{"n": n} for n in range(members)],
             sharing=sharing,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
+from test_controller import Simulated
+from test_queue import _nothing_is_waited_for  # noqa: F401
 
 from ensemble.controller.controller import Controller
 from ensemble.executors import EventHandler
-from ensemble.schedule import Node, Placement
+from ensemble.schedule.needs import Node, Placement
 from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, Search, choice
 from ensemble.store import (
     EventLog,
@@ -38,7 +39,7 @@ def an_ensemble(rates: Sequence[float], **options: Any) -> Ensemble:
     """Members of these rates (samples/s with one worker, by their hyperparameter), all left to measurement."""
     defaults: dict[str, Any] = {
         "name": "planned",
-        "recipe": Recipe(model=len, loss=len),
+        "recipe": Recipe(model=len, loss=len, task="classification"),
         "train": Pipeline(sources.arrays(x=np.zeros((SAMPLES, 2), np.float32))),
         "members": [{"rate": rate} for rate in rates],
         "epochs": 4,
@@ -49,14 +50,10 @@ def an_ensemble(rates: Sequence[float], **options: Any) -> Ensemble:
     return Ensemble(**{**defaults, **options})
 
 
-class Cluster:
+class Cluster(Simulated):
     """Nodes on which w workers train at w ** 0.8 times a member's rate; the clock jumps to what comes next."""
 
     name = "cluster"
-    in_process = False
-    clock = None
-    cluster: Sequence[Node] | None = None
-    metrics = None
     gpu_share = 1.0  # that a worker keeps busy
 
     def __init__(self, *nodes: Node, memory_gb: float = 0.1, end_after: int | None = None) -> None:
@@ -82,8 +79,6 @@ class Cluster:
     def expect_readers(self, node: str, cohort: int, members: int) -> None: ...
 
     def stop_feeder(self, node: str, cohort: int) -> None: ...
-
-    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None: ...
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         job = jobs[0]
@@ -161,17 +156,6 @@ class Cluster:
             )
 
     def kill(self, member: str) -> None: ...
-
-    def release(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@pytest.fixture(autouse=True)
-def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 def run(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, list[dict[str, Any]]]:
@@ -269,12 +253,6 @@ def test_equal_members_that_select_other_gpus_are_measured_on_each(tmp_path: Pat
         for event in of(said, "profile"):
             found[event["device"]].update(event["members"])
         assert list(found.values()) == [{"member-0", "member-1"}, {"member-2", "member-3"}]
-
-
-def test_on_gpus_widths_even_out_the_rates_of_members_that_train_together(tmp_path: Path) -> None:
-    cluster = Cluster(gpus("a", 5))
-    run(tmp_path / "run", an_ensemble([10, 40]), cluster)
-    assert {member: workers for member, workers, *_ in cluster.launched} == {"member-0": 4, "member-1": 1}
 
 
 def test_equal_members_are_measured_once_and_a_resume_measures_nothing(tmp_path: Path) -> None:
@@ -377,14 +355,6 @@ def test_memory_that_was_measured_is_never_oversubscribed(tmp_path: Path) -> Non
     assert most == 2
 
 
-def test_what_was_declared_is_not_measured_and_stays(tmp_path: Path) -> None:
-    declared = Resources(workers=2, cpus_per_worker=0.5, gpus_per_worker=0.5, memory_gb=1.0)
-    cluster = Cluster(gpus("a", 2))
-    state, said = run(tmp_path / "run", an_ensemble([20] * 5, resources=declared), cluster)
-    assert not cluster.sessions and not of(said, "planned")
-    assert {m.identity["workers"] for m in state.members.values()} == {2}
-
-
 class OneIsSlower(Cluster):
     """The first member was measured as fast as the others, and turns out to be three times slower."""
 
@@ -419,31 +389,6 @@ def test_the_last_member_is_widened_only_where_the_ensemble_is_elastic(tmp_path:
         widths = [workers for member, workers, *_ in cluster.launched if member == slow]
         assert {member.state for member in state.members.values()} == {"finished"}
         assert widths == sorted(set(widths)) and (len(widths) > 1) == elastic
-
-
-def test_members_that_only_slow_each_other_down_share_a_gpu_no_longer(tmp_path: Path) -> None:
-    class Crowded(Cluster):
-        gpu_share = 0.25
-
-        def _next(self, job: Job, epoch: int) -> None:
-            beside = sum(one.identity.member not in self.over for one, _ in self.live.values())
-            self.slower[job.identity.member] = max(1.0, 2.0 * (beside - 1))
-            super()._next(job, epoch)
-
-        @property
-        def over(self) -> set[str]:
-            return {member for member, (job, _) in self.live.items() if self.done[member] == job.identity.epochs}
-
-    cluster = Crowded(gpus("a", 1))
-    state, said = run(tmp_path / "run", an_ensemble([20] * 16, resources=Resources()), cluster)
-    assert {member.state for member in state.members.values()} == {"finished"}
-    together, most = 0, []
-    for event in said:
-        together += (event["type"] == "placed") - (event["type"] == "finished")
-        most.append(together)
-    half = len(most) // 2
-    assert max(most[:half]) == 4, "as their shares say"
-    assert max(most[half:]) < 4, "as it was seen"
 
 
 def test_trials_are_settled_by_what_was_measured_of_those_before_them(tmp_path: Path) -> None:

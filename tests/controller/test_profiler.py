@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold
+from kit.event_dicts import fold
 from profiling_members import an_ensemble, train
 
 from ensemble import Ensemble, Member
 from ensemble.controller.actions import Action, Launch
 from ensemble.controller.performer import Performer
 from ensemble.controller.profiler import Profiler
+from ensemble.controller.starts import make_trials
 from ensemble.executors import Executor, make_executor
-from ensemble.schedule import Node, Profile, apply_profile, pack
-from ensemble.schedule.profiles import compute_own_rate
-from ensemble.search.trials import make_trials
+from ensemble.schedule.needs import Node
+from ensemble.schedule.packing import pack
+from ensemble.schedule.profiles import Profile, apply_profile, compute_own_rate
 from ensemble.spec import Identity
 from ensemble.store import EventLog, RunDir, RunState
 from ensemble.train import Job
@@ -129,7 +130,7 @@ def test_what_was_measured_is_in_the_log_and_not_measured_again(
 ) -> None:
     _, nodes, run_dir = local
     known = fold(measured.told).profiles.values()
-    again = Profiler([], run_dir, lambda kind, **fields: None, known=known)
+    again = Profiler([], run_dir, lambda kind, **fields: None, earlier=known)
     wanted = [identity.member for identity in again.select_members(measured.identities, nodes)]
     assert wanted == ["member-3", "member-5"]
     assert not measured.profiler.select_members(measured.identities, nodes)

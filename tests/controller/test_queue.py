@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from property_examples import examples
+from kit.event_dicts import collect_notices, fold, read_events
 from test_controller import Simulated, an_ensemble, run, states
 
-from ensemble.reporting.sections.notices import collect_notices
 from ensemble.spec import Search, uniform
 from ensemble.store import RunDir, write_request
 from ensemble.store import read_events as read_typed
@@ -211,56 +207,6 @@ def test_what_cannot_be_done_is_answered(tmp_path: Path) -> None:
     assert len(told) == len(refused) and not any(done for _, done, _ in told)
     for verb, _, said in refused:
         assert any(verb == told_of and said in why for told_of, _, why in told), said
-
-
-@settings(examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    seed=st.integers(0, 2**16),
-    asks=st.lists(
-        st.tuples(
-            st.integers(0, 60),
-            st.sampled_from(["pause", "pause", "resume", "cancel"]),
-            st.sampled_from([None, 0, 1, 2, 3]),
-        ),
-        max_size=8,
-    ),
-    faults=st.dictionaries(
-        st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 1)),
-        st.sampled_from(["error", "lost"]),
-        max_size=2,
-    ),
-)
-def test_whatever_is_asked_when_every_request_is_answered_and_every_member_ends(
-    seed: int, asks: list[Any], faults: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("asked") / "run"
-    count, idle = [0], [0]
-
-    def ask(event: dict[str, Any]) -> None:
-        for at, verb, number in asks:
-            if at == count[0]:
-                write_request(path, verb, **asked(verb, number)[1])
-        count[0] += 1
-
-    class Idle(Simulated):
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            if (
-                not any(self.scripts.values())
-                and "paused" in states(fold(read_events(RunDir(path).events))).values()
-            ):
-                idle[0] += 1
-                write_request(path, "resume")
-            return super().events(timeout_s)
-
-    state = run(path, an_ensemble(epochs=3, sharing="node", retries=2), Idle(2, faults, seed, before=ask))
-    assert set(states(state).values()) <= {"finished", "cancelled"}
-    for member in state.members.values():
-        cancels = [a for a in asks if a[1] == "cancel" and a[2] in (None, member.number)]
-        assert member.state == "finished" or cancels
-        if member.state == "finished":
-            assert [e.epoch for e in member.history] == [0, 1, 2]
-    made = sum(at < count[0] for at, _, _ in asks) + idle[0]
-    assert len(answers(path)) == made and not any(RunDir(path).requests.iterdir())
 
 
 def test_a_member_is_added_to_the_stream_that_runs(tmp_path: Path) -> None:

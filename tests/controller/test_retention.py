@@ -15,8 +15,8 @@ import torch
 from ensemble.events import Checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "executors"))
-from event_dicts import fold, read_events
-from execute_members import loss, momentum, samples
+from kit.event_dicts import fold, read_events
+from kit.execute_members import loss, momentum, samples
 
 import ensemble
 from ensemble import EarlyStopping, Ensemble, Member, Recipe, Resources, Search, uniform
@@ -63,7 +63,7 @@ def declare(keep_checkpoints: str = "all", **options: Any) -> Ensemble:
     )
     return Ensemble(
         name="kept",
-        recipe=Recipe(model=model, optimizer=momentum, loss=loss),
+        recipe=Recipe(model=model, optimizer=momentum, loss=loss, task="classification"),
         train=samples(96, 0),
         valid=samples(48, 1),
         **{"epochs": EPOCHS, "keep_checkpoints": keep_checkpoints, "combine": "greedy", **usual, **options},

@@ -18,10 +18,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from event_dicts import as_dict, collect_notices, fold
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.event_dicts import as_dict, collect_notices, fold
+from kit.property_examples import examples
 from test_controller import DECLARED, an_ensemble
 
 from ensemble.controller.actions import (
@@ -40,11 +40,10 @@ from ensemble.controller.actions import (
     StartFeeder,
     StopFeeder,
 )
-from ensemble.controller.costs import WAIT_S
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.session import Session
 from ensemble.events import COSTS
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from ensemble.spec import Ensemble, Identity, Member, Search, uniform
 from ensemble.store import RunDir, RunState
 from ensemble.store.member import ENDED
@@ -129,6 +128,7 @@ class World:
         self.ended: Counter[int] = Counter()
         self.asked = itertools.count()
         self.unanswered: set[str] = set()
+        self.cancelled: set[str] = set()  # of which a user asked it
         self.seen = 0  # events of the log in which answers were looked for
         self.now = 100.0
         stream = SharedStream(ensemble)
@@ -416,6 +416,10 @@ class World:
         elif how != "all":
             request["member"] = self.random.choice([*members, "nobody"])
         self.unanswered.add(request["id"])
+        if verb == "cancel":
+            to_come = (f"member-{number}" for number in range(len(members) + TRIALS))  # trials are cancelled, too
+            of_all = [*members, *to_come]
+            self.cancelled.update([request["member"]] if "member" in request else of_all)
         self.handle({"type": "request", "request": request, "refused": None})
 
     def step(self) -> None:
@@ -515,6 +519,8 @@ class World:
             assert {member.state for member in state.run.members.values()} <= ENDED
             possible = [member for member in state.run.members.values() if member.reason != "impossible"]
             assert set(self.ended) == {member.number for member in possible}
+            cancelled = {id for id, member in state.run.members.items() if member.state == "cancelled"}
+            assert cancelled <= self.cancelled, "who was not cancelled ends by itself"
         assert not self.ended or max(self.ended.values()) == 1, "a trial ends once"
         self.perform(self.session.stop_feeders())
         while self.later:
@@ -530,13 +536,15 @@ def declare(kind: str, workers: int) -> Ensemble:
     # Of three ranks no node has room for all: they are on two.
     resources = replace(DECLARED, workers=workers, cpus_per_worker=1.0 if workers == 3 else 1 / workers)
     second = {"further_objectives": [kind]} if kind in COSTS else {}
-    search = {} if kind == "list" else {"search": Search({"n": uniform(0, 1)}, trials=TRIALS, **second)}
-    listed = {"members": [{"n": n} for n in range(7)]} if kind == "list" else {}
-    keep = {"keep_checkpoints": "all" if kind == "list" else "selected"}
-    return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed, **keep)
+    is_listed = kind in ("list", "alone")
+    search = {} if is_listed else {"search": Search({"n": uniform(0, 1)}, trials=TRIALS, **second)}
+    listed = {"members": [{"n": n} for n in range(7)]} if is_listed else {}
+    keep = {"keep_checkpoints": "all" if is_listed else "selected"}
+    sharing = "independent" if kind == "alone" else "node"
+    return an_ensemble(sharing=sharing, retries=2, epochs=3, resources=resources, **search, **listed, **keep)
 
 
-@pytest.mark.parametrize("kind", ["list", "search", "energy_j"])
+@pytest.mark.parametrize("kind", ["list", "alone", "search", "energy_j", "cpu_s"])
 @given(
     random=st.randoms(use_true_random=False),
     workers=st.integers(1, 3),
@@ -567,13 +575,6 @@ def end(world: World, process: Process) -> None:
     world.reconcile()
 
 
-@examples(12)
-@given(random=st.randoms(use_true_random=False), steps=st.integers(0, 100))
-def test_members_that_share_nothing_are_placed_once_and_end(random: Random, steps: int) -> None:
-    world = World(replace(declare("list", 1), sharing="independent"), random)
-    world.live_through(steps)
-
-
 def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> None:
     world, process = begin("energy_j", 3)
     assert set(process.nodes) == {"a", "b"}
@@ -600,17 +601,8 @@ def test_power_up_to_a_time_before_the_end_of_a_trial_is_not_its_cost() -> None:
     power = {"type": "power", "origin": "estimated", "node": process.nodes[0], "watts": 1.0}
     world.handle({**power, "until": world.session.state.t - 1.0})
     world.reconcile()
-    assert not world.ended, "rows of an external meter come late"
+    assert not world.ended, "power of its last seconds comes later"
     world.handle({**power, "until": world.session.state.t})
-    world.reconcile()
-    assert world.ended[process.identity.number] == 1
-
-
-def test_a_trial_on_a_node_that_meters_no_more_has_its_cost_after_a_few_seconds() -> None:
-    world, process = begin("energy_j")
-    end(world, process)
-    assert not world.ended
-    world.now += WAIT_S
     world.reconcile()
     assert world.ended[process.identity.number] == 1
 
@@ -653,17 +645,6 @@ def test_progress_is_logged_the_more_seldom_the_older_the_run_is() -> None:
     assert count(40) == 40, "all of a short run"
     world.now += 5000.0
     assert count(61) == 3, "each half a minute"
-
-
-def test_cpu_seconds_are_known_when_the_processes_are_gone() -> None:
-    world, process = begin("cpu_s")
-    process.end("finished", "finished", metrics={"accuracy": 0.5})
-    world.report(process)
-    world.reconcile()
-    assert not world.ended, "its process may have used more"
-    world.report(process)
-    world.reconcile()
-    assert world.ended[process.identity.number] == 1
 
 
 def test_a_session_opens_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.property_examples import examples
 
 from ensemble.controller.waiting_window import WaitingWindow
-from ensemble.schedule import ClusterSnapshot, Node, decide_starts
-from ensemble.schedule.needs import compute_need
+from ensemble.schedule.needs import Node, compute_need
+from ensemble.schedule.placement import ClusterSnapshot, decide_starts
 from ensemble.spec import Identity
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from event_dicts import read_events
+from kit.event_dicts import read_events
 from slurm_cluster import SlurmCluster
 
 from ensemble.store import RunDir

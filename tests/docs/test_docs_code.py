@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from code_blocks import PAGES, ROOT, SHELLS, Block, read_blocks, read_commands
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
 
 from benchmarks.__main__ import make_parser
-from ensemble.cli.parser import _make_parser
+from ensemble.cli.parser import make_command_parser
 
 BLOCKS = {page: read_blocks(page) for page in PAGES}
 
@@ -123,7 +123,11 @@ def test_each_command_of_a_shell_block_is_one(capsys: pytest.CaptureFixture[str]
             if words[0] == "ensemble" or of_studies:
                 seen += 1
                 try:
-                    (make_parser().parse_args(words[3:]) if of_studies else _make_parser().parse_args(words[1:]))
+                    (
+                        make_parser().parse_args(words[3:])
+                        if of_studies
+                        else make_command_parser().parse_args(words[1:])
+                    )
                 except SystemExit:
                     wrong.append((block.where, " ".join(words), capsys.readouterr().err))
             elif words[0] == "make":

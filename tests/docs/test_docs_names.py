@@ -16,7 +16,7 @@ from code_blocks import PAGES, ROOT, inline_codes
 import ensemble
 import pipelines
 from benchmarks.__main__ import make_parser
-from ensemble.cli.parser import _make_parser
+from ensemble.cli.parser import make_command_parser
 
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "tests" / "faults" / "README.md"]
 
@@ -37,7 +37,11 @@ NO_NAMES = {
 #: Commands that went, which the changelog and decision records name.
 GONE = r"ensemble (bench|top|report --mlperf|doctor --power|export-data|prune-runs)\b"
 GONE += r"|python -m benchmarks (many|batches --parts)\b"
-GONE += r"|ensemble (tag|cache|verify .*--repair)"
+GONE += r"|ensemble (report --samples|dashboard --viewer)"
+GONE += r"|ensemble (tag|cache|verify .*--(repair|contents))"
+GONE += r"|.*--ray-dashboard"
+#: Calls that the changelog names and that had arguments which are gone.
+GONE_CALLS = r"Peers\(transport="
 
 
 def find_wrong(is_wrong: Callable[[str], bool]) -> tuple[int, list[str]]:
@@ -49,8 +53,8 @@ def find_wrong(is_wrong: Callable[[str], bool]) -> tuple[int, list[str]]:
 @functools.cache
 def commands() -> dict[str, str]:
     """The help of each command, in full."""
-    found = {"ensemble": _make_parser().format_help()}
-    for command, whole in (("ensemble", _make_parser()), ("python -m benchmarks", make_parser())):
+    found = {"ensemble": make_command_parser().format_help()}
+    for command, whole in (("ensemble", make_command_parser()), ("python -m benchmarks", make_parser())):
         action = next(a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
         for name, parser in action.choices.items():
             inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
@@ -142,7 +146,7 @@ def test_arguments_and_attributes_of_public_classes_named_in_the_text_exist() ->
 
     def is_wrong(code: str) -> bool:
         nonlocal seen
-        named = list(find_named(code))
+        named = [] if re.match(GONE_CALLS, code) else list(find_named(code))
         seen += len(named)
         return any(name not in known for known, name in named)
 

@@ -128,7 +128,7 @@ def test_entries_of_several_names_become_entries_of_each() -> None:
 def test_the_page_of_options_has_every_name_and_option_with_its_default() -> None:
     import ast
 
-    from ensemble.spec import loops, options
+    from ensemble.spec import loops, options, samplers
 
     tables = {
         "optimizer": options.OPTIMIZERS,
@@ -137,9 +137,9 @@ def test_the_page_of_options_has_every_name_and_option_with_its_default() -> Non
         "communicator": options.COMMUNICATORS,
         "averaging": loops.AVERAGES,
         "compile": loops.COMPILES,
-        "Search.sampler": options.SAMPLERS,
-        "Search.pruner": options.PRUNERS,
-        "Search.objective": options.OBJECTIVES,
+        "Search.sampler": samplers.SAMPLERS,
+        "Search.pruner": samplers.PRUNERS,
+        "Search.objective": samplers.OBJECTIVES,
     }
     sections = (REFERENCE / "options.md").read_text().split("\n## ")[1:]
     shown = {}

@@ -1,16 +1,10 @@
-"""A small search on handwritten digits; run as a program it is a driver that may be killed.
-
-python search_cases.py RUN_DIR '{"sampler": "tpe", ...}'
-"""
+"""A small search on handwritten digits."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from typing import Any
 
-import ensemble
 from ensemble import Ensemble, Recipe, Resources, Search, integer, loguniform
 from pipelines import Pipeline, sources, stages
 
@@ -68,7 +62,3 @@ def declared(
         gate_timeout_s=300,
         capacity=3 * batch_size,
     )
-
-
-if __name__ == "__main__":
-    ensemble.submit(declared(**json.loads(sys.argv[2])), sys.argv[1], executor="local").wait()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from finished_runs import finished_hashes, of_kind
+from kit.finished_runs import finished_hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Recipe, Resources, Search, choice
-from ensemble.store import StoreError
 from pipelines import Pipeline, sources, stages
 
 SAMPLES, EPOCHS = 64, 3
@@ -44,7 +42,6 @@ def decoded(seed: int = 1) -> Pipeline:
 
 
 BASE = decoded()
-CHANGED = decoded().map(stages.random_flip("image", p=0.9))
 
 
 def augmented(params: dict[str, Any]) -> Pipeline:
@@ -109,17 +106,3 @@ def test_trials_share_too_and_where_nothing_is_common_that_is_said(
     trained(tmp_path / "apart", made)
     assert "nothing is shared" in caplog.text and "seed" in caplog.text
     assert all(e["shared_batches"] == 0 for e in of_kind(tmp_path / "apart", "epoch"))
-
-
-@pytest.mark.more  # other data are refused: tests/test_api.py
-def test_a_run_goes_on_only_with_the_pipelines_that_its_members_had(tmp_path: Path) -> None:
-    made = declared(epochs=1)
-    trained(tmp_path / "run", made, "inline")
-    longer = dataclasses.replace(made, epochs=1, members=[*(made.members or ()), {"lr": 0.2, "flip": True}])
-    trained(tmp_path / "run", longer, "inline")
-
-    def changed(params: dict[str, Any]) -> Pipeline:
-        return CHANGED.map(stages.scale("image"))
-
-    with pytest.raises(StoreError, match="the training pipeline of member-0 is another one"):
-        ensemble.submit(dataclasses.replace(longer, train=changed), tmp_path / "run", executor="inline").wait()

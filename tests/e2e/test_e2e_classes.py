@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from event_dicts import collect_notices, read_events
+from kit.event_dicts import collect_notices, read_events
 from PIL import Image
 from torch import nn
 
 import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.artifact import ArtifactError, predict
-from ensemble.cli.parser import main
 from ensemble.store import RunDir
 from pipelines import Pipeline, sources, stages
 
@@ -141,7 +140,7 @@ def test_members_are_evaluated_again_on_other_numbers_of_classes(folder: Path, t
 
 
 def test_shared_samples_are_said_before_training_and_in_the_report(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train = prepare(folder / "train")
     declared = declare(train, prepare(folder / "train"), epochs=1, members=[{}])
@@ -152,12 +151,3 @@ def test_shared_samples_are_said_before_training_and_in_the_report(
     assert said in run.wait().summary()
     assert any(said in notice.text for notice in collect_notices(read_events(RunDir(tmp_path / "run").events)))
     assert said in (tmp_path / "run" / "report.html").read_text()
-    spec = tmp_path / "spec.py"
-    spec.write_text(
-        "import numpy as np\nfrom ensemble import Ensemble, Recipe\nfrom pipelines import Pipeline, sources\n"
-        "def spec():\n    pipe = Pipeline(sources.arrays(x=np.zeros(4)))\n"
-        "    recipe = Recipe(model=len, loss=lambda net, batch: None)\n"
-        "    return Ensemble(name='x', recipe=recipe, members=[{}], train=pipe, test=pipe)\n"
-    )
-    assert main(["run", str(spec), "--run-dir", str(tmp_path / "refused")]) == 2
-    assert "test shares 4 of its 4 samples with train" in capsys.readouterr().err

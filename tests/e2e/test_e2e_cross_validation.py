@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from event_dicts import fold, read_events
-from finished_runs import finished_hashes, of_kind
-from sklearn.datasets import load_breast_cancer, load_diabetes
-from sklearn.linear_model import LogisticRegression, Ridge
+from kit.finished_runs import finished_hashes, of_kind, read_state
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import PredefinedSplit, TimeSeriesSplit, cross_val_predict
+from sklearn.model_selection import TimeSeriesSplit
 from torch import nn
 from torch.nn import functional
 
 import ensemble
-from ensemble import EarlyStopping, Ensemble, Folds, Member, Recipe, Resources, SpecError
+from ensemble import EarlyStopping, Ensemble, Folds, Member, Recipe, Resources
 from ensemble.store import DamagedError
 from pipelines import Pipeline, sources
 
@@ -35,16 +31,10 @@ def scale(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 CANCER_X, CANCER_Y = load_breast_cancer(return_X_y=True)
 CANCER_X = scale(CANCER_X)[:, :8]
-DIABETES_X, DIABETES_Y = load_diabetes(return_X_y=True)
-DIABETES_X, DIABETES_Y = scale(DIABETES_X), scale(DIABETES_Y)
 
 
 def cancer() -> Any:
-    return sources.arrays(x=CANCER_X, label=CANCER_Y.astype(np.int64), day=np.arange(len(CANCER_Y)))
-
-
-def diabetes() -> Any:
-    return sources.arrays(x=DIABETES_X, y=DIABETES_Y, day=np.arange(len(DIABETES_Y))[::-1].copy())
+    return sources.arrays(x=CANCER_X, label=CANCER_Y.astype(np.int64), day=np.arange(len(CANCER_Y))[::-1].copy())
 
 
 def logistic(params: dict[str, Any]) -> nn.Module:
@@ -56,33 +46,16 @@ def logistic(params: dict[str, Any]) -> nn.Module:
 
 def logistic_loss(net: Any, batch: Any) -> Any:
     """Of scikit-learn's LogisticRegression(C=1 / (n * PENALTY)), by sample, where the weights' mean is 1."""
-    marker = os.environ.get("KILL_ONCE")
-    if marker and net.training and (batch.epoch, batch.step) == (1, 1):
-        with contextlib.suppress(FileExistsError), open(marker, "x"):
-            os.kill(os.getpid(), signal.SIGKILL)
     second = net.weight[1] - net.weight[0]
     x = batch["x"][:, : net.in_features]
     losses = functional.cross_entropy(net(x), batch["label"], reduction="none")
     return losses + PENALTY / 2 * second.square().sum() if net.training else losses
 
 
-def linear(params: dict[str, Any]) -> nn.Module:
-    net = nn.Linear(10, 1)
-    nn.init.zeros_(net.weight)
-    nn.init.zeros_(net.bias)
-    return net
-
-
-def ridge_loss(net: Any, batch: Any) -> Any:
-    return (net(batch["x"])[:, 0] - batch["y"]).square() + PENALTY * net.weight.square().sum() * net.training
-
-
 def nearly_newton(net: Any, params: dict[str, Any]) -> Any:
-    """SGD by gradients times the inverse Hessian of all samples; of logistic losses its bound (Boehning 1992)."""
-    x, curvature = (CANCER_X, 0.25) if net.out_features == 2 else (DIABETES_X, 2.0)
-    x = x[:, : net.in_features].astype(np.float64)
-    penalty = PENALTY * (1 if net.out_features == 2 else 2)
-    hessian = curvature * x.T @ x / len(x) + penalty * np.eye(x.shape[1])
+    """SGD by gradients times the inverse of a bound of the Hessian of all samples (Boehning 1992)."""
+    x, curvature = CANCER_X[:, : net.in_features].astype(np.float64), 0.25
+    hessian = curvature * x.T @ x / len(x) + PENALTY * np.eye(x.shape[1])
     inverse = torch.from_numpy(np.linalg.inv(hessian)).float()
     net.weight.register_hook(lambda gradient: gradient @ inverse)
     net.bias.register_hook(lambda gradient: gradient / curvature)
@@ -109,23 +82,9 @@ def declare(**options: Any) -> Ensemble:
     return Ensemble(**{**usual, **options})
 
 
-def declare_regression(**options: Any) -> Ensemble:
-    recipe = Recipe(
-        model=linear, loss=ridge_loss, optimizer=nearly_newton, target="y", task="regression", objective="loss"
-    )
-    usual = {
-        "recipe": recipe,
-        "members": [{"lr": 1.0}] * K,
-        "weights": Folds(K),
-        "train": Pipeline(diabetes(), seed=0),
-        "batch_size": len(DIABETES_Y),
-    }
-    return declare(**{**usual, **options})
-
-
 def run(declared: Ensemble, run_dir: Path, executor: str = "inline") -> Any:
     ensemble.submit(declared, run_dir, executor=executor).wait()
-    combined = fold(read_events(run_dir / "events.jsonl")).combined
+    combined = read_state(run_dir).combined
     assert combined is not None
     return combined
 
@@ -169,56 +128,29 @@ def test_predictions_and_figures_of_a_converged_model_are_those_of_cross_val_pre
     assert combined.uncertainty is None  # the members of a fold's sample are one, and cannot disagree
 
 
-@pytest.mark.more
-def test_ridge_regression_is_that_of_cross_val_predict(tmp_path: Path) -> None:
-    combined = run(declare_regression(epochs=25, combine="average"), tmp_path / "run")
-    n = len(DIABETES_Y)
-    folds = folds_of(tmp_path / "run", range(K), n)
-    expected = np.empty(n)
-    for held_out in range(K):
-        kept = folds != held_out
-        expected[~kept] = (
-            Ridge(alpha=PENALTY * kept.sum()).fit(DIABETES_X[kept], DIABETES_Y[kept]).predict(DIABETES_X[~kept])
-        )
-    same_alpha = cross_val_predict(
-        Ridge(alpha=PENALTY * n * (K - 1) / K), DIABETES_X, DIABETES_Y, cv=PredefinedSplit(folds)
-    )
-    found = ensemble.load_predictions(tmp_path / "run", "valid").values
-    assert np.abs(found - expected).max() < 1e-3 and np.abs(found - same_alpha).max() < 2e-3
-    assert combined.metrics["ensemble"]["rmse"] == pytest.approx(np.sqrt(np.mean((found - DIABETES_Y) ** 2)))
-
-
-@pytest.mark.more
 def test_blocks_in_time_are_those_of_time_series_split_and_the_start_is_not_predicted(tmp_path: Path) -> None:
-    declared = declare_regression(epochs=60, weights=Folds(K, by="day", gap=3), combine="average")
-    combined = run(declared, tmp_path / "run")
-    n = len(DIABETES_Y)
-    x, y = DIABETES_X[::-1], DIABETES_Y[::-1]  # the days go down
-    found = ensemble.load_predictions(tmp_path / "run", "valid")
-    expected = np.full(n, np.nan)
-    for before, block in TimeSeriesSplit(K, gap=3).split(x):
-        model = Ridge(alpha=PENALTY * len(before)).fit(x[before], y[before])
-        expected[n - 1 - block] = model.predict(x[block])
-    assert np.array_equal(found.index, np.flatnonzero(~np.isnan(expected)))
-    assert np.abs(found.values - expected[found.index]).max() < 2e-3
-    assert combined.metrics["ensemble"]["rmse"] > 0
+    run(declare(epochs=1, weights=Folds(K, by="day", gap=3), combine="average"), tmp_path / "run")
+    days = np.arange(len(CANCER_Y))
+    for number, (before, block) in enumerate(TimeSeriesSplit(K, gap=3).split(days)):
+        saved = ensemble.load_predictions(tmp_path / "run", "valid", f"member-{number}")
+        assert np.array_equal(np.sort(saved.index), np.sort(len(days) - 1 - block)), "the days go down"
+        (epoch,) = of_kind(tmp_path / "run", "epoch", f"member-{number}")
+        assert epoch["samples"] == len(before)
+    merged = ensemble.load_predictions(tmp_path / "run", "valid")
+    assert np.array_equal(merged.index, np.arange(len(days) // (K + 1) * K))
 
 
 @pytest.mark.more
 def test_repeated_folds_average_the_members_of_all_partitions(tmp_path: Path) -> None:
-    folds = Folds(3, repeats=2, stratify="label")
-    run(declare(members=[{"lr": 0.5}] * folds.members, weights=folds, combine="average"), tmp_path / "run")
-    first, second = (folds_of(tmp_path / "run", range(at, at + 3), len(CANCER_Y)) for at in (0, 3))
-    assert (first >= 0).all() and (second >= 0).all() and not np.array_equal(first, second)
-    saved = [ensemble.load_predictions(tmp_path / "run", "valid", f"member-{m}") for m in range(6)]
+    members = [{"lr": 0.5}] * 6
+    run(
+        declare(members=members, weights=Folds(3, repeats=2), combine="average", calibrate=False), tmp_path / "run"
+    )
     mean = np.zeros((len(CANCER_Y), 2))
-    for one in saved:
-        mean[one.index] += one.values / 2
-    found = ensemble.load_predictions(tmp_path / "run", "valid")
-    raw = np.log(found.values)
-    # The calibration divides logarithms by one number; the order of samples and the mean are what it leaves.
-    ratio = (raw[:, 1] - raw[:, 0]) / (np.log(mean[:, 1]) - np.log(mean[:, 0]))
-    assert np.ptp(ratio) < 1e-3 * abs(ratio.mean())
+    for number in range(6):
+        saved = ensemble.load_predictions(tmp_path / "run", "valid", f"member-{number}")
+        mean[saved.index] += saved.values / 2
+    assert np.allclose(ensemble.load_predictions(tmp_path / "run", "valid").values, mean, atol=1e-6)
 
 
 # --- several configurations -------------------------------------------------------------------------------------
@@ -253,33 +185,12 @@ def test_a_stack_is_scikit_learns_on_the_same_out_of_fold_matrix(several: Path) 
     best = None
     for penalty in (0.001, 0.01, 0.1, 1.0):
         model = LogisticRegression(C=penalty, max_iter=1000).fit(features, CANCER_Y)
-        coefficients = loaded.stack.coefficients.numpy()[1].reshape(3, K, 2)
+        coefficients = loaded.stack.coefficients.numpy()[1].T.reshape(3, K, 2)
         # The members of a configuration have equal parts of its coefficient.
         assert np.ptp(coefficients, axis=1).max() < 1e-6
         difference = np.abs(coefficients.sum(axis=1) - model.coef_.reshape(3, 2)).max()
         best = difference if best is None else min(best, difference)
     assert best is not None and best < 1e-3
-
-
-def test_weights_of_configurations_are_shared_by_their_members(several: Path) -> None:
-    shutil.copytree(several, several.with_name("copy"))
-    loaded = ensemble.load(several, combine="weighted")
-    weights = dict(zip(loaded.member_ids, loaded.weights.tolist(), strict=True))
-    by_configuration = [[weights.get(f"member-{m}", 0.0) for m in range(at * K, (at + 1) * K)] for at in range(3)]
-    assert all(np.ptp(each) < 1e-6 for each in by_configuration)
-    assert sum(map(sum, by_configuration)) == pytest.approx(1, abs=1e-6)
-    # Brute force over the simplex, of the log loss of the out-of-fold mixture.
-    matrices = []
-    for at in range(3):
-        true = np.empty(len(CANCER_Y))
-        for member in range(at * K, (at + 1) * K):
-            one = ensemble.load_predictions(several, "valid", f"member-{member}")
-            true[one.index] = one.values[np.arange(len(one)), CANCER_Y[one.index]]
-        matrices.append(true)
-    grid = [(a, b, 1 - a - b) for a in np.linspace(0, 1, 51) for b in np.linspace(0, 1 - a, 51)]
-    least = min(-np.log(np.tensordot(w, matrices, 1)).mean() for w in grid)
-    reached = -np.log(np.tensordot([sum(each) for each in by_configuration], matrices, 1)).mean()
-    assert reached <= least + 1e-4
 
 
 def test_damaged_out_of_fold_predictions_are_refused_by_their_digest(several: Path, tmp_path: Path) -> None:
@@ -288,22 +199,6 @@ def test_damaged_out_of_fold_predictions_are_refused_by_their_digest(several: Pa
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(DamagedError, match="member-5"):
         ensemble.load_predictions(copy, "valid")
-
-
-# --- kill and resume --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.more
-def test_a_killed_member_predicts_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"batch_size": 64, "epochs": 3, "keep": "best", "checkpoint_every": 1}
-    run(declare(**options), tmp_path / "alone")
-    monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
-    run(declare(**options), tmp_path / "run", "local")
-    assert (tmp_path / "killed").exists() and len(of_kind(tmp_path / "run", "failed")) == 1
-    assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "alone")
-    for member in (None, *(f"member-{m}" for m in range(K))):
-        one, other = (ensemble.load_predictions(tmp_path / name, "valid", member) for name in ("run", "alone"))
-        assert np.array_equal(one.index, other.index) and np.array_equal(one.values, other.values)
 
 
 @pytest.mark.more
@@ -337,18 +232,12 @@ def test_a_train_function_is_evaluated_on_its_fold_and_may_predict_nothing_else(
             rows = [(predict_cancer(net, batch), batch["index"].clone()) for batch in member.batches(split)]
         member.predictions("valid", *(torch.cat(part) for part in zip(*rows, strict=True)))
 
-    declared = declare(recipe=train, members=[{"split": "valid"}] * K, objective="loss", retries=0)
-    combined = run(declared, tmp_path / "run")
+    options: dict[str, Any] = {"recipe": train, "objective": "loss", "retries": 0}
+    combined = run(declare(members=[{"split": "valid"}] * K, **options), tmp_path / "run")
     found = ensemble.load_predictions(tmp_path / "run", "valid")
     assert len(found) == len(CANCER_Y) and combined.metrics["ensemble"]["accuracy"] > 0.8
-    with_test = declare(
-        recipe=train,
-        members=[{"split": "test"}] * K,
-        test=Pipeline(cancer()),
-        allow_overlap=True,
-        objective="loss",
-        retries=0,
-    )
+    members = [{"split": "test"}] * K
+    with_test = declare(members=members, test=Pipeline(cancer()), allow_overlap=True, **options)
     ensemble.submit(with_test, tmp_path / "wrong", executor="inline").wait()
     failed = of_kind(tmp_path / "wrong", "failed")
     assert failed and "predicts on 'valid' only what it has not learnt from" in failed[0]["error"]
@@ -407,14 +296,10 @@ def test_refit_trains_on_all_samples_with_the_weights_that_were_fitted_out_of_fo
     assert combined.split == "test"
     final = ensemble.refit(tmp_path / "run").wait()
     assert [row["state"] for row in final.members] == ["finished"] * 2
-    state = fold(read_events(tmp_path / "run-refitted" / "events.jsonl"))
-    kept = [
-        each.kept["epoch"] + 1 for each in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()
-    ]
-    assert [each.identity["epochs"] for each in state.members.values()] == [
-        int(np.sort(kept[:3])[1]),
-        int(np.sort(kept[3:])[1]),
-    ]
+    state = read_state(tmp_path / "run-refitted")
+    kept = [each.kept["epoch"] + 1 for each in read_state(tmp_path / "run").members.values()]
+    medians = [sorted(kept[:3])[1], sorted(kept[3:])[1]]
+    assert [each.identity["epochs"] for each in state.members.values()] == medians
     assert all(each.identity["weights"] is None for each in state.members.values())
     assert state.combined is not None and state.combined.split == "test" and state.combined.conformal is None
     each = [ensemble.load_predictions(tmp_path / "run-refitted", "test", f"member-{m}") for m in range(2)]
@@ -430,67 +315,6 @@ def test_refit_trains_on_all_samples_with_the_weights_that_were_fitted_out_of_fo
     ensemble.refit(tmp_path / "run").wait()  # it is continued, not trained again
     assert finished_hashes(tmp_path / "run-refitted") == before
     assert len(of_kind(tmp_path / "run-refitted", "started")) == 2
-
-
-def test_refit_and_distill_say_what_they_need(several: Path, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="combined by 'stack': declare combine='weighted'"):
-        ensemble.refit(several)
-    with pytest.raises(SpecError, match="is a cross-validation, and has no validation split for a student"):
-        ensemble.distill(several)
-    plain = declare(out_of_fold=False, valid=Pipeline(cancer()), epochs=1)
-    run(plain, tmp_path / "run")
-    with pytest.raises(SpecError, match="is no cross-validation"):
-        ensemble.refit(tmp_path / "run")
-
-
-# --- refusals ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"weights": "uniform"},
-            r"members\[0\]: Ensemble.out_of_fold evaluates members on the fold .* give weights=F",
-        ),
-        ({"members": [{"lr": 0.5}] * 3}, r"fold 3 of 4 is left out by no member with the options of members\[0\]"),
-        (
-            {"members": [{"lr": 0.5}] * 3 + [{"lr": 0.1}]},
-            r"fold 3 of 4 is left out by no member .* cross_validated",
-        ),
-        ({"weights": Folds(K, repeats=2)}, "the folds of partition 2 of 2 are left out by no member"),
-        (
-            {"train": Pipeline(cancer()).map(grain)},
-            "needs valid=, .* train= draws random numbers in its stage grain",
-        ),
-        ({"train": lambda params: Pipeline(cancer())}, "needs valid=, .* train= is no single pipeline"),
-        ({"valid": Pipeline(cancer().take(300))}, "valid= must have the records of train= in their order"),
-        ({"valid": Pipeline(diabetes())}, "make both pipelines of the same source object"),
-        (
-            {"members": None, "search": ensemble.Search({"lr": ensemble.uniform(0, 1)}, trials=4)},
-            "out_of_fold needs members=: the trials of a search",
-        ),
-        ({"weights": Folds(K, by="hour")}, r"no field of the training records is 'hour'"),
-        ({"weights": Folds(K, by="day", gap=200)}, "leave none before the first of 4 blocks and its gap"),
-    ],
-)
-def test_what_cannot_be_cross_validated_is_refused_in_a_sentence(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        declare(**options)
-
-
-def test_folds_refuse_what_has_no_meaning() -> None:
-    for options, said in (
-        ({"gap": 2}, "give by="),
-        ({"by": "day", "stratify": "label"}, "by time alone"),
-        ({"by": "day", "repeats": 2}, "by time alone"),
-        ({"held_out": 1, "repeats": 2}, "a fold of one partition"),
-        ({"repeats": 0}, "Folds.repeats"),
-    ):
-        with pytest.raises(SpecError, match=said):
-            Folds(3, **options)
-    with pytest.raises(SpecError, match="needs Folds"):
-        ensemble.cross_validated([{}], Folds(3, held_out=1))
 
 
 def test_members_of_a_configuration_may_differ_in_seed_and_place_only() -> None:

@@ -14,15 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from event_dicts import read_events
-from leftovers import named_memory, new_named_memory
+from kit.event_dicts import read_events
+from kit.leftovers import named_memory, new_named_memory
 
 # A run that shares on Ray is in the first tier: tests/executors/ray/test_ray_runs.py.
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 
 ACCOUNT = Path(__file__).parents[1] / "meter" / "account.py"
-QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-FLAGS = [*QUIET.split(), "--disable-component-update", "--disable-sync", "--virtual-time-budget=15000"]
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +90,7 @@ def test_a_person_is_told_what_matters(demo: Demo) -> None:
     assert [int(rank) for rank, _ in ranks] == list(range(1, 9))
     in_order = [metrics[f"member-{number}"] for _, number in ranks]
     assert in_order == sorted(in_order, reverse=True)
-    assert re.search(r"accuracy ↑ +NLL ↓ +ECE ↓", demo.said)
-    for model in (r"combined \(greedy, \d members\)", r"best member \(member-\d\)", "mean of the members"):
-        assert re.search(model + r" +0\.\d{4} +\d+\.\d{4} +0\.\d{4}", demo.said), model
-    counts = re.search(r"([\d,]+) prepared, ([\d,]+) consumed: each was used 8\.00 times", demo.said)
-    assert counts is not None
-    prepared, consumed = (int(count.replace(",", "")) for count in counts.groups())
-    assert consumed == 8 * prepared
-    assert re.search(
-        r"^bottleneck +(the members|preparation) \(a member waited \d+% of the", demo.said, re.MULTILINE
-    )
-    for role in ("starting up", "preparing samples", "training", "orchestrating", "Ray"):
-        assert role in demo.said
+    assert "each was used 8.00 times" in demo.said
     assert "estimated" in demo.said and str(demo.run_dir / "report.html") in demo.said
     assert "left" in demo.progress and "8/8 finished" in demo.progress
 
@@ -113,24 +100,3 @@ def test_nothing_is_left(demo: Demo, scratch: Path) -> None:
     assert new_named_memory(demo.shared_memory) == set()
     for process in psutil.process_iter(["cmdline"]):
         assert not any(str(scratch) in word for word in process.info["cmdline"] or [])
-
-
-@pytest.mark.browser
-def test_the_report_draws_in_a_browser_without_a_network(demo: Demo, tmp_path: Path) -> None:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next((found for name in names if (found := shutil.which(name))), None)
-    if chromium is None:
-        pytest.skip("no chromium or google-chrome on this machine")
-    page = (demo.run_dir / "report.html").as_uri()
-    command = [chromium, *FLAGS, f"--user-data-dir={tmp_path}", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    drawn, dom = r'<section data-view="overview" data-drawn="[1-9]', ""
-    for _ in range(5):  # on a loaded machine the browser may print the page before its first frame
-        dom = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True).stdout
-        if re.search(drawn, dom):
-            break
-    assert re.search(drawn, dom)
-    assert "8 of 8" in dom and "Energy (estimated)" in dom
-    documents = json.loads(dom.split('id="documents">')[1].split("</script>")[0])
-    curves = documents["curves"]["members"]
-    assert len(curves) == 8 and all(len(curve["epoch"]) > 1 for curve in curves.values())
-    assert documents["quality"]["combined"]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from event_dicts import fold, read_events
-from finished_runs import finished_hashes, of_kind
+from kit.finished_runs import finished_hashes, of_kind, read_state
 from torch import nn
 
 import ensemble
@@ -77,7 +76,7 @@ def declare(train: Any = segment, declared: bool = True, **options: Any) -> Ense
 def test_a_loop_with_a_backward_of_its_own_cross_validates(tmp_path: Path, declared: bool) -> None:
     """Its members are combined out of fold, also where they know their fold by themselves."""
     ensemble.submit(declare(declared=declared), tmp_path / "shared", executor="local").wait()
-    state = fold(read_events(tmp_path / "shared" / "events.jsonl"))
+    state = read_state(tmp_path / "shared")
     assert state.combined is not None and state.combined.out_of_fold, state.combined
     found = ensemble.load_predictions(tmp_path / "shared", "valid")
     assert np.array_equal(found.index, np.arange(N)) and found.values.shape == (N, 6, 6, 2)

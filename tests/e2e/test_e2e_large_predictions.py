@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from kit.finished_runs import read_state
+from kit.once import is_first
 from torch import nn
 
 import ensemble
@@ -38,8 +39,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 def predict(model: nn.Module, batch: Any) -> torch.Tensor:
     """Large predictions; a member fails once on the way."""
     marker = Path(os.environ["LARGE_PREDICTIONS"], str(model.fails))
-    if model.fails and int(batch["index"][0]) >= 8 and not marker.exists():
-        marker.touch()
+    if model.fails and int(batch["index"][0]) >= 8 and is_first(marker):
         if model.fails == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if model.fails == "abort":  # as saving did: Rust aborts, or panics, where it gets no memory
@@ -110,7 +110,13 @@ def images(**more: Any) -> Ensemble:
     data = Pipeline(sources.arrays(x=x, y=x + np.random.default_rng(1).normal(size=x.shape).astype(np.float32)))
     return Ensemble(
         name="images",
-        recipe=Recipe(model=Image, loss=squared, predict=lambda model, batch: model(batch["x"]), target="y"),
+        recipe=Recipe(
+            model=Image,
+            loss=squared,
+            task="regression",
+            predict=lambda model, batch: model(batch["x"]),
+            target="y",
+        ),
         members=[{"lr": 0.1}, {"lr": 0.2}],
         allow_overlap=True,
         epochs=2,
@@ -160,13 +166,10 @@ def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_pat
     ).positions is None
 
 
-def test_rows_that_are_left_out_and_targets_of_another_shape_are_kept_in_part_as_well(tmp_path: Path) -> None:
-    """An evaluated batch without a row, and a shifted split whose targets are of other things."""
-    rows = np.zeros((16, 1), np.float32)
+def test_rows_that_are_left_out_are_kept_in_part_as_well(tmp_path: Path) -> None:
     x = np.arange(16, dtype=np.float32)[:, None] * np.ones(PIXELS, np.float32)
-    shifted = Pipeline(sources.arrays(x=x, y=rows))
     valid = Pipeline(sources.arrays(x=x, y=x), on_error="skip", max_skipped=0.5).map(leave_out)
-    declared = images(valid=valid, shifted=shifted, batch_size=1, keep_predictions_gb=1e-4)
+    declared = images(valid=valid, batch_size=1, keep_predictions_gb=1e-4)
     result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
     assert {row["state"] for row in result.members} == {"finished"}
     saved = load_predictions(RunDir(tmp_path / "run").predictions("member-0"), "valid")
@@ -187,10 +190,7 @@ def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_
     assert planned.members[0]["predictions_bytes"] == 2 * 16 * PIXELS * 12
     assert any("take 0.00157 GB, more than Ensemble.keep_predictions_gb=0.0001" in note for note in planned.notes)
     result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    assert [member.state for member in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()] == [
-        "finished",
-        "finished",
-    ]
+    assert [member.state for member in read_state(tmp_path / "run").members.values()] == ["finished"] * 2
     assert result.combined.metrics is None
     remarks = find_remarks(tmp_path / "run")
     assert any("none are kept" in text and "keep_predictions_gb=0.0001" in text for text in remarks)
@@ -198,36 +198,6 @@ def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_
     assert order.index("remark") < order.index("epoch")
     assert not RunDir(tmp_path / "run").predictions("member-0").exists()
     assert ensemble.load(tmp_path / "run", combine="average")({"x": torch.zeros(2, PIXELS)}).shape == (2, PIXELS)
-
-
-def count_steps(model: nn.Module, batch: Any) -> torch.Tensor:
-    if model.training:
-        with open(os.environ["LARGE_PREDICTIONS"] + "/steps", "a") as file:
-            file.write("x")
-    return loss(model, batch)
-
-
-def die_in_the_last_evaluation(model: nn.Module, batch: Any) -> torch.Tensor:
-    steps, died = (Path(os.environ["LARGE_PREDICTIONS"], name) for name in ("steps", "died"))
-    if steps.stat().st_size == 16 and float(batch["x"][0]) > 2.5 and not died.exists():
-        died.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return (model(batch["x"]) + batch["x"]).expand(-1, ROW)
-
-
-def test_a_failure_in_the_last_large_evaluation_repeats_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LARGE_PREDICTIONS", str(tmp_path))
-    (tmp_path / "steps").touch()
-    valid = Pipeline(sources.arrays(x=np.linspace(2, 3, 80, dtype=np.float32)[:, None]))
-    recipe = Recipe(model=Line, loss=count_steps, predict=die_in_the_last_evaluation, task="free")
-    declared = replace(declare(96, [""], 1.0), recipe=recipe, valid=valid)
-    ensemble.submit(declared, tmp_path / "run", "local").wait()
-    assert (tmp_path / "died").exists()
-    [member] = fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()
-    assert (member.state, member.attempts) == ("finished", 2)
-    assert (tmp_path / "steps").stat().st_size == 16  # of two epochs of 8 steps, each once
 
 
 def agree(values: Any, target: Any, same: Any, name: Any) -> float:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_dicts import fold, read_events
-from finished_runs import finished_hashes, hashes, of_kind
+from kit.finished_runs import finished_hashes, hashes, of_kind, once, read_state
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources
@@ -109,21 +108,13 @@ def test_eight_members_sharing_end_with_the_bits_of_eight_alone(precision: Any, 
 
 
 @pytest.mark.more
-def test_a_stop_in_the_middle_and_a_resume_change_no_bit(
-    alone: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)  # requests are seen at once
+@pytest.mark.usefixtures("requests_are_seen_at_once")
+def test_a_stop_in_the_middle_and_a_resume_change_no_bit(alone: dict[str, str | None], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    asked: list[str] = []
-
-    def stop_early(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and not asked:
-            asked.append(event["member"])
-            run.stop()
-
+    stop_early = once("epoch", lambda: run.stop())
     run = ensemble.submit(declare("node"), run_dir, executor="local", on_event=stop_early)
     assert run.wait().stopped
-    state = fold(read_events(run_dir / "events.jsonl"))
+    state = read_state(run_dir)
     assert any(member.state == "stopped" for member in state.members.values())
     ensemble.resume(run_dir).wait()
     assert hashes(run_dir) == alone

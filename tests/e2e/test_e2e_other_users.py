@@ -24,8 +24,8 @@ from typing import Any
 import other_user
 import psutil
 import pytest
-from event_dicts import read_events
-from free_ports import find_free_ports
+from kit.event_dicts import read_events
+from kit.free_ports import find_free_ports
 
 pytestmark = pytest.mark.more
 
@@ -218,18 +218,6 @@ def test_a_run_without_ray_shows_others_its_command_line_alone(owner: Owner) -> 
     assert on_loopback(answers)
     assert len(page) + len(ranks) == len(answers) and set(ranks) == {""}, "gloo: no answer to who is no rank"
     end(owner, run)
-
-
-@pytest.mark.ray
-def test_a_ray_of_its_own_asks_others_for_a_token(owner: Owner) -> None:
-    run = owner.start("-m", "ensemble.cli", "run", "shown.py", "--ray-dashboard", *OPTIONS)
-    wait_until(lambda: has_trained(owner), owner, run)
-    answers = check_shown(owner.look(), owner)
-    check_ray(answers)
-    assert on_loopback(answers)
-    end(owner, run)
-    left = [path for path in other_user.find_paths(OWNER) if owner.base not in (path, *path.parents)]
-    assert left == [], "it leaves nothing elsewhere"
 
 
 def check_ray(answers: dict[str, str]) -> None:

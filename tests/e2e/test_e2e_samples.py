@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from event_dicts import fold, read_events
-from finished_runs import finished_hashes, of_kind
+from kit.finished_runs import finished_hashes, of_kind, read_state
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources
@@ -187,11 +186,11 @@ def test_a_loss_of_other_rows_than_samples_is_refused_with_what_to_do(tmp_path: 
     def packed_loss(net: Any, batch: Any) -> Any:
         return text_loss(net, batch).repeat(2)
 
-    recipe = Recipe(model=text_model, loss=packed_loss, collate=tokenize)
+    recipe = Recipe(model=text_model, loss=packed_loss, task="classification", collate=tokenize)
     run = ensemble.submit(
         texts(members=[Member({"width": 8, "lr": 0.1}, batch_size=BATCH)], recipe=recipe), tmp_path, "inline"
     )
     run.wait()
-    failed = fold(read_events(tmp_path / "events.jsonl")).members.values()
+    failed = read_state(tmp_path).members.values()
     assert [member.state for member in failed] == ["failed"]
     assert "one value per sample, [8], got a tensor of shape [16]" in (tmp_path / "events.jsonl").read_text()

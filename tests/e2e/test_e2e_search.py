@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import optuna
-import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
 from search_cases import declared
 
 import ensemble
@@ -25,50 +20,6 @@ SAMPLES = 96
 # Each trial by itself: its results are the same whenever it begins.
 KILLED: dict[str, Any] = {"sampler": "tpe", "pruner": "hyperband", "objective": "gain", "trials": 16}
 KILLED["sharing"] = "independent"
-
-
-def proposals(run_dir: Path) -> list[dict[str, Any]]:
-    return [member.params for member in fold(read_events(run_dir / "events.jsonl")).members.values()]
-
-
-@pytest.fixture
-def killed(tmp_path: Path) -> Path:
-    """The run directory of a search whose driver was killed in its midst."""
-    run_dir = tmp_path / "killed"
-    script = str(Path(__file__).parent / "search_cases.py")
-    command = [sys.executable, script, str(run_dir), json.dumps(KILLED)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **quiet)  # type: ignore[call-overload]
-    try:
-        events, begun = run_dir / "events.jsonl", 0
-        while begun < KILLED["trials"] // 2:
-            assert driver.poll() is None
-            time.sleep(0.01)
-            begun = events.read_bytes().count(b'"type":"member"') if events.exists() else 0
-        children = psutil.Process(driver.pid).children(recursive=True)
-    finally:
-        driver.kill()
-        driver.wait()
-    assert not psutil.wait_procs(children, 300)[1], "what it had started ends with it"
-    return run_dir
-
-
-@pytest.mark.more  # a sampler proposes the same after a resume: tests/search/test_search_searcher.py
-def test_a_search_whose_driver_was_killed_proposes_what_it_would_have(
-    killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "ensemble.controller.finalize.Finalizer.write_report", lambda *_: None
-    )  # no report: it takes as long
-    before = proposals(killed)
-    assert 0 < len(before) < KILLED["trials"]
-    ensemble.resume(killed, executor="inline").wait()
-    ensemble.submit(declared(**KILLED), tmp_path / "run", executor="inline").wait()
-    expected = proposals(tmp_path / "run")
-    assert len(expected) == KILLED["trials"] and proposals(killed) == expected
-    states = [fold(read_events(run / "events.jsonl")) for run in (killed, tmp_path / "run")]
-    outcomes = [[(m.state, m.metrics, m.weights_sha256) for m in state.members.values()] for state in states]
-    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.more

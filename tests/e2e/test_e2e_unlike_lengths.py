@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from event_dicts import fold, read_events
-from finished_runs import of_kind
+from kit.event_dicts import read_events
+from kit.finished_runs import of_kind, read_state
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -92,7 +92,7 @@ def declare(collate: Any, task: str, **options: Any) -> Ensemble:
 
 
 def remarks(path: Path) -> list[str]:
-    members = fold(read_events(path / "events.jsonl")).members.values()
+    members = read_state(path).members.values()
     assert not [each["error"] for each in of_kind(path, "failed")]
     assert [(each.state, each.attempts) for each in members] == [("finished", 1)] * len(members)
     return [text for each in members for text in each.remarks]

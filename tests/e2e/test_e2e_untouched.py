@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from event_dicts import read_events
+from kit.event_dicts import read_events
 
 NOBODY = 65534
 PROFILING = Path(__file__).parents[1] / "controller" / "profiling_members.py"
 SPEC = """
 import functools
 from beside import an_ensemble
-from ensemble.controller import session
+from ensemble.controller import planner
 
 # A busy machine may take a minute to start a process, after which members are left unmeasured.
-session.Profiler = functools.partial(session.Profiler, timeout_s=600.0)
+planner.Profiler = functools.partial(planner.Profiler, timeout_s=600.0)
 
 def spec():
     return an_ensemble([{"width": 8 + number // 2, "lr": 0.1 + number} for number in range(4)])

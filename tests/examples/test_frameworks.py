@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tv import HOOK
+from kit.tv import HOOK
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "frameworks"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -12,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from finished_runs import of_kind
+from kit.control_groups import make_control_group
+from kit.finished_runs import of_kind
 
 HERE = Path(__file__).parent
 MIB = 2**20
@@ -24,9 +23,9 @@ from pathlib import Path
 where, group = sys.argv[1:]
 if group:
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
-sys.path.insert(0, {str(HERE)!r})
+sys.path.insert(0, {str(HERE.parent)!r})
 import numpy as np
-from execute_members import an_ensemble, loss
+from kit.execute_members import an_ensemble, loss
 import ensemble
 from ensemble import Recipe
 from pipelines import Pipeline, sources
@@ -48,7 +47,8 @@ def samples(n):
 
 if __name__ == "__main__":
     made = an_ensemble(
-        recipe=Recipe(model=lambda params: Mean(), loss=loss), train=samples(96), valid=samples(6), batch_size=4
+        recipe=Recipe(model=lambda params: Mean(), loss=loss, task="regression"),
+        train=samples(96), valid=samples(6), batch_size=4
     )
     ensemble.submit(made, where, "local").wait()
 """
@@ -56,20 +56,10 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of version 1 or 2 with a limit of memory."""
-    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-        path = Path(root) / f"ensemble-{secrets.token_hex(4)}"
-        if not (Path(root) / "cgroup.procs").exists():
-            continue
-        with contextlib.suppress(OSError):
-            path.mkdir()
-            try:
-                (path / limit).write_text(str(LIMIT))
-                yield path
-                return
-            finally:
-                path.rmdir()
-    pytest.skip("no control group can be made here")
+    with make_control_group(LIMIT // MIB) as made:
+        if made is None:
+            pytest.skip("no control group can be made here")
+        yield made
 
 
 @pytest.mark.more

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
 from gpu_child import make_machine
+from kit.event_dicts import fold, read_events
 
 from ensemble.store import RunDir
 
@@ -56,7 +56,7 @@ if "ensemble.executors.forkserver" in sys.orig_argv and "LOADS" in os.environ:
 RUNS = """
 import sys
 import time
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 import ensemble
 from ensemble import Resources
 

@@ -9,15 +9,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from event_dicts import ledger, read_events
 from gpu_child import Run, make_machine
+from kit.event_dicts import ledger, read_events
 
 from ensemble.controller.node_table import NodeTable
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
+from ensemble.meter.devices import GpuState
 from ensemble.meter.gpu_activity import IN_USE, MIG, MPS, OTHER_NAMESPACE
-from ensemble.meter.gpus import GpuState
 from ensemble.reporting import RunProjection, status_notes
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from ensemble.store import RunState
 
 # That ranks have GPUs of their own is in the first tier in test_executors_forks.py, what is offered of GPUs below.
@@ -123,7 +123,7 @@ def test_where_activity_is_not_known_the_node_says_why(
 
 DESCRIBE = """
 import selectors, sys
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 from ensemble.executors.node_services import NodeServices
 
 declared = an_ensemble([{"lr": 0.1}], devices="cuda", mps=sys.argv[1] == "mps")
@@ -135,7 +135,7 @@ services.close()
 INLINE = """
 import json, os, sys
 from pathlib import Path
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 import ensemble
 from ensemble.executors import inline
 
@@ -199,10 +199,11 @@ def test_the_applications_errors_are_its_own(tmp_path: Path) -> None:
 
 
 OFFERS = """
-import os, subprocess, sys
+import os, selectors, subprocess, sys
 from pathlib import Path
 from ensemble.executors.gpu_offers import GpuOffers
-from ensemble.schedule import Node
+from ensemble.executors.process_pool import ProcessPool
+from ensemble.schedule.needs import Node
 
 host = Node("a", 4, ("A100",) * 3, 16, "a", gpu_memory_gb=(80.0,) * 3, gpu_ids=("GPU-0", "GPU-1", "GPU-2"))
 says = "import os; print(os.getpid(), flush=True); input()"
@@ -212,8 +213,9 @@ child = int(rank.stdout.readline())
 with open(os.environ["STAND_IN_STATE"], "w") as state:
     for gpu, pid in enumerate((os.getpid(), rank.pid, child)):
         state.write(f"GPU-{gpu} process {pid} 60\\n")
-offers = GpuOffers("a", Path("/none"), print)
-offers.list_pids = lambda: {rank.pid}
+ranks = ProcessPool("a", selectors.DefaultSelector(), print, None)
+ranks.list_pids = lambda: {rank.pid}
+offers = GpuOffers("a", Path("/none"), print, ranks)
 print(*offers.offer(host).gpu_free)
 print(*offers.list_reasons())
 rank.communicate("")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from finished_runs import of_kind
+from kit.control_groups import make_control_group
+from kit.finished_runs import of_kind
 
 HERE = Path(__file__).parent
 MIB = 2**20
@@ -26,7 +26,7 @@ sys.stdin.read()
 LOOKS = """
 import mmap, subprocess, tempfile
 from ensemble.executors.memory_offers import MemoryOffers
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from pipelines.environment.machine_limits import limit_bytes
 
 offers, GIB = MemoryOffers(), 2**30
@@ -58,11 +58,11 @@ look("others")
 child.communicate(b"\\n")
 """
 RUNS = f"""
-sys.path.insert(0, {str(HERE)!r})
+sys.path.insert(0, {str(HERE.parent)!r})
 import logging
 import ensemble
 from ensemble import Resources
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 
 logging.basicConfig(level=logging.WARNING)
 if __name__ == "__main__":
@@ -78,25 +78,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def make_group() -> Iterator[Callable[[int], Path]]:
-    """Makes a control group with a limit in MiB."""
-    made: list[Path] = []
-
-    def make(limit_mib: int) -> Path:
-        for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-            path = Path(root) / f"ensemble-{secrets.token_hex(4)}"
-            if (Path(root) / "cgroup.procs").exists():
-                with contextlib.suppress(OSError):
-                    path.mkdir()
-                    made.append(path)
-                    (path / limit).write_text(str(limit_mib * MIB))
-                    return path
-        pytest.skip("no control group can be made here")
-
-    yield make
-    for path in made:
-        path.rmdir()
+@contextlib.contextmanager
+def make_group(limit_mib: int) -> Iterator[Path]:
+    with make_control_group(limit_mib) as made:
+        if made is None:
+            pytest.skip("no control group can be made here")
+        yield made
 
 
 @contextlib.contextmanager
@@ -109,8 +96,13 @@ def others_hold(group: Path, mib: int) -> Iterator[None]:
         process.stdin.close()
 
 
-def test_only_what_others_hold_is_left_to_them(make_group: Callable[[int], Path], tmp_path: Path) -> None:
-    group, seen = make_group(1000), dict[str, str]()
+def test_only_what_others_hold_is_left_to_them(tmp_path: Path) -> None:
+    with make_group(1000) as group:
+        check_what_is_left(group, tmp_path)
+
+
+def check_what_is_left(group: Path, tmp_path: Path) -> None:
+    seen = dict[str, str]()
     script = tmp_path / "looks.py"
     script.write_text(JOIN + LOOKS)
     command = [sys.executable, str(script), str(group), str(tmp_path)]
@@ -124,17 +116,17 @@ def test_only_what_others_hold_is_left_to_them(make_group: Callable[[int], Path]
             process.stdin.flush()
             what, left = process.stdout.readline().split()
         assert what == "others" and 620 <= int(left) <= 710
-        process.stdin.write("\n")
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("executor", ["local", "inline"])
 def test_members_wait_while_others_hold_the_memory_and_start_when_it_is_given_back(
-    executor: str, make_group: Callable[[int], Path], tmp_path: Path
+    executor: str, tmp_path: Path
 ) -> None:
-    group, run, script = make_group(2500), tmp_path / "run", tmp_path / "runs.py"
+    run, script = tmp_path / "run", tmp_path / "runs.py"
     script.write_text(JOIN + RUNS)
     with contextlib.ExitStack() as stack:
+        group = stack.enter_context(make_group(2500))
         with others_hold(group, 1750):
             command = [sys.executable, str(script), str(group), str(run), executor]
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-from execute_members import an_ensemble
+from kit.event_dicts import fold, read_events
+from kit.execute_members import an_ensemble
 from no_locks import make_environment
 
 import ensemble
@@ -22,8 +22,8 @@ from ensemble.cli.doctor import _file_locks
 HERE = Path(__file__).parent
 RUNS = f"""
 import os, sys
-sys.path.insert(0, {str(HERE)!r})
-from execute_members import an_ensemble, bad, keyed
+sys.path.insert(0, {str(HERE.parent)!r})
+from kit.execute_members import an_ensemble, bad, keyed
 import ensemble
 from ensemble.cli.doctor import _file_locks
 

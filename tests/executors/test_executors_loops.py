@@ -10,13 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from event_dicts import fold, read_events  # noqa: E402
-from execute_members import an_ensemble, loss, model, samples  # noqa: E402
-from finished_runs import of_kind  # noqa: E402
+from kit.event_dicts import fold, read_events  # noqa: E402
+from kit.execute_members import an_ensemble, loss, model, samples  # noqa: E402
 
 import ensemble  # noqa: E402
-from ensemble import EMA, EarlyStopping, Member, Recipe, Resources  # noqa: E402
-from ensemble.cli import parser as cli  # noqa: E402
+from ensemble import EMA, EarlyStopping, Recipe, Resources  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint, weights_sha256  # noqa: E402
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
@@ -59,47 +57,9 @@ def own_loop(member: Any) -> None:
         member.predictions(split, torch.cat(values), torch.cat(index))
 
 
-@pytest.mark.more  # in one process: tests/train/test_train_loops.py
-def test_a_member_that_leaves_early_leaves_the_others_their_stream_and_killed_ones_stop_as_if_they_had_not_been(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The first one's learning rate makes it worse at once; the next two train on, in one stream, unwaited for."""
-    # Killed at most once: not in this process, where all train again, each alone.
-    killed = [
-        Member({"lr": 2.0, "width": 8, "fault": "kill", "after": after, "marker": str(tmp_path / str(after))})
-        for after in (4, 13)  # of 3 training batches and 2 of validation in each epoch
-    ]
-    members: list[Any] = [Member({"lr": 40.0}), Member({"lr": 0.05}, early_stopping="none"), Member({"lr": 0.02})]
-    patient = {"capacity": 64, "stall_limit_s": 300.0}
-    declared = an_ensemble([*members, *killed], **{**LOOP, **patient, "epochs": 12})
-    result = ensemble.submit(declared, tmp_path / "run", "local").wait()
-    ends = [(row["state"], row["attempts"]) for row in result.members]
-    assert ends == [("finished", 1)] * 3 + [("finished", 2)] * 2
-    first, second = result.members[0], result.members[1]
-    assert first["epoch"] < 12 == second["epoch"] and "early_stopping" not in second
-    assert first["early_stopping"]["best"]["epoch"] == first["kept"]["epoch"] == first["epoch"] - 3
-    for member, rows in (("member-0", first["epoch"]), ("member-1", 12)):
-        trained = of_kind(tmp_path / "run", "epoch", member)
-        assert sum(event["samples"] for event in trained) == 96 * rows
-    assert of_kind(tmp_path / "run", "feeder")[-1]["detached"] == 0, "nobody had to be put out"
-    ensemble.submit(declared, tmp_path / "alone", "inline").wait()
-    ours, theirs = (
-        {
-            each["member"]: {**each, "t": 0, "attempt": 0, "checkpoint": None}
-            for each in of_kind(tmp_path / run, "finished")
-        }
-        for run in ("run", "alone")
-    )
-    assert ours == theirs
-    assert cli.main(["status", str(tmp_path / "run")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    epochs = first["epoch"]
-    assert f"member-0: stopped early after {epochs} of 12 epochs: loss has not improved for 2 epochs" in said
-
-
 def test_what_is_loaded_and_combined_is_what_is_kept(tmp_path: Path) -> None:
     members = [{"lr": 1.5, "width": 8}, {"lr": 0.5, "width": 8}]
-    recipe = Recipe(model=model, loss=loss)
+    recipe = Recipe(model=model, loss=loss, task="classification")
     declared = an_ensemble(members, recipe=recipe, test=samples(32, 2), **LOOP)
     result = ensemble.submit(declared, tmp_path, "inline").wait()
     state = fold(read_events(tmp_path / "events.jsonl"))

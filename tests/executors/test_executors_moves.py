@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_dicts import fold, read_events
-from execute_members import an_ensemble, samples, when_sent
-from finished_runs import of_kind
+from kit.event_dicts import fold, read_events
+from kit.execute_members import an_ensemble, samples, when_sent
+from kit.finished_runs import of_kind
 
 import ensemble
 from ensemble import Ensemble, Member, Resources
@@ -168,85 +168,58 @@ def test_a_member_shares_the_stream_that_it_has_joined(moved: Path) -> None:
     assert sum(e["private_batches"] for e in later) > 0, "and none when it had died"
 
 
-# What widening changes and does not in a member: tests/train/test_train_widened.py.
-@pytest.fixture(scope="module")
-def widened(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.mark.more  # what widening changes and does not in a member: tests/train/test_train_widened.py
+def test_a_member_is_widened_between_two_epochs_and_all_ranks_of_another_leave_its_stream(tmp_path: Path) -> None:
     """A member of one worker gets a second after its second epoch; the run is stopped later and goes on. Of two
     equal members with two workers each one is sent on alone.
     """
-    folder = tmp_path_factory.mktemp("widened")
 
     def change(controller: Any, event: Event) -> None:
         what = (event["type"], event.get("member"), event.get("epoch"))
         if what == ("epoch", "member-0", 1):
             widen = controller.session.commands.widen
             assert widen("member-0", 2) and not widen("member-0", 2)
-            when_sent(controller, (folder / "0 may go on").touch)
+            when_sent(controller, (tmp_path / "0 may go on").touch)
         if what == ("epoch", "member-2", 1):
             assert controller.session.commands.alone("member-2")
-            when_sent(controller, (folder / "2 may go on").touch)
+            when_sent(controller, (tmp_path / "2 may go on").touch)
         if what == ("epoch", "member-0", 5):
             controller.stop("asked to")
 
-    declared = elastic(folder)
-    assert run(declared, folder / "run", change).stopped
-    assert not run(declared, folder / "run").stopped
-    return folder
+    def declare(*, elastic: bool = True) -> Ensemble:
+        members: list[Any] = []
+        for number, workers in enumerate((1, 2, 2)):
+            params = {"lr": 0.1, "step_s": 0.02, "record": str(tmp_path / f"{number}")}
+            if number != 1:  # its third epoch lasts until it has been told
+                params |= {"fault": "wait", "after": 11, "marker": str(tmp_path / f"{number} may go on")}
+            members.append(Member(params, workers=workers, seed=7))
+        return an_ensemble(members, epochs=9, resources=NARROW, elastic=elastic)
 
-
-def elastic(folder: Path, **options: Any) -> Ensemble:
-    def member(number: int, workers: int) -> Member:
-        params = {"lr": 0.1, "step_s": 0.02, "record": str(folder / f"{number}")}
-        if number != 1:  # its third epoch lasts until it has been told
-            params |= {"fault": "wait", "after": 11, "marker": str(folder / f"{number} may go on")}
-        return Member(params, workers=workers, seed=7)
-
-    members: list[Any] = [member(0, 1), member(1, 2), member(2, 2)]
-    defaults: dict[str, Any] = {"epochs": 9, "resources": NARROW, "elastic": True}
-    return an_ensemble(members, **{**defaults, **options})
-
-
-@pytest.mark.more
-def test_a_member_is_widened_between_two_epochs(widened: Path) -> None:
-    first, second = of_kind(widened / "run", "member", "member-0")
-    assert (first["workers"], second["workers"]) == (1, 2) and second["widened_from"] == 1
-    assert second["widened"] == {"from": 1, "epoch": of_kind(widened / "run", "stopped", "member-0")[0]["epoch"]}
-    assert of_kind(widened / "run", "stopped", "member-0")[0]["step"] == 0
-    widths = [len(event["devices"]) for event in of_kind(widened / "run", "placed", "member-0")]
+    folder = tmp_path / "run"
+    assert run(declare(), folder, change).stopped
+    assert not run(declare(), folder).stopped
+    first, second = of_kind(folder, "member", "member-0")
+    assert (first["workers"], second["workers"], second["widened_from"]) == (1, 2, 1)
+    stopped = of_kind(folder, "stopped", "member-0")[0]
+    assert second["widened"] == {"from": 1, "epoch": stopped["epoch"]} and stopped["step"] == 0
+    widths = [len(event["devices"]) for event in of_kind(folder, "placed", "member-0")]
     assert widths == [1, 2, 2], "the resume is as wide"
-    state = fold(read_events(widened / "run" / "events.jsonl")).members["member-0"]
-    assert state.state == "finished" and state.failures == 0
-    assert [event.epoch for event in state.history] == list(range(9))
-
-
-@pytest.mark.more
-def test_a_widened_member_sees_every_sample_once_in_an_epoch(widened: Path) -> None:
-    seen = recorded(widened / "0")
+    state = fold(read_events(folder / "events.jsonl")).members["member-0"]
+    assert (state.state, state.failures) == ("finished", 0)
+    seen = recorded(tmp_path / "0")
     assert list(seen) == list(range(9)) and all(sorted(indices) == list(range(N)) for indices in seen.values())
 
-
-@pytest.mark.more
-def test_a_widened_member_learns_what_it_would_have_learnt(widened: Path) -> None:
-    member = Member({"lr": 0.1}, seed=7)
-    undisturbed([member], widened / "narrow", epochs=9)
+    undisturbed([Member({"lr": 0.1}, seed=7)], tmp_path / "narrow", epochs=9)
     weights = [
-        load_checkpoint(run.valid_checkpoint(fold(read_events(run.events)).members["member-0"]))["model"]
-        for run in (RunDir(widened / "run"), RunDir(widened / "narrow"))
+        load_checkpoint(made.valid_checkpoint(fold(read_events(made.events)).members["member-0"]))["model"]
+        for made in (RunDir(folder), RunDir(tmp_path / "narrow"))
     ]
     for name, tensor in weights[1].items():
         np.testing.assert_allclose(weights[0][name].numpy(), tensor.numpy(), rtol=1e-5, atol=1e-6)
 
-
-@pytest.mark.more
-def test_all_ranks_of_a_member_leave_the_stream_together(widened: Path) -> None:
-    stays, leaves = (of_kind(widened / "run", "finished", f"member-{i}")[0]["weights_sha256"] for i in (1, 2))
-    assert stays == leaves
-    assert recorded(widened / "1") == recorded(widened / "2")
-    (event,) = of_kind(widened / "run", "moved", "member-2")
-    assert event["cohort"] is None
-
-
-@pytest.mark.more
-def test_a_wide_member_does_not_go_on_where_the_ensemble_is_not_elastic(widened: Path) -> None:
+    stays, leaves = (of_kind(folder, "finished", f"member-{n}")[0]["weights_sha256"] for n in (1, 2))
+    assert stays == leaves and recorded(tmp_path / "1") == recorded(tmp_path / "2")
+    [moved] = of_kind(folder, "moved", "member-2")
+    assert moved["cohort"] is None
     with pytest.raises(StoreError, match="workers=2, now 1"):
-        ensemble.submit(elastic(widened, elastic=False), widened / "run", "local")
+        ensemble.submit(declare(elastic=False), folder, "local")

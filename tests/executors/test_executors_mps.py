@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble, make_job
 
 from ensemble.executors.host import describe_host
 from ensemble.executors.mps import ABSENT, BINARY, Mps, make_client_environment
@@ -48,16 +48,7 @@ def said(calls: Path) -> list[list[object]]:
 
 def a_job(share: float) -> Job:
     identity = dataclasses.replace(an_ensemble().identify(0), gpus_per_worker=share)
-    return Job(
-        run_dir="r",
-        identity=identity,
-        attempt=0,
-        rank=0,
-        rendezvous=None,
-        interface="lo",
-        device="cuda:0",
-        feeder=None,
-    )
+    return make_job(identity, "r", interface="lo", device="cuda:0")
 
 
 def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(

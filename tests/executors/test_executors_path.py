@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from execute_members import an_ensemble
-from leftovers import wait_until
+from kit.leftovers import wait_until
 
-from ensemble.executors.spawn import ForkServer, WorkerProcess, start_process
-from ensemble.train.job import Job
+from ensemble.executors.spawn import ForkServer, make_worker_command
+from pipelines.ipc.child_processes import child_environment
 
 
 def end_of_fork_server(log: Path) -> int:
@@ -23,24 +24,12 @@ def end_of_fork_server(log: Path) -> int:
 
 
 def end_of_worker(log: Path) -> int:
-    identity = an_ensemble().identify(0)
-    job = Job(
-        run_dir="r",
-        identity=identity,
-        attempt=0,
-        rank=0,
-        rendezvous=None,
-        interface="lo",
-        device="cpu",
-        feeder=None,
-    )
     ours, theirs = socket.socketpair()
-    worker = WorkerProcess(1, job, ours, log)
-    with theirs:
-        start_process(worker, theirs, {})
+    with theirs, open(log, "wb") as output:
+        command, fds = make_worker_command(theirs.fileno(), os.getpid()), (theirs.fileno(),)
+        process = subprocess.Popen(command, pass_fds=fds, env=child_environment(), stderr=output)
     ours.close()
-    assert worker.process is not None
-    worker.process.wait(timeout=120)
+    process.wait(timeout=120)
     return "before it sent a job" not in log.read_text()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from execute_members import an_ensemble, no_sample, samples
+from kit.execute_members import an_ensemble, no_sample, samples
 
 import ensemble
 from ensemble.executors.node_services import NodeServices
@@ -111,20 +111,6 @@ def test_a_name_that_others_could_know_is_not_used() -> None:
     assert again.path.name not in names
     again.close()
     second.close()
-
-
-def test_another_agent_takes_over_the_directory_and_so_the_addresses_of_one_that_ended() -> None:
-    with selectors.DefaultSelector() as selector:
-        ended = NodeServices("a", an_ensemble(), selector, lambda event: None)
-        ended._private._unlock()  # as the kernel does
-        ended._meter.close()
-        (ended.directory / "feeder-0").touch()
-        after = NodeServices("a", an_ensemble(), selector, lambda event: None, ended.directory)
-        assert after.directory == ended.directory
-        bystander = NodeServices("b", an_ensemble(), selector, lambda event: None)
-        assert after.directory.exists(), "it is in use again"
-        bystander.close()
-        after.close()
 
 
 def test_where_the_path_is_too_long_for_sockets_another_is_taken_and_that_is_said(

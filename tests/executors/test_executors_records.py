@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from event_dicts import fold, read_events
-from execute_members import an_ensemble, bad, keyed, poison
-from finished_runs import hashes, of_kind
+from kit.event_dicts import fold, read_events
+from kit.execute_members import an_ensemble, bad, keyed, poison
+from kit.finished_runs import hashes, of_kind
 
 import ensemble
 from ensemble import Resources
@@ -45,12 +45,3 @@ def test_members_train_without_the_records_that_kill(
     else:
         assert max(attempts) <= 3, "one death for each record at most, and more of them than retries"
         assert all("it was preparing sample" in event["error"] for event in of_kind(tmp_path / "run", "failed"))
-
-
-@pytest.mark.more
-def test_where_none_may_be_left_out_all_members_fail_with_the_record_named(tmp_path: Path) -> None:
-    declared = an_ensemble(train=keyed(poison, "raise"), resources=NARROW)
-    result = ensemble.submit(declared, tmp_path / "run", "local").wait()
-    assert [(row["state"], row["attempts"]) for row in result.members] == [("failed", 1)] * 2
-    for failure in of_kind(tmp_path / "run", "failed"):
-        assert "ends every process that prepares it" in failure["error"] and "row " in failure["error"]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from event_dicts import fold, read_events
-from execute_members import HangsInAFeeder, an_ensemble, samples, when_sent
-from finished_runs import of_kind
-from leftovers import wait_until
+from kit.execute_members import HangsInAFeeder, an_ensemble, samples
+from kit.finished_runs import of_kind
+from kit.leftovers import wait_until
 
 import ensemble
 from ensemble import Member, Resources
@@ -115,48 +112,6 @@ def test_wide_members_get_over_the_loss_of_their_feeder_together(tmp_path: Path)
     assert max(waited) < 150, "nobody waits for the gate's whole time"
 
 
-def stop_far_apart(run_dir: Path, marker: Path) -> list[Any]:
-    """Train two members, each for itself, until one has eight epochs and the other one, then stop; the members."""
-    # An epoch has three batches of training and two of validation.
-    wait = {"fault": "wait", "marker": str(marker)}
-    members: list[Any] = [{"lr": 0.1, "after": 41, **wait}, {"lr": 0.2, "after": 7, **wait}]
-
-    def stop_late(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and event["member"] == "member-0" and event["epoch"] == 7:
-            when_sent(run._controller, marker.touch)  # both have been sent it by then
-            run._controller.stop("asked to")
-
-    alone = an_ensemble(members, epochs=9, sharing="independent", resources=NARROW)
-    run = ensemble.submit(alone, run_dir, "local", on_event=stop_late)
-    assert run.wait().stopped
-    return members
-
-
-@pytest.mark.more
-def test_a_member_far_ahead_of_the_others_goes_on_alone(tmp_path: Path) -> None:
-    """One has trained eight epochs when the run stops, the other one; on the resume that one begins the next, and
-    waits until the first has finished.
-    """
-    for number in range(8):  # the stop is in their pipes when they go on; on a busy machine they may read it late
-        run_dir, marker = tmp_path / f"run-{number}", tmp_path / f"marker-{number}"
-        members = stop_far_apart(run_dir, marker)
-        before = fold(read_events(run_dir / "events.jsonl")).members
-        if before["member-0"].epoch == 8:
-            break
-    assert before["member-0"].epoch == 8 and before["member-1"].epoch < 4
-
-    def release(event: dict[str, Any]) -> None:
-        if event["type"] == "finished" and event["member"] == "member-0":
-            marker.touch()
-
-    marker.unlink()
-    shared = an_ensemble(members, epochs=9, hang_timeout_s=300.0, resources=NARROW)
-    result = ensemble.submit(shared, run_dir, "local", on_event=release).wait()
-    assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 2)] * 2, (
-        "it has not waited for the one that is far behind"
-    )
-
-
 @pytest.mark.more
 def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
@@ -174,27 +129,3 @@ def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatc
     (tmp_path / "marker").touch()
     states = [row["state"] for row in run.wait().members]
     assert states[:2] == ["stopped", "stopped"] and states[2] == "cancelled"
-
-
-TABLES = {"a": {0: 0, 1: 1, 2: 2}, "b": {0: 1, 1: 2, 2: 0}}
-
-
-def mix_labels(sample: dict[str, Any], look: Any) -> dict[str, Any]:
-    return {**sample, "label": np.int64(look(int(sample["label"])))}
-
-
-@pytest.mark.more
-def test_members_whose_pipelines_differ_in_a_bound_builtin_train_on_their_own_data(tmp_path: Path) -> None:
-    weights = {}
-    for sharing in ("auto", "independent"):
-        declared = an_ensemble(
-            [{"lr": 0.1, "t": "a"}, {"lr": 0.1, "t": "b"}],
-            train=lambda p: samples(96, 0).map(functools.partial(mix_labels, look=TABLES[p["t"]].get)),
-            valid=None,
-            sharing=sharing,
-            resources=NARROW,
-        )
-        ensemble.submit(declared, tmp_path / sharing, "local").wait()
-        ended = of_kind(tmp_path / sharing, "finished")
-        weights[sharing] = {event["member"]: event["weights_sha256"] for event in ended}
-    assert weights["auto"] == weights["independent"] and len(weights["auto"]) == 2

@@ -7,31 +7,30 @@ import gc
 import os
 import selectors
 import socket
-import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from event_dicts import ledger, read_events
-from execute_members import an_ensemble
-from finished_runs import finished_hashes, of_kind
+from kit.event_dicts import ledger, read_events
+from kit.execute_members import an_ensemble
+from kit.finished_runs import finished_hashes, of_kind
 from verified_members import draw, other_in_a_feeder, train_by_environment, train_that_drifts, train_that_hangs
 
 import ensemble
-from ensemble import Member, Resources, SpecError
+from ensemble import Member, Resources
 from ensemble.executors.checker import CheckerProcess
 from ensemble.executors.checker_main import Checker
+from ensemble.executors.spawn import ForkServer
 from ensemble.store import RunDir
 from ensemble.train.node_checks import NodeChecks, make_checker_address
 from pipelines import Pipeline, sources
 from pipelines.ipc import messages
 from pipelines.samples.fields import GOOD
-from pipelines.verification.served import ServedSample
+from pipelines.verification.checker import ServedSample
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 
@@ -110,21 +109,18 @@ def test_a_late_difference_makes_a_member_begin_anew_and_alone(
 
 
 @pytest.mark.more  # what a difference does, in one process: tests/pipelines/test_verification.py
-def test_a_late_difference_ends_a_member_where_that_is_asked_for(tmp_path: Path) -> None:
-    result = drift_after_an_epoch(tmp_path / "run", tmp_path / "marker", verify_sharing="fail")
-    assert [(row["state"], row["attempts"]) for row in result.members] == [("failed", 1)] * 2
-    assert {event["action"] for event in of_kind(tmp_path / "run", "sample_difference")} == {"fails"}
-    (error, _) = (event["error"] for event in of_kind(tmp_path / "run", "failed"))
-    assert "what it was served of train is not what its own pipeline prepares, epoch" in error and "'x'" in error
-
-
-@pytest.mark.more
-def test_nothing_is_compared_where_nobody_asks(tmp_path: Path, weights_alone: dict[str, str | None]) -> None:
-    result = drift_after_an_epoch(tmp_path / "run", tmp_path / "marker", verify_sharing=False)
-    assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 1)] * 2
-    assert of_kind(tmp_path / "run", "sample_difference") == []
-    assert finished_hashes(tmp_path / "run") != weights_alone
-    assert "verify" not in ledger(read_events(tmp_path / "run" / "events.jsonl")).cpu_by_role()
+@pytest.mark.parametrize(("mode", "state", "actions"), [("fail", "failed", {"fails"}), (False, "finished", set())])
+def test_a_late_difference_ends_a_member_or_nothing_is_compared_where_that_is_asked_for(
+    mode: Any, state: str, actions: set[str], tmp_path: Path, weights_alone: dict[str, str | None]
+) -> None:
+    result = drift_after_an_epoch(tmp_path / "run", tmp_path / "marker", verify_sharing=mode)
+    assert [(row["state"], row["attempts"]) for row in result.members] == [(state, 1)] * 2
+    assert {event["action"] for event in of_kind(tmp_path / "run", "sample_difference")} == actions
+    errors = [event["error"] for event in of_kind(tmp_path / "run", "failed")]
+    assert all("what it was served of train is not what its own pipeline prepares" in error for error in errors)
+    if not mode:
+        assert "verify" not in ledger(read_events(tmp_path / "run" / "events.jsonl")).cpu_by_role()
+        assert finished_hashes(tmp_path / "run") != weights_alone, "it trains on what it is served"
 
 
 @pytest.mark.more
@@ -147,55 +143,69 @@ def test_a_checker_that_hangs_ends_all_comparing_on_its_node(
     assert "longer than prepare_timeout_s" in said
 
 
+class Forks:
+    """Makes requests to a fork server as a pool does, or to one that has died."""
+
+    def __init__(self, directory: Path) -> None:
+        self.server = ForkServer(directory)
+        self.is_dead = False
+
+    def __call__(self, request: Callable[[ForkServer], None]) -> None:
+        if not self.is_dead:
+            request(self.server)
+
+
 @pytest.fixture
-def checker(tmp_path: Path) -> Iterator[tuple[CheckerProcess, selectors.BaseSelector]]:
-    """A node's checker that was not asked yet, without a fork server."""
-
-    def refuse() -> Any:
-        raise OSError("there is no fork server")
-
+def checker(tmp_path: Path) -> Iterator[tuple[CheckerProcess, selectors.BaseSelector, Forks]]:
+    """A node's checker that was not asked yet."""
+    forks = Forks(tmp_path)
     with selectors.DefaultSelector() as selector:
         run_dir = str(tmp_path / "run")
-        checker = CheckerProcess("here", tmp_path, run_dir, selector, lambda event: None, refuse, lambda: 1)
-        yield checker, selector
+        checker = CheckerProcess("here", tmp_path, run_dir, selector, lambda event: None, forks, lambda: 1)
+        yield checker, selector, forks
         checker.close()
+    forks.server.close()
 
 
-def test_a_checker_outlives_two_fork_servers(checker: tuple[CheckerProcess, selectors.BaseSelector]) -> None:
-    process, selector = checker
+def test_a_checker_outlives_its_fork_server(
+    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks],
+) -> None:
+    process, selector, forks = checker
     with ipc_connection(process) as connection:
         (key,) = (key for key, _ in selector.select())
         key.data()
-        assert process.pid is not None
+        message, pidfd = forks.server.receive()
+        process.has_started(message["pid"], pidfd)
+        forks.server.process.kill()
         process.watch()
         process.watch()
         connection.send(b"{")  # and a request that cannot be read
         assert messages.receive_json(connection)[0]["found"]["result"] == "left_out"
 
 
-def test_a_fork_server_that_dies_before_it_has_forked_the_checker_is_done_without(
-    checker: tuple[CheckerProcess, selectors.BaseSelector], monkeypatch: pytest.MonkeyPatch
+def test_a_fork_server_that_dies_before_it_has_forked_the_checker_is_asked_again(
+    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks],
 ) -> None:
-    process, selector = checker
+    process, selector, forks = checker
     with ipc_connection(process):
-        for answers in (False, True):  # at the second time there is no fork server
-            with monkeypatch.context() as patch:
-                if not answers:
-                    patch.setattr(process, "_connect", lambda: SimpleNamespace(fork_checker=lambda *_: None))
-                (key,) = (key for key, _ in selector.select())
-                key.data()
-            process.watch()
+        for forks.is_dead in (True, False):
+            (key,) = (key for key, _ in selector.select())
+            key.data()
+            if forks.is_dead:
+                process.watch()
+        message, pidfd = forks.server.receive()
+        process.has_started(message["pid"], pidfd)
         assert process.pid is not None
 
 
 def test_a_node_without_a_process_for_its_checker_goes_on_without_one(
-    checker: tuple[CheckerProcess, selectors.BaseSelector],
+    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    process, selector = checker
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    process, selector, forks = checker
+    forks.server.process.kill()
+    forks.server.process.wait()
     with ipc_connection(process):
         (key,) = (key for key, _ in selector.select())
         key.data()
@@ -261,11 +271,6 @@ def test_a_checker_keeps_the_pipelines_for_which_it_has_memory_and_sees_no_gpu(
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     gc.collect()
     assert least <= len(made) <= most
-
-
-def test_a_mode_that_is_none_is_refused_with_those_that_are() -> None:
-    with pytest.raises(SpecError, match="verify_sharing must be 'alone', 'fail' or False, got 'never'"):
-        an_ensemble(verify_sharing="never")
 
 
 @pytest.mark.more

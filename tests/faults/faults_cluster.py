@@ -7,21 +7,28 @@ directory of its node, which goes when the node is killed, as the disk of a mach
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
-from free_ports import find_free_ports
+from kit.event_dicts import fold, read_events
+from kit.free_ports import find_free_ports
 
+from ensemble.store import RunState, StoreError
+
+LIMIT_S = 600.0  # of what hangs
 ROOT = Path(__file__).parents[2]
-CHILD_PATH = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+CHILD_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)])
 
 
 def processes_with(name: str, value: str) -> list[psutil.Process]:
@@ -173,3 +180,49 @@ class Nodes:
         for number in sorted(self.alive, reverse=True):
             self.kill(number)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Driver:
+    """A driver (`faults_driver.py`) in a process group of its own, and what its run has logged."""
+
+    def __init__(self, run_dir: Path, environment: Mapping[str, str], **told: Any) -> None:
+        self._log = run_dir / "events.jsonl"
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("faults_driver.py")),
+            str(run_dir),
+            json.dumps(told),
+        ]
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads fills up
+        self.process = subprocess.Popen(command, env=environment, stderr=self._said, start_new_session=True)
+
+    def list_events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Events so far; none while the log is being written anew."""
+        with contextlib.suppress(StoreError):
+            events = read_events(self._log) if self._log.exists() else []
+            return [event for event in events if kind in (None, event["type"])]
+        return []
+
+    @property
+    def state(self) -> RunState:
+        return fold(self.list_events())
+
+    def wait_for(self, holds: Callable[[], object]) -> None:
+        """Wait while the driver lives."""
+        until = time.monotonic() + LIMIT_S
+        while not holds():
+            is_late = time.monotonic() >= until
+            if is_late:
+                self.process.kill()
+            assert self.process.poll() is None and not is_late, self.end()
+            time.sleep(0.005)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; its exit code, and what it said."""
+        try:
+            code = self.process.wait(timeout=LIMIT_S)
+        finally:
+            self.process.kill()
+        with self._said:
+            self._said.seek(0)
+            return code, self._said.read()

@@ -29,12 +29,13 @@ from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "executors"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-from event_dicts import fold, read_events
-from leftovers import named_memory, new_named_memory
-from ranks import run_ranks
+from kit.event_dicts import fold, read_events
+from kit.leftovers import named_memory, new_named_memory
+from kit.ranks import run_ranks
 
 from ensemble.events import Epoch, to_dict
-from ensemble.store import RunState, StoreError, read_events_from
+from ensemble.store import RunState, StoreError
+from ensemble.store.event_log import read_batches
 from ensemble.train import Inbox, Job, work
 
 LIMIT_S = 800.0
@@ -185,9 +186,10 @@ class Conductor:
 
     def _read(self) -> None:
         with contextlib.suppress(StoreError):
-            new, self._offset = read_events_from(self.run_dir / "events.jsonl", self._offset)
-            self.events += map(to_dict, new)
-            self._epochs += sum(isinstance(event, Epoch) for event in new)
+            for new, offset in read_batches(self.run_dir / "events.jsonl", self._offset):
+                self._offset = offset
+                self.events += map(to_dict, new)
+                self._epochs += sum(isinstance(event, Epoch) for event in new)
 
     # -- faults -------------------------------------------------------------------------------------------------
 

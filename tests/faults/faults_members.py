@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kit.once import is_first
 
 from ensemble import Ensemble, Member, Resources
 from pipelines import Pipeline, sources
@@ -75,9 +76,8 @@ def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
     if kind == "wait":  # for the marker
         while not marker.exists():
             time.sleep(0.01)
-    if marker.exists():
+    if not is_first(marker):
         return
-    marker.touch()
     import torch
 
     if kind == "memory":  # the process may have no more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,18 @@ def optimizer(model: torch.nn.Module, params: dict[str, Any]) -> torch.optim.Opt
 
 def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     time.sleep(STEP_S if model.training else 0.0)
+    while model.training and batch.epoch >= 2 and WAITS and not Path(WAITS).exists():
+        time.sleep(0.05)
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
 
 
 STEP_S = 0.0
+WAITS = ""  # a file for which members wait after two epochs
 
 
-def spec(epochs: int = 4, step_s: float = 0.0) -> Ensemble:
-    global STEP_S
-    STEP_S = step_s
+def spec(epochs: int = 4, step_s: float = 0.0, waits: str = "") -> Ensemble:
+    global STEP_S, WAITS
+    STEP_S, WAITS = step_s, waits
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20_000, 16)).astype(np.float32)  # large enough for a file of its own
     label = (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5)

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edited_log import replace_in_log
-from event_dicts import fold, read_events
 from faults_members import declared
+from kit.edited_log import replace_in_log
+from kit.event_dicts import fold, read_events
+from kit.kept_predictions import save_predictions
 
 import ensemble
 from ensemble.cli.parser import main
@@ -32,9 +33,9 @@ from ensemble.store import (
     load_checkpoint,
     load_predictions,
     save_checkpoint,
-    save_predictions,
 )
-from ensemble.store.verification import check_members, verify
+from ensemble.store.file_checks import check_members
+from ensemble.store.verification import verify
 
 EPOCHS = 3
 
@@ -232,7 +233,7 @@ def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
 def test_damaged_code_is_not_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(run.path), "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {row["kind"] for row in rows} == {"log", "code", "checkpoint", "predictions", "result"}
+    assert {row["kind"] for row in rows} == {"log", "code", "checkpoint", "predictions"}
     assert {row["condition"] for row in rows} == {"whole"}
     flip(run.ensemble_file)
     with pytest.raises(DamagedError, match=r"is damaged: .* `ensemble run SPEC` on this directory writes it anew"):
@@ -301,17 +302,16 @@ def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
     assert "the run continues without it" in caplog.text and "writes it anew" not in caplog.text
 
 
-def test_results_that_have_changed_are_written_again(run: RunDir) -> None:
+def test_results_that_are_gone_or_empty_are_written_again(run: RunDir) -> None:
     names = ("results.json", "metrics.csv", "ledger.json")
     before = [json.loads((run.path / name).read_bytes()) if "json" in name else b"" for name in names]
-    for damaged in (*names, run.report.name, run.result_digests.name, "null"):
-        if damaged == "null":
-            run.result_digests.write_text(damaged)
-        else:
-            flip(run.path / damaged)
-        assert main(["verify", str(run.path)]) == 1, damaged
+    for missing in (*names, run.report.name):
+        (run.path / missing).unlink()
+        assert main(["verify", str(run.path)]) == 1, missing
+        (run.path / missing).touch()
+        assert main(["verify", str(run.path)]) == 1, missing
         assert main(["report", str(run.path)]) == 0
-        assert main(["verify", str(run.path)]) == 0, damaged
+        assert main(["verify", str(run.path)]) == 0, missing
     after = [json.loads((run.path / name).read_bytes()) if "json" in name else b"" for name in names]
     assert after == before
 
@@ -442,7 +442,7 @@ def test_what_finds_no_room_at_the_end_is_said_and_written_later(
     write_report = Finalizer.write_report
 
     def fill_and_write(self: Finalizer, ending: dict[str, Any]) -> None:
-        """Members are combined by then; only the log, and a tally, have some room left."""
+        """Members are combined by then; only the log has some room left."""
         with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(4096))
@@ -454,7 +454,7 @@ def test_what_finds_no_room_at_the_end_is_said_and_written_later(
     said = capsys.readouterr().err
     assert "report.html" in said and "MiB needed" in said and f"`ensemble report {path}` writes them" in said
     monkeypatch.undo()
-    left = [each for each in RunDir(path).list_results(state_of(path)) if each.exists()]
+    left = [each for each in RunDir(path).list_results() if each.exists()]
     assert path / "report.html" not in left and all(each.stat().st_size for each in left), (
         "nothing is left in part"
     )
@@ -466,7 +466,7 @@ def test_what_finds_no_room_at_the_end_is_said_and_written_later(
     for command, folder in (("report", path), ("resume", tmp_path / "copy")):
         assert main([command, str(folder)]) == 0
         run_dir = RunDir(folder)
-        assert all(each.stat().st_size for each in run_dir.list_results(state_of(folder)))
+        assert all(each.stat().st_size for each in run_dir.list_results())
         assert main(["verify", str(folder)]) == 0
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from event_dicts import fold, read_events
-from faults_cluster import Nodes
+from faults_cluster import Driver, Nodes
+from kit.leftovers import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 
@@ -45,38 +44,13 @@ def list_nodes(nodes: Nodes) -> list[dict[str, Any]]:
     return found
 
 
-class Driver:
-    """A driver on a cluster, and what its run has logged."""
-
-    def __init__(self, nodes: Nodes, run_dir: Path, **told: Any) -> None:
-        self._log = run_dir / "events.jsonl"
-        command = [sys.executable, str(HERE / "faults_driver.py"), str(run_dir), json.dumps(told)]
-        self._process = subprocess.Popen(command, env=nodes.environment, stderr=subprocess.PIPE, text=True)
-
-    def list_events(self, kind: str | None = None) -> list[Event]:
-        events = read_events(self._log) if self._log.exists() else []
-        return [event for event in events if kind in (None, event["type"])]
-
-    def wait_for(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            assert self._process.poll() is None, self.end()
-            time.sleep(0.05)
-
-    def end(self) -> str:
-        """Wait for its end; returns what it said."""
-        try:
-            return self._process.communicate(timeout=600)[1]
-        finally:
-            self._process.kill()
-
-
 def test_members_of_a_drained_node_go_on_elsewhere_from_the_step_they_had_reached(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     marker, members = tmp_path / "drained", range(2 * MEMBERS)
     of_member = {number: {"fault": "wait", "after": 9, "marker": str(marker)} for number in members}
     told: dict[str, Any] = {"widths": [1] * len(members), "epochs": 30, "retries": 0, "cpus": 1 / MEMBERS}
-    driver = Driver(nodes, tmp_path / "run", executor="ray", of_member=of_member, **told)
+    driver = Driver(tmp_path / "run", nodes.environment, executor="ray", of_member=of_member, **told)
     driver.wait_for(lambda: len({event["member"] for event in driver.list_events("checkpoint")}) == len(members))
     earlier = {(event["epoch"], event["step"]) for event in driver.list_events("checkpoint")}
     assert earlier == {(1, 0)}, "they wait in the midst of the epoch after"
@@ -92,13 +66,13 @@ def test_members_of_a_drained_node_go_on_elsewhere_from_the_step_they_had_reache
     assert returned["node"] == draining["node"] and len(fed) == 1
     driver.wait_for(lambda: not any(map(psutil.pid_exists, fed)))
     assert not driver.list_events("combined"), "the feeder ends once its members have left, and not with the run"
-    said = driver.end()
+    _, said = driver.end()
 
     seen = driver.list_events()
     leaving = {member for member, node in before.items() if node == draining["node"]}
     assert len(leaving) == MEMBERS
     assert 0 < draining["deadline"] - draining["t"] < DEADLINE_S
-    assert {member.state for member in fold(seen).members.values()} == {"finished"}, said
+    assert {member.state for member in driver.state.members.values()} == {"finished"}, said
     assert not driver.list_events("failed"), "no retry is used: there is none"
 
     after = seen[seen.index(draining) :]
@@ -109,6 +83,7 @@ def test_members_of_a_drained_node_go_on_elsewhere_from_the_step_they_had_reache
         kinds = [event["type"] for event in mine]
         assert kinds.index("checkpoint") < kinds.index("paused") < kinds.index("placed") < kinds.index("started")
     assert draining["node"] not in {event["node"] for event in after if event["type"] == "placed"}
-    until = time.monotonic() + 300
-    while other["NodeID"] in [known["NodeID"] for known in list_nodes(nodes)]:
-        assert time.monotonic() < until, "Ray does not end the node, so that something is still held there"
+    wait_until(
+        lambda: other["NodeID"] not in [known["NodeID"] for known in list_nodes(nodes)],
+        "Ray ends the node: nothing is held there",
+    )

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from event_dicts import fold, read_events
 from faults_members import declared, lost_and_doubled
+from kit.event_dicts import fold, read_events
 
 import ensemble
-from ensemble.events import decode_event
-from ensemble.store import EventLog, RunState
+from ensemble.store import RunState
 
 EPOCHS = 3
 
@@ -31,33 +28,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = train(path / "run", path / "account")
     assert [member.state for member in state.members.values()] == ["finished"] * 2
     return path
-
-
-def cuts(content: bytes, lines: int) -> Iterator[tuple[int, int]]:
-    """(where the log ends, how many bytes of it are whole lines) for every byte of the last lines."""
-    starts = [0, *(at + 1 for at, byte in enumerate(content) if byte == ord("\n"))]
-    for begin, end in zip(starts[-lines - 1 : -1], starts[-lines:], strict=True):
-        yield from ((cut, begin) for cut in range(begin, end))
-
-
-@pytest.mark.parametrize("lines", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_a_log_cut_at_every_byte_of_its_last_lines_is_the_log_of_its_whole_lines(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    content = (trained / "run" / "events.jsonl").read_bytes()
-    path = tmp_path / "events.jsonl"
-    states: dict[int, RunState] = {}
-    tried = 0
-    for cut, whole in cuts(content, lines):
-        if whole not in states:
-            states[whole] = fold(decode_event(line) for line in content[:whole].splitlines())
-        path.write_bytes(content[:cut])
-        assert fold(read_events(path)) == states[whole], f"cut at byte {cut}"
-        EventLog(path).close()
-        assert path.read_bytes() == content[:whole], "what is torn is cut off before anything is added"
-        tried += 1
-    assert tried > 300 and len(states) == lines
 
 
 def places(content: bytes, last: int, kinds: tuple[str, ...]) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 from collections.abc import Iterator
@@ -15,14 +14,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from event_dicts import fold, read_events
 from faults_cluster import processes_with
 from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS
+from kit.control_groups import make_control_group
+from kit.event_dicts import fold, read_events
 
 import ensemble
 from ensemble import Ensemble, Recipe
-from ensemble.controller import failure_policy
 from ensemble.store import WriteError, load_checkpoint
 from pipelines import Pipeline, sources
 
@@ -35,19 +34,8 @@ def weights(run_dir: Path) -> dict[str, str | None]:
 @pytest.fixture
 def cgroup() -> Iterator[Path | None]:
     """A group of processes that the kernel gives 400 MiB; None where this machine makes none."""
-    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-        path = Path(root) / f"faults-{secrets.token_hex(4)}"
-        if os.geteuid() == 0 and (Path(root) / "cgroup.procs").exists():
-            try:
-                path.mkdir()
-                (path / limit).write_text(str(400 * 2**20))
-            except OSError:
-                path.rmdir() if path.exists() else None
-                continue
-            yield path
-            path.rmdir()
-            return
-    yield None
+    with make_control_group(400) as made:
+        yield made
 
 
 @pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.more)])
@@ -80,8 +68,8 @@ def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
                     hit[member] = pids[-1]
                     os.kill(pids[-1], number)
 
-    limit_s = 60.0 if hangs else 600.0
-    made = declared(tmp_path / "account", widths, epochs=EPOCHS, of_member=of_member, hang_timeout_s=limit_s)
+    limits = {"hang_timeout_s": 120.0 if hangs else 600.0, "gate_timeout_s": 120.0}  # a busy machine is slow
+    made = declared(tmp_path / "account", widths, epochs=EPOCHS, of_member=of_member, **limits)
     result = ensemble.submit(made, tmp_path / "run", "local", on_event=hit_some).wait()
 
     states = ["failed" if number == 3 else "finished" for number in range(len(widths))]
@@ -115,7 +103,7 @@ def test_memory_that_a_process_may_not_have_is_out_of_memory_too(
 def test_a_full_disk_lets_members_wait_and_fails_none(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(failure_policy, "DISK_PAUSE_S", 0.0)
+    monkeypatch.setattr("ensemble.controller.failures.DISK_PAUSE_S", 0.0)
     filler, run_dir, failures = small_disk / "filler", small_disk / "run", list[Any]()
 
     def fill(event: dict[str, Any]) -> None:
@@ -149,7 +137,7 @@ def test_a_disk_without_room_for_the_log_ends_the_run_with_whole_checkpoints_and
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str | None]
 ) -> None:
     monkeypatch.setenv("FAULTS_RUN", str(tmp_path))
-    monkeypatch.setattr(failure_policy, "DISK_PAUSE_S", 0.0)
+    monkeypatch.setattr("ensemble.controller.failures.DISK_PAUSE_S", 0.0)
     filler = small_disk / "filler"
 
     def fill(event: dict[str, Any]) -> None:

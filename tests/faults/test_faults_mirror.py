@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from event_dicts import fold, read_events
 from faults_bucket import KEYS, S3Proxy, serve_bucket
 from faults_cluster import CHILD_PATH, kill_all, processes_with
+from kit.event_dicts import fold, read_events
+from kit.finished_runs import of_kind
 
 import ensemble
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, RunState, StoreError
-from ensemble.store.mirror import MirrorStatus, ObjectStore, load_status, read_manifest
+from ensemble.store.mirror_objects import ObjectStore
+from ensemble.store.mirror_status import MirrorStatus, load_status
 
 pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -85,7 +87,7 @@ def status_of(path: Path) -> MirrorStatus:
 def is_copied(url: str) -> bool:
     """Whether an address has a checkpoint of each member after its first epoch."""
     try:
-        _, manifest = read_manifest(ObjectStore(url))
+        manifest = ObjectStore(url).read_manifest()
     except StoreError:
         return False
     paths = [] if manifest is None else list(manifest.files)
@@ -108,13 +110,14 @@ def test_a_run_whose_machine_and_disk_are_lost_goes_on_elsewhere(
         request.getfixturevalue("store")
     url = "s3://bucket/runs/one" if kind == "s3" else f"file://{tmp_path}/mirror"
     run, after = tmp_path / "run", tmp_path / "after"
-    first = Driver(
-        tmp_path, "run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", "step_s=0.3"
-    )
+    waits = f"waits={tmp_path / 'goes on'}"
+    command = ("run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", waits)
+    first = Driver(tmp_path, *command)
     first.wait_for(lambda: is_copied(url))
     assert state_of(run).ended is None
     first.lose()
     shutil.rmtree(run)
+    (tmp_path / "goes on").touch()
     assert main(["fetch", url, str(after)]) == 0 and state_of(after).ended is None
     status, printed = Driver(tmp_path, "resume", after).wait()
     assert status == 0, printed
@@ -136,9 +139,8 @@ def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
     store: S3Proxy, undisturbed: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, run = "s3://bucket/two", tmp_path / "run"
-    driver = Driver(
-        tmp_path, "run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", "step_s=0.5"
-    )
+    command = ("run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", "step_s=0.5")
+    driver = Driver(tmp_path, *command)
     driver.wait_for(lambda: run.exists() and load_status(RunDir(run)))
     store.delay_s, store.fails_every = 0.1, 2
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*store.upstream))  # of this process
@@ -154,8 +156,7 @@ def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
         text=True,
     ).stdout
     assert f"mirror: {url}: " in told and " behind since " in told, told
-    logged = [event for event in read_events(RunDir(run).events) if event["type"] == "logger"]
-    assert [(event["logger"], event["state"]) for event in logged][:1] == [("mirror", "failing")]
+    assert [(event["logger"], event["state"]) for event in of_kind(run, "logger")][:1] == [("mirror", "failing")]
     store.delay_s, store.fails_every = 0.0, 0
     store.come_back()
     status, said = driver.wait()
@@ -173,15 +174,16 @@ def test_a_store_that_refuses_is_said_before_training_and_at_the_end(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.MIRROR_END_S", 5.0)
+    monkeypatch.setattr("ensemble.controller.ending.MIRROR_END_S", 5.0)
     run = tmp_path / "run"
     given = ["run", str(SPEC), "--executor", "inline", "--run-dir", str(run), "--set", "epochs=1", "--mirror"]
     store.refuses = 403
     assert main([*given, "s3://bucket/three"]) == 2
-    assert "s3://bucket/three: cannot ls manifests" in capsys.readouterr().err and state_of(run).started is None
+    assert "s3://bucket/three: cannot cat_file manifest.json" in capsys.readouterr().err
+    assert state_of(run).started is None
     store.refuses = 0
     assert main([*given, "s3://no-such-bucket/three"]) == 2
-    assert "s3://no-such-bucket/three: cannot write manifests/000001.json" in capsys.readouterr().err
+    assert "s3://no-such-bucket/three: cannot write manifest.json" in capsys.readouterr().err
 
     from ensemble.controller.controller import Controller
 
@@ -195,5 +197,6 @@ def test_a_store_that_refuses_is_said_before_training_and_at_the_end(
     assert main([*given, "s3://bucket/three"]) == 75
     assert "mirror: s3://bucket/three: " in caplog.text and "it is not complete" in caplog.text
     store.refuses = 0
+    monkeypatch.setattr("ensemble.controller.ending.MIRROR_END_S", 600.0)  # all is to be written
     assert main(["resume", str(run)]) == 0 and status_of(run).is_whole
     assert "results.json" in os.listdir(ensemble.fetch("s3://bucket/three", tmp_path / "fetched"))

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from event_dicts import read_events
 from faults_cluster import Nodes, kill_all
+from kit.event_dicts import read_events
 
 SPEC = Path(__file__).parents[1] / "deploy" / "slow_spec.py"
 PROGRESS = re.compile(r"\[\d+:\d\d\] ")

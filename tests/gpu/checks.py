@@ -96,7 +96,7 @@ def _find_revision() -> str | None:
 
 def _make_environment(device: str) -> dict[str, str]:
     """Of the cases' processes: they find the project, and see one GPU."""
-    from ensemble.meter.power import list_gpus
+    from ensemble.meter.devices import list_gpus
 
     paths = [str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nvml_stand_in
 import pytest
 from gpu_cases import CASES
+from kit import nvml_stand_in
 
 HERE = Path(__file__).parent
 QUICK = ("environment", "codecs")

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit.checkpoints import newest_checkpoint
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
-TRAIN = Path(__file__).resolve().parents[1] / "train"
-sys.path.insert(0, str(TRAIN))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
 
-import train_child as cases  # noqa: E402
+from kit import train_child as cases  # noqa: E402
 
 from ensemble.spec import Recipe  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint  # noqa: E402
@@ -34,7 +35,7 @@ def last(said: dict[str, Any], type: str) -> dict[str, Any]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    state = load_checkpoint(str(RunDir(folder).newest_checkpoint("member-0", 0)))
+    state = load_checkpoint(str(newest_checkpoint(RunDir(folder), "member-0", 0)))
     return {name: tensor.double().numpy() for name, tensor in state["model"].items()}
 
 
@@ -81,7 +82,7 @@ class Recurrent(torch.nn.Module):
 @pytest.mark.more
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_recurrent_nets_train_in_each_precision(tmp_path: Path, kind: Any) -> None:
-    recipe = Recipe(model=lambda params: Recurrent(kind), loss=cases.loss)
+    recipe = Recipe(model=lambda params: Recurrent(kind), loss=cases.loss, task="classification")
     last = {}
     for name, options in {
         "fp32": {},
@@ -142,10 +143,10 @@ def test_a_member_keeps_to_its_share_of_the_memory(tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL refuses two ranks on one")
 def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
-    root = str(TRAIN.parents[1])
+    root = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     processes = [
         subprocess.Popen(
-            [sys.executable, str(TRAIN / "train_child.py"), str(rank), str(tmp_path), "cuda"],
+            [sys.executable, str(TESTS / "kit" / "train_child.py"), str(rank), str(tmp_path), "cuda"],
             env={**os.environ, "PYTHONPATH": root},
             stderr=subprocess.PIPE,
             text=True,

@@ -15,12 +15,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources, Search, SpecError, choice, loguniform
 from ensemble.cli.parser import main
-from ensemble.store import RunDir, StoreError, load_checkpoint
+from ensemble.store import RunDir, load_checkpoint
 from pipelines import Pipeline, sources, stages
 
 HELPER = Path(inspected_runs.__file__).read_text()
@@ -84,8 +84,7 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
     assert [x["min"], x["mean"], x["max"]] == pytest.approx(
         [f(first["x"].double()).item() for f in (torch.min, torch.mean, torch.max)]
     )
-    assert label["shape"] == [] and found.labels is not None
-    assert found.labels == {int(i): int((first["label"] == i).sum()) for i in first["label"].unique()}
+    assert label["shape"] == []
 
     small, large = found.members
     assert small["members"] == ["member-0", "member-1"] and small["varied"] == ["lr"] and small["error"] is None
@@ -97,7 +96,7 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
         seconds = 20 * row["step_s"] + 19 * row["evaluate_s"]
         assert row["step_s"] > 0 and row["seconds"] == pytest.approx(seconds) and row["memory_gb"] > 0
     assert found.run["origin"] == "estimated" and found.run["seconds"] >= 2 * small["seconds"] + large["seconds"]
-    assert "estimated" in str(found) and "overheads" in found.run["how"]
+    assert "estimated" in str(found) and "without starting processes" in found.run["how"]
 
     ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
     run = RunDir(tmp_path / "run")
@@ -143,27 +142,14 @@ def test_members_on_few_cores_take_as_long_as_their_work(tmp_path: Path) -> None
     (row,) = found.members
     cores = found.node["cpus"]
     assert found.run["at_once"] == min(40, int(cores))
-    took = found.run["seconds"] - found.run["startup_s"] - found.run["overhead_s"]
-    assert took == pytest.approx(row["seconds"] * -(-40 // int(cores)), rel=0.5)
+    assert found.run["cpu_s"] > 40 * row["cpu_s"], "and what prepares samples"
+    of_time, of_work = row["seconds"] * 40 / found.run["at_once"], found.run["cpu_s"] / cores
+    assert found.run["seconds"] == pytest.approx(max(of_time, row["seconds"], of_work))
     assert found.pipeline["unshared"] is None and found.run["memory_gb"] > 0
 
 
-def train(member: Any) -> None:
-    model = torch.nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=member.params["lr"])
-    model, optimizer = member.prepare(model, optimizer)
-    for _ in member.epochs():
-        for batch in member.batches():
-            with member.autocast():
-                losses = torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
-            member.backward(losses)
-            member.step()
-        member.report(accuracy=0.5)
-
-
 @pytest.mark.more
-def test_the_run_then_trains_as_many_at_once_and_takes_about_as_long(tmp_path: Path) -> None:
-    """Members that leave their cores to measurement share them: the estimate packs and counts as the run does."""
+def test_the_run_then_trains_as_many_at_once(tmp_path: Path) -> None:
     members = [{"width": 8, "lr": 0.1 * number} for number in range(1, 6)]
     declared = inspected_runs.declare(members=members, epochs=4, resources=Resources())
     estimated = ensemble.dry_run(declared, tmp_path / "run", executor="local")
@@ -177,15 +163,7 @@ def test_the_run_then_trains_as_many_at_once_and_takes_about_as_long(tmp_path: P
         == sum(event["type"] == "started" and event["t"] < first_end for event in events)
         == 5
     )
-    # this process has imported already what the estimate counts twice
-    assert took_s / 4 < estimated.run["seconds"] < 4 * took_s + estimated.run["startup_s"]
-
-
-def test_the_first_steps_of_a_train_function_are_run_too(tmp_path: Path) -> None:
-    declared = inspected_runs.declare(recipe=train, optimizer=None, members=[{"lr": 0.1}])
-    (row,) = ensemble.dry_run(declared, tmp_path / "run", executor="inline").members
-    assert row["parameters"] == 36 and row["step_s"] > 0 and row["checkpoint_bytes"] >= 4 * 36
-    assert list(tmp_path.iterdir()) == []
+    assert estimated.run["seconds"] < 4 * took_s
 
 
 def train_by_a_framework(member: Any) -> None:
@@ -215,7 +193,7 @@ def test_a_port_that_validates_after_the_last_batch_is_no_failing_one(tmp_path: 
         batch_size=1,
     )
     (row,) = ensemble.dry_run(declared, tmp_path / "run", executor="inline").members
-    assert row["error"] is None
+    assert row["error"] is None and row["parameters"] == 36 and list(tmp_path.iterdir()) == []
     assert row["step_s"] > 0 and row["evaluate_s"] > 0 and row["checkpoint_bytes"] >= 4 * 36
 
 
@@ -266,17 +244,6 @@ def test_members_whose_first_steps_fail_are_named_once_for_all_architectures(
     assert found.run["seconds"] is None and found.run["origin"] == "unavailable"
     shown = [line for line in str(found).splitlines() if "fail" in line]
     assert shown == ["member-0 and 1 more fail in the first steps: ValueError: no model of this width"]
-
-
-def make_two(model: Any, params: dict[str, Any]) -> Any:
-    return [torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()]
-
-
-def test_of_a_list_of_optimizers_the_dry_run_says_what_the_run_says(tmp_path: Path) -> None:
-    recipe = Recipe(model=inspected_runs.build_model, loss="cross_entropy", optimizer=make_two)
-    declared = inspected_runs.declare(recipe=recipe, optimizer=None)
-    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
-    assert all("a member has one optimizer, maybe of several groups" in row["error"] for row in found.members)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -339,14 +306,6 @@ def test_the_command_writes_nothing(spec: Path, capsys: pytest.CaptureFixture[st
     assert [row["params"]["width"] for row in found["members"]] == [8, 16]
 
 
-def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot write"):
-        ensemble.dry_run(inspected_runs.declare(), tmp_path / "file" / "run", executor="inline")
-    with pytest.raises(SpecError, match="there is no executor 'locale'; did you mean 'local'"):
-        ensemble.dry_run(inspected_runs.declare(), tmp_path / "run", executor="locale")
-
-
 def test_wider_members_are_measured_with_a_workers_part_of_the_batch(tmp_path: Path) -> None:
     half_a_core = Resources(cpus_per_worker=0.5)  # one core is enough for both workers
     declared = inspected_runs.declare(members=[Member({"width": 8, "lr": 0.1}, workers=2)], resources=half_a_core)
@@ -357,17 +316,6 @@ def test_wider_members_are_measured_with_a_workers_part_of_the_batch(tmp_path: P
         and row["batch_size"] == 32
         and row["cpu_s"] == pytest.approx(2 * row["seconds"] * row["cpus"], rel=0.1)
     )
-
-
-def test_of_several_labels_a_sample_the_samples_of_each_are_counted() -> None:
-    from ensemble.inspection.batches import describe_first_batch
-
-    x, label = inspected_runs.make_data(64)
-    labels = (np.arange(5) <= label[:, None]).astype(np.int64)
-    data = Pipeline(sources.arrays(x=x, label=labels), seed=0, shuffle=False)
-    declared = inspected_runs.declare(train=data, valid=None, test=None, batch_size=64)
-    _, counts = describe_first_batch(declared, declared.identify(0))
-    assert counts == dict(enumerate(labels.sum(axis=0).tolist()))
 
 
 def test_values_that_are_not_finite_are_counted_and_fields_of_any_form_described(tmp_path: Path) -> None:
@@ -385,12 +333,11 @@ def test_values_that_are_not_finite_are_counted_and_fields_of_any_form_described
     )
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
     fields = {row["name"]: row for row in found.fields}
-    assert fields["x"]["not_finite"] == 1 and np.isfinite(fields["x"]["mean"])
+    assert np.isfinite(fields["x"]["mean"])
     assert fields["name"]["dtype"] == "str" and fields["name"]["mean"] is None
     assert fields["box.corner"]["shape"] == [2] and fields["box.corner"]["max"] == 1.0
-    assert fields["steps"]["shape"] == [None, 2] and fields["steps"]["dtype"] == "float32"
+    assert fields["steps"]["shape"] == [None]
     json.dumps(found.as_dict(), allow_nan=False)
-    assert "NaN or infinite" in str(found)
 
 
 class _SlowInEvaluation(torch.nn.Linear):
@@ -409,21 +356,19 @@ def _build_slow_in_evaluation(params: dict[str, Any]) -> torch.nn.Module:
     return _SlowInEvaluation(8, 4)
 
 
-def test_the_estimate_has_the_evaluation_and_the_start_of_processes(tmp_path: Path) -> None:
+def test_the_estimate_has_the_evaluation(tmp_path: Path) -> None:
     recipe = Recipe(model=_build_slow_in_evaluation, loss="cross_entropy")
     members = [{"width": 8, "lr": 0.2}]
     declared = inspected_runs.declare(recipe=recipe, members=members, epochs=12)
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
     (row,) = found.members
     assert row["evaluations"] == 12 * 4 + 4 + 7 and row["evaluate_s"] > 0.039
-    assert 0.5 < found.run["startup_cpu_s"] < found.run["cpu_s"]
     small = inspected_runs.declare(members=members, epochs=1)
     ensemble.submit(small, tmp_path / "small", executor="inline").wait()  # so that no import is measured
     began = time.process_time()
     ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
     used = time.process_time() - began
-    steps_cpu_s = found.run["cpu_s"] - found.run["startup_cpu_s"] - found.run["overhead_cpu_s"]
-    assert steps_cpu_s == pytest.approx(used, rel=0.35), "CPU-seconds"
+    assert found.run["cpu_s"] == pytest.approx(used, rel=0.35), "CPU-seconds"
 
 
 @pytest.mark.parametrize("task", ["multilabel", "classification"])

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "executors"))
-
-from execute_members import an_ensemble
+from kit.event_dicts import fold, read_events
+from kit.execute_members import an_ensemble
 
 import ensemble
 from ensemble.cli.parser import main
 from ensemble.events import NodeHealth
-from ensemble.executors.node_health import is_news, settle_clock
+from ensemble.executors.node_health import is_news
+from ensemble.meter.ledger_view import ledger
 from ensemble.reporting.dashboard.projection import RunView
-from ensemble.reporting.sections.nodes import list_columns, list_nodes, list_notes
+from ensemble.reporting.sections.nodes import list_columns, list_nodes, list_notes, tabulate
 from ensemble.reporting.tables import lay_out
-from ensemble.store import RunDir, StoreError
-from ensemble.store.log_lines import read_batches
+from ensemble.store import RunDir
+from ensemble.store.event_log import read_batches
 
 HOLDS = {"cpus": 4.0, "memory_gb": 16.0}
 BEGIN = {"type": "run_started", "name": "digits", "members": 1, "epochs": 4, "executor": "ray"}
@@ -48,10 +45,7 @@ def failed(attempt: int = 0, **fields: Any) -> dict[str, Any]:
 
 UNUSABLE, LOST = {"type": "node_unusable", "node": "n0", "detail": "why"}, {"type": "node_lost", "node": "n0"}
 RESTS = {**UNUSABLE, "retry_s": 30.0}
-DRAINS, AVOIDED = (
-    {"type": "node_draining", "node": "n0", "deadline": 900.0},
-    {"type": "node_avoided", "node": "n0"},
-)
+DRAINS = {"type": "node_draining", "node": "n0", "deadline": 900.0}
 STOPS = {"type": "run_stopped", "reason": "request"}
 
 
@@ -67,8 +61,6 @@ STOPS = {"type": "run_stopped", "reason": "request"}
         ([joins(), DRAINS], "draining", 103.0, 900.0),
         ([joins(), DRAINS, LOST], "lost", 104.0, None),
         ([joins(), LOST, joins()], "idle", None, None),
-        ([joins(), AVOIDED, joins()], "avoided", 103.0, None),
-        ([joins(), AVOIDED, placed()], "in use", None, None),
         ([joins(), LOST, STOPS], "lost", 103.0, None),
         ([joins(), STOPS], "ended", None, None),
         ([joins(), LOST, STOPS, {**BEGIN, "resumed": True}], "given back", None, None),
@@ -82,6 +74,14 @@ def test_why_and_since_when_a_node_is_left_out(
     assert (since is not None) == bool(list_notes([row]))
 
 
+def test_the_table_of_one_node_is_there_when_one_of_its_gpus_broke() -> None:
+    whole = [BEGIN, MEMBER, joins(gpu_ids=["0", "1"]), placed()]
+    broken = {"type": "gpu_quarantined", "node": "n0", "gpu": "1", "detail": "fell off the bus"}
+    assert tabulate(fold(story(*whole)), ledger([])) == []
+    [table] = tabulate(fold(story(*whole, broken)), ledger([]))
+    assert "GPU 1 quarantined since" in table.text and "fell off the bus" in table.text
+
+
 def test_failures_are_counted_on_the_node_of_the_rank_that_failed_over_all_starts() -> None:
     events = [BEGIN, MEMBER, joins("n0"), joins("n1"), placed("n0", nodes=["n0", "n1"]), failed(node="n1")]
     events += [placed("n0", 1), failed(1, reason="oom"), STOPS, BEGIN, joins("n0"), placed("n0", 2), failed(2)]
@@ -93,40 +93,26 @@ def test_failures_are_counted_on_the_node_of_the_rank_that_failed_over_all_start
 
 
 def test_a_table_is_as_wide_as_the_terminal_and_says_what_is_held_of_what_there_is() -> None:
-    health = {"type": "node_health", "node": "n0", "cpus": 8.0, "memory_gb": 16.0, "clock_s": -2.0}
-    health |= {"clock_error_s": 0.04, "free_gb": {"run directory": 2.0}}
+    health = {"type": "node_health", "node": "n0", "cpus": 8.0, "memory_gb": 16.0}
+    health |= {"free_gb": {"run directory": 2.0}}
     rows = list_nodes(fold(story(BEGIN, MEMBER, joins(), placed(), health)))
     wide = lay_out(list_columns(rows))
-    for said in ("4 of 8", "member-0", "-2 ± 0.04 s", "2 GiB"):
+    for said in ("4 of 8", "member-0", "2 GiB"):
         assert said in wide[1]
     assert all(len(line) <= 60 for line in lay_out(list_columns(rows), 60))
 
 
-def test_the_clocks_are_as_far_apart_as_messages_in_both_directions_say() -> None:
-    ahead_s, way_s = 30.0, 0.25  # a message to the node took a quarter of a second, one back a half
-    report = {"type": "node_health", "sent": 1000.0 + ahead_s, "ahead_s": ahead_s + way_s, "clock_s": None}
-    found = settle_clock(report, 1000.0 + 2 * way_s)
-    assert abs(found["clock_s"] - ahead_s) <= found["clock_error_s"] == 0.375
-    assert found.keys() == {"type", "clock_s", "clock_error_s"}
-    unknown = settle_clock({**report, "ahead_s": None}, 1000.0)
-    assert unknown["clock_s"] is None, "no message has come from the controller"
-
-
 def test_only_what_has_changed_is_logged_again() -> None:
-    known = NodeHealth(node="a", free_gb={"/tmp": 10.0, "/dev/shm": 1.0}, clock_s=0.1, clock_error_s=0.1)
+    known = NodeHealth(node="a", free_gb={"/tmp": 10.0, "/dev/shm": 1.0})
 
     def told(**changed: Any) -> dict[str, Any]:
-        said = {"free_gb": known.free_gb, "clock_s": 0.1, "clock_error_s": 0.1}
-        return {"type": "node_health", "node": "a", **said, **changed}
+        return {"type": "node_health", "node": "a", "free_gb": known.free_gb, **changed}
 
     assert is_news(None, told()) and not is_news(known, told())
     assert not is_news(known, told(free_gb={"/tmp": 8.5, "/dev/shm": 1.1}))
     assert is_news(known, told(free_gb={"/tmp": 7.5, "/dev/shm": 1.0}))
     assert is_news(known, told(free_gb={"/tmp": 10.0, "/dev/shm": 2.0}))
     assert is_news(known, told(free_gb={"/tmp": 10.0})), "a file system is gone"
-    assert not is_news(known, told(clock_s=0.7, clock_error_s=0.2)) and is_news(known, told(clock_s=0.9))
-    assert not is_news(known, told(clock_s=5.0, clock_error_s=5.0)), "less is known than before"
-    assert not is_news(known, told(clock_s=None)) and is_news(NodeHealth(node="a", free_gb=known.free_gb), told())
 
 
 @pytest.mark.more
@@ -138,22 +124,15 @@ def test_a_run_that_has_ended_still_says_what_its_node_was(
     ensemble.submit(an_ensemble(faults, epochs=1, retries=1), path, executor="local").wait()
     [row] = ensemble.describe_nodes(path)
     assert (row["node"], row["state"], row["attempts"], row["failures"]) == ("local", "ended", 3, {"lost": 2})
-    assert (row["clock_s"], row["clock_error_s"]) == (0.0, 0.0) and row["has_cpus"] == row["cpus"]
+    assert row["has_cpus"] == row["cpus"]
     assert set(row["free_gb"]) == {"run directory", "/tmp", "/dev/shm"} and row["free_gb"]["/tmp"] > 0
     assert len([event for event in read_events(path / "events.jsonl") if event["type"] == "node_health"]) == 1
     view = RunView(RunDir(path))
     for events, offset in read_batches(view.run_dir.events):
         view.apply(events, offset)
-    assert [table["id"] for table in view.tables_document()["places"]] == ["nodes"]
+    assert [table["id"] for table in view.tables_document()["places"]] == ["nodes", "feeders"]
     assert main(["nodes", str(path), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == [row]
     assert main(["nodes", str(path)]) == 0
     head, line = capsys.readouterr().out.splitlines()
     assert head.split()[:2] == ["node", "state"] and "2 lost" in line
-
-
-def test_without_a_run_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["nodes", str(tmp_path / "none")]) == 2
-    assert "none" in capsys.readouterr().err
-    with pytest.raises(StoreError):
-        ensemble.describe_nodes(tmp_path / "none")

@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 

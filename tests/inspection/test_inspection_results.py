@@ -14,17 +14,18 @@ from typing import Any
 import inspected_runs
 import numpy as np
 import pytest
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
+from kit.kept_predictions import save_predictions
 from sklearn.metrics import confusion_matrix, multilabel_confusion_matrix, precision_recall_fscore_support
 
 import ensemble
-from ensemble import Member, SpecError
+from ensemble import Member
 from ensemble.combine import CombineError
 from ensemble.combine.per_class import compute_per_class
 from ensemble.combine.tasks import find_math
 from ensemble.result import make_result
 from ensemble.spec.task import CLASSIFICATION, IGNORED, Task
-from ensemble.store import RunDir, StoreError, save_predictions
+from ensemble.store import RunDir
 
 
 def test_rows_are_dicts_whose_keys_and_metrics_are_attributes(trained: Path) -> None:
@@ -53,7 +54,6 @@ def test_without_pandas_a_frame_says_what_to_install(trained: Path, monkeypatch:
     for call in (
         make_result(RunDir(trained)).to_frame,
         ensemble.attach(trained).history().to_frame,
-        ensemble.load_predictions(trained).to_frame,
     ):
         with pytest.raises(ImportError, match=r"ray-ensemble\[notebook\]"):
             call()
@@ -86,20 +86,6 @@ def test_seeds_differ_in_their_seed_only_and_are_recorded(trained: Path) -> None
     assert [identity.seed for identity in identities] == [5, 6]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"n": 0}, "seeds\\(n=\\) must be"),
-        ({"n": 2, "start": -1}, "seeds\\(start=\\) must be"),
-        ({"n": 2, "seed": 3}, "start="),
-        ({"n": 2, "worker": 3}, "did you mean 'workers'"),
-    ],
-)
-def test_seeds_are_refused_with_the_reason(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        ensemble.seeds(params={"width": 8}, **arguments)
-
-
 def test_combined_predictions_are_those_that_the_figures_are_of(trained: Path) -> None:
     result = make_result(RunDir(trained))
     assert result.combined is not None
@@ -119,18 +105,6 @@ def test_predictions_of_a_member_are_read_only(trained: Path) -> None:
     assert not found.values.flags.writeable
     assert found.values.dtype == np.float32 and np.allclose(found.values.sum(axis=1), 1, atol=1e-5)
     assert np.array_equal(found.index, np.arange(100))
-    frame = found.to_frame()
-    assert list(frame) == ["index", "target", "prediction", "p(0)", "p(1)", "p(2)", "p(3)"]
-    assert (frame["prediction"] == found.values.argmax(axis=1)).all()
-
-
-def test_predictions_that_are_not_there_are_named(trained: Path) -> None:
-    with pytest.raises(SpecError, match="valid, test, shifted"):
-        ensemble.load_predictions(trained, "train")
-    with pytest.raises(SpecError, match="did you mean 'member-1'"):
-        ensemble.load_predictions(trained, member="member-9")
-    with pytest.raises(StoreError, match="saved no shifted predictions \\(it saved those of valid, test\\)"):
-        ensemble.load_predictions(trained, "shifted", member="member-0")
 
 
 def take_median(values: Any) -> Any:
@@ -201,46 +175,12 @@ def test_figures_of_each_label_are_scikit_learns_and_leave_unknown_ones_out() ->
     assert np.array_equal(found.confusion[3], one[1] if len(one) > 1 else one[0])
 
 
-def test_a_task_without_classes_has_no_figures_of_each(tmp_path: Path) -> None:
-    with pytest.raises(CombineError, match="the task regression have no classes"):
-        compute_per_class(Task("regression"), np.ones(3), np.ones(3))
-
-
-def test_predictions_of_other_tasks_make_frames(tmp_path: Path) -> None:
-    from ensemble.inspection import SavedPredictions
-
-    index = np.arange(3)
-    values = np.array([[1.0, 0.5], [2.0, 0.25], [3.0, 1.0]])
-    found = SavedPredictions(tmp_path, None, "test", "gaussian", index, values, np.ones(3), None)
-    assert found.to_frame()["prediction"].tolist() == [1.0, 2.0, 3.0]
-    assert list(found.to_frame()) == ["index", "target", "prediction", "mean", "variance"]
-    labels = SavedPredictions(tmp_path, None, "test", "multilabel", index, values / 4, np.ones((3, 2)), ("a", "b"))
-    assert list(labels.to_frame()) == ["index", "p(a)", "target(a)", "p(b)", "target(b)"]
-    steps = SavedPredictions(tmp_path, None, "test", "classification", index, np.ones((3, 5, 2)), None, None)
-    with pytest.raises(SpecError, match="make no table"):
-        steps.to_frame()
-
-
 def test_a_run_without_a_combined_model_says_why(tmp_path: Path) -> None:
     result = inspected_runs.train(tmp_path / "run", valid=None, test=None)
     for read in (lambda: ensemble.load_predictions(tmp_path / "run"), lambda: result.per_class):
         with pytest.raises(CombineError, match="has no combined model: there is no validation split"):
             read()
     assert json.loads((tmp_path / "run" / "results.json").read_text())["per_class"] is None
-
-
-@pytest.mark.parametrize("samples", [0, 5, 20_000])
-def test_mapped_predictions_are_those_that_were_saved(tmp_path: Path, samples: int) -> None:
-    from ensemble.store import load_predictions
-
-    path, rng = tmp_path / "predictions.safetensors", np.random.default_rng(0)
-    values = rng.random((samples, 3, 2)).astype(np.float32)
-    save_predictions(path, "valid", values, rng.permutation(samples), rng.random((samples, 3)), Task("gaussian"))
-    read, mapped = load_predictions(path, "valid"), load_predictions(path, "valid", mapped=True)
-    for name in ("values", "index", "target"):
-        one, other = getattr(read, name), getattr(mapped, name)
-        assert one.dtype == other.dtype and np.array_equal(one, other) and not other.flags.writeable
-    assert mapped.task == Task("gaussian")
 
 
 def test_mapped_predictions_hold_no_descriptor_and_memory_for_as_long_as_they_are_used(tmp_path: Path) -> None:

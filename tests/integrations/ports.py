@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from kit.finished_runs import of_kind
+from kit.once import is_first
 from torch import nn
 from torch.nn import functional as F
 
-from ensemble import Ensemble, Member, Recipe, Resources
+from ensemble import Ensemble, Member, MemberCallback, Recipe, Resources
 from pipelines import Pipeline, sources
 
 DIES = "TEST_MEMBER_DIES"  # a file: the first member that takes step 35 makes it, and is gone
@@ -21,10 +24,27 @@ INPUTS = ("input_ids", "attention_mask")
 TEXT_FIELDS = {"input_ids": "input_ids", "attention_mask": "attention_mask", "labels": "label"}
 
 
+class HalvedWeights(MemberCallback):
+    """Half of the weights in training is what counts."""
+
+    @contextlib.contextmanager
+    def _halved(self, model: nn.Module) -> Iterator[None]:
+        trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.load_state_dict(
+            {name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in trained.items()}
+        )
+        try:
+            yield
+        finally:
+            model.load_state_dict(trained)
+
+    def other_weights(self, member: Any) -> contextlib.AbstractContextManager[None]:
+        return self._halved(member.model)
+
+
 def die_once(steps: int) -> None:
     file = os.environ.get(DIES)
-    if file is not None and steps == 35 and not Path(file).exists():
-        Path(file).touch()
+    if file is not None and steps == 35 and is_first(Path(file)):
         os.kill(os.getpid(), 9)
 
 
@@ -47,6 +67,68 @@ def declare(recipe: Recipe, parts: list[Any], **options: Any) -> Ensemble:
     if "search" not in given:
         given.setdefault("members", [Member({"width": width, "lr": 0.01}) for width in (8, 16)])
     return Ensemble(name="ported", recipe=recipe, train=Pipeline(train, seed=0), valid=Pipeline(valid), **given)
+
+
+# -- what options are compared by ------------------------------------------------------------------
+
+
+class InOrder:
+    """A batch sampler that gives a given order, epoch by epoch."""
+
+    def __init__(self, order: list[list[list[int]]]) -> None:
+        self._epochs, self._batches = iter(order), len(order[0])
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(next(self._epochs))
+
+
+def order_of(declared: Ensemble) -> list[list[list[int]]]:
+    """The samples in each batch of a member, epoch by epoch."""
+    return [
+        [batch["index"].tolist() for batch in declared.train.loader(declared.batch_size, epochs=range(at, at + 1))]
+        for at in range(declared.epochs)
+    ]
+
+
+def few_points() -> tuple[list[Any], list[Any]]:
+    """72 points to train on and 20 to evaluate: as sources, and as Datasets of torch."""
+    x = np.random.default_rng(0).normal(size=(92, 8)).astype(np.float32)
+    label = (x[:, :3].sum(axis=1) > 0).astype(np.int64)
+    parts = [(x[rows], label[rows]) for rows in (slice(72), slice(72, 92))]
+    return (
+        [sources.arrays(x=x, label=label) for x, label in parts],
+        [torch.utils.data.TensorDataset(*map(torch.tensor, part)) for part in parts],
+    )
+
+
+def load_plainly(datasets: list[Any], declared: Ensemble) -> list[Any]:
+    """DataLoaders of both with the batches of a member."""
+    return [
+        torch.utils.data.DataLoader(datasets[0], batch_sampler=InOrder(order_of(declared))),
+        torch.utils.data.DataLoader(datasets[1], batch_size=declared.batch_size),
+    ]
+
+
+def differs(model: nn.Module, weights: dict[str, Any]) -> bool:
+    return any(not torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def copy_weights(model: nn.Module) -> dict[str, Any]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def list_names(table: Any) -> dict[str, set[str]]:
+    """The names in each part of a table, where each is once."""
+    placed = [name for _, names, _ in table.rows for name in names]
+    assert len(placed) == len(set(placed))
+    return {part: {n for p, names, _ in table.rows if p == part for n in names} for part, _, _ in table.rows}
+
+
+def list_errors(folder: Path) -> list[str]:
+    return [event["error"] for event in of_kind(folder, "failed")]
 
 
 # -- Lightning -------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from ports import die_once
+from ports import InOrder, die_once
 
 import ensemble  # noqa: F401 - of the commands below
 from ensemble import Ensemble, Member, Recipe
@@ -27,31 +27,10 @@ BATCH = 16
 MEMBERS = [{"seed": seed} for seed in range(4)]
 
 
-class InOrder:
-    """A batch sampler that gives a given order, epoch by epoch."""
-
-    def __init__(self, order: Order) -> None:
-        self._epochs, self._batches = iter(order), len(order[0])
-
-    def __len__(self) -> int:
-        return self._batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(next(self._epochs))
-
-
 def loader(data: Any, order: Order | None, **options: Any) -> Any:
     """A DataLoader in an order; None: one of its own."""
     chosen = {"batch_size": BATCH, "shuffle": True} if order is None else {"batch_sampler": InOrder(order)}
     return torch.utils.data.DataLoader(data, **chosen, **options)
-
-
-def order_of(declared: Ensemble) -> Order:
-    """The samples in each batch of a member."""
-    return [
-        [batch["index"].tolist() for batch in declared.train.loader(BATCH, epochs=range(epoch, epoch + 1))]
-        for epoch in range(declared.epochs)
-    ]
 
 
 # -- MONAI: segmentation ---------------------------------------------------------------------------
@@ -337,6 +316,8 @@ def tagger(params: dict[str, Any]) -> Any:
 
     torch.manual_seed(params["seed"])
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    if "dropout" in params:
+        sizes |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), params["dropout"])
     return BertForTokenClassification(BertConfig(vocab_size=WORDS, num_labels=TAGS, **sizes))
 
 
@@ -393,7 +374,7 @@ def tokens_plain(params: dict[str, Any], order: Order | None = None) -> tuple[An
     return trainer.model, evaluated[-1]["eval_accuracy"]
 
 
-def tokens_members(params: Sequence[dict[str, Any]]) -> Ensemble:
+def tokens_members(params: Sequence[dict[str, Any]], collate: Any = None, **options: Any) -> Ensemble:
     """The program's members."""
 
     def train(member: Any) -> None:
@@ -415,9 +396,8 @@ def tokens_members(params: Sequence[dict[str, Any]]) -> Ensemble:
     ]
     for name in TOKEN_FIELDS:
         pipelines = [each.map(stages.ragged(name, most=24)) for each in pipelines]
-    recipe = Recipe(
-        model=tagger, train=train, target="labels", collate=from_samples(collator()), objective="eval_accuracy"
-    )
+    collate = collate or from_samples(collator())
+    recipe = Recipe(model=tagger, train=train, target="labels", collate=collate, objective="eval_accuracy")
     return Ensemble(
         name="tags",
         recipe=recipe,
@@ -426,6 +406,7 @@ def tokens_members(params: Sequence[dict[str, Any]]) -> Ensemble:
         members=[Member(each) for each in params],
         epochs=TOKEN_EPOCHS,
         batch_size=BATCH,
+        **options,
     )
 
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from pathlib import Path
 from typing import Any
 
+import ports
 import pytest
+import torch
+from kit.tv import import_torchvision
+from torch import nn
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch")
-
-import numpy as np  # noqa: E402
-import ports  # noqa: E402
-from event_dicts import read_events  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from tv import import_torchvision  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble import Member, Recipe  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
-from pipelines import sources  # noqa: E402
+import ensemble
+from ensemble import Member, Recipe
+from ensemble.train.job import TrainingError
 
 pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
 
@@ -58,14 +52,10 @@ def build(params: dict[str, Any]) -> Any:
 def test_every_option_of_an_accelerator_is_placed_once(accelerate: Any) -> None:
     from ensemble.integrations.accelerate import OPTIONS
 
-    placed = [name for _, names, _ in OPTIONS.rows for name in names]
-    parameters = set(inspect.signature(accelerate.Accelerator.__init__).parameters) - {"self"}
-    assert len(placed) == len(set(placed)) and set(placed) == parameters
-    assert {name: table for table, names, _ in OPTIONS.rows for name in names} == {
-        **dict.fromkeys(SAME, "same effect"),
-        **dict.fromkeys(REFUSED, "refused"),
-        **dict.fromkeys(VOID, "no meaning here"),
-    }
+    parts = ports.list_names(OPTIONS)
+    parameters = inspect.signature(accelerate.Accelerator.__init__).parameters
+    assert set().union(*parts.values()) == set(parameters) - {"self"}
+    assert parts == {"same effect": set(SAME), "refused": REFUSED, "no meaning here": set(VOID)}
 
 
 def train_epochs(
@@ -115,49 +105,26 @@ def test_options_have_the_effect_that_they_have_in_a_plain_loop(accelerate: Any,
             member, model, optimizer, schedule, fields=("x", "label"), **make(name, "ours")
         )
         found = train_epochs(member.report, accelerator, model, optimizer, schedule, batches, validation)
-        trained[name] = found, {key: value.clone() for key, value in model.state_dict().items()}
+        trained[name] = found, ports.copy_weights(model)
         member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
 
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(92, 8)).astype(np.float32)
-    label = (x[:, :3].sum(axis=1) > 0).astype(np.int64)
-    split = (slice(72), slice(72, 92))
+    parts_of_data, datasets = ports.few_points()
     recipe = Recipe(model=build, train=train, objective="accuracy")
-    declared = ports.declare(
-        recipe,
-        [sources.arrays(x=x[part], label=label[part]) for part in split],
-        members=[Member({"option": name}) for name in makers],
-        epochs=EPOCHS,
-        batch_size=BATCH,
-    )
+    members = [Member({"option": name}) for name in makers]
+    declared = ports.declare(recipe, parts_of_data, members=members, epochs=EPOCHS, batch_size=BATCH)
     ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    assert [event["error"] for event in events if event["type"] == "failed"] == [] and len(trained) == len(makers)
-    orders = [[b["index"] for b in declared.train.loader(BATCH, epochs=range(e, e + 1))] for e in range(EPOCHS)]
+    assert ports.list_errors(tmp_path / "run") == [] and len(trained) == len(makers)
     differences = []
     for name in makers:
-        epochs = iter(orders)
-
-        class Order:
-            def __len__(self) -> int:
-                return len(orders[0])
-
-            def __iter__(self) -> Any:
-                return iter(next(epochs))  # noqa: B023
-
-        data = [torch.utils.data.TensorDataset(torch.tensor(x[p]), torch.tensor(label[p])) for p in split]
         model = build({})
         optimizer, schedule = parts(model)
         accelerator = accelerate.Accelerator(cpu=True, **make(name, "plain"))
-        loaders = [
-            torch.utils.data.DataLoader(data[0], batch_sampler=Order()),
-            torch.utils.data.DataLoader(data[1], batch_size=BATCH),
-        ]
+        loaders = ports.load_plainly(datasets, declared)
         model, optimizer, schedule, *loaders = accelerator.prepare(model, optimizer, schedule, *loaders)
         found, weights = trained[name]
         if train_epochs(lambda **_: None, accelerator, model, optimizer, schedule, *loaders) != found:
             differences.append(f"{name}: figures")
-        if any(not torch.equal(value, weights[key]) for key, value in model.state_dict().items()):
+        if ports.differs(model, weights):
             differences.append(f"{name}: weights")
     assert differences == []
 
@@ -181,14 +148,5 @@ def test_options_without_their_effect_are_refused_by_name_before_training(accele
     recipe = Recipe(model=build, train=train, objective="accuracy")
     declared = ports.declare(recipe, ports.points(), members=[Member({})], epochs=1)
     ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    (failed,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "failed"]
-    assert "all are tried" in failed["error"] and taken == []
-
-
-def test_the_page_shows_the_tables(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    monkeypatch.syspath_prepend(str(docs / "_site"))
-    made = importlib.import_module("tables").describe_options("accelerate")
-    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
-        "docs/_site/tables.py writes it"
-    )
+    (error,) = ports.list_errors(tmp_path / "run")
+    assert "all are tried" in error and taken == []

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ports
 import pytest
+import torch
+from kit.event_dicts import read_events
+from kit.tv import import_torchvision
+from torch import nn
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch")
-
-import ports  # noqa: E402
-from event_dicts import read_events  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from tv import import_torchvision  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble import Member, Recipe  # noqa: E402
-from ensemble.store import RunDir, load_predictions  # noqa: E402
+import ensemble
+from ensemble import Member, Recipe
+from ensemble.store import RunDir, load_predictions
 
 # Warnings of a class of Lightning's would have pytest's own process import Lightning, without the fixture below.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

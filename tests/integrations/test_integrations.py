@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -11,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ports
 import pytest
+import torch
+from kit.event_dicts import read_events
+from kit.tv import import_torchvision
 
-torch = pytest.importorskip("torch")
-
-import ports  # noqa: E402
-from event_dicts import read_events  # noqa: E402
-from tv import import_torchvision  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble import Ensemble, Folds, Member, Recipe, Search, loguniform  # noqa: E402
-from ensemble.store import RunDir, load_predictions  # noqa: E402
-from ensemble.train.seeding import seed_everything, step_seed  # noqa: E402
+import ensemble
+from ensemble import Ensemble, Folds, Member, Recipe, Search, loguniform
+from ensemble.store import RunDir, load_predictions
+from ensemble.train.seeding import seed_everything, step_seed
 
 FRAMEWORKS: dict[str, Callable[..., Ensemble]] = {
     "lightning": ports.lightning,
@@ -33,6 +32,7 @@ FRAMEWORKS: dict[str, Callable[..., Ensemble]] = {
 }
 # Warnings of a class of Lightning's would have pytest's own process import Lightning, without the fixture below.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+TIERED = [pytest.param(name, marks=() if name == "lightning" else pytest.mark.more) for name in FRAMEWORKS]
 every = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 
@@ -56,9 +56,7 @@ def finished(folder: Path) -> dict[str, Any]:
     return {end["member"]: (end["weights_sha256"], end["metrics"]) for end in ends}
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param(name, marks=() if name == "lightning" else pytest.mark.more) for name in FRAMEWORKS]
-)
+@pytest.mark.parametrize("framework", TIERED)
 def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework: str) -> None:
     declared = FRAMEWORKS[framework]()
     result = run(declared, tmp_path / "run", "local" if framework == "torchrun" else "inline")
@@ -74,9 +72,7 @@ def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework:
     np.testing.assert_array_equal(loaded(batch).argmax(1).numpy()[order], expected)
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param(each, marks=() if each == "lightning" else pytest.mark.more) for each in FRAMEWORKS]
-)
+@pytest.mark.parametrize("framework", TIERED)
 def test_members_cross_validate(tmp_path: Path, framework: str) -> None:
     """Batches of what is left of four, some of them empty, in loops that expect none."""
     k, size = 2, 32 if framework in ("timm", "torchrun") else 4
@@ -157,7 +153,9 @@ def test_killed_and_resumed_members_end_with_the_bits_of_undisturbed_ones(
     run(declared(), tmp_path / "whole", "local")
     monkeypatch.setenv(ports.DIES, str(tmp_path / "died"))
     result = run(declared(), tmp_path / "killed", "local")
-    assert (tmp_path / "died").exists() and sorted(row["attempts"] for row in result.members) == [1, 2]
+    events = read_events(tmp_path / "killed" / "events.jsonl")
+    failures = [event for event in events if event["type"] == "failed"]
+    assert sorted(row["attempts"] for row in result.members) == [1, 2], failures
     assert finished(tmp_path / "killed") == finished(tmp_path / "whole")
     epochs = 5 if framework in ("lightning", "transformers") else ports.EPOCHS  # stopped by what they counted
     assert {row["epoch"] for row in result.members} == {epochs}
@@ -176,6 +174,14 @@ def test_a_pruner_ends_trials_early(tmp_path: Path, framework: str) -> None:
     states = [row["state"] for row in result.members]
     assert "pruned" in states and "finished" in states
     assert all(row["epoch"] < ports.EPOCHS for row in result.members if row["state"] == "pruned")
+
+
+@pytest.mark.parametrize("framework", TIERED[:3])
+def test_the_page_shows_the_tables_of_options(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).parents[2] / "docs"  # whose tables.py writes it
+    monkeypatch.syspath_prepend(str(docs / "_site"))
+    table = importlib.import_module("tables").describe_options(framework)
+    assert table in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.more

@@ -7,20 +7,16 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import ports
 import pytest
+import torch
+from kit.event_dicts import read_events
+from kit.tv import import_torchvision
 
-torch = pytest.importorskip("torch")
-
-import numpy as np  # noqa: E402
-import ports  # noqa: E402
-from event_dicts import read_events  # noqa: E402
-from tv import import_torchvision  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble import Member, Recipe  # noqa: E402
-from ensemble.integrations.lightning import CALLBACKS, OPTIONS  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
-from pipelines import sources  # noqa: E402
+import ensemble
+from ensemble import Member, Recipe
+from ensemble.integrations.lightning import CALLBACKS, OPTIONS
+from ensemble.train.job import TrainingError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -79,10 +75,14 @@ def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pytest.importorskip("lightning.pytorch")
 
 
+def make_module(params: Any = None) -> Any:
+    return ports.lightning_module({"width": 8, "lr": 0.01})
+
+
 def fit(path: Path, callbacks: Any = list, **options: Any) -> tuple[str | None, dict[str, float]]:
     """Why a member failed, and its metrics."""
     of_ensemble = {name: options.pop(name) for name in ("averaging",) if name in options}
-    members = [Member({"width": 8, "lr": 0.01})]
+    members = [Member({"width": 8, "lr": 0.01}, callbacks=options.pop("own", None))]
     declared = ports.lightning(callbacks, members=members, epochs=2, fit=options, **of_ensemble)
     ensemble.submit(declared, path, "inline").wait()
     ends = [event for event in read_events(path / "events.jsonl") if event["type"] in ("finished", "failed")]
@@ -99,14 +99,10 @@ def test_every_callback_and_option_of_lightning_is_placed(lightning: Any) -> Non
     ours = {each.__name__ for each in subclasses(lightning.Callback) if each.__module__.startswith(f"{package}.")}
     for table, expected in ((CALLBACKS, {name for name in ours if not name.startswith("_")}), (OPTIONS, None)):
         expected = expected or set(inspect.signature(lightning.Trainer.__init__).parameters) - {"self"}
-        placed = [name for _, names, _ in table.rows for name in names]
-        assert len(placed) == len(set(placed)) and set(placed) == expected
+        assert set().union(*ports.list_names(table).values()) == expected
     assert set(CALLBACKS.same.split()) == SHOWN | LOGGED | ACTING
-    assert set(OPTIONS.same.split()) == set(SAME)
-    assert {name: table for table, names, _ in OPTIONS.rows for name in names if table != "same effect"} == {
-        **dict.fromkeys(REFUSED_VALUES, "refused"),
-        **dict.fromkeys(VOID, "no meaning here"),
-    }
+    parts = {"same effect": set(SAME), "refused": set(REFUSED_VALUES), "no meaning here": set(VOID)}
+    assert ports.list_names(OPTIONS) == parts
 
 
 @pytest.mark.more
@@ -133,50 +129,26 @@ def test_options_have_the_effect_that_they_have_in_a_plain_trainer(lightning: An
 
         name = member.params["option"]
         torch.manual_seed(3)
-        module = ports.lightning_module({"width": 8, "lr": 0.01})
+        module = make_module()
         trainer = fit(member, module, fields=("x", "label"), **make(name, "ours"))
-        trained[name] = trainer, {key: value.clone() for key, value in module.state_dict().items()}
+        trained[name] = trainer, ports.copy_weights(module)
 
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(92, 8)).astype(np.float32)
-    label = (x[:, :3].sum(axis=1) > 0).astype(np.int64)
-    parts = [sources.arrays(x=x[part], label=label[part]) for part in (slice(72), slice(72, 92))]
-    recipe = Recipe(
-        model=lambda params: ports.lightning_module({"width": 8, "lr": 0.01}), train=train, objective="accuracy"
-    )
+    parts, datasets = ports.few_points()
+    recipe = Recipe(model=make_module, train=train, objective="accuracy")
     members = [Member({"option": name}) for name in options]
     declared = ports.declare(recipe, parts, members=members, epochs=2, batch_size=16)
     ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    assert [event["error"] for event in events if event["type"] == "failed"] == [] and len(trained) == len(options)
-    orders = [[b["index"] for b in declared.train.loader(16, epochs=range(e, e + 1))] for e in range(2)]
+    assert ports.list_errors(tmp_path / "run") == [] and len(trained) == len(options)
     differences: dict[str, Any] = {}
     for name in options:
-        epochs = iter(orders)
-
-        class Order:
-            def __len__(self) -> int:
-                return len(orders[0])
-
-            def __iter__(self) -> Any:
-                return iter(next(epochs))  # noqa: B023
-
-        data = [
-            torch.utils.data.TensorDataset(torch.tensor(x[p]), torch.tensor(label[p]))
-            for p in (slice(72), slice(72, 92))
-        ]
         torch.manual_seed(3)
-        module = ports.lightning_module({"width": 8, "lr": 0.01})
+        module = make_module()
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         quiet |= {"enable_model_summary": False, "default_root_dir": tmp_path / "plain" / name}
         plain = lightning.Trainer(**{**quiet, "accelerator": "cpu", "max_epochs": 2, **make(name, "theirs")})
-        loaders = [
-            torch.utils.data.DataLoader(data[0], batch_sampler=Order()),
-            torch.utils.data.DataLoader(data[1], batch_size=16),
-        ]
-        plain.fit(module, *loaders)
+        plain.fit(module, *ports.load_plainly(datasets, declared))
         ours, weights = trained[name]
-        if any(not torch.equal(value, weights[key]) for key, value in module.state_dict().items()):
+        if ports.differs(module, weights):
             differences[name] = "weights"
         shown = [{k: float(v) for k, v in each.callback_metrics.items()} for each in (ours, plain)]
         if name != "check_val_every_n_epoch" and shown[0] != shown[1]:  # it is validated at the end
@@ -233,6 +205,11 @@ def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused_before_trainin
         tmp_path / "best", lambda: [kinds.ModelCheckpoint(tmp_path, monitor="val_loss")], averaging="ema"
     )
     assert error is not None and "averaging= has not evaluated" in error
+    own = [ports.HalvedWeights()]
+    error, _ = fit(tmp_path / "own", lambda: [kinds.ModelCheckpoint(tmp_path, monitor="val_loss")], own=own)
+    assert error is not None and "nor a callback with weights of its own" in error
+    (_, plain), (error, halved) = fit(tmp_path / "plain"), fit(tmp_path / "halved", own=own)
+    assert error is None and halved["val_loss"] != plain["val_loss"]
 
 
 @pytest.mark.more
@@ -304,15 +281,6 @@ def test_a_callback_that_is_taken_acts(lightning: Any, name: str, tmp_path: Path
         ) in text
 
 
-def test_the_page_shows_the_tables(lightning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    monkeypatch.syspath_prepend(str(docs / "_site"))
-    made = importlib.import_module("tables").describe_options("lightning")
-    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
-        "docs/_site/tables.py writes it"
-    )
-
-
 @pytest.mark.more
 def test_a_trainer_of_ones_own_is_checked_by_what_it_shows(lightning: Any, tmp_path: Path) -> None:
     from ensemble.integrations.lightning import fit as fit_member
@@ -325,18 +293,14 @@ def test_a_trainer_of_ones_own_is_checked_by_what_it_shows(lightning: Any, tmp_p
         for name, value in given.items():
             trainer = lightning.Trainer(**{**quiet, "max_epochs": 2, name: value})
             try:
-                fit_member(
-                    member, ports.lightning_module({"width": 8, "lr": 0.01}), trainer, fields=("x", "label")
-                )
+                fit_member(member, make_module(), trainer, fields=("x", "label"))
             except TrainingError as error:
                 if f"the Trainer has {name}={value!r}: " in str(error):
                     refused.append(name)
         trainer = lightning.Trainer(**quiet, max_epochs=2)
-        fit_member(member, ports.lightning_module({"width": 8, "lr": 0.01}), trainer, fields=("x", "label"))
+        fit_member(member, make_module(), trainer, fields=("x", "label"))
 
-    recipe = Recipe(
-        model=lambda params: ports.lightning_module({"width": 8, "lr": 0.01}), train=train, objective="accuracy"
-    )
+    recipe = Recipe(model=make_module, train=train, objective="accuracy")
     declared = ports.declare(recipe, ports.points(), members=[Member({"width": 8})], epochs=2)
     result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
     assert [row["state"] for row in result.members] == ["finished"] and refused == list(given)

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ports
+import programs
 import pytest
+import torch
+from kit.finished_runs import of_kind
+from kit.tv import import_torchvision
 
-torch = pytest.importorskip("torch")
-
-import ports  # noqa: E402
-import programs  # noqa: E402
-from finished_runs import of_kind  # noqa: E402
-from tv import import_torchvision  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble.store import RunDir, load_predictions, weights_sha256  # noqa: E402
+import ensemble
+from ensemble.store import RunDir, load_predictions, weights_sha256
 
 pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
 NEEDS = {"MONAI": "monai", "pytorch-forecasting": "pytorch_forecasting", "Transformers": "transformers"}
@@ -48,7 +46,7 @@ def test_members_end_with_the_bits_of_the_program_that_was_ported(name: str, tmp
     fixed = {"draws": False} if name == "MONAI" else {}  # what its transforms draw is drawn for each sample here
     declared = members(MEMBERS, **fixed)
     ends = finish(declared, tmp_path / "run")
-    order = programs.order_of(declared)
+    order = ports.order_of(declared)
     for number, params in enumerate(MEMBERS):
         model, metric = plain(params, order, **fixed)
         end = ends[f"member-{number}"]
@@ -74,7 +72,7 @@ def test_random_transforms_of_monai_give_a_dice_like_that_of_the_program(tmp_pat
     """
     pytest.importorskip("monai")
     declared = programs.monai_members(MEMBERS)
-    ends, order = finish(declared, tmp_path / "run"), programs.order_of(declared)
+    ends, order = finish(declared, tmp_path / "run"), ports.order_of(declared)
     for number, params in enumerate(MEMBERS):
         _, metric = programs.monai_plain(params, order)
         assert ends[f"member-{number}"]["metrics"]["dice"] == pytest.approx(metric, abs=0.03)

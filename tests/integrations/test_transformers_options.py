@@ -7,20 +7,18 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import ports
 import pytest
+import torch
+from kit.finished_runs import of_kind
+from kit.tv import import_torchvision
 
-torch = pytest.importorskip("torch")
-
-import numpy as np  # noqa: E402
-import ports  # noqa: E402
-from event_dicts import read_events  # noqa: E402
-from tv import import_torchvision  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble import Member, Recipe  # noqa: E402
-from ensemble.store import RunDir, load_predictions  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
-from pipelines import sources  # noqa: E402
+import ensemble
+from ensemble import Member, Recipe
+from ensemble.store import RunDir, load_predictions
+from ensemble.train.job import TrainingError
+from pipelines import sources
 
 pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
 
@@ -167,20 +165,16 @@ def subclasses(kind: type) -> set[type]:
 def test_every_argument_and_callback_of_transformers_is_placed_once(transformers: Any) -> None:
     from ensemble.integrations.transformers import ARGUMENTS, CALLBACKS
 
-    placed = [name for _, names, _ in ARGUMENTS.rows for name in names]
     fields = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-    assert len(placed) == len(set(placed)) and set(placed) == fields
-    tables: dict[str, set[str]] = {}
-    for table, names, _ in ARGUMENTS.rows:
-        tables.setdefault(table, set()).update(names)
+    tables = ports.list_names(ARGUMENTS)
+    assert set().union(*tables.values()) == fields
     assert tables["same effect"] == set(SAME) and tables["no meaning here"] == set(VOID)
     assert tables["refused"] == set(REFUSED) | NEEDS_MORE
     for name in ("integrations", "trainer_jit_checkpoint", "utils.notebook"):
         importlib.import_module(f"transformers.{name}")
     kinds = subclasses(transformers.TrainerCallback) - {transformers.TrainerCallback}
     ours = {kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.")} - {"CallbackHandler"}
-    placed = [name for _, names, _ in CALLBACKS.rows for name in names]
-    assert len(placed) == len(set(placed)) and set(placed) == ours
+    assert set().union(*ports.list_names(CALLBACKS).values()) == ours
 
 
 def make_data() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -219,30 +213,10 @@ def run(path: Path, train: Any, members: list[Any], **options: Any) -> Any:
     return declared, result
 
 
-def order_of(declared: Any) -> list[list[list[int]]]:
-    """The indices in each batch of each epoch."""
-    epochs = declared.epochs
-    return [
-        [batch["index"].tolist() for batch in declared.train.loader(BATCH, epochs=range(epoch, epoch + 1))]
-        for epoch in range(epochs)
-    ]
-
-
-def train_plain(
-    transformers: Any, orders: list[list[list[int]]], seed: int, folder: Path, options: dict[str, Any]
-) -> Any:
+def train_plain(transformers: Any, declared: Any, seed: int, folder: Path, options: dict[str, Any]) -> Any:
     """A plain Trainer with Datasets of its own, the same order of the samples, and the same seeds."""
 
-    class Order:
-        def __init__(self) -> None:
-            self.epochs = iter(orders)
-
-        def __len__(self) -> int:
-            return len(orders[0])
-
-        def __iter__(self) -> Any:
-            return iter(next(self.epochs))
-
+    order = ports.InOrder(ports.order_of(declared))
     train_part, valid_part = (
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         for columns in make_data()
@@ -250,11 +224,11 @@ def train_plain(
 
     class Plain(transformers.Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
-            loader = torch.utils.data.DataLoader(train_part, batch_sampler=Order(), collate_fn=self.data_collator)
+            loader = torch.utils.data.DataLoader(train_part, batch_sampler=order, collate_fn=self.data_collator)
             return self.accelerator.prepare(loader)
 
     sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH, "use_cpu": True}
-    given = {"num_train_epochs": len(orders), "seed": seed, **options}
+    given = {"num_train_epochs": declared.epochs, "seed": seed, **options}
     callbacks = given.pop("callbacks", list)()
     args = transformers.TrainingArguments(**{"output_dir": str(folder), **sizes, **given})
     trainer = Plain(
@@ -274,6 +248,17 @@ def build() -> Any:
     return ports.bert({"width": 8})
 
 
+def make_trainer(member: Any, args: Any = None, model: Any = None, **options: Any) -> Any:
+    """Of the member, with TrainingArguments, or a dict of what is unlike the BASE of all."""
+    from transformers import TrainingArguments
+
+    from ensemble.integrations.transformers import MemberTrainer
+
+    args = args if isinstance(args, TrainingArguments) else TrainingArguments(**{**BASE, **(args or {})})
+    model = [build()] if model is None else model
+    return MemberTrainer(member, *model, args=args, fields=ports.TEXT_FIELDS, **options)
+
+
 def make_seeds(transformers: Any) -> Any:
     class Seeds(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -286,35 +271,25 @@ def compare(
     path: Path, transformers: Any, options: dict[str, dict[str, Any]], epochs: int = EPOCHS
 ) -> dict[str, Any]:
     """What differs between a member with options and a plain Trainer with them, by their names."""
-    from ensemble.integrations.transformers import MemberTrainer
-
     trained: dict[str, Any] = {}
 
     def train(member: Any) -> None:
         name = member.params["option"]
-        given = {**BASE, **options[name]}
-        callbacks = given.pop("callbacks", list)()
-        trainer = MemberTrainer(
-            member,
-            build(),
-            transformers.TrainingArguments(**given),
-            fields=ports.TEXT_FIELDS,
-            compute_metrics=compute_metrics,
-            callbacks=[make_seeds(transformers), *callbacks],
-        )
+        given = {**options[name]}
+        callbacks = [make_seeds(transformers), *given.pop("callbacks", list)()]
+        trainer = make_trainer(member, given, compute_metrics=compute_metrics, callbacks=callbacks)
         trainer.train()
-        trained[name] = trainer, {k: v.clone() for k, v in trainer.model.state_dict().items()}
+        trained[name] = trainer, ports.copy_weights(trainer.model)
         member.predict_all()
 
     declared, _ = run(path / "run", train, [Member({"option": name}) for name in options], epochs=epochs)
-    failed = [event["error"] for event in read_events(path / "run" / "events.jsonl") if event["type"] == "failed"]
-    assert failed == [] and len(trained) == len(options)
+    assert ports.list_errors(path / "run") == [] and len(trained) == len(options)
     differences: dict[str, Any] = {}
     for name, given in options.items():
         ours, weights = trained[name]
         given = {k: v for k, v in given.items() if k not in VOID}
-        theirs = train_plain(transformers, order_of(declared), ours.args.seed, path / name, {**BASE, **given})
-        if any(not torch.equal(value, weights[key]) for key, value in theirs.model.state_dict().items()):
+        theirs = train_plain(transformers, declared, ours.args.seed, path / name, {**BASE, **given})
+        if ports.differs(theirs.model, weights):
             differences[name] = "weights"
         history = read_figures(ours.state.log_history)
         expected = read_figures(theirs.state.log_history)
@@ -342,24 +317,17 @@ def test_early_stopping_ends_a_member_where_it_ends_a_plain_trainer(transformers
     options["steps"] = {**BEST, "eval_strategy": "steps", "save_strategy": "steps", "callbacks": stop}
     options["steps"] |= {"eval_steps": 5, "save_steps": 5}
     assert compare(tmp_path, transformers, options, epochs=4) == {}
-    epochs = [
-        event["epoch"] for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "finished"
-    ]
-    assert epochs == [2, 2]
+    assert [event["epoch"] for event in of_kind(tmp_path / "run", "finished")] == [2, 2]
 
 
 def test_early_stopping_within_an_epoch_is_refused_before_training(transformers: Any, tmp_path: Path) -> None:
-    from ensemble.integrations.transformers import MemberTrainer
-
     def train(member: Any) -> None:
         beside = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 3, "save_steps": 3}
-        args = transformers.TrainingArguments(**{**BASE, **BEST, **beside})
-        stop = transformers.EarlyStoppingCallback()
-        MemberTrainer(member, build(), args, fields=ports.TEXT_FIELDS, callbacks=[stop]).train()
+        make_trainer(member, {**BEST, **beside}, callbacks=[transformers.EarlyStoppingCallback()]).train()
 
     run(tmp_path / "run", train, [Member({"width": 8})])
-    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
-    assert "EarlyStoppingCallback with eval_steps=3" in failed["error"] and "multiple of 5" in failed["error"]
+    (error,) = ports.list_errors(tmp_path / "run")
+    assert "EarlyStoppingCallback with eval_steps=3" in error and "multiple of 5" in error
 
 
 def test_trials_that_were_never_evaluated_are_so_at_their_end(transformers: Any, tmp_path: Path) -> None:
@@ -379,7 +347,7 @@ def test_arguments_without_meaning_change_nothing(transformers: Any, tmp_path: P
 def test_arguments_without_their_effect_are_refused_by_name_before_training(
     transformers: Any, tmp_path: Path
 ) -> None:
-    from ensemble.integrations.transformers import ARGUMENTS, MemberTrainer
+    from ensemble.integrations.transformers import ARGUMENTS
 
     taken: list[str] = []
 
@@ -387,7 +355,7 @@ def test_arguments_without_their_effect_are_refused_by_name_before_training(
         for name, (value, beside) in REFUSED.items():
             args = transformers.TrainingArguments(**beside, **{name: value})
             try:
-                MemberTrainer(member, build(), args, fields=ports.TEXT_FIELDS)
+                make_trainer(member, args)
             except TrainingError as error:
                 if f"{name}=" in str(error) and "secret" not in str(error):
                     continue
@@ -395,64 +363,43 @@ def test_arguments_without_their_effect_are_refused_by_name_before_training(
         parsed = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses([])[0]
         parsed = dataclasses.replace(parsed, report_to="none", learning_rate=0.02)
         assert (parsed.per_device_train_batch_size, parsed.num_train_epochs) == (8, 3.0)
-        args = MemberTrainer(member, build(), parsed, fields=ports.TEXT_FIELDS).args
+        args = make_trainer(member, parsed).args
         assert (args.per_device_train_batch_size, args.num_train_epochs, args.learning_rate) == (BATCH, 2, 0.02)
         raise TrainingError("all are tried")
 
     run(tmp_path / "run", train, [Member({"width": 8})])
-    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
-    assert "all are tried" in failed["error"] and taken == []
-    (told,) = [each["text"] for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "remark"]
-    assert told.endswith("follow the Ensemble: num_train_epochs=2, per_device_train_batch_size=16")
+    (error,) = ports.list_errors(tmp_path / "run")
+    assert "all are tried" in error and taken == []
+    (remark,) = of_kind(tmp_path / "run", "remark")
+    assert remark["text"].endswith("follow the Ensemble: num_train_epochs=2, per_device_train_batch_size=16")
     for name in NEEDS_MORE:
         with pytest.raises(TrainingError, match=f"TrainingArguments has {name}="):
             ARGUMENTS.check(print, {name: "set"}, {})
 
 
 def test_averages_are_what_is_evaluated(transformers: Any, tmp_path: Path) -> None:
-    from ensemble.integrations.transformers import MemberTrainer
-
     def train(member: Any) -> None:
-        args = transformers.TrainingArguments(**{**BASE, **refused.get(member.params.get("kind"), {})})
-        MemberTrainer(member, build(), args, fields=ports.TEXT_FIELDS).train()
+        make_trainer(member, refused.get(member.params.get("kind"), {})).train()
         member.predict_all()
 
     refused = {"best": BEST, "within": {"eval_strategy": "steps", "eval_steps": 3}}
     losses = {}
-    for name, options in (("plain", {}), ("averaged", {"averaging": "ema"})):
+    own = {"callbacks": [ports.HalvedWeights()]}
+    for name, options in (("plain", {}), ("averaged", {"averaging": "ema"}), ("own", own)):
         run(tmp_path / name, train, [Member({"width": 8})], **options)
-        (end,) = [e for e in read_events(tmp_path / name / "events.jsonl") if e["type"] == "finished"]
+        (end,) = of_kind(tmp_path / name, "finished")
         saved = load_predictions(RunDir(tmp_path / name).predictions("member-0"), "valid")
         nll = -np.log(saved.values[np.arange(len(saved.target)), saved.target]).mean()
         assert end["metrics"]["eval_loss"] == pytest.approx(nll, rel=1e-4)
         losses[name] = nll
-    assert losses["plain"] != losses["averaged"]
+    assert len(set(losses.values())) == 3
     run(tmp_path / "refused", train, [Member({"width": 8, "kind": kind}) for kind in refused], averaging="ema")
-    errors = [e["error"] for e in read_events(tmp_path / "refused" / "events.jsonl") if e["type"] == "failed"]
+    errors = ports.list_errors(tmp_path / "refused")
     assert "load_best_model_at_end=True keeps weights that averaging= has not evaluated" in errors[0]
     assert "averaging= with eval_steps=3" in errors[1]
 
 
-def test_a_plain_trainer_in_the_function_is_noticed_at_its_first_step(transformers: Any, tmp_path: Path) -> None:
-    stepped: list[int] = []
-
-    def train(member: Any) -> None:
-        class Steps(transformers.TrainerCallback):  # type: ignore[misc]
-            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                stepped.append(state.global_step)
-
-        rows = [dict(zip(make_data()[0], row, strict=True)) for row in zip(*make_data()[0].values(), strict=True)]
-        args = transformers.TrainingArguments(str(tmp_path / "plain"), use_cpu=True, report_to="none")
-        transformers.Trainer(build(), args, train_dataset=rows, callbacks=[Steps()]).train()
-
-    run(tmp_path / "run", train, [Member({"width": 8})])
-    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
-    assert "MemberTrainer(member, model, ...)" in failed["error"] and stepped == []
-
-
 def test_a_model_init_makes_the_model_once(transformers: Any, tmp_path: Path) -> None:
-    from ensemble.integrations.transformers import MemberTrainer
-
     made: list[Any] = []
 
     def init() -> Any:
@@ -460,8 +407,7 @@ def test_a_model_init_makes_the_model_once(transformers: Any, tmp_path: Path) ->
         return made[-1]
 
     def train(member: Any) -> None:
-        args = transformers.TrainingArguments(**BASE)
-        trainer = MemberTrainer(member, args=args, fields=ports.TEXT_FIELDS, model_init=init)
+        trainer = make_trainer(member, model=[], model_init=init)
         torch.manual_seed(trainer.args.seed)
         first = ports.bert({"width": 8})
         assert all(map(torch.equal, first.state_dict().values(), trainer.model.state_dict().values()))
@@ -476,11 +422,10 @@ def test_a_model_init_makes_the_model_once(transformers: Any, tmp_path: Path) ->
 def test_samples_of_unlike_length_without_a_collator_are_refused_by_field(
     transformers: Any, tmp_path: Path
 ) -> None:
-    from ensemble.integrations.transformers import MemberTrainer
     from pipelines import Pipeline, stages
 
     def train(member: Any) -> None:
-        MemberTrainer(member, build(), fields=ports.TEXT_FIELDS).train()
+        make_trainer(member).train()
 
     parts = [
         Pipeline(sources.arrays(**columns)).map(shorten).map(stages.ragged("input_ids", most=6))
@@ -496,8 +441,8 @@ def test_samples_of_unlike_length_without_a_collator_are_refused_by_field(
         batch_size=BATCH,
     )
     ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
-    assert "unlike length in input_ids" in failed["error"] and "Recipe(collate=" in failed["error"]
+    (error,) = ports.list_errors(tmp_path / "run")
+    assert "unlike length in input_ids" in error and "Recipe(collate=" in error
 
 
 def shorten(sample: dict[str, Any]) -> dict[str, Any]:
@@ -507,20 +452,12 @@ def shorten(sample: dict[str, Any]) -> dict[str, Any]:
 def test_evaluations_and_predictions_of_datasets_and_splits_are_those_of_a_trainer(
     transformers: Any, tmp_path: Path
 ) -> None:
-    from ensemble.integrations.transformers import MemberTrainer
-
     columns = {name: values[:7] for name, values in make_data()[1].items()}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     found: list[Any] = []
 
     def train(member: Any) -> None:
-        trainer = MemberTrainer(
-            member,
-            build(),
-            transformers.TrainingArguments(**BASE),
-            fields=ports.TEXT_FIELDS,
-            compute_metrics=compute_metrics,
-        )
+        trainer = make_trainer(member, compute_metrics=compute_metrics)
         trainer.train()
         args = transformers.TrainingArguments(str(tmp_path / "plain"), use_cpu=True, report_to="none")
         plain = transformers.Trainer(trainer.model, args, compute_metrics=compute_metrics)
@@ -535,12 +472,3 @@ def test_evaluations_and_predictions_of_datasets_and_splits_are_those_of_a_train
         one, other = read_figures(list(pair))
         one.pop("epoch", None)
         assert one == {name: value for name, value in other.items() if name != "epoch"} and one
-
-
-def test_the_page_shows_the_tables(transformers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    monkeypatch.syspath_prepend(str(docs / "_site"))
-    made = importlib.import_module("tables").describe_options("transformers")
-    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
-        "docs/_site/tables.py writes it"
-    )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-import nvml_stand_in
+from kit import nvml_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 

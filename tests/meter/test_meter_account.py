@@ -14,17 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import event_dicts
 import pytest
 from burning_members import declare, train_inline
-from event_dicts import fold, ledger, read_events, typed
-from killed_runs import count_epochs
-from ranks import CONTEXT
+from kit import event_dicts
+from kit.event_dicts import fold, ledger, read_events, typed
+from kit.ranks import CONTEXT
 
 import ensemble
 from ensemble.meter.usage_parser import UsageParser
 
-ACCOUNT, KILLED = Path(__file__).parent / "account.py", Path(__file__).parent / "killed_runs.py"
+ACCOUNT = Path(__file__).parent / "account.py"
 CASES = Path(__file__).parents[1] / "e2e"
 SPEC = f"""
 import sys
@@ -74,19 +73,9 @@ def test_members_in_the_drivers_process_are_counted_once(tmp_path: Path) -> None
     assert roles["train"] >= steps_s and roles["orchestrate"] <= used_s - report_s - steps_s
 
 
-@pytest.mark.parametrize(
-    "executor", [pytest.param("inline", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.more)]
-)
-def test_what_was_used_up_to_a_kill_is_counted(executor: str, tmp_path: Path) -> None:
-    """The driver is killed three times, each in another epoch, and goes on."""
-    command = [sys.executable, str(ACCOUNT), "account.json", sys.executable, str(KILLED), executor]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    used_s = json.loads((tmp_path / "account.json").read_text())["cpu_s"]
-    used_s -= json.loads((tmp_path / "own.json").read_text())
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    counted_s = ledger(events).run.cpu_s + events[-1]["report_cpu_s"]
-    assert sum(event["type"] == "run_started" for event in events) == 4
-    assert 0.97 * used_s <= counted_s <= used_s
+def count_epochs(log: Path) -> int:
+    """How many epochs a run has logged, if it has a log."""
+    return log.read_text().count('"type":"epoch"') if log.exists() else 0
 
 
 def test_the_time_between_a_kill_and_the_next_start_is_nobodys(tmp_path: Path) -> None:
@@ -98,17 +87,13 @@ def test_the_time_between_a_kill_and_the_next_start_is_nobodys(tmp_path: Path) -
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    (tally,) = (run / "usage").glob("*.json")
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     lines = [line | {"t": line["t"] - pause_s} for line in lines]  # as if that time had gone by since
     (run / "events.jsonl").write_bytes(
         event_dicts.lines({name: value for name, value in line.items() if name != "crc"} for line in lines)
     )
-    left = [row | {"until": row["until"] - pause_s} for row in json.loads(tally.read_text())]
-    tally.write_text(json.dumps(left))
     ensemble.resume(run, "inline").wait()
     events, reader = read_events(run / "events.jsonl"), UsageParser()
-    assert any(event.get("until") is not None for event in events if event["type"] == "usage")
     state = fold(events)
     assert 0 < state.wall_s < pause_s / 2 and state.idle_s > pause_s / 2
     for event in events:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.property_examples import examples
 
-from ensemble.meter import CpuClock, RaySampler, cpu_seconds, read_start
-from ensemble.meter.ray_processes import ProcessInfo, classify_ray_process, ray_processes
+from ensemble.meter import CpuClock, cpu_seconds, read_start
+from ensemble.meter.ray_processes import ProcessInfo, RaySampler, classify_ray_process, ray_processes
 from pipelines.ipc.child_processes import reap
 
 BURN = "import time\nwhile time.process_time() < {s}: pass\nprint('done', flush=True)\ninput()"

@@ -15,6 +15,7 @@ from forked_programs import Programs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble.meter.devices import RunProcess
 from ensemble.meter.gpu_activity import (
     IN_USE,
     MIG,
@@ -24,9 +25,7 @@ from ensemble.meter.gpu_activity import (
     NOT_LISTED,
     OTHER_NAMESPACE,
     GpuSample,
-    RunProcess,
     describe_activity,
-    find_distrust,
     select_samples,
     sum_by_owner,
 )
@@ -59,14 +58,6 @@ def test_samples_that_cannot_be_are_refused_and_idle_processes_left_out() -> Non
         assert select_samples([good, bad], 1000, 2000) is None
 
 
-def test_ids_are_trusted_only_where_they_are_the_runs() -> None:
-    assert find_distrust("GPU-0", [None, None], has_ranks=False) is None
-    assert find_distrust("GPU-0", [None, ME], has_ranks=True) is None
-    assert find_distrust("GPU-0", [None], has_ranks=True) == (NOT_LISTED, False)
-    assert find_distrust("GPU-1", [ME, None], has_ranks=False) == (OTHER_NAMESPACE, True)
-    assert find_distrust("GPU-1", [ME, ME._replace(gpu="GPU-1")], has_ranks=True) == (OTHER_NAMESPACE, True)
-
-
 def test_the_line_says_which_gpus_are_known() -> None:
     assert describe_activity([], {}) == ""
     assert describe_activity(["a", "b"], {}) == IN_USE
@@ -79,8 +70,9 @@ def test_the_line_says_which_gpus_are_known() -> None:
 
 READ = """
 import json, os, subprocess, sys, time
-from ensemble.meter.gpu_activity import GpuActivity, RunProcess
-from ensemble.meter.power import list_gpus
+from ensemble.meter.devices import RunProcess
+from ensemble.meter.gpu_activity import GpuActivity
+from ensemble.meter.devices import list_gpus
 child = subprocess.Popen(["sleep", "1000"])
 later_us = None
 started_us = time.time_ns() // 1000

@@ -12,7 +12,7 @@ from forked_programs import Programs
 WATCH = """
 import json, os, sys
 from ensemble.meter.gpus import GpuWatch
-from ensemble.meter.power import open_nvml
+from ensemble.meter.power.nvml import open_nvml
 watch, power = GpuWatch(lambda pid: pid == os.getpid()), open_nvml()
 for line in sys.stdin:
     with open(os.environ["STAND_IN_STATE"], "a") as state:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from event_dicts import ledger
+from kit.event_dicts import ledger
 
 from ensemble.meter.impact import UNITS, Impact, Work, assess_impact
 from ensemble.meter.ledger_rows import Total

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from event_dicts import ledger
+from kit.event_dicts import ledger
 
 from ensemble.meter import Ledger
 from ensemble.meter.energy_allocator import METHODS

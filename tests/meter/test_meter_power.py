@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from forked_programs import Programs
 
-from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources, open_rapl
-from ensemble.meter.power.common import PowerError
+from ensemble.meter.power import (
+    POWER_SOURCES,
+    Absent,
+    PowerMeter,
+    PowerSource,
+    Reading,
+    open_power_sources,
+)
+from ensemble.meter.power.common import Kind, PowerError
 from ensemble.meter.power.estimate import open_estimate, watts_per_core
 from ensemble.meter.power.nvml import (
     ImplausibleEnergy,
     count_energy,
-    integrate_power,
     open_nvml,
     visible_devices,
 )
+from ensemble.meter.power.rapl import open_rapl
 from ensemble.spec import Energy, SpecError
+from pipelines.providers import Provider
 
 ROOT = Path(__file__).resolve().parents[2]
 UNMEASURED = Energy(measure_idle_s=0)
@@ -146,10 +157,50 @@ def test_what_is_no_number_is_named(powercap: Path) -> None:
     assert "'lots'" in absent.reason
 
 
-def test_measured_beats_estimated(powercap: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert [s.name for s in open_power_sources(powercap) if s.kind == "cpu"] == ["rapl"]
-    sources = open_power_sources(tmp_path_factory.mktemp("bare"))
-    assert [s.origin for s in sources if s.kind == "cpu"] == ["estimated"]
+def test_measured_beats_estimated(
+    powercap: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.meter.power.hwmon.ROOT", tmp_path_factory.mktemp("bare"))
+    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", powercap)
+    assert [s.name for s in open_power_sources() if s.kind == "cpu"] == ["rapl"]
+    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", tmp_path_factory.mktemp("bare"))
+    assert [s.origin for s in open_power_sources() if s.kind == "cpu"] == ["estimated"]
+
+
+def test_a_source_of_another_distribution_takes_the_place_of_ours(
+    powercap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", powercap)
+    (tmp_path / "wall_meter.py").write_text(
+        "from ensemble.meter.power import PowerSource, Reading\n"
+        "def open_wall():\n"
+        "    return PowerSource('wall', 'node', 'measured', lambda: [Reading('node', 'node', 8.0)])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    wall = Provider("power_sources", "wall", "wall_meter:open_wall", "wall 1.0")
+    monkeypatch.setattr(POWER_SOURCES, "_foreign", ({"wall": wall}, []))
+    names = [source.name for source in open_power_sources() if source.kind != "gpu"]
+    assert names == ["wall", "rapl"], "what measures the processors is a part of the whole node"
+    meter = PowerMeter("n0", energy=UNMEASURED)
+    meter.start()
+    parts = {part["kind"]: part["energy_j"] for part in meter.sample()["parts"] if part["kind"] != "gpu"}
+    assert sum(parts.values()) == 8.0 and parts["node"] > 0
+
+
+def steady(name: str, kind: Kind, used_j: list[float]) -> PowerSource:
+    """A counter whose next readings are given."""
+    return PowerSource(name, kind, "measured", lambda: [Reading(name, kind, used_j.pop(0))])
+
+
+def test_the_parts_of_a_sample_sum_to_the_whole_node() -> None:
+    cpu, node = [0.0, 0.0, 30.0, 90.0, 30.0], [0.0, 0.0, 80.0, 80.0, 80.0]
+    meter = PowerMeter("n0", [steady("rapl", "cpu", cpu), steady("acpi", "node", node)], energy=UNMEASURED)
+    meter.start()
+    samples = [meter.sample() for _ in range(3)]
+    rests = [[part["energy_j"] for part in sample["parts"] if part["kind"] == "node"] for sample in samples]
+    assert rests == [[50.0], [0.0], [40.0]], "10 J that were missing once are taken from the next rest"
+    assert sum(sample["energy_j"] for sample in samples) == 240.0
+    assert all(sum(part["energy_j"] for part in sample["parts"]) == sample["energy_j"] for sample in samples)
 
 
 def test_a_sample_adds_up_and_says_where_it_comes_from(powercap: Path) -> None:
@@ -160,26 +211,13 @@ def test_a_sample_adds_up_and_says_where_it_comes_from(powercap: Path) -> None:
     (powercap / "intel-rapl:0" / "energy_uj").write_text("700000\n")
     (powercap / "intel-rapl:1" / "intel-rapl:1:1" / "energy_uj").write_text("0\n")  # wrapped: 0.1 J
     now[0] = 2.0
-    sample = meter.sample()[0]
+    sample = meter.sample()
     assert (sample["node"], sample["source"], sample["origin"]) == ("n0", "rapl", "measured")
     assert sample["energy_j"] == pytest.approx(0.5, abs=1e-5)
     assert sample["watts"] == pytest.approx(0.25, abs=1e-5)
     assert sum(part["energy_j"] for part in sample["parts"]) == sample["energy_j"]
     assert json.loads(json.dumps(sample)) == sample
     meter.close()
-
-
-def test_a_source_lost_during_the_run_is_replaced_by_a_labelled_estimate(powercap: Path) -> None:
-    meter = PowerMeter("n0", [opened(powercap)], energy=UNMEASURED)
-    meter.start()
-    (powercap / "intel-rapl:0" / "energy_uj").unlink()
-    lost = meter.sample()[0]
-    assert (lost["energy_j"], lost["watts"], lost["origin"]) == (None, None, "unavailable")
-    after = meter.sample()[0]
-    assert after["origin"] == "estimated" and after["source"].startswith("estimate")
-    assert after["parts"][0]["idle_j"] == 0.0
-    described = meter.describe()
-    assert (described["source"], described["origin"]) == (after["source"], "estimated")
 
 
 def test_the_estimate_is_busy_time_times_the_constant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,12 +238,6 @@ def test_a_mistyped_constant_is_refused_before_the_run(monkeypatch: pytest.Monke
     monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", value)
     with pytest.raises(SpecError, match="ENSEMBLE_WATTS_PER_CORE must be a positive number"):
         watts_per_core()
-
-
-def test_power_is_integrated_over_the_time_between_reads() -> None:
-    power_mw, times_s = iter([100_000, 300_000, 300_000]), iter([0.0, 1.0, 3.0])
-    meter = integrate_power(lambda: next(power_mw), clock=lambda: next(times_s))
-    assert [meter(), meter()] == [200.0, 600.0]
 
 
 def test_a_counter_that_says_what_cannot_be_is_not_charged_and_goes_on() -> None:
@@ -239,7 +271,8 @@ def test_visible_devices_are_read_as_cuda_reads_them() -> None:
 
 READ_NVML = """
 import json, time
-from ensemble.meter.power import list_gpus, open_nvml
+from ensemble.meter.devices import list_gpus
+from ensemble.meter.power.nvml import open_nvml
 source = open_nvml()
 begin = time.monotonic()
 while time.monotonic() - begin < 0.05: pass
@@ -261,12 +294,6 @@ def test_gpus_are_read_by_their_counter_or_else_by_their_power(programs: Program
     assert new == ("gpu-0", "GPU-0", 0.25)
     assert old[:2] == ("gpu-1", "GPU-1")
     assert 0.05 * 40 <= old[2] < 300 * 40  # 40 W over the time between
-
-
-def test_the_energy_of_a_gpu_without_a_counter_is_that_of_its_power(programs: Programs, tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("GPU-0 power 800000\n")
-    _, [(_, _, energy_j)] = read_nvml(programs, "Old GPU:32", state=tmp_path / "state")
-    assert 0.05 * 800 <= energy_j < 300 * 800
 
 
 @pytest.mark.parametrize("visible", ["1,0", "GPU-1,0"])
@@ -318,7 +345,7 @@ def test_no_driver_is_one_line() -> None:
 DESCRIBE_GPUS = """
 import json
 from ensemble.executors.host import describe_host
-from ensemble.meter.power import list_gpus
+from ensemble.meter.devices import list_gpus
 node = describe_host("here")
 print(json.dumps([node.physical_gpus, node.gpu_parents, [gpu.names for gpu in list_gpus()]]))
 """
@@ -334,3 +361,77 @@ def test_instances_that_are_named_belong_to_their_gpu(programs: Programs) -> Non
     gpus, readings = read_nvml(programs, given, visible)
     assert [name for name, *_ in gpus] == ["MIG-1-1", "MIG-1-0", "GPU-0"]
     assert [device for _, device, _ in readings] == ["GPU-1", "GPU-0"], "energy is counted once for both"
+
+
+def fail(error: Exception) -> NoReturn:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: fail(OSError(5, "Input/output error")),
+        lambda: [Reading("wall", "node", math.nan)],
+        lambda: [Reading("wall", "node", -1.0)],
+        lambda: [Reading("wall", "node", "8 J")],  # type: ignore[arg-type]
+        lambda: [Reading("wall", "board", 8.0)],  # type: ignore[arg-type]
+        lambda: None,
+    ],
+)
+def test_a_source_that_cannot_be_counted_is_lost_and_the_others_go_on(
+    read: Callable[[], list[Reading]], caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = steady("gpu-0", "gpu", [0.0, 0.0, 5.0])
+    closing = lambda: fail(RuntimeError("it is gone"))  # noqa: E731
+    wall = PowerSource("wall", "node", "measured", read, closing, reopen=lambda: fail(OSError("not yet")))
+    now = [0.0]
+    meter = PowerMeter("n0", [wall, gpu], clock=lambda: now[0], energy=UNMEASURED)
+    meter.start()
+    now[0] = 60.0  # it is looked for again
+    parts = {part["kind"]: part["energy_j"] for part in meter.sample()["parts"]}
+    assert parts["gpu"] == 5.0 and set(parts) == {"gpu", "cpu"}, "the processors are estimated"
+    assert [record.getMessage().count("wall is lost") for record in caplog.records].count(1) == 1
+    meter.close()
+
+
+@pytest.mark.parametrize("opener", [lambda: None, lambda: fail(OSError("no such device"))])
+def test_an_opener_that_fails_is_a_line(
+    opener: Callable[[], PowerSource], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "open_wall", opener, raising=False)
+    wall = Provider("power_sources", "wall", f"{__name__}:open_wall", "wall 1.0")
+    monkeypatch.setattr(POWER_SOURCES, "_foreign", ({"wall": wall}, []))
+    assert "wall" not in [source.name for source in open_power_sources()]
+    assert [record.getMessage().count("wall cannot be opened") for record in caplog.records].count(1) == 1
+
+
+def test_a_gpu_source_that_comes_back_leaves_the_estimate_of_the_processors() -> None:
+    now, used_j = [0.0], [0.0, 0.0]
+    gpu = PowerSource(
+        "meter", "gpu", "measured", lambda: [Reading("gpu-0", "gpu", used_j.pop(0))], reopen=lambda: gpu
+    )
+    estimate = open_estimate()
+    assert isinstance(estimate, PowerSource)
+    meter = PowerMeter("n0", [estimate, gpu], clock=lambda: now[0], energy=UNMEASURED)
+    meter.start()
+    assert {part["kind"] for part in meter.sample()["parts"]} == {"cpu"}, "no reading is left: it is lost"
+    used_j += [3.0, 3.0]
+    now[0] = 11.0
+    meter.sample()
+    assert {part["kind"] for part in meter.sample()["parts"]} == {"cpu", "gpu"}
+
+
+def test_a_part_that_two_sources_read_is_counted_once(powercap: Path) -> None:
+    wall = [Reading("board-0", "gpu", 10.0, device="GPU-0"), Reading("board-1", "gpu", 4.0, device="GPU-1")]
+    nvml = [Reading("gpu-0", "gpu", 10.5, device="GPU-0"), Reading("gpu-2", "gpu", 1.0, device="GPU-2")]
+    memory = [Reading("slot-0", "dram", 2.0), Reading("slot-1", "dram", 3.0)]
+    sources = [
+        PowerSource("wall", "gpu", "measured", lambda: wall),
+        PowerSource("memory", "dram", "measured", lambda: memory),
+        PowerSource("nvml", "gpu", "measured", lambda: nvml),
+        opened(powercap),
+    ]
+    meter = PowerMeter("n0", sources, energy=UNMEASURED)
+    meter.start()
+    parts = {part["name"]: part["energy_j"] for part in meter.sample()["parts"] if part["energy_j"]}
+    assert parts == {"board-0": 10.0, "board-1": 4.0, "slot-0": 2.0, "slot-1": 3.0, "gpu-2": 1.0}

@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
-from event_dicts import as_dict, ledger, typed
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.event_dicts import as_dict, ledger, typed
+from kit.property_examples import examples
 
 from ensemble.meter.cpu import MOST_S, ReportPace
 from ensemble.meter.power import PowerReports
@@ -28,16 +28,8 @@ class Clock:
 
 
 def make_power(t: float, joules: float, members: int, interval_s: float = 1.0) -> Event:
-    parts: list[Event] = [
-        {
-            "name": kind,
-            "kind": kind,
-            "device": None if kind == "cpu" else 0,
-            "energy_j": joules,
-            "origin": "measured",
-        }
-        for kind in ("cpu", "gpu")
-    ]
+    both = {"energy_j": joules, "origin": "measured"}
+    parts: list[Event] = [{"name": k, "kind": k, "device": d, **both} for k, d in (("cpu", None), ("gpu", 0))]
     parts[0]["idle_j"] = joules / 2
     parts[1] |= {"idle_j": None, "activity": [("train", f"member-{n}", 0.25) for n in range(members)]}
     figures = {"watts": 2 * joules, "energy_j": 2 * joules, "interval_s": interval_s, "busy_s": 2.0, "until": t}
@@ -83,7 +75,7 @@ def test_no_sum_changes(seconds: int, age_s: int, members: int, energy: list[int
         clock.now = float(second)
         power = make_power(clock.now, energy[second % len(energy)] / 2**20, members)
         measured.append((clock.now, power))
-        reported += [(clock.now, dict(sum_)) for sum_ in reports.add([power])]
+        reported += [(clock.now, dict(sum_)) for sum_ in reports.add(power)]
     reported += [(clock.now, dict(sum_)) for sum_ in reports.take()]
     others = list_other_events(seconds, members)
     before, after = ledger(make_log(others, measured)), ledger(make_log(others, reported))
@@ -105,7 +97,7 @@ def test_a_short_run_reports_each_second_and_a_day_is_some_thousand_reports() ->
     times = []
     for second in range(1, 86_401):
         clock.now = float(second)
-        times += [clock.now for _ in reports.add([make_power(clock.now, 1.0, 1)])]
+        times += [clock.now for _ in reports.add(make_power(clock.now, 1.0, 1))]
     assert times[:50] == [float(second) for second in range(1, 51)]
     assert max(after - before for before, after in itertools.pairwise(times)) == MOST_S
     assert len(times) < 86_400 / MOST_S + 200
@@ -134,7 +126,7 @@ def test_an_end_is_reported_soon_and_a_figure_that_may_wait_at_least_as_long() -
     "change",
     [
         {"source": "another"},
-        {"reason": "no row of this time came", "parts": [], "energy_j": None},
+        {"parts": [], "energy_j": None},
         {"until": 5080.0},  # nothing measured for more than a minute
     ],
     ids=["source", "unread", "pause"],
@@ -143,11 +135,11 @@ def test_what_is_not_known_alike_is_not_added_up(change: Event) -> None:
     clock = Clock()
     reports = PowerReports(ReportPace(clock=clock))
     clock.now = 5000.0
-    assert len(reports.add([make_power(5000.0, 1.0, 1)])) == 1
-    assert reports.add([make_power(5001.0, 2.0, 1), make_power(5002.0, 3.0, 1)]) == []
-    assert reports.add([make_power(5006.0, 4.0, 1)]) == [], "four seconds are nothing"
-    assert reports.add([make_power(5016.0, 5.0, 1, interval_s=10.0)]) == []
-    [known] = reports.add([make_power(5017.0, 6.0, 1) | change])
+    assert len(reports.add(make_power(5000.0, 1.0, 1))) == 1
+    assert reports.add(make_power(5001.0, 2.0, 1)) == reports.add(make_power(5002.0, 3.0, 1)) == []
+    assert reports.add(make_power(5006.0, 4.0, 1)) == [], "four seconds are nothing"
+    assert reports.add(make_power(5016.0, 5.0, 1, interval_s=10.0)) == []
+    [known] = reports.add(make_power(5017.0, 6.0, 1) | change)
     assert (known["energy_j"], known["interval_s"], known["until"]) == (28.0, 13.0, 5016.0)
     [other] = reports.take()
     assert other.items() >= change.items() and other["interval_s"] == 1.0 and reports.take() == []

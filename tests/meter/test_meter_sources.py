@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources, open_rapl
+from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources
 from ensemble.meter.power.busy_time import BusyTime, find_busy_time
 from ensemble.meter.power.common import PowerError
 from ensemble.meter.power.estimate import open_estimate
-from ensemble.meter.power.hwmon import open_amd_energy, open_power_meter
+from ensemble.meter.power.hwmon import open_power_meter
+from ensemble.meter.power.rapl import open_rapl
 from ensemble.spec import Energy
 
 UNMEASURED = Energy(measure_idle_s=0)
@@ -72,17 +73,6 @@ def test_zones_are_found_however_the_kernel_lays_them_out(layout: str, tmp_path:
     assert len(found) == len(expected) and set(found) == expected
 
 
-def test_the_second_view_of_a_package_is_not_added_and_the_platform_is_left_out(tmp_path: Path) -> None:
-    package = zone(tmp_path, "intel-rapl:0", "package-0")
-    again = zone(tmp_path, "intel-rapl-mmio:0", "package-0")
-    zone(tmp_path, "intel-rapl:1", "psys")
-    source = open_rapl(tmp_path)
-    assert isinstance(source, PowerSource)
-    for file in (package, again):
-        file.write_text("500000\n")
-    assert [(reading.name, reading.energy_j) for reading in source.read()] == [("package-0", 0.5)]
-
-
 def test_the_platform_alone_is_no_measure_of_the_processors(tmp_path: Path) -> None:
     zone(tmp_path, "intel-rapl:0", "psys")
     assert isinstance(open_rapl(tmp_path), Absent)
@@ -97,63 +87,26 @@ def test_a_socket_that_goes_offline_and_comes_back(tmp_path: Path, caplog: pytes
     meter = PowerMeter("n0", [rapl], clock=lambda: now[0], energy=UNMEASURED)
     meter.start()
     shutil.rmtree(second.parent)
-    assert meter.sample()[0]["energy_j"] is None
+    lost = meter.sample()
+    assert (lost["energy_j"], lost["watts"], lost["origin"]) == (None, None, "unavailable")
     for now[0] in (1.0, 2.0, 12.0):  # the other socket alone would understate the node
-        assert meter.sample()[0]["origin"] == "estimated"
+        guessed = meter.sample()
+        assert guessed["origin"] == "estimated" and guessed["source"].startswith("estimate")
+        assert guessed["parts"][0]["idle_j"] == 0.0
+    described = meter.describe()
+    assert (described["source"], described["origin"]) == (guessed["source"], "estimated")
     assert [record.getMessage().count("rapl is lost") for record in caplog.records] == [1]
     zone(tmp_path, "intel-rapl:1", "package-1", 100_000)
     now[0] = 13.0
-    assert meter.sample()[0]["origin"] == "estimated", "it is looked for every ten seconds"
+    assert meter.sample()["origin"] == "estimated", "it is looked for every ten seconds"
     now[0] = 23.0
-    assert meter.sample()[0]["origin"] == "estimated", "the interval that ends there still is"
+    assert meter.sample()["origin"] == "estimated", "the interval that ends there still is"
     second.write_text("350000\n")
     now[0] = 24.0
-    back = meter.sample()[0]
+    back = meter.sample()
     assert (back["source"], back["origin"]) == ("rapl", "measured")
     assert back["energy_j"] == pytest.approx(0.25, abs=1e-5)
     assert len(caplog.records) == 2
-
-
-def amd(root: Path) -> Path:
-    return write(
-        root / "hwmon3",
-        name="amd_energy",
-        energy1_label="Ecore000",
-        energy1_input=5,
-        energy2_label="Esocket0",
-        energy2_input=1_000_000,
-        energy3_label="Esocket1",
-        energy3_input=2_000_000,
-    )
-
-
-def test_amds_driver_counts_sockets_without_their_cores(tmp_path: Path) -> None:
-    folder = amd(tmp_path)
-    write(tmp_path / "hwmon0", name="coretemp", temp1_input=40_000)
-    source = open_amd_energy(tmp_path)
-    assert isinstance(source, PowerSource)
-    write(folder, energy1_input=9_000_000, energy2_input=1_250_000)
-    assert [(r.name, r.kind, r.energy_j) for r in source.read()] == [
-        ("package-0", "cpu", 0.25),
-        ("package-1", "cpu", 0.0),
-    ]
-    write(folder, energy2_input=0)
-    with pytest.raises(PowerError, match="went back"):
-        source.read()
-
-
-def test_rapl_is_preferred_to_amds_driver_and_that_to_an_estimate(tmp_path: Path) -> None:
-    rapl, hwmon, bare = tmp_path / "rapl", tmp_path / "hwmon", tmp_path / "bare"
-    zone(rapl, "intel-rapl:0", "package-0")
-    amd(hwmon)
-
-    def used(rapl_root: Path, hwmon_root: Path) -> list[str]:
-        sources = open_power_sources(rapl_root, hwmon_root)
-        return [source.name.split()[0] for source in sources if source.kind == "cpu"]
-
-    assert used(rapl, hwmon) == ["rapl"]
-    assert used(bare, hwmon) == ["amd_energy"]
-    assert used(bare, bare) == ["estimate"]
 
 
 @pytest.mark.parametrize("file", ["power1_average", "power1_input"])
@@ -187,9 +140,13 @@ def test_batteries_are_no_meters_of_the_node_and_of_several_meters_none_is_used(
     assert "several power meters" in getattr(open_power_meter(tmp_path), "reason", "")
 
 
-def test_where_the_whole_node_is_measured_nothing_is_estimated(tmp_path: Path) -> None:
+def test_where_the_whole_node_is_measured_nothing_is_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "hwmon1", name="power_meter", power1_average=200_000_000)
-    sources = open_power_sources(tmp_path / "none", tmp_path)
+    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", tmp_path / "none")
+    monkeypatch.setattr("ensemble.meter.power.hwmon.ROOT", tmp_path)
+    sources = open_power_sources()
     assert [source.name for source in sources if source.kind != "gpu"] == ["power_meter"]
 
 
@@ -258,7 +215,7 @@ def test_an_estimate_of_a_container_says_so_and_is_of_its_cpu_time(
     meter = PowerMeter("n0", [estimate], energy=UNMEASURED, busy=busy)
     meter.start()
     write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 7000000"})
-    sample = meter.sample()[0]
+    sample = meter.sample()
     assert (sample["busy_s"], sample["energy_j"]) == (2.0, 8.0)
 
 
@@ -286,4 +243,4 @@ def test_beside_a_measure_of_the_host_a_containers_busy_time_is_not_reported(tmp
     busy = find_busy_time(procfs(tmp_path, STAT, LXCFS), tmp_path / "cgroup")
     meter = PowerMeter("n0", [rapl], energy=UNMEASURED, busy=busy)
     meter.start()
-    assert meter.sample()[0]["busy_s"] is None
+    assert meter.sample()["busy_s"] is None

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from event_dicts import ledger
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.event_dicts import ledger
 
 IDLE_W, CORE_W = 40.0, 12.0
 GPU_IDLE_W, GPU_BUSY_W = 60.0, 240.0

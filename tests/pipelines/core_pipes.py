@@ -13,7 +13,6 @@ import gc
 import hashlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +29,7 @@ import pytest
 import pipelines
 from pipelines import Batch, Loader, Pipeline, attach, sources
 from pipelines.ipc.child_processes import child_environment
+from pipelines.shm.ring import Layout, map_writable
 
 N = 61
 LIMIT_S = 300.0  # of what hangs
@@ -148,7 +148,6 @@ class Job:
     name: str = ""
     spoil: bool = True
     pause_s: float = 0.0
-    die_after: int | None = None
 
     def arguments(self) -> dict[str, Any]:
         own = {key: getattr(self, key) for key in ("batch_size", "rank", "world", "drop_last", "start_step")}
@@ -178,21 +177,19 @@ def spoil(batch: Batch) -> None:
 def read(loader: Any, job: Job) -> list[Any]:
     """The records of all batches, each batch spoilt after it was recorded."""
     records = []
-    for number, batch in enumerate(loader):
+    for batch in loader:
         records.append(record(batch))
         if job.spoil:
             spoil(batch)
         if job.pause_s:
             time.sleep(job.pause_s)
-        if number == job.die_after:
-            os.kill(os.getpid(), signal.SIGKILL)
     return records
 
 
 @functools.cache
 def alone(job: Job) -> list[Any]:
     """What a job reads when its process prepares for itself."""
-    own = dataclasses.replace(job, spoil=False, pause_s=0.0, die_after=None)
+    own = dataclasses.replace(job, spoil=False, pause_s=0.0)
     return read(pipe(job.kind).loader(**own.arguments()), own)
 
 
@@ -225,10 +222,27 @@ def shared(job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 class Feeder(pipelines.Feeder):
-    """A feeder whose time limits no busy machine comes to, where a test does not set them."""
+    """A feeder whose time limits no busy machine comes to, where a test does not set them.
 
-    def __init__(self, pipeline: Pipeline, **options: Any) -> None:
+    Args:
+        overwrite_released: overwrite released samples at once: who still reads one has other bits then.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, overwrite_released: bool = False, **options: Any) -> None:
+        self._overwrites = overwrite_released
         super().__init__(pipeline, **{"gate_timeout_s": LIMIT_S, "stall_limit_s": LIMIT_S, **options})
+
+    def _timeout_s(self) -> float | None:
+        if self._overwrites and self._stream.has_started:
+            stream, ring = self._stream, self._buffers.ring_buffer
+            columns = map_writable(ring.fd, Layout(ring.pipeline.fields, ring.capacity))
+            low = stream.retained_from
+            for position in range(max(stream.floor, low - stream.capacity), low):
+                slot = position % stream.capacity
+                for column in columns.values():
+                    column[slot : slot + 1].view("uint8")[...] = 0xA5
+            stream.base = max(stream.base, low)  # no later reader can join there
+        return super()._timeout_s()
 
 
 def until(over: threading.Event, job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
@@ -264,8 +278,9 @@ class Child:
         )
 
     def results(self) -> list[tuple[list[Any], dict[str, Any]]]:
-        """(records, counters) of each job; empty if it was killed."""
+        """(records, counters) of each job."""
         out, _ = self.process.communicate(timeout=LIMIT_S)
+        assert self.process.returncode == 0, f"the consumer ended with {self.process.returncode}"
         return [(line[0], line[1]) for line in map(json.loads, out.splitlines())]
 
 
@@ -316,12 +331,13 @@ def leaves_nothing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp", ignore_cleanup_errors=True) as directory:
         monkeypatch.setattr(tempfile, "tempdir", directory)
         monkeypatch.setenv("TMPDIR", directory)
-        before = set(descriptors().items())
+        before, others = set(descriptors().items()), set(psutil.Process().children(recursive=True))
         yield
         try:
-            wait_until(lambda: not psutil.Process().children())
+            # Children of an earlier test, or of what it imported, are none of this test's.
+            wait_until(lambda: not set(psutil.Process().children()) - others)
         finally:  # one failure stays one
-            for child in psutil.Process().children(recursive=True):
+            for child in set(psutil.Process().children(recursive=True)) - others:
                 child.kill()
         assert os.listdir(directory) == []
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import io
 import json
-import os
+import operator
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -34,12 +34,14 @@ class Case:
         write: writes the data of some rows into a folder.
         open: makes the source over a folder.
         file: a file of the folder whose change must be noticed; "" if the data are in memory.
+        x: the row of `x` in a record of the source.
         has_groups: whether a block shuffle has something to group.
     """
 
     write: Callable[[Path, Rows], None]
     open: Callable[[Path], Any]
     file: str
+    x: Callable[[Any], Any] = operator.itemgetter("x")
     has_groups: bool = False
 
 
@@ -136,14 +138,6 @@ def read_labelled(folder: Path) -> Any:
     return sources.image_folder(folder / "images", labels=labels)
 
 
-def read_outside(folder: Path) -> Any:
-    import datasets
-
-    paths = sorted(map(os.path.abspath, (folder / "images").iterdir()))
-    made = datasets.Dataset.from_dict({"image": paths}).cast_column("image", datasets.Image())
-    return sources.huggingface(made.select(range(len(paths) - 1, -1, -1)))
-
-
 def write_parquet(folder: Path, data: Rows) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -196,6 +190,10 @@ def read_windows(folder: Path) -> Any:
     return sources.windows(table, x.shape[1], stride=steps.shape[1], inputs=["value"], target=["more", "value"])
 
 
+def read_image_bytes(record: Rows) -> Any:
+    return np.frombuffer(record["image"], np.float32)
+
+
 CASES = {
     "arrays": Case(write_npy, read_arrays, ""),
     "arrays of np.memmap": Case(
@@ -203,23 +201,40 @@ CASES = {
         lambda folder: sources.arrays(x=np.load(folder / "x.npy", mmap_mode="r"), label=read_npy(folder)[1]),
         "x.npy",
     ),
-    "csv": Case(write_csv, lambda folder: sources.csv(str(folder / "*.csv")), "b.csv", True),
-    "dataset": Case(write_npy, lambda folder: sources.dataset(Sized(folder), id=_digest_files(folder)), ""),
-    "hdf5": Case(write_hdf5, lambda folder: read_hdf5(folder, "x", "label", "text"), "data.h5", True),
+    "csv": Case(
+        write_csv,
+        lambda folder: sources.csv(str(folder / "*.csv")),
+        "b.csv",
+        lambda record: [record[name] for name in record if name[0] == "x"],
+        has_groups=True,
+    ),
+    "dataset": Case(
+        write_npy,
+        lambda folder: sources.dataset(Sized(folder), id=_digest_files(folder)),
+        "",
+        operator.itemgetter("image"),
+    ),
+    "hdf5": Case(write_hdf5, lambda folder: read_hdf5(folder, "x", "label", "text"), "data.h5", has_groups=True),
     "hdf5, not chunked": Case(
         functools.partial(write_hdf5, chunks=False), lambda folder: read_hdf5(folder, "x", "label"), "data.h5"
     ),
     "huggingface": Case(write_huggingface, read_huggingface, "set/data-00000-of-00001.arrow"),
     "huggingface, in memory": Case(write_huggingface, functools.partial(read_huggingface, in_memory=True), ""),
-    "huggingface, images outside": Case(write_flat, read_outside, "images/00026.png"),
-    "image_folder, given labels": Case(write_flat, read_labelled, "images/00026.png"),
+    "image_folder, given labels": Case(write_flat, read_labelled, "images/00026.png", read_image_bytes),
     "image_folder": Case(
-        write_images, lambda folder: sources.image_folder(folder / "images", names=True), "images/0/00026.png"
+        write_images,
+        lambda folder: sources.image_folder(folder / "images", names=True),
+        "images/0/00026.png",
+        read_image_bytes,
     ),
     "iterable": Case(
-        write_npy, lambda folder: sources.iterable(Stream(folder), len(read_npy(folder)[0])), "", True
+        write_npy,
+        lambda folder: sources.iterable(Stream(folder), len(read_npy(folder)[0])),
+        "",
+        operator.itemgetter("image"),
+        has_groups=True,
     ),
-    "jsonl": Case(write_jsonl, lambda folder: sources.jsonl(str(folder / "*.jsonl")), "b.jsonl", True),
+    "jsonl": Case(write_jsonl, lambda folder: sources.jsonl(str(folder / "*.jsonl")), "b.jsonl", has_groups=True),
     "memmap": Case(
         write_npy, lambda folder: sources.memmap(x=folder / "x.npy", label=folder / "label.npy"), "x.npy"
     ),
@@ -227,10 +242,16 @@ CASES = {
         write_parquet,
         lambda folder: sources.parquet(folder / "data.parquet", cache_bytes=1 << 20),
         "data.parquet",
-        True,
+        has_groups=True,
     ),
-    "tar": Case(write_tar, lambda folder: sources.tar(folder / "data.tar"), "data.tar", True),
-    "windows": Case(write_npy, read_windows, ""),
+    "tar": Case(
+        write_tar,
+        lambda folder: sources.tar(folder / "data.tar"),
+        "data.tar",
+        lambda record: np.frombuffer(record["x"], np.float32),
+        has_groups=True,
+    ),
+    "windows": Case(write_npy, read_windows, "", lambda record: record["x"][:, 0]),
 }
 
 
@@ -239,7 +260,6 @@ def _digest_files(folder: Path) -> str:
 
 
 def canonical(value: Any) -> str:
-    """All of a value, with the types, as a text."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name!r}: {canonical(each)}" for name, each in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -250,7 +270,6 @@ def canonical(value: Any) -> str:
 
 
 def summarize(record: Rows) -> Rows:
-    """A record as an array of 32 bytes, which differ if anything in it does."""
     return {"digest": np.frombuffer(hashlib.sha256(canonical(record).encode()).digest(), np.uint8)}
 
 
@@ -277,7 +296,6 @@ def arguments(job: Rows) -> Rows:
 
 
 def read(loader: Any) -> list[Any]:
-    """All batches of a loader, to the last bit, as JSON values."""
     from core_pipes import record
 
     return [record(batch) for batch in loader]

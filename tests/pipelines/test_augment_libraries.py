@@ -1,4 +1,4 @@
-"""Transforms of albumentations and kornia as stages: what they are given, and their randomness."""
+"""Transforms of albumentations as stages: what they are given, and their randomness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
+from pipelines import Feeder, Pipeline, attach, sources
 from pipelines.errors import ForeignRandomness
 
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # else it asks the network for a newer version when it is imported
@@ -109,34 +109,3 @@ def test_a_function_that_calls_albumentations_is_refused() -> None:
     flip = a.Compose([a.HorizontalFlip(p=0.5)])
     with pytest.raises(ForeignRandomness, match=r"draws from .*Compose.*a random.Random of its own.*mapped i"):
         pipe().map(lambda image: flip(image=image)["image"], field="image").fields  # noqa: B018
-
-
-@pytest.mark.more
-def test_a_module_of_kornias_is_known_to_be_random_and_is_given_a_tensor() -> None:
-    k = pytest.importorskip("kornia.augmentation")
-    scaled = pipe().map(stages.scale("image"))
-    chain = torch.nn.Sequential(k.RandomHorizontalFlip(), k.RandomRotation(20.0))
-    several = k.AugmentationSequential(k.ColorJiggle(0.2, 0.2), k.RandomCrop((10, 8)), data_keys=["input"])
-    for transform, shape in ((chain, (3, 24, 20)), (several, (3, 10, 8)), (k.auto.TrivialAugment(), (3, 24, 20))):
-        mapped = scaled.map(transform, field="image", id="kornia")
-        assert mapped.stages[1].random == "torch"
-        first = check_is_a_function_of_seed_epoch_and_index(mapped, "float32", shape)
-    check_is_shared(mapped, first)
-    with pytest.raises(ForeignRandomness, match=r'draws from torch.*declare it, map\(..., random="torch"\)'):
-        scaled.map(lambda image: chain(torch.from_numpy(image)[None])[0], field="image").fields  # noqa: B018
-    with pytest.raises(PipelineError, match=r"Expected input of .*float32.*Got torch.uint8"):
-        pipe().map(chain, field="image").fields  # noqa: B018
-
-
-@pytest.mark.more
-def test_a_deterministic_transform_of_kornias_does_what_it_does_to_a_batch_of_one() -> None:
-    kornia = pytest.importorskip("kornia")
-    mean, std = torch.full((3,), 0.5), torch.full((3,), 0.2)
-    for transform in (
-        *(kornia.enhance.Normalize(mean, std), kornia.filters.GaussianBlur2d((3, 3), (1.0, 1.0))),
-        *(kornia.enhance.equalize, kornia.augmentation.CenterCrop(16)),
-    ):
-        mapped = pipe().map(stages.scale("image")).map(transform, field="image")
-        assert mapped.random_stage is None
-        expected = torch.cat([transform(torch.from_numpy(image)[None] / 255) for image in IMAGES])
-        assert (read(mapped.loader(5, 1)) == expected.numpy()).all()

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import ConcatDataset, Subset
 
 from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
@@ -30,35 +31,28 @@ def make_folder(folder: Path, letters: str) -> Source:
 
 
 def make_labelled_files(folder: Path, letters: str) -> Source:
-    folder.mkdir(parents=True)
     for number, letter in enumerate(letters):
         (folder / f"{number}.png").write_bytes(letter.encode())
-    rows = "".join(f"{number}.png,{letter}\n" for number, letter in enumerate(letters))
-    (folder / "labels.csv").write_text(rows)
-    return sources.image_folder(folder, labels=folder / "labels.csv")
+    return sources.image_folder(folder, labels={f"{number}.png": letter for number, letter in enumerate(letters)})
 
 
 def make_csv(folder: Path, letters: str) -> Source:
-    folder.mkdir(parents=True)
     (folder / "rows.csv").write_text("x,label\n" + "".join(f"1,{letter}\n" for letter in letters))
     return sources.csv(folder / "rows.csv")
 
 
 def make_jsonl(folder: Path, letters: str) -> Source:
-    folder.mkdir(parents=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps({"x": 1, "label": each}) + "\n" for each in letters))
     return sources.jsonl(folder / "rows.jsonl")
 
 
 def make_dictionary(folder: Path, letters: str) -> Source:
-    folder.mkdir(parents=True)
     pq.write_table(pa.table({"label": pa.array(list(letters)).dictionary_encode()}), folder / "rows.parquet")
     return sources.parquet(folder / "rows.parquet")
 
 
 def make_features(folder: Path, letters: str) -> Source:
     """Two files, each with a list of names of its own."""
-    folder.mkdir(parents=True)
     for part, of in enumerate((letters[:2], letters[2:])):
         names = sorted(set(of), reverse=True)
         features = {"label": {"names": names, "_type": "ClassLabel"}}
@@ -93,32 +87,9 @@ class Items:
         return 0.0, self._labels[index]
 
 
-class Subset:
-    def __init__(self, dataset: Any, indices: list[int]) -> None:
-        self.dataset, self.indices = dataset, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[self.indices[index]]
-
-
-class ConcatDataset:
-    def __init__(self, datasets: list[Any]) -> None:
-        self.datasets = datasets
-
-    def __len__(self) -> int:
-        return sum(map(len, self.datasets))
-
-    def __getitem__(self, index: int) -> Any:
-        first = len(self.datasets[0])
-        return self.datasets[0][index] if index < first else self.datasets[1][index - first]
-
-
 def make_concatenation(folder: Path, letters: str) -> Source:
     """Of two parts that number classes by themselves, chosen from in reverse order."""
-    parts = ConcatDataset([Items(letters[:2]), Items(letters[2:])])
+    parts: Any = ConcatDataset([Items(letters[:2]), Items(letters[2:])])  # type: ignore[list-item]
     return sources.dataset(Subset(parts, list(range(len(letters)))[::-1]), id=letters)
 
 
@@ -137,6 +108,7 @@ def read_letters(kind: str, letters: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_classes_have_the_numbers_of_other_data_by_name(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir(), (tmp_path / "other").mkdir()
     here, other = KINDS[kind](tmp_path / "here", "cdcbd"), KINDS[kind](tmp_path / "other", "abcda")
     names = list_classes(other, "label")
     assert set(names) == set("abcd")

@@ -17,7 +17,6 @@ import psutil
 import pytest
 from core_pipes import (
     LIMIT_S,
-    Child,
     Feeder,
     Job,
     N,
@@ -35,77 +34,28 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
+from pipelines import Pipeline, PipelineError, attach, sources
 from pipelines.feeder.process import spawn
 from pipelines.ipc.child_processes import child_environment
 
 
-def fails_at_17(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] == 17:
-        raise ValueError("unreadable")
-    return sample
+def test_what_a_stage_prints_does_not_reach_the_reports_and_a_killed_feeder_leaves_no_directory() -> None:
+    def talkative(sample: dict[str, Any]) -> dict[str, Any]:
+        print("a stage prints", flush=True)
+        return sample
 
-
-def dies_in_a_worker(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] == 17 and sys.argv[0].endswith("worker_main.py"):
-        os._exit(3)
-    return sample
-
-
-def talkative(sample: dict[str, Any]) -> dict[str, Any]:
-    print("a stage prints", flush=True)
-    return sample
-
-
-# --- preparation workers ---------------------------------------------------------------------------------
-
-
-def test_nobody_notices_that_preparation_workers_are_killed() -> None:
-    jobs = [Job(kind="slow", epochs=(0, 3)), Job(kind="slow", epochs=(0, 3), batch_size=5)]
-    with Feeder(pipe("slow"), workers=2, capacity=24, expect=2) as feeder:
-        killed: list[int] = []
-
-        def kill() -> None:
-            for prepared in (10, 70, 130):
-                wait_until(lambda limit=prepared: feeder.stats()["prepared"] >= limit)
-                pid = feeder.stats()["workers"][0]
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-                wait_until(lambda: feeder.stats()["restarts"] == len(killed))
-
-        results = together([kill, *(partial(shared, job, feeder.address) for job in jobs)])[1:]
-        assert not set(killed) & set(feeder.stats()["workers"])
-        assert feeder.stats()["restarts"] == 3 and feeder.stats()["failure"] is None
-    assert [records for records, _ in results] == [alone(job) for job in jobs]
-    assert all(counts["private_batches"] == 0 for _, counts in results)
-    assert all(gone(pid) for pid in killed)
-
-
-@pytest.mark.more
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_sample_that_kills_every_worker_ends_the_feeder_not_its_consumers() -> None:
-    pipeline = Pipeline(pipe("plain").source, seed=3).map(dies_in_a_worker)
-    job = Job(kind="plain")
-    with Feeder(pipeline, capacity=24) as feeder:
-        from pipelines import attach
-
-        loader = attach(feeder.address, pipeline, job.batch_size, range(*job.epochs))
-        assert read(loader, job) == alone(job)
-        assert loader.stats()["private_batches"] > 0
-        wait_until(lambda: feeder.stats()["failure"])
-        assert "10 preparation workers in a row ended" in feeder.stats()["failure"]
-
-
-def test_what_a_stage_prints_does_not_reach_the_reports() -> None:
-    process = spawn(Pipeline(pipe("plain").source).map(talkative), every_s=0.02)
-    from pipelines import attach
-
-    assert len(list(attach(process.address, Pipeline(pipe("plain").source).map(talkative), N))) == 1
+    made = Pipeline(pipe("plain").source).map(talkative)
+    process = spawn(made, every_s=0.02)
+    assert len(list(attach(process.address, made, N))) == 1
     reports = process.read()
     reports = [*(reports or []), *process.stop()]
     assert reports[-1]["prepared"] == N and {r["type"] for r in reports} == {"feeder"}
     assert set(reports[-1]["cpu"]) == {"feed", "prepare"} and reports[-1]["cpu"]["prepare"] > 0
     assert process.stop() == []
+    killed = spawn(pipe("plain"))
+    killed.kill()
+    killed.stop()
+    assert not os.path.exists(os.path.dirname(killed.address))
 
 
 # --- the feeder ------------------------------------------------------------------------------------------
@@ -163,7 +113,7 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
 
 
 def test_a_loader_says_that_its_feeder_is_gone_also_between_two_epochs() -> None:
-    with Feeder(pipe("numpy"), threads=True) as feeder:
+    with Feeder(pipe("numpy")) as feeder:
         loader = Job(epochs=(0, 2)).attach(feeder.address)
         epochs = loader.epochs()
         first = iter(next(epochs))
@@ -173,13 +123,6 @@ def test_a_loader_says_that_its_feeder_is_gone_also_between_two_epochs() -> None
         with pytest.warns(UserWarning, match="goes on alone from epoch 1, step 0"):
             assert next(first, None) is None
         assert len(list(next(epochs))) == loader.steps_per_epoch == loader.stats()["private_batches"]
-
-
-def test_a_feeder_killed_at_an_address_of_its_own_leaves_no_directory() -> None:
-    process = spawn(pipe("plain"))
-    process.kill()
-    process.stop()
-    assert not os.path.exists(os.path.dirname(process.address))
 
 
 @pytest.mark.parametrize("ending", [pytest.param("SIGTERM", marks=pytest.mark.more), "end of the parent"])
@@ -242,53 +185,6 @@ def test_a_member_at_work_goes_on_when_the_next_feeder_does_not_fit_it(tmp_path:
 # --- consumers -------------------------------------------------------------------------------------------
 
 
-def test_a_killed_consumer_harms_nobody_and_paces_nobody() -> None:
-    job = Job(epochs=(0, 6), name="survivor")
-    with Feeder(pipe("numpy"), capacity=16, expect=3) as feeder:
-        victims = Child(feeder.address, Job(epochs=(0, 6), die_after=4), Job(batch_size=5, epochs=(0, 6)))
-        records, counts = shared(job, feeder.address)
-        assert victims.results() == [] and victims.process.returncode == -signal.SIGKILL
-    assert records == alone(job) and counts["private_batches"] == 0
-
-
-def test_consumers_that_leave_early_pace_nobody_in_whatever_way_they_leave() -> None:
-    def closed(loader: Loader) -> Any:
-        next(iter(loader))
-        loader.close()
-        return loader
-
-    def left(loader: Loader) -> Any:
-        for batch in loader:
-            if batch.step == 1:
-                break
-        return loader
-
-    def without_its_iterator(loader: Loader) -> Any:
-        next(iter(loader))
-        return loader
-
-    def at_its_end(loader: Loader) -> Any:
-        epochs = loader.epochs()
-        for _ in next(epochs):
-            pass
-        return loader, epochs
-
-    def without_a_reference(loader: Loader) -> None:
-        list(zip(range(2), next(loader.epochs()), strict=False))
-
-    def leave(way: Any) -> Any:
-        last = 1 if way is at_its_end else 4
-        return way(Job(epochs=(0, last), name=way.__name__).attach(feeder.address))
-
-    job = Job(epochs=(0, 4), name="stays")
-    ways = (closed, left, without_its_iterator, at_its_end, without_a_reference)
-    with Feeder(pipe("numpy"), capacity=16, expect=1 + len(ways)) as feeder:
-        leaving = [partial(leave, way) for way in ways]
-        *kept, (records, _) = together([*leaving, partial(shared, job, feeder.address)])
-        assert records == alone(job)
-        del kept
-
-
 def test_two_consumers_of_one_name_do_not_disturb_each_other() -> None:
     job = Job(epochs=(0, 4), name="member-0")
     with Feeder(pipe("numpy"), capacity=16, expect=1, workers=2) as feeder:
@@ -303,63 +199,36 @@ def test_two_consumers_of_one_name_do_not_disturb_each_other() -> None:
     assert old.stats()["private_batches"] == new.stats()["private_batches"] == 0
 
 
-def test_an_interrupted_wait_spoils_nothing() -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    job = Job(epochs=(0, 2))
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
-            loader = job.attach(feeder.address)
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(KeyboardInterrupt):
-                next(iter(loader))
-            assert not loader.shared
-            feeder.set_expect(1)
-            assert read(loader, job) == alone(job)
-            assert loader.stats()["shared_batches"] > 0
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
 # --- bad records -----------------------------------------------------------------------------------------
 
 
-def bad_pipe(on_error: Any) -> Pipeline:
-    return Pipeline(pipe("plain").source, seed=3, on_error=on_error).map(fails_at_17).map(slowly)
+def bad_pipe() -> Pipeline:
+    def fail_at_17(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] == 17:
+            raise ValueError("unreadable")
+        return sample
 
-
-def errors_of(loader: Any) -> tuple[list[Any], SampleError | None]:
-    records = []
-    try:
-        records.extend(record(batch) for batch in loader)
-    except SampleError as error:
-        return records, error
-    return records, None
+    return Pipeline(pipe("plain").source, seed=3, on_error="skip").map(fail_at_17).map(slowly)
 
 
 @pytest.mark.filterwarnings("ignore:left out")
 def test_a_record_left_out_is_left_out_for_all_counted_and_named(recwarn: pytest.WarningsRecorder) -> None:
-    from pipelines import attach
+    def read_rank(loader: Any) -> list[Any]:
+        return [record(batch) for batch in loader]
 
-    with Feeder(bad_pipe("skip"), capacity=24) as feeder:
-        loaders = [
-            attach(feeder.address, bad_pipe("skip"), 8, range(2), name="m", rank=r, world=2) for r in range(2)
-        ]
-        got = together([partial(errors_of, loader) for loader in loaders])
+    with Feeder(bad_pipe(), capacity=24) as feeder:
+        loaders = [attach(feeder.address, bad_pipe(), 8, range(2), name="m", rank=r, world=2) for r in range(2)]
+        ranks = together([partial(read_rank, loader) for loader in loaders])
         assert feeder.stats()["skipped"] == 2, "once an epoch"
-        n = 2 * (len(bad_pipe("skip")) - 1)
+        n = 2 * (len(bad_pipe()) - 1)
         wait_until(lambda: feeder.stats()["consumed"] == n)
         assert feeder.stats()["prepared"] == n, "what is left out is neither prepared nor consumed"
         assert list(feeder.stats()["bad"]) == [17]
-    said = [str(warning.message) for warning in recwarn]
-    assert sum("left out for all: sample 17" in words for words in said) == 1
+    messages = [str(warning.message) for warning in recwarn]
+    assert sum("left out for all: sample 17" in words for words in messages) == 1
     assert [loader.stats()["skipped"] for loader in loaders] == [2, 2]
-    for rank, (records, error) in enumerate(got):
-        assert error is None
-        assert records == errors_of(bad_pipe("skip").loader(8, range(2), rank=rank, world=2))[0]
-    for one, other in zip(got[0][0], got[1][0], strict=True):
+    assert ranks == [read_rank(bad_pipe().loader(8, range(2), rank=rank, world=2)) for rank in range(2)]
+    for one, other in zip(*ranks, strict=True):
         assert one[2] == other[2] == len(one[3]) + len(other[3])
 
 
@@ -433,23 +302,6 @@ def test_stages_of_a_script_reach_the_workers_and_a_forgotten_feeder_ends_with_i
     directory, *pids = last.split()
     assert started == "started" and not os.path.exists(directory)
     wait_until(lambda: all(gone(int(pid)) for pid in pids))
-
-
-def named_shared_memory(pid: int) -> set[str]:
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    return {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/dev/shm" in line}
-
-
-def test_no_process_uses_named_shared_memory() -> None:
-    before = named_shared_memory(os.getpid())  # semaphores that other libraries made in this process
-    with Feeder(pipe("plain"), workers=1) as feeder:
-        loader = Job(kind="plain").attach(feeder.address)
-        batches = iter(loader)
-        next(batches)
-        for pid in (os.getpid(), *feeder.stats()["workers"]):
-            assert "/memfd:ring" in Path(f"/proc/{pid}/maps").read_text()
-            assert named_shared_memory(pid) <= before
-        batches.close()
 
 
 # --- rest ------------------------------------------------------------------------------------------------

@@ -1,12 +1,17 @@
-"""Which sample comes when: orders, bounds and generators, by property."""
+"""A batch is a function: of orders and generators, not of who shares, rings, passes or ranks."""
 
+import dataclasses
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
+from core_pipes import Feeder, Job, N, alone, leaves_nothing, pipe, read, record, shared, together  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines import Loader, PipelineError, attach
+from pipelines.loader.batch import ReadRange
 from pipelines.order import epoch_order
 from pipelines.order.epoch_order import (
     Generators,
@@ -16,6 +21,7 @@ from pipelines.order.epoch_order import (
     rank_bounds,
     steps_per_epoch,
 )
+from pipelines.order.stream import min_capacity
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)
@@ -128,3 +134,121 @@ def test_a_state_that_a_stage_assigns_is_gone_with_the_next_sample() -> None:
     generators = Generators(1)
     generators.at(0, 4, 0).bit_generator.state = np.random.Philox(key=7).state
     assert _numbers(generators.at(0, 5, 0)) == expected
+
+
+def crowd(kind: str) -> list[Job]:
+    """Members of many kinds: batch sizes, ranks, dropped last batches, resumes; each spoils what it got."""
+    return [
+        Job(kind=kind, batch_size=16, epochs=(0, 3)),
+        *(Job(kind=kind, batch_size=7, epochs=(0, 3), rank=r, world=2) for r in range(2)),
+        *(Job(kind=kind, batch_size=25, epochs=(0, 3), rank=r, world=3, drop_last=True) for r in range(3)),
+        Job(kind=kind, batch_size=1, epochs=(0, 2)),
+        Job(kind=kind, batch_size=10, epochs=(0, 3), start_step=4),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        ("torch", 2),
+        *(pytest.param(*each, marks=pytest.mark.more) for each in (("plain", 1), ("numpy", 2), ("skip", 3))),
+    ],
+)
+def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int) -> None:
+    jobs = crowd(kind)
+    slow = Job(kind=kind, batch_size=16, epochs=(0, 3), name="slow", pause_s=0.02)
+    jobs.append(slow)
+    capacity = min_capacity(25, None)
+    names = sum(job.rank == 0 for job in jobs)
+    with Feeder(pipe(kind), workers=workers, capacity=capacity, expect=names) as feeder:
+        results = together([partial(shared, job, feeder.address) for job in jobs])
+        prepared = feeder.stats()["prepared"]
+    assert [records for records, _ in results] == [alone(dataclasses.replace(job, name="")) for job in jobs]
+    assert all(counts["private_batches"] == 0 for _, counts in results)
+    left_out = results[0][1]["skipped"] // 3
+    assert prepared == 3 * (N - left_out) and (left_out > 0) == (kind == "skip"), "each is prepared once for all"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "capacity", "block"),
+    [
+        (3 * N, min_capacity(N, None), None),  # the smallest that is taken
+        (1, 2, 1),
+        (8, 700, 50),
+    ],
+)
+def test_neither_the_ring_nor_its_blocks_change_a_batch(batch_size: int, capacity: int, block: int | None) -> None:
+    job = Job(batch_size=batch_size, epochs=(1, 3))
+    with Feeder(pipe("numpy"), capacity=capacity, block=block, workers=2) as feeder:
+        records, counts = shared(job, feeder.address)
+    assert records == alone(job) and counts["private_batches"] == 0
+
+
+def test_a_copied_batch_is_the_callers_own_and_stays_valid() -> None:
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        kept = list(attach(feeder.address, pipe("numpy"), 8, range(2), copy=True))
+    assert [record(b) for b in kept] == alone(Job())
+
+
+def test_an_epoch_read_again_is_the_same_epoch() -> None:
+    job = Job(batch_size=8, epochs=(0, 2))
+    steps = -(-N // 8)
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        loader = job.attach(feeder.address)
+        epochs = loader.epochs()
+        first = next(epochs)
+        assert len(first) == steps and first.epoch == 0
+        beginning = [record(batch) for _, batch in zip(range(5), first, strict=False)]
+        again = read(first, job)
+        assert [*again, *read(next(epochs), job)] == alone(job)
+        assert beginning == again[:5]
+        assert list(epochs) == []
+        # From the beginning once more, by another loader: the stream goes back for its only reader.
+        loader.close()
+        assert read(job.attach(feeder.address), job) == alone(job)
+
+
+def test_a_second_pass_over_epochs_that_were_asked_for_is_refused() -> None:
+    def twice(loader: Loader) -> None:
+        assert len(list(loader)) == len(loader) == 2 * -(-N // 8) - start_step
+        for again in (iter, list, Loader.epochs):
+            with pytest.raises(PipelineError, match=r"second pass .* epochs \d to \d .* leave epochs= out"):
+                again(loader)
+
+    start_step = 3
+    twice(pipe("numpy").loader(8, range(2, 4), start_step=3))
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        twice(attach(feeder.address, pipe("numpy"), 8, 2, start_step=3))
+
+
+def test_epochs_may_be_left_early_or_passed_over() -> None:
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        loader = Job(epochs=(0, 4)).attach(feeder.address)
+        got = []
+        for epoch in loader.epochs():
+            if epoch.epoch == 1:
+                continue
+            for batch in epoch:
+                got.append(record(batch))
+                if batch.step == 2:
+                    break
+    expected = [r for r in alone(Job(epochs=(0, 4))) if r[0] != 1 and r[1] <= 2]
+    assert got == expected and loader.stats()["private_batches"] == 0
+
+
+def test_an_empty_rank_still_gets_its_batches() -> None:
+    jobs = [Job(batch_size=2, epochs=(0, 1), rank=r, world=3) for r in range(3)]
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        results = together([partial(shared, job, feeder.address) for job in jobs])
+    assert [records for records, _ in results] == [alone(job) for job in jobs]
+    assert [len(index) for *_, index, _ in results[0][0]][:3] == [0, 0, 0]
+    assert {size for _, _, size, _, _ in results[0][0]} == {2, 1}
+
+
+def test_a_batch_knows_its_place() -> None:
+    loader = Loader(pipe("numpy"), ReadRange(N, 8, range(2, 3), rank=1, world=2))
+    batch = list(loader)[-1]
+    assert (batch.epoch, batch.step, batch.global_size) == (2, N // 8, N % 8)
+    assert batch.to("cpu").global_size == N % 8
+    assert loader.steps_per_epoch == -(-N // 8)

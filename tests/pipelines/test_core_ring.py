@@ -1,15 +1,24 @@
-"""The ring's memory: what a reader writes is seen by nobody, and is gone when it is given back."""
+"""The ring: whose pages its columns are, and batches that wrap round its end."""
 
+import gc
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipelines.ipc.child_processes import child_environment
+from pipelines.order.stream import default_capacity
 from pipelines.samples.fields import INDEX, OK, Columns, Field
 from pipelines.shm import ring
-from pipelines.shm.private_mapping import PrivatePages
+from pipelines.shm.private_mapping import PAGE, PrivateMapping, PrivatePages
 
 # Rows that share pages with their neighbours, rows of whole pages, rows of more than a page.
 FIELDS = {
@@ -61,22 +70,6 @@ def spoil(columns: Columns, rows: slice) -> None:
             column[rows] = 201
 
 
-def test_what_a_reader_wrote_is_gone_at_the_next_lap_neighbours_on_its_pages_included(
-    memory: tuple[Columns, ring.RingView, ring.RingView],
-) -> None:
-    writer, reader, other = memory
-    for lap in range(3):
-        fill(writer, lap)
-        expected = {name: column.copy() for name, column in writer.items()}
-        for start in range(0, CAPACITY, 13):
-            rows = slice(start, min(CAPACITY, start + 13))
-            assert equal(reader.columns, expected, rows), "an earlier batch has left its traces"
-            spoil(reader.columns, rows)
-            assert equal(writer, expected) and equal(other.columns, expected), "another one sees it"
-            reader.restore(rows.start, rows.stop)
-        assert equal(reader.columns, expected)
-
-
 def test_a_page_written_to_before_the_next_batch_was_prepared_does_not_hide_it(
     memory: tuple[Columns, ring.RingView, ring.RingView],
 ) -> None:
@@ -124,3 +117,159 @@ def test_columns_start_on_pages_and_do_not_overlap() -> None:
 def test_a_ring_larger_than_memory_is_refused_with_both_sizes() -> None:
     with pytest.raises(MemoryError, match=r"needs \d+ MiB .* 1000000000000 samples, \d+ MiB are free"):
         ring.create(ring.Layout(FIELDS, 10**12), "ring")
+
+
+# Whole pages at 32 slots: `pages` by the row, `shared` only as a column. `odd` never; it is large, `tiny` small.
+WRAPPED_FIELDS = {
+    "pages": Field((1024,), "float32"),
+    "shared": Field((3, 1152), "uint8"),
+    "odd": Field((1001,), "uint8"),
+    "tiny": Field((), "int16"),
+}
+WRAPPED_CAPACITY = 32
+MIRRORED = ("pages", "shared")
+ROWS = (27, 37)
+
+
+@pytest.fixture(params=["PAGEMAP_SCAN", "pagemap", "none"])
+def columns(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
+    yield from memory_of(ring.Layout(WRAPPED_FIELDS, WRAPPED_CAPACITY), request.param, wraps=True)
+
+
+def wrapped(columns: Columns, first: int, last: int) -> dict[str, Any]:
+    slots = np.arange(first, last) % WRAPPED_CAPACITY
+    return {name: column[slots] for name, column in columns.items() if name != OK}
+
+
+def same(tensors: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return set(tensors) == set(expected) and all(np.array_equal(t, expected[n]) for n, t in tensors.items())
+
+
+def test_a_wrapped_batch_of_whole_pages_is_one_view(columns: Any) -> None:
+    writer, reader, _ = columns
+    fill(writer, 0)
+    tensors, views = reader.read_batch(*ROWS)
+    assert views == list(MIRRORED)
+    assert same(tensors, wrapped(writer, *ROWS))
+    assert all(tensor.is_contiguous() and tensor.data_ptr() % 64 == 0 for tensor in tensors.values())
+    writer["pages"][:] = 7
+    assert (tensors["pages"] == 7).all(), "a view shows what is there"
+
+
+def test_what_is_written_into_both_halves_stays_private_and_is_gone_in_the_next_laps(
+    columns: Any,
+) -> None:
+    writer, reader, other = columns
+    for lap in range(4):
+        fill(writer, lap)
+        expected = {name: column.copy() for name, column in writer.items()}
+        for first, last in (ROWS, (5, 15), (15, 27), (WRAPPED_CAPACITY - 1, WRAPPED_CAPACITY + 1), ROWS):
+            tensors, views = reader.read_batch(first, last)
+            assert same(tensors, wrapped(expected, first, last)), "an earlier batch has left its traces"
+            for tensor in tensors.values():
+                tensor.fill_(201)
+            assert same(other.read_batch(first, last)[0], wrapped(expected, first, last))
+            assert all(np.array_equal(writer[name], column) for name, column in expected.items())
+            reader.restore(first, last, views)
+    assert same(reader.read_batch(0, WRAPPED_CAPACITY)[0], wrapped(writer, 0, WRAPPED_CAPACITY))
+
+
+def test_only_the_written_pages_of_a_wrapped_batch_are_dropped(columns: Any) -> None:
+    writer, reader, _ = columns
+    fill(writer, 0)
+    tensors, views = reader.read_batch(*ROWS)
+    tensors["pages"].sum()
+    every = reader.restore(*ROWS, views)
+    tensors["pages"][[0, 4, 5, 9]] = 1
+    written = reader.restore(*ROWS, views)
+    if reader._pages._pagemap < 0:  # nobody knows which were written: all pages of the batch are dropped
+        assert every == written == 10 + 10
+    else:
+        assert (every, written) == (0, 4)
+        assert reader.restore(*ROWS, views) == 0
+
+
+def test_which_samples_are_there_wraps_too(columns: Any) -> None:
+    writer, reader, _ = columns
+    writer[OK][:] = 1
+    writer[OK][[29, 2]] = 0
+    assert reader.read_status(*ROWS) == bytes([1, 1, 0, 1, 1, 1, 1, 0, 1, 1])
+    assert reader.read_status(0, 4) == bytes([1, 1, 0, 1])
+
+
+def mappings(inode: int) -> int:
+    """How often a file is mapped in this process."""
+    return sum(line.split()[4] == str(inode) for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_the_mapping_lives_as_long_as_a_tensor_of_it() -> None:
+    layout = ring.Layout({"pages": WRAPPED_FIELDS["pages"]}, WRAPPED_CAPACITY)
+    fd = ring.create(layout, "test")
+    fill(ring.map_writable(fd, layout), 0)
+    inode = os.fstat(fd).st_ino
+    gc.collect()
+    before = mappings(inode)
+    reader = ring.RingView(fd, layout, wraps=True)
+    os.close(fd)
+    assert mappings(inode) > before
+    tensors, _ = reader.read_batch(30, 34)
+    expected = tensors["pages"].clone()
+    reader.close()
+    del reader
+    gc.collect()
+    assert (tensors["pages"] == expected).all()
+    del tensors
+    gc.collect()
+    assert mappings(inode) == before
+
+
+def test_parts_lie_one_after_the_other_and_a_failure_leaves_no_address_taken() -> None:
+    fd = os.memfd_create("test")
+    os.write(fd, b"a" * PAGE + b"b" * PAGE)
+    columns = np.asarray(PrivateMapping(fd, [(PAGE, PAGE), (0, 0), (0, PAGE), (PAGE, PAGE)]))
+    assert [bytes(columns[page * PAGE : page * PAGE + 2]) for page in range(3)] == [b"bb", b"aa", b"bb"]
+    before = Path("/proc/self/maps").read_text().count("\n")
+    with pytest.raises(OSError, match="mmap"):
+        PrivateMapping(fd, [(0, PAGE), (123, PAGE)])  # no page starts there
+    assert Path("/proc/self/maps").read_text().count("\n") <= before
+    os.close(fd)
+
+
+# In a process of its own, for whom there are addresses for the ring, but not twice.
+SCARCE = """
+import os, resource, torch
+from pathlib import Path
+from pipelines.shm import ring
+from pipelines.samples.fields import Field
+layout = ring.Layout({"pages": Field((1 << 20,), "uint8")}, 4096)
+fd = os.memfd_create("test")
+os.ftruncate(fd, layout.nbytes)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+resource.setrlimit(resource.RLIMIT_AS, (used + layout.nbytes * 3 // 2,) * 2)
+reader = ring.RingView(fd, layout, wraps=True)
+os.pwrite(fd, b"z", layout.offsets["pages"])
+tensors, views = reader.read_batch(4095, 4097)
+print(len(reader.columns["pages"]), views, tensors["pages"][:, 0].tolist())
+"""
+
+
+def test_without_addresses_enough_a_column_is_mapped_once_and_a_wrapped_batch_copied() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCARCE], capture_output=True, text=True, env=child_environment(), timeout=300
+    )
+    assert done.stdout == "4096 [] [0, 122]\n", done.stderr
+
+
+@given(sample_bytes=st.integers(0, 1 << 30))
+def test_the_usual_ring_has_columns_of_whole_pages_for_most_shapes(sample_bytes: int) -> None:
+    capacity = default_capacity(sample_bytes)
+    assert 64 <= capacity <= 4096
+    assert capacity % (8 if capacity < 128 else 64 if capacity >= 512 else 16) == 0
+    most = min(4096, max(64, 64 * 2**20 // max(1, sample_bytes), min(512, 256 * 2**20 // max(1, sample_bytes))))
+    assert 7 / 8 * most <= capacity <= most
+
+
+def test_the_usual_ring_of_photographs() -> None:
+    assert default_capacity(3 * 224 * 224) == 512
+    assert default_capacity(3 * 224 * 224, 128) == 416, "64 MiB, where the readers' batches are known to be small"
+    assert default_capacity(3 * 32 * 32) == 4096

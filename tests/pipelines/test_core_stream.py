@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from property_examples import examples
+from kit.property_examples import examples
 
 from pipelines.order.stream import Block, Stream
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.feeder.peers import DESIGNS
 from pipelines.multinode.agreement import DesignSelector, NodeState, agree
 from pipelines.multinode.designs import (
-    DESIGNS,
     Design,
     Rates,
     interface_copies,
@@ -33,72 +33,51 @@ def plans(draw: st.DrawFn) -> tuple[Design, int, int, int, int]:
     return design, nodes, start, start + draw(st.integers(1, 150)), draw(st.integers(1, 32))
 
 
-@given(plans())
+@given(plans(), st.integers(1, 100))
 def test_every_node_has_every_block_once_and_gives_only_what_it_has(
-    plan: tuple[Design, int, int, int, int],
+    plan: tuple[Design, int, int, int, int], at: int
 ) -> None:
     design, nodes, start, stop, block_size = plan
+    blocks, middle = split_blocks(start, stop, block_size), min(stop, start + at)
     planned = plan_transfers(design, nodes, start, stop, block_size)
     for rank in range(nodes):
-        have = Counter(owned_blocks(design, rank, start, stop, block_size))
+        owned = owned_blocks(design, rank, start, stop, block_size)
+        have = Counter(owned)
         for transfer in planned:
             if rank in transfer.ranks:
-                assert all(have[block] for block in transfer.blocks_sent_by(rank)), (
-                    "it gives what it has not got yet"
-                )
+                assert all(have[block] for block in transfer.blocks_sent_by(rank)), "not what it has not got yet"
                 have.update(transfer.blocks_received_by(rank))
-        assert have == Counter(split_blocks(start, stop, block_size))
-
-
-@given(plans())
-def test_a_block_is_sent_to_each_other_node_and_no_more(plan: tuple[Design, int, int, int, int]) -> None:
-    design, nodes, start, stop, block_size = plan
+        assert have == Counter(blocks)
+        # Rounds may be cut anywhere.
+        parts = [owned_blocks(design, rank, *part, block_size) for part in ((start, middle), (middle, stop))]
+        positions = [{p for block in part for p in range(*block)} for part in (owned, [*parts[0], *parts[1]])]
+        assert positions[0] == positions[1]
     sent: Counter[Block] = Counter()
-    for transfer in plan_transfers(design, nodes, start, stop, block_size):
+    for transfer in planned:
         for rank in transfer.ranks:
             for block in transfer.blocks_sent_by(rank):
                 sent[block] += len(transfer.ranks) - 1
-    expected = 0 if design.name == "node" else nodes - 1
-    assert all(sent[block] == expected for block in split_blocks(start, stop, block_size))
-
-
-@given(plans(), st.integers(1, 100))
-def test_rounds_may_be_cut_anywhere(plan: tuple[Design, int, int, int, int], at: int) -> None:
-    design, nodes, start, stop, block_size = plan
-    middle = min(stop, start + at)
-    for rank in range(nodes):
-        both = owned_blocks(design, rank, start, middle, block_size) + owned_blocks(
-            design, rank, middle, stop, block_size
-        )
-        positions = {p for block in both for p in range(*block)}
-        assert positions == {
-            p for block in owned_blocks(design, rank, start, stop, block_size) for p in range(*block)
-        }
+    assert all(sent[block] == (0 if design.name == "node" else nodes - 1) for block in blocks)
 
 
 @pytest.mark.parametrize(
-    ("design", "copies"),
+    ("design", "copies", "rate", "fast"),
     [
-        (Design("node", 4), [0, 0, 0, 0]),
-        (Design("all", 4), [0.75, 0.75, 0.75, 0.75]),
-        (Design("single", 1), [2, 1, 1, 1]),
-        (Design("single", 2), [0.5, 2.5, 1, 1]),
-        (Design("multi", 4), [0.75, 0.75, 0.75, 0.75]),
+        (Design("node", 4), [0, 0, 0, 0], 400, 400),
+        (Design("all", 4), [0.75, 0.75, 0.75, 0.75], 1000 / 0.75, 1600),
+        (Design("single", 1), [2, 1, 1, 1], 400, 400),
+        (Design("single", 2), [0.5, 2.5, 1, 1], 400, 800),
+        (Design("multi", 4), [0.75, 0.75, 0.75, 0.75], 1000 / 0.75, 1600),
     ],
     ids=lambda value: f"{value.name}-{value.preparers}" if isinstance(value, Design) else "",
 )
-def test_what_the_busiest_interfaces_carry(design: Design, copies: list[float]) -> None:
+def test_the_prediction_is_the_slower_of_preparing_and_sending_by_the_busiest_interface(
+    design: Design, copies: list[float], rate: float, fast: float
+) -> None:
     assert interface_copies(design, 4) == pytest.approx(copies)
-
-
-def test_the_prediction_is_the_slower_of_preparing_and_sending() -> None:
     rates = Rates((400.0,) * 4, link_bps=150e6, consume=0.0, sample_bytes=150_000)
-    assert predict_rate(Design("node", 4), rates) == 400
-    assert predict_rate(Design("all", 4), rates) == pytest.approx(1000 / 0.75)
-    assert predict_rate(Design("single", 1), rates) == 400
-    fast = Rates((400.0,) * 4, link_bps=1e12, consume=0.0, sample_bytes=150_000)
-    assert predict_rate(Design("all", 4), fast) == 1600
-    assert predict_rate(Design("single", 2), fast) == 800
+    assert predict_rate(design, rates) == pytest.approx(rate)
+    assert predict_rate(design, dataclasses.replace(rates, link_bps=1e12)) == pytest.approx(fast)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------

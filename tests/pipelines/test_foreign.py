@@ -11,24 +11,30 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from tv import import_torchvision
+from kit.tv import import_torchvision
 
 from pipelines import Feeder, Pipeline, PipelineError, sources
 from pipelines.errors import ForeignRandomness
-from pipelines.prepare.global_generators import find_changes, preserve_states, read_marks
+from pipelines.prepare.generators import find_changes, find_global, preserve_states, read_marks
 
 import_torchvision()
 from torchvision import transforms as v1  # noqa: E402
 
+SOURCE = sources.arrays(x=np.arange(8.0))
 PYTHON, NUMPY, TORCH = "Python's random", "numpy's global generator", "torch's global generator"
 
 
-def source() -> Any:
-    return sources.arrays(x=np.arange(8.0))
+class Noisy:
+    """A map-style Dataset that draws in its `__getitem__`."""
 
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
 
-def jittered(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"x": sample["x"] + random.random()}
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.float64(index + self.draw())}
 
 
 def flipped(sample: dict[str, Any]) -> dict[str, Any]:
@@ -45,49 +51,31 @@ def both(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"x": sample["x"] + rng.random() + random.gauss(0, 1) + np.random.normal()}
 
 
-class Noisy:
-    """A map-style Dataset that draws in its `__getitem__`."""
-
-    def __init__(self, draw: Callable[[], float]) -> None:
-        self.draw = draw
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": np.float64(index + self.draw())}
-
-
 @pytest.mark.parametrize(
     ("stage", "whose", "how"),
     [
-        (jittered, PYTHON, r"draw from the generator of f\(sample, rng\)"),
         (flipped, NUMPY, r"draw from the generator of f\(sample, rng\)"),
         (dropped, TORCH, r'declare it, map\(..., random="torch"\)'),
         (both, f"{PYTHON} and {NUMPY}", r"draw from the generator of f\(sample, rng\)"),
     ],
 )
-def test_a_stage_that_draws_from_a_global_generator_is_refused_by_name(
-    stage: Callable[..., Any], whose: str, how: str
-) -> None:
-    pipe = Pipeline(source()).map(abs_x).map(stage)
-    for use in (lambda: pipe.fields, lambda: pipe.loader(4), lambda: Feeder(pipe)):
+def test_a_stage_that_draws_from_a_global_generator_is_refused_by_name(stage: Any, whose: str, how: str) -> None:
+    pipe = Pipeline(SOURCE).map(lambda sample: {"x": abs(sample["x"])}).map(stage)
+    uses: list[Callable[[], Any]] = [lambda: pipe.fields, lambda: pipe.loader(4), lambda: Feeder(pipe)]
+    for use in uses:
         with pytest.raises(PipelineError, match=f"the stage {stage.__name__} draws from {whose}, .*; {how}"):
-            next(iter(use()))  # type: ignore[call-overload]
+            next(iter(use()))
 
 
 @pytest.mark.parametrize("draw", [random.random, lambda: random.gauss(0, 1), lambda: random.getrandbits(1)])
 def test_every_draw_from_pythons_generator_changes_its_mark(draw: Callable[[], float]) -> None:
-    with preserve_states({PYTHON}):
+    python = find_global({PYTHON})
+    with preserve_states(python):
         for _ in range(700):  # more than there are words; of two Gaussian numbers the second draws nothing
-            before = read_marks({PYTHON}, {})
-            assert read_marks({PYTHON}, {}) == before
+            before = read_marks(python)
+            assert read_marks(python) == before
             draw()
-            assert find_changes(before, read_marks({PYTHON}, {})) == {PYTHON}
-
-
-def abs_x(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"x": abs(sample["x"])}
+            assert find_changes(before, read_marks(python)) == {PYTHON}
 
 
 @pytest.mark.parametrize(
@@ -104,8 +92,8 @@ def test_a_dataset_that_draws_is_refused_too(draw: Callable[[], float], whose: s
 
 
 def test_declared_fields_do_not_hide_it_from_a_feeder() -> None:
-    pipe = Pipeline(source()).map(jittered, fields={"x": ((), "float64")})
-    with pytest.raises(ForeignRandomness, match="the stage jittered"):
+    pipe = Pipeline(SOURCE).map(lambda sample: {"x": random.random()}, fields={"x": ((), "float64")}, id="jitter")
+    with pytest.raises(ForeignRandomness, match=r"the stage .*lambda"):
         Feeder(pipe)
 
 
@@ -139,18 +127,16 @@ def test_an_array_that_is_no_image_is_not_transposed_in_silence() -> None:
     assert rows.fields["image"].shape == (3, 8, 9)
 
 
-def drawn(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"x": sample["x"] + torch.rand(64).sum().item()}
-
-
 def test_threads_that_draw_from_torch_at_once_get_their_own_samples() -> None:
     """Each of them makes a pipeline, whose samples depend on nothing that the others draw."""
 
     def prepare() -> list[float]:
-        pipeline = Pipeline(source(), seed=3).map(drawn, random="torch")
+        pipeline = Pipeline(SOURCE, seed=3).map(
+            lambda sample: {"x": sample["x"] + torch.rand(64).sum().item()}, random="torch"
+        )
         return [float(value) for batch in pipeline.loader(4, range(2)) for value in batch["x"]]
 
     expected = prepare()
     with ThreadPoolExecutor(8) as threads:
-        found = [each.result() for each in [threads.submit(prepare) for _ in range(64)]]
-    assert all(each == expected for each in found)
+        results = [task.result() for task in [threads.submit(prepare) for _ in range(64)]]
+    assert results == [expected] * 64

@@ -10,16 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import (
-    Feeder,
-    N,
-    data,
-    leaves_nothing,  # noqa: F401 - a fixture that every test here uses
-    noise,
-    pipe,
-    record,
-    together,
-)
+from core_pipes import Feeder, N, data, leaves_nothing, noise, pipe, record, together  # noqa: F401
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pipelines import Pipeline, PipelineError, attach, sources, stages

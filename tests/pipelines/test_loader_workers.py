@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -10,8 +11,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +38,14 @@ from core_pipes import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.leftovers import named_memory, new_named_memory
 
 import pipelines
 from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
 from pipelines.ipc.child_processes import child_environment
-from pipelines.loader.private_feeder import LoaderTimeout, choose_block, choose_capacity, default_prefetch
-from pipelines.order.rank_rows import RankRows
+from pipelines.loader import workers as loader_workers
+from pipelines.loader.private_feeder import PrivateFeeder, choose_block, choose_capacity, default_prefetch
 from pipelines.workers import worker_pool
-from pipelines.workers.start_limit import StartLimit
-from pipelines.workers.starting import has_message
 
 h5py = pytest.importorskip("h5py")
 
@@ -60,31 +63,25 @@ def read(loader: Any, *, spoils: bool = True) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_size", "world", "drop_last"),
+    ("kind", "batch_size", "world", "drop_last", "prefetch"),
     [
-        ("plain", N, 3, False),
-        ("numpy", 7, 2, True),
-        ("torch", 8, 1, False),
-        ("skip", 5, 8, False),
-        ("ended numpy torch", 100, 1, False),
+        ("plain", N, 3, False, None),
+        ("numpy", 7, 2, True, 1),
+        ("torch", 8, 1, False, 7),
+        ("skip", 5, 8, False, None),
+        ("ended numpy torch", 100, 1, False, None),
     ],
 )
-def test_batches_are_bitwise_those_without_workers(
-    kind: str, batch_size: int, world: int, drop_last: bool
+@pytest.mark.filterwarnings("ignore:left out:UserWarning", "ignore:.*left out:UserWarning")
+def test_batches_are_bitwise_those_without_workers_whatever_the_prefetch_and_the_thread(
+    kind: str, batch_size: int, world: int, drop_last: bool, prefetch: int | None
 ) -> None:
     for rank in {0, world - 1}:
         options = {"epochs": 2, "rank": rank, "world": world, "drop_last": drop_last, "start_step": 1}
         alone = read(pipe(kind).loader(batch_size, **options), spoils=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of records that are left out
-            assert read(pipe(kind).loader(batch_size, **options, workers=2)) == alone
-
-
-@pytest.mark.parametrize("prefetch", [1, 7])
-def test_neither_prefetch_nor_another_thread_changes_a_bit(prefetch: int) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(lambda: read(pipe("torch").loader(8, 2, workers=3, prefetch=prefetch))).result()
-    assert found == read(pipe("torch").loader(8, 2))
+        loader = pipe(kind).loader(batch_size, **options, workers=2, prefetch=prefetch)
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(read, loader).result() == alone
 
 
 def test_passes_are_the_epochs_one_after_the_other_by_the_same_workers() -> None:
@@ -99,42 +96,11 @@ def test_passes_are_the_epochs_one_after_the_other_by_the_same_workers() -> None
 
 
 def test_weights_and_copies() -> None:
-    def double(index: Any) -> Any:
-        return index * 2.0
-
-    kept = list(pipe("plain").loader(8, 1, workers=2, weights=double, copy=True))
-    for batch, other in zip(kept, pipe("plain").loader(8, 1, weights=double), strict=True):
+    options: dict[str, Any] = {"weights": lambda index: index * 2.0}
+    kept = list(pipe("plain").loader(8, 1, workers=2, copy=True, **options))
+    for batch, other in zip(kept, pipe("plain").loader(8, 1, **options), strict=True):
         assert record(batch) == record(other)
         assert torch.equal(batch["weight"], batch["index"].float() * 2)
-
-
-@given(
-    n=st.integers(1, 60),
-    batch_size=st.integers(1, 70),
-    world=st.integers(1, 9),
-    drop_last=st.booleans(),
-    cut=st.integers(1, 13),
-)
-def test_rank_rows_are_the_rows_that_the_rank_reads(
-    n: int, batch_size: int, world: int, drop_last: bool, cut: int
-) -> None:
-    from pipelines.loader.batch import ReadRange
-
-    for rank in range(world):
-        reading = ReadRange(n, batch_size, range(1), rank, world, drop_last)
-        rows = RankRows(n, batch_size, rank, world, drop_last)
-        expected, end = [], 0
-        for step in range(reading.steps):
-            first, last = reading.own(*reading.places(step))
-            assert rows.bounds(step) == (end, end + last - first)
-            expected += range(first, last)
-            end += last - first
-        assert rows.per_epoch == len(expected)
-        found: list[int] = []
-        for start in range(0, len(expected), cut):
-            for first, last in rows.places(start, min(len(expected), start + cut)):
-                found += range(first, last)
-        assert found == expected
 
 
 @given(batch=st.integers(1, 5000), workers=st.integers(1, 64), prefetch=st.integers(1, 20))
@@ -154,14 +120,10 @@ def test_the_default_prefetch_is_that_of_a_dataloader_unless_batches_are_large()
 # --- what is valid how long -------------------------------------------------------------------------------
 
 
-def wide() -> Pipeline:
-    """Samples of several pages, which batches hold as views."""
-    source = sources.arrays(x=np.arange(64 * 4096, dtype=np.float32).reshape(64, 4096))
-    return Pipeline(source, seed=1)
-
-
 def test_a_batch_is_a_view_and_stays_valid_when_the_loop_ends_early() -> None:
-    loader, alone = wide().loader(4, workers=2, prefetch=1), wide().loader(4)
+    columns = np.arange(64 * 4096, dtype=np.float32).reshape(64, 4096)  # of several pages: batches are views
+    wide = Pipeline(sources.arrays(x=columns), seed=1)
+    loader, alone = wide.loader(4, workers=2, prefetch=1), wide.loader(4)
     addresses = set()
     for step, batch in enumerate(loader):
         addresses.add(batch["x"].data_ptr())
@@ -201,31 +163,12 @@ def test_a_bad_record_raises_the_original_error_in_this_process() -> None:
     assert loader._workers.pids == []
 
 
-def forever_at_17(sample: dict[str, Any]) -> dict[str, Any]:
-    if int(sample["label"]) == 17 and os.environ.get("FOREVER") == str(os.getppid()):
-        threading.Event().wait()
-    return sample
-
-
-def test_a_timeout_says_what_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOREVER", str(os.getpid()))
-    loader = Pipeline(data(), shuffle=False).map(forever_at_17).loader(8, 1, workers=1, timeout_s=10.0)
-    with pytest.raises(LoaderTimeout) as caught:
-        list(loader)
-    said = str(caught.value)
-    assert "step 2 of epoch 0" in said and "timeout_s=10" in said
-    assert "preparing sample 17 (arrays(" in said and "worker " in said
-    assert isinstance(caught.value, TimeoutError) and isinstance(caught.value, PipelineError)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"workers": -1}, "workers must be at least 0"),
         ({"workers": 1, "prefetch": 0}, "prefetch must be at least 1"),
         ({"prefetch": 2}, "prefetch= needs workers=1 or more"),
-        ({"timeout_s": 2.0}, "timeout_s= needs workers=1 or more"),
-        ({"workers": 1, "timeout_s": 0}, "timeout_s must be above 0"),
         ({"workers": True}, "workers must be an integer"),
         ({"copy": 1}, "copy must be True or False"),
     ],
@@ -263,12 +206,11 @@ class LazyFile:
         return {"x": self.file["x"][self.first + index]}
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["plain", "concatenated"])
-def test_a_dataset_that_opens_its_file_at_the_first_read_is_given_to_workers(nested: bool, tmp_path: Path) -> None:
+def test_a_dataset_that_opens_its_file_at_the_first_read_is_given_to_workers(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(64)
     parts = [LazyFile(tmp_path / "a.h5", first) for first in (0, 32)]
-    items: Any = torch.utils.data.ConcatDataset(parts) if nested else parts[0]
+    items: Any = torch.utils.data.ConcatDataset(parts)
     pipeline = Pipeline(sources.dataset(items, id="lazy"), seed=0)
     found = [batch["x"].tolist() for batch in pipeline.loader(8, range(1))]  # the file is open here now
     assert sorted(index for batch in found for index in batch) == list(range(len(items)))
@@ -290,19 +232,17 @@ def test_what_is_opened_outside_a_read_is_named_with_the_remedy(tmp_path: Path) 
 
 
 def test_large_arrays_are_not_copied_to_workers() -> None:
-    big = np.zeros((64, 1 << 20), np.uint8)  # 64 MiB, all written
-    big += 1
-    loader = Pipeline(sources.dataset([{"x": row} for row in big], id="big")).map(_total).loader(8, workers=2)
-    own = Pipeline(sources.arrays(x=big, id="big")).map(_total).loader(8, workers=2)
-    for each in (own, loader):
-        assert next(iter(each))["total"].tolist() == [1 << 20] * 8
-        held = sum(psutil.Process(pid).memory_full_info().uss for pid in each._workers.pids)
+    def add_up(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"total": sample["x"].sum(dtype=np.int64)}
+
+    big = np.ones((64, 1 << 20), np.uint8)  # 64 MiB
+    loader = Pipeline(sources.dataset([{"x": row} for row in big], id="big")).map(add_up).loader(8, workers=2)
+    own = Pipeline(sources.arrays(x=big, id="big")).map(add_up).loader(8, workers=2)
+    for reader in (own, loader):
+        assert next(iter(reader))["total"].tolist() == [1 << 20] * 8
+        held = sum(psutil.Process(pid).memory_full_info().uss for pid in reader._workers.pids)
         assert held < 48 << 20
-        each.close()
-
-
-def _total(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"total": sample["x"].sum(dtype=np.int64)}
+        reader.close()
 
 
 # --- the ends of processes --------------------------------------------------------------------------------
@@ -316,37 +256,35 @@ def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_workers_that_always_die_are_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARENT", str(os.getpid()))
-    loader = Pipeline(data().take(4)).map(kill_own_process).loader(4, 1, workers=1)
+    loader = Pipeline(data().take(1)).map(kill_own_process).loader(1, 1, workers=1)
     with pytest.raises(PipelineError, match=r"workers in a row ended|ends every process that prepares it"):
         list(loader)
 
 
-def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> int:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
+def fail_to_fork() -> int:
+    raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(os, "fork", fail)
+
+def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", fail_to_fork)
     loader = pipe("numpy").loader(8, 1, workers=2)
     with pytest.warns(UserWarning, match="prepares its batches itself, without workers: .*unavailable"):
         assert read(loader) == read(pipe("numpy").loader(8, 1))
 
 
 def test_no_process_can_replace_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> int:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
+    loader = pipe("slow").loader(8, 1, workers=2, prefetch=1)
 
-    loader, seen = pipe("slow").loader(8, 1, workers=2, prefetch=1), []
-
-    def loop() -> None:
+    def read_and_kill() -> Iterator[Any]:
         for batch in loader:
-            seen.append(record(batch))
+            yield record(batch)
             if batch.step == 1:
-                monkeypatch.setattr(os, "fork", fail)
+                monkeypatch.setattr(os, "fork", fail_to_fork)
                 for pid in loader._workers.pids:
                     os.kill(pid, signal.SIGKILL)
 
     with pytest.warns(UserWarning, match="without workers: .*unavailable"):
-        loop()
+        seen = list(read_and_kill())
     assert seen == read(pipe("slow").loader(8, 1), spoils=False)
 
 
@@ -398,7 +336,7 @@ print(os.getpid(), *loader._workers.pids, flush=True)
     "end",
     [
         pytest.param("os._exit(3)", id="exit-now", marks=pytest.mark.more),
-        pytest.param("sys.exit(0)", id="exit", marks=pytest.mark.more),
+        pytest.param("sys.exit(0)", id="exit"),
         pytest.param("raise RuntimeError('an error in the loop')", id="error", marks=pytest.mark.more),
         pytest.param("signal.pause()", id="ctrl-c"),
         pytest.param(
@@ -406,15 +344,13 @@ print(os.getpid(), *loader._workers.pids, flush=True)
         ),
     ],
 )
-def test_nothing_is_left_of_a_process_that_ends(end: str) -> None:
-    before = set(os.listdir("/dev/shm"))
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(here=str(Path(__file__).parent), end=end)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=child_environment(),
-        start_new_session=True,
-    )
+def test_nothing_is_left_of_a_process_that_ends(end: str, tmp_path: Path) -> None:
+    before, errors = named_memory(), tmp_path / "errors"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT.format(here=str(Path(__file__).parent), end=end)],
+            stdout=subprocess.PIPE, stderr=stderr, env=child_environment(), start_new_session=True,
+        )  # fmt: skip
     assert process.stdout is not None
     own, *workers = map(int, process.stdout.readline().split())
     try:
@@ -424,22 +360,13 @@ def test_nothing_is_left_of_a_process_that_ends(end: str) -> None:
         process.wait(LIMIT_S)
         wait_until(lambda: all(map(gone, workers)))
     finally:
-        os.killpg(own, signal.SIGKILL) if any(not gone(pid) for pid in _group(own)) else None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(own, signal.SIGKILL)
         process.wait(LIMIT_S)
         process.stdout.close()
-    assert set(os.listdir("/dev/shm")) <= before
+    assert end != "sys.exit(0)" or errors.read_text() == ""
+    assert new_named_memory(before) == set()
     assert os.listdir(tempfile.gettempdir()) == []
-
-
-def _group(leader: int) -> list[int]:
-    found = []
-    for each in psutil.process_iter():
-        try:
-            if os.getpgid(each.pid) == leader:
-                found.append(each.pid)
-        except ProcessLookupError:
-            continue
-    return found
 
 
 def test_a_copy_of_the_loader_in_a_forked_process_has_workers_of_its_own() -> None:
@@ -471,20 +398,6 @@ def test_a_copy_of_the_loader_in_a_forked_process_has_workers_of_its_own() -> No
     loader.close()
 
 
-@pytest.mark.more
-def test_another_librarys_dataloader_beside_it() -> None:
-    loader = pipe("numpy").loader(8, 1, workers=2)
-    batches = iter(loader)
-    seen = [record(next(batches))]
-    beside = torch.utils.data.DataLoader(list(range(32)), batch_size=4, num_workers=2, timeout=300)
-    for _ in beside:
-        batch = next(batches, None)
-        if batch is not None:
-            seen.append(record(batch))
-    seen += read(batches)
-    assert seen == read(pipe("numpy").loader(8, 1), spoils=False)
-
-
 def test_counters() -> None:
     loader = pipe("slow").map(noise).loader(8, 1, workers=2)
     read(loader)
@@ -494,62 +407,39 @@ def test_counters() -> None:
     assert loader.num_workers == 2 and loader.batch_size == 8 and len(loader.dataset) == N
 
 
-_lock = threading.Lock()
+class SlowlyCopied:
+    """A stage of which each copy takes a while."""
 
-
-class NeedsLock:
-    """A stage whose copies wait for a lock when they are made."""
+    def __init__(self, seconds: float = 1.2) -> None:
+        self.seconds = seconds
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return sample
 
-    def __setstate__(self, _: Any) -> None:
-        with _lock:
-            pass
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"any": 1}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time.sleep(state["seconds"])
 
 
-def _hold_lock_until_fork() -> None:
-    _lock.acquire()
-    os.register_at_fork(after_in_parent=lambda: _lock.locked() and _lock.release())
+@pytest.mark.filterwarnings("ignore:a preparation worker:UserWarning")
+def test_workers_that_never_begin_in_time_end_the_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.05)
+    loader = Pipeline(data(), seed=0).map(SlowlyCopied(), random=False, id="never").loader(8, 1, workers=1)
+    with pytest.raises(PipelineError, match=r"5 preparation workers in a row.* the last within 0\.8 s"):
+        next(iter(loader))
 
 
-def test_a_worker_that_was_forked_while_a_lock_was_held_is_replaced_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.5)
-    pipeline = Pipeline(data(), seed=0).map(NeedsLock(), random=False, id="needs lock")
-    expected = read(pipeline.loader(8, 1))
-    loader = pipeline.loader(8, 1, workers=1)
-    _hold_lock_until_fork()
-    with pytest.warns(
-        UserWarning, match=r"1 had not begun within 0\.5 s \(process \d+\) and are replaced, with 1 s"
-    ):
-        assert read(loader) == expected
-
-
-def test_the_limit_for_beginning_grows_once_for_all_that_are_late_and_falls_with_quick_ones() -> None:
-    limit = StartLimit(15.0)
-    with pytest.warns(UserWarning, match="12 had not begun within 15 s"):
-        limit.report_late(range(12), 15.0)
-    assert limit.limit_s == 30.0
-    limit.report_begun(0.0, 16.0)  # started before
-    assert limit.limit_s == 30.0
-    with pytest.warns(UserWarning, match="1 had not begun within 30 s"):
-        limit.report_late([7], 45.0)
-    limit.report_begun(46.0, 66.0)  # others that were started with it still have time
-    assert limit.limit_s == 60.0
-    limit.report_begun(66.0, 66.01)
-    assert limit.limit_s == 15.0
-
-
-@pytest.mark.filterwarnings("ignore:of the preparation workers:UserWarning")
-def test_workers_that_never_begin_end_the_preparation() -> None:
-    limit = StartLimit(15.0)
-    for count in range(7):
-        limit.report_late([count], 1.0 + count)
-    with pytest.raises(PipelineError, match=r"1 had not begun within 1920 s .*8 times in a row"):
-        limit.report_late([7], 9.0)
+@pytest.mark.parametrize(("start_s", "sample_s", "copy_s"), [(0.4, 300.0, 1.2), (60.0, 5.0, 6.0)])
+def test_slow_workers_get_twice_the_time_and_as_long_as_samples_may_take_is_no_limit(
+    monkeypatch: pytest.MonkeyPatch, start_s: float, sample_s: float, copy_s: float
+) -> None:
+    monkeypatch.setattr(worker_pool, "_FORK_START_S", start_s)
+    monkeypatch.setattr(loader_workers, "PrivateFeeder", partial(PrivateFeeder, prepare_timeout_s=sample_s))
+    pipeline = Pipeline(data(), seed=0).map(SlowlyCopied(copy_s), random=False, id="slow")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert read(pipeline.loader(8, 1, workers=1)) == read(pipeline.loader(8, 1))
+    replaced = [str(w.message) for w in caught if "is replaced, with twice" in str(w.message)]
+    assert bool(replaced) == (start_s == 0.4) and all("not begun within" in message for message in replaced)
 
 
 def test_a_pause_of_the_training_loop_is_no_hang_of_a_worker() -> None:
@@ -561,24 +451,11 @@ def test_a_pause_of_the_training_loop_is_no_hang_of_a_worker() -> None:
     given_blocks = [worker.connection for worker in pool._workers if worker.blocks]
     assert given_blocks
     for connection in given_blocks:
-        wait_until(lambda connection=connection: has_message(connection))
+        wait_until(lambda connection=connection: worker_pool._has_message(connection))
     pool._timeout_s, pool._next_check = 0.0, 0.0  # all time is too long
     pool.tick()
     assert loader._workers.pids == pids
     batches.close()  # type: ignore[attr-defined]
-
-
-def test_a_program_that_ends_within_a_pass_says_nothing(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import numpy as np\nfrom pipelines import Pipeline, sources\n"
-        "loader = Pipeline(sources.arrays(x=np.zeros((64, 4096)))).loader(16, workers=1)\n"
-        "batches = iter(loader)\nnext(batches)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(program)], env=child_environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
 
 
 HANDLER = """

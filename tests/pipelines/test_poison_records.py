@@ -45,6 +45,16 @@ def harmless_when_tried(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
+def kills_every_other_time(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == KILLS and sys.argv[0].endswith("worker_main.py"):
+        try:
+            os.unlink(os.environ["MARKER"])
+        except FileNotFoundError:
+            with open(os.environ["MARKER"], "w"):
+                os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
 def hangs_and_says_so(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["label"] == HANGS:
         with open(os.environ["MARKER"], "w"):
@@ -61,11 +71,10 @@ def batches(loader: Any) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:left out")
-@pytest.mark.parametrize("threads", [False, pytest.param(True, marks=pytest.mark.more)])
-def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named(threads: bool) -> None:
+def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named() -> None:
     expected = batches(made(bad).loader(8, range(3)))
     feeder = Feeder(
-        made(poison), workers=2, threads=threads, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S,
+        made(poison), workers=2, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S,
         resident={"valid": made(poison)},
     )  # fmt: skip
     with feeder:
@@ -130,6 +139,16 @@ def test_a_record_at_which_a_worker_was_killed_by_chance_is_no_bad_one(
         got = batches(attach(feeder.address, made(harmless_when_tried), 8, range(1)))
         assert feeder.stats()["restarts"] == 1 and feeder.stats()["bad"] == {} and feeder.stats()["poison"] == []
     assert got == batches(made(harmless_when_tried).loader(8, range(1)))
+
+
+def test_a_record_at_which_a_worker_is_killed_in_each_epoch_is_no_bad_one(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
+    with Feeder(made(kills_every_other_time), workers=1, capacity=24) as feeder:
+        got = batches(attach(feeder.address, made(kills_every_other_time), 8, range(4)))
+        assert feeder.stats()["restarts"] >= 4 and feeder.stats()["bad"] == {} and feeder.stats()["poison"] == []
+    assert got == batches(made(kills_every_other_time).loader(8, range(4)))
 
 
 def test_a_worker_that_hangs_does_not_outlive_a_feeder_that_is_killed(

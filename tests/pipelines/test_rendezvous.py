@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_all_nodes_meet_in_one_group_whoever_looks_first(tmp_path: Path, order: 
     assert stat.S_IMODE(os.stat(tmp_path / "peers").st_mode) == 0o700
     nodes[0].remove_group(1)
     assert os.listdir(tmp_path / "peers") == []
+
+
+def test_after_failures_there_are_longer_pauses_up_to_half_a_minute(tmp_path: Path) -> None:
+    (node,) = meetings(tmp_path, 1)
+    for failures, pause_s in ((0, 2), (1, 4), (2000, 30)):
+        node.failures, now_s = failures, time.monotonic()
+        node.record_failure()
+        assert not node.is_due(now_s + pause_s - 0.5) and node.is_due(time.monotonic() + pause_s)
 
 
 def grow_old(note: Path) -> None:

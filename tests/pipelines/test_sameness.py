@@ -17,8 +17,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from kit.tv import import_torchvision
 from sameness_pairs import DESCRIBED, HELPER, MAKER, UNSEEN
-from tv import import_torchvision
 
 from pipelines import Pipeline, sources
 from pipelines.fingerprint import Description, describe

@@ -83,11 +83,11 @@ def test_links_inside_the_file_are_names_as_any(tmp_path: Path) -> None:
         file["soft"] = h5py.SoftLink("/deep/x")
         file["hard"] = file["deep/x"]
         file["lost"] = h5py.SoftLink("/nowhere")
-    source = sources.hdf5(path, {"a": "soft", "b": "hard", "c": "/deep/x"})
-    assert [int(source[3][name]) for name in "abc"] == [3, 3, 3]
-    for name in ("lost", "deep", "nowhere"):
-        with pytest.raises(PipelineError, match=rf"a\.h5: has no data set '{name}' \(it has: deep/x"):
-            sources.hdf5(path, [name])
+    with h5py.File(path, "r"):
+        source = sources.hdf5(path, {"a": "soft", "b": "hard", "c": "/deep/x"})
+        assert [int(source[3][name]) for name in "abc"] == [3, 3, 3], "also while it is open"
+    with pytest.raises(PipelineError, match=r"a\.h5: has no data set 'lost' \(it has: deep/x"):
+        sources.hdf5(path, ["lost"])
 
 
 def test_a_file_with_a_user_block_as_matlab_writes_it_is_mapped_at_the_right_place(tmp_path: Path) -> None:
@@ -99,19 +99,6 @@ def test_a_file_with_a_user_block_as_matlab_writes_it_is_mapped_at_the_right_pla
     assert values(source, "x") == list(range(N)) and values(source, "after") == [7 * i for i in range(N)]
 
 
-def test_what_is_stored_in_other_files_is_refused_because_their_loss_would_not_be_noticed(tmp_path: Path) -> None:
-    other = write(tmp_path / "other.h5", x=np.arange(N))
-    layout = h5py.VirtualLayout((N,), "i8")
-    layout[:] = h5py.VirtualSource(other, "x", (N,))
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_virtual_dataset("virtual", layout)
-        file["linked"] = h5py.ExternalLink("other.h5", "/x")
-        file.create_dataset("raw", (N,), "i8", external=[(str(tmp_path / "raw.bin"), 0, 8 * N)])
-    for name, where in (("virtual", "other.h5"), ("linked", "other.h5"), ("raw", "raw.bin")):
-        with pytest.raises(PipelineError, match=rf"data set '{name}' is stored in other files \(.*{where}"):
-            sources.hdf5(tmp_path / "a.h5", [name])
-
-
 def test_several_files_follow_each_other_and_must_be_alike(tmp_path: Path) -> None:
     write(tmp_path / "1.h5", x=np.arange(4, dtype="i4"), y=np.arange(4))
     with h5py.File(tmp_path / "2.h5", "w") as file:
@@ -120,35 +107,9 @@ def test_several_files_follow_each_other_and_must_be_alike(tmp_path: Path) -> No
     source = sources.hdf5(str(tmp_path / "[12].h5"))
     assert values(source, "x") == values(source, "y") == list(range(7))
     assert source.where(5) == f"{tmp_path}/2.h5:row 1"
-    write(tmp_path / "3.h5", x=np.arange(2), y=np.arange(2))
-    with pytest.raises(PipelineError, match=r"3\.h5: 'x' is int64\[\], not int32\[\], unlike in .*1\.h5"):
-        sources.hdf5([tmp_path / "1.h5", tmp_path / "3.h5"])
     write(tmp_path / "4.h5", y=np.arange(2))
     with pytest.raises(PipelineError, match=r"4\.h5: has no data set 'x' \(it has: y\)"):
         sources.hdf5([tmp_path / "1.h5", tmp_path / "4.h5"])
-
-
-def test_files_and_arguments_without_a_clear_meaning_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", x=np.arange(3), y=np.arange(4), one=5, none=np.empty((0, 2)))
-    for columns, said in (
-        (None, "differ in length: none 0, one is a single value, x 3, y 4; say which"),
-        (["one"], "one is a single value"),
-        (["none"], "holds no row"),
-        (["x", "x"], "must name each column once"),
-        ({}, "columns must name a data set"),
-    ):
-        with pytest.raises(PipelineError, match=said):
-            sources.hdf5(path, columns)
-    whole = path.read_bytes()
-    for data in (b"", b"something else", whole[: len(whole) // 2]):
-        (tmp_path / "cut.h5").write_bytes(data)
-        with pytest.raises(PipelineError, match=r"cut\.h5: is no HDF5 file, or is cut off"):
-            sources.hdf5(tmp_path / "cut.h5")
-    with (
-        h5py.File(path) as opened,
-        pytest.raises(PipelineError, match="needs the path of a file, or several, got File"),
-    ):
-        sources.hdf5(opened)
 
 
 def test_a_damaged_chunk_is_a_sample_error_of_its_rows_alone(tmp_path: Path) -> None:
@@ -167,22 +128,14 @@ def test_a_damaged_chunk_is_a_sample_error_of_its_rows_alone(tmp_path: Path) -> 
         source[15]
 
 
-def test_a_file_that_is_open_is_read_as_it_is(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", x=np.arange(3))
-    with h5py.File(path, "r"):
-        assert values(sources.hdf5(path), "x") == [0, 1, 2]
-
-
-def test_whatever_byte_is_damaged_the_error_names_the_file(tmp_path: Path) -> None:
+def test_whatever_bytes_are_damaged_the_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=np.arange(64).reshape(16, 4), chunks=(4, 4), compression="gzip")
         file.create_dataset("t", data=[f"t{row}" for row in range(16)])
     whole, generator = path.read_bytes(), np.random.default_rng(0)
-    refused: list[str] = []
-    bad: list[str] = []
-    used = np.flatnonzero(np.frombuffer(whole, np.uint8))
-    for places in generator.choice(used, (150, 4)):
+    refused, bad = list[str](), list[str]()
+    for places in generator.choice(np.flatnonzero(np.frombuffer(whole, np.uint8)), (150, 4)):
         damaged = bytearray(whole)
         for place in places:
             damaged[place] = generator.integers(256)
@@ -197,4 +150,4 @@ def test_whatever_byte_is_damaged_the_error_names_the_file(tmp_path: Path) -> No
                 source[index]
             except SampleError as error:
                 bad.append(str(error))
-    assert refused and bad and all(str(path) in said for said in refused + bad)
+    assert refused and bad and all(str(path) in message for message in refused + bad)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-import itertools
+import os
 import pickle
-import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import Feeder, Pipeline, attach, sampling, sources, stages
-from pipelines.errors import PipelineError, SampleError
+from pipelines import Pipeline, sources
+from pipelines.errors import DataOutOfReach, PipelineError
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENSEMBLE_SOURCES_DIR", str(tmp_path / "kept"))
+    return tmp_path / "kept" / "ray-ensemble" / "sources"
 
 
 def number(n: int = 4) -> Iterator[dict[str, Any]]:
@@ -31,12 +38,6 @@ class Shifting:
     def __iter__(self) -> Iterator[dict[str, int]]:
         self.passes += 1
         return ({"x": i + 10 * (self.passes - 1) * (i >= 2)} for i in range(4))
-
-
-def fail() -> Iterator[dict[str, int]]:
-    yield {"x": 0}
-    yield {"x": 1}
-    raise OSError("the connection is lost")
 
 
 def test_a_stream_is_read_once_and_has_its_records_by_index_in_any_order() -> None:
@@ -72,44 +73,79 @@ def test_values_come_back_to_the_last_bit_and_may_be_changed() -> None:
     assert item["tensor"].sum() == 2
 
 
-@pytest.mark.parametrize(
-    ("stream", "length", "said"),
-    [
-        (number(), 4, "generator is an iterator, which can be read only once; give the function that makes it"),
-        (map(str, range(3)), 3, "map is an iterator"),
-        (5, 1, "int can neither be iterated over nor be called"),
-        (lambda: 5, 1, "record 0: TypeError: 'int' object is not iterable"),
-        (number, 5, "ended after 4 records, but length=5"),
-        (number, 3, "yields more records than length=3"),
-        (number, 0, "length must be at least 1"),
-        (number, 4.0, "length must be an integer"),
-        (fail, 3, "record 2: OSError: the connection is lost"),
-        ([1, 2], 2, r"record 0: an item of 1 value \(int\), .*names=\('field1',\)"),
-        ([{"x": {1, 2}}], 1, "record 0: 'x' of the record is builtins.set; yield arrays"),
-        ([{"x": np.array([None])}], 1, "'x' of the record is an array of object"),
-        ([{1: 2}], 1, "the key 1, which is no text"),
-    ],
-)
-def test_streams_that_are_none_are_refused_with_the_record(
-    stream: Any, length: Any, said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(PipelineError, match=said):
-        sources.iterable(stream, length, folder=tmp_path)
-    gc.collect()
-    assert not list(tmp_path.iterdir()), "no spool is left"
-
-
-def test_a_process_elsewhere_reads_the_stream_again_and_refuses_one_that_differs() -> None:
+def test_a_process_elsewhere_reads_the_stream_again_and_refuses_one_that_differs(kept: Path) -> None:
     for stream, said in ((number, ""), (Shifting(), "record 2 is another than in the first pass")):
         source = sources.iterable(stream, length=4)
         copy, another = (pickle.loads(pickle.dumps(source)) for _ in range(2))
-        shutil.rmtree(source._folder)
+        (spool,) = kept.glob("*-records~")
+        spool.unlink()
         if not said:
             for each in (copy, another):  # the second finds what the first has written again
                 assert [record["label"] for record in each] == [0, 1, 2, 3]
+            spool.unlink()
             continue
-        with pytest.raises(SampleError, match=rf"sample 1 \(Shifting:record 1\): .*{said}"):
-            copy[1]
+        for _ in range(2):
+            with pytest.raises(DataOutOfReach, match=said):
+                list(Pipeline(copy, on_error="skip", max_skipped=1.0).loader(2, epochs=1))
+        assert not list(kept.iterdir())
+
+
+def test_who_writes_a_missing_spool_again_removes_it_at_its_end(kept: Path, tmp_path: Path) -> None:
+    source = sources.iterable(number, length=4)
+    (spool,) = kept.glob("*-records~")
+    spool.unlink()
+    (tmp_path / "sent").write_bytes(pickle.dumps(source))
+    code = (
+        "import pickle, sys; sys.path.insert(0, sys.argv[2]); source = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "print([int(source[i]['label']) for i in range(4)])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "sent"), str(Path(__file__).parent)]
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout == "[0, 1, 2, 3]\n"
+    assert not list(kept.iterdir())
+
+
+WRITER = """
+import sys, time
+from pipelines import sources
+
+def stream():
+    yield {"x": 0}
+    if sys.argv[1] == "unfinished":
+        print("here", flush=True)
+        time.sleep(600)
+
+source = sources.iterable(stream, length=1)
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("state", ["finished", "unfinished"])
+def test_files_of_a_process_stay_while_it_lives_and_go_when_it_was_killed(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setenv("ENSEMBLE_SOURCES_BYTES", "1")  # there is never room
+    with subprocess.Popen([sys.executable, "-c", WRITER, state], stdout=subprocess.PIPE) as owner:
+        try:
+            assert owner.stdout is not None and owner.stdout.readline() == b"here\n"
+            theirs = set(kept.iterdir())
+            for file in theirs:
+                os.utime(file, (1, 1))
+            sources.iterable(number, length=4)
+            assert theirs and theirs <= set(kept.iterdir())
+        finally:
+            owner.kill()
+    sources.iterable(number, length=4)
+    gc.collect()
+    assert not list(kept.iterdir())
+
+
+def test_a_spool_that_was_cut_is_not_read_and_no_record_is_left_out_for_it(kept: Path) -> None:
+    owner = sources.iterable(number, length=4)
+    (spool,) = kept.glob("*-records~")
+    os.truncate(spool, spool.stat().st_size - 1)
+    with pytest.raises(DataOutOfReach, match="was changed after it was written"):
+        list(Pipeline(owner, on_error="skip", max_skipped=1.0).loader(2, epochs=1))
 
 
 def test_the_identity_is_that_of_the_records_or_the_given_one() -> None:
@@ -121,13 +157,17 @@ def test_the_identity_is_that_of_the_records_or_the_given_one() -> None:
     assert identify(number, id="mine") == identify(backwards, id="mine")
 
 
-def test_the_spool_goes_with_the_source(tmp_path: Path) -> None:
-    source = sources.iterable(number, length=4, folder=tmp_path)
-    (folder,) = tmp_path.iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700 and source[3]["label"] == 3
-    del source
+def test_the_spool_goes_with_the_source(kept: Path) -> None:
+    source = sources.iterable(number, length=4)
+    assert kept.stat().st_mode & 0o777 == 0o700 and source[3]["label"] == 3 and list(kept.iterdir())
+    sent = pickle.dumps(source)
+    another = sources.iterable(lambda: iter(pickle.loads(sent)), length=4)
+    assert [record["label"] for record in another] == [0, 1, 2, 3]
+    del source, another
+    with pytest.raises(PipelineError):
+        sources.iterable([{"x": 0}, {"x": {1}}], length=2)
     gc.collect()
-    assert not folder.exists()
+    assert not list(kept.iterdir()), "neither a file nor a lock"
 
 
 def test_other_libraries_streams_have_their_records(tmp_path: Path) -> None:
@@ -142,47 +182,3 @@ def test_other_libraries_streams_have_their_records(tmp_path: Path) -> None:
     source = sources.iterable(made, length=6)
     assert sorted(record["x"] for record in source) == list(range(6))
     assert [record["x"] for record in source] == [record["x"] for record in source]
-
-
-def test_of_a_stream_that_does_not_end_the_first_records_are_read() -> None:
-    def count() -> Iterator[dict[str, int]]:
-        for number in itertools.count():
-            yield {"x": number}
-
-    source = sources.iterable(count, length=10, endless=True)
-    assert [record["x"] for record in source] == list(range(10))
-    pipe = Pipeline(source, seed=0, sampling=sampling.consecutive(4))
-    epochs = [
-        np.concatenate([batch["x"].numpy() for batch in pipe.loader(4, epochs=range(e, e + 1))]) for e in (0, 1, 2)
-    ]
-    assert [sorted(each.tolist()) for each in epochs] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9]]
-    with pytest.raises(PipelineError):
-        sources.iterable(count, length=10)
-
-
-def count_up() -> Iterator[dict[str, int]]:
-    for number in itertools.count():
-        yield {"x": number}
-
-
-@pytest.mark.parametrize("shuffle", [False, True, "blocks"])
-def test_epochs_of_a_stream_without_an_end_go_on_in_it_for_every_reader(shuffle: Any, tmp_path: Path) -> None:
-    source = sources.iterable(count_up, length=10, endless=True, folder=tmp_path)
-    pipe = Pipeline(source, seed=3, shuffle=shuffle).map(stages.cast("x", "int32"))
-
-    def read(loader: Any) -> list[int]:
-        return [int(x) for batch in loader for x in batch["x"]]
-
-    alone = read(pipe.loader(4, epochs=5))
-    for epoch in range(5):
-        rows = alone[10 * epoch : 10 * (epoch + 1)]
-        assert sorted(rows) == list(range(10 * epoch, 10 * (epoch + 1))) and (shuffle or rows == sorted(rows))
-    assert sorted(path.name for path in tmp_path.glob("*/records-?")) == ["records-3", "records-4"]
-    for other in (pipe, pickle.loads(pickle.dumps(pipe))):  # a restart, in this process and in another
-        assert read(other.loader(4, epochs=range(2, 4))) == alone[20:40]
-    assert read(pipe.loader(4, epochs=5, workers=2)) == alone
-    with Feeder(pipe, workers=2, capacity=8, cache="memory") as feeder:
-        assert read(attach(feeder.address, pipe, batch_size=4, epochs=range(5))) == alone
-    ended = Pipeline(sources.iterable([{"x": n} for n in range(15)], length=10, endless=True), shuffle=False)
-    with pytest.raises(SampleError, match="ended after 5 records, but length=10"):
-        read(ended.loader(5, epochs=2))

@@ -1,25 +1,27 @@
-"""arrays() and dataset(): records that lie in memory, or in somebody else's Dataset."""
+"""Sources in memory and in maps of files, parts of them, and what all of them have."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
+from pipelines.ipc import memory_pickle
+from pipelines.sources._strings import Strings
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (10, 3, 8, 8), dtype=np.uint8)
 LABELS = np.arange(10)
-
-
-def test_a_record_has_the_row_of_each_array() -> None:
-    record = sources.arrays(image=IMAGES, label=LABELS)[7]
-    np.testing.assert_array_equal(record["image"], IMAGES[7])
-    assert record["label"] == 7 and record["label"].dtype == LABELS.dtype
 
 
 def test_ragged_lists_are_of_one_dtype_and_arrays_keep_theirs() -> None:
@@ -37,29 +39,6 @@ def test_texts_bytes_and_ragged_rows_are_columns() -> None:
     record = source[0]
     assert (record["text"], record["data"], record["strings"]) == ("one", b"1", "a")
     np.testing.assert_array_equal(record["tokens"], [1, 2, 3])
-
-
-def test_a_tensor_is_a_column() -> None:
-    torch = pytest.importorskip("torch")
-    record = sources.arrays(x=torch.arange(6).reshape(3, 2))[1]
-    assert isinstance(record["x"], np.ndarray) and record["x"].tolist() == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({}, "no column"),
-        ({"a": np.zeros(3), "b": np.zeros(4)}, "differ in length: a 3, b 4"),
-        ({"a": np.zeros((0, 3))}, "holds no record"),
-        ({"a": np.float32(3)}, "column 'a' must be an array"),
-        ({"a": np.array(3)}, "scalar"),
-        ({"a": "text"}, "column 'a' must be an array"),
-        ({"a": 5}, "column 'a' must be an array"),
-    ],
-)
-def test_columns_that_are_no_records_are_refused(columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
-        sources.arrays(**columns)
 
 
 def test_identity_of_arrays_is_their_content_or_the_given_id() -> None:
@@ -85,14 +64,6 @@ def test_identity_of_arrays_is_their_content_or_the_given_id() -> None:
     assert name(x=LABELS, id="mine") == name(x=LABELS + 1, id="mine")
 
 
-def test_writing_into_a_record_leaves_the_data_alone() -> None:
-    source = sources.arrays(image=IMAGES[:2].copy(), series=[np.arange(3), np.arange(5)])
-    record = source[1]
-    record["image"][:], record["series"][:] = 0, -1
-    np.testing.assert_array_equal(source[1]["image"], IMAGES[1])
-    assert source[1]["series"].tolist() == [0, 1, 2, 3, 4]
-
-
 class Pairs:
     """A map-style Dataset as torch users write them."""
 
@@ -113,18 +84,6 @@ def test_items_of_a_dataset_become_records() -> None:
     assert sources.dataset(Pairs([5]), names=("x",))[0] == {"x": 5}
 
 
-def test_an_item_with_other_than_the_named_values_is_a_sample_error() -> None:
-    with pytest.raises(SampleError, match=r"sample 0 \(Pairs\[0\]\): an item of 3 values.*image, label"):
-        sources.dataset(Pairs([(1, 2, 3)]))[0]
-
-
-def test_a_dataset_that_fails_is_a_sample_error_that_names_the_index() -> None:
-    source = sources.dataset(Pairs([{"a": 1}, {"a": 2}]))
-    source.items.items.pop()
-    with pytest.raises(SampleError, match=r"sample 1 \(Pairs\[1\]\): IndexError: list index"):
-        source[1]
-
-
 def test_what_a_stage_writes_into_does_not_reach_the_dataset() -> None:
     torch = pytest.importorskip("torch")
     data = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.arange(4))
@@ -143,44 +102,205 @@ def test_a_foreign_dataset_has_an_identity_only_by_id() -> None:
     assert sources.dataset(Pairs([{"a": 1}] * 4)).take(2).identity() is None
 
 
-def test_what_is_no_map_style_dataset_is_refused() -> None:
-    with pytest.raises(PipelineError, match="map-style"):
-        sources.dataset(iter([1, 2]))
-    with pytest.raises(PipelineError, match="Pairs holds no record"):
-        sources.dataset(Pairs([]))
-
-
 def test_arrays_of_any_layout_come_in_native_byte_order_and_structured_ones_as_dicts() -> None:
     made = np.array([(1, 2.5), (3, 4.5)], [("a", ">i4"), ("b", "f8")])
     record = sources.arrays(x=made, y=np.asfortranarray(np.arange(4, dtype=">f4").reshape(2, 2)))[1]
     assert record["x"] == {"a": 3, "b": 4.5} and record["y"].tolist() == [2, 3] and record["y"].dtype.isnative
 
 
-def test_tensors_that_numpy_cannot_hold_are_converted_exactly_or_refused() -> None:
+def test_tensors_that_numpy_cannot_hold_are_converted_exactly() -> None:
     torch = pytest.importorskip("torch")
+    half = torch.full((2, 3), 1.5, dtype=torch.bfloat16)
     source = sources.arrays(
-        half=torch.full((2, 3), 1.5, dtype=torch.bfloat16), graph=torch.ones(2, requires_grad=True)
+        half=half,
+        graph=torch.ones(2, requires_grad=True),
+        alike=[half[0], half[1]],
+        scalar=list(half[0, :2]),
+        ragged=[half[0], half[1, :1]],
+        int=torch.arange(4).reshape(2, 2),
+        unmasked=np.ma.array([1, 2]),
     )
-    assert source[0]["half"].dtype == np.float32 and source[0]["half"].tolist() == [1.5] * 3
-    assert source[0]["graph"] == 1
-    half = sources.dataset(Pairs([{"x": torch.ones(2, dtype=torch.bfloat16)}]))[0]["x"]
-    assert half.dtype == np.float32
-    with pytest.raises(PipelineError, match=r"column 'x' cannot be an array: .*Sparse"):
-        sources.arrays(x=torch.eye(3).to_sparse())
+    assert [source[1][name].tolist() for name in source[1]] == [
+        [1.5] * 3, 1, [1.5] * 3, 1.5, [1.5], [2, 3], 2
+    ]  # fmt: skip
+    assert source.columns["alike"].shape == (2, 3) and source.columns["scalar"].shape == (2,)
+    assert [source[1][name].dtype.name for name in source[1]] == ["float32"] * 5 + ["int64"] * 2
+    assert sources.dataset(Pairs([{"x": half}]))[0]["x"].dtype == np.float32
 
 
-def test_masked_values_are_refused() -> None:
-    with pytest.raises(PipelineError, match="column 'x' has masked values"):
-        sources.arrays(x=np.ma.array([1, 2], mask=[False, True]))
-    assert sources.arrays(x=np.ma.array([1, 2]))[1]["x"] == 2
+def test_columns_of_mixed_kinds_stay_what_they_are() -> None:
+    mixed = ["one", b"two", None]
+    assert [record["x"] for record in sources.arrays(x=mixed)] == mixed
 
 
-def test_a_list_of_bfloat16_tensors_is_a_float32_column() -> None:
-    torch = pytest.importorskip("torch")
-    ones = torch.full((3,), 1.5, dtype=torch.bfloat16)
-    source = sources.arrays(x=[ones, ones], scalar=list(ones[:2]), ragged=[ones, ones[:1]])
-    assert source.columns["x"].shape == (2, 3) and source.columns["scalar"].shape == (2,)
-    assert [source[1][name].tolist() for name in ("x", "scalar", "ragged")] == [[1.5] * 3, 1.5, [1.5]]
-    assert {source[1][name].dtype for name in source[1]} == {np.dtype("float32")}
-    with pytest.raises(PipelineError, match=r"column 'x' cannot be an array: "):
-        sources.arrays(x=[torch.eye(3).to_sparse()] * 2)
+def test_a_class_that_is_called_as_one_of_torchs_is_a_dataset_as_any() -> None:
+    subset = type("Subset", (Pairs,), {})
+    assert sources.dataset(subset([{"a": 1}])).where(0) == "Subset[0]"
+
+
+def test_a_sample_error_survives_pickling_and_says_index_file_and_reason() -> None:
+    error = pickle.loads(pickle.dumps(SampleError(17, "photos/a.tar:n01440764.jpg", "cannot decode JPEG: no")))
+    assert str(error) == "sample 17 (photos/a.tar:n01440764.jpg): cannot decode JPEG: no"
+    assert (error.index, error.where, error.reason) == (17, "photos/a.tar:n01440764.jpg", "cannot decode JPEG: no")
+    assert isinstance(error, PipelineError)
+
+
+@pytest.mark.parametrize("n", [0, -1, 11])
+def test_take_refuses_what_is_not_there(n: int) -> None:
+    with pytest.raises(PipelineError, match=r"take\(.*\) of a source of 10 records"):
+        sources.arrays(number=np.arange(10)).take(n)
+
+
+def test_parts_of_parts_read_the_first_source_and_its_errors_carry_the_index_in_the_part() -> None:
+    class Odd:
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> dict[str, int]:
+            if index % 2:
+                raise ValueError("odd")
+            return {"number": index}
+
+    whole = sources.dataset(Odd(), id="odd")
+    part = whole.split(0.5, seed=1)[0].take(20)
+    assert isinstance(part, sources.Subset)
+    assert part.source is whole
+    bad = next(i for i in range(len(part)) if part.indices[i] % 2 and part.indices[i] != i)
+    with pytest.raises(SampleError) as caught:
+        part[bad]
+    assert caught.value.index == bad
+    assert caught.value.where == part.where(bad) == f"Odd[{part.indices[bad]}]"
+    assert "odd" in caught.value.reason
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates, as odd file names have
+
+
+@given(st.lists(any_text) | st.lists(st.binary()))
+def test_strings_are_the_sequence_that_they_were_made_of(values: list[Any]) -> None:
+    for made in (Strings(values), pickle.loads(pickle.dumps(Strings(values)))):
+        assert list(made) == values and len(made) == len(values)
+        assert [made[i - len(values)] for i in range(len(values))] == values
+        assert made[1:3] == values[1:3]
+        for outside in (len(values), -len(values) - 1):
+            with pytest.raises(IndexError):
+                made[outside]
+
+
+def test_a_process_maps_texts_where_they_are() -> None:
+    """What is pickled is small; the arrays lie beside it, and each process maps them."""
+    n = 50_000
+    texts = [f"text {i}" for i in range(n)]
+    source = sources.arrays(text=texts, raw=np.array([t.encode() for t in texts]), label=np.arange(n))
+    fd = memory_pickle.dump(source)
+    try:
+        copy = memory_pickle.load(fd)
+        header = int.from_bytes(os.pread(fd, 8, 8), "little")
+        assert header < 3000, "bytes of the pickle itself"
+        assert copy[n - 1] == {"text": f"text {n - 1}", "raw": f"text {n - 1}".encode(), "label": n - 1}
+        assert copy.identity() == source.identity()
+    finally:
+        os.close(fd)
+
+
+WIDE = np.arange(24).reshape(4, 3, 2)
+
+
+def save(path: Path, array: Any) -> Path:
+    np.save(path, array)
+    return path
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        WIDE,
+        np.asfortranarray(WIDE),
+        WIDE.astype(">f8"),
+        WIDE.astype(">i4")[:, 0, 0],
+        np.array([1.5, 2.5], np.float16),
+        np.array([True, False]),
+        np.array([1j, 2]),
+        np.array(["2024-01-01", "2024-02-01"], "M8[D]"),
+        np.zeros((3, 0)),
+    ],
+    ids=lambda array: f"{array.dtype.str}{list(array.shape)}{'F' if array.flags.fnc else ''}",
+)
+def test_rows_are_those_of_the_array_in_native_byte_order(tmp_path: Path, array: Any) -> None:
+    source = sources.memmap(x=save(tmp_path / "x.npy", array))
+    copy = pickle.loads(pickle.dumps(source))
+    assert len(source) == len(array)
+    for index, row in enumerate(array):
+        for found in (source[index]["x"], copy[index]["x"]):
+            assert np.array_equal(found, row) and found.dtype == array.dtype.newbyteorder("=")
+            assert found.dtype.isnative
+    assert np.array_equal(source.column("x"), array)
+    assert copy.identity() == source.identity()
+
+
+def test_texts_and_structured_elements_are_values_of_python(tmp_path: Path) -> None:
+    made = np.array(
+        [((1,), [1, 2], "a"), ((2,), [3, 4], "bc")], [("n", [("q", "i2")]), ("v", "u1", 2), ("t", "U2")]
+    )
+    source = sources.memmap(
+        x=save(tmp_path / "x.npy", made), text=save(tmp_path / "t.npy", np.array(["a", "bcd"]))
+    )
+    second = source[1]
+    assert second["text"] == "bcd" and type(second["text"]) is str
+    assert (second["x"]["n"], second["x"]["v"].tolist(), second["x"]["t"]) == ({"q": 2}, [3, 4], "bc")
+
+
+def test_a_column_is_the_same_in_each_process(tmp_path: Path) -> None:
+    np.array([(1, 2.5), (3, 4.5)], [("n", ">i2"), ("v", "f4")]).tofile(tmp_path / "raw.bin")
+    mapped = np.memmap(tmp_path / "raw.bin", [("n", ">i2"), ("v", "f4")], "r")
+    for source in (sources.arrays(x=mapped), sources.memmap(x=mapped)):
+        for each in (source, pickle.loads(pickle.dumps(source))):
+            assert each.column("x").dtype == [("n", "i2"), ("v", "f4")]
+            assert each.column("x").tolist() == [(1, 2.5), (3, 4.5)]
+
+
+def test_views_of_a_raw_file_are_places_in_it(tmp_path: Path) -> None:
+    whole = np.arange(20, dtype=np.int16).reshape(5, 4)
+    whole.tofile(tmp_path / "raw.bin")
+    mapped = np.memmap(tmp_path / "raw.bin", np.int16, "r", shape=(5, 4))
+    source = pickle.loads(pickle.dumps(sources.memmap(part=mapped[1:4], back=mapped[:1:-1, ::2])))
+    assert np.array_equal(source.column("part"), whole[1:4])
+    assert np.array_equal([record["back"] for record in source], whole[:1:-1, ::2])
+    assert source.where(2) == f"{tmp_path}/raw.bin:row 2"
+
+
+@pytest.mark.parametrize("keeps_a_link", [False, True])
+def test_a_file_that_was_replaced_since_is_not_read_instead(tmp_path: Path, keeps_a_link: bool) -> None:
+    values = np.zeros(100_000)
+    values[50_000] = 1
+    mapped = np.load(save(tmp_path / "x.npy", values), mmap_mode="r")
+    if keeps_a_link:
+        os.link(tmp_path / "x.npy", tmp_path / "link.npy")
+    values[50_000] = 2
+    os.replace(save(tmp_path / "y.npy", values), tmp_path / "x.npy")
+    with pytest.raises(PipelineError, match="is not in a file"):
+        sources.memmap(x=mapped)
+    source = sources.arrays(x=mapped)
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        assert each.column("x")[50_000] == each[50_000]["x"] == 1
+    assert source.identity() != sources.arrays(x=values).identity()
+
+
+def test_what_was_written_into_a_map_is_read(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "raw.bin", np.int32, "w+", shape=(5,))
+    mapped[:] = range(5)
+    assert [record["x"] for record in pickle.loads(pickle.dumps(sources.memmap(x=mapped)))] == list(range(5))
+
+
+def test_whatever_byte_of_the_header_is_damaged_the_error_names_the_file(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npy", np.arange(12).reshape(4, 3))
+    whole = path.read_bytes()
+    refused: list[str] = []
+    for place, byte in itertools.product(range(128), (0, ord("("), ord("'"), 255)):
+        path.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+        try:
+            sources.memmap(x=path)
+        except PipelineError as error:
+            refused.append(str(error))
+    assert len(refused) > 100 and all(str(path) in message for message in refused)

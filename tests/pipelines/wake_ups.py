@@ -1,7 +1,7 @@
 """A storm: readers and feeders of a small ring are killed at random moments, some of them within a wake-up.
 
 `python tests/pipelines/wake_ups.py SEED EPOCHS` prints a JSON line: what the readers that were spared have read,
-as one digest each, and their `stats()`. They wait for the feeder without a time limit (`chaos_processes`): a
+as one digest each, and their `stats()`. They wait for the feeder without a time limit (`forked_children`): a
 wake-up that is lost, or somebody who waits for one who is dead, is a run that does not end.
 """
 
@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from chaos_plan import pipeline
-from chaos_processes import Child, Say, record
+from forked_children import Child, Say, pipeline, record
 
 from pipelines import Feeder, attach
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import lines, typed
-from run_events import Event
+from kit.event_dicts import lines, typed
+from kit.run_events import Event
 
 from ensemble.reporting.loggers.observers import Observers
 from ensemble.spec import resolve_loggers
@@ -63,16 +63,8 @@ def tensorboard(folder: Path, load_fast: bool = False) -> Iterator[Any]:
         load_fast: whether its reader in Rust reads the files, not the one in Python.
     """
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
-    command += [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--load_fast",
-        str(load_fast).lower(),
-        "--reload_interval",
-        "1",
-    ]
+    command += ["--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"]
+    command += ["--load_fast", str(load_fast).lower()]
     server = subprocess.Popen(
         [*command, "--samples_per_plugin", "scalars=1000"], stderr=subprocess.PIPE, text=True
     )

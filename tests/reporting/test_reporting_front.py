@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import pytest
-import run_events as runs
-from event_dicts import collect_notices, fold, ledger, project
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kit import run_events as runs
+from kit.event_dicts import collect_notices, fold, ledger, project
 
 from ensemble.reporting import text
 from ensemble.reporting.ranking import front_members, pareto_front
@@ -111,13 +111,7 @@ def test_the_front_of_three_objectives_names_both_others_and_leaves_out_who_viol
 
 
 def test_a_front_of_ten_thousand_trials_is_found_in_a_moment() -> None:
-    """All of them are on it: the worst case."""
     points = [(float(i), float(-i), float(i % 7)) for i in range(10_000)]
     began = time.process_time()
     assert len(pareto_front(points)) == len(points)
     assert time.process_time() - began < 10
-
-
-def test_a_search_with_one_objective_has_no_front() -> None:
-    events = runs.search_run()
-    assert "Pareto front" not in dict(summary_lines(project(events)))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from event_dicts import fold, ledger, typed
+from kit.event_dicts import fold, ledger, typed
+from kit.run_events import Event, list_run
 from logger_readers import (
     LIMIT,
     kept,
@@ -26,12 +25,12 @@ from logger_readers import (
     tensorboard,
     write_log,
 )
-from run_events import Event, list_run
 
 from ensemble.reporting.loggers.observers import Observers
 from ensemble.reporting.loggers.points import EpochEnded, PointReader, WentBack, epoch_values
-from ensemble.spec import MLflow, TensorBoard, WandB, resolve_loggers
-from ensemble.store import RunDir, write_request
+from ensemble.spec import MLflow, TensorBoard, WandB, check_installed, resolve_loggers
+from ensemble.spec.loggers import LOGGERS
+from ensemble.store import RunDir
 
 EVENTS = list_run(members=8, epochs=6)
 EACH = [
@@ -312,10 +311,14 @@ def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str
     else:
         process = run_until(processes, run_dir, name, 1)
         assert kept(run_dir, name)["events"] <= half
+        [before] = processes.make_usage("here")
+        assert before["pid"] == process.pid and before["cpu_s"] > 0.1 and before["role"] == "orchestrate"
         process.send_signal(signal.SIGKILL)
         process.wait()
         write_log(run_dir.path, EVENTS[:-1])
         assert processes.end_loggers(typed(EVENTS[-1]), members=8) == []
+        after = {event["pid"]: event["cpu_s"] for event in processes.make_usage("here")}
+        assert len(after) == 2 and after[process.pid] >= before["cpu_s"]
     assert content_of(name, run_dir) == content_of(name, whole)
 
 
@@ -406,26 +409,9 @@ def test_a_logger_whose_file_is_of_another_log_or_place_starts_anew(tmp_path: Pa
     run_dir = log_run(tmp_path / "run", EVENTS, "tensorboard")
     log_run(tmp_path / "run", EVENTS, TensorBoard(dir=str(tmp_path / "elsewhere")))
     for file in (run_dir.path / "tensorboard").rglob("events.out.*"):
-        other = (
-            tmp_path
-            / "elsewhere"
-            / f"digits-{EVENTS[0]['run_id'][:8]}"
-            / file.relative_to(run_dir.path / "tensorboard")
-        )
+        place = f"digits-{EVENTS[0]['run_id'][:8]}"  # so that another run in this directory is apart
+        other = tmp_path / "elsewhere" / place / file.relative_to(run_dir.path / "tensorboard")
         assert other.read_bytes() == file.read_bytes()
-
-
-@pytest.mark.more
-def test_two_runs_in_one_directory_of_tensorboard_have_their_members_apart(tmp_path: Path) -> None:
-    for run_id in ("0123456789", "abcdefghij"):
-        events = [{**EVENTS[0], "run_id": run_id}, *EVENTS[1:]]
-        log_run(tmp_path / run_id, events, TensorBoard(dir=str(tmp_path / "shared")))
-    with tensorboard(tmp_path / "shared") as ask:
-        scalars = read_tensorboard(ask)
-    members = sorted(expected())
-    for folder in ("digits-01234567", "digits-abcdefgh"):
-        assert sorted(run for run in scalars if run.startswith(f"{folder}/")) == [f"{folder}/{m}" for m in members]
-    assert len(scalars) == 2 * (len(members) + 1)
 
 
 @pytest.mark.more
@@ -455,63 +441,49 @@ def test_a_server_that_is_gone_is_reported_once_and_what_is_missing_at_the_end(t
     assert kept(run_dir, "tensorboard")["events"] == len(EVENTS) - 1
 
 
-@pytest.mark.parametrize(
-    ("at_once", "why"),
-    [
-        (False, "has not ended within 1 s"),
-        pytest.param(True, "has not ended before the run was to end at once", marks=pytest.mark.more),
-    ],
-)
-def test_a_logger_that_hangs_does_not_hold_the_end_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool, why: str
-) -> None:
-    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
-    run_dir.requests.mkdir()
+def test_a_logger_that_hangs_does_not_hold_the_end_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir, why = write_log(tmp_path / "run", EVENTS[:-1]), "has not ended within 1 s"
     processes = Observers(run_dir, resolve_loggers(["tensorboard"]))
     process = run_until(processes, run_dir, "tensorboard", 1)
     process.suspend()
-    if at_once:
-        write_request(run_dir, "stop", at_once=True)
-    else:
-        monkeypatch.setattr(LIMIT, 0.1)
+    monkeypatch.setattr(LIMIT, 0.1)
     assert processes.end_loggers(typed(EVENTS[-1]), members=1) == [f"tensorboard: {why}; the log's end is missing"]
     assert not process.is_running()
 
 
-@pytest.mark.more
-def test_a_logger_that_dies_is_started_again_and_its_cpu_time_is_still_reported(tmp_path: Path) -> None:
-    run_dir = write_log(tmp_path / "run", EVENTS[:HALF])
-    processes = Observers(run_dir, resolve_loggers(["tensorboard"]))
-    first = run_until(processes, run_dir, "tensorboard", 1)
-    [before] = processes.make_usage("here")
-    assert before["pid"] == first.pid and before["cpu_s"] > 0.1 and before["role"] == "orchestrate"
-    first.kill()
-    news: list[dict[str, Any]] = []
-    while not news:
-        news += processes.read()
-    assert [event["state"] for event in news] == ["failing"]
-    write_log(run_dir.path, EVENTS[:-1])
-    assert processes.end_loggers(typed(EVENTS[-1]), members=8) == []
-    after = {event["pid"]: event["cpu_s"] for event in processes.make_usage("here")}
-    assert len(after) == 2 and after[first.pid] >= before["cpu_s"]
-    assert kept(run_dir, "tensorboard")["events"] == len(EVENTS) - 1
+OF_A_STRANGER = """
+from ensemble.extend import Logger
+
+class Lines(Logger):
+    def open(self, state, ids):
+        self.count = ids.get("count", 0)
+
+    def write(self, points):
+        self.count += len(points)
+        return {"count": self.count}
+
+    def end(self, end, state):
+        with open(self.options["file"], "a") as file:
+            print(state.name, self.count, file=file)
+        return {"count": self.count}
+"""
 
 
-def test_a_logger_ends_with_its_controller(tmp_path: Path) -> None:
-    write_log(tmp_path / "run", EVENTS[:HALF])
-    code = (
-        "import sys, time\n"
-        "from ensemble.reporting.loggers.observers import Observers\n"
-        "from ensemble.spec import resolve_loggers\n"
-        "from ensemble.store import RunDir\n"
-        "Observers(RunDir(sys.argv[1]), resolve_loggers(['tensorboard'])).start()\n"
-        "print('started', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
-        assert controller.stdout is not None and controller.stdout.readline() == "started\n"
-        [logger] = psutil.Process(controller.pid).children()
-        controller.kill()
-        logger.wait(timeout=300)
-        assert not logger.is_running()
+def test_a_logger_of_another_distribution_is_used_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "other" / "other-2.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text("[ray_ensemble.loggers]\nlines = their_lines:Lines\n")
+    (tmp_path / "other" / "their_lines.py").write_text(OF_A_STRANGER)
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    LOGGERS.names()  # so that there is something to set back
+    monkeypatch.delitem(vars(LOGGERS), "_foreign")
+    declared = [{"name": "lines", "file": str(tmp_path / "lines")}]
+    check_installed(declared)
+    run_dir = log_run(tmp_path / "run", EVENTS, *declared)
+    reader = PointReader()
+    points = sum(len(reader.read(typed(event))) for event in EVENTS[:-1])
+    assert (tmp_path / "lines").read_text().split()[-1] == str(points)
+    assert kept(run_dir, "lines")["ids"] == {"count": points}

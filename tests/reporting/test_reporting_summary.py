@@ -1,17 +1,31 @@
-"""The closing summary: who was best, what it cost, where the figures come from."""
+"""The closing summary and `ensemble status`: who was best, what it cost, and true of a run that nobody drives."""
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import run_events as runs
-from event_dicts import fold, ledger, project
+from kit import run_events as runs
+from kit.event_dicts import fold, ledger, project
 
-from ensemble.reporting import status_notes, status_rows, summary
-from ensemble.store import RunDir
+from ensemble.reporting import (
+    describe_lost_controller,
+    status_head,
+    status_lines,
+    status_notes,
+    status_rows,
+)
+from ensemble.reporting.summary import summary
+from ensemble.reporting.text import number
+from ensemble.store import EventLog, RunDir
 
 Event = dict[str, Any]
 
@@ -26,22 +40,17 @@ def summary_text(*given: Any, width: int = 110) -> str:
     return "\n".join(line for line, _ in summary(*given, width=width)) + "\n"
 
 
-def test_members_are_ranked_by_the_objective_with_failed_ones_last(events: Any) -> None:
-    state = fold(events)
+@pytest.mark.parametrize(("objective", "direction", "sign"), [("accuracy", "max", -1), ("loss", "min", 1)])
+def test_members_are_ranked_by_the_objective_with_failed_ones_last(
+    events: Any, objective: str, direction: str, sign: int
+) -> None:
+    declared = {"objective": objective, "direction": direction}
+    events = [event | declared if event["type"] == "run_started" else event for event in events]
     lines = [line for line in summary_text(project(events)).splitlines() if "member-" in line]
-    order = [line.split()[1] for line in lines[:8]]
-    finished = [m for m in state.members.values() if m.state == "finished"]
-    by_accuracy = sorted(finished, key=lambda m: -m.metrics["accuracy"])
-    assert order == [*(m.id for m in by_accuracy), "member-6"]
-    assert f"{by_accuracy[0].metrics['accuracy']:.4f}" in lines[0] and "width 128" in lines[0]
-
-
-def test_a_smaller_objective_is_better_when_the_run_says_so(events: Any) -> None:
-    turned = [e | {"objective": "loss", "direction": "min"} if e["type"] == "run_started" else e for e in events]
-    state = fold(turned)
-    lines = [line for line in summary_text(project(turned)).splitlines() if "member-" in line]
-    finished = [m for m in state.members.values() if m.state == "finished"]
-    assert lines[0].split()[1] == min(finished, key=lambda m: m.metrics["loss"]).id
+    finished = [member for member in fold(events).members.values() if member.state == "finished"]
+    ranked = sorted(finished, key=lambda member: sign * member.metrics[objective])
+    assert [line.split()[1] for line in lines[:8]] == [*(member.id for member in ranked), "member-6"]
+    assert f"{ranked[0].metrics[objective]:.4f}" in lines[0] and "width" in lines[0]
 
 
 def test_combined_stands_beside_the_best_and_the_mean_member(events: Any) -> None:
@@ -108,19 +117,6 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any
     assert f"bottleneck: {named(slow_link)}" in status_notes(project(slow_link))
 
 
-def test_energy_that_could_not_be_had_is_called_unavailable() -> None:
-    events = runs.search_run()
-    shown = summary_text(project(events))
-    assert "unavailable" in shown and "0 J" not in shown
-    assert "and 4 more" in shown, "of 24 trials the best 20 are listed"
-
-
-def test_a_run_that_just_started_has_a_summary_without_a_combined_model() -> None:
-    events = runs.just_started()
-    shown = summary_text(project(events))
-    assert "none prepared yet" in shown and "combined" not in shown and "next" not in shown
-
-
 def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lies(events: Any) -> None:
     def last_lines(shown: list[Event]) -> list[str]:
         lines = [" ".join(line.split()) for line in wide(shown)]
@@ -146,38 +142,6 @@ def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lie
     none = [e for e in events if e["type"] in ("run_started", "run_finished", "member")]
     assert last_lines(none) == [f"next {page}"]
     assert any(line.split() == ["samples", "none", "were", "prepared"] for line in wide(none))
-
-
-def test_a_calibration_that_is_not_distinguishable_from_0_is_called_so(events: Any) -> None:
-    def clip(event: Event) -> Event:
-        found = event.get("intervals") or {}
-        return event | {"intervals": {**found, "best": {**found.get("best", {}), "ece": [0.0, 0.0]}}}
-
-    assert "0 within noise" not in summary_text(project(events))
-    clipped = [clip(e) if e["type"] == "combined" else e for e in events]
-    shown = summary_text(project(clipped))
-    assert "0 within noise" in shown and "0.0000 … 0.0000" not in shown
-
-
-def test_combination_that_was_refused_has_no_table(events: Any) -> None:
-    none = {"metrics": None, "reason": "no class", "members": [], "weights": {}}
-    refused = [e | none if e["type"] == "combined" else e for e in events]
-    shown = summary_text(project(refused))
-    assert "best member" not in shown
-    (line,) = [line for line in shown.splitlines() if line.startswith("combined")]
-    assert "none: no class" in line
-
-
-def test_a_run_that_was_stopped_ends_with_the_reason_and_how_it_goes_on(events: Any, tmp_path: Path) -> None:
-    stopped = [e for e in events if e["t"] < runs.START + 9]
-    stopped.append({"v": 2, "t": stopped[-1]["t"], "type": "run_stopped", "reason": "disk full"})
-    last = summary_text(project(stopped), Path("runs/digits")).splitlines()[-1]
-    assert last.split(maxsplit=1) == ["stopped", "disk full; `ensemble resume runs/digits` goes on"]
-
-
-def test_records_that_could_not_be_prepared_are_not_called_skipped(events: Any) -> None:
-    shown = " ".join(summary_text(project(events)).split())
-    assert "4 could not be prepared" in shown and "skipped" not in shown
 
 
 def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any) -> None:
@@ -230,13 +194,7 @@ def test_members_that_do_not_differ_show_their_hyperparameters() -> None:
         assert all("width 8, lr 0.5" in row for row in rows)
 
 
-def test_causes_of_failures_are_named_once_with_the_log_that_shows_more(events: Any) -> None:
-    name = Path("runs/a run")
-    lines = summary_text(project(events), name).splitlines()
-    (cause,) = [line for line in lines if line.startswith("failed")]
-    assert "member-6 (nan): loss is nan at epoch 5, step 12" in cause and "lost" not in "".join(lines[-20:])
-    assert any(line.split()[:4] == ["log", "`ensemble", "logs", "'runs/a"] for line in lines)
-
+def test_causes_of_failures_are_named_once() -> None:
     def fail(event: Event) -> Event:
         member = int(event["member"].removeprefix("member-"))
         return event | {
@@ -254,5 +212,131 @@ def test_causes_of_failures_are_named_once_with_the_log_that_shows_more(events: 
         "member-1 (error): no file for 1",
     ]
     assert "and 2 others, for other causes: see `ensemble status`" in text
-    finished = runs.list_run(members=2)
-    assert "failed" not in summary_text(project(finished), name)
+
+
+def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return status_rows(project(events))
+
+
+def shown(events: list[dict[str, Any]], width: int) -> list[str]:
+    return status_lines(project(events), width)
+
+
+@pytest.mark.parametrize("until", [9.0, 1e9])
+def test_a_member_is_one_whole_line_at_80_columns(until: float) -> None:
+    head, *lines = shown(runs.list_run(until=until), 80)
+    assert len(lines) == 8 and all(len(line.rstrip()) <= 80 for line in lines)
+    assert head.split()[:5] == ["member", "state", "epoch", "accuracy", "samples/s"]
+    assert "J (estimated)" in head and "…" not in "".join([head, *lines])
+    assert "node" in head
+
+
+def test_nodes_are_left_out_where_their_names_do_not_fit() -> None:
+    events = [e | {"node": f"rack-17-{e['node']}.cluster"} if e.get("node") else e for e in runs.list_run()]
+    narrow, wide = shown(events, 80), shown(events, 120)
+    assert "node" not in narrow[0] and len(narrow) == 9 and all(len(line.rstrip()) <= 80 for line in narrow)
+    assert "node" in wide[0] and "rack-17-node-0.cluster" in wide[1]
+
+
+def test_at_100_columns_there_is_room_for_full_joules_and_mean_watts() -> None:
+    events = runs.measured(runs.list_run())
+    head, *lines = shown(events, 100)
+    names = "member; state; epoch; accuracy; samples/s; CPU-s; J (attributed); full J; mean W; node"
+    assert re.split("  +", head) == names.split("; ")
+    assert len(lines) == 8 and all(len(line) <= 100 for line in lines)
+    used, line = ledger(events), re.split("  +", lines[0])
+    full, direct = used.member("member-0", full=True), used.member("member-0")
+    assert line[7:9] == [number(full.energy_j), number(direct.mean_w)]
+    everything = re.split("  +", shown(events, 1000)[0])
+    assert {"full CPU-s", "loss"} <= set(everything) and "GPU-s" not in everything, "there is no GPU"
+
+
+@pytest.mark.parametrize("width", [80, 1000])
+def test_joules_have_three_digits_however_few_they_are(width: int) -> None:
+    run = project(runs.list_run())
+    vars(run)["own"] = {name: replace(used, energy_j=1.2345, mean_w=12.3456) for name, used in run.own.items()}
+    vars(run)["full"] = {name: replace(used, energy_j=0.0567) for name, used in run.full.items()}
+    head, line, *_ = [re.split("  +", each) for each in status_lines(run, width)]
+    shown = dict(zip(head, line, strict=True))
+    assert shown["J (estimated)"] == "1.23" and shown.get("full J", "0.0567") == "0.0567"
+    assert shown.get("mean W", "12.3") == "12.3"
+
+
+def test_joules_of_either_view_have_an_origin_of_their_own_where_one_differs() -> None:
+    run = project(runs.list_run())
+    own = {name: replace(used, energy_j=1.0, origin="attributed") for name, used in run.own.items()}
+    vars(run)["own"] = own
+    head, line, *_ = [re.split("  +", each) for each in status_lines(run, 1000)]
+    shown = dict(zip(head, line, strict=True))
+    assert shown["J"] == "1 attributed"
+    assert shown["full J"] == f"{number(run.full['member-0'].energy_j)} estimated"
+
+
+def test_an_attempt_after_the_first_is_marked() -> None:
+    (line,) = [line for line in shown(runs.list_run(), 80) if line.startswith("member-3")]
+    assert "finished (2)" in line and "6/6" in line
+
+
+def test_failures_of_one_cause_are_one_line_and_notes_keep_to_the_width() -> None:
+    events = runs.list_run(until=9.0)
+    names = [e["member"] for e in events if e["type"] == "member"][:6]
+    failed = {"v": 2, "t": 9.5, "type": "failed", "attempt": 1, "reason": "error", "retry": False}
+    events += [
+        failed | {"member": name, "error": "ValueError: the labels are of another kind"} for name in names[:5]
+    ]
+    events.append(failed | {"member": names[5], "error": "KeyError: 'image'"})
+    first, second = [line for line in status_notes(project(events)) if "failed (error)" in line]
+    assert (
+        first == f"{', '.join(names[:4])} and 1 more: failed (error): ValueError: the labels are of another kind"
+    )
+    assert second == f"{names[5]}: failed (error): KeyError: 'image'"
+    wrapped = status_notes(project(events), 60)
+    assert max(map(len, wrapped)) <= 60
+    assert " ".join(" ".join(wrapped).split()) == " ".join(" ".join(status_notes(project(events))).split())
+
+
+def written_by(path: Path, pid: int, host: str) -> tuple[RunDir, Any]:
+    events = runs.list_run(until=9.0)
+    events[0] = events[0] | {"pid": pid, "host": host}
+    return RunDir(runs.write_run(path, events)), fold(events)
+
+
+def test_a_controller_that_died_is_told_by_the_lock_it_no_longer_holds(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    path = tmp_path / "a run"  # what is suggested is as a shell takes it
+    run_dir, state = written_by(path, process.pid, socket.gethostname())
+    assert "digits · interrupted" in status_head(project(runs.list_run(until=9.0), "it is gone"))
+    gone = f"the controller (process {process.pid}) is gone; `ensemble resume '{path}'` goes on"
+    assert describe_lost_controller(run_dir, state) == gone
+    log = EventLog(run_dir.events)
+    assert describe_lost_controller(run_dir, state) is None, "another one goes on with it"
+    log.close()
+    run_dir, state = written_by(tmp_path, os.getpid(), socket.gethostname())
+    assert describe_lost_controller(run_dir, state) is not None, "the process lives, the run in it does not"
+
+
+def test_a_controller_elsewhere_is_taken_for_lost_when_it_has_long_been_silent(tmp_path: Path) -> None:
+    run_dir, state = written_by(tmp_path, 1, "another-host")
+    assert describe_lost_controller(run_dir, state, silent_s=300) is None, "it has written just now"
+    an_hour_ago = time.time() - 3600
+    os.utime(run_dir.events, (an_hour_ago, an_hour_ago))
+    silent = "the controller (process 1 on another-host) has logged nothing for 1:00:0"
+    assert (describe_lost_controller(run_dir, state, silent_s=300) or "").startswith(silent)
+    assert describe_lost_controller(run_dir, state) is None, "a request is made to it all the same"
+    log = EventLog(run_dir.events)
+    assert describe_lost_controller(run_dir, state, silent_s=300) is None, "a lock that is seen tells"
+    log.close()
+    assert describe_lost_controller(run_dir, fold(runs.list_run()), silent_s=0) is None, "it has ended"
+
+
+def test_all_metrics_appear_where_there_is_room() -> None:
+    events = [
+        e | {"metrics": {**e["metrics"], "f1": 0.25, "评分": 0.75}} if e["type"] == "epoch" else e
+        for e in runs.list_run()
+        if e["type"] != "finished"
+    ]
+    head, line, *_ = shown(events, 200)
+    assert head.split()[-4:] == ["loss", "f1", "评分", "node"] and line.split()[-3:-1] == ["0.2500", "0.7500"]
+    assert "f1" not in shown(events, 80)[0] and "node" in shown(events, 80)[0]
+    assert rows_of(events)[0]["metrics"]["f1"] == 0.25

@@ -1,4 +1,4 @@
-"""What terminal, files and loggers say of runs of each task."""
+"""What terminal, files and loggers say of the combined model of runs of each task."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import task_events as tasks
-from event_dicts import fold, project, typed
+from kit import task_events as tasks
+from kit.event_dicts import fold, project, typed
 
 from ensemble.combine.tasks import find_math
+from ensemble.events import Combined
 from ensemble.reporting.loggers.points import describe_end
-from ensemble.reporting.metrics.projection import project as project_metrics
+from ensemble.reporting.metrics.families import project as project_metrics
 from ensemble.reporting.model_figures import FIGURES, HEADLINES, compare, describe_figure, list_figures
 from ensemble.reporting.results import make_results
-from ensemble.reporting.sections.quality import tabulate
-from ensemble.reporting.status import status_notes
+from ensemble.reporting.sections.quality import describe_benefit, tabulate
 from ensemble.reporting.summary import summary
 from ensemble.reporting.text import interval
 from ensemble.spec import quantiles
@@ -93,38 +93,8 @@ def test_the_summary_has_the_figures_of_the_task_with_interval_difference_and_no
     assert found[0].best_interval is not None and interval(found[0].best_interval) in wide
     assert ("(noise)" in wide) == any(each.is_noise for each in found[:5])
     assert max(map(len, narrow.splitlines())) <= 70
-    for words in ("uncertainty", "conformal", "shifted", "AUROC 0.8300"):
+    for words in ("uncertainty", "conformal"):
         assert words in wide
-
-
-def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None:
-    events = tasks.task_run("multilabel")
-    notes = "\n".join(status_notes(project(events)))
-    assert "combined: F1, macro ↑ 0." in notes and "within noise" in notes and "on the test split" in notes
-    assert (
-        "uncertainty: total 0.4000, aleatoric 0.2500, epistemic 0.1500 nats" in notes
-        and "conformal, intervals of one width (absolute residual): level 0.9000, coverage 0.8940" in notes
-    )
-    assert (
-        "selective: mean squared error 0.5000 of all, 0.4500 of the surest 90 % (variance up to 0.4500), "
-        "0.4000 of the surest 80 % (variance up to 0.4000); AURC 0.1200 (excess 0.0300, best member 0.1500)"
-    ) in notes
-    assert (
-        "on shifted samples, in brackets the change from test: NLL 0.9100 (+0.4000), best member 1.2000 (−0.1000)"
-    ) in notes
-    for members, says in (([], "combined: none: no class"), (["member-0"], "combined: by average: no class")):
-        without = {"metrics": None, "reason": "no class", "members": members}
-        refused = [e | without if e["type"] == "combined" else e for e in events]
-        assert says in "\n".join(status_notes(project(refused)))
-
-
-def test_sets_of_everything_are_said_to_be_for_want_of_samples() -> None:
-    everything = {"absolute": {"level": 0.9, "threshold": None, "coverage": 1.0}}
-    usual = tasks.task_run("regression")
-    events = [e | {"conformal": everything} if e["type"] == "combined" else e for e in usual]
-    notes, before = ("\n".join(status_notes(project(each))) for each in (events, usual))
-    assert "coverage 1.0000, too few samples to calibrate on: everything is predicted" in notes
-    assert "too few" not in before
 
 
 def test_what_is_measured_on_the_validation_split_is_not_said_to_be_of_a_test_split() -> None:
@@ -144,9 +114,8 @@ def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() ->
     values = describe_end(run).values
     assert values["ensemble/crps"] == event.metrics["ensemble"]["crps"]
     assert values["difference/crps_low"] == event.intervals["difference"]["crps"][0]
-    assert values["uncertainty/epistemic"] == 0.15 and values["shifted/total/auroc"] == 0.83
+    assert values["uncertainty/epistemic"] == 0.15
     assert values["conformal/absolute/coverage"] == 0.894
-    assert values["selective/best/aurc"] == 0.15 and values["shifted_metrics/nll/ensemble_change"] == 0.4
 
 
 def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> None:
@@ -163,3 +132,86 @@ def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> 
     assert found["ensemble_run_combined_figure", ("r", "rmse", "ensemble", "test", "lower")] == value
     assert found["ensemble_run_combined_figure_bound", ("r", "rmse", "best", "low")] > 0
     assert found["ensemble_run_uncertainty", ("r", "total")] == 0.4
+
+
+MEMBERS = [f"member-{i}" for i in range(6)]
+
+
+def combined(
+    value: float, best: float, difference: tuple[float, float], used: int = 3, name: str = "nll", **more: Any
+) -> Combined:
+    noise = [name] if difference[0] <= 0 <= difference[1] else []
+    return Combined(
+        method="greedy",
+        members=MEMBERS[:used],
+        weights={member: float(i < used) for i, member in enumerate(MEMBERS)},
+        metrics={"ensemble": {name: value}, "best": {name: best}},
+        intervals={"difference": {name: list(difference)}},
+        noise=noise,
+        **{
+            "task": {"kind": "classification"},
+            "uncertainty": {"disagreement": 0.021},
+            "split": "test",
+            "candidates": MEMBERS,
+            **more,
+        },
+    )
+
+
+BETTER = "3 of 6 members were chosen: NLL 0.0410 better (95 %: 0.0200 … 0.0600) than the best member"
+ALIKE = "two members name different classes for 2.1 % of the samples: vary architecture or data"
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence", "tone"),
+    [
+        (combined(0.3, 0.341, (-0.06, -0.02)), f"{BETTER}; beyond noise", "good"),
+        (
+            combined(0.3, 0.341, (-0.06, -0.02), best_calibrated={"nll": 0.31}),
+            f"{BETTER}, 0.0100 better than it calibrated alike; beyond noise",
+            "good",
+        ),
+        (
+            combined(0.3, 0.341, (-0.06, -0.02), best_calibrated={"nll": 0.29}),
+            f"{BETTER}, 0.0100 worse than it calibrated alike: the gain is that of calibration; {ALIKE}",
+            "",
+        ),
+        (
+            combined(0.3, 0.341, (-0.06, -0.02), split="valid"),
+            f"{BETTER}; these are the samples it was chosen by: a test= would tell",
+            "",
+        ),
+        (combined(0.3, 0.341, (-0.06, -0.02), split="valid", out_of_fold=True), f"{BETTER}; beyond noise", "good"),
+        (
+            combined(0.35, 0.341, (0.004, 0.02)),
+            "3 of 6 members were chosen: NLL 0.0090 worse (95 %: 0.0040 … 0.0200) than the best member; beyond "
+            "noise",
+            "bad",
+        ),
+        (
+            combined(0.335, 0.341, (-0.02, 0.01)),
+            "3 of 6 members were chosen: NLL 0.0060 better (95 %: −0.0100 … 0.0200) than the best member; within "
+            f"noise: no gain is shown; {ALIKE}",
+            "",
+        ),
+        (combined(0.341, 0.341, (0, 0), used=1), "1 of 6 members was chosen: no gain from combining", ""),
+        (
+            combined(2.0, 2.5, (-0.7, -0.2), 6, "rmse", task={"kind": "regression"}, uncertainty=None),
+            "all 6 members were combined: RMSE 0.5000 better (95 %: 0.2000 … 0.7000) than the best member; beyond "
+            "noise",
+            "good",
+        ),
+        (
+            combined(0.9, 0.8, (0.05, 0.15), name="mine", task={"kind": "free"}, uncertainty=None),
+            "3 of 6 members were chosen: mine 0.1000 better (95 %: 0.0500 … 0.1500) than the best member; beyond "
+            "noise",
+            "good",
+        ),
+        (combined(0.3, 0.341, (-0.06, -0.02), used=1, candidates=["member-0"]), "", ""),
+        (Combined(method=None, members=[], split=None, reason="there is no validation split"), "", ""),
+        (None, "", ""),
+    ],
+)
+def test_a_sentence_says_whether_combining_has_helped(found: Combined | None, sentence: str, tone: str) -> None:
+    said, how = describe_benefit(found, ("mine", "max"))
+    assert (said.replace("-", "−"), how) == (sentence.replace("-", "−"), tone)

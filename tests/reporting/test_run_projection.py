@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from event_dicts import fold, ledger, lines, typed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from property_examples import examples
-from run_events import Event, list_run, measured, search_run
+from kit.event_dicts import fold, ledger, lines, typed
+from kit.property_examples import examples
+from kit.run_events import Event, list_run, measured, search_run
 
 import ensemble
 from ensemble.cli.parser import main
 from ensemble.meter import LedgerView
 from ensemble.reporting import RunProjection, summary_text, text
-from ensemble.reporting.comparison.declarations import read_declared
+from ensemble.reporting.comparison.compare import read_declared
 from ensemble.reporting.dashboard.feed import LogReader
 from ensemble.reporting.loggers.points import describe_end
-from ensemble.reporting.metrics import families, projection
+from ensemble.reporting.metrics.families import project
 from ensemble.reporting.notebook import run_html
 from ensemble.reporting.progress import head_line
 from ensemble.reporting.results import make_results
@@ -72,8 +72,7 @@ def read_views(run_dir: RunDir, events: list[Event], reader: LogReader, capsys: 
     path = str(run_dir.path)
     assert main(["status", path, "--json", "-"]) == 0
     command = json.loads(capsys.readouterr().out)
-    reader.read()
-    page = reader.view.state_document()
+    page = reader.read().view.state_document()
     members = [dict(zip(page["members"]["columns"], row, strict=True)) for row in page["members"]["rows"].values()]
     cost = {
         name: dict(zip(page["cost"]["members"]["columns"], row, strict=True))
@@ -95,8 +94,8 @@ def read_views(run_dir: RunDir, events: list[Event], reader: LogReader, capsys: 
             word=page["run"]["state"]["word"],
             counts=page["run"]["counts"],
             best=page["run"]["best"] and best(*page["run"]["best"].values()),
-            cpu_s=page["run"]["totals"]["cpu_s"],
-            energy_j=page["run"]["totals"]["energy_j"],
+            cpu_s=page["run"]["used"]["cpu_s"],
+            energy_j=page["run"]["used"]["energy_j"],
             states={row["id"]: row["state"] for row in members},
             epochs={row["id"]: row["epoch"] for row in members},
             values={row["id"]: row["metric"] for row in members},
@@ -155,18 +154,22 @@ def check_metrics(state: Any, events: list[Event], figures: Figures) -> None:
     account = LedgerView()
     for event in events:
         account.apply(typed(event))
-    samples = list(projection.project("run", state, account))
+    samples = list(project("run", state, account))
     by_family = {
-        family: [sample for sample in samples if sample.family == family] for family in {s.family for s in samples}
+        name: [sample for sample in samples if sample.family.name == name]
+        for name in {s.family.name for s in samples}
     }
-    said = {sample.labels[1]: int(sample.value) for sample in by_family[families.RUN_MEMBERS] if sample.value}
+    said = {sample.labels[1]: int(sample.value) for sample in by_family["ensemble_run_members"] if sample.value}
     logged = RunProjection(state).counts
     assert said == {("waiting" if name == "measuring" else name): many for name, many in logged.items()} or (
         said["waiting"] == logged["waiting"] + logged["measuring"]
     )
-    assert [s.value for s in by_family.get(families.RUN_BEST, [])] == ([figures.best[1]] if figures.best else [])
-    cpu_s = sum(sample.value for sample in by_family.get(families.RUN_CPU, []))
-    energy_j = sum(s.value for s in by_family.get(families.RUN_ENERGY, []) if s.labels[1] not in ("idle", "other"))
+    assert [s.value for s in by_family.get("ensemble_run_best_objective", [])] == (
+        [figures.best[1]] if figures.best else []
+    )
+    cpu_s = sum(sample.value for sample in by_family.get("ensemble_run_cpu_seconds_total", []))
+    energies = by_family.get("ensemble_run_energy_joules_total", [])
+    energy_j = sum(s.value for s in energies if s.labels[1] not in ("idle", "other"))
     known_j = figures.energy_j or 0.0
     if state.ended is not None:
         assert cpu_s == pytest.approx(figures.cpu_s, rel=1e-9) and energy_j == pytest.approx(known_j, rel=1e-9)

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ensemble.schedule import Node, RatedMember
+from ensemble.schedule.flotilla.model import RatedMember
+from ensemble.schedule.needs import Node
 from ensemble.spec import Identity
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import rated
 
-from ensemble.schedule import Allocation, Capacity, RatedMember, allocate, interpolate_rate
+from ensemble.schedule.flotilla.allocate import allocate
 from ensemble.schedule.flotilla.initial import fits_on_nodes
-from ensemble.schedule.flotilla.model import make_problem
+from ensemble.schedule.flotilla.model import Allocation, Capacity, RatedMember, interpolate_rate, make_problem
 from ensemble.schedule.flotilla.timeline import TimelineBuilder
 
 SAMPLES = 1000

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from schedule_cases import rated
 
-from ensemble.schedule import Capacity, RatedMember, allocate
-from ensemble.schedule.flotilla.model import Problem, make_problem
+from ensemble.schedule.flotilla.allocate import allocate
+from ensemble.schedule.flotilla.model import Capacity, Problem, RatedMember, make_problem
 from ensemble.schedule.flotilla.timeline import TimelineBuilder
 
 SAMPLES = 50_000

@@ -8,21 +8,19 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.property_examples import examples
 
-from ensemble.schedule import (
+from ensemble.schedule.flotilla.allocate import allocate, revise
+from ensemble.schedule.flotilla.grouping import group_streams
+from ensemble.schedule.flotilla.model import (
     Capacity,
     Cohort,
     CoreBudget,
     RatedMember,
-    RebalanceDecision,
     RunningMember,
-    allocate,
     correct_rates,
-    decide_rebalance,
-    group_streams,
-    revise,
 )
+from ensemble.schedule.flotilla.straggler import RebalanceDecision, decide_rebalance
 
 SAMPLES = 1000
 NODE = Capacity(slots=(8,), streams=3)
@@ -41,11 +39,6 @@ def running(name: str, rate: float, epochs: int = 10, workers: int = 1, node: in
 
 
 # -- streams ----------------------------------------------------------------------------------------------------
-
-
-def test_where_nobody_waits_all_share_one_stream() -> None:
-    listed = [rated("slow", 10), rated("fast", 100), rated("faster", 200)]
-    assert group_streams(listed, NODE, SAMPLES).groups == (("slow", "fast", "faster"),)
 
 
 def test_a_slow_member_with_few_epochs_gets_a_stream_of_its_own() -> None:
@@ -285,14 +278,6 @@ def test_where_all_fit_the_slowest_are_widened_only_as_far_as_it_helps() -> None
     plan = allocate(listed, Capacity(slots=(5,)), SAMPLES)
     assert len(plan.flotillas) == 1
     assert plan.workers == {"slow": 4, "fast": 1}
-
-
-@pytest.mark.parametrize("count", [3, 8])
-def test_equal_members_get_equal_widths_when_all_fit(count: int) -> None:
-    listed = [rated(f"m{i}", 10, workers=None) for i in range(count)]
-    plan = allocate(listed, Capacity(slots=(8, 8), streams=2), SAMPLES)
-    assert len(plan.flotillas) == 1
-    assert len(set(plan.workers.values())) == 1
 
 
 def test_a_member_wider_than_any_node_has_slots_counts_as_wide_as_that() -> None:

@@ -9,21 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.property_examples import examples
 from schedule_cases import identity, node
 
-from ensemble.schedule import (
-    ClusterSnapshot,
-    FreeCapacity,
-    Node,
-    Placement,
-    count_placeable,
-    decide_starts,
-    explain_unplaceable,
-    pack,
-)
+from ensemble.schedule.explain import explain_unplaceable
+from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.packing import FreeCapacity, pack
+from ensemble.schedule.placement import ClusterSnapshot, count_placeable, decide_starts
 from ensemble.spec import Identity
 
 KINDS = ("A", "B")
@@ -52,7 +47,6 @@ def slowly(
     nodes: Sequence[Node],
     devices: str,
     limits: Mapping[str, int],
-    tenants: Mapping[str, int],
 ) -> list[Placement]:
     """First-fit decreasing by its definition: each member, the largest first, on the first node with room.
 
@@ -109,7 +103,7 @@ def slowly(
             which = at.gpu_ids.index(d)
             fits = is_asked_for(member, at, which)
             fits &= 0 < at.gpu_free[which] >= load[d][0] + member.gpus_per_worker - 1e-9
-            most_there = min(tenants.get(at.gpus[which], 10**9), 1 if at.gpu_exclusive[which] else 10**9)
+            most_there = 1 if at.gpu_exclusive[which] else 10**9
             if fits and load[d][1] < most_there:
                 room.setdefault(at.gpu_parents[which], d)
         chosen = tuple(room.values())[: member.workers]
@@ -239,7 +233,6 @@ clusters = st.lists(
 )
 modes = st.sampled_from(["auto", "auto", "cpu", "cuda"])
 lesser = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 3))
-sharing = st.dictionaries(st.sampled_from(KINDS), st.integers(1, 3))
 
 
 def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> None:
@@ -273,7 +266,7 @@ def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> 
         assert all(load[one] <= free + 1e-6 for one, free in zip(at.gpu_ids, at.gpu_free, strict=True))
 
 
-@given(members, members, clusters, modes, lesser, sharing)
+@given(members, members, clusters, modes, lesser)
 @examples(100)
 def test_it_places_as_the_definition_does(
     first: list[Identity],
@@ -281,14 +274,47 @@ def test_it_places_as_the_definition_does(
     nodes: list[Node],
     devices: str,
     limits: dict[str, int],
-    tenants: dict[str, int],
 ) -> None:
-    running = slowly(first, [], nodes, devices, {}, {})
+    running = slowly(first, [], nodes, devices, {})
     assert pack(first, [], nodes, devices) == running
     check_fair(running, nodes, devices)
-    expected = slowly(second, running, nodes, devices, limits, tenants)
-    assert pack(second, running, nodes, devices, limits, tenants) == expected
+    expected = slowly(second, running, nodes, devices, limits)
+    assert pack(second, running, nodes, devices, limits) == expected
     check_fair([*running, *expected], nodes, devices)
+
+
+HALVES = [node(f"s{n}", cpus=8, gpus="A", memory_gb=64) for n in range(4)]
+BIG, HALF = node("big", cpus=64, gpus="A" * 8, memory_gb=64), node("half", cpus=8, gpus="AAAA", memory_gb=64)
+MIXED = [node("gpu", cpus=4, gpus="AA"), node("cpu", cpus=2)]
+FOURS = [node(name, cpus=32, gpus="AAAA", memory_gb=64) for name in "ab"]
+INSTANCES = replace(node(cpus=8, gpus="AAA"), gpu_ids=("m0", "m1", "g1"), gpu_parents=("g0", "g0", "g1"))
+OTHERS_HOLD = replace(node(cpus=8, gpus="AA", memory_gb=64), gpu_free=(0.5, 0.0))
+WIDE = {"workers": 8, "gpus_per_worker": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "many", "nodes"),
+    [
+        *(({}, 7, nodes) for nodes in (MIXED, MIXED[::-1], [node(cpus=0.5)])),
+        ({"workers": 6}, 1, MIXED),
+        *((WIDE | {"span_nodes": "spread"}, 1, nodes) for nodes in ([BIG, *HALVES], [BIG, *HALVES, HALF], HALVES)),
+        (WIDE | {"span_nodes": "spread"}, 1, [*HALVES, HALF]),
+        *(
+            (WIDE | {"auto": ["gpus_per_worker"]}, 1, nodes)
+            for nodes in (FOURS, FOURS[:1], [*FOURS, node("c", cpus=32)])
+        ),
+        *(({"workers": n, "gpus_per_worker": 1.0}, 4 - n, [INSTANCES]) for n in (1, 2, 3)),
+        *(({"gpus_per_worker": share}, 9, [OTHERS_HOLD]) for share in (0.25, 0.6)),
+        ({"gpus_per_worker": 0.1, "auto": ["gpus_per_worker"]}, 9, [OTHERS_HOLD]),
+        *(({"auto": ["cpus_per_worker"]}, 2, [node(cpus=cpus)]) for cpus in (0, 0.5)),
+    ],
+)
+@pytest.mark.parametrize("devices", ["auto", "cuda"])
+def test_so_it_does_where_examples_seldom_come(
+    asked: dict[str, Any], many: int, nodes: list[Node], devices: str
+) -> None:
+    waiting = [identity(i, **asked) for i in range(many)]
+    assert pack(waiting, [], nodes, devices) == slowly(waiting, [], nodes, devices, {})
 
 
 @given(members, clusters, modes, st.integers(0, 2**16))
@@ -321,21 +347,8 @@ def test_one_that_is_kept_is_as_one_made_anew(
 def test_a_refusal_is_for_those_that_fit_nowhere(waiting: list[Identity], nodes: list[Node], devices: str) -> None:
     for one in waiting:
         reason = explain_unplaceable(one, nodes, devices)
-        assert (reason is None) == bool(slowly([one], [], nodes, devices, {}, {}))
+        assert (reason is None) == bool(slowly([one], [], nodes, devices, {}))
         assert reason is None or reason.startswith(one.member)
-
-
-def test_a_guessed_core_fits_on_less_than_one_and_what_was_declared_does_not() -> None:
-    small = [node(cpus=0.5)]
-    guessed = [identity(i, auto=["cpus_per_worker"]) for i in range(2)]
-    assert [p.member for p in pack(guessed, [], small)] == ["member-0"], "and takes all of it"
-    assert not pack([identity()], [], small)
-    assert not pack(guessed, [], [node(cpus=0)]), "a node that offers no core gets no member"
-    busy = identity(workers=2, cpus_per_worker=1.9, auto=["cpus_per_worker"])
-    assert pack([busy], [], [node(cpus=2)]) and not pack([busy], [], [node(cpus=1)])
-    assert "is workers=2 on node a" in (
-        explain_unplaceable(identity(workers=3, auto=["cpus_per_worker"]), [node(cpus=2)]) or ""
-    )
 
 
 def test_ten_thousand_members_are_planned_on_eight_thousand_devices_and_one_event_is_answered() -> None:
@@ -375,21 +388,3 @@ def test_a_gpu_keeps_its_members_when_others_of_its_node_come_and_go() -> None:
     again = [identity(i, gpus_per_worker=0.5, cpus_per_worker=0.1) for i in range(9, 19)]
     devices = Counter(p.devices[0] for p in pack(again, [last], [after]))
     assert devices == {"GPU-c": 1, "GPU-d": 2}
-
-
-def test_a_member_gets_no_two_instances_of_one_gpu_and_single_workers_get_each() -> None:
-    at = replace(node(cpus=8, gpus="AAA"), gpu_ids=("m0", "m1", "g1"), gpu_parents=("g0", "g0", "g1"))
-    wide = identity(workers=2, gpus_per_worker=1.0)
-    assert pack([wide], [], [at])[0].devices == ("m0", "g1")
-    assert len({p.devices for p in pack([identity(i, gpus_per_worker=1.0) for i in range(3)], [], [at])}) == 3
-    assert "workers=2" in (explain_unplaceable(identity(workers=3, gpus_per_worker=1.0), [at]) or "")
-
-
-def test_a_gpu_holds_what_others_leave_of_it() -> None:
-    at = replace(node(cpus=8, gpus="AA", memory_gb=64), gpu_free=(0.5, 0.0))
-    halves = [identity(i, gpus_per_worker=0.25) for i in range(9)]
-    assert [p.devices for p in pack(halves, [], [at], "cuda")] == [("0",), ("0",)]
-    assert not pack([identity(gpus_per_worker=0.6)], [], [at]), "nor is it placed on the CPU"
-    assert pack([identity(gpus_per_worker=0.6)], [], [at.without_others()])
-    guess = identity(gpus_per_worker=0.1, auto=["gpus_per_worker"])
-    assert pack([guess], [], [at])[0].devices == ("0",), "a full one is nobody's"

@@ -8,26 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import identity
 
-from ensemble.schedule import (
-    ClusterSnapshot,
-    Node,
-    Placement,
-    count_placeable,
-    decide_starts,
-    explain_unplaceable,
-)
+from ensemble.schedule.explain import explain_unplaceable
+from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.placement import ClusterSnapshot, count_placeable, decide_starts
 
 FOUR = (Node("a", 4, (), 16, "a"),)
 
 
 def running(*numbers: int) -> list[Placement]:
     return [Placement(identity(n), "a", (None,)) for n in numbers]
-
-
-def test_the_first_cohort_takes_all_that_fit() -> None:
-    starts = decide_starts(ClusterSnapshot(nodes=FOUR, waiting=[identity(i) for i in range(6)]))
-    assert [s.placement.member for s in starts] == [f"member-{i}" for i in range(4)]
-    assert {s.cohort for s in starts} == {0}
 
 
 def test_a_later_cohort_waits_until_it_is_worth_a_feeder() -> None:

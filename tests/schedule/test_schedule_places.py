@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from schedule_cases import identity, node
 
-from ensemble.schedule import FreeCapacity, Placement, explain_unplaceable, pack
-from ensemble.schedule.needs import resolve_devices
+from ensemble.schedule.explain import explain_unplaceable
+from ensemble.schedule.needs import Placement, resolve_devices
+from ensemble.schedule.packing import FreeCapacity, pack
 
 
 def test_ten_tenths_of_a_core_are_one_core() -> None:
     waiting = [identity(i, cpus_per_worker=0.1) for i in range(11)]
     assert len(pack(waiting, [], [node(cpus=1)])) == 10
-
-
-def test_members_that_share_gpus_are_spread_and_gpu_nodes_come_first() -> None:
-    nodes = [node("cpu", cpus=8), node("gpu", cpus=8, gpus="GG")]
-    placed = pack([identity(i, gpus_per_worker=0.5) for i in range(4)], [], nodes)
-    assert [p.node for p in placed] == ["gpu"] * 4
-    assert sorted(p.devices[0] for p in placed) == ["0", "0", "1", "1"]  # type: ignore[type-var]
 
 
 def test_a_declared_share_is_of_a_gpu_and_never_of_a_cpu_once_there_was_a_gpu() -> None:
@@ -35,30 +27,6 @@ def test_a_declared_share_is_of_a_gpu_and_never_of_a_cpu_once_there_was_a_gpu() 
     guess = identity(gpus_per_worker=1.0, auto=["gpus_per_worker"])
     assert pack([guess], [], [node()])[0].devices == (None,)
     assert "devices='cuda' and no node has a GPU" in (explain_unplaceable(guess, [node()], "cuda") or "")
-
-
-def test_a_share_of_none_is_the_cpu_and_takes_no_gpu_and_waits_for_none() -> None:
-    nodes = [node("gpu", cpus=4, gpus="GG"), node("cpu", cpus=2)]
-    for devices in ("auto", "cuda"):
-        placed = pack([identity(i) for i in range(7)], [], nodes, devices)
-        assert [(p.node, p.devices) for p in placed] == [("cpu", (None,))] * 2 + [("gpu", (None,))] * 4
-    wide = identity(workers=6)
-    assert pack([wide], [], nodes)[0].ranks_by_node == {"gpu": [0, 1, 2, 3], "cpu": [4, 5]}
-
-
-def test_a_whole_gpu_is_exclusive_and_members_of_all_shares_are_side_by_side() -> None:
-    shares = [0.0, 0.25, 0.5, 1.0] * 3
-    members = [identity(i, gpus_per_worker=share, cpus_per_worker=0.5) for i, share in enumerate(shares)]
-    nodes = [node("a", cpus=4, gpus="GG"), node("b", cpus=4, gpus="GG")]
-    placed = {p.member: p for p in pack(members, [], nodes)}
-    load = Counter[tuple[str, str]]()
-    for number, share in enumerate(shares):
-        if (p := placed.get(f"member-{number}")) is not None:
-            assert (p.devices == (None,)) == (share == 0)
-            load[p.node, str(p.devices[0])] += round(share * 100)
-    assert sum(shares) == 5.25 and len(placed) == 8, "what is beyond four GPUs waits"
-    assert all(used <= 100 for used in load.values()) and list(load.values()).count(100) == 4
-    assert {p.node for p in placed.values() if p.devices == (None,)} <= {"a", "b"}
 
 
 def test_a_refusal_names_the_largest_that_would_fit() -> None:
@@ -94,15 +62,6 @@ def test_ranks_are_on_several_nodes_only_where_no_node_has_room_for_all() -> Non
     assert pack([identity(9, workers=6, auto=["workers"])], [], nodes) == [], "its width was measured on one node"
 
 
-def test_ranks_on_several_nodes_have_gpus_all_of_them_or_none() -> None:
-    nodes = [node("a", cpus=8, gpus="GG"), node("b", cpus=8, gpus="G"), node("c", cpus=1)]
-    (across,) = pack([identity(workers=3, gpus_per_worker=1.0)], [], nodes)
-    assert across.nodes == ("a", "a", "b") and across.devices == ("0", "1", "0")
-    assert pack([identity(workers=4, gpus_per_worker=1.0)], [], nodes) == []
-    lost = FreeCapacity(nodes[1:2], running=[across])
-    assert lost.place([identity(1, gpus_per_worker=1.0)]) == [], "what is left of a member holds its GPU"
-
-
 def test_guessed_cores_exclude_no_nodes_whose_cores_are_as_many_as_ranks() -> None:
     wide, nodes = {"workers": 8, "cpus_per_worker": 1.05}, [node("a"), node("b"), node("c", cpus=1)]
     guessed = identity(0, **wide, auto=["cpus_per_worker"])
@@ -117,28 +76,9 @@ def test_guessed_cores_exclude_no_nodes_whose_cores_are_as_many_as_ranks() -> No
     assert pack([identity(workers=4, cpus_per_worker=1.7, auto=["cpus_per_worker"])], [], lent)
 
 
-def test_one_that_is_better_on_two_nodes_is_on_two_or_on_one() -> None:
-    small = [node(f"s{n}", cpus=8, gpus="G", memory_gb=64) for n in range(4)]
-    big = node("big", cpus=64, gpus="GGGGGGGG", memory_gb=64)
-    spread = identity(workers=8, gpus_per_worker=1.0, span_nodes="spread")
-    assert pack([spread], [], [big, *small])[0].ranks_by_node == {"big": list(range(8))}
-    halves = pack([spread], [], [big, *small, node("half", cpus=8, gpus="GGGG")])[0].ranks_by_node
-    assert {name: len(ranks) for name, ranks in halves.items()} == {"big": 4, "half": 4}
-    fallback = pack([spread], [], [*small, node("half", cpus=8, gpus="GGGG")])[0]
-    assert len(fallback.ranks_by_node) == 5, "no two nodes hold its halves, and no node all of it"
-
-
-def test_several_nodes_gpus_come_before_the_cpu_of_one_that_has_some() -> None:
-    nodes = [node(name, cpus=32, gpus="GGGG", memory_gb=64) for name in "ab"]
-    wide = identity(workers=8, gpus_per_worker=1.0, auto=["gpus_per_worker"])
-    (placed,) = pack([wide], [], nodes)
-    assert placed.nodes == ("a",) * 4 + ("b",) * 4 and placed.devices == ("0", "1", "2", "3") * 2
-    (placed,) = pack([wide], [], nodes[:1])
-    assert placed.node == "a" and placed.devices == (None,) * 8
-    (placed,) = pack([wide], [], [*nodes, node("c", cpus=32)])
-    assert placed.node == "c", "one node without GPUs comes first"
-
-
 def test_members_of_a_lost_node_take_no_place() -> None:
     lost = Placement(identity(0), "gone", (None,))
     assert len(pack([identity(1)], [lost], [node(cpus=1)])) == 1
+    part = Placement(identity(2, workers=2, gpus_per_worker=1.0), "gone", ("0", "0"), ("gone", "left"))
+    beside = identity(3, gpus_per_worker=1.0)
+    assert not pack([beside], [part], [node("left", gpus="G")]), "what is left of a member holds its GPU"

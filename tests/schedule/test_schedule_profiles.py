@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import identity as plain_identity
 
-from ensemble.schedule import Node, Profile, apply_profile, list_candidate_widths, pack, select_unmeasured
 from ensemble.schedule.memory_grants import add_margin
-from ensemble.schedule.profiles import MemoryCap
+from ensemble.schedule.needs import Node
+from ensemble.schedule.packing import pack
+from ensemble.schedule.profiles import MemoryCap, Profile, apply_profile, list_candidate_widths, select_unmeasured
 from ensemble.spec.identity import compute_cost_key
 
 AUTO = ["cpus_per_worker", "gpus_per_worker", "memory_gb"]

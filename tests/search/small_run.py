@@ -6,8 +6,10 @@ import math
 from pathlib import Path
 from typing import Any, Self
 
-from event_dicts import apply_event
+from kit.event_dicts import apply_event, fold, read_events
 
+from ensemble import attach, submit
+from ensemble.search.foreign import compute_constraints
 from ensemble.search.searcher import Searcher
 from ensemble.spec import Ensemble, Recipe, Resources, Search, choice, integer, loguniform, uniform
 from ensemble.store import RunState
@@ -46,12 +48,11 @@ class Run:
         search: Search,
         storage: Any = None,
         events: list[dict[str, Any]] | None = None,
-        prior: Any = (),
     ) -> None:
-        self.search, self.events, self.state, self.prior = search, [], RunState(), prior
+        self.search, self.events, self.state = search, [], RunState()
         self.journal = storage if isinstance(storage, Path) else None
         self.sizes: list[int] = []  # of the journal when each event was logged
-        self.searcher = Searcher(search, direction="max", epochs=self.epochs, storage=storage, prior=prior)
+        self.searcher = Searcher(search, direction="max", epochs=self.epochs, storage=storage)
         header = {"name": "s", "run_id": "r", "mode": "search", "objective": "accuracy", "direction": "max"}
         further = [{"name": each.name, "mode": each.mode} for each in search.objectives]
         header |= {"epochs": self.epochs, "further_objectives": further}
@@ -75,7 +76,7 @@ class Run:
         events = [e for e, size in zip(self.events, self.sizes, strict=True) if size < at + is_logged]
         if events and events[-1]["type"] == "epoch":
             events = events[:-1]
-        return type(self)(self.search, journal, events or self.events[:1], self.prior)
+        return type(self)(self.search, journal, events or self.events[:1])
 
     def step(self, parallel: int = 3) -> bool:
         """One thing happens; False when the search is over."""
@@ -101,7 +102,7 @@ class Run:
             self.searcher.tell(member.number, "pruned")
         elif epoch + 1 == EPOCHS:
             metrics = {"accuracy": value, "width": member.params["width"]}
-            violated = self.searcher.compute_constraints(member.number, metrics)
+            violated = compute_constraints(self.search, member.number, metrics)
             self.log(type="finished", member=id, attempt=0, epoch=epoch + 1, metrics=metrics, constraints=violated)
             self.searcher.tell(member.number, "finished", value, metrics=metrics, constraints=violated)
 
@@ -114,6 +115,24 @@ class Run:
     @property
     def outcome(self) -> list[tuple[Any, ...]]:
         return [(m.params, m.state, m.epoch) for m in self.state.members.values()]
+
+
+def run(path: Path, declared: Ensemble, on_event: Any = None) -> RunState:
+    """The state of a run that has ended."""
+    submit(declared, path, "inline", on_event=on_event).wait()
+    return fold(read_events(path / "events.jsonl"))
+
+
+def stop_at(path: Path, kind: str, member: str, verb: str, *named: str) -> Any:
+    """Of `on_event`: ask the run once when a member's event comes."""
+    asked: list[bool] = []
+
+    def ask(event: dict[str, Any]) -> None:
+        if not asked and (event["type"], event.get("member")) == (kind, member):
+            asked.append(True)
+            getattr(attach(path), verb)(*named)
+
+    return ask
 
 
 def _build(params: dict[str, Any]) -> Any:

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_dicts import fold
+from kit.event_dicts import fold
 from optuna.trial import TrialState
 
-from ensemble.api import check_same
-from ensemble.search.trials import SearchTrials, Trials, make_trials
+from ensemble.controller.changes import check_same
+from ensemble.controller.starts import make_trials
+from ensemble.schedule.trials import Trials
+from ensemble.search.trials import SearchTrials
 from ensemble.spec import Ensemble, Member, Recipe, Search, SpecError, choice, integer, loguniform
 from ensemble.store import RunDir, RunState, StoreError
 from pipelines import Pipeline, sources
@@ -21,7 +23,9 @@ SPACE = {"lr": loguniform(1e-3, 1.0), "act": choice("relu", [1, 2]), "width": in
 def declared(**options: Any) -> Ensemble:
     options = {"search": Search(SPACE, trials=4, sampler="random"), "batch_size": 4, **options}
     train = Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32)))
-    return Ensemble(name="added", recipe=Recipe(model=len, loss=len), train=train, epochs=3, **options)
+    return Ensemble(
+        name="added", recipe=Recipe(model=len, loss=len, task="classification"), train=train, epochs=3, **options
+    )
 
 
 LISTED: dict[str, Any] = {"search": None, "members": [{"n": n} for n in range(2)]}

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-from small_run import declare, loss
+from small_run import declare, loss, run
 
-from ensemble.api import check_same, submit
-from ensemble.search.trials import FIRST_TRIALS
+from ensemble.controller.changes import check_same
+from ensemble.schedule.trials import FIRST_TRIALS
 from ensemble.spec import Ensemble, Recipe, Search, SpecError, choice, uniform
-from ensemble.store import RunState
 
 
 def model(params: dict[str, Any]) -> Any:
@@ -25,12 +23,9 @@ def model(params: dict[str, Any]) -> Any:
 
 def declared(space: dict[str, Any], trials: int, **options: Any) -> Ensemble:
     small = declare(Search(space, trials=trials, sampler="random", pruner="none"), **options)
-    return dataclasses.replace(small, name="failures", recipe=Recipe(model=model, loss=loss))
-
-
-def run(path: Path, ensemble: Ensemble) -> RunState:
-    submit(ensemble, path, executor="inline").wait()
-    return fold(read_events(path / "events.jsonl"))
+    return dataclasses.replace(
+        small, name="failures", recipe=Recipe(model=model, loss=loss, task="classification")
+    )
 
 
 WORDS = {"name": "sgd", "momentum": 0.9}

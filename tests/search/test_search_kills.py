@@ -15,14 +15,14 @@ import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.property_examples import examples
 from optuna.samplers import CmaEsSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
-from property_examples import examples
 from small_run import SPACE, Run, declare
 from studies import read_study
 
 import ensemble
 from ensemble.controller.performer import complete_event
-from ensemble.search.trials import make_trials
+from ensemble.controller.starts import make_trials
 from ensemble.spec import Search, choice, integer, loguniform, uniform
 from ensemble.store import RunDir, RunState, read_events
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
 
 import ensemble
-from ensemble import Ensemble, Member, Recipe, Search, choice
+from ensemble import Ensemble, Member, Recipe, Search, choice, loguniform
+from ensemble.spec import SpecError
+from ensemble.spec.search import PRUNER_TYPES, SAMPLER_TYPES
 from ensemble.store import RunState
 from pipelines import Pipeline, sources
+from pipelines.providers import Provider
 
 
 def model(params: dict[str, Any]) -> Any:
@@ -79,3 +82,17 @@ def test_a_trial_trains_as_a_member_that_is_declared_with_its_options(tmp_path: 
     events = read_events(tmp_path / "searched" / "events.jsonl")
     assert "unused_hyperparameters" not in {event["type"] for event in events}
     ensemble.load(tmp_path / "searched")  # its models are made of recorded hyperparameters
+
+
+def test_samplers_and_pruners_of_another_distribution_are_named_like_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for types, name, value in (
+        (SAMPLER_TYPES, "theirs", "optuna.samplers:TPESampler"),
+        (PRUNER_TYPES, "quarter", "optuna.pruners:PercentilePruner"),
+    ):
+        monkeypatch.setattr(types, "_foreign", ({name: Provider(types.kind, name, value, "theirs 1.0")}, []))
+    space = {"lr": loguniform(1e-3, 1.0)}
+    pruner = {"name": "quarter", "percentile": 25.0}
+    search = Search(space, sampler={"name": "theirs", "multivariate": True}, pruner=pruner)
+    assert type(search.sampler).__name__ == "TPESampler" and search.pruner_options == {"name": "PercentilePruner"}
+    with pytest.raises(SpecError, match=r"Search.pruner: 'quarter' of theirs 1.0: .*percentile"):
+        Search(space, pruner="quarter")

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_dicts import fold, read_events
-from leftovers import wait_until
+from kit.event_dicts import fold, read_events
+from kit.leftovers import wait_until
 from population_driver import EPOCHS, build, declare, loss
+from small_run import stop_at
 
 import ensemble
 from ensemble import Member, Search, SpecError, choice, integer, loguniform, uniform
@@ -78,6 +79,7 @@ def test_the_worst_and_who_failed_go_on_from_one_of_the_best(failed: int) -> Non
         assert len(replaced) <= max(moved, failed) and all(value <= known[-1] for value in beaten[moved:])
         if failed < moved and len(known) > moved:
             assert len(replaced) in (moved, moved - 1), "one of the worst may be among the best of very few"
+    assert [choose_parent([None, 2.0, 1.0, 3.0], at, 0.0, [0]) for at in range(4)] == [3, 1, 2, 3]
 
 
 def test_a_change_stays_in_the_space_and_is_one() -> None:
@@ -135,36 +137,13 @@ def test_a_member_that_is_never_replaced_ends_with_the_bits_of_one_training(
         if all(source_of(now[place]) == before[place].id for before, now in itertools.pairwise(generations))
     ]
     assert kept
-    same = declare()
-    plain = ensemble.Ensemble(
-        **{
-            name: getattr(same, name)
-            for name in ("name", "recipe", "train", "valid", "objective", "mode", "epochs")
-        },
-        **{name: getattr(same, name) for name in ("optimizer", "schedule", "averaging", "batch_size", "sharing")},
-        members=[
-            Member(first.params, seed=first.identity["seed"])
-            for first in (generations[0][place] for place in kept)
-        ],
-    )
-    state = run(tmp_path / "plain", plain)
+    names = "name recipe train valid objective mode epochs optimizer schedule averaging batch_size sharing"
+    first = [generations[0][place] for place in kept]
+    members = [Member(member.params, seed=member.identity["seed"]) for member in first]
+    state = run(tmp_path / "plain", ensemble.Ensemble(**_pick(declare(), names), members=members))
     assert [m.weights_sha256 for m in state.members.values()] == [
         generations[-1][place].weights_sha256 for place in kept
     ]
-
-
-@pytest.mark.more
-def test_where_nobody_is_replaced_the_members_are_snapshots_of_one_training(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "search": Search({"lr": 0.1}, sampler={"name": "pbt", "population": 1, "generations": 3, "quantile": 0}),
-        "schedule": {"name": "cyclic", "cycle_epochs": 2},
-    }
-    members = list(run(tmp_path / "run", declare(**options)).members.values())
-    assert [source_of(member) for member in members] == [None, "member-0", "member-1"]
-    rates = [event.lr for member in members for event in member.history]
-    assert rates == pytest.approx([0.05, 0.1] * 3), "after four steps of eight, and at the start of the next cycle"
-    assert choose_parent([None, 2.0, 1.0, 3.0], 2, 0.0, [0]) == 2
-    assert choose_parent([None, 2.0, 1.0, 3.0], 0, 0.0, [0]) == 3
 
 
 def test_who_takes_a_place_trains_with_its_own_rate_from_there_on(undisturbed: Path) -> None:
@@ -236,23 +215,6 @@ def test_checkpoints_are_reduced_when_nobody_goes_on_from_them(tmp_path: Path) -
         assert "optimizer" not in checkpoint
 
 
-@pytest.fixture
-def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-
-
-def stop_at(path: Path, kind: str, member: str, verb: str, *named: str) -> Any:
-    """Of `on_event`: ask the run once when a member's event comes."""
-    asked: list[bool] = []
-
-    def ask(event: dict[str, Any]) -> None:
-        if not asked and (event["type"], event.get("member")) == (kind, member):
-            asked.append(True)
-            getattr(ensemble.attach(path), verb)(*named)
-
-    return ask
-
-
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_the_same_declaration_goes_on_with_its_run_and_another_population_does_not(
     undisturbed: Path, tmp_path: Path
@@ -286,6 +248,7 @@ def test_a_last_generation_without_anybody_leaves_what_has_finished(tmp_path: Pa
     ensemble.submit(declare(search=search, epochs=300), path, "inline", on_event=ask).wait()
     state = state_of(path)
     assert [m.state for m in state.members.values()] == ["finished", "finished", "cancelled"]
+    assert [source_of(member) for member in state.members.values()] == [None, "member-0", "member-1"]
     assert isinstance(state.ended, RunFinished) and state.combined is not None and state.combined.members
 
 
@@ -376,29 +339,6 @@ def test_a_state_that_may_hold_hyperparameters_is_not_inherited(tmp_path: Path) 
 def test_the_epochs_of_a_population_are_its_own(undisturbed: Path) -> None:
     with pytest.raises(StoreError, match="the generations of a population have their epochs"):
         ensemble.resume(undisturbed, epochs=9)
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"trials": 7}, "has 8 x 4 trials: leave out trials="),
-        ({"budget": {"trials": 3}}, "leave out trials="),
-        ({"pruner": "median"}, "needs no pruner"),
-        ({"stop": bool}, "needs no pruner"),
-        ({"objective": "gain"}, "needs objective='metric'"),
-        ({"sampler": {"name": "pbt", "population": 0}}, "population"),
-        ({"sampler": {"name": "pbt", "generations": 1}}, "generations"),
-        ({"sampler": {"name": "pbt", "quantile": 0.5}}, "must be below 0.5"),
-        ({"sampler": {"name": "pbt", "keep": ["width"]}}, "no option"),
-        ({"sampler": {"name": "pbt", "inherit": "width"}}, "must be a list of names"),
-        ({"constraints": dict}, "leave out constraints="),
-        ({"enqueue": [{"lr": 0.1}] * 9}, "more than the first generation: 8"),
-        ({"sampler": {"name": "pbt", "inherit": ["rl"]}}, "the space has no 'rl'"),
-    ],
-)
-def test_what_does_not_go_with_a_population_is_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(SpecError, match=why):
-        Search(**{"space": {"lr": uniform(0, 1)}, "sampler": "pbt", **options})
 
 
 def test_there_are_no_more_generations_than_epochs() -> None:

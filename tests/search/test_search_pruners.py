@@ -3,13 +3,11 @@
 import warnings
 from typing import Any
 
-import numpy as np
 import optuna
 import pytest
 from small_run import open_searcher
 
 from ensemble.search.factory import make_pruner
-from ensemble.search.pruners import extrapolate
 from ensemble.search.searcher import Searcher
 from ensemble.spec import Search, SpecError, loguniform
 
@@ -92,65 +90,11 @@ def test_no_warning_reaches_the_user_and_every_word_makes_a_pruner() -> None:
             assert isinstance(make_pruner(Search(SPACE, pruner=word), 5), optuna.pruners.BasePruner)
 
 
-@pytest.mark.parametrize(
-    ("pruner", "words"),
-    [
-        ("patient", "Search.pruner cannot be 'patient'; did you mean 'patience'?"),
-        ({"epochs": 3}, "Search.pruner needs a 'name'"),
-        ({"name": "median", "min_resource": 1}, "'median' has no option 'min_resource'"),
-        ({"name": "none", "epochs": 1}, "'none' has no options, got 'epochs'"),
-        ({"name": "patience", "epochs": 0}, r"Search.pruner\['epochs'\] must be at least 1"),
-        ({"name": "patience", "min_delta": -1}, r"Search.pruner\['min_delta'\] must be at least 0"),
-        ({"name": "patience", "around": "patience"}, r"Search.pruner\['around'\] cannot be 'patience'"),
-        ({"name": "hyperband", "reduction_factor": 1}, "must be at least 2"),
-        (3, "Search.pruner must be a name"),
-    ],
-)
-def test_what_is_no_pruner_is_refused_in_a_line(pruner: Any, words: str) -> None:
-    with pytest.raises(SpecError, match=words) as caught:
-        Search(SPACE, pruner=pruner)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_rung_beyond_the_last_epoch_is_refused() -> None:
     search = Search(SPACE, pruner={"name": "asha", "min_resource": 5})
     search.check_epochs(5)
     with pytest.raises(SpecError, match="'min_resource'] is 5 epochs, but a trial has 4"):
         search.check_epochs(4)
-
-
-def curve(end: float, epochs: int, seed: int, noise: float = 0.003) -> list[float]:
-    """An accuracy that approaches its end as a power law."""
-    rng, exponent = np.random.default_rng(seed), (0.5, 1.0, 2.0)[seed % 3]
-    n = np.arange(1, epochs + 1)
-    values = end - 0.4 * end * n**-exponent + rng.normal(0.0, noise, epochs)
-    return [float(value) for value in values]
-
-
-@pytest.mark.parametrize("epochs", [12, 60])
-def test_a_trend_is_extrapolated_with_a_deviation_that_holds(epochs: int) -> None:
-    errors = []
-    for seed in range(60):
-        values = curve(0.5 + 0.005 * seed, epochs, seed)
-        mean, deviation = extrapolate(values[:8], epochs)
-        errors.append((mean - values[-1]) / deviation)
-    assert np.mean(np.abs(errors) < 2) > 0.8 and abs(np.median(errors)) < 1
-    mean, deviation = extrapolate([0.5] * 5, epochs)
-    assert (mean, deviation) == pytest.approx((0.5, 0.0), abs=1e-6)
-
-
-@pytest.mark.parametrize("direction", ["max", "min"])
-def test_a_trend_ends_trials_that_cannot_win_and_never_the_best(direction: str) -> None:
-    search, sign = searcher("trend", 30, direction), 1.0 if direction == "max" else -1.0
-    ends = np.random.default_rng(0).uniform(0.4, 0.9, 40)
-    trained, best = 0, 0
-    for number, end in enumerate(ends):
-        after = stopped_after(search, number, [sign * value for value in curve(end, 30, number)])
-        search.tell(number, "finished" if after is None else "pruned")
-        trained += after or 30
-        best = number if end == max(ends) and after is None else best
-        assert after is None or (number >= 5 and after >= 4)
-    assert ends[best] == max(ends) and trained < 0.6 * 30 * len(ends)
 
 
 def test_a_function_of_the_users_ends_trials_beside_the_pruner() -> None:
@@ -189,5 +133,3 @@ def test_a_terminator_ends_the_search_where_no_trial_improves_it() -> None:
         usual.ask(number)
         usual.tell(number, "finished", 0.5)
     assert usual.has_ended
-    with pytest.raises(SpecError, match="must have should_terminate"):
-        Search(SPACE, terminator=True)

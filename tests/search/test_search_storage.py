@@ -224,12 +224,6 @@ def test_a_lock_left_by_a_killed_process_delays_nothing(tmp_path: Path, monkeypa
     assert not lock.is_symlink()
 
 
-def test_a_storage_that_cannot_be_opened_is_said_without_its_password() -> None:
-    with pytest.raises(StoreError, match="cannot open the Optuna storage") as caught:
-        searcher("nosuchdb://user:secret@host/db")
-    assert "secret" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("url", "secrets"),
     [
@@ -249,7 +243,7 @@ def test_no_password_is_said(url: str, secrets: list[str]) -> None:
     assert ("***" in said) == bool(secrets)
     assert url not in repr(Search(SPACE, storage=url))
     if secrets:
-        with pytest.raises(StoreError) as caught:
+        with pytest.raises(StoreError, match="cannot open the Optuna storage") as caught:
             Searcher(Search(SPACE), direction="max", epochs=1, storage=f"no{url}")
         assert not any(secret in str(caught.value) for secret in secrets) and caught.value.__cause__ is None
 

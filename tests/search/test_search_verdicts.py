@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from event_dicts import fold, read_events
+from kit.event_dicts import fold, read_events
+from small_run import run, stop_at
 from studies import read_study
 
 import ensemble
 from ensemble import Ensemble, Recipe, Search, choice
-from ensemble.search.trials import FIRST_TRIALS
+from ensemble.schedule.trials import FIRST_TRIALS
 from ensemble.store import RunDir, RunState
 from pipelines import Pipeline, sources
 
@@ -59,8 +60,8 @@ def declare(curves: list[str], pruner: Any = "none", **options: Any) -> Ensemble
 
 def train_in_order(path: Path, curves: list[str], **options: Any) -> RunState:
     """Run a search that proposes just these curves."""
-    ensemble.submit(declare(curves, **options), path, "inline").wait()
-    return fold(read_events(RunDir(path).events))
+    on_event = options.pop("on_event", None)
+    return run(path, declare(curves, **options), on_event)
 
 
 def trials_of(path: Path) -> list[Any]:
@@ -96,22 +97,13 @@ def test_a_trial_is_pruned_in_an_epoch_before_it_would_stop_early(tmp_path: Path
     assert [(m.state, len(m.history)) for m in state.members.values()] == [("finished", 4), ("pruned", 2)]
 
 
-def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_declaration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_declaration(tmp_path: Path) -> None:
     """A trial proposed in between was declared with more; what was not pruned then is not pruned for that."""
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    asked: list[object] = []
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["type"] == "finished" and event["member"] == "member-1" and not asked:
-            asked.append(ensemble.attach(tmp_path).stop())
-
-    real = ensemble.submit
-    monkeypatch.setattr(ensemble, "submit", lambda *given: real(*given, on_event=stop))
+    stop = stop_at(tmp_path, "finished", "member-1", "stop")
     halving = {"name": "asha", "min_resource": 2, "reduction_factor": 2}
     curves = ["high", "low", "high"]
-    state = train_in_order(tmp_path, curves, pruner=halving, epochs=2)
+    state = train_in_order(tmp_path, curves, pruner=halving, epochs=2, on_event=stop)
     assert [m.state for m in state.members.values()] == ["finished"] * 2
     for epochs in (3, 5):
         ensemble.resume(tmp_path, epochs=epochs).wait()
@@ -139,20 +131,11 @@ def test_a_trial_whose_objective_is_undefined_or_not_measured_after_an_epoch_goe
     assert (trial.state.name, trial.value, trial.intermediate_values) == ("COMPLETE", 0.8, known)
 
 
-def test_a_search_that_goes_on_after_a_stop_judges_an_undefined_epoch_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    asked: list[object] = []
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and event["member"] == "member-1" and event["epoch"] == 0 and not asked:
-            asked.append(ensemble.attach(tmp_path).stop())
-
-    real = ensemble.submit
-    monkeypatch.setattr(ensemble, "submit", lambda *given: real(*given, on_event=stop))
-    train_in_order(tmp_path, ["rises", "undefined"], pruner="hyperband")
-    assert asked
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_a_search_that_goes_on_after_a_stop_judges_an_undefined_epoch_alike(tmp_path: Path) -> None:
+    stop = stop_at(tmp_path, "epoch", "member-1", "stop")
+    state = train_in_order(tmp_path, ["rises", "undefined"], pruner="hyperband", on_event=stop)
+    assert state.members["member-1"].state == "stopped"
     ensemble.resume(tmp_path).wait()
     state = fold(read_events(RunDir(tmp_path).events))
     assert [m.state for m in state.members.values()] == ["finished"] * 2
@@ -204,7 +187,6 @@ def test_a_metric_of_the_split_that_is_undefined_on_constant_predictions_fails_n
     recipe = Recipe(model=model, loss=loss, task="regression", objective="pearson")
     options = {"valid": data, "recipe": recipe, "objective": None, "mode": None, "train": data, "epochs": 2}
     made = declare(["rises"], pruner, optimizer={"name": "sgd", "lr": 0.1}, keep="best", **options)
-    ensemble.submit(made, tmp_path, "inline").wait()
-    (member,) = fold(read_events(RunDir(tmp_path).events)).members.values()
+    (member,) = run(tmp_path, made).members.values()
     assert (member.state, member.error) == ("finished", None)
     assert "pearson" not in member.metrics and "loss" in member.metrics

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble import Ensemble, Member, Recipe, Search, SpecError, choice, integer, uniform
+from ensemble.spec.fields import MEMBER_FIELDS
 from ensemble.spec.options import OPTIMIZERS
+from ensemble.spec.recipe import RECIPE_OPTIONS
 from pipelines import Pipeline, sources
 
 JSON = st.recursive(
@@ -24,11 +26,14 @@ JSON = st.recursive(
 
 def an_ensemble(**options: Any) -> Ensemble:
     train = Pipeline(sources.arrays(x=np.zeros((4, 1), np.float32)))
-    return Ensemble(name="spec", recipe=Recipe(model=print, loss=print), train=train, **options)
+    return Ensemble(
+        name="spec", recipe=Recipe(model=print, loss=print, task="classification"), train=train, **options
+    )
 
 
-#: No option of the default optimizer, whose value is checked; hypothesis tries names of our own code, too.
-NAMES = st.text().filter(lambda name: name not in OPTIMIZERS["sgd"])
+#: Hyperparameters that set options, whose values are checked; hypothesis tries names of our own code, too.
+CHECKED = {*OPTIMIZERS["sgd"], *MEMBER_FIELDS, *RECIPE_OPTIONS}
+NAMES = st.text().filter(lambda name: name not in CHECKED)
 
 
 @given(st.dictionaries(NAMES, JSON, max_size=4))

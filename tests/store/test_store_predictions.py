@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.kept_predictions import save_predictions
 from safetensors.numpy import load_file, save
 
 from ensemble.spec.task import Task, quantiles
@@ -17,20 +18,8 @@ from ensemble.store import (
     UnlikeRows,
     load_predictions,
     save_checkpoint,
-    save_predictions,
 )
 from ensemble.store.predictions import VERSION, list_splits
-
-
-def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None:
-    path = tmp_path / "members" / "member-0" / "predictions.safetensors"
-    probabilities = torch.rand(4, 3)
-    save_predictions(path, "valid", probabilities, torch.tensor([7, 2, 9, 0]), np.array([0, 1, 2, 1]))
-    kept = load_predictions(path, "valid")
-    assert kept.index.tolist() == [0, 2, 7, 9] and kept.index.dtype == np.int64
-    assert kept.values.dtype == np.float32
-    assert np.array_equal(kept.values, probabilities.numpy()[[3, 1, 0, 2]])
-    assert kept.target is not None and kept.target.tolist() == [1, 1, 0, 2]
 
 
 @pytest.mark.parametrize("target", [None, np.int64, np.float64])
@@ -142,11 +131,6 @@ def test_fields_of_the_samples_are_kept_in_the_order_of_the_index(tmp_path: Path
     assert kept["name"].tolist() == ["é1", "é2é2", "é3é3é3"]
 
 
-def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:
-    save_predictions(tmp_path / "p", "valid", np.ones((2, 1)), [0, 1], None)
-    assert load_predictions(tmp_path / "p", "valid").target is None
-
-
 @pytest.mark.parametrize(
     ("shape", "index", "target", "said"),
     [
@@ -175,7 +159,9 @@ def test_a_missing_or_other_file_is_said(tmp_path: Path) -> None:
 def test_the_store_and_predictions_need_neither_torch_nor_optuna(tmp_path: Path) -> None:
     code = f"""
 import sys, ensemble.search.searcher
-from ensemble.store import load_predictions, save_predictions
+sys.path.append({str(Path(__file__).parents[1])!r})
+from ensemble.store import load_predictions
+from kit.kept_predictions import save_predictions
 save_predictions({str(tmp_path / "p")!r}, "valid", [[1.0]], [0], [0])
 load_predictions({str(tmp_path / "p")!r}, "valid")
 print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.modules])
@@ -229,7 +215,7 @@ def test_one_file_has_the_predictions_on_all_splits(tmp_path: Path, rows: int) -
     given: dict[str, tuple[Any, Any, Task]] = {
         "valid": (draws.random((rows, 2)), draws.integers(0, 2, rows), Task("classification")),
         "test": (draws.random(rows), draws.random(rows), Task("regression")),
-        "shifted": (draws.random((rows, 2)), None, Task("classification")),
+        "later": (draws.random((rows, 2)), None, Task("classification")),
     }
     digests = [save_predictions(file, split, v, np.arange(rows), t, task) for split, (v, t, task) in given.items()]
     given["test"] = (draws.random(rows), None, Task("regression"))

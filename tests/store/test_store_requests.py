@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from event_dicts import lines
+from kit.event_dicts import lines
 
 from ensemble.store import RunDir, StoreError, receive_requests, write_request
 
@@ -26,13 +26,13 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def text(**fields: object) -> str:
-    return json.dumps({"v": 1, "t": 1.0, "verb": "pause", **fields})
+    return json.dumps({"v": 2, "t": 1.0, "verb": "pause", **fields})
 
 
 BAD: dict[str, Callable[[Path], object]] = {
     "half-written": lambda path: path.write_text("{"),
     "not-utf8": lambda path: path.write_bytes(
-        b'{"v":1,"t":1,"verb":"add","declared":{"params":{"tag":"caf\xe9"}}}'
+        b'{"v":2,"t":1,"verb":"add","declared":{"params":{"tag":"caf\xe9"}}}'
     ),
     "surrogate": lambda path: path.write_text(text(declared={"params": {"tag": "caf\udce9"}})),
     "not-a-number": lambda path: path.write_text(text(declared={"params": {"lr": float("nan")}})),
@@ -41,7 +41,7 @@ BAD: dict[str, Callable[[Path], object]] = {
     "member-list": lambda path: path.write_text(text(member=["x"])),
     "verb-number": lambda path: path.write_text(text(verb=3)),
     "long-time": lambda path: path.write_text(text(t=10**400)),
-    "longer-time": lambda path: path.write_text('{"v":1,"verb":"stop","t":1' + "0" * 5000 + "}"),
+    "longer-time": lambda path: path.write_text('{"v":2,"verb":"stop","t":1' + "0" * 5000 + "}"),
     "no-time": lambda path: path.write_text(text(t=float("inf"))),
     "newer": lambda path: path.write_text(text(v=3)),
     "large": lambda path: path.write_text(text(padding="x" * 2**20)),

@@ -3,6 +3,7 @@ import functools
 import grp
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,9 @@ import pytest
 from forked import say_what_fails
 
 from ensemble.spec import Ensemble, Recipe
-from ensemble.store import RunDir, StoreError, revision, versions, write_request
+from ensemble.store import EventLog, RunDir, StoreError, revision, versions, write_request
 from ensemble.store.rundir import VERSION
-from ensemble.user_code.fingerprint import code_of
+from ensemble.user_code.fingerprint import PYTHON, code_of
 
 SPEC = """
 from ensemble.spec import Ensemble, Recipe
@@ -25,7 +26,8 @@ class Data:
     def loader(self): ...
     def __len__(self): return 8
 def model(params): return HIDDEN * params["width"]
-def spec(): return Ensemble(name="digits", recipe=Recipe(model=model, loss=len), members=[{}], train=Data())
+RECIPE = Recipe(model=model, loss=len, task="free")
+def spec(): return Ensemble(name="digits", recipe=RECIPE, members=[{}], train=Data())
 """
 
 
@@ -37,7 +39,7 @@ class Data:
 
 
 def ensemble(name: str = "digits", **options: Any) -> Ensemble:
-    recipe = Recipe(model=lambda params: params["width"], loss=lambda model, batch: model)
+    recipe = Recipe(model=lambda params: params["width"], loss=lambda model, batch: model, task="classification")
     return Ensemble(name=name, recipe=recipe, members=[{"width": 3}], train=Data(), **options)  # type: ignore[arg-type]
 
 
@@ -71,7 +73,7 @@ def test_code_that_no_member_trained_with_is_removed_and_no_other_folder(tmp_pat
     mine = tmp_path / "code" / "0123456789abcdef"
     mine.mkdir()
     declared = ensemble()
-    recipe = Recipe(model=len, loss=lambda model, batch: model)
+    recipe = Recipe(model=len, loss=lambda model, batch: model, task="classification")
     declared = dataclasses.replace(declared, recipe=recipe)
     RunDir.create(tmp_path, declared)
     assert {*mine.parent.iterdir()} == {mine, run.code(code_of(declared).fingerprint)}
@@ -100,6 +102,21 @@ def test_a_directory_of_another_run_or_of_another_format_is_refused(tmp_path: Pa
                 use()
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_run_whose_declaration_may_have_options_that_are_no_more_is_refused(
+    tmp_path: Path, is_damaged: bool
+) -> None:
+    """Format 3 had `Recipe(start_parts=...)`, and more; the log has the format, too."""
+    run = RunDir.create(tmp_path / "run", ensemble())
+    old = run.info | {"v": 3}
+    with EventLog(run.events) as events:
+        run.log_files(events, {run.info_file: json.dumps(old).encode()}, old)
+    run.info_file.write_text("damaged" if is_damaged else json.dumps(old))
+    for use in (run.load_ensemble, lambda: RunDir.create(run.path, ensemble()), run.find_info):
+        with pytest.raises(StoreError, match=rf"\(format 3, this one reads {VERSION}\); train it again"):
+            use()
+
+
 def test_a_spec_file_is_copied_and_its_code_needs_no_import_later(tmp_path: Path) -> None:
     spec = tmp_path / "user" / "spec_of_user.py"
     spec.parent.mkdir()
@@ -111,7 +128,7 @@ def test_a_spec_file_is_copied_and_its_code_needs_no_import_later(tmp_path: Path
     )
     subprocess.run([sys.executable, "-c", make], check=True)
     run = RunDir(tmp_path / "run")
-    assert run.spec_file.read_text() == SPEC
+    assert run.spec_file.read_text() == SPEC and run.spec_file.stat().st_mode & 0o777 == 0o600
     assert run.load_ensemble().recipe.model({"width": 2}) == 14  # type: ignore[union-attr]
 
 
@@ -121,15 +138,6 @@ def test_code_that_is_not_found_is_named(tmp_path: Path) -> None:
     run.ensemble_file.write_bytes(b"cno_such_module\nthing\n.")
     with pytest.raises(StoreError, match=r"no_such_module.*PYTHONPATH"):
         run.load_ensemble()
-
-
-def test_what_cannot_be_pickled_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    lock = threading.Lock()
-    bad = Ensemble(name="x", recipe=Recipe(model=lambda p: lock, loss=len), members=[{}], train=Data())  # type: ignore[arg-type]
-    named = r".*<lambda> \(test_store_rundir.py, line \d+\), in recipe=, holds 'lock', a lock: cannot pickle"
-    with pytest.raises(StoreError, match=named):
-        RunDir.create(tmp_path / "run", bad)
-    assert not (tmp_path / "run").exists()
 
 
 class Counted:
@@ -142,11 +150,15 @@ class Counted:
         return sample
 
 
-def test_an_attribute_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
-    stages = [functools.partial(len, Counted())]
-    bad = Ensemble(name="x", recipe=Recipe(model=len, loss=lambda *_: stages), members=[{}], train=Data())  # type: ignore[arg-type]
-    with pytest.raises(StoreError, match=r"an object of Counted, in recipe=, holds 'lock', a lock"):
-        RunDir.create(tmp_path / "run", bad)
+def test_what_cannot_be_pickled_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    lock, stages = threading.Lock(), [functools.partial(len, Counted())]
+    named = r".*<lambda> \(test_store_rundir.py, line \d+\), in recipe=, holds 'lock', a lock: cannot pickle"
+    of_object = "an object of Counted, in recipe=, holds 'lock', a lock"
+    for function, words in ((lambda params: lock, named), (lambda params: stages, of_object)):
+        recipe = Recipe(model=function, loss=len, task="classification")
+        with pytest.raises(StoreError, match=words):
+            RunDir.create(tmp_path / "run", dataclasses.replace(ensemble(), recipe=recipe))
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -182,19 +194,6 @@ def test_code_that_belongs_to_root_is_run_by_all_as_the_interpreter_is(
         run.load_ensemble()
 
 
-def test_the_group_is_let_in_to_a_run_that_was_private(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", ensemble())
-    run.member("member-0").mkdir(mode=0o700)
-    run.log("member-0").touch(mode=0o600)
-    run.events.touch(mode=0o600)
-    RunDir.create(run.path, ensemble(), group_read=True)
-    inner = (run.path, run.path / "members", run.member("member-0"))
-    assert {each.stat().st_mode & 0o7777 for each in inner} == {0o2750}
-    assert all(each.stat().st_mode & 0o040 for each in (run.events, run.info_file, run.log("member-0")))
-    private = (run.ensemble_file, run.path / "code", run.requests)
-    assert not any(each.stat().st_mode & 0o077 for each in private)
-
-
 def test_the_code_is_the_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
@@ -221,10 +220,10 @@ def test_code_that_everyone_can_write_is_not_run(tmp_path: Path) -> None:
         run.load_ensemble()
 
 
-def test_code_that_a_group_can_write_is_run_only_where_the_group_is_the_owners_own_or_trusted(
+def test_code_that_a_group_can_write_is_run_only_where_the_group_is_the_owners_own_or_the_folder_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("ENSEMBLE_TRUST_GROUP", raising=False)
+    monkeypatch.delenv("ENSEMBLE_TRUST_FOLDER", raising=False)
     run = RunDir.create(tmp_path / "run", ensemble())
     shared = next((group.gr_gid for group in grp.getgrall() if group.gr_gid != os.getegid()), None)
     if shared is None or os.geteuid() != 0:
@@ -234,14 +233,14 @@ def test_code_that_a_group_can_write_is_run_only_where_the_group_is_the_owners_o
         path.chmod(0o770)
         run.load_ensemble()  # root's own group, with nobody else in it
         os.chown(path, -1, shared)
-        with pytest.raises(StoreError, match=f"by the group .*`chmod g-w {path}`, or --trust-group"):
+        with pytest.raises(StoreError, match=f"by the group .*`chmod g-w {path}`, or --trust-folder FOLDER"):
             run.load_ensemble()
         with monkeypatch.context() as trusting:
-            trusting.setenv("ENSEMBLE_TRUST_GROUP", "1")
+            trusting.setenv("ENSEMBLE_TRUST_FOLDER", str(tmp_path))
             run.load_ensemble()
-            path.chmod(0o777)
-            with pytest.raises(StoreError, match=f"by everyone.*`chmod o-w {path}`"):
-                run.load_ensemble()
+        path.chmod(0o777)
+        with pytest.raises(StoreError, match=f"by everyone.*`chmod o-w {path}`"):
+            run.load_ensemble()
         path.chmod(mode)
 
 
@@ -260,7 +259,7 @@ def test_a_folder_without_modes_is_refused_before_anything_is_made_there_or_trus
     if made.returncode != 0:
         pytest.skip(f"nothing can be mounted here: {made.stderr}")
     try:
-        with pytest.raises(StoreError, match=f"{mounted}/run is on a file system without modes.*--trust-folder"):
+        with pytest.raises(StoreError, match=f"{mounted}/run can be written by everyone.*--trust-folder"):
             RunDir.create(mounted / "run", ensemble())
         assert not any(below.iterdir())
         with monkeypatch.context() as trusting:
@@ -279,7 +278,7 @@ def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> N
     (beside / "planted_by_anyone.py").write_text("thing = 7\n")
     run.events.unlink()  # with the digests
     run.info_file.write_text(json.dumps(run.info | {"code": str(beside)}))
-    run.ensemble_file.write_bytes(b"}.cplanted_by_anyone\nthing\n.")
+    run.ensemble_file.write_bytes(pickle.dumps((PYTHON, {})) + b"cplanted_by_anyone\nthing\n.")
     beside.chmod(0o777)
     with pytest.raises(StoreError, match=f"by everyone; its code is not run: `chmod o-w {beside}`"):
         run.load_ensemble()
@@ -292,11 +291,14 @@ def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> N
         sys.modules.pop("planted_by_anyone", None)
 
 
-def test_a_directory_with_other_files_in_it_is_no_place_for_a_run(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(StoreError, match=r"is no run directory and not empty \(thesis.tex\)"):
+@pytest.mark.parametrize("file", ["thesis.tex", "data/mine.npy", "code/mine/a.py"])
+def test_a_directory_with_other_files_in_it_is_no_place_for_a_run(tmp_path: Path, file: str) -> None:
+    mine = tmp_path / file
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.touch()
+    with pytest.raises(StoreError, match=r"is no run directory and not empty \((thesis.tex|data|code)\)"):
         RunDir.create(tmp_path, ensemble())
-    assert os.listdir(tmp_path) == ["thesis.tex"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
     (tmp_path / "volume" / "lost+found").mkdir(parents=True)
     RunDir.create(tmp_path / "volume", ensemble())
 
@@ -354,7 +356,8 @@ def test_modules_beside_the_spec_file_are_found_from_wherever_a_run_is_gone_on_w
         "from pipelines import Pipeline, sources\n"
         "def spec():\n"
         "    train = Pipeline(sources.arrays(x=np.zeros((4, 2), np.float32)))\n"
-        "    return Ensemble(name='n', recipe=Recipe(model=model, loss=len), members=[{}], train=train)\n"
+        "    return Ensemble(name='n', recipe=Recipe(model=model, loss=len, task='free'),\n"
+        "                    members=[{}], train=train)\n"
     )
     create = (
         "import sys; from ensemble.spec.spec_file import load_spec; from ensemble.store import RunDir;"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import lines, project
-from event_dicts import lines as log_lines
+from kit.event_dicts import lines, project
+from kit.event_dicts import lines as log_lines
 
 from ensemble.reporting import RunProjection, status_rows
 from ensemble.store import RunDir, RunStatus
@@ -118,7 +118,7 @@ def write(path: Path, events: list[Event]) -> RunDir:
     return run_dir
 
 
-JOULES = ("energy_j", "full_energy_j", "mean_w", "peak_w")
+JOULES = ("energy_j", "full_energy_j", "mean_w")
 
 
 def same(found: list[Event], expected: list[Event]) -> bool:

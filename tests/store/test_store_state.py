@@ -2,7 +2,7 @@ import time
 from typing import Any
 
 import pytest
-from event_dicts import apply_event, fold, ledger, project, typed
+from kit.event_dicts import apply_event, fold, ledger, project, typed
 
 from ensemble.reporting import status_rows
 from ensemble.store import RunState
@@ -74,7 +74,6 @@ def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
         "full_energy_j": None,
         "full_energy_origin": "unavailable",
         "mean_w": None,
-        "peak_w": None,
         "gpu_s": None,
         "metrics": {"accuracy": 0.5},
         "params": {"lr": 0.1},
@@ -95,11 +94,6 @@ def test_a_failed_member_with_a_retry_waits_again_and_repeats_no_epoch() -> None
     assert (resumed.epoch, resumed.attempts, resumed.metrics) == (1, 2, {"accuracy": 0.5})
     done = fold(story(*events, *again, epoch(1, 0.6, attempt=1))).members["member-0"]
     assert [e.epoch for e in done.history] == [0, 1]
-
-
-def test_a_failure_without_retry_is_the_end_of_that_member_only() -> None:
-    state = fold(story(*BEGUN, of("failed", error="loss is nan", reason="nan", retry=False)))
-    assert [m.state for m in state.members.values()] == ["failed", "waiting"]
 
 
 def test_late_news_of_an_attempt_that_was_given_up_changes_nothing() -> None:

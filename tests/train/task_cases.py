@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import train_child
+from kit import train_child
 from torch import nn
 
 from ensemble.spec import Ensemble, Recipe
@@ -129,7 +129,8 @@ def spread(values: np.ndarray, target: np.ndarray) -> float:
 CASES = {
     "single": Case(Recipe(model=head(CLASSES), loss=cross_entropy, split_metrics=["f1_macro"]), of_three),
     "one logit": Case(
-        Recipe(model=head(1), loss=one_logit, objective="roc_auc"), lambda x: (x[:, 0] > 0).astype(np.int64)
+        Recipe(model=head(1), loss=one_logit, task="classification", objective="roc_auc"),
+        lambda x: (x[:, 0] > 0).astype(np.int64),
     ),
     "multilabel": Case(
         Recipe(model=head(LABELS), loss=labels, task="multilabel", split_metrics=["roc_auc_macro"]),
@@ -142,7 +143,7 @@ CASES = {
     "regression": Case(
         Recipe(model=head(1), loss=squares, task="regression", split_metrics=["r2"]), lambda x: x.sum(axis=1)
     ),
-    "rain": Case(Recipe(model=head(1), loss=squares, split_metrics=["r2"]), rain),
+    "rain": Case(Recipe(model=head(1), loss=squares, task="regression", split_metrics=["r2"]), rain),
     "gaussian": Case(
         Recipe(model=head(1, several=True), loss=gaussian_nll, task="gaussian", split_metrics=["pearson"]),
         lambda x: x.sum(axis=1),
@@ -174,7 +175,7 @@ def data(case: Case, n: int = N, seed: int = 0) -> Pipeline:
 
 def declare(name: str, workers: int = 1, **options: Any) -> Ensemble:
     case = CASES[name]
-    usual = {"train": data(case), "valid": data(case, 13, seed=1), "shifted": data(case, 4, seed=2)}
+    usual = {"train": data(case), "valid": data(case, 13, seed=1), "test": data(case, 4, seed=2)}
     given = {"recipe": case.recipe, **usual, **options}
     return train_child.declare(given.pop("recipe"), workers, **given)
 
@@ -199,7 +200,7 @@ def train_on(
         x = np.random.default_rng(0).normal(size=(len(target), WIDE))
         return Pipeline(sources.arrays(x=x, label=target), shuffle=False)
 
-    options = {"train": pipe(label), "valid": pipe(label if valid is None else valid), "shifted": None, **options}
+    options = {"train": pipe(label), "valid": pipe(label if valid is None else valid), "test": None, **options}
     outcome, events = train("single", folder, recipe=recipe, **options)
     return outcome, events, RunDir(folder / "single").log("member-0").read_text()
 

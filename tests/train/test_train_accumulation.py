@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import train_child as cases
+from kit.loop_cases import checkpoint, failed, of, train
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import train_child as cases  # noqa: E402
-from loop_cases import checkpoint, failed, of, train  # noqa: E402
-from loop_cases import own_loop as plain_loop  # noqa: E402
-from torch import nn  # noqa: E402
-
-from ensemble.spec import Recipe  # noqa: E402
-from ensemble.train.accumulation import MicroBatches, split_batch  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
-from pipelines import Batch  # noqa: E402
+from ensemble.spec import Recipe
+from ensemble.train.accumulation import MicroBatches, split_batch
+from ensemble.train.job import TrainingError
+from pipelines import Batch
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -98,10 +95,6 @@ def test_a_train_function_accumulates_as_the_built_in_loop_does(tmp_path: Path) 
         assert torch.equal(value, theirs[name])
 
 
-def test_a_train_function_that_forgets_the_parts_is_told(tmp_path: Path) -> None:
-    assert "member.parts(batch)" in failed(*train(tmp_path, plain_loop(), accumulate=2))["error"]
-
-
 def test_memory_is_needed_for_one_part_only(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -110,7 +103,7 @@ def test_memory_is_needed_for_one_part_only(tmp_path: Path) -> None:
             seen.append(len(batch["index"]))
         return cases.loss(model, batch)
 
-    train(tmp_path, Recipe(model=cases.plain, loss=loss), accumulate=2, epochs=1)
+    train(tmp_path, Recipe(model=cases.plain, loss=loss, task="classification"), accumulate=2, epochs=1)
     assert seen == [2, 3] * 4 + [1, 2]
 
 
@@ -121,7 +114,7 @@ def test_a_loss_that_is_not_a_number_in_the_first_part_ends_the_member(tmp_path:
         losses = cases.loss(model, batch)
         return losses * torch.nan if next(parts) == 0 else losses
 
-    end = failed(*train(tmp_path, Recipe(model=cases.plain, loss=loss), accumulate=3))
+    end = failed(*train(tmp_path, Recipe(model=cases.plain, loss=loss, task="classification"), accumulate=3))
     assert end["reason"] == "nan" and "epoch 0, step 0" in end["error"]
 
 

@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import loop_cases
+from kit.loop_cases import of, train
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import loop_cases  # noqa: E402
-from loop_cases import of, train  # noqa: E402
-from torch import nn  # noqa: E402
-
-from ensemble import Recipe, Task  # noqa: E402
-from ensemble.store import RunDir, load_predictions  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
+from ensemble import Recipe, Task
+from ensemble.store import RunDir
+from pipelines import Pipeline, sources
 
 X = np.random.default_rng(0).normal(size=(23, 4)).astype(np.float32)
 LABELS = (X[:, :3] > 0).astype(np.int64)
@@ -32,57 +29,25 @@ def one_number(params: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
 
 
-def failure(folder: Path, recipe: Recipe, valid: Pipeline | None = None, **fields: Any) -> dict[str, Any]:
-    data = Pipeline(sources.arrays(**fields))
-    return loop_cases.failed(*train(folder, recipe, train=data, valid=valid, optimizer="sgd"))
-
-
 MULTILABEL = Recipe(model=linear, loss="binary_cross_entropy", target="y", inputs=("x",), task=Task("multilabel"))
-
-
-def test_a_label_of_several_that_is_neither_0_nor_1_is_refused(tmp_path: Path) -> None:
-    wrong = LABELS.copy()
-    wrong[7, 1] = 7
-    failed = failure(tmp_path / "train", MULTILABEL, x=X, y=wrong)
-    assert "has the label 7: labels are 0, 1, or shares between" in failed["error"] and not failed["retry"]
-    valid = Pipeline(sources.arrays(x=X, y=wrong))
-    failed = failure(tmp_path / "valid", MULTILABEL, valid, x=X, y=LABELS)
-    assert "has the label 7" in failed["error"] and not failed["retry"]
-
-
-def own_loss(model: nn.Module, batch: Any) -> Any:
-    return nn.functional.binary_cross_entropy_with_logits(
-        model(batch["x"]), batch["y"].float(), reduction="none"
-    ).mean(dim=1)
-
-
-def test_a_wrong_label_among_the_validation_data_is_named_where_the_loss_takes_any(tmp_path: Path) -> None:
-    wrong = LABELS.copy()
-    wrong[7, 1] = 7
-    recipe = Recipe(model=linear, loss=own_loss, target="y", task="multilabel")
-    failed = failure(tmp_path, recipe, Pipeline(sources.arrays(x=X, y=wrong)), x=X, y=LABELS)
-    says = "Ensemble.valid: sample 7 (arrays(x, y):row 7) has the label 7: labels"
-    assert failed["error"].startswith(says) and not failed["retry"]
 
 
 def test_labels_of_another_kind_in_other_splits_fail_no_member(tmp_path: Path) -> None:
     classes = np.arange(23) % 5  # by their number
     late = LABELS.copy()
     late[20] = 7
-    for name, shifted in {"classes": classes, "late": late}.items():
-        options = {split: Pipeline(sources.arrays(x=X, y=shifted)) for split in ("test", "shifted")}
+    for name, labels in {"classes": classes, "late": late}.items():
         outcome, events = train(
             tmp_path / name,
             MULTILABEL,
             train=Pipeline(sources.arrays(x=X, y=LABELS)),
             valid=None,
+            test=Pipeline(sources.arrays(x=X, y=labels)),
             optimizer="sgd",
-            **options,
         )
         assert outcome == "finished", of(events, "failed")
         run = RunDir(tmp_path / name)
         assert "no predictions on 'test' are saved: multilabel: " in run.log("member-0").read_text()
-        assert load_predictions(run.predictions("member-0", 0), "shifted").values.shape == (23, 3)
     assert "has the label 7: labels are 0, 1, or shares between" in run.log("member-0").read_text()
 
 
@@ -111,16 +76,36 @@ def test_a_soft_label_drops_the_figures_of_labels_whatever_its_batch(tmp_path: P
     assert log.count("no figures of the predictions on 'valid': multilabel: the target has fractions") == 1
 
 
-def test_a_field_that_the_data_lack_is_named_with_those_that_they_have(tmp_path: Path) -> None:
-    recipe = Recipe(model=one_number, loss="mse", target="z")
-    failed = failure(tmp_path, recipe, x=X, y=NUMBERS)
-    assert "the data have no field 'z' of Recipe.target; they have x, y" in failed["error"]
-    assert not failed["retry"]
+def test_targets_without_the_metric_that_ranks_are_refused_at_the_first_step(tmp_path: Path) -> None:
+    def metrics(outputs: Any, batch: Any) -> dict[str, Any]:
+        return {"f1": outputs.sum(dim=1)}
+
+    soft = np.where(LABELS == 1, 0.7, 0.3).astype(np.float32)
+    recipe = replace(MULTILABEL, metrics=metrics, objective="f1")
+    data = Pipeline(sources.arrays(x=X, y=soft))
+    outcome, events = train(tmp_path, recipe, train=data, valid=data, optimizer="sgd")
+    failed = loop_cases.failed(outcome, events)
+    assert "f1: multilabel: the target has fractions" in failed["error"] and not of(events, "epoch")
+    assert "needs another name than 'f1': rank by that name, with mode=" in failed["error"]
+    assert (
+        RunDir(tmp_path).log("member-0").read_text().count("no figures of the predictions") == 0
+    )  # no evaluation
+    renamed = replace(
+        recipe, metrics=lambda outputs, batch: {"mine": outputs.sum(dim=1)}, objective="mine", mode="max"
+    )
+    outcome, events = train(tmp_path / "renamed", renamed, train=data, valid=data, optimizer="sgd")
+    assert outcome == "finished" and "mine" in of(events, "epoch")[0]["metrics"]
 
 
-def test_a_nan_among_the_inputs_is_named_with_its_sample(tmp_path: Path) -> None:
-    recipe = Recipe(model=one_number, loss="mse", target="y", inputs=("x",))
-    x = X.copy()
-    x[11, 2] = np.nan
-    failed = failure(tmp_path, recipe, x=x, y=NUMBERS)
-    assert failed["reason"] == "nan" and "NaN or infinity is in 'x' of sample 11" in failed["error"]
+def test_a_figure_that_gives_way_to_a_metric_of_the_whole_split_is_remarked(tmp_path: Path) -> None:
+    def metrics(outputs: Any, batch: Any) -> dict[str, Any]:
+        return {"mse": 100 * (outputs - batch["y"]) ** 2, "other": outputs}
+
+    recipe = Recipe(model=one_number, loss="mse", target="y", inputs=("x",), metrics=metrics, objective="mse")
+    data = Pipeline(sources.arrays(x=X, y=NUMBERS))
+    outcome, events = train(tmp_path, recipe, train=data, valid=data, optimizer="sgd")
+    assert outcome == "finished"
+    figures = of(events, "epoch")[-1]["metrics"]
+    assert figures["mse"] == pytest.approx(figures["rmse"] ** 2)
+    (remark,) = [event["text"] for event in of(events, "remark") if "Recipe.metrics" in event["text"]]
+    assert remark.startswith("the figure 'mse' of Recipe.metrics is not used: a metric of the whole split")

@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit import train_child as cases
+from kit.loop_cases import checkpoint, finished
 
 import ensemble
+from ensemble.spec import Recipe
 from pipelines import Pipeline, sources
-
-torch = pytest.importorskip("torch")
-
-import train_child as cases  # noqa: E402
-from loop_cases import checkpoint, finished  # noqa: E402
-
-from ensemble.spec import Recipe  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -29,7 +26,9 @@ from ensemble.spec import Recipe  # noqa: E402
 def test_a_compiled_model_has_the_checkpoint_of_any_other(tmp_path: Path, backend: str) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler, and there is no g++")
-    recipe = Recipe(model=lambda params: cases.Net(norm=True), loss=cases.loss)  # dropout would draw otherwise
+    recipe = Recipe(
+        model=lambda params: cases.Net(norm=True), loss=cases.loss, task="classification"
+    )  # dropout would draw otherwise
     plain = finished(tmp_path / "plain", recipe, epochs=2)
     made = finished(tmp_path / "made", recipe, epochs=2, compile={"name": "default", "backend": backend})
     ours, theirs = checkpoint(tmp_path / "made")["model"], checkpoint(tmp_path / "plain")["model"]
@@ -51,7 +50,7 @@ def test_a_model_is_compiled(tmp_path: Path) -> None:
             return super().forward(x)
 
     options: dict[str, Any] = {"epochs": 2, "valid": None, "train": cases.data(25)}
-    recipe = Recipe(model=lambda params: Counted(), loss=cases.loss)
+    recipe = Recipe(model=lambda params: Counted(), loss=cases.loss, task="classification")
     looks = 2  # at the first batch once more: the whole, and its first half
     finished(tmp_path / "plain", recipe, **options)
     assert calls == 10 + looks
@@ -73,7 +72,7 @@ def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(
         seen.append(os.environ.get(names[0]))
         return cases.loss(model, batch)
 
-    recipe = Recipe(model=cases.plain, loss=loss)
+    recipe = Recipe(model=cases.plain, loss=loss, task="classification")
     for run in ("one", "two"):
         finished(tmp_path / run, recipe, epochs=1, compile={"name": "default", "backend": "eager"})
         (folder,) = set(seen)
@@ -98,7 +97,7 @@ def test_the_next_start_of_a_run_compiles_nothing_again(tmp_path: Path, monkeypa
     train = Pipeline(sources.arrays(x=np.eye(16, 6, dtype=np.float32), label=np.arange(16) % 3), seed=0)
     declared = ensemble.Ensemble(
         name="compiled",
-        recipe=Recipe(model=cases.plain, loss=cases.loss),
+        recipe=Recipe(model=cases.plain, loss=cases.loss, task="classification"),
         members=[{"lr": 0.1}],
         train=train,
         epochs=1,

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import train_child as cases
+from kit.loop_cases import checkpoint, finished, of, train
 
-torch = pytest.importorskip("torch")
+from ensemble.spec import Recipe
 
-import train_child as cases  # noqa: E402
-from loop_cases import checkpoint, finished, of, train  # noqa: E402
-
-from ensemble.spec import Recipe  # noqa: E402
-
-PLAIN = Recipe(model=cases.noisy, loss=cases.loss)
+PLAIN = Recipe(model=cases.noisy, loss=cases.loss, task="classification")
 
 
 WORDS = [

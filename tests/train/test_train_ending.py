@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit import train_child as cases
+from kit.loop_cases import (
+    checkpoint,
+    finished,
+    give_more_epochs,
+    kill,
+    of,
+    own_loop,
+    predictions,
+    train,
+    train_answered,
+)
 
-torch = pytest.importorskip("torch")
-
-import train_child as cases  # noqa: E402
-from loop_cases import Events, checkpoint, failed, finished, of, own_loop, predictions, train  # noqa: E402
-
-from ensemble.reporting.sections.notices import describe_early_stop  # noqa: E402
-from ensemble.spec import EMA, SWA  # noqa: E402
-from ensemble.store import weights_sha256  # noqa: E402
-from ensemble.train import Inbox, work  # noqa: E402
+from ensemble.reporting.sections.notices import describe_early_stop
+from ensemble.spec import EMA, SWA
+from ensemble.store import weights_sha256
 
 KEPT: dict[str, dict[str, Any]] = {
     "last": {},
@@ -28,22 +34,9 @@ KEPT: dict[str, dict[str, Any]] = {
 }
 
 
-class Killed(BaseException):
-    """A process that is killed leaves what it has written."""
-
-
-def killed_at_the_last_checkpoint(folder: Path, loop: Any, **options: Any) -> None:
+def killed_at_its_end(folder: Path, loop: Any, **options: Any) -> None:
     """Train, and die where the last checkpoint has been written and nobody has been told that training is over."""
-    declared, events = cases.declare(loop, 1, **options), []
-
-    def emit(event: dict[str, Any]) -> None:
-        if event["type"] == "finished":
-            raise Killed
-        events.append(event)
-
-    with pytest.raises(Killed):
-        work(cases.make_job(folder, declared), declared, emit, Inbox())
-    assert of(events, "checkpoint")
+    assert of(kill(folder, loop, lambda event: event["type"] == "finished", **options), "checkpoint")
 
 
 def test_ending_after_a_whole_epoch_is_what_fewer_epochs_are(tmp_path: Path) -> None:
@@ -68,25 +61,10 @@ def test_a_stop_in_the_last_epoch_is_no_early_one(tmp_path: Path) -> None:
     assert "early_stopping" not in finished(tmp_path, cases.ending("stop", 2), epochs=3)
 
 
-def test_an_epoch_that_is_left_in_the_middle_is_refused_with_what_to_call(tmp_path: Path) -> None:
-    for way, options in (("break within", {}), ("break within", KEPT["best"])):
-        said = failed(*train(tmp_path / str(len(options)), cases.ending(way, 1), epochs=6, **options))["error"]
-        assert "epoch 1 was left after 2 of 5 steps" in said and "member.stop(reason)" in said
-
-
-def test_a_member_that_has_trained_no_epoch_has_not_finished(tmp_path: Path) -> None:
-    def never(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-    for name, loop in (("break before", cases.ending("break before", -1)), ("never", never)):
-        assert "has trained no epoch" in failed(*train(tmp_path / name, loop))["error"], name
-
-
 def test_a_member_that_has_ended_itself_trains_no_more_when_it_is_resumed(tmp_path: Path) -> None:
     options = {"epochs": 6, **KEPT["swa"]}
     whole = finished(tmp_path / "whole", cases.ending("stop", 1), **options)
-    killed_at_the_last_checkpoint(tmp_path / "again", cases.ending("stop", 1), **options)
+    killed_at_its_end(tmp_path / "again", cases.ending("stop", 1), **options)
     outcome, events = train(tmp_path / "again", cases.ending("not", 9), attempt=1, **options)
     assert outcome == "finished" and not of(events, "epoch")
     assert {**of(events, "finished")[0], "attempt": 0} == whole
@@ -104,16 +82,14 @@ def test_a_resume_within_the_epoch_in_which_it_was_asked_to_end_ends_after_it(tm
 
 @pytest.mark.parametrize("way", ["stop", "break"])
 def test_a_trial_that_has_ended_itself_is_not_pruned_in_that_epoch(way: str, tmp_path: Path) -> None:
-    declared = cases.declare(cases.ending(way, 1), 1, epochs=6, **KEPT["best"])
-    events: Events = []
-    inbox = Inbox()
-
-    def emit(event: dict[str, Any]) -> None:
-        events.append(event)
-        if event["type"] == "epoch":
-            inbox.put("prune" if event["epoch"] == 1 else "continue")
-
-    assert work(cases.make_job(tmp_path, declared, awaits_pruner=True), declared, emit, inbox) == "finished"
+    outcome, events = train_answered(
+        tmp_path,
+        cases.ending(way, 1),
+        lambda epoch: "prune" if epoch == 1 else "continue",
+        epochs=6,
+        **KEPT["best"],
+    )
+    assert outcome == "finished"
     assert len(of(events, "epoch")) == 2 and of(events, "finished")[0]["early_stopping"]["epochs"] == 6
 
 
@@ -172,26 +148,12 @@ def test_weights_that_are_handed_over_are_the_members(kept: str, tmp_path: Path)
     last = finished(tmp_path / "last", trained, epochs=3)["weights_sha256"]
     assert weights_sha256(saved["kept"]["trained"]) == last, "those in training stay beside them"
     # A resume whose framework has forgotten its best weights has them from the checkpoint.
-    killed_at_the_last_checkpoint(tmp_path / "b", handing_over(other_weights, {"loss": 0.25}), **options)
+    killed_at_its_end(tmp_path / "b", handing_over(other_weights, {"loss": 0.25}), **options)
     outcome, events = train(tmp_path / "b", trained, attempt=1, **options)
     again = {**of(events, "finished")[0], "attempt": 0, "predictions": end["predictions"]}  # it predicts nothing
     assert outcome == "finished" and again == end
     # Given more epochs it goes on from those in training.
-    declared = cases.declare(trained, 1, **{**options, "epochs": 5})
-    identity, more = replace(declared.identify(0), epochs_before=3), []
-    job = cases.make_job(tmp_path / "a", declared, identity=identity, attempt=1)
-    assert work(job, declared, more.append, Inbox()) == "finished"
+    more = give_more_epochs(tmp_path / "a", trained, 3, **{**options, "epochs": 5})
     if kept in ("last", "best"):
         five = finished(tmp_path / "five", trained, epochs=5)["weights_sha256"]
-        assert of(more, "finished")[0]["weights_sha256"] == five
-
-
-def test_weights_that_cannot_be_the_members_are_refused(tmp_path: Path) -> None:
-    prefixed = handing_over(lambda _: {f"net.{name}": tensor for name, tensor in other_weights().items()})
-    said = failed(*train(tmp_path / "a", prefixed))["error"]
-    assert "the weights are not this model's" in said and 'Unexpected key(s) in state_dict: "net.' in said
-    assert "needs a state_dict on rank 0" in failed(*train(tmp_path / "b", handing_over(lambda _: None)))["error"]
-    early = own_loop(lambda member, epoch: member.use_weights(other_weights()))
-    assert "comes after the end of member.epochs()" in failed(*train(tmp_path / "c", early))["error"]
-    said = failed(*train(tmp_path / "d", own_loop(lambda member, epoch: member.stop(0.5))))["error"]
-    assert "takes the reason as text, got 0.5" in said
+        assert more["weights_sha256"] == five

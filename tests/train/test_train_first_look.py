@@ -10,21 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit.event_dicts import collect_notices
+from kit.loop_cases import own_loop
+from torch import nn
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble import Ensemble, Folds, Member, Recipe, Resources  # noqa: E402
-from ensemble.reporting import RunProjection  # noqa: E402
-from ensemble.reporting.sections.notices import collect_notices  # noqa: E402
-from ensemble.reporting.sections.quality import describe_failed_combination  # noqa: E402
-from ensemble.reporting.status import status_notes  # noqa: E402
-from ensemble.spec.task import IGNORED  # noqa: E402
-from ensemble.store import RunDir, read_events  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
+import ensemble
+from ensemble import Ensemble, Folds, Member, Recipe, Resources
+from ensemble.reporting import RunProjection
+from ensemble.reporting.sections.quality import describe_failed_combination
+from ensemble.reporting.status import status_notes
+from ensemble.spec.task import IGNORED
+from ensemble.store import RunDir, read_events
+from pipelines import Pipeline, sources
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 LABEL = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 1)
@@ -83,9 +82,6 @@ def one(params: Any) -> Any:
 
 
 PARTS = Recipe(model=lambda params: Parts(lambda s, x: (x, s)), loss=entropy(lambda outputs: outputs[1]))
-NAMED = Recipe(
-    model=lambda params: Parts(lambda s, x: {"f": x, "s": s}), loss=entropy(lambda outputs: outputs["s"])
-)
 SOFT = Recipe(model=lambda params: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), loss="cross_entropy")
 
 
@@ -119,8 +115,6 @@ def dense(change: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("recipe", "label", "says"),
     [
-        (PARTS, LABEL, 'predict=lambda model, batch: model(batch["x"])[1].softmax(-1), task="classification"'),
-        (NAMED, LABEL, 'model(batch["x"])["s"].softmax(-1)'),
         (SOFT, LABEL, "the model ends in a softmax"),
         (predicting(lambda s: s), LABEL, "end it by .softmax(-1)"),
         (predicting(lambda s: s.log_softmax(-1)), LABEL, "end it by .exp()"),
@@ -163,10 +157,31 @@ def test_accumulation_is_named_where_a_loss_compares_the_samples_of_a_batch(tmp_
         assert any(says in text for text in remarks(ran)) == (accumulate == 4)
 
 
+class OfDict(nn.Linear):
+    """A model whose only argument is a dict of fields."""
+
+    def forward(self, inputs: Any) -> Any:
+        return super().forward(inputs["x"])
+
+
+def gather(batch: Any) -> dict[str, Any]:
+    return {"inputs": {"x": batch["x"]}, "label": batch["label"], "index": batch["index"]}
+
+
+def of_dict(model: Any, batch: Any) -> Any:
+    return F.cross_entropy(model(batch["inputs"]), batch["label"], reduction="none")
+
+
+def drawing(model: Any, batch: Any) -> Any:
+    return F.cross_entropy(model(batch["x"] + torch.randn_like(batch["x"])), batch["label"], reduction="none")
+
+
 @pytest.mark.parametrize(
     ("recipe", "label"),
     [
         (Recipe(model=scores, loss="cross_entropy"), LABEL),
+        (Recipe(model=lambda params: OfDict(4, 3), loss=of_dict, collate=gather), LABEL),
+        (replace(predicting(softly), loss=drawing), LABEL),
         (predicting(lambda s: s.softmax(-1)), LABEL),
         (Recipe(model=lambda params: Parts(lambda s, x: s.log_softmax(-1)), loss=entropy()), LABEL),
         (Recipe(model=one, loss="mse"), NUMBER),
@@ -192,15 +207,35 @@ def test_the_logits_of_an_output_object_are_its_scores(tmp_path: Path) -> None:
     assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
 
 
-def plain(member: Any) -> None:
-    model = Parts(lambda s, x: s)
-    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-    for _ in member.epochs():
-        for batch in member.batches():
-            member.backward(entropy()(model, batch))
-            member.step()
-        member.report(own=1.0)
-    member.predict_all()
+def script(losses: Any, make: Any = lambda params: Parts(lambda s, x: s), predicts: bool = True) -> Any:
+    """A train function without a metric of ours, that predicts at its end."""
+    return own_loop(
+        lambda member, epoch: member.report(own=1.0),
+        lambda member: member.predict_all() if predicts else None,
+        make,
+        lambda member, model, batch: losses(model, batch),
+    )
+
+
+plain = script(entropy())
+
+
+def guess_number(params: Any) -> nn.Module:
+    return Parts(lambda s, x: s[:, :1])
+
+
+def error_of_number(model: Any, batch: Any) -> Any:
+    return F.mse_loss(model(batch["x"])[:, 0], batch["label"], reduction="none")
+
+
+@pytest.mark.parametrize("task", [None, "regression"])
+@pytest.mark.parametrize("number", [NUMBER, NUMBER.round() + 7])
+def test_a_train_function_on_numbers_is_asked_for_its_task(tmp_path: Path, number: Any, task: str | None) -> None:
+    recipe = Recipe(model=guess_number, train=script(error_of_number, guess_number), task=task)
+    ran = run(tmp_path / "run", recipe, number, objective="own", mode="max")
+    texts = " ".join(remarks(ran))
+    assert ("declare Recipe(train=..., task=...), such as task='regression'" in texts) == (task is None), texts
+    assert str(IGNORED) not in texts and (describe_failed_combination(ran.state) is None) == (task is not None)
 
 
 def test_a_plain_train_function_predicts_by_what_it_calls_its_model_with(tmp_path: Path) -> None:
@@ -225,16 +260,12 @@ class Counting(nn.Module):
 def test_a_model_that_counts_its_calls_does_not_count_those_of_the_look(tmp_path: Path) -> None:
     counts: list[tuple[int, int, float]] = []
 
-    def train(member: Any) -> None:
-        model = Counting()
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(entropy()(model, batch))
-                member.step()
-                counts.append((model.calls, len(model.sizes), float(model.total)))
-            member.report(own=1.0)
+    def losses(model: Any, batch: Any) -> Any:
+        scores = model(batch["x"])
+        counts.append((model.calls, len(model.sizes), float(model.total)))
+        return F.cross_entropy(scores, batch["label"], reduction="none")
 
+    train = script(losses, lambda params: Counting(), predicts=False)
     ran = run(tmp_path / "run", train, objective="own", mode="max")
     assert "ends in a softmax" in remarks(ran)[0]  # it was called
     assert counts == [(1, 1, 1.0), (2, 2, 2.0), (3, 3, 3.0)]
@@ -263,50 +294,6 @@ def test_the_dry_run_looks_and_does_not_count_its_time(tmp_path: Path) -> None:
     assert looked.members[0]["step_s"] < 0.1
 
 
-class Guess(nn.Module):
-    """Learns the shares of the classes, or a mean, whatever it is called with."""
-
-    def __init__(self, *start: float) -> None:
-        super().__init__()
-        self.guess = nn.Parameter(torch.tensor(start))
-
-    def forward(self, x: Any) -> Any:
-        return self.guess.expand(len(x), -1)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "label", "says"),
-    [
-        (Recipe(model=lambda p: Guess(0.0, 0.0, 0.0), loss="cross_entropy"), np.arange(60) % 3, "accuracy 0.333"),
-        (Recipe(model=lambda p: Guess(2.4, 0.0), loss="cross_entropy"), np.arange(60) % 12 == 0, "accuracy 0.917"),
-        (Recipe(model=lambda p: Guess(3.0), loss="mse"), 3 + np.sin(np.arange(60.0)), "rmse 0.705"),
-    ],
-    ids=["balanced", "imbalanced", "numbers"],
-)  # fmt: skip
-@pytest.mark.parametrize("learns", [False, True])
-def test_a_member_that_only_guesses_is_remarked(
-    tmp_path: Path, recipe: Recipe, label: Any, says: str, learns: bool
-) -> None:
-    label = label.astype(np.float32 if says.startswith("rmse") else np.int64)
-    if learns:  # little, yet more than a guess
-        size = len(recipe.model({}).guess)
-        recipe = replace(recipe, model=lambda params: nn.Linear(4, size))
-        label = LABEL[:60] if size == 3 else (X[:, 0] > 1).astype(np.int64) if size == 2 else X[:, 0]
-    texts = " ".join(remarks(run(tmp_path / "run", recipe, label, epochs=3, members=[Member({"lr": 0.01})])))
-    assert (says in texts) != learns and ("learnt nothing" in texts) != learns
-
-
-@pytest.mark.parametrize("wrong", [-1, 255])
-def test_a_label_that_is_no_class_is_named_by_its_row_and_with_the_remedy(tmp_path: Path, wrong: int) -> None:
-    label = LABEL.copy()
-    label[44] = wrong
-    train, valid = sources.arrays(x=X, label=label).split(0.5, seed=0)
-    splits = {"train": Pipeline(train), "valid": Pipeline(valid)}
-    ran = run(tmp_path / "run", Recipe(model=scores, loss="cross_entropy"), **splits)
-    error = ran.state.members["member-0"].error
-    assert "row 44)" in str(error) and "ignore_index" in str(error)
-
-
 def test_nan_in_the_validation_data_is_named_with_row_and_field(tmp_path: Path) -> None:
     x = X.copy()
     x[7, 0] = np.nan
@@ -315,20 +302,20 @@ def test_nan_in_the_validation_data_is_named_with_row_and_field(tmp_path: Path) 
     assert "'x' of sample 7 (arrays(x, label):row 7)" in " ".join(ran.state.members["member-0"].remarks)
 
 
-def test_predict_that_is_added_later_combines_finished_members_without_training(tmp_path: Path) -> None:
+def test_another_predict_combines_finished_members_without_training(tmp_path: Path) -> None:
     def go_on(recipe: Recipe) -> RunProjection:
         return run(tmp_path / "run", recipe, executor="local", accept_code=True)
 
     def count_epochs() -> int:
         return [type(event).__name__ for event in read_events(RunDir(tmp_path / "run").events)].count("Epoch")
 
-    first = go_on(PARTS)
-    assert first.state.combined is not None and first.state.combined.members == [] and count_epochs() == 1
+    recipe = replace(PARTS, predict=lambda model, batch: model(batch["x"])[1].softmax(-1))
+    first = go_on(recipe)
     weights = first.state.members["member-0"].weights_sha256
-    for take in (lambda outputs: outputs[1], lambda outputs: 2 * outputs[1]):  # none before, and others before
+    for take in (lambda outputs: outputs[1] - 1, lambda outputs: 2 * outputs[1]):
         later = replace(PARTS, predict=lambda model, batch, take=take: take(model(batch["x"])).softmax(-1))
         saved = first.state.members["member-0"].predictions
-        first = go_on(replace(later, task="classification"))
+        first = go_on(later)
         member = first.state.members["member-0"]
         assert first.state.combined is not None and first.state.combined.members == ["member-0"]
         assert (
@@ -383,58 +370,3 @@ def test_a_train_function_that_predicts_only_later_predicts_for_finished_members
     assert later.state.combined is not None and later.state.combined.members == ["member-0"]
     kinds = [event.type for event in read_events(RunDir(tmp_path / "run").events)]
     assert kinds.count("epoch") == 1, "nothing is trained again"
-
-
-def test_a_metric_that_its_predictions_do_not_have_is_remarked(tmp_path: Path) -> None:
-    def train(member: Any) -> None:
-        model = nn.Linear(4, 3)
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-
-        def measure(model: Any, batch: Any) -> Any:
-            right = model(batch["x"]).argmax(dim=-1) == batch["label"]
-            return {
-                "accuracy": right.float(),
-                "nll": entropy()(model, batch) * (10 if member.params["wrong"] else 1),
-            }
-
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(entropy()(model, batch))
-                member.step()
-            member.report(**member.evaluate(measure))
-        member.predict_all()
-
-    members = [Member({"wrong": False}), Member({"wrong": True})]
-    ran = run(tmp_path / "run", train, members=members, objective="accuracy", mode="max")
-    right, wrong = (ran.state.members[f"member-{number}"].remarks for number in (0, 1))
-    assert right == [] and len(wrong) == 1 and wrong[0].startswith("it reported nll ")
-
-
-class OfDict(nn.Module):
-    """A model whose only argument is a dict of fields."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__()
-        self.net = nn.Linear(4, 3)
-
-    def forward(self, inputs: Any) -> Any:
-        return self.net(inputs["x"])
-
-
-def test_inputs_that_are_no_tensors_and_a_loss_that_draws_are_nothing_to_remark(tmp_path: Path) -> None:
-    def gather(batch: Any) -> dict[str, Any]:
-        return {"inputs": {"x": batch["x"]}, "label": batch["label"], "index": batch["index"]}
-
-    def noisy(model: Any, batch: Any) -> Any:
-        x = batch["x"] + torch.randn_like(batch["x"])
-        return F.cross_entropy(model(x), batch["label"], reduction="none")
-
-    def of_dict(model: Any, batch: Any) -> Any:
-        return F.cross_entropy(model(batch["inputs"]), batch["label"], reduction="none")
-
-    assert remarks(run(tmp_path / "dict", Recipe(model=OfDict, loss=of_dict, collate=gather))) == []
-    predict = lambda model, batch: model(batch["x"]).softmax(-1)  # noqa: E731
-    assert (
-        remarks(run(tmp_path / "noise", Recipe(model=scores, loss=noisy, predict=predict, task="classification")))
-        == []
-    )

@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit import train_child as cases
+from kit.loop_cases import checkpoint, failed, finished, kill, nothing_more, of, predictions, train
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-torch = pytest.importorskip("torch")
-
-import train_child as cases  # noqa: E402
-from loop_cases import checkpoint, failed, finished, of, predictions, train  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
-
-from ensemble.spec import EMA, EarlyStopping, Folds, Recipe  # noqa: E402
-from ensemble.train import Inbox, work  # noqa: E402
-from ensemble.train.call import Observation  # noqa: E402
-from pipelines import weights  # noqa: E402
+from ensemble.spec import EMA, EarlyStopping, Folds, Recipe
+from ensemble.train import Inbox
+from ensemble.train.call import Observation
+from pipelines import weights
 
 EPOCHS = 5
 OPTIONS: dict[str, Any] = {"epochs": EPOCHS, "objective": "loss"}
@@ -61,6 +59,30 @@ def script(
     return loop
 
 
+def loop_of(
+    before: Callable[[Any, Any], None] = nothing_more,
+    after_epoch: Callable[[Any, int], None] = nothing_more,
+    at_the_end: Callable[[Any], None] = nothing_more,
+    make: Callable[[Any], nn.Module] = cases.plain,
+) -> Callable[[Any], None]:
+    """A script that trains by SGD, and does something more: `before(member, optimizer)` and the others."""
+
+    def loop(member: Any) -> None:
+        model = make(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        before(member, optimizer)
+        for epoch in range(member.identity.epochs):
+            for x, y in member.dataloader("train", fields=("x", "label")):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            after_epoch(member, epoch)
+        at_the_end(member)
+
+    return loop
+
+
 def recipe(loop: Callable[[Any], None]) -> Recipe:
     return Recipe(model=cases.noisy, train=loop)
 
@@ -88,10 +110,6 @@ def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) ->
     np.testing.assert_allclose(predictions(tmp_path / "script"), predictions(tmp_path / "own"), atol=1e-4)
 
 
-class Killed(BaseException):
-    """A process that is killed leaves what it has written."""
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"keep": "best"}, {"averaging": EMA(0.8)}], ids=["last", "best", "averaged"]
 )
@@ -102,19 +120,8 @@ def test_a_loop_that_counts_from_0_ends_with_the_same_bits_wherever_it_dies(
     chosen, loop = {**OPTIONS, **options}, recipe(script())
     whole = finished(tmp_path / "whole", loop, **chosen)
     for at in (3, 7, 5 * EPOCHS - 1):
-        folder, steps = tmp_path / str(at), 0
-
-        class Dying(Inbox):
-            def poll(self) -> Any:
-                nonlocal steps
-                steps += 1
-                if steps == at:  # noqa: B023
-                    raise Killed
-                return super().poll()
-
-        declared, before = cases.declare(loop, 1, **chosen), []
-        with pytest.raises(Killed):
-            work(cases.make_job(folder, declared), declared, before.append, Dying())
+        folder = tmp_path / str(at)
+        before = kill(folder, loop, at, **chosen)
         done = len(of(before, "checkpoint"))
         outcome, events = train(folder, loop, attempt=int(done > 0), **chosen)
         assert outcome == "finished"
@@ -192,19 +199,13 @@ def test_what_a_loop_does_in_empty_passes_is_undone(tmp_path: Path) -> None:
 def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
     """A loop that predicts by a function of its own."""
 
-    def loop(member: Any) -> None:
-        model = cases.noisy(member.params)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        member.prepare(model, optimizer)
-        for _ in range(EPOCHS):
-            for x, y in member.dataloader("train", fields=("x", "label")):
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            member.report(loss=0.0)
+    def report(member: Any, epoch: int) -> None:
+        member.report(loss=0.0)
+
+    def predict(member: Any) -> None:
         member.predict_all(lambda model, batch: change(model(batch["x"])))
 
-    return Recipe(model=cases.noisy, train=loop, **options)
+    return Recipe(model=cases.noisy, train=loop_of(nothing_more, report, predict, cases.noisy), **options)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_predictions_that_a_loaded_model_would_not_make_are_told_and_let_none_be
     seen = Observation.from_checkpoint(checkpoint(tmp_path))
     reason = None if seen is None else seen.reason
     assert (reason is not None and "none can be loaded" in reason) == is_other
-    assert seen is None or is_other or seen.task is not None
+    assert seen is None or is_other or seen.reason is None
 
 
 def test_a_stop_while_it_waits_for_a_batch_saves_nothing_of_the_epoch(tmp_path: Path) -> None:
@@ -323,89 +324,19 @@ def test_with_folds_it_reads_each_other_sample_once_an_epoch_and_no_empty_batch(
     assert outcome == "finished", events[-1]
     assert all(set(epoch) == kept and len(epoch) == len(kept) for epoch in read) and read[0] != read[1]
     assert [event["samples"] for event in of(events, "epoch")] == [len(kept)] * 2
-    assert outcome_of_bootstrap(tmp_path / "weighed", loop) == "weights="
 
 
-def outcome_of_bootstrap(folder: Path, loop: Any) -> str:
-    """Weights other than 0 and 1 are for loops that can weigh losses."""
-    return str(failed(*train(folder, recipe(loop), weights="bootstrap"))["error"]).partition(":")[0]
+def test_a_state_that_the_checkpoint_does_not_have_is_refused(tmp_path: Path) -> None:
+    def register(name: str) -> Callable[[Any], None]:
+        return loop_of(lambda member, optimizer: member.state(name, torch.optim.lr_scheduler.StepLR(optimizer, 1)))
 
-
-def test_a_loop_that_asks_for_ever_learns_that_there_is_no_more(tmp_path: Path) -> None:
-    def loop(member: Any) -> None:
-        def endless() -> Any:
-            while True:
-                yield from member.dataloader("train")
-
-        model = cases.plain(member.params)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        member.prepare(model, optimizer)
-        for batch in endless():
-            cases.loss(model, batch).mean().backward()
-            optimizer.step()
-
-    error = failed(*train(tmp_path, loop, **OPTIONS))["error"]
-    assert "beyond the last of 5 epochs" in error and "epochs=" in error and "25 steps" in error
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"accumulate": 2}, "accumulate="), ({"mixup": 0.2, "validate_every": 2}, "mixup=, validate_every=")],
-)
-def test_what_only_the_member_s_own_steps_do_is_refused(
-    tmp_path: Path, options: dict[str, Any], named: str
-) -> None:
-    error = failed(*train(tmp_path, recipe(script()), **OPTIONS, **options))["error"]
-    assert named in error and "computes its own steps" in error
-
-
-def test_an_epoch_that_is_left_before_its_end_is_refused(tmp_path: Path) -> None:
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in zip(range(2), member.dataloader("train"), strict=False):
-            pass
-
-    assert "was left after 1 of 5 steps" in failed(*train(tmp_path, loop, **OPTIONS))["error"]
-
-
-def test_an_object_without_a_state_a_name_twice_and_a_state_that_is_not_kept_are_refused(tmp_path: Path) -> None:
-    def register(*named: tuple[str, Any]) -> Callable[[Any], None]:
-        def loop(member: Any) -> None:
-            model = cases.plain(member.params)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            member.prepare(model, optimizer)
-            for name, value in named:
-                member.state(name, value or torch.optim.lr_scheduler.StepLR(optimizer, 1))
-            for _ in range(member.identity.epochs):
-                for batch in member.dataloader("train"):
-                    optimizer.zero_grad()
-                    cases.loss(model, batch).mean().backward()
-                    optimizer.step()
-
-        return loop
-
-    assert "no state_dict()" in failed(*train(tmp_path / "1", register(("a", object())), **OPTIONS))["error"]
-    twice = register(("a", None), ("a", None))
-    assert "was called before" in failed(*train(tmp_path / "2", twice, **OPTIONS))["error"]
-    train(tmp_path / "3", register(("a", None)), inbox=cases.Script(7, "stop"), **OPTIONS)
-    assert "has no such state" in failed(*train(tmp_path / "3", register(("b", None)), **OPTIONS))["error"]
+    train(tmp_path, register("a"), inbox=cases.Script(7, "stop"), **OPTIONS)
+    assert "has no such state" in failed(*train(tmp_path, register("b"), **OPTIONS))["error"]
 
 
 def test_a_function_without_a_recipe_says_how_it_predicts(tmp_path: Path) -> None:
     def loop(predict: Any) -> Callable[[Any], None]:
-        def train_it(member: Any) -> None:
-            model = cases.plain(member.params)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            member.prepare(model, optimizer)
-            for _ in range(member.identity.epochs):
-                for batch in member.dataloader("train"):
-                    optimizer.zero_grad()
-                    cases.loss(model, batch).mean().backward()
-                    optimizer.step()
-            member.predict_all(predict)
-
-        return train_it
+        return loop_of(at_the_end=lambda member: member.predict_all(predict))
 
     assert "valid" in finished(tmp_path / "none", loop(None), **OPTIONS)["predictions"]
     finished(tmp_path / "given", loop(lambda model, batch: model(batch["x"]).softmax(1)), **OPTIONS)

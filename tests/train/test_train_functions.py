@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit import train_child as cases
+from kit.loop_cases import STOPPING, Events, finished, of, predictions, train
+from kit.loop_cases import own_loop as plain_loop
+from torch import nn
+from torch.optim.swa_utils import update_bn
 
-torch = pytest.importorskip("torch")
-
-import train_child as cases  # noqa: E402
-from loop_cases import STOPPING, Events, failed, finished, of, predictions, train  # noqa: E402
-from loop_cases import own_loop as plain_loop  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.optim.swa_utils import update_bn  # noqa: E402
-
-from ensemble.spec import SWA, EarlyStopping, Member, Recipe  # noqa: E402
-from ensemble.store import RunDir, load_predictions  # noqa: E402
-from ensemble.train import Inbox, work  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
+from ensemble.spec import SWA, EarlyStopping, Member, Recipe
+from ensemble.store import RunDir, load_predictions
+from ensemble.train import Inbox, work
+from pipelines import Pipeline, sources
 
 
 def own_loop(member: Any) -> None:
@@ -77,20 +75,6 @@ def test_a_train_function_has_all_of_it(tmp_path: Path, options: dict[str, Any])
         np.testing.assert_array_equal(predictions(tmp_path / folder), predictions(tmp_path / "recipe"))
 
 
-def test_predictions_of_weights_that_may_not_be_kept_are_refused(tmp_path: Path) -> None:
-    def predict(member: Any, epoch: int) -> None:
-        member.report(loss=1.0)
-        member.predictions("valid", torch.ones(1, 3) / 3, torch.zeros(1, dtype=torch.int64))
-
-    said = failed(*train(tmp_path, plain_loop(predict), averaging="ema"))["error"]
-    assert "comes after the end of member.epochs()" in said
-
-
-def test_a_train_function_that_does_not_mix_is_told_so(tmp_path: Path) -> None:
-    said = failed(*train(tmp_path, cases.own_loop, mixup=0.3))["error"]
-    assert "nothing is mixed: train on member.mixup(batch)" in said
-
-
 def own_evaluation(measures: bool) -> Any:
     """A train function that evaluates by hand, and says how its model is called or not."""
 
@@ -105,7 +89,7 @@ def own_evaluation(measures: bool) -> Any:
     return plain_loop(evaluate, make=cases.normed, measure=measure if measures else None)
 
 
-NORM = Recipe(model=cases.normed, loss=cases.loss)
+NORM = Recipe(model=cases.normed, loss=cases.loss, task="classification")
 BY_HAND: dict[str, Any] = {"epochs": 5, "averaging": SWA(0.4), "params": {"lr": 0.1}}
 
 
@@ -205,15 +189,6 @@ def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_pa
     assert (worse["epoch"], worse["kept"]["epoch"]) == (6, 0), "the third and the sixth epoch were worse"
 
 
-def test_predictions_that_do_not_fit_their_task_are_tried_once(tmp_path: Path) -> None:
-    def predict(member: Any) -> None:
-        member.predictions("valid", torch.zeros(13), torch.arange(13))
-
-    end = failed(*train(tmp_path, plain_loop(at_the_end=predict), epochs=1))
-    assert not end["retry"]
-    assert end["error"].startswith("member.predictions('valid'), task classification: ")
-
-
 @pytest.mark.parametrize(
     ("task", "target", "stored"),
     [
@@ -232,20 +207,6 @@ def test_a_target_that_a_function_gives_is_stored_as_its_task_has_it(
     finished(tmp_path, plain_loop(at_the_end=predict), epochs=1)
     kept = load_predictions(RunDir(tmp_path).predictions("member-0", 0), "valid").target
     assert kept is not None and kept.dtype == stored.dtype and np.array_equal(kept, stored)
-
-
-def test_a_state_that_no_checkpoint_holds_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    class Extra(cases.Net):
-        def get_extra_state(self) -> Any:
-            return {"seen": 3}
-
-        def set_extra_state(self, state: Any) -> None:
-            pass
-
-    outcome, events = train(tmp_path, Recipe(model=lambda params: Extra(), loss=cases.loss), epochs=1)
-    end = failed(outcome, events)
-    assert not end["retry"] and not of(events, "started")
-    assert "'_extra_state', which is no tensor" in end["error"]
 
 
 def test_members_have_loops_of_their_own(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-import train_child as cases
+from kit import train_child as cases
+from kit.loop_cases import own_loop as plain_loop
 
 from ensemble.train import Inbox, gpu_busy, profile, work
 from ensemble.train.gpu_busy import GpuBusy, describe_gpu_busy, open_gpu_busy
@@ -119,15 +120,11 @@ def test_a_gpu_that_fails_leaves_what_was_counted() -> None:
     assert [busy.read(), busy.read()] == [1.0, 1.0]
 
 
-def loop(member: Any) -> None:
-    """A train function that evaluates in the middle of a training step as well."""
-    model = cases.SMOOTH.model(member.params).to(member.device)
-    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    for _ in member.epochs():
-        for batch in member.batches():
-            member.backward(cases.SMOOTH.loss(model, batch))
-            member.evaluate(lambda model, batch: {"loss": cases.SMOOTH.loss(model, batch)})
-            member.step()
+def evaluate_first(member: Any, model: Any, batch: Any) -> Any:
+    """In the middle of a training step."""
+    losses = cases.loss(model, batch)
+    member.evaluate(lambda model, batch: {"loss": cases.loss(model, batch)})
+    return losses
 
 
 @pytest.mark.parametrize("own_loop", [False, True])
@@ -145,7 +142,7 @@ def test_each_batch_is_measured_once_and_usage_says_the_sum(
     busy = Busy(gpu.make_event, lambda: "the stream")
     monkeypatch.setattr("ensemble.train.state.open_gpu_busy", lambda device: busy)
     monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), busy)
-    ensemble = cases.declare(loop if own_loop else cases.SMOOTH, 1)
+    ensemble = cases.declare(plain_loop(losses=evaluate_first) if own_loop else cases.SMOOTH, 1)
     events: list[dict[str, Any]] = []
     job = cases.make_job(tmp_path, ensemble, gpu="GPU-x")
     assert work(job, ensemble, events.append, Inbox()) == "finished"

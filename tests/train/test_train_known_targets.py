@@ -8,23 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import task_cases as cases
+import torch
+from kit.loop_cases import Events, failed
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import task_cases as cases  # noqa: E402
-from loop_cases import Events, failed  # noqa: E402
-from torch import nn  # noqa: E402
-
-from ensemble.combine.tasks import find_math  # noqa: E402
-from ensemble.spec import Recipe  # noqa: E402
-from ensemble.spec.losses import NamedLoss  # noqa: E402
-from ensemble.spec.task import IGNORED, Task, quantiles  # noqa: E402
-from ensemble.store import RunDir, load_predictions  # noqa: E402
-from ensemble.train.data import as_stored_target  # noqa: E402
-from ensemble.train.evaluation import _SplitRows, measure_batch  # noqa: E402
-from ensemble.train.gather import Means  # noqa: E402
-from ensemble.train.outputs import observe  # noqa: E402
-from ensemble.train.predictions import explain_shape_mismatch  # noqa: E402
+from ensemble.combine.tasks import find_math
+from ensemble.spec import Recipe
+from ensemble.spec.losses import NamedLoss
+from ensemble.spec.task import IGNORED, Task, quantiles
+from ensemble.store import RunDir, load_predictions
+from ensemble.train.data import as_stored_target
+from ensemble.train.evaluation import _SplitRows, measure_batch
+from ensemble.train.gather import Means
+from ensemble.train.output_shapes import explain_shape_mismatch
 
 NAN = float("nan")
 RNG = np.random.default_rng(0)
@@ -150,7 +147,7 @@ LATE = {
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.parametrize("stop", [None, 1, 2])
 def test_what_the_first_batch_does_not_show_a_later_one_does(tmp_path: Path, name: str, stop: int | None) -> None:
-    recipe = Recipe(model=cases.head(1), loss=known_squares, objective="rmse")
+    recipe = Recipe(model=cases.head(1), loss=known_squares, task="regression", objective="rmse")
     options: dict[str, Any] = {"epochs": 2, "keep": "best", "validate_every": 1}
     if stop is not None:
         inbox = cases.train_child.Script(stop, "stop")
@@ -160,51 +157,6 @@ def test_what_the_first_batch_does_not_show_a_later_one_does(tmp_path: Path, nam
     saved = load_predictions(RunDir(tmp_path / "single").predictions("member-0", 0), "valid")
     assert saved.task == Task("regression") and len(saved.values) == 15
     np.testing.assert_array_equal(saved.target, LATE[name])
-
-
-def test_of_a_target_that_never_takes_part_nothing_is_predicted_and_that_is_said(tmp_path: Path) -> None:
-    recipe = Recipe(model=cases.head(1), loss=known_squares, objective="loss")
-    outcome, events, log = cases.train_on(recipe, tmp_path, np.full(15, NAN))
-    assert set(end(outcome, events)["metrics"]) == {"loss"}
-    assert (
-        "no predictions on 'valid' are saved: no value of the target 'label' took part in the first epoch" in log
-    )
-
-
-def count_squares(model: nn.Module, batch: Any) -> torch.Tensor:
-    return (model(batch["x"]).squeeze(1) - batch["label"]).square()
-
-
-def test_counts_that_begin_with_0_and_1_are_not_taken_for_classes(tmp_path: Path) -> None:
-    recipe = Recipe(model=cases.head(1), loss=count_squares, objective="loss")
-    counts = np.array([0, 1, 1, 0, 1] + [4, 0, 2, 7, 1] * 2)
-    outcome, events, log = cases.train_on(recipe, tmp_path, counts)
-    assert set(end(outcome, events)["metrics"]) == {"loss"}
-    assert "more than the classes 0 and 1: declare Recipe(task='regression')" in log
-    outcome, events, _ = cases.train_on(recipe, tmp_path / "two", counts % 2)
-    assert set(end(outcome, events)["metrics"]) == {"loss", "accuracy"}, "these are two classes"
-
-
-@pytest.mark.parametrize("kind", ["numbers", "integers"])
-def test_of_steps_alike_only_those_are_observed_whose_target_shows_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """Each time waits for a GPU; what is decided is the same."""
-    seen = []
-
-    def counted(recipe: Recipe, batch: Any, *args: Any, **options: Any) -> Any:
-        seen.append(batch["label"].tolist())
-        return observe(recipe, batch, *args, **options)
-
-    monkeypatch.setattr("ensemble.train.observer.observe", counted)
-    label = np.arange(200) % 2 if kind == "integers" else np.arange(200) % 2 / 1.0
-    label[37 * 5 + 2] = 4  # in the 38th of 40 batches
-    recipe = Recipe(model=cases.head(1), loss=count_squares, objective="loss")
-    outcome, events, log = cases.train_on(recipe, tmp_path, label, epochs=1)
-    figures = {"loss"} if kind == "integers" else {"loss", "mae", "rmse"}
-    assert set(end(outcome, events)["metrics"]) == figures
-    assert ("more than the classes 0 and 1: declare" in log) == (kind == "integers")
-    assert len(seen) == 2 and 4 in seen[1]
 
 
 def test_a_figure_is_never_of_a_part_of_the_samples(tmp_path: Path) -> None:
@@ -217,10 +169,10 @@ def test_a_figure_is_never_of_a_part_of_the_samples(tmp_path: Path) -> None:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch["x"]).reshape(-1, 3), batch["label"], reduction="none")
 
-    recipe = Recipe(model=lambda params: Squeezed(3), loss=loss)
-    said = failed(*cases.train_on(recipe, tmp_path, np.arange(15) % 3, np.arange(11) % 3)[:2])
-    assert not said["retry"]
-    assert "some batches of Ensemble.valid have predictions, another has not" in said["error"]
+    recipe = Recipe(model=lambda params: Squeezed(3), loss=loss, task="classification")
+    outcome, events, log = cases.train_on(recipe, tmp_path, np.arange(15) % 3, np.arange(11) % 3)
+    assert set(end(outcome, events)["metrics"]) == {"loss"}
+    assert "no figures of the predictions on 'valid': classification: values of shape" in log
 
 
 def test_predictions_of_an_evaluation_are_not_kept_through_the_next_epoch(tmp_path: Path) -> None:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import train_child as cases  # noqa: E402
-from loop_cases import (  # noqa: E402
+import torch
+from kit import train_child as cases
+from kit.loop_cases import (
     LOOPS,
     STOPPING,
-    Events,
     checkpoint,
-    failed,
     finished,
+    give_more_epochs,
+    kill,
     of,
     own_loop,
     predictions,
     train,
+    train_answered,
 )
-from torch import nn  # noqa: E402
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn  # noqa: E402
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from ensemble.spec import EMA, SWA, EarlyStopping, Recipe  # noqa: E402
-from ensemble.store import RunDir, weights_sha256  # noqa: E402
-from ensemble.train import Inbox, work  # noqa: E402
-from pipelines import Feeder, Pipeline, attach, sources  # noqa: E402
+from ensemble.spec import EMA, SWA, EarlyStopping
+from ensemble.store import RunDir, weights_sha256
+from pipelines import Feeder, attach
 
 #: "best of steps" is both of the others.
 DEAR = {
@@ -55,27 +52,13 @@ def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, loop
         assert np.array_equal(predictions(folder), predictions(tmp_path / "whole"))
 
 
-class Killed(BaseException):
-    """A process that is killed leaves what it has written."""
-
-
 @pytest.mark.parametrize("loop", ["best of steps", "ema", "swa"])
 def test_a_member_that_dies_anywhere_ends_with_the_same_bits(tmp_path: Path, loop: str) -> None:
     """It goes on from its last checkpoint, which is of the end of an epoch."""
     whole = finished(tmp_path / "whole", **LOOPS[loop])
     for at in (4, 12):
-        ensemble, folder, steps = cases.declare(cases.NOISY, 1, **LOOPS[loop]), tmp_path / str(at), 0
-
-        class Dying(Inbox):
-            def poll(self) -> Any:
-                nonlocal steps
-                steps += 1
-                if steps == at:  # noqa: B023
-                    raise Killed
-                return super().poll()
-
-        with pytest.raises(Killed):
-            work(cases.make_job(folder, ensemble), ensemble, [].append, Dying())
+        folder = tmp_path / str(at)
+        kill(folder, cases.NOISY, at, **LOOPS[loop])
         outcome, events = train(folder, attempt=int(at > 6), **LOOPS[loop])
         assert outcome == "finished"
         (again,) = of(events, "finished")
@@ -111,41 +94,6 @@ def test_an_improvement_below_the_least_one_counts_for_keeping_and_not_for_going
     assert end["kept"]["epoch"] == 3, "but each of them is better"
 
 
-def test_an_objective_that_is_undefined_now_and_then_is_the_worst_and_ends_nobody(tmp_path: Path) -> None:
-    """The correlation with a prediction that does not vary."""
-
-    def model(params: dict[str, Any]) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
-
-    def loss(net: nn.Module, batch: Any) -> Any:
-        return (net(batch["x"]) - batch["label"]).square()
-
-    def predict(net: nn.Module, batch: Any) -> Any:
-        return net(batch["x"]) if predict.is_awake else torch.zeros(len(batch["x"]))  # type: ignore[attr-defined]
-
-    class Waking(Inbox):
-        def poll(self) -> Any:
-            predict.steps += 1  # type: ignore[attr-defined]
-            predict.is_awake = predict.steps > 8  # type: ignore[attr-defined]
-            return None
-
-    predict.steps, predict.is_awake = 0, False  # type: ignore[attr-defined]
-    recipe = Recipe(model=model, loss=loss, predict=predict, task="regression", objective="pearson")
-    rng = np.random.default_rng(0)
-
-    def pipe(n: int) -> Pipeline:
-        x = rng.normal(size=(n, 6)).astype(np.float32)
-        return Pipeline(sources.arrays(x=x, label=x[:, 0].copy()))
-
-    outcome, events = train(
-        tmp_path, recipe, Waking(), train=pipe(23), valid=pipe(13), keep="best", epochs=3, params={"lr": 0.05}
-    )
-    assert outcome == "finished", of(events, "failed")
-    found = [event["metrics"]["pearson"] for event in of(events, "epoch")]
-    assert found[0] is None and found[-1] is not None
-    assert of(events, "finished")[0]["kept"]["epoch"] > 0
-
-
 def test_weights_that_could_not_be_kept_are_said_to_be_absent(tmp_path: Path) -> None:
     loop = own_loop(lambda member, epoch: member.report(score=float("nan")))
 
@@ -161,8 +109,9 @@ def test_weights_that_could_not_be_kept_are_said_to_be_absent(tmp_path: Path) ->
     assert "nothing was averaged" not in log("both") and "no evaluation had" not in log("both")
 
 
-def test_an_infinite_objective_is_not_the_best(tmp_path: Path) -> None:
-    values = [float("inf"), 0.25, 0.5]
+@pytest.mark.parametrize("first", [float("inf"), float("nan")])
+def test_an_objective_without_a_finite_value_is_not_the_best_and_ends_nobody(tmp_path: Path, first: float) -> None:
+    values = [first, 0.25, 0.5]
     loop = own_loop(lambda member, epoch: member.report(score=values[epoch]))
     end = finished(tmp_path, loop, keep="best", objective="score", mode="max")
     assert (end["kept"]["epoch"], end["kept"]["value"]) == (2, 0.5)
@@ -170,19 +119,15 @@ def test_an_infinite_objective_is_not_the_best(tmp_path: Path) -> None:
 
 def test_a_trial_that_stops_early_is_not_pruned_in_that_epoch(tmp_path: Path) -> None:
     """There is nothing left to save; its best weights would be lost."""
-    ensemble = cases.declare(cases.NOISY, 1, **STOPPING, keep="best")
-    events: Events = []
-    inbox = Inbox()
-
-    def emit(event: dict[str, Any]) -> None:
-        events.append(event)
-        if event["type"] == "epoch":
-            stale = event["epoch"] >= len(alone) - 1
-            inbox.put("prune" if stale else "continue")
-
     alone = of(train(tmp_path / "alone", **STOPPING, keep="best")[1], "epoch")
-    job = cases.make_job(tmp_path / "gated", ensemble, awaits_pruner=True)
-    assert work(job, ensemble, emit, inbox) == "finished"
+    outcome, events = train_answered(
+        tmp_path / "gated",
+        cases.NOISY,
+        lambda epoch: "prune" if epoch >= len(alone) - 1 else "continue",
+        **STOPPING,
+        keep="best",
+    )
+    assert outcome == "finished"
     assert len(of(events, "epoch")) == len(alone) < 12
     assert of(events, "finished")[0]["early_stopping"] and checkpoint(tmp_path / "gated")["kept"]["is_best"]
 
@@ -203,12 +148,6 @@ def test_the_best_epoch_is_what_remains_of_a_member(tmp_path: Path) -> None:
     assert weights_sha256(saved["kept"]["trained"]) == last["weights_sha256"], "a resume goes on from the last"
     plain = set(checkpoint(tmp_path / "last"))
     assert "kept" not in plain and plain == set(saved) - {"kept"}, "others' checkpoints are what they were"
-
-
-def test_an_objective_that_nobody_reports_is_named(tmp_path: Path) -> None:
-    loop = own_loop(lambda member, epoch: member.report(los=1.0))
-    said = failed(*train(tmp_path, loop, keep="best", objective="loss"))["error"]
-    assert "ranked by 'loss', which it did not report; did you mean 'los'?" in said
 
 
 def test_a_member_that_stops_early_leaves_the_stream_before_it_predicts(tmp_path: Path) -> None:
@@ -240,12 +179,7 @@ def test_a_member_that_stops_early_leaves_the_stream_before_it_predicts(tmp_path
 def test_more_epochs_are_those_of_a_longer_training(tmp_path: Path, loop: dict[str, Any]) -> None:
     whole = finished(tmp_path / "whole", cases.SMOOTH, epochs=7, **loop)
     finished(tmp_path / "more", cases.SMOOTH, epochs=3, **loop)
-    ensemble = cases.declare(cases.SMOOTH, 1, epochs=7, **loop)
-    identity = replace(ensemble.identify(0), epochs_before=3)
-    events: Events = []
-    job = cases.make_job(tmp_path / "more", ensemble, identity=identity, attempt=1)
-    assert work(job, ensemble, events.append, Inbox()) == "finished"
-    assert {**of(events, "finished")[0], "attempt": 0} == whole
+    assert {**give_more_epochs(tmp_path / "more", cases.SMOOTH, 3, epochs=7, **loop), "attempt": 0} == whole
 
 
 # -- averages --------------------------------------------------------------------------------------
@@ -348,8 +282,3 @@ def test_the_best_weights_may_be_of_a_step_within_an_epoch(tmp_path: Path) -> No
     stop = 6 * end["kept"]["epoch"] + end["kept"]["step"]  # a command is looked for once a step and once an epoch
     train(tmp_path / "cut", cases.SMOOTH, inbox=cases.Script(stop, "stop"), **options)
     assert weights_sha256(checkpoint(tmp_path / "cut")["model"]) == end["weights_sha256"]
-
-
-def test_a_train_function_says_how_it_is_evaluated(tmp_path: Path) -> None:
-    said = failed(*train(tmp_path, cases.own_loop, validate_every=2))["error"]
-    assert "call member.validate_with(measure) before the loop" in said

@@ -9,17 +9,15 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from ensemble.spec.options import SCHEDULES  # noqa: E402
-from ensemble.spec.validation import SpecError  # noqa: E402
-from ensemble.train.checkpoint import to_builtin  # noqa: E402
-from ensemble.train.lr_schedulers import cosine, make_schedule, polynomial, step_decay  # noqa: E402
+from ensemble.spec.options import SCHEDULES
+from ensemble.spec.validation import SpecError
+from ensemble.train.checkpoint import to_builtin
+from ensemble.train.lr_schedulers import cosine, make_schedule, polynomial, step_decay
 
 
 class Frnn:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit import loop_cases
+from kit import train_child as cases
+from kit.checkpoints import newest_checkpoint
+from kit.loop_cases import Events, failed, finished, of
 
-torch = pytest.importorskip("torch")
-
-import loop_cases  # noqa: E402
-import train_child as cases  # noqa: E402
-from loop_cases import Events, failed, finished, of  # noqa: E402
-from torch import nn  # noqa: E402
-
-from ensemble.spec import Bootstrap, Ensemble, Folds, Recipe  # noqa: E402
-from ensemble.store import RunDir  # noqa: E402
-from ensemble.train import Inbox, lifecycle, work  # noqa: E402
-from pipelines import Feeder, Pipeline, sources  # noqa: E402
+from ensemble.spec import Bootstrap, Folds, Recipe
+from ensemble.store import RunDir
+from ensemble.train import Inbox, lifecycle, work
+from pipelines import Feeder, Pipeline, sources
 
 
 def train(folder: Path, recipe: Any = cases.SMOOTH, *given: Any, **options: Any) -> tuple[str, Events]:
@@ -62,15 +59,11 @@ def test_checkpoints_come_as_often_as_asked(tmp_path: Path) -> None:
 def test_a_checkpoint_is_written_within_an_epoch_when_it_is_due(tmp_path: Path) -> None:
     """A member that dies then does the step in progress again, and no other; it comes to the same bits."""
     whole = finished(tmp_path / "whole", checkpoint_minutes=None)
-    declared, events = cases.declare(cases.NOISY, 1, checkpoint_minutes=1e-9), []
 
-    def emit(event: dict[str, Any]) -> None:
-        events.append(event)
-        if event["type"] == "checkpoint" and (event["epoch"], event["step"]) == (1, 3):
-            raise KeyboardInterrupt  # nothing is caught, or written, after it
+    def is_due(event: dict[str, Any]) -> bool:
+        return event["type"] == "checkpoint" and (event["epoch"], event["step"]) == (1, 3)
 
-    with pytest.raises(KeyboardInterrupt):
-        work(cases.make_job(tmp_path / "killed", declared), declared, emit, Inbox())
+    events = loop_cases.kill(tmp_path / "killed", cases.NOISY, is_due, checkpoint_minutes=1e-9)
     written = [(e["epoch"], e["step"]) for e in of(events, "checkpoint")]
     assert written == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 3)]
     outcome, again = train(tmp_path / "killed", cases.NOISY, attempt=1, checkpoint_minutes=1e-9)
@@ -111,18 +104,8 @@ def test_a_member_is_stopped_in_its_evaluation_and_goes_on_with_it(tmp_path: Pat
 AGAIN = {"attempt": 1}
 
 
-def awaits_pruner(folder: Path, answers: list[str], **job: Any) -> tuple[str, Events]:
-    """A member whose epochs are answered as a pruner would."""
-    ensemble = cases.declare(cases.SMOOTH, 1)
-    events: Events = []
-    inbox = Inbox()
-
-    def emit(event: dict[str, Any]) -> None:
-        events.append(event)
-        if event["type"] == "epoch":
-            inbox.put(answers.pop(0))
-
-    return work(cases.make_job(folder, ensemble, awaits_pruner=True, **job), ensemble, emit, inbox), events
+def awaits_pruner(folder: Path, answers: list[str], attempt: int = 0) -> tuple[str, Events]:
+    return loop_cases.train_answered(folder, cases.SMOOTH, lambda epoch: answers.pop(0), attempt)
 
 
 def test_a_pruner_ends_a_member_between_epochs(tmp_path: Path) -> None:
@@ -143,7 +126,7 @@ def test_a_member_stopped_at_the_gate_goes_on_from_there(tmp_path: Path) -> None
 def test_a_member_ends_at_once_without_a_checkpoint(tmp_path: Path, command: str, outcome: str) -> None:
     ended, events = train(tmp_path, inbox=cases.Script(2, command))
     assert ended == outcome and of(events, outcome)
-    assert RunDir(tmp_path).newest_checkpoint("member-0", 0) is None
+    assert newest_checkpoint(RunDir(tmp_path), "member-0", 0) is None
 
 
 def test_a_member_that_cannot_be_saved_says_so_and_goes_on_once_it_can(tmp_path: Path) -> None:
@@ -154,7 +137,7 @@ def test_a_member_that_cannot_be_saved_says_so_and_goes_on_once_it_can(tmp_path:
         path.mkdir(parents=True, exist_ok=True)  # what is to be a file cannot be written then
         return cases.loss(model, batch)
 
-    outcome, events = train(tmp_path / "full", replace(cases.NOISY, loss=loss))
+    outcome, events = train(tmp_path / "full", replace(cases.NOISY, loss=loss, task="classification"))
     assert f"cannot write {path}" in failure(outcome, events)
     (failed,) = of(events, "failed")
     assert (failed["reason"], failed["retry"]) == ("disk", False)
@@ -187,7 +170,7 @@ def test_a_finished_member_that_is_started_again_only_says_so(tmp_path: Path) ->
 
 
 def test_a_batch_of_one_trains_through_batch_normalization(tmp_path: Path) -> None:
-    norm = Recipe(model=cases.noisy, loss=cases.loss)
+    norm = Recipe(model=cases.noisy, loss=cases.loss, task="classification")
     outcome, events = train(tmp_path, norm, train=cases.data(11))
     assert outcome == "finished" and of(events, "epoch")[0]["samples"] == 11
 
@@ -338,115 +321,28 @@ def test_skipped_records_are_left_out_of_the_mean(tmp_path: Path) -> None:
     assert [e["private_skipped"] for e in of(events, "epoch")] == [bad] * 3, "it has prepared them itself"
 
 
-def test_a_mean_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    mean = Recipe(model=cases.plain, loss=lambda model, batch: cases.loss(model, batch).mean())
-    assert 'reduction="none"' in failure(*train(tmp_path, mean))
-
-
-@pytest.mark.parametrize("split", ["train", "valid"])
-@pytest.mark.parametrize("label", [3, -1])
-def test_a_label_that_is_no_class_is_named_with_its_split_and_not_tried_again(
-    tmp_path: Path, split: str, label: int
-) -> None:
-    labels = np.arange(20) % 3
-    labels[7] = label
-    x = np.zeros((20, 6), np.float32)
-    odd = Pipeline(sources.arrays(x=x, label=labels))
-    usual = Pipeline(sources.arrays(x=x, label=np.arange(20) % 3))
-    outcome, events = train(tmp_path, **({"train": usual, "valid": usual} | {split: odd}))
-    where, classes = "sample 7 (arrays(x, label):row 7)", "and the model has the classes 0 ... 2"
-    says = f"Ensemble.{split}: {where} has the label {label} in 'label', {classes}"
-    remedy = "" if label == 3 else "; where -1 is no class, let a stage replace it by -100, torch's ignore_index"
-    assert failure(outcome, events) == says + remedy
-    assert of(events, "failed")[0]["retry"] is False
-
-
 def test_what_nobody_reads_of_the_hyperparameters_is_told(tmp_path: Path) -> None:
     function = loop_cases.own_loop(lambda member, epoch: member.params["lr"])
     params = {"momentun": 0.9}
-    for number, recipe in enumerate((Recipe(model=cases.plain, loss=cases.loss), function)):
+    for number, recipe in enumerate((Recipe(model=cases.plain, loss=cases.loss, task="classification"), function)):
         _, events = train(tmp_path / str(number), recipe, params=params, epochs=3)
         assert [event["params"] for event in of(events, "unused_hyperparameters")] == [["momentun"]]
-
-
-@pytest.mark.parametrize(
-    ("params", "says"),
-    [({}, "no learning rate"), ({"leraning_rate": 0.1}, "; did you mean 'lr' by 'leraning_rate'?")],
-)
-def test_a_missing_learning_rate_is_named(tmp_path: Path, params: dict[str, Any], says: str) -> None:
-    ensemble = Ensemble(name="x", recipe=cases.SMOOTH, members=[params], train=cases.data())
-    events: Events = []
-    said = failure(work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox()), events)
-    assert says in said and ("did you mean" in said) == bool(params)
 
 
 def test_an_exception_is_told_in_one_line_and_traced_in_the_log(tmp_path: Path) -> None:
     def loss(model: Any, batch: Any) -> Any:
         raise RuntimeError("nothing\nmore")
 
-    outcome, events = train(tmp_path, Recipe(model=cases.plain, loss=loss))
+    outcome, events = train(tmp_path, Recipe(model=cases.plain, loss=loss, task="classification"))
     assert "\n" not in failure(outcome, events)
     assert of(events, "failed")[0]["retry"] and of(events, "failed")[0]["reason"] == "error"
     assert "Traceback" in RunDir(tmp_path).log("member-0").read_text()
 
 
-def prepared(member: Any) -> tuple[Any, Any]:
-    model = cases.plain(member.params)
-    return member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def forgets_to_prepare(member: Any) -> None:
-    list(member.epochs())
-
-
-def forgets_to_step(member: Any) -> None:
-    model, _ = prepared(member)
-    for _ in member.epochs():
-        for batch in member.batches():
-            member.backward(cases.loss(model, batch))
-
-
-def steps_itself(member: Any) -> None:
-    model, opt = prepared(member)
-    for _ in member.epochs():
-        for batch in member.batches():
-            cases.loss(model, batch).mean().backward()
-            opt.step()
-            member.step()
-
-
-def goes_backward_twice(member: Any) -> None:
-    model, _ = prepared(member)
-    for _ in member.epochs():
-        for batch in member.batches():
-            member.backward(cases.loss(model, batch))
-            member.backward(cases.loss(model, batch))
-
-
-def keeps_a_parameter_to_itself(member: Any) -> None:
-    model = cases.plain(member.params)
-    own = nn.Parameter(torch.zeros(1))
-    member.prepare(model, torch.optim.SGD([*model.parameters(), own], lr=0.1))
-
-
-@pytest.mark.parametrize(
-    ("mistake", "said"),
-    [
-        (forgets_to_prepare, "member.prepare(model, optimizer)"),
-        (forgets_to_step, "exactly once for each batch"),
-        (steps_itself, "after member.backward(losses)"),
-        (goes_backward_twice, "once for each batch"),
-        (keeps_a_parameter_to_itself, "not the model's"),
-        (lambda member: None, "member.prepare(model, optimizer)"),
-    ],
-)
-def test_a_mistake_in_an_own_loop_is_explained(tmp_path: Path, mistake: Callable[[Any], None], said: str) -> None:
-    assert said in failure(*train(tmp_path, mistake))
-
-
 def test_an_except_clause_of_the_user_does_not_hold_up_a_stop(tmp_path: Path) -> None:
     def stubborn(member: Any) -> None:
-        model, _ = prepared(member)
+        model = cases.plain(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for _ in member.epochs():
             for batch in member.batches():
                 try:

@@ -62,7 +62,7 @@ def data(params: dict[str, Any]) -> Pipeline:
 def shape(member: dict[str, Any] | Member, model: Any = plain, recipe: Any = None, **options: Any) -> str:
     declared = Ensemble(
         name="shapes",
-        recipe=recipe or Recipe(model=model, loss=loss, optimizer=momentum),
+        recipe=recipe or Recipe(model=model, loss=loss, task="classification", optimizer=momentum),
         members=[member],
         train=data,
         **options,
@@ -77,32 +77,18 @@ def test_what_changes_no_kernel_changes_no_shape() -> None:
     assert shape({"lr": 0.1, "m": 0.5}) == shape({"lr": 0.1, "m": 0.9})
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"width": 16},
-        {"drop": 0.0},
-        {"steps": 4},
-        {"m": 0.9},
-        {"features": 5},
-    ],
-)
+@pytest.mark.parametrize("other", [{"width": 16}, {"drop": 0.0}, {"steps": 4}, {"m": 0.9}, {"features": 5}])
 def test_what_may_cost_more_is_another_shape(other: dict[str, Any]) -> None:
     assert shape({"lr": 0.1}) != shape({"lr": 0.1, **other})
 
 
 def test_words_that_may_cost_more_are_another_shape() -> None:
-    base = {"lr": 0.1}
-    words: list[dict[str, Any]] = [
-        {},
-        {"batch_size": 16},
-        {"precision": "bf16"},
-        {"accumulate": 2},
-        {"workers": "auto"},
-    ]
-    assert len({shape(Member(base, **word)) for word in words}) == len(words)
-    assert (
-        len({shape(base, recipe=Recipe(model=plain, loss=loss), optimizer=name) for name in ("sgd", "adam")}) == 2
+    words: dict[str, Any] = {"batch_size": 16, "precision": "bf16", "accumulate": 2, "workers": "auto"}
+    shapes = {shape(Member({"lr": 0.1}, **{name: value})) for name, value in words.items()}
+    assert len(shapes | {shape({"lr": 0.1})}) == 1 + len(words)
+    recipe = Recipe(model=plain, loss=loss, task="classification")
+    assert shape({"lr": 0.1}, recipe=recipe, optimizer="sgd") != shape(
+        {"lr": 0.1}, recipe=recipe, optimizer="adam"
     )
 
 
@@ -110,6 +96,27 @@ def test_where_it_cannot_be_told_hyperparameters_count_but_for_those_of_an_optim
     for model in (with_a_closure, of_a_local_class):
         assert shape({"lr": 0.1, "scale": 1}, model) != shape({"lr": 0.1, "scale": 2}, model)
         assert shape({"lr": 0.1, "scale": 1}, model) == shape({"lr": 0.2, "scale": 1}, model)
+
+
+class Config:
+    """Its text says nothing of what it holds."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def __repr__(self) -> str:
+        return "Config"
+
+
+def with_a_config(params: dict[str, Any]) -> nn.Module:
+    model = plain(params)
+    model.config = Config(params["depth"])  # type: ignore[assignment]
+    return model
+
+
+def test_an_object_whose_text_hides_what_it_holds_cannot_be_compared() -> None:
+    one, other = (shape({"lr": 0.1, "depth": depth}, with_a_config) for depth in (1, 1000))
+    assert one != other
 
 
 def test_a_train_function_is_told_by_its_hyperparameters() -> None:

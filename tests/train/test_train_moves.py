@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from kit import loop_cases
+from kit import train_child as cases
+from kit.checkpoints import newest_checkpoint
+from kit.loop_cases import Events, of
 
-torch = pytest.importorskip("torch")
-
-import loop_cases  # noqa: E402
-import train_child as cases  # noqa: E402
-from loop_cases import Events, of  # noqa: E402
-
-from ensemble.store import RunDir  # noqa: E402
-from ensemble.train import Inbox, checkpoint  # noqa: E402
-from ensemble.train.data_identity import training_data  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
-from pipelines import Feeder  # noqa: E402
+from ensemble.store import RunDir
+from ensemble.train import Inbox, checkpoint
+from ensemble.train.data_identity import training_data
+from ensemble.train.job import TrainingError
+from pipelines import Feeder
 
 
 def train(folder: Path, inbox: Inbox, feeder: str | None = None) -> tuple[str, Events]:
@@ -103,7 +102,7 @@ def test_an_end_after_an_epoch_is_a_checkpoint_between_two(tmp_path: Path) -> No
 def test_only_an_elastic_member_goes_on_from_a_checkpoint_of_fewer_workers(tmp_path: Path) -> None:
     train(tmp_path, Inbox())
     ensemble = cases.declare(cases.SMOOTH, 1)
-    path, narrow = RunDir(tmp_path).newest_checkpoint("member-0", 0), ensemble.identify(0)
+    path, narrow = newest_checkpoint(RunDir(tmp_path), "member-0", 0), ensemble.identify(0)
     assert path is not None
     data = training_data(ensemble, narrow.params)
     wide = dataclasses.replace(narrow, workers=2)
@@ -123,14 +122,16 @@ def test_the_learning_rate_of_a_widened_member_stays_what_it_was(tmp_path: Path)
     from ensemble.spec import Recipe
     from ensemble.train.recipe import _make_schedule
 
-    ensemble = cases.declare(Recipe(model=cases.plain, loss=cases.loss), 1, schedule="damped")
+    ensemble = cases.declare(
+        Recipe(model=cases.plain, loss=cases.loss, task="classification"), 1, schedule="damped"
+    )
     identity = ensemble.identify(0)
 
     def rate(**changes: Any) -> float:
         own = dataclasses.replace(identity, **changes)
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
         member: Any = type("", (), {"identity": own, "params": {}, "steps": 15, "steps_per_epoch": 5})
-        _make_schedule(Recipe(model=cases.plain, loss=cases.loss), member, optimizer)
+        _make_schedule(Recipe(model=cases.plain, loss=cases.loss, task="classification"), member, optimizer)
         return float(optimizer.param_groups[0]["lr"])
 
     assert rate(workers=4, widened_from=1) == rate() != rate(workers=4)

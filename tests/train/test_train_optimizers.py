@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import subprocess
 import sys
@@ -10,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.property_examples import examples
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from property_examples import examples  # noqa: E402
-from torch import nn  # noqa: E402
-
-from ensemble.spec.validation import SpecError  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
-from ensemble.train.lars import LARS, bias_and_norm  # noqa: E402
-from ensemble.train.optimizers import make_optimizer  # noqa: E402
+from ensemble.spec.validation import SpecError
+from ensemble.train.batchnorm import bias_and_norm
+from ensemble.train.job import TrainingError
+from ensemble.train.lars import LARS
+from ensemble.train.optimizers import make_optimizer
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (3, 1)]
 
@@ -135,24 +133,6 @@ def test_half_precision_parameters_are_stepped_in_fp32(foreach: bool, dtype: Any
     assert torch.equal(parameter.detach(), resumed_parameter.detach()), "the bits of its fp32 momentum are kept"
     kept = [o.state[p]["momentum_buffer"] for p, o in ((parameter, optimizer), (resumed_parameter, resumed))]
     assert torch.equal(*kept) and kept[0] is not kept[1]
-
-
-@pytest.mark.more  # a second opinion; importing timm takes a second
-def test_timms_lars_takes_the_same_steps() -> None:
-    try:
-        lars = importlib.import_module("timm.optim.lars").Lars
-    except Exception as error:  # beside torch's CPU build its torchvision does not load: RuntimeError
-        pytest.skip(f"timm does not import here: {error}")
-    weights, grads = draw(3, 3, torch.float64)
-    found = lars_steps(weights, grads, [0.5] * 3, weight_decay=1e-3, adapt=True)
-    theirs = [nn.Parameter(w.clone()) for w in weights]
-    optimizer = lars(theirs, lr=0.5, momentum=0.9, weight_decay=1e-3, eps=0.0)
-    for step in grads:
-        for parameter, grad in zip(theirs, step, strict=True):
-            parameter.grad = grad.clone()
-        optimizer.step()
-    for ours, other in zip(found, theirs, strict=True):
-        torch.testing.assert_close(ours, other.detach(), rtol=1e-12, atol=0)
 
 
 def test_a_parameter_without_a_gradient_is_left_alone() -> None:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from ensemble.spec import Recipe  # noqa: E402
-from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, quantiles  # noqa: E402
-from ensemble.train.call import Call, Observation, find_call  # noqa: E402
-from ensemble.train.infer_task import OutputError, find_class_axis, infer_task  # noqa: E402
-from ensemble.train.outputs import compute_outputs, compute_values, to_values  # noqa: E402
-
-
-def recipe(**options: Any) -> Recipe:
-    return Recipe(model=lambda params: None, loss=lambda model, batch: None, **options)
+from ensemble.spec import Recipe
+from ensemble.spec.task import CLASSIFICATION, Task, quantiles
+from ensemble.train.call import Call, Observation, find_call
+from ensemble.train.output_shapes import OutputError, find_class_axis
+from ensemble.train.outputs import compute_outputs, compute_values, to_values
 
 
 def test_a_call_names_fields_by_identity() -> None:
@@ -77,40 +71,6 @@ def test_an_axis_that_does_not_follow_is_not_guessed(
 ) -> None:
     with pytest.raises(OutputError, match=message):
         find_class_axis(outputs, target)
-
-
-@pytest.mark.parametrize(
-    ("target", "outputs", "task"),
-    [
-        (torch.arange(6) % 3, torch.zeros(6, 3), "classification"),
-        (torch.arange(6) % 2, torch.zeros(6, 1), "classification"),
-        (torch.arange(6) % 2 == 0, torch.zeros(6), "classification"),
-        (torch.tensor([[0, 1, IGNORED]] * 6), torch.zeros(6, 2, 3), "classification"),
-        (torch.zeros(6, 2, 2, dtype=torch.int64), torch.zeros(6, 2, 2), "classification"),
-        (torch.arange(6.0), torch.zeros(6), "regression"),
-        (torch.arange(6.0), torch.zeros(6, 1), "regression"),
-        (torch.arange(12.0).reshape(6, 2), torch.zeros(6, 2), "regression"),
-    ],
-)
-def test_a_task_is_inferred_where_it_is_clear(target: Any, outputs: Any, task: str) -> None:
-    assert infer_task(recipe(), target, outputs) == Task(task)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("target", "outputs", "message"),
-    [
-        (None, torch.zeros(6, 3), "have no field 'label'"),
-        (torch.arange(6), torch.zeros(6, 1), "more than the classes 0 and 1"),
-        (torch.arange(6) % 2, torch.zeros(6, dtype=torch.int64), "not numbers"),
-        (torch.arange(6.0), (torch.zeros(6), torch.ones(6)), r"a tuple: declare Recipe\(task='gaussian'\)"),
-        (torch.arange(6.0), torch.zeros(6, 3), "declare Recipe"),
-        (torch.zeros(6), torch.zeros(6), "only 0.0 and 1.0"),
-        (torch.zeros(6, 2, dtype=torch.int64), torch.zeros(6, 2), "several labels of a sample"),
-    ],
-)
-def test_a_task_that_is_not_clear_is_to_be_declared(target: Any, outputs: Any, message: str) -> None:
-    with pytest.raises(OutputError, match=message):
-        infer_task(recipe(), target, outputs)
 
 
 def seen(*shape: int, axis: int | None = None) -> Observation:
@@ -206,7 +166,9 @@ def test_what_a_loss_raises_after_the_call_does_not_matter_and_before_it_does() 
         raise KeyError("y")
 
     batch = {"x": torch.ones(2, 3)}
-    outputs = compute_outputs(Recipe(model=lambda params: None, loss=after), Doubles(), batch)
+    outputs = compute_outputs(
+        Recipe(model=lambda params: None, loss=after, task="classification"), Doubles(), batch
+    )
     assert torch.equal(outputs, torch.full((2, 3), 2.0))
     with pytest.raises(KeyError, match="y"):
-        compute_outputs(Recipe(model=lambda params: None, loss=before), Doubles(), batch)
+        compute_outputs(Recipe(model=lambda params: None, loss=before, task="classification"), Doubles(), batch)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ensemble.store import RunDir, load_checkpoint, save_checkpoint  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
-from ensemble.train.own_states import OwnStates  # noqa: E402
+from ensemble.store import RunDir, load_checkpoint, save_checkpoint
+from ensemble.train.job import TrainingError
+from ensemble.train.own_states import OwnStates
 
 
 class Holder:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from execute_members import an_ensemble, samples
+from kit.execute_members import an_ensemble, samples
 
 from ensemble.store import RunDir
 from ensemble.train import Job

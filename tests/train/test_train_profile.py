@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
+from kit import train_child as cases
 
-torch = pytest.importorskip("torch")
-
-import train_child as cases  # noqa: E402
-
-from ensemble.spec import Folds, Recipe  # noqa: E402
-from ensemble.store import RunDir  # noqa: E402
-from ensemble.train import Inbox, profile  # noqa: E402
-from ensemble.train.job import ProfileRequest  # noqa: E402
-from pipelines import weights  # noqa: E402
+import ensemble
+from ensemble.spec import Folds, Recipe
+from ensemble.store import RunDir
+from ensemble.train import Inbox, profile
+from ensemble.train.job import ProfileRequest
+from pipelines import weights
 
 
 def test_evaluations_within_epochs_are_no_part_of_a_step(tmp_path: Path) -> None:
@@ -76,10 +74,22 @@ def measure(
 ) -> list[dict[str, Any]]:
     """The events of a session that measures one member; `loss`, or the train function, is its own."""
     own = {"train": loss} if members > 1 else {"loss": loss}
-    declared = cases.declare(Recipe(model=cases.plain, **own), 1, **{**options, "out_of_fold": False})
-    ensemble = replace(declared, members=list(declared.members) * members, **options)
-    request = ProfileRequest(members=[ensemble.identify(0)], known=[], steps_s=0.05, **(asked or {}))
+    declared = cases.declare(
+        Recipe(model=cases.plain, task="classification", **own), 1, **{**options, "out_of_fold": False}
+    )
+    changed = replace(declared, members=list(declared.members) * members, **options)
+    request = ProfileRequest(members=[changed.identify(0)], known=[], steps_s=0.05, **(asked or {}))
     events: list[dict[str, Any]] = []
-    job = replace(cases.make_job(run_dir, ensemble), profile=request)
-    assert profile.run(job, ensemble, events.append, Inbox()) == "finished", events
+    job = replace(cases.make_job(run_dir, changed), profile=request)
+    assert profile.run(job, changed, events.append, Inbox()) == "finished", events
     return events
+
+
+def test_a_dry_run_shows_the_sizes_of_a_member_whose_loss_is_not_finite() -> None:
+    rows = []
+    for loss in (cases.loss, not_finite):
+        declared = cases.declare(Recipe(model=cases.normed, loss=loss, task="classification"), 1)
+        rows += ensemble.dry_run(declared).members
+    for name in ("parameters", "trainable", "checkpoint_bytes", "predictions_bytes"):
+        assert rows[0][name] == rows[1][name] > 0
+    assert rows[1]["evaluate_s"] is not None

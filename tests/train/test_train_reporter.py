@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import train_child as cases
 
-torch = pytest.importorskip("torch")
-
-import train_child as cases  # noqa: E402
-
-from ensemble.meter import CpuClock  # noqa: E402
-from ensemble.train.reporter import EventReporter  # noqa: E402
+from ensemble.meter import CpuClock
+from ensemble.train.reporter import EventReporter
 
 Events = list[dict[str, Any]]
 

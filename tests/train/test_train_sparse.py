@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit import train_child
+from kit.loop_cases import read_weights
+from kit.ranks import run_ranks
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import train_child  # noqa: E402
-from ranks import run_ranks  # noqa: E402
-from torch import nn  # noqa: E402
-
-from ensemble.comm.sparse_gradients import clip_gradients, find_sparse_parameters  # noqa: E402
-from ensemble.spec import Recipe  # noqa: E402
-from ensemble.store import RunDir, load_checkpoint  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
-from ensemble.train.optimizers import make_optimizer  # noqa: E402
+from ensemble.comm.sparse_gradients import clip_gradients, find_sparse_parameters
+from ensemble.spec import Recipe
+from ensemble.train.job import TrainingError
+from ensemble.train.optimizers import make_optimizer
 
 WORDS, WIDTH = 40, 4
 
@@ -66,10 +64,10 @@ def overflowing(model: nn.Module, batch: Any) -> torch.Tensor:
     return losses + (huge - huge.detach())
 
 
-PLAIN = Recipe(model=bag, loss=train_child.loss, clip_norm=0.05)
-MOMENTUM = Recipe(model=bag, loss=train_child.loss, optimizer=momentum)
-ADAM = Recipe(model=words_only, loss=train_child.loss, optimizer=sparse_adam)
-TIED = Recipe(model=tied, loss=train_child.loss)
+PLAIN = Recipe(model=bag, loss=train_child.loss, task="classification", clip_norm=0.05)
+MOMENTUM = Recipe(model=bag, loss=train_child.loss, task="classification", optimizer=momentum)
+ADAM = Recipe(model=words_only, loss=train_child.loss, task="classification", optimizer=sparse_adam)
+TIED = Recipe(model=tied, loss=train_child.loss, task="classification")
 
 
 def case(recipe: Recipe, sparse: bool = True, steps: tuple[int | None, ...] = (None,), **options: Any) -> Any:
@@ -94,7 +92,11 @@ CASES = {
     "dense lonely": case(PLAIN, sparse=False, batch_size=1, epochs=1),
     "compressed": case(PLAIN, compression={"name": "qsgd8", "bucket": 32, "min_size": 1000}),
     "overflow": case(
-        Recipe(model=bag, loss=overflowing), precision="fp16", loss_scale=65536.0, batch_size=5, epochs=1
+        Recipe(model=bag, loss=overflowing, task="classification"),
+        precision="fp16",
+        loss_scale=65536.0,
+        batch_size=5,
+        epochs=1,
     ),
 }
 train_child.CASES.update(CASES)
@@ -129,11 +131,6 @@ def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder, run_ranks(request.param, train_all, request.param, folder)[0]
 
 
-def weights(folder: Path, case: str) -> dict[str, Any]:
-    state = load_checkpoint(str(RunDir(folder / case).newest_checkpoint("member-0", 0)))
-    return {name: tensor.numpy() for name, tensor in state["model"].items()}
-
-
 def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-14, err_msg=name)
@@ -147,7 +144,7 @@ def of(said: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 def test_one_worker_trains_a_sparse_embedding_as_a_dense_one(one: tuple[Path, Any], case: str) -> None:
     folder, said = one
     assert said[case]["outcomes"][-1] == "finished"
-    check_equal(weights(folder, case), weights(folder, AS_DENSE[case]))
+    check_equal(read_weights(folder / case), read_weights(folder / AS_DENSE[case]))
 
 
 @pytest.mark.parametrize("case", [*AS_DENSE, "dense", "adam"])
@@ -155,7 +152,7 @@ def test_several_workers_train_a_sparse_embedding_as_one_does(
     one: tuple[Path, Any], many: tuple[Path, Any], case: str
 ) -> None:
     assert many[1][case]["outcomes"][-1] == "finished"
-    check_equal(weights(many[0], case), weights(one[0], AS_DENSE.get(case, case)))
+    check_equal(read_weights(many[0] / case), read_weights(one[0] / AS_DENSE.get(case, case)))
 
 
 @pytest.mark.parametrize("case", ["momentum", "adam"])
@@ -179,7 +176,7 @@ def test_an_overflow_in_a_sparse_gradient_skips_the_step_on_all_workers(
 ) -> None:
     for folder, said in (one, many):
         assert [epoch["skipped_steps"] for epoch in of(said["overflow"], "epoch")] == [1]
-        assert all(np.isfinite(value).all() for value in weights(folder, "overflow").values())
+        assert all(np.isfinite(value).all() for value in read_weights(folder / "overflow").values())
 
 
 def test_sparse_gradients_are_clipped_by_the_norm_of_all() -> None:

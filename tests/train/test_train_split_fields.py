@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finished_runs import of_kind
+from kit.finished_runs import of_kind
 from torch import Tensor, nn
 
 import ensemble
@@ -102,24 +102,27 @@ def test_fields_may_be_texts_and_lists(tmp_path: Path) -> None:
         assert figures["named"] == figures["hit_rate"]
 
 
-def test_fields_that_no_metric_can_have_are_named_before_the_training(tmp_path: Path) -> None:
-    def judged(values: np.ndarray, target: np.ndarray, record: np.ndarray) -> float:
-        return 0.5
+def judged_by_records(values: np.ndarray, target: np.ndarray, record: np.ndarray) -> float:
+    return 0.5
 
-    declared = declare(split_metrics=[judged], objective="judged", collate=name_users)
+
+def judged_by_users(values: np.ndarray, target: np.ndarray, users: np.ndarray) -> float:
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        (judged_by_records, "the field 'record' is a list, no tensor [b, ...], and no numbers or texts"),
+        (judged_by_users, "the batch has no field 'users'; did you mean 'user'?"),
+    ],
+)
+def test_a_field_that_no_metric_can_have_is_named_before_the_training(
+    tmp_path: Path, metric: Any, says: str
+) -> None:
+    declared = declare(split_metrics=[metric], objective=metric.__name__, collate=name_users)
     (row, _) = ensemble.submit(declared, tmp_path, "inline").wait().members
-    assert "the field 'record' is a list, no tensor [b, ...], and no numbers or texts" in row["error"]
-    assert row["attempts"] == 1 and not of_kind(tmp_path, "epoch")
-
-
-def test_a_field_that_no_batch_has_is_named(tmp_path: Path) -> None:
-    def recall(values: np.ndarray, target: np.ndarray, users: np.ndarray) -> float:
-        return 0.5
-
-    declared = declare(split_metrics=[recall], objective="recall")
-    (row, _) = ensemble.submit(declared, tmp_path, "inline").wait().members
-    assert "the batch has no field 'users'; did you mean 'user'?" in row["error"]
-    assert row["attempts"] == 1 and not of_kind(tmp_path, "epoch")
+    assert says in row["error"] and row["attempts"] == 1 and not of_kind(tmp_path, "epoch")
 
 
 def test_members_are_not_ranked_by_a_loss_that_is_not_computed() -> None:

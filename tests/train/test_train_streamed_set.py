@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-from execute_members import an_ensemble
+from kit.event_dicts import fold, read_events
+from kit.execute_members import an_ensemble
 
 import ensemble
 from ensemble.store import RunDir

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble import Ensemble, Recipe, SpecError, quantiles  # noqa: E402
-from ensemble.store import RunDir, load_predictions  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
+import ensemble
+from ensemble import Ensemble, Recipe, SpecError, quantiles
+from ensemble.store import RunDir, load_predictions
+from pipelines import Pipeline, sources
 
 MEAN, STD = 5000.0, 200.0
 

@@ -9,22 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import task_cases as cases
+import torch
+from kit import train_child
+from kit.checkpoints import newest_checkpoint
+from kit.loop_cases import Events, failed, own_loop
+from kit.ranks import run_ranks
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import task_cases as cases  # noqa: E402
-import train_child  # noqa: E402
-from loop_cases import Events, failed  # noqa: E402
-from ranks import run_ranks  # noqa: E402
-from torch import nn  # noqa: E402
-
-from ensemble.combine.tasks import find_math  # noqa: E402
-from ensemble.spec import Recipe  # noqa: E402
-from ensemble.spec.split_metrics import compute  # noqa: E402
-from ensemble.spec.task import IGNORED, Task  # noqa: E402
-from ensemble.store import RunDir, load_checkpoint, load_predictions, save_checkpoint  # noqa: E402
-from ensemble.train.call import Call, Observation  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
+from ensemble.combine.split_metrics import compute
+from ensemble.spec import Recipe
+from ensemble.spec.task import IGNORED, Task
+from ensemble.store import RunDir, load_checkpoint, load_predictions, save_checkpoint
+from ensemble.train.call import Call, Observation
+from pipelines import Pipeline, sources
 
 #: name -> kind, shape of a sample's values, names of its metrics beside the loss
 EXPECTED: dict[str, tuple[str, tuple[int, ...], set[str]]] = {
@@ -88,7 +86,7 @@ def predictions(folder: Path, name: str, split: str = "valid") -> Any:
 
 
 def observed(folder: Path, name: str) -> Observation:
-    path = RunDir(folder / name).newest_checkpoint("member-0", 0)
+    path = newest_checkpoint(RunDir(folder / name), "member-0", 0)
     assert path is not None
     found = Observation.from_checkpoint(load_checkpoint(path))
     assert found is not None
@@ -127,17 +125,6 @@ def test_figures_of_positions_are_those_of_the_ones_that_take_part(one: Path) ->
     assert metrics(one, "multilabel")["subset_accuracy"] == pytest.approx(right.all(axis=1).mean())
 
 
-def test_what_a_member_reports_is_what_the_combination_measures(one: Path) -> None:
-    for name, case in cases.CASES.items():
-        saved, known = predictions(one, name), metrics(one, name)
-        if saved.task.kind == "free":
-            continue
-        found = find_math(saved.task).measure(saved.values, saved.target, case.recipe.split_metrics)
-        shared = known.keys() & found.keys()
-        assert shared - {"loss"}, name
-        assert {key: known[key] for key in shared} == pytest.approx({key: found[key] for key in shared}, rel=1e-6)
-
-
 def test_every_task_learns(one: Path) -> None:
     for name in cases.CASES:
         losses = [event["metrics"]["loss"] for event in said(one, name, "epoch")]
@@ -148,7 +135,7 @@ def test_every_task_learns(one: Path) -> None:
 def test_two_workers_are_one(one: Path, name: str, request: pytest.FixtureRequest) -> None:
     two = request.getfixturevalue("second" if name in cases.SECOND else "two")
     assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-5)
-    for split in ("valid", "shifted"):
+    for split in ("valid", "test"):
         alone, shared = predictions(one, name, split), predictions(two, name, split)
         np.testing.assert_allclose(shared.values, alone.values, rtol=1e-5, atol=1e-6)
         assert np.array_equal(shared.target, alone.target) and np.array_equal(shared.index, alone.index)
@@ -170,7 +157,7 @@ def test_a_resume_gives_the_bits_of_an_undisturbed_training(one: Path, tmp_path:
     assert (last["weights_sha256"], last["metrics"]) == (before["weights_sha256"], before["metrics"])
     assert observed(tmp_path, name) == observed(one, name)
     assert at_stop.call == observed(one, name).call
-    for split in ("valid", "shifted"):
+    for split in ("valid", "test"):
         assert np.array_equal(predictions(tmp_path, name, split).values, predictions(one, name, split).values)
 
 
@@ -192,47 +179,6 @@ def test_the_checkpoint_says_how_the_model_is_called(one: Path, name: str, call:
     assert found.target == (dtype, (7,) if name == "steps" else ())
 
 
-def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
-    return (model(batch["x"]) - batch["label"]).flatten(1).square().mean(dim=1)
-
-
-@pytest.mark.parametrize(
-    ("shape", "label", "message"),
-    [
-        ((4,), np.eye(4)[np.arange(12) % 4], "holds only 0.0 and 1.0: declare Recipe(task='multilabel')"),
-        (
-            (4,),
-            np.eye(4, dtype=np.int64)[np.arange(12) % 4],
-            "declare Recipe(task='multilabel') for several labels",
-        ),
-        ((4,), np.full((12, 4), 0.25), "holds the probabilities of classes"),
-        ((1,), np.arange(12)[:, None], "declare Recipe(task='regression')"),
-        ((3,), np.arange(12.0)[:, None] + 0.5, "declare Recipe(task=...), such as quantiles"),
-    ],
-)
-def test_what_may_mean_several_things_is_not_guessed(
-    tmp_path: Path, shape: tuple[int, ...], label: np.ndarray, message: str
-) -> None:
-    recipe = Recipe(model=cases.head(*shape), loss=mean_square, objective="loss")
-    outcome, _, log = cases.train_on(recipe, tmp_path, label)
-    assert outcome == "finished", "the loss is as good as any"
-    assert "no predictions on 'valid' are saved" in log and message in log
-    assert not RunDir(tmp_path / "single").predictions("member-0", 0).exists()
-
-
-def test_a_metric_without_a_meaning_for_what_is_inferred_is_refused_after_the_first_epoch(tmp_path: Path) -> None:
-    recipe = Recipe(model=cases.head(1), loss=mean_square, objective="roc_auc")
-    end = failed(*cases.train_on(recipe, tmp_path, np.linspace(0, 5, 12)[:, None])[:2])
-    assert not end["retry"]
-    assert end["error"].startswith("split_metrics: 'roc_auc' has no meaning for regression; known ones are r2")
-
-
-def test_a_metric_of_the_split_needs_a_task(tmp_path: Path) -> None:
-    recipe = Recipe(model=cases.head(4), loss=mean_square, objective="roc_auc")
-    end = failed(*cases.train_on(recipe, tmp_path, np.eye(4)[np.arange(12) % 4])[:2])
-    assert "roc_auc: the target 'label' holds only 0.0 and 1.0" in end["error"]
-
-
 def test_a_variance_that_is_not_positive_is_refused(tmp_path: Path) -> None:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         mean, variance = model(batch["x"])
@@ -252,7 +198,9 @@ def test_a_loss_that_calls_the_model_otherwise_in_training_is_evaluated_its_own_
         x = batch["x"] if model.training else -batch["x"]
         return nn.functional.cross_entropy(model(x), batch["label"], reduction="none")
 
-    outcome, _, _ = cases.train_on(Recipe(model=cases.head(3), loss=loss), tmp_path, np.arange(12) % 3)
+    outcome, _, _ = cases.train_on(
+        Recipe(model=cases.head(3), loss=loss, task="classification"), tmp_path, np.arange(12) % 3
+    )
     assert outcome == "finished" and observed(tmp_path, "single").call is None
 
 
@@ -269,33 +217,22 @@ def test_a_model_that_gets_the_batch_is_called_with_it(tmp_path: Path) -> None:
     assert outcome == "finished" and observed(tmp_path, "single").call == Call((None,))
 
 
-def test_shifted_samples_may_have_no_target_or_another(tmp_path: Path) -> None:
-    x = np.random.default_rng(3).normal(size=(5, cases.WIDE))
-    for name, fields in {"none": {}, "other": {"label": np.zeros((5, 2, 2))}}.items():
-        pipe = Pipeline(sources.arrays(x=x, **fields))
-        outcome, _ = cases.train("single", tmp_path / name, shifted=pipe)
-        saved = predictions(tmp_path / name, "single", "shifted")
-        assert outcome == "finished" and saved.values.shape == (5, 3) and saved.target is None
+def rows_of(member: Any, split: str) -> list[torch.Tensor]:
+    """Outputs of a split, and the indices of its samples."""
+    with member.evaluating() as model:
+        rows = [(model(x=batch["x"]).squeeze(1), batch["index"].clone()) for batch in member.batches(split)]
+    return [torch.cat(column) for column in zip(*rows, strict=True)]
 
 
 def test_a_train_function_says_the_task_of_its_predictions(tmp_path: Path) -> None:
-    def own(member: Any) -> None:
-        model = cases.head(1)(member.params)
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.squares(model, batch))
-                member.step()
+    def predict(member: Any) -> None:
         for split in member.splits:
-            with member.evaluating():
-                rows = [(model(batch["x"]).squeeze(1), batch["index"].clone()) for batch in member.batches(split)]
-            member.predictions(
-                split, torch.cat([r[0] for r in rows]), torch.cat([r[1] for r in rows]), task="regression"
-            )
+            member.predictions(split, *rows_of(member, split), task="regression")
 
+    own = own_loop(at_the_end=predict, make=cases.head(1), losses=lambda member, m, batch: cases.squares(m, batch))
     outcome, events = cases.train("regression", tmp_path, recipe=own)
     assert outcome == "finished", events[-1]
-    for split, rows in (("valid", 13), ("shifted", 4)):
+    for split, rows in (("valid", 13), ("test", 4)):
         saved = predictions(tmp_path, "regression", split)
         assert (
             saved.task == Task("regression") and saved.values.shape == (rows,) and saved.target.dtype == np.float64
@@ -331,18 +268,12 @@ def test_a_label_without_a_class_at_a_step_is_named(tmp_path: Path) -> None:
 
 
 def test_a_train_function_of_a_recipe_has_its_call_and_task_seen(tmp_path: Path) -> None:
-    def own(member: Any) -> None:
-        model = cases.head(1)(member.params)
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward((model(x=batch["x"]).squeeze(1) - batch["label"]).square())
-                member.step()
-        with member.evaluating():
-            rows = [(model(batch["x"]).squeeze(1), batch["index"].clone()) for batch in member.batches("valid")]
-        member.predictions("valid", torch.cat([r[0] for r in rows]), torch.cat([r[1] for r in rows]))
-
-    recipe = Recipe(model=cases.head(1), train=own, objective="loss")
+    own = own_loop(
+        at_the_end=lambda member: member.predictions("valid", *rows_of(member, "valid")),
+        make=cases.head(1),
+        losses=lambda member, model, batch: (model(x=batch["x"]).squeeze(1) - batch["label"]).square(),
+    )
+    recipe = Recipe(model=cases.head(1), train=own, task="regression", objective="loss")
     outcome, events = cases.train("regression", tmp_path, recipe=recipe)
     assert outcome == "finished", events[-1]
     assert observed(tmp_path, "regression").call == Call((), {"x": "x"})
@@ -381,13 +312,13 @@ def test_a_finished_member_of_an_earlier_version_predicts_all_the_same(
     one: Path, tmp_path: Path, name: str
 ) -> None:
     outcome, _ = cases.train(name, tmp_path)
-    path = RunDir(tmp_path / name).newest_checkpoint("member-0", 0)
+    path = newest_checkpoint(RunDir(tmp_path / name), "member-0", 0)
     state = {key: part for key, part in load_checkpoint(path).items() if key not in ("call", "outputs")}
     save_checkpoint(path, state)
     RunDir(tmp_path / name).predictions("member-0", 0).unlink()
     outcome, events = cases.train(name, tmp_path)
     assert outcome == "finished" and not [event for event in events if event["type"] == "epoch"]
-    for split in ("valid", "shifted"):
+    for split in ("valid", "test"):
         assert np.array_equal(predictions(tmp_path, name, split).values, predictions(one, name, split).values)
         assert predictions(tmp_path, name, split).task == predictions(one, name, split).task
 
@@ -400,7 +331,7 @@ def test_a_free_task_needs_no_target(tmp_path: Path) -> None:
         return float(np.abs(values).max())
 
     recipe = replace(cases.CASES["free"].recipe, split_metrics=[reach])
-    outcome, events = cases.train("free", tmp_path, recipe=recipe, train=pipe, valid=pipe, shifted=None)
+    outcome, events = cases.train("free", tmp_path, recipe=recipe, train=pipe, valid=pipe, test=None)
     assert outcome == "finished", events[-1]
     saved = predictions(tmp_path, "free")
     (found,) = [event["metrics"] for event in events if event["type"] == "finished"]

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-import train_child as cases
-from ranks import run_ranks
+from kit import train_child as cases
+from kit.ranks import run_ranks
 
 from ensemble.spec import EMA, EarlyStopping
 from ensemble.train import work

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit import loop_cases, train_child
+from kit.loop_cases import read_weights
+from kit.ranks import run_ranks
 
-torch = pytest.importorskip("torch")
-
-import train_child  # noqa: E402
-from ranks import run_ranks  # noqa: E402
-
-from ensemble.store import RunDir, load_checkpoint, load_predictions  # noqa: E402
+from ensemble.store import RunDir, load_predictions
 
 Said = list[dict[str, Any]]
 
@@ -70,16 +69,11 @@ def one(folder: Path) -> dict[str, Any]:
 
 
 def of(said: dict[str, Any], type: str) -> list[dict[str, Any]]:
-    return [event for event in said["events"] if event["type"] == type]
+    return loop_cases.of(said["events"], type)
 
 
 def digest(said: dict[str, Any]) -> str:
     return str(of(said, "finished")[0]["weights_sha256"])
-
-
-def weights(folder: Path, case: str) -> dict[str, Any]:
-    state = load_checkpoint(str(RunDir(folder / case).newest_checkpoint("member-0", 0)))
-    return {name: tensor.numpy() for name, tensor in state["model"].items()}
 
 
 @pytest.mark.parametrize("case", tiered("smooth", "float64", "ragged", "folds", "head"))
@@ -120,7 +114,7 @@ def check_equal(
 ) -> None:
     """A case trained by many is the one trained alone, or `as_in` is."""
     as_in = as_in or case
-    expected, found = weights(alone, as_in), weights(together, case)
+    expected, found = read_weights(alone / as_in), read_weights(together / case)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=rtol, atol=rtol * abs(value).max(), err_msg=name)
     for ours, theirs in zip(of(many[0][case], "epoch"), of(one[as_in], "epoch"), strict=True):
@@ -201,9 +195,9 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path
     assert all(rank["fp16"]["outcomes"] == ["stopped", "finished"] for rank in two)
     skipped = [e["skipped_steps"] for e in of(two[0]["fp16"], "epoch")]
     assert skipped == [1, 0, 0], "once, then the scale is low enough for good"
-    state = load_checkpoint(str(RunDir(folder / "2" / "fp16").newest_checkpoint("member-0", 0)))
+    state = loop_cases.checkpoint(folder / "2" / "fp16")
     assert state["precision"]["scaler"]["scale"] == 2.0**15
-    assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16").values())
+    assert all(np.isfinite(value).all() for value in read_weights(folder / "2" / "fp16").values())
 
 
 @pytest.mark.more
@@ -211,9 +205,9 @@ def test_a_static_loss_scale_stays_through_overflows_and_a_resume(second: Said, 
     assert all(rank["fp16-static"]["outcomes"] == ["stopped", "finished"] for rank in second)
     skipped = [e["skipped_steps"] for e in of(second[0]["fp16-static"], "epoch")]
     assert skipped == [1, 1, 1], "sample 7 overflows in each epoch"
-    state = load_checkpoint(str(RunDir(folder / "2" / "fp16-static").newest_checkpoint("member-0", 0)))
+    state = loop_cases.checkpoint(folder / "2" / "fp16-static")
     assert state["precision"]["scaler"]["scale"] == 2.0**16
-    assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16-static").values())
+    assert all(np.isfinite(value).all() for value in read_weights(folder / "2" / "fp16-static").values())
 
 
 def test_a_worker_without_a_sample_trains_in_fp16_from_the_first_step_and_after_a_resume(two: Said) -> None:
@@ -266,7 +260,7 @@ def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(
     assert end["early_stopping"] and end["epoch"] < 8 and end["kept"]["epoch"] <= end["epoch"] - 2
     (batch,) = train_child.data(13, 1).loader(13, 1)
     model = train_child.noisy({})
-    model.load_state_dict({k: torch.from_numpy(v) for k, v in weights(folder / "2", case).items()})
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in read_weights(folder / "2" / case).items()})
     with torch.no_grad():
         expected = model.eval()(batch["x"][batch["index"].argsort()]).softmax(dim=1).numpy()
     found = load_predictions(RunDir(folder / "2" / case).predictions("member-0", 0), "valid").values

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
+import array
+import collections
+import datetime
+import decimal
+import fractions
 import json
+import operator
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ensemble import Ensemble, Recipe
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunDir
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.user_code.fingerprint import Code, code_of
-from ensemble.user_code.imports import Imports
-from pipelines.fingerprint.bytecode import find_use
+from pipelines import Pipeline, sources
+from pipelines.fingerprint.instructions import find_use
 
 SPEC = '''
 """A spec."""
@@ -84,7 +94,9 @@ def spec():
     pipe = pipe.map(lambda sample: {**sample, "x": sample["x"] * 1.0})
     return Ensemble(
         name="code",
-        recipe=Recipe(model=model, loss=make_loss(1.0), metrics=lambda outputs, batch: {"m": outputs.mean()}),
+        recipe=Recipe(
+            model=model, loss=make_loss(1.0), task="free", metrics=lambda outputs, batch: {"m": outputs.mean()}
+        ),
         members=[{}],
         train=pipe,
     )
@@ -153,14 +165,10 @@ def code(spec: Path) -> Code:
         ("a_spec", "import enum\n", "import enum\nimport json\n\nUNUSED = 3\n"),
         (
             "a_spec",
-            'out = model(batch["x"])',
-            'out = model(\n            batch[\n                "x"\n            ]\n        )',
+            'model(batch["x"])',
+            'model(\n            batch[\n                "x"\n            ]\n        )',
         ),
-        (
-            "a_spec",
-            'lambda outputs, batch: {"m": outputs.mean()}',
-            'lambda outputs, batch: (\n    {"m": outputs.mean()}\n)',
-        ),
+        ("a_spec", '{"m": outputs.mean()}', '(\n    {"m": outputs.mean()}\n)'),
         ("helpers", "return x + 1", "return x + 2"),
         ("helpers", "import torch\n", "import torch\n\n\n\n"),
         ("late", "def shift", "# moved\n\n\ndef shift"),
@@ -177,12 +185,7 @@ def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str
 @pytest.mark.parametrize(
     ("file", "old", "new", "names"),
     [
-        (
-            "a_spec",
-            '["label"]), scale) ** power',
-            '["label"]), scale) * power',
-            ["a_spec.make_loss.<locals>.loss"],
-        ),
+        ("a_spec", "scale) ** power", "scale) * power", ["a_spec.make_loss.<locals>.loss"]),
         ("a_spec", "make_loss(1.0)", "make_loss(2.0)", ["a_spec.make_loss.<locals>.loss"]),
         (
             "a_spec",
@@ -194,18 +197,8 @@ def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str
         ("a_spec", "SMOOTHING = 0.1", "SMOOTHING = 0.2", ["a_spec.SMOOTHING"]),
         ("a_spec", '"b": [2, 3]', '"b": [2, 4]', ["a_spec.WEIGHTS"]),
         ("a_spec", "label_smoothing=0.0", "label_smoothing=0.5", ["a_spec.criterion"]),
-        (
-            "a_spec",
-            "outputs.mean()",
-            "outputs.sum()",
-            ["a_spec.spec.<locals>.<lambda>"],
-        ),
-        (
-            "a_spec",
-            'sample["x"] * 1.0',
-            'sample["x"] * 3.0',
-            ["a_spec.spec.<locals>.<lambda> (2)"],
-        ),
+        ("a_spec", "outputs.mean()", "outputs.sum()", ["a_spec.spec.<locals>.<lambda>"]),
+        ("a_spec", 'sample["x"] * 1.0', 'sample["x"] * 3.0', ["a_spec.spec.<locals>.<lambda> (2)"]),
         ("a_spec", "width: int = 4", "width: int = 8", ["a_spec.Options"]),
         ("a_spec", "n * SMOOTHING", "n + SMOOTHING", ["a_spec.table"]),
         ("a_spec", "TWO = 2", "TWO = 3", ["a_spec.Kind"]),
@@ -256,15 +249,29 @@ def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(t
     assert edited.changed(before) == ["a_spec.WEIGHTS"]
 
 
+DECORATED = """
+class Wraps:
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+
+    def __call__(self, params):
+        return self.__wrapped__(params)
+
+
+@Wraps
+"""
+
+
 def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_are_told_apart(
     tmp_path: Path,
 ) -> None:
     spec = SPEC.replace("        # a comment\n", "        assert __name__\n")
+    spec = spec.replace("def model(", DECORATED + "def model(")
     before = code(write(tmp_path / "one", a_spec=spec))
     write(tmp_path / "two", a_spec=spec).rename(tmp_path / "two" / "another.py")
     renamed = code(tmp_path / "two" / "another.py")
     assert renamed.changed(before) == [] and renamed.fingerprint == before.fingerprint
-    assert "another.model" in renamed.names.values()
+    assert {"another.model", "another.Wraps"} < set(renamed.names.values())
     edited = write(tmp_path / "two", a_spec=spec.replace("** power", "* power")).rename(
         tmp_path / "two" / "third.py"
     )
@@ -282,6 +289,36 @@ def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_ar
     both = code(write(tmp_path / "three", **{**texts, **swapped}))
     sys.modules.pop("other")
     assert both.changed(one) == ["helpers.scaled", "other.scaled"] and both.fingerprint != one.fingerprint
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: types.SimpleNamespace(scale=value),
+        lambda value: argparse.Namespace(scale=value),
+        lambda value: collections.OrderedDict(scale=value),
+        lambda value: collections.defaultdict(int, scale=value),
+        lambda value: collections.Counter(scale=value),
+        lambda value: collections.deque([value]),
+        lambda value: collections.ChainMap({"scale": value}),
+        lambda value: collections.UserDict(scale=value),
+        lambda value: array.array("i", [value]),
+        *(decimal.Decimal, fractions.Fraction, operator.itemgetter, datetime.date.fromordinal),
+        *(np.matrix, np.poly1d, lambda value: np.vectorize(lambda x: x * value, otypes="d")),
+    ],
+)
+def test_what_objects_of_python_s_and_numpy_s_hold_counts(make: Callable[[int], Any]) -> None:
+    def of(value: Any) -> Code:
+        recipe = Recipe(model=lambda params: value, loss=lambda model, batch: 0, task="free")
+        train = Pipeline(sources.arrays(x=np.zeros((2, 1), np.float32)))
+        return code_of(Ensemble(name="a", recipe=recipe, members=[{}], train=train, epochs=1))
+
+    value = make(1)
+    before = of(value)
+    if callable(value):
+        value([1, 2])
+    assert of(value).changed(before) == of(make(1)).changed(before) == []
+    assert of(make(100)).changed(before)
 
 
 def test_the_declaration_that_is_kept_has_the_same_and_needs_no_module_any_more(tmp_path: Path) -> None:
@@ -317,6 +354,7 @@ def test_of_the_loaded_modules_only_those_of_the_spec_s_name_are_looked_up(
 
 MAKE_MODEL = """
 SOURCE = sources.arrays(x=np.zeros((3, 2), np.float32))
+SIZES = {name: len(name) for name in NAMES | {"alpha", "beta", "gamma", "delta"}}
 BASE = Pipeline(SOURCE).map(lambda sample: {**sample, "y": sample["x"] + SMOOTHING})
 
 
@@ -325,7 +363,7 @@ def make_model():
         def forward(self, x):
             return super().forward(x)
 
-    return lambda params: Here(4 + len(BASE) - len(SOURCE))
+    return lambda params: Here(SIZES["beta"] + len(BASE) - len(SOURCE))
 
 
 """
@@ -343,7 +381,7 @@ print(*(code_of(each).fingerprint for each in (kept, load_spec(sys.argv[2]))))
 
 
 def test_it_is_the_same_in_every_process_whatever_its_hash_seed_declared_or_kept(tmp_path: Path) -> None:
-    """Also of a class within a function, which is kept by value, and of a pipeline that was used or not."""
+    """Also of a class within a function, of a dict made from a set, and of a pipeline that was used or not."""
     made = SPEC.replace("def make_loss", MAKE_MODEL + "def make_loss")
     spec = write(tmp_path / "here", a_spec=made.replace("model=model", "model=make_model()"))
     before = code(spec)
@@ -376,7 +414,7 @@ def loss(model, batch):
 made = sources.arrays(x=[1.0, 2.0], id="two")
 pipe = Pipeline(made).map(cast("x", "float32")).map(stages.pad("x", 4)).map(functools.partial(cast("x", "int8")))
 pipe = pipe.map(lambda sample: cast("x", "int64")(sample))
-code = code_of(Ensemble(name="a", recipe=Recipe(model=model, loss=loss), members=[{}], train=pipe))
+code = code_of(Ensemble(name="a", recipe=Recipe(model=model, loss=loss, task="free"), members=[{}], train=pipe))
 print(json.dumps([ensemble.__file__, code.fingerprint, dict(code.parts)]))
 """
 
@@ -394,7 +432,7 @@ def of_ours(folder: Path, installed: str, edits: dict[str, str], bound: str = "x
     (stages / "_values.py").unlink()
     (stages / "numbers.py").write_text(text)
     init = stages / "__init__.py"
-    init.write_text(init.read_text().replace("stages._values", "stages.numbers"))
+    init.write_text(init.read_text().replace("_values", "numbers"))
     (folder / "declared.py").write_text(OURS.replace('cast("x", "float32")', f'cast("{bound}", "float32")'))
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     said = subprocess.check_output([sys.executable, "declared.py"], env=environment, cwd=folder, text=True)
@@ -444,11 +482,7 @@ def test_an_import_within_a_function_of_many_constants_is_found() -> None:
     ]
     space: dict[str, Any] = {}
     exec("\n".join(lines), space)
-    imports = Imports()
-    looked: list[tuple[str, tuple[str, ...]]] = []
-    imports._import = lambda module, names: looked.append((module, names))  # type: ignore[method-assign]
-    imports.late_in(find_use(space["busy"].__code__), "")
-    assert looked == [("late", ("shift",))]
+    assert find_use(space["busy"].__code__).imports == {("late", 0, ("shift",))}
 
 
 def test_what_is_not_used_any_more_is_named() -> None:
@@ -457,11 +491,6 @@ def test_what_is_not_used_any_more_is_named() -> None:
 
 
 def test_how_members_predict_is_compared_with_all_that_it_calls_and_with_nothing_else() -> None:
-    import numpy as np
-
-    from ensemble import Ensemble, Recipe
-    from pipelines import Pipeline, sources
-
     def shared(scores: Any, by: int = 1) -> Any:
         return scores * by
 
@@ -470,7 +499,7 @@ def test_how_members_predict_is_compared_with_all_that_it_calls_and_with_nothing
 
     def predicts(**functions: Any) -> str | None:
         functions = {"model": lambda params: None, "loss": lambda model, batch: shared(model(batch)), **functions}
-        recipe = Recipe(**functions)
+        recipe = Recipe(**{"task": "free", **functions})
         train = Pipeline(sources.arrays(x=np.zeros((2, 1), np.float32)))
         return code_of(Ensemble(name="a", recipe=recipe, members=[{}], train=train, epochs=1)).predicts
 

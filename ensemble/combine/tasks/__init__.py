@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ensemble.combine.tasks.base import Stack as Stack
 from ensemble.combine.tasks.base import Statistic as Statistic
 from ensemble.combine.tasks.base import TaskMath
 from ensemble.combine.tasks.classification import ClassificationMath

@@ -1,6 +1,6 @@
 """The mathematics of one task: how predictions are checked, mixed, measured, calibrated and selected.
 
-Everything is numpy; scikit-learn and SciPy are imported only by what fits something.
+Predictions are numpy arrays; what a loaded model computes as well is in `formulas`.
 """
 
 from __future__ import annotations
@@ -9,36 +9,35 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ensemble.combine import methods
+from ensemble.combine import formulas, methods
+from ensemble.combine.calibrators import OF_TASK, apply_calibration, load_calibrator
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, Curve, Figures, MetricSums, compute_defined, find_known
+from ensemble.combine.metrics import (
+    Array,
+    CombineError,
+    Curve,
+    Figures,
+    MetricSums,
+    Positions,
+    compute_defined,
+    find_known,
+    flatten,
+)
 from ensemble.spec.objectives import infer_mode
 from ensemble.spec.positions import list_pieces, take_positions
 from ensemble.spec.split_metrics import SplitMetricLike, name_of
 from ensemble.spec.task import Task
+from pipelines.providers import import_object
 
 Model = Callable[[Sequence[Array]], Array]
 """What a model predicts, [n, ...], of arrays [n, ...] for the same positions, or labels."""
 
 Statistic = Callable[[Array | None], Figures]
 """Figures of d resamples, float64 [d] each, of how often each holds each sample, [d, n]; None: once, d = 1."""
-
-
-class Stack(Protocol):
-    """A fitted regression on the members' predictions."""
-
-    def predict(self, values: Sequence[Array], /) -> Array:
-        """One set of values float64 [n, ...] of the members' [n, ...]."""
-
-    def shares(self) -> Array:
-        """How much each member weighs, float64 [m], sum 1."""
-
-    def share_out(self, groups: Sequence[int], /) -> Stack:
-        """The stack of the members of configurations, from that of configurations; see `methods.share_out`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class TaskMath(ABC):
         task: the task.
         criteria: names by which greedy selection may choose; the first is the default, and what `weighted`
             minimizes.
-        calibration: what `fit_calibration` fits, "temperature" or "variance_scale"; None for tasks without one.
         tail: how many axes of `values` come after those of `target`; `axes`: their names.
         no_stack: why members of this task cannot be stacked; None where they can.
         no_calibration: why predictions of this task are not calibrated; None where they are.
@@ -59,7 +57,6 @@ class TaskMath(ABC):
     task: Task
     center: float | None = None
     criteria: ClassVar[tuple[str, ...]] = ()
-    calibration: ClassVar[str | None] = None
     tail: ClassVar[int] = 0
     axes: ClassVar[tuple[str, ...]] = ()
     no_stack: ClassVar[str | None] = None
@@ -72,13 +69,26 @@ class TaskMath(ABC):
 
     # Checks
 
-    @abstractmethod
     def explain_invalid(self, values: Array) -> str | None:
         """Returns why `values` are no predictions of this task; None where they are."""
+        why = formulas.explain_invalid(self.task, values, read=False)
+        if why is None and not values.size:
+            return "there are no samples"
+        if why is None and not np.isfinite(values).all():
+            return f"outputs of shape {list(values.shape)} hold NaN or infinity"
+        return why or formulas.explain_invalid(self.task, values)
 
     def normalise(self, values: Array) -> Array:
-        """Values without what rounding did to them."""
-        return values
+        """Values without what rounding to a half precision did to them, which is up to a hundredth; the same array
+        where it did nothing.
+        """
+        if self.task.kind == "classification":
+            is_exact = values.min() >= 0 and np.abs(formulas.sum_last(values) - 1).max() < 1e-4
+        else:
+            is_exact = self.task.kind != "multilabel" or (values.min() >= 0 and values.max() <= 1)
+        if is_exact:
+            return values
+        return formulas.compute(lambda rows: formulas.normalise(self.task, rows[0]), [values]).astype(np.float32)
 
     def check_target(self, values: Array, target: Array) -> None:
         """Raise `CombineError` unless `target` [n, ...] fits `values`, with n > 0."""
@@ -96,6 +106,10 @@ class TaskMath(ABC):
     @abstractmethod
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """The task's own figures, as functions of resamples."""
+
+    def score_rows(self, rows: Positions) -> dict[str, Array]:
+        """The proper scores that the task has, float64 [k] each, of positions (or labels) by themselves."""
+        raise NotImplementedError
 
     def measure(
         self, values: Array, target: Array, split_metrics: Sequence[SplitMetricLike] = ()
@@ -115,10 +129,10 @@ class TaskMath(ABC):
         self, statistics: Sequence[Statistic], values: Callable[[], Array], target: Array, split_metrics: Any
     ) -> dict[str, float]:
         """What `measure` returns, of the task's own figures; `values` are asked for where others are wanted."""
-        found = {name: float(value[0]) for statistic in statistics for name, value in statistic(None).items()}
-        if more := [metric for metric in split_metrics if name_of(metric) not in found]:
-            found |= compute_defined(more, values(), target, self.task)[0]
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        figures = {name: float(value[0]) for statistic in statistics for name, value in statistic(None).items()}
+        if more := [metric for metric in split_metrics if name_of(metric) not in figures]:
+            figures |= compute_defined(more, values(), target, self.task)[0]
+        return {name: value for name, value in figures.items() if math.isfinite(value)}
 
     def statistics_of(self, model: Model, arrays: Sequence[Array], target: Array) -> list[Statistic]:
         """`statistics` of a model that predicts each position, or sample, by itself: of some at a time, so that
@@ -131,12 +145,12 @@ class TaskMath(ABC):
         own, total = self, None
         for rows, at in pieces:
             part = take_positions(target[rows], at, 0)
-            known = find_known(part)
-            if not known.any():
+            takes_part = find_known(part)
+            if not takes_part.any():
                 continue
             if own.center is None and part.dtype.kind == "f":
-                own = replace(self, center=float(part[known].mean()))
-            values = [take_positions(each[rows], at, self.tail) for each in arrays]
+                own = replace(self, center=float(part[takes_part].mean()))
+            values = [take_positions(own_array[rows], at, self.tail) for own_array in arrays]
             own.check_target(values[0], part)
             [statistic] = own.statistics(model(values), part)
             assert isinstance(statistic, MetricSums)
@@ -155,7 +169,7 @@ class TaskMath(ABC):
 
     def mix(self, values: Sequence[Array], weights: Array) -> Array:
         """One prediction, float64 [n, ...], of the members' by their weights [m]."""
-        return methods.mix(values, weights)
+        return methods.mix(values, weights, self.task)
 
     def criterion(self, target: Array, name: str) -> Criterion:
         """The criterion of that name, one of `criteria`, for these targets."""
@@ -185,10 +199,6 @@ class TaskMath(ABC):
         """Weights never worse by the criterion than the best member (see `methods.select_greedily`)."""
         return methods.select_greedily(values, self._check(values, target, criterion), rounds)
 
-    def selection_order(self, values: Sequence[Array], target: Array, most: int) -> list[int]:
-        """The members in the order in which they improve the average most (see `methods.order_greedily`)."""
-        return methods.order_greedily(values, self._check(values, target, None), most)
-
     def is_at_least_best(self, values: Sequence[Array], target: Array, weights: Array, criterion: str) -> bool:
         """Whether the mixture is not worse by the criterion, on these rows, than the best single member."""
         return methods.is_at_least_best(values, weights, self._check(values, target, criterion))
@@ -202,7 +212,7 @@ class TaskMath(ABC):
         return self.criterion(np.asarray(target), name)
 
     def fit_stack(self, values: Sequence[Array], target: Array) -> tuple[Any, Array]:
-        """Fit a stack on these rows.
+        """Fit a stack (`ensemble.combine.stacks`) on these rows.
 
         Returns:
             The stack, and its out-of-fold predictions of the same rows, to calibrate on.
@@ -210,14 +220,35 @@ class TaskMath(ABC):
         Raises:
             CombineError: the task has none, or there are too few rows.
         """
-        raise CombineError(self.no_stack)
+        if self.no_stack is not None:
+            raise CombineError(self.no_stack)
+        for own in values:
+            self.check_target(own, target)
+        stack, held_out = import_object("ensemble.combine.stacks:fit_stack")(self.task, values, target)
+        return stack, held_out
 
     # Calibration
 
-    def fit_calibration(self, values: Array, target: Array) -> float:
-        """The factor, 1.0 for none, that makes the NLL on these rows least."""
-        return 1.0
+    @property
+    def calibrator(self) -> str | None:
+        """The name of the task's own calibrator; None for tasks without one."""
+        return OF_TASK.get(self.task.kind)
 
-    def calibrate(self, values: Array, factor: float) -> Array:
-        """Calibrated values, float64; unchanged for a factor of 1."""
-        return np.asarray(values, dtype=np.float64)
+    def fit_calibration(self, values: Array, target: Array, calibrator: str | None = None) -> Any:
+        """The parameters of a calibrator, by default the task's own, fitted to these rows; 1.0 for none."""
+        name = calibrator or self.calibrator
+        if name is None:
+            return 1.0
+        values, target = np.asarray(values, dtype=np.float64), np.asarray(target)
+        self.check_target(values, target)
+        rows = flatten(values, target)
+        per_sample = target.shape[-1] if self.task.kind == "multilabel" else 1
+        return load_calibrator(name, self.task).fit(self.task, rows.values, rows.target, per_sample)
+
+    def calibrate(self, values: Array, parameters: Any, calibrator: str | None = None) -> Array:
+        """Calibrated values, float64; unchanged for parameters of 1."""
+        if parameters == 1.0:
+            return np.asarray(values, dtype=np.float64)
+        return formulas.compute(
+            lambda rows: apply_calibration(self.task, rows[0], parameters, calibrator), [values]
+        )

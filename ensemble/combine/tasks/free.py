@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
-import numpy as np
-
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks.base import Statistic, TaskMath
 
@@ -23,12 +21,6 @@ class FreeMath(TaskMath):
     no_calibration: ClassVar[str | None] = (
         "nothing says what outputs of the task free mean, so nothing is calibrated"
     )
-
-    def explain_invalid(self, values: Array) -> str | None:
-        """Returns why `values` are no outputs; None where they are."""
-        if not values.size:
-            return "there are no samples"
-        return None if np.isfinite(values).all() else f"outputs of shape {list(values.shape)} hold NaN or infinity"
 
     def check_target(self, values: Array, target: Array) -> None:
         """Raise `CombineError` unless there is a target for each sample."""

@@ -8,7 +8,6 @@ means, and the mean of the variances plus the variance of the means.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -29,45 +28,31 @@ class GaussianMath(FloatMath):
     """Means and variances; an ensemble's are the moments of the mixture."""
 
     criteria: ClassVar[tuple[str, ...]] = ("nll", "crps", "rmse", "mae")
-    calibration: ClassVar[str | None] = "variance_scale"
     tail: ClassVar[int] = 1
     axes: ClassVar[tuple[str, ...]] = ("2",)
     no_stack: ClassVar[str | None] = (
         "a regression on the members' means would have no variance: combine by 'weighted' or 'greedy'"
     )
 
-    def explain_invalid(self, values: Array) -> str | None:
-        """Returns why `values` are not means and variances [n, ..., 2]; None where they are."""
-        if values.ndim < 2 or values.shape[-1] != 2:
-            return f"outputs of shape {list(values.shape)} are not means and variances [n, ..., 2]"
-        why = super().explain_invalid(values)
-        if why is None and not values[..., 1].min() > 0:
-            return f"a variance is {values[..., 1].min():.3g}; variances must be above 0"
-        return why
-
-    def mix(self, values: Sequence[Array], weights: Array) -> Array:
-        """The moments of the mixture, float64 [n, ..., 2]."""
-        mean = np.zeros(values[0].shape[:-1])
-        for own, weight in zip(values, weights, strict=True):
-            mean += float(weight) * own[..., 0].astype(np.float64)
-        variance = np.zeros_like(mean)
-        for own, weight in zip(values, weights, strict=True):
-            variance += float(weight) * (own[..., 1].astype(np.float64) + (own[..., 0] - mean) ** 2)
-        return np.stack([mean, variance], axis=-1)
-
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """rmse, mae, r2, pearson of the means, and nll, crps, calibration_error, coverage_90."""
-        from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
+        from scipy.special import ndtri  # type: ignore[import-untyped]
 
         rows = flatten(np.asarray(values, dtype=np.float64), target)
         mean, variance = rows.values.T
-        error = mean - rows.target
-        distance = np.abs(error) / np.sqrt(variance)
+        distance = np.abs(mean - rows.target) / np.sqrt(variance)
         inside = [distance <= ndtri((1 + level) / 2) for level in LEVELS]
-        crps = _crps(error, np.sqrt(variance), ndtr)
-        columns = np.stack([0.5 * (np.log(2 * math.pi * variance) + distance**2), crps, *inside])
+        columns = np.stack([*self.score_rows(rows).values(), *inside])
         points = point_columns(Positions(mean, rows.target, rows.sample, rows.samples), self.center)
         return [MetricSums(rows.sum_by_sample(np.concatenate([points, columns])), _finish)]
+
+    def score_rows(self, rows: Positions) -> dict[str, Array]:
+        """The nll in nats, and the crps in units of the target."""
+        from scipy.special import ndtr
+
+        (mean, variance), error = rows.values.T, rows.values[:, 0] - rows.target
+        nll = 0.5 * (np.log(2 * math.pi * variance) + (mean - rows.target) ** 2 / variance)
+        return {"nll": nll, "crps": _crps(error, np.sqrt(variance), ndtr)}
 
     def criterion(self, target: Array, name: str) -> Criterion:
         """nll, crps, rmse or mae, for these targets. The view is the error's mean and its second moment, in units
@@ -104,25 +89,8 @@ class GaussianMath(FloatMath):
 
     def guess(self, values: Array, target: Array) -> Array:
         """Mean and variance of the targets."""
-        known = target[find_known(target)]
-        return np.broadcast_to([known.mean(), max(known.var(), SMALLEST)], values.shape)
-
-    def fit_calibration(self, values: Array, target: Array) -> float:
-        """The factor of all variances that makes the NLL least, the mean of error^2 / variance (Laves et al. 2020,
-        "Well-calibrated regression uncertainty in medical imaging with deep learning", eq. 13); 1.0 where it gains
-        nothing.
-        """
-        values, target = np.asarray(values, dtype=np.float64), np.asarray(target)
-        self.check_target(values, target)
-        rows = flatten(values, target)
-        factor = float(np.mean((rows.target - rows.values[:, 0]) ** 2 / rows.values[:, 1]))
-        gain = 0.5 * (factor - 1 - math.log(factor)) if factor > 0 else 0.0
-        return factor if gain > 1e-9 and math.isfinite(factor) else 1.0
-
-    def calibrate(self, values: Array, factor: float) -> Array:
-        """The same means with variances times `factor`."""
-        scaled: Array = np.asarray(values, dtype=np.float64) * np.array([1.0, factor])
-        return scaled
+        truth = target[find_known(target)]
+        return np.broadcast_to([truth.mean(), max(truth.var(), SMALLEST)], values.shape)
 
 
 def _crps(error: Array, deviation: Array, ndtr: np.ufunc) -> Array:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
+from ensemble.combine import formulas
 from ensemble.combine.methods import Criterion
 from ensemble.combine.metrics import (
     BINS,
@@ -19,16 +18,13 @@ from ensemble.combine.metrics import (
     Figures,
     MetricSums,
     Positions,
-    calibration_errors,
+    calibration_error,
     count_bins,
-    count_scatter,
     find_known,
     flatten,
     list_curve,
 )
 from ensemble.combine.tasks.base import Statistic, TaskMath
-from ensemble.combine.tasks.stacks import LabelStacker, fit_label_stack
-from ensemble.combine.tasks.temperature import fit_temperature_of, scale_probabilities
 
 THRESHOLD = 0.5
 """A label with a probability of as much is predicted."""
@@ -38,50 +34,37 @@ class MultilabelMath(TaskMath):
     """Several labels a sample; an ensemble's probabilities are the weighted mean of its members'."""
 
     criteria: ClassVar[tuple[str, ...]] = ("nll", "brier", "hamming_accuracy")
-    calibration: ClassVar[str | None] = "temperature"
-
-    def explain_invalid(self, values: Array) -> str | None:
-        """Returns why `values` are not probabilities of labels; None where they are."""
-        shape = list(values.shape)
-        if values.ndim != 2:
-            return f"outputs of shape {shape} are not probabilities [n, labels]"
-        if not values.size:
-            return "there are no samples"
-        if not np.isfinite(values).all():
-            return f"outputs of shape {shape} hold NaN or infinity"
-        if values.min() < -1e-6 or values.max() > 1 + 1e-6:
-            return f"outputs are not probabilities of labels: {values.min():.3g} ... {values.max():.3g}"
-        return None
-
-    def normalise(self, values: Array) -> Array:
-        """Probabilities between 0 and 1."""
-        return np.clip(values, 0, 1)
 
     def check_target(self, values: Array, target: Array) -> None:
         """Raise `CombineError` unless `target` [n, L] is 0 or 1 for each of the labels of `values`."""
         super().check_target(values, target)
-        known = target[find_known(target)]
-        if not np.isin(known, (0, 1)).all():
-            wrong = known[~np.isin(known, (0, 1))][0]
+        truth = target[find_known(target)]
+        if not np.isin(truth, (0, 1)).all():
+            wrong = truth[~np.isin(truth, (0, 1))][0]
             raise CombineError(f"targets of several labels must be 0 or 1, found {wrong}")
 
-    def statistics(self, values: Array, target: Array) -> list[Statistic]:
-        """nll, brier, hamming_accuracy, ece and ece_debiased over labels, subset_accuracy, f1 and roc_auc."""
-        rows = flatten(np.asarray(values, dtype=np.float64), target)
+    def score_rows(self, rows: Positions) -> dict[str, Array]:
+        """The nll in nats, and brier, the squared error, of each label."""
         true = _pick(rows.values, rows.target)
+        return {"nll": -formulas.log(true), "brier": (1 - true) ** 2}
+
+    def statistics(self, values: Array, target: Array) -> list[Statistic]:
+        """nll, brier, hamming_accuracy, ece over labels, subset_accuracy, f1 and roc_auc."""
+        rows = flatten(np.asarray(values, dtype=np.float64), target)
         right = (rows.values >= THRESHOLD) == (rows.target != 0)
         wrong = rows.sum_by_sample(~right[None])[0]
-        columns = np.stack([np.ones(len(true)), right, -np.log(np.maximum(true, EPSILON)), (1 - true) ** 2])
+        columns = np.stack([np.ones(len(right)), right, *self.score_rows(rows).values()])
         # A sample without any known label is none.
-        has = rows.sum_by_sample(np.ones((1, len(true))))[0] > 0
+        has = rows.sum_by_sample(np.ones((1, len(right))))[0] > 0
         subset = np.stack([has, has & (wrong == 0)])
         bins = count_bins(rows.values, rows.target != 0, rows)
         tallies = _count_labels(values, target)
-        parts = [rows.sum_by_sample(columns), subset, bins, tallies, count_scatter(bins)]
-        areas = AreasUnderCurve(
-            "roc_auc_macro", tuple(_select_label(values, target, i) for i in _list_known(target))
+        parts = [rows.sum_by_sample(columns), subset, bins, tallies]
+        labels = (
+            flatten(np.asarray(values[:, label], dtype=np.float64), target[:, label])
+            for label in np.flatnonzero(find_known(target).any(axis=0))
         )
-        return [MetricSums(np.concatenate(parts), partial(_finish, target.shape[1])), areas]
+        return [MetricSums(np.concatenate(parts), _finish), AreasUnderCurve("roc_auc_macro", tuple(labels))]
 
     def reliability(self, values: Array, target: Array, bins: int = BINS) -> Curve:
         """The reliability curve of the labels' probabilities, of all labels together."""
@@ -90,13 +73,13 @@ class MultilabelMath(TaskMath):
 
     def criterion(self, target: Array, name: str) -> Criterion:
         """nll, brier or hamming_accuracy (ties by NLL), for these targets."""
-        known = target[find_known(target)]
+        truth = target[find_known(target)]
 
         def view(values: Array) -> Array:
-            return _pick(flatten(np.asarray(values, dtype=np.float64), target).values, known)[:, None]
+            return _pick(flatten(np.asarray(values, dtype=np.float64), target).values, truth)[:, None]
 
         def nll(true: Array) -> float:
-            return float(-np.log(np.maximum(true, EPSILON)).mean())
+            return float(-formulas.log(true).mean())
 
         if name == "nll":
             return Criterion(
@@ -106,38 +89,15 @@ class MultilabelMath(TaskMath):
             return Criterion(view, lambda true: (float(np.mean((1 - true) ** 2)),))
 
         def hits(true: Array) -> float:  # at the threshold itself a label is predicted
-            return -float(np.mean(np.where(known != 0, true[:, 0] >= THRESHOLD, true[:, 0] > 1 - THRESHOLD)))
+            return -float(np.mean(np.where(truth != 0, true[:, 0] >= THRESHOLD, true[:, 0] > 1 - THRESHOLD)))
 
         return Criterion(view, lambda true: (hits(true), nll(true)))
 
     def guess(self, values: Array, target: Array) -> Array:
         """The frequency of each label."""
-        known = find_known(target)
-        shares = np.where(known, target, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        takes_part = find_known(target)
+        shares = np.where(takes_part, target, 0).sum(axis=0) / np.maximum(takes_part.sum(axis=0), 1)
         return np.broadcast_to(shares, values.shape)
-
-    def fit_stack(self, values: Sequence[Array], target: Array) -> tuple[LabelStacker, Array]:
-        """A logistic regression for each label on the members' logits (see `stacks`)."""
-        for own in values:
-            self.check_target(own, target)
-        return fit_label_stack(values, target)
-
-    def fit_calibration(self, values: Array, target: Array) -> float:
-        """The temperature of all logits together that makes the NLL least."""
-        values, target = np.asarray(values, dtype=np.float64), np.asarray(target)
-        self.check_target(values, target)
-        rows = flatten(values, target)
-        return fit_temperature_of(
-            _stack_logits(rows.values), rows.target.astype(np.int64), rows_of_sample=values.shape[-1]
-        )
-
-    def calibrate(self, values: Array, factor: float) -> Array:
-        """sigmoid(logit(values) / factor)."""
-        p = np.asarray(values, dtype=np.float64)
-        if factor == 1.0:
-            return p
-        scaled: Array = scale_probabilities(np.stack([1 - p, p], axis=-1), factor)[..., 1]
-        return scaled
 
 
 def _pick(probabilities: Array, target: Array) -> Array:
@@ -145,38 +105,28 @@ def _pick(probabilities: Array, target: Array) -> Array:
     return np.where(target != 0, probabilities, 1 - probabilities)
 
 
-def _stack_logits(probabilities: Array) -> Array:
-    """Logits of absent and present, [..., 2]."""
-    both = np.stack([1 - probabilities, probabilities], axis=-1)
-    logits: Array = np.log(np.maximum(both, EPSILON))
-    return logits
-
-
-def _list_known(target: Array) -> list[int]:
-    """The labels that some sample has a target of."""
-    return np.flatnonzero(find_known(target).any(axis=0)).tolist()
-
-
-def _select_label(values: Array, target: Array, label: int) -> Positions:
-    return flatten(np.asarray(values[:, label], dtype=np.float64), target[:, label])
-
-
 def _count_labels(values: Array, target: Array) -> Array:
     """True positives, false positives, false negatives and targets of each label in each sample: [4 * L, n]."""
-    known, present, predicted = find_known(target).T, (target != 0).T, (values >= THRESHOLD).T
-    tallies = [known & present & predicted, known & ~present & predicted, known & present & ~predicted, known]
+    takes_part, present, predicted = find_known(target).T, (target != 0).T, (values >= THRESHOLD).T
+    tallies = [
+        takes_part & present & predicted,
+        takes_part & ~present & predicted,
+        takes_part & present & ~predicted,
+        takes_part,
+    ]
     return np.concatenate(tallies).astype(np.float64)
 
 
-def _finish(labels: int, sums: Array) -> Figures:
-    own, bins, tallies, scatter = np.split(sums, np.cumsum([6, 3 * BINS, 4 * labels]))
-    count, right, nll, brier, samples, whole = own
-    ece, debiased = calibration_errors(bins, scatter)
-    found = {"nll": nll / count, "brier": brier / count, "hamming_accuracy": right / count}
-    found |= {"subset_accuracy": whole / samples, "ece": ece, "ece_debiased": debiased}
+def _finish(sums: Array) -> Figures:
+    (count, right, nll, brier, samples, whole), bins, tallies = np.split(sums, [6, 6 + 3 * BINS])
     hit, extra, missed, targets = np.split(tallies, 4)
     has = targets > 0  # of a label without any target nothing is known
-    return found | {
+    return {
+        "nll": nll / count,
+        "brier": brier / count,
+        "hamming_accuracy": right / count,
+        "subset_accuracy": whole / samples,
+        "ece": calibration_error(bins),
         "f1_micro": _compute_f1(hit.sum(axis=0), extra.sum(axis=0), missed.sum(axis=0)),
         "f1_macro": np.where(has, _compute_f1(hit, extra, missed), 0).sum(axis=0) / has.sum(axis=0),
     }

@@ -25,13 +25,6 @@ class QuantilesMath(FloatMath):
     no_stack: ClassVar[str | None] = "regressions of single quantiles may cross: combine by 'weighted' or 'greedy'"
     no_calibration: ClassVar[str | None] = "quantiles have no factor to calibrate; see the conformal intervals"
 
-    def explain_invalid(self, values: Array) -> str | None:
-        """Returns why `values` are not the task's quantiles [n, ..., Q]; None where they are."""
-        levels = len(self.task.levels)
-        if values.ndim < 2 or values.shape[-1] != levels:
-            return f"outputs of shape {list(values.shape)} are not {levels} quantiles [n, ..., {levels}]"
-        return super().explain_invalid(values)
-
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """pinball (the mean over levels), crossing (the share of positions whose quantiles do not ascend), and of
         the outermost pair coverage and width.
@@ -39,19 +32,19 @@ class QuantilesMath(FloatMath):
         rows = flatten(np.asarray(values, dtype=np.float64), target)
         low, high = rows.values[:, 0], rows.values[:, -1]
         columns = [np.ones(len(low)), self._pinball(rows.values - rows.target[:, None]).mean(axis=1)]
-        columns.append((np.diff(rows.values, axis=1) < 0).any(axis=1))
+        columns.append(np.asarray((np.diff(rows.values, axis=1) < 0).any(axis=1)))
         if len(self.task.levels) > 1:
             columns += [(low <= rows.target) & (rows.target <= high), high - low]
         return [MetricSums(rows.sum_by_sample(np.stack(columns)), _finish)]
 
     def criterion(self, target: Array, name: str) -> Criterion:
         """The pinball loss, for these targets."""
-        known = target[find_known(target)]
+        truth = target[find_known(target)]
         _, scale = find_errors(target)
         levels = np.array(self.task.levels)
 
         def view(values: Array) -> Array:
-            return (flatten(np.asarray(values, dtype=np.float64), target).values - known[:, None]) / scale
+            return (flatten(np.asarray(values, dtype=np.float64), target).values - truth[:, None]) / scale
 
         return Criterion(
             view,
@@ -72,5 +65,7 @@ class QuantilesMath(FloatMath):
 
 def _finish(sums: Array) -> Figures:
     count, pinball, crossing, *pair = sums
-    found = {"pinball": pinball / count, "crossing": crossing / count}
-    return found | (dict(zip(("coverage", "width"), (part / count for part in pair), strict=True)) if pair else {})
+    figures = {"pinball": pinball / count, "crossing": crossing / count}
+    return figures | (
+        dict(zip(("coverage", "width"), (part / count for part in pair), strict=True)) if pair else {}
+    )

@@ -6,7 +6,7 @@ scaled before they are learned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from ensemble.combine.methods import Criterion
 from ensemble.combine.metrics import Array, CombineError, Figures, MetricSums, Positions, find_known, flatten
 from ensemble.combine.tasks.base import Statistic, TaskMath
-from ensemble.combine.tasks.stacks import PointStacker, fit_point_stack
 
 ROUNDING = 1e-13
 """A difference of sums that is smaller, relative to them, is one of rounding."""
@@ -22,16 +21,6 @@ ROUNDING = 1e-13
 
 class FloatMath(TaskMath):
     """What tasks with float targets have in common."""
-
-    def explain_invalid(self, values: Array) -> str | None:
-        """Returns why `values` are no finite predictions [n, ...]; None where they are."""
-        if values.ndim <= self.tail:
-            return f"outputs of shape {list(values.shape)} are not values [n, ...] of the task {self.task.kind}"
-        if not values.size:
-            return "there are no samples"
-        if not np.isfinite(values).all():
-            return f"outputs of shape {list(values.shape)} hold NaN or infinity"
-        return None
 
     def check_target(self, values: Array, target: Array) -> None:
         """Raise `CombineError` unless `target` [n, ...] has a number for each position of `values`."""
@@ -66,18 +55,12 @@ class RegressionMath(FloatMath):
         """The mean of the targets."""
         return np.broadcast_to(target[find_known(target)].mean(), values.shape)
 
-    def fit_stack(self, values: Sequence[Array], target: Array) -> tuple[PointStacker, Array]:
-        """A ridge regression with coefficients not below 0 (see `stacks`)."""
-        for own in values:
-            self.check_target(own, target)
-        return fit_point_stack(values, target)
-
 
 def find_errors(target: Array) -> tuple[Callable[[Array], Array], float]:
     """The view of a member that its errors are, [k, 1], and the targets' scale, by which scores have no unit."""
-    known = target[find_known(target)]
-    scale = float(known.std()) or float(np.abs(known).max()) or 1.0
-    return lambda values: (flatten(np.asarray(values, dtype=np.float64), target).values - known)[:, None], scale
+    truth = target[find_known(target)]
+    scale = float(truth.std()) or float(np.abs(truth).max()) or 1.0
+    return lambda values: (flatten(np.asarray(values, dtype=np.float64), target).values - truth)[:, None], scale
 
 
 def point_columns(rows: Positions, center: float | None) -> Array:
@@ -105,5 +88,5 @@ def finish_points(sums: Array) -> Figures:
 
 def _subtract(squares: Array, of_mean: Array) -> Array:
     """What a sum of squares has above that of the mean; 0 where that is rounding."""
-    left = squares - of_mean
-    return np.where(left > ROUNDING * squares, left, 0.0)
+    difference = squares - of_mean
+    return np.where(difference > ROUNDING * squares, difference, 0.0)

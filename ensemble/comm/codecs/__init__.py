@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ensemble.comm.codecs.casts import Cast
 from ensemble.comm.codecs.common import Codec
-from ensemble.comm.codecs.onebit import OneBit, OnebitFormat
-from ensemble.comm.codecs.qsgd import Qsgd, QsgdFormat
-from ensemble.spec.options import COMPRESSIONS, resolve
+from ensemble.spec.options import CODECS, COMPRESSIONS, resolve
 
 __all__ = ["Codec", "make_codec", "options_for"]
 
@@ -25,12 +22,11 @@ def make_codec(compression: Mapping[str, Any], form: str | None = None) -> Codec
         SpecError: a name or an option is unknown or impossible.
     """
     options = resolve("compression", compression, COMPRESSIONS)
-    name = options["name"]
-    if name in ("fp16", "bf16"):
-        return Cast(name)
-    if name == "onebit":
-        return OneBit(OnebitFormat(options["column"], options["threshold"]), form)
-    return Qsgd(QsgdFormat(int(name.removeprefix("qsgd")), options["bucket"], options["norm"]), form)
+    make = CODECS.load(options["name"])
+    left_out = ["error_feedback", "min_size"] + ["name"] * (options["name"] not in COMPRESSIONS)
+    options = {option: value for option, value in options.items() if option not in left_out}
+    codec: Codec = make(**options) if form is None else make(**options, form=form)
+    return codec
 
 
 def options_for(compression: Mapping[str, Any], shape: Sequence[int]) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ class Cast(Codec):
 
     granularity = 1
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, form: str | None = None) -> None:  # there is one form
         self.name = name
         self._dtype = _TYPES[name]
 
@@ -42,8 +42,8 @@ class Cast(Codec):
             cast = part.to(self._dtype)
             wire[2 * begin : 2 * begin + 2 * len(part)] = cast.view(torch.uint8)
             if error is not None:
-                left = part - cast.float()
-                error[begin : begin + len(part)] = left.nan_to_num_(0.0, 0.0, 0.0)
+                loss = part - cast.float()
+                error[begin : begin + len(part)] = loss.nan_to_num_(0.0, 0.0, 0.0)
 
     def _decode(self, wire: Tensor, out: Tensor, add: bool) -> None:
         packed = (wire if _is_even(wire) else wire.clone()).view(self._dtype)

@@ -1,15 +1,8 @@
-"""The base of all codecs, which pack fp32 values into few bytes and unpack them.
+"""The base of all codecs, which pack fp32 values into few bytes and unpack them; they send nothing.
 
-A *codec* does not communicate. Its *wire* is a byte string whose size depends on the number of values alone, so
-that a receiver knows it in advance. Values are packed in groups of `granularity` (QSGD's bucket, 1-bit SGD's
-column), each with its own scale and whole by itself: the wire of a message is the wires of its pieces one after
-the other, if it is cut at multiples of the granularity.
-
-A group that holds a NaN or an infinity unpacks to at least one value that is not finite: the skipping of a step
-after an overflow depends on it. The error of such a group is 0, so that residuals stay finite.
-
-All forms of a codec (numba on the CPU, Triton on CUDA, plain torch anywhere) write the same bits, on every device,
-but for those of a NaN itself.
+A *wire* is a byte string whose size depends on the number of values alone. Values are packed in groups of
+`granularity`, each whole by itself. A group with a NaN or an infinity unpacks to one that is not finite, and its
+error is 0. All forms of a codec (numba, Triton, torch) write the same bits.
 """
 
 from __future__ import annotations

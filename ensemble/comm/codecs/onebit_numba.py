@@ -1,10 +1,7 @@
 """1-bit SGD's quantizer on the CPU: numba kernels, over strips of columns long enough for vector loops.
 
-A sum over a column adds neighbours, then neighbouring sums, and so on: for all columns of a strip at once each of
-these steps is one vector loop. Sums of floating-point numbers in another fixed order are not vectorized.
-A strip is packed in a small table, a row a column (two means, then the words), which is the wire as it stands.
-
-Columns that are no power of two, or short, are packed one after the other, several times slower.
+A sum over a column adds neighbours, then neighbouring sums: each step is one vector loop for all columns of a
+strip. Columns that are no power of two, or short, are packed in plain torch (`onebit.OneBit`).
 """
 
 from __future__ import annotations
@@ -27,12 +24,7 @@ _STRIP = 4096  # values: 16 KiB
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFormat) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     source = values.numpy()
-    left = source[:0] if error is None else error.numpy()
-    if not _fits_strips(format):
-        tree, row = np.empty(format.padded, np.float32), _table(1, format)[0]
-        by_mean = format.threshold == "mean"
-        _encode_single(source, wire.numpy(), left, format.column, by_mean, tree, *_views(row))
-        return
+    residual = source[:0] if error is None else error.numpy()
     in_place = error is not None and error.data_ptr() == values.data_ptr()
     columns = max(1, _STRIP // format.column)
     strip = columns * format.column
@@ -42,7 +34,7 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFor
     _encode(
         source,
         wire.numpy(),
-        left,
+        residual,
         in_place,
         format.column,
         format.threshold == "mean",
@@ -62,9 +54,6 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFor
 
 def decode(wire: Tensor, out: Tensor, format: OnebitFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
-    if not _fits_strips(format):
-        _decode_single(wire.numpy(), out.numpy(), add, format.column, *_views(_table(1, format)[0]))
-        return
     table = _table(max(1, _STRIP // format.column), format)
     packed = table.reshape(-1).view(np.uint8)
     _decode(wire.numpy(), out.numpy(), add, format.column, table, table.view(np.float32), packed)
@@ -72,15 +61,6 @@ def decode(wire: Tensor, out: Tensor, format: OnebitFormat, add: bool) -> None:
 
 def _table(columns: int, format: OnebitFormat) -> Any:
     return np.empty((columns, 2 + -(-format.column // 32)), np.uint32)
-
-
-def _views(row: Any) -> tuple[Any, Any, Any]:
-    """A column's bits, means and bytes, of its row."""
-    return row[2:], row[:2].view(np.float32), row.view(np.uint8)
-
-
-def _fits_strips(format: OnebitFormat) -> bool:
-    return format.column == format.padded >= 32
 
 
 @inline
@@ -127,11 +107,11 @@ def _split(values: Any, thresholds: Any, table: Any, upper: Any) -> None:
 @inline
 def _fill(table: Any, means: Any, out: Any, column: Any, add: Any) -> None:
     """Into `out`, whole columns and perhaps a partial one: set or add the means that the table's bits choose."""
-    whole, each = out.size // column, column // 32
-    columns = out[: whole * column].reshape((whole, each, 32))
+    whole, words = out.size // column, column // 32
+    columns = out[: whole * column].reshape((whole, words, 32))
     for c in range(whole):
         low, high = means[c, 0], means[c, 1]
-        for w in range(each):
+        for w in range(words):
             word = table[c, 2 + w]
             if add:
                 for i in range(32):
@@ -168,7 +148,7 @@ def _encode(
     highs: Any,
     thresholds: Any,
 ) -> None:
-    strip, each = padded.size, column // 32
+    strip, words = padded.size, column // 32
     for start in range(0, values.size, strip):
         here = values[start : start + strip]
         count = (here.size + column - 1) // column
@@ -184,35 +164,35 @@ def _encode(
         for c in range(count):
             m = last if c == count - 1 else column
             thresholds[c] = np.float32(totals[c] / np.float32(m)) if by_mean else _NONE
-        _split(source.reshape((count, each, 32)), thresholds, table, upper_words)
-        for w in range(each):  # zeros of the padding are in no class
+        _split(source.reshape((count, words, 32)), thresholds, table, upper_words)
+        for w in range(words):  # zeros of the padding are in no class
             kept = min(max(last - 32 * w, 0), 32)
             table[count - 1, 2 + w] = np.uint32(table[count - 1, 2 + w] & np.uint32((1 << kept) - 1))
         _sums(upper[: count * column], column, highs, a, b)
         for c in range(count):
             m = last if c == count - 1 else column
             ones = 0
-            for w in range(each):
+            for w in range(words):
                 ones += _ones(table[c, 2 + w])
             means[c, 0] = np.float32(totals[c] - highs[c]) / np.float32(max(m - ones, 1))
             means[c, 1] = highs[c] / np.float32(max(ones, 1))
-        first = start // column * (8 + 4 * each)
+        first = start // column * (8 + 4 * words)
         block = wire[first : first + packed.size]
         for i in range(block.size):
             block[i] = packed[i]
         if error.size:
-            left = error[start : start + here.size]
+            residual = error[start : start + here.size]
             if not in_place:
-                for i in range(left.size):
-                    left[i] = here[i]
+                for i in range(residual.size):
+                    residual[i] = here[i]
             for c in range(count):
                 if abs(means[c, 0]) < np.inf and abs(means[c, 1]) < np.inf:
                     means[c, 0], means[c, 1] = -means[c, 0], -means[c, 1]
                 else:
                     means[c, 0], means[c, 1] = _NONE, _NONE
-                    for i in range(c * column, min((c + 1) * column, left.size)):
-                        left[i] = _NONE
-            _fill(table, means, left, column, True)
+                    for i in range(c * column, min((c + 1) * column, residual.size)):
+                        residual[i] = _NONE
+            _fill(table, means, residual, column, True)
 
 
 @kernel
@@ -224,78 +204,3 @@ def _decode(wire: Any, out: Any, add: Any, column: Any, table: Any, means: Any, 
         for i in range(block.size):
             packed[i] = block[i]
         _fill(table, means, out[start : start + columns * column], column, add)
-
-
-# --- columns of any height -----------------------------------------------------------------------------------
-
-
-@inline
-def _fold(tree: Any, m: Any) -> Any:
-    """The sum of the first m values, by neighbours; the values are lost."""
-    for i in range(m, tree.size):
-        tree[i] = _NONE
-    half = tree.size // 2
-    while half:
-        for i in range(half):
-            tree[i] = tree[2 * i] + tree[2 * i + 1]
-        half //= 2
-    return tree[0]
-
-
-@inline
-def _chosen(words: Any, means: Any, i: Any) -> Any:
-    return means[1] if np.uint32(words[i // 32] >> np.uint32(i % 32)) & _1 else means[0]
-
-
-@kernel
-def _encode_single(
-    values: Any,
-    wire: Any,
-    error: Any,
-    column: Any,
-    by_mean: Any,
-    tree: Any,
-    words: Any,
-    means: Any,
-    packed: Any,
-) -> None:
-    size = 8 + 4 * words.size
-    for c in range((values.size + column - 1) // column):
-        source = values[c * column : (c + 1) * column]
-        m = source.size
-        for i in range(m):
-            tree[i] = source[i]
-        total = _fold(tree, m)
-        threshold = np.float32(total / np.float32(m)) if by_mean else _NONE
-        for w in range(words.size):
-            words[w] = _0
-        ones = 0
-        for i in range(m):
-            above = source[i] >= threshold
-            tree[i] = source[i] if above else _NONE
-            ones += above
-            words[i // 32] = np.uint32(words[i // 32] | np.uint32(np.uint32(above) << np.uint32(i % 32)))
-        high = _fold(tree, m)
-        means[0] = np.float32(total - high) / np.float32(max(m - ones, 1))
-        means[1] = high / np.float32(max(ones, 1))
-        block = wire[c * size : c * size + 8 + 4 * ((m + 31) // 32)]
-        for i in range(block.size):
-            block[i] = packed[i]
-        if error.size:
-            finite = abs(means[0]) < np.inf and abs(means[1]) < np.inf
-            left = error[c * column : (c + 1) * column]
-            for i in range(m):
-                left[i] = source[i] - _chosen(words, means, i) if finite else _NONE
-
-
-@kernel
-def _decode_single(wire: Any, out: Any, add: Any, column: Any, words: Any, means: Any, packed: Any) -> None:
-    size = 8 + 4 * words.size
-    for c in range((out.size + column - 1) // column):
-        part = out[c * column : (c + 1) * column]
-        block = wire[c * size : c * size + 8 + 4 * ((part.size + 31) // 32)]
-        for i in range(block.size):
-            packed[i] = block[i]
-        for i in range(part.size):
-            value = _chosen(words, means, i)
-            part[i] = part[i] + value if add else value

@@ -19,9 +19,9 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFor
         block[:, :8] = means.view(torch.uint8)
         block[:, 8:] = _pack(upper)
         if error is not None:
-            left = part - torch.where(upper, means[:, 1:], means[:, :1])
+            residual = part - torch.where(upper, means[:, 1:], means[:, :1])
             finite = means.isfinite().all(1, keepdim=True)
-            error[start:end] = torch.where(finite, left, torch.zeros_like(left)).view(-1)
+            error[start:end] = torch.where(finite, residual, torch.zeros_like(residual)).view(-1)
 
 
 def decode(wire: Tensor, out: Tensor, format: OnebitFormat, add: bool) -> None:

@@ -24,7 +24,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdFormat, words: tuple[int, int]) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     source = values.numpy()
-    left = source[:0] if error is None else error.numpy()
+    residual = source[:0] if error is None else error.numpy()
     in_place = error is not None and error.data_ptr() == values.data_ptr()
     l2 = format.norm == "l2"
     scale = np.empty(1, np.float32)
@@ -32,7 +32,7 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdForma
         source,
         source.view(np.int32),
         wire.numpy(),
-        left,
+        residual,
         in_place,
         format.bits,
         format.bucket,
@@ -243,15 +243,15 @@ def _encode(
         for i in range(4):
             block[i] = scale_bytes[i]
         if error.size:
-            left = error[start : start + part.size]
+            residual = error[start : start + part.size]
             if not finite:
-                for i in range(left.size):
-                    left[i] = np.float32(0.0)
+                for i in range(residual.size):
+                    residual[i] = np.float32(0.0)
             else:
                 if not in_place:
-                    for i in range(left.size):
-                        left[i] = part[i]
-                _unpack(codes, left, np.float32(-scale[0]), True, bits)
+                    for i in range(residual.size):
+                        residual[i] = part[i]
+                _unpack(codes, residual, np.float32(-scale[0]), True, bits)
 
 
 @kernel

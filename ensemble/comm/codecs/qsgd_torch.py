@@ -26,9 +26,9 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdForma
         block[:, :4] = step.view(torch.uint8)
         block[:, 4:] = codes
         if error is not None:
-            left = part - _levels(codes, part.shape[1], format) * step
-            left = torch.where(step.isfinite(), left, torch.zeros_like(left))
-            error[start:end] = left.view(-1)
+            residual = part - _levels(codes, part.shape[1], format) * step
+            residual = torch.where(step.isfinite(), residual, torch.zeros_like(residual))
+            error[start:end] = residual.view(-1)
 
 
 def decode(wire: Tensor, out: Tensor, format: QsgdFormat, add: bool) -> None:

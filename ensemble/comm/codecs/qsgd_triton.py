@@ -21,7 +21,7 @@ _PROGRAM = 4096  # values of a program
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdFormat, words: tuple[int, int]) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
-    left = values if error is None else error
+    residual = values if error is None else error
     with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
         for first, buckets, m in _parts(values.numel(), format):
             rows = max(1, _PROGRAM // format.bucket) if buckets > 1 else 1
@@ -29,7 +29,7 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdForma
             _encode[(triton.cdiv(buckets, rows),)](
                 values[first * format.bucket :],
                 wire[first * format.wire_bytes(format.bucket) :],
-                left[first * format.bucket :],
+                residual[first * format.bucket :],
                 buckets,
                 m,
                 k,
@@ -71,8 +71,8 @@ def decode(wire: Tensor, out: Tensor, format: QsgdFormat, add: bool) -> None:
 
 def _parts(n: int, format: QsgdFormat) -> list[tuple[int, int, int]]:
     """Launches: number of the first bucket, how many, values of each."""
-    full, rest = divmod(n, format.bucket)
-    return [part for part in ((0, full, format.bucket), (full, 1, rest)) if part[1] and part[2]]
+    full, remainder = divmod(n, format.bucket)
+    return [part for part in ((0, full, format.bucket), (full, 1, remainder)) if part[1] and part[2]]
 
 
 def _signed(word: int) -> int:
@@ -116,9 +116,9 @@ def _encode(  # type: ignore[no-untyped-def]
     HUGE: tl.constexpr,
 ) -> None:
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    there = row < buckets
+    is_bucket = row < buckets
     place = tl.arange(0, BUCKET)
-    mask = there[:, None] & (place < m)[None, :]
+    mask = is_bucket[:, None] & (place < m)[None, :]
     whole = tl.load(values + row[:, None] * m + place[None, :], mask=mask, other=0.0)
     largest = tl.max(whole.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     scale = largest.to(tl.float32, bitcast=True)
@@ -142,17 +142,17 @@ def _encode(  # type: ignore[no-untyped-def]
     block = wire + row * (4 + k)
     step_bits = step.to(tl.uint32, bitcast=True)
     for i in tl.static_range(0, 4):
-        tl.store(block + i, ((step_bits >> (8 * i)) & 0xFF).to(tl.uint8), mask=there)
+        tl.store(block + i, ((step_bits >> (8 * i)) & 0xFF).to(tl.uint8), mask=is_bucket)
 
     LIMIT: tl.constexpr = LEVELS * 65536
     OFFSET: tl.constexpr = 1 << (BITS - 1)
     column = tl.arange(0, BYTES)
-    inside = there[:, None] & (column < k)[None, :]
+    inside = is_bucket[:, None] & (column < k)[None, :]
     packed = tl.zeros((ROWS, BYTES), tl.int32)
     word = tl.zeros((ROWS, BYTES), tl.uint32)
     for plane in tl.static_range(0, 8 // BITS):
         at = plane * k + column
-        here = there[:, None] & ((column < k) & (at < m))[None, :]
+        here = is_bucket[:, None] & ((column < k) & (at < m))[None, :]
         value = tl.load(values + row[:, None] * m + at[None, :], mask=here, other=0.0)
         value = tl.where(usable[:, None], value, 0.0)
         fixed = (value * inverse[:, None]).to(tl.int32)
@@ -167,10 +167,10 @@ def _encode(  # type: ignore[no-untyped-def]
         code = tl.where(usable[:, None], code, OFFSET)
         packed = packed | (code << (plane * BITS))
         if ERROR:
-            left = value - (code - OFFSET).to(tl.float32) * step[:, None]
+            residual = value - (code - OFFSET).to(tl.float32) * step[:, None]
             original = tl.load(values + row[:, None] * m + at[None, :], mask=here, other=0.0)
-            left = tl.where(usable[:, None], left, tl.where(finite[:, None], original, 0.0))
-            tl.store(error + row[:, None] * m + at[None, :], left, mask=here)
+            residual = tl.where(usable[:, None], residual, tl.where(finite[:, None], original, 0.0))
+            tl.store(error + row[:, None] * m + at[None, :], residual, mask=here)
     tl.store(block[:, None] + 4 + column[None, :], packed.to(tl.uint8), mask=inside)
 
 
@@ -187,21 +187,21 @@ def _decode(  # type: ignore[no-untyped-def]
     ADD: tl.constexpr,
 ) -> None:
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    there = row < buckets
+    is_bucket = row < buckets
     block = wire + row * (4 + k)
     step_bits = tl.zeros((ROWS,), tl.uint32)
     for i in tl.static_range(0, 4):
-        step_bits = step_bits | (tl.load(block + i, mask=there, other=0).to(tl.uint32) << (8 * i))
+        step_bits = step_bits | (tl.load(block + i, mask=is_bucket, other=0).to(tl.uint32) << (8 * i))
     step = step_bits.to(tl.float32, bitcast=True)
 
     column = tl.arange(0, BYTES)
-    inside = there[:, None] & (column < k)[None, :]
+    inside = is_bucket[:, None] & (column < k)[None, :]
     packed = tl.load(block[:, None] + 4 + column[None, :], mask=inside, other=0).to(tl.int32)
     OFFSET: tl.constexpr = 1 << (BITS - 1)
     MASK: tl.constexpr = (1 << BITS) - 1
     for plane in tl.static_range(0, 8 // BITS):
         at = plane * k + column
-        here = there[:, None] & ((column < k) & (at < m))[None, :]
+        here = is_bucket[:, None] & ((column < k) & (at < m))[None, :]
         value = (((packed >> (plane * BITS)) & MASK) - OFFSET).to(tl.float32) * step[:, None]
         place = out + row[:, None] * m + at[None, :]
         if ADD:

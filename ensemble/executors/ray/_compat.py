@@ -6,14 +6,14 @@ look at; `tests/executors/ray/test_ray_compat.py` fails when one of them has cha
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
 import os
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,8 @@ def expect_single_node() -> Iterator[None]:
     """Within, a Ray that this process starts stays on the loopback address.
 
     Unless it expects no second node, Ray replaces a loopback address by the host's own, on which its daemons then
-    listen (`ray._private.services.resolve_ip_for_localhost`). The environment variable is undocumented; where Ray
-    has been imported before, only `ray._private.ray_constants.ENABLE_RAY_CLUSTER` (not yet in 2.0) does that. With
-    either, `ray start` of a second node is refused, and a cluster on the loopback address is not the host's.
+    listen. The environment variable is undocumented; where Ray has been imported before, only
+    `ray._private.ray_constants.ENABLE_RAY_CLUSTER` does that.
 
     Unnecessary with: an argument of `ray.init` for the address to listen on.
     """
@@ -56,9 +55,8 @@ def _expect_nodes(several: bool) -> None:
 def make_head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
     """Arguments of `ray.init` for directory and address of a Ray of our own, which starts no spare workers.
 
-    `_temp_dir`, `_node_ip_address` and `_system_config` (in 2.0 already) are in the list of hidden and unstable
-    options. RAY_TMPDIR would apply to every Ray in this process and its children, and sets no address. By default
-    Ray starts a worker a core, nearly a CPU-second each; we use one.
+    These are hidden options; RAY_TMPDIR would apply to every Ray in this process and its children. By default Ray
+    starts a worker a core, nearly a CPU-second each; we use one.
 
     Unnecessary with: public arguments of `ray.init` for these.
     """
@@ -69,9 +67,8 @@ def make_head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
 def bind_replica_to_node() -> None:
     """Let the server that this replica of Ray Serve is about to open listen on its node's address alone.
 
-    Replicas take requests of other deployments, pickled, over gRPC without a token, on all interfaces:
-    `ray.serve._private.replica` gives the address "[::]:0" to `add_port_to_grpc_server` after the constructor of
-    the user's class has ended. On a Ray of our own the node's address is the loopback one.
+    Replicas take pickled requests over gRPC without a token, on all interfaces: `ray.serve._private.replica` gives
+    "[::]:0" to `add_port_to_grpc_server` after the constructor of the user's class has ended.
 
     Unnecessary with: an option of Serve for the address, or authentication of these requests.
     """
@@ -91,7 +88,7 @@ def bind_replica_to_node() -> None:
 def reset_token() -> None:
     """Make Ray read the authentication token anew from the environment.
 
-    Ray caches the first token that it finds in the process. `AuthenticationTokenLoader` exists since 2.52.
+    Ray caches the first token that it finds in the process.
 
     Unnecessary with: an argument of `ray.init` for the token, or a cache that ends with `ray.shutdown`.
     """
@@ -103,8 +100,7 @@ def reset_token() -> None:
 def list_free_resources() -> dict[str, dict[str, float]]:
     """The free resources of each living node, by the node's id.
 
-    `ray._private.state.available_resources_per_node` (in 2.0 with an underscore) is marked as one for developers,
-    yet no public module has it: `ray.available_resources` is the sum over nodes, `ray.nodes` has totals,
+    No public module has it: `ray.available_resources` is the sum over nodes, `ray.nodes` has totals, and
     `ray.util.state` needs the dashboard.
 
     Unnecessary with: the free resources in `ray.nodes`.
@@ -118,8 +114,8 @@ def list_free_resources() -> dict[str, dict[str, float]]:
 def is_head_answering(timeout_s: float) -> bool:
     """Whether the head's GCS answers in time; False also where there is no connection.
 
-    `gcs_client` of `ray._private.worker.global_worker` has been there since 2.0. All public calls wait for the
-    head without a limit, until Ray ends the process after `gcs_rpc_server_reconnect_timeout_s`, by default 60 s.
+    All public calls wait for the head without a limit, until Ray ends the process after
+    `gcs_rpc_server_reconnect_timeout_s`, by default 60 s.
 
     Unnecessary with: a time limit for `ray.nodes`.
     """
@@ -136,9 +132,8 @@ def is_head_answering(timeout_s: float) -> bool:
 def list_draining_nodes(timeout_s: float) -> dict[str, float | None]:
     """The nodes that are being drained, by their ids: the time of their end in Unix seconds, None: it is not set.
 
-    Ray drains a node that it, or its provider, is about to end: after a notice of preemption, when its autoscaler
-    takes an idle node, on SIGTERM to `ray start --block`, and by `ray drain-node`. `ray.nodes` and
-    `ray.util.state` show such a node as any other. Ray Serve asks as this does.
+    Ray drains a node that it, or its provider, is about to end, as after a notice of preemption. `ray.nodes` and
+    `ray.util.state` show such a node as any other.
 
     Returns:
         Nothing where Ray does not answer in time.
@@ -150,19 +145,14 @@ def list_draining_nodes(timeout_s: float) -> dict[str, float | None]:
 
     client: Any = global_worker.gcs_client  # type: ignore[attr-defined]
     try:
-        found: dict[str, int] = client.get_draining_nodes(timeout=timeout_s)
+        deadlines: dict[str, int] = client.get_draining_nodes(timeout=timeout_s)
     except ray.exceptions.RpcError:
         return {}
-    return {ray_id: milliseconds / 1000 or None for ray_id, milliseconds in found.items()}
+    return {ray_id: milliseconds / 1000 or None for ray_id, milliseconds in deadlines.items()}
 
 
-def find_growing_autoscaler() -> int:
-    """The version of the autoscaler that is adding nodes, 1 or 2; 0: none is.
-
-    The first one does not know labels: it adds nodes that have what is asked for, whatever their labels are.
-
-    The one of Ray 1 and 2 reports to the key `__autoscaling_status`, which only
-    `ray.experimental.internal_kv._internal_kv_get` reads; the one of "autoscaler v2" to the head.
+def is_autoscaler_growing() -> bool:
+    """Whether an autoscaler, of version 1 or 2, is adding nodes.
 
     Unnecessary with: a public function that says so, or which types of nodes the cluster can add.
     """
@@ -174,10 +164,9 @@ def find_growing_autoscaler() -> int:
     try:
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
     except ray.exceptions.RpcError:  # a head that is busy; whether it is lost is found out elsewhere
-        return 0
-    if status.pending_launches or status.pending_nodes:
-        return 2
-    return int(bool(report.get("pending_launches") or report.get("pending_nodes")))
+        return False
+    kinds = ("pending_launches", "pending_nodes")
+    return any(getattr(status, kind) or report.get(kind) for kind in kinds)
 
 
 @contextlib.contextmanager
@@ -195,43 +184,51 @@ def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, usual)
 
 
-class _PermissionToStart(threading.local):
-    """Whether Ray may be started by a call that finds no connection: true, but for threads that `start_no_ray`."""
-
-    is_given = True
-
-    def __bool__(self) -> bool:
-        return self.is_given
-
-
-_may_start = _PermissionToStart()
-
-
 @contextlib.contextmanager
 def start_no_ray() -> Iterator[None]:
-    """Within, calls of this thread raise where there is no connection; by default they would start a Ray.
+    """Within, calls of this process raise where there is no connection; by default they would start a Ray.
 
-    Ray's public functions ask `ray._private.auto_init_hook.enable_auto_connect`, which exists since 2.3.
-
-    Unnecessary with: the effect of RAY_ENABLE_AUTO_CONNECT=0 on one thread alone.
+    Unnecessary with: the effect of RAY_ENABLE_AUTO_CONNECT=0 after Ray has been imported.
     """
-    if "ray" in sys.modules:
-        from ray._private import auto_init_hook
+    from ray._private import auto_init_hook
 
-        if auto_init_hook.enable_auto_connect:  # else the program's environment forbids it to all
-            auto_init_hook.enable_auto_connect = _may_start  # type: ignore[assignment]
-    before, _may_start.is_given = _may_start.is_given, False
+    before, auto_init_hook.enable_auto_connect = auto_init_hook.enable_auto_connect, False
     try:
         yield
     finally:
-        _may_start.is_given = before
+        auto_init_hook.enable_auto_connect = before
+
+
+@contextlib.contextmanager
+def call_before_shutdown(callback: Callable[[], None]) -> Iterator[None]:
+    """Within, `ray.shutdown` and the end of this process first call `callback`.
+
+    Ray destroys what another thread's call uses: `ray.wait` then raises, never returns, or ends the process by
+    SIGSEGV.
+
+    Unnecessary with: a `ray.shutdown` that waits for the calls of other threads.
+    """
+    import ray
+
+    usual = ray.shutdown
+
+    def shutdown(*args: Any, **kwargs: Any) -> None:
+        callback()
+        usual(*args, **kwargs)
+
+    ray.shutdown = shutdown
+    atexit.register(callback)  # before Ray's own, which was registered when it was imported
+    try:
+        yield
+    finally:
+        atexit.unregister(callback)
+        ray.shutdown = usual
 
 
 def keep_signal_handlers() -> AbstractContextManager[None]:
     """Within, Ray does not replace the program's handler of SIGTERM by its own.
 
-    All of Ray sets its handler by `ray._private.utils.set_sigterm_handler` (in 2.0 already). If the program's
-    handler were put back after `ray.init`, Ray would handle a SIGTERM during the start, which takes seconds.
+    If the program's handler were put back after `ray.init`, Ray would handle a SIGTERM during the start.
 
     Unnecessary with: an argument of `ray.init` that leaves signals alone.
     """
@@ -244,9 +241,7 @@ def separate_process_groups() -> AbstractContextManager[None]:
     """Within, each daemon that Ray starts has a process group of its own.
 
     Otherwise a SIGTERM to the program's group (timeout(1), systemd) ends them before the members have written
-    their checkpoints. The kernel ends them with the program in any case (PR_SET_PDEATHSIG). Ray starts each by
-    `ray._private.services.ConsolePopen` (in 2.0 already), a `subprocess.Popen`; once it runs its program, it
-    refuses a setpgid(2) of its parent.
+    their checkpoints. The kernel ends them with the program in any case (PR_SET_PDEATHSIG).
 
     Unnecessary with: an argument of `ray.init` for the daemons' process group or session.
     """
@@ -255,60 +250,18 @@ def separate_process_groups() -> AbstractContextManager[None]:
     return _replace(services, "ConsolePopen", functools.partial(services.ConsolePopen, process_group=0))
 
 
-def release_lock_while_waiting() -> AbstractContextManager[None]:
-    """Within, other threads of this process run while Ray waits for its control store to listen.
-
-    `ray._private.node.wait_for_persisted_port` holds the interpreter's lock for as long as 30 s:
-    no signal is handled. Called again and again with a limit of a millisecond, it holds it no longer.
-
-    Unnecessary with: a function of Ray that waits without that lock.
-    """
-    from ray._private import node
-
-    find = node.wait_for_persisted_port  # type: ignore[attr-defined]
-
-    def wait(*file: str, timeout_ms: int) -> int:
-        until = time.monotonic() + timeout_ms / 1000
-        while True:
-            try:
-                return int(find(*file, timeout_ms=1))
-            except RuntimeError:  # not there yet
-                if time.monotonic() > until:
-                    raise
-            time.sleep(0.05)
-
-    return _replace(node, "wait_for_persisted_port", wait)
-
-
 @contextlib.contextmanager
-def start_core_daemons_only(*, dashboard: Path | None = None) -> Iterator[None]:
-    """Within, Ray starts no log monitor, no autoscaler and, unless the dashboard is asked for, no API server.
+def start_core_daemons_only() -> Iterator[None]:
+    """Within, Ray starts no log monitor, no autoscaler and no API server.
 
-    The first reads all log files ten times a second; the others take three CPU-seconds to start and serve a Ray of
-    several nodes, jobs and the dashboard. `ray.init` starts them by `start_log_monitor`, `start_monitor` and
-    `start_api_server` of `ray._private.node.Node` (in 2.0 already), whatever `log_to_driver` and
-    `include_dashboard` say.
+    The first reads all log files ten times a second; the others take three CPU-seconds to start. `ray.init` starts
+    them whatever `log_to_driver` and `include_dashboard` say.
 
     Unnecessary with: arguments of `ray.init` like `include_log_monitor` of `ray start`.
-
-    Args:
-        dashboard: where the dashboard writes temporary files, some of which it leaves behind; None: no dashboard.
     """
     from ray._private.node import Node
 
-    usual = Node.start_api_server
-
-    def start_beside(self: Any, **given: Any) -> None:
-        before = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"] = str(dashboard)
-        try:
-            usual(self, **given)
-        finally:
-            os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
-
     with contextlib.ExitStack() as replaced:
-        for name in ("start_log_monitor", "start_monitor"):
+        for name in ("start_log_monitor", "start_monitor", "start_api_server"):
             replaced.enter_context(_replace(Node, name, lambda self, **_: None))
-        start = start_beside if dashboard is not None else lambda self, **_: None
-        replaced.enter_context(_replace(Node, "start_api_server", start))
         yield

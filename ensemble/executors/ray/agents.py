@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ensemble.events import Report
 from ensemble.executors.ray.agent import Command
-from ensemble.schedule import Node
-from ensemble.schedule.needs import OF_GPUS
+from ensemble.schedule.needs import OF_GPUS, Node
 from ensemble.spec.nodes import GPU_TYPE, NODE_ID
 from ensemble.train.job import PROFILE, Job
 
@@ -17,6 +17,42 @@ if TYPE_CHECKING:
 
 MIXED = "GPUs of several models"  # in place of the models of a node
 _RankKey = tuple[str, int, int]  # member, attempt, rank
+
+
+class StartAgent(NamedTuple):
+    """Decided: start the agent of a node, of which Ray has this record; `replaces`: the last one's directory."""
+
+    name: str
+    record: dict[str, Any]
+    replaces: str = ""
+
+
+class KillAgent(NamedTuple):
+    """Decided: kill the agent of a node, perhaps only a thread of which has ended, and listen to it no more."""
+
+    name: str
+
+
+class Answered(NamedTuple):
+    """News: an agent has started. The fields of its node as it sees them, and its directory."""
+
+    described: dict[str, Any]
+    directory: str
+
+
+class Ended(NamedTuple):
+    """News: an agent has ended as it was told to."""
+
+
+class Died(NamedTuple):
+    """News: an agent has died, or could not start; its node is still reachable, or is not."""
+
+    reason: str
+    is_node_alive: bool = True
+
+
+Action = StartAgent | KillAgent
+News = Answered | Ended | Died | Sequence[Report]
 
 
 @dataclass(eq=False)
@@ -28,14 +64,12 @@ class Agent:
         record: Ray's record of the node.
         described: the fields of the node as the agent sees it; None until it has answered.
         directory: of the node; empty until it has answered.
-        is_up: False for an agent that replaces another and has not reported yet: commands are kept.
         is_closing: whether it was told to end.
         heard_at: time of its last events, or of its start (monotonic clock).
         unsent: commands to be sent.
         feeders: cohorts with a feeder on the node.
         ranks: that were launched and have not ended.
-        is_frozen: whether it has been silent for long, and its replacement has not reported yet.
-        replacements: how often another actor has taken over.
+        replacements: how many agents of this node have died before it.
         broken: what Ray may call the GPUs that are quarantined.
         reported: what was last reported that the run holds of the node; None until then.
     """
@@ -44,9 +78,7 @@ class Agent:
     record: dict[str, Any]
     described: dict[str, Any] | None = None
     directory: str = ""
-    is_up: bool = True
     is_closing: bool = False
-    is_frozen: bool = False
     heard_at: float = 0.0
     unsent: list[Command] = field(default_factory=list)
     feeders: set[int] = field(default_factory=set)
@@ -68,8 +100,8 @@ class Agent:
     def find_devices(self, gpus: Iterable[str]) -> tuple[str, ...]:
         """The ids of GPUs that Ray names; of one in MIG mode, those of its instances."""
         assert self.described is not None
-        named, asked = zip(self.described["gpu_ids"], self.described["gpu_names"], strict=True), set(gpus)
-        return tuple(device for device, names in named if asked.intersection(names))
+        named, wanted = zip(self.described["gpu_ids"], self.described["gpu_names"], strict=True), set(gpus)
+        return tuple(device for device, names in named if wanted.intersection(names))
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Its node offers other GPUs, or more or less of them or of its memory: an event of its `NodeServices`."""
@@ -80,8 +112,8 @@ class Agent:
     def quarantine(self, devices: Iterable[str]) -> None:
         """GPUs of its node have broken, by the ids of all their instances."""
         assert self.described is not None
-        known = dict(zip(self.described["gpu_ids"], self.described["gpu_names"], strict=True))
-        self.broken.update(name for device in devices for name in known.get(device, (device,)))
+        names = dict(zip(self.described["gpu_ids"], self.described["gpu_names"], strict=True))
+        self.broken.update(name for device in devices for name in names.get(device, (device,)))
 
     def is_unusable(self, lease: Lease) -> bool:
         """Whether a GPU of a lease is quarantined, or nothing of its GPUs can be used.
@@ -99,25 +131,24 @@ class Agent:
         if not self.is_closing:
             self.unsent.append(command)
 
+    def retire(self) -> None:
+        """End it: the run holds nothing of its node any more."""
+        self.tell("close")
+        self.is_closing = True
+
     def take_unsent(self) -> list[Command]:
-        """The commands that are to be sent now; none while a replacement has not reported."""
-        if not self.is_up:
-            return []
+        """Return the commands that have not been sent."""
         commands, self.unsent = self.unsent, []
         return commands
 
-    def await_replacement(self, now: float) -> None:
-        """Another one takes over, and its events are awaited; commands were for what has ended."""
-        self.is_up, self.heard_at, self.unsent = False, now, []
 
-
-def name_nodes(records: Sequence[dict[str, Any]], known: dict[str, str]) -> dict[str, str]:
+def name_nodes(records: Sequence[dict[str, Any]], earlier: dict[str, str]) -> dict[str, str]:
     """Ray's id -> name of each node: that of its host, made distinct where a host has several nodes.
 
     Args:
-        known: names that were given before, which stay.
+        earlier: names that were given before, which stay.
     """
-    names, taken = dict(known), set(known.values())
+    names, taken = dict(earlier), set(earlier.values())
     for record in records:
         ray_id, host = str(record["NodeID"]), str(record["NodeManagerHostname"])
         if ray_id not in names:
@@ -190,9 +221,9 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
         memory_gb = sum(lease.memory_gb for lease in leases)
         leased = {device for lease in leases for device in lease.devices}
         usable = [i for i, device in enumerate(seen["gpu_ids"]) if device in leased]
-        asked = {gpu for lease in leases for gpu in lease.gpus}
-        reasons = [(names, text) for names, text in reasons if asked.intersection(names)]
-        if asked and not usable:
+        lent_gpus = {gpu for lease in leases for gpu in lease.gpus}
+        reasons = [(names, text) for names, text in reasons if lent_gpus.intersection(names)]
+        if lent_gpus and not usable:
             reasons = reasons or [((), "Ray offers GPUs that NVIDIA's driver does not show")]
     seen["no_gpus"] = "; ".join(text for _, text in reasons)
     chosen = {key: tuple(seen[key][i] for i in usable) for key in OF_GPUS if seen.get(key)}

@@ -1,17 +1,8 @@
 """Decides which resources a run asks Ray for: pure functions of the members that wait and of what nodes have free.
 
-Ray gives out whole GPUs, and the run packs members inside them. A request is for one placement group:
-
-- what members can have now, on a named node: they are packed into what the nodes have free, as they are later
-  packed into what the run holds. A request is for what some members on the CPU take of a node, or for GPUs that
-  share members, with what these take beside.
-- what finds no room now, on any node: for that Ray has a queue, and an autoscaler adds nodes. (A pending request
-  for a named node is demand that no new node can serve.)
-- for a member whose ranks may be on several nodes, where no node has room for all: one group over these nodes,
-  given whole or not at all.
-- for a member whose number of workers is to be chosen: all else that a node has free.
-
-A member asks only for what some node could give it when nobody else uses the node: a guess is reduced to that.
+A request is for one placement group: on a named node for what fits there now, over several nodes for a member
+whose ranks may be apart. What fits nowhere now is planned on empty copies of the nodes and asked of any node: Ray
+queues it, and an autoscaler adds nodes for it. A guess is reduced to what a node has.
 """
 
 from __future__ import annotations
@@ -20,16 +11,15 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ensemble.executors.ray.queued_demand import Shape, join_parts, make_bundle, queue_members
-from ensemble.executors.ray.request import Bundle, Offer, RequestPart, ResourceRequest
-from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu, uses_gpus
-from ensemble.schedule.selection import is_selected
+from ensemble.executors.ray.planned_node import PlannedNode, Shape, is_width_open, join_parts, make_bundle
+from ensemble.executors.ray.request import Offer, RequestPart, ResourceRequest
+from ensemble.schedule.needs import SLACK, Need, Node, Placement, compute_need, needs_gpu, uses_gpus
+from ensemble.schedule.packing import pack
+from ensemble.schedule.selection import has_labels, is_selected, make_label_selector
 from ensemble.spec import Identity
 from ensemble.spec.nodes import Selection
 
-_BYTE = 2**30 / UNITS  # of a unit of memory
-_PARTS = 8  # of a node's cores
+MOST_PENDING = 64  # requests beside each other that no node has room for
 
 
 def plan_requests(
@@ -44,7 +34,7 @@ def plan_requests(
     """
     needs = [compute_need(identity) for identity in waiting]
     selections = sorted({need.selection for need in needs})
-    nodes = [_NodeState(offer, devices, selections) for offer in offers]
+    nodes = [PlannedNode(offer, devices, selections) for offer in offers]
     shapes = Counter(sorted(node.shape for node in nodes))
     is_for_gpus = {need: _is_for_gpus(need, shapes, devices) for need in set(needs)}
     on_gpus = [identity for identity, need in zip(waiting, needs, strict=True) if is_for_gpus[need]]
@@ -53,21 +43,18 @@ def plan_requests(
     without_gpus = [node for node in nodes if not node.shape.gpus]
     gpus_left = _place(on_gpus, with_gpus, "cuda")
     cores_left = _place(_place(on_cores, without_gpus, devices), with_gpus, devices)
-    found = Counter(request for node in nodes for request in node.request_placed())
-    gpus_left = _place_across(gpus_left, with_gpus, "cuda", found)
+    requests = Counter(request for node in nodes for request in node.request_placed())
+    gpus_left = _place_across(gpus_left, with_gpus, "cuda", requests)
     guesses = [identity for identity in cores_left if uses_gpus(identity, devices)]
     cores_left = [identity for identity in cores_left if not uses_gpus(identity, devices)]
-    cores_left = _place_across(cores_left, nodes, "cpu", found)
-    cores_left += _place_across(guesses, without_gpus, "cpu", found)
-    found += _request_widths(on_gpus, with_gpus, on_gpus=True)
-    found += _request_widths(on_cores, nodes, on_gpus=False)
-    lost = [_make_shape(node, selections) for node in gone]
-    return found + queue_members(gpus_left, cores_left, shapes, devices, lost, offers)
-
-
-def is_width_open(identity: Identity) -> bool:
-    """Whether a member's number of workers is still to be chosen: it can use whatever a node has."""
-    return "workers" in identity.auto and identity.workers == 1
+    cores_left = _place_across(cores_left, nodes, "cpu", requests)
+    cores_left += _place_across(guesses, without_gpus, "cpu", requests)
+    requests += _request_widths(on_gpus, with_gpus, on_gpus=True)
+    requests += _request_widths(on_cores, nodes, on_gpus=False)
+    like_lost = [PlannedNode(Offer(node.name, node, {}), devices, selections) for node in gone]
+    empty_with_gpus = with_gpus or [node for node in like_lost if node.shape.gpus]
+    queued = _queue(gpus_left, empty_with_gpus, "cuda", offers) + _queue(cores_left, nodes, devices, offers)
+    return requests + _limit_pending(queued)
 
 
 def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
@@ -79,8 +66,8 @@ def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
     if devices == "cpu" or need.cpu_only or needs_gpu(need, devices):
         return needs_gpu(need, devices)
     able = [shape for shape in shapes if shape.holds(need)]
-    found = {shape.puts_on_gpu(need, devices) for shape in able}
-    if True in found:
+    kinds = {shape.puts_on_gpu(need, devices) for shape in able}
+    if True in kinds:
         return True
     if any(not shape.gpus for shape in able):
         return False
@@ -88,7 +75,7 @@ def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
     on_cores = sum(n * shape.count_ranks(need, need.workers) for shape, n in shapes.items() if not shape.gpus)
     if need.spans_nodes and on_gpus >= need.workers:
         return True
-    if False in found or (need.spans_nodes and on_cores >= need.workers):
+    if False in kinds or (need.spans_nodes and on_cores >= need.workers):
         return False
     return need.workers <= max((shape.gpus for shape in shapes if need.selection in shape.fits), default=0)
 
@@ -96,177 +83,65 @@ def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
 # -- what nodes have free -----------------------------------------------------------------------------------------
 
 
-class _NodeState:
-    """A node: what is free of it, cores and memory in `UNITS`, and the members that are planned there."""
-
-    def __init__(self, offer: Offer, devices: str, selections: Sequence[Selection]) -> None:
-        self.ray_id, free = offer.ray_id, offer.free
-        self.node = dataclasses.replace(offer.node.select_gpus(lambda i: devices != "cpu"), name=offer.ray_id)
-        self.shape = _make_shape(self.node, selections)
-        self.cpus = _clip(round(free.get("CPU", 0.0) * UNITS), self.shape.cpus)
-        self.memory = _clip(round(free.get("memory", 0.0) / _BYTE), self.shape.memory)
-        self.gpus = _clip(int(free.get("GPU", 0.0)), self.shape.gpus)
-        self.placed: list[Placement] = []
-
-    def describe_free_gpus(self) -> Node:
-        """The node without the GPUs that others hold."""
-        return self.node.select_gpus(lambda i: i < self.gpus)
-
-    def describe_taken(self, example: Identity) -> Placement:
-        """The cores and memory that are not free, as a member."""
-        cpus, memory_gb = (self.shape.cpus - self.cpus) / UNITS, (self.shape.memory - self.memory) / UNITS
-        other = dataclasses.replace(example, workers=1, cpus_per_worker=cpus, memory_gb=memory_gb, auto=[])
-        return Placement(other, self.ray_id, (None,))
-
-    def request_placed(self) -> list[ResourceRequest]:
-        """Requests for the members planned here, a few for those on the CPU; what they take is free no more.
-
-        A request is given back as a whole: one for all of a node could be shared with no other run.
-        """
-        on_cpu = [placement for placement in self.placed if placement.devices[0] is None]
-        groups = [(frozenset[str | None](), chunk) for chunk in self._divide(on_cpu)]
-        groups += _group_by_gpus(placement for placement in self.placed if placement.devices[0] is not None)
-        self.memory -= sum(placement.need.memory for placement in self.placed)
-        return [self._request(placements, len(gpus)) for gpus, placements in groups]
-
-    def _divide(self, on_cpu: Iterable[Placement]) -> list[list[Placement]]:
-        """Members on the CPU in groups that take an `_PARTS`-th of the cores or little more."""
-        chunks, taken = list[list[Placement]](), 0
-        for placement in on_cpu:
-            if not chunks or taken * _PARTS >= self.shape.cpus:
-                chunks, taken = [*chunks, []], 0
-            chunks[-1].append(placement)
-            taken += placement.need.cpus_on(self.shape.cpus)
-        return chunks
-
-    def _request(self, placements: Sequence[Placement], gpus: int) -> ResourceRequest:
-        """A request for members; those that did not declare their memory get a part of what nobody declared."""
-        total = self.shape.cpus
-        cpus, memory = sum(each.need.cpus_on(total) for each in placements), sum(p.need.memory for p in placements)
-        undeclared = sum(each.need.cpus_on(total) for each in placements if not each.need.memory)
-        part = self.shape.memory * gpus // self.shape.gpus if gpus else self.shape.memory * undeclared // total
-        more = _clip(part - memory if gpus else part, self.memory) if undeclared else 0
-        self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - more, self.gpus - gpus
-        bundle, selections = make_bundle(cpus, memory + more, gpus), {each.need.selection for each in placements}
-        return ResourceRequest(bundle, self.ray_id, selections=tuple(sorted(selections)))
-
-    def request_ranks(self, placement: Placement, ranks: int) -> RequestPart:
-        """A part for so many ranks of a member, with a GPU each where it trains on GPUs."""
-        need, gpus = placement.need.take_ranks(ranks), ranks * (placement.devices[0] is not None)
-        cpus = need.cpus_on(self.shape.cpus)
-        memory = need.memory or min(self.shape.memory * cpus // max(1, self.shape.cpus), max(0, self.memory))
-        self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - gpus
-        return RequestPart(make_bundle(cpus, memory, gpus), self.ray_id)
-
-    def request_gpu(self, cpus: int, selections: Iterable[Selection]) -> ResourceRequest | None:
-        """A request for one more GPU with so many cores, or with its part of them; None: that is not free."""
-        if not self.gpus or cpus > self.cpus + SLACK:
-            return None
-        cpus = min(max(cpus, self.shape.cpus // self.shape.gpus), max(cpus, self.cpus // self.gpus))
-        memory = min(self.shape.memory // self.shape.gpus, max(0, self.memory) // self.gpus)
-        self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - 1
-        return self._request_rest(make_bundle(cpus, memory, 1), selections)
-
-    def is_usable(self, needs: Iterable[Need]) -> bool:
-        """Whether one of these members on the CPU could use the cores that are left."""
-        needs = [need for need in needs if need.selection in self.shape.fits]
-        here = {each.need for each in self.placed if is_width_open(each.identity)}
-        has_room = any(need in here or need.cpus_on(self.shape.cpus) <= self.cpus for need in needs)
-        return has_room and not self.shape.gpus and self.cpus > SLACK
-
-    def request_cores(self, selections: Iterable[Selection]) -> ResourceRequest:
-        """A request for all cores and memory that are left."""
-        cpus, memory, self.cpus, self.memory = self.cpus, max(0, self.memory), 0, 0
-        return self._request_rest(make_bundle(cpus, memory), selections)
-
-    def _request_rest(self, bundle: Bundle, selections: Iterable[Selection]) -> ResourceRequest:
-        """A request for any member of some selections that fits here."""
-        fitting = set(selections).intersection(self.shape.fits)
-        return ResourceRequest(bundle, self.ray_id, selections=tuple(sorted(fitting)))
-
-
-def _make_shape(node: Node, selections: Iterable[Selection]) -> Shape:
-    fits = tuple(selection for selection in selections if is_selected(selection, node))
-    return Shape(round(node.cpus * UNITS), round(node.memory_gb * UNITS), len(node.gpus), fits)
-
-
-def _place(identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str) -> Sequence[Identity]:
+def _place(identities: Sequence[Identity], nodes: Sequence[PlannedNode], devices: str) -> Sequence[Identity]:
     """Pack members into what nodes have free, each on one, and return those that find no place."""
     if not identities or not nodes:
         return identities
-    running = [each for node in nodes for each in (node.describe_taken(identities[0]), *node.placed)]
-    known, left = {node.ray_id: node for node in nodes}, []
+    running = [one for node in nodes for one in (node.describe_taken(identities[0]), *node.placed)]
+    by_id, unplaced = {node.ray_id: node for node in nodes}, []
     offered = [node.describe_free_gpus() if devices == "cuda" else node.node for node in nodes]
-    on_one = [
-        each if each.span_nodes is False else dataclasses.replace(each, span_nodes=False) for each in identities
-    ]
-    found = iter(pack(on_one, running, offered, devices))
-    placement = next(found, None)
-    for identity, asked in zip(identities, on_one, strict=True):
-        if placement is not None and placement.identity is asked:
-            known[placement.node].placed.append(placement)
-            placement = next(found, None)
+    on_one = [one if one.span_nodes is False else dataclasses.replace(one, span_nodes=False) for one in identities]
+    placements = iter(pack(on_one, running, offered, devices))
+    placement = next(placements, None)
+    for identity, single in zip(identities, on_one, strict=True):
+        if placement is not None and placement.identity is single:
+            by_id[placement.node].placed.append(placement)
+            placement = next(placements, None)
         else:
-            left.append(identity)
-    return left
+            unplaced.append(identity)
+    return unplaced
 
 
 def _place_across(
-    identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str, found: Counter[ResourceRequest]
+    identities: Sequence[Identity], nodes: Sequence[PlannedNode], devices: str, requests: Counter[ResourceRequest]
 ) -> list[Identity]:
     """Add requests for members whose ranks find room on several nodes together; returns the other members.
 
     Each takes whole GPUs: who shares them is decided once the run holds them.
     """
-    known, left = {node.ray_id: node for node in nodes}, list[Identity]()
+    by_id, unplaced = {node.ray_id: node for node in nodes}, list[Identity]()
     by_need: dict[Need, list[Identity]] = {}
     for identity in identities:
         by_need.setdefault(compute_need(identity), []).append(identity)
     for need, alike in by_need.items():
         placed: list[Placement] = []
         if need.spans_nodes and _count_ranks(need, nodes, devices) >= need.workers:
-            whole = [dataclasses.replace(each, gpus_per_worker=float(devices == "cuda")) for each in alike]
+            whole = [dataclasses.replace(one, gpus_per_worker=float(devices == "cuda")) for one in alike]
             taken = [node.describe_taken(alike[0]) for node in nodes]
             placed = pack(whole, taken, [node.describe_free_gpus() for node in nodes], devices)
         for placement in placed:
-            parts = [known[name].request_ranks(placement, len(r)) for name, r in placement.ranks_by_node.items()]
-            found[join_parts(parts)._replace(selections=(need.selection,))] += 1
-        left += alike[len(placed) :]  # equal members are placed in their order
-    return left
+            parts = [by_id[name].request_ranks(placement, len(r)) for name, r in placement.ranks_by_node.items()]
+            requests[join_parts(parts)._replace(selections=(need.selection,))] += 1
+        unplaced += alike[len(placed) :]  # equal members are placed in their order
+    return unplaced
 
 
-def _count_ranks(need: Need, nodes: Iterable[_NodeState], devices: str) -> int:
+def _count_ranks(need: Need, nodes: Iterable[PlannedNode], devices: str) -> int:
     """How many ranks nodes have room for at most: by GPUs, if the member trains on these, else by cores."""
     if devices == "cuda":
         return sum(node.gpus for node in nodes)
     if need.guessed_cpus:  # a guess is reduced
         return sum(node.shape.count_ranks(need, need.workers) for node in nodes)
-    each = need.take_ranks(1).cpus
-    return sum(max(0, node.cpus + SLACK) // each if each else need.workers for node in nodes)
-
-
-def _group_by_gpus(
-    placements: Iterable[Placement],
-) -> list[tuple[frozenset[str | None], list[Placement]]]:
-    """Sets of GPUs that no member joins to others, each with its members."""
-    groups: list[tuple[frozenset[str | None], list[Placement]]] = []
-    for placement in placements:
-        gpus, members, others = frozenset(placement.devices), [placement], []
-        for group in groups:
-            if gpus & group[0]:
-                gpus, members = gpus | group[0], group[1] + members
-            else:
-                others.append(group)
-        groups = [*others, (gpus, members)]
-    return groups
+    rank_cpus = need.take_ranks(1).cpus
+    return sum(max(0, node.cpus + SLACK) // rank_cpus if rank_cpus else need.workers for node in nodes)
 
 
 def _request_widths(
-    identities: Sequence[Identity], nodes: Sequence[_NodeState], *, on_gpus: bool
+    identities: Sequence[Identity], nodes: Sequence[PlannedNode], *, on_gpus: bool
 ) -> Counter[ResourceRequest]:
     """Requests for the rest of as many nodes as there are members whose number of workers is to be chosen."""
     needs = [compute_need(identity) for identity in identities if is_width_open(identity)]
-    found, cpus = Counter[ResourceRequest](), max((need.cpus for need in needs), default=0)
+    requests, cpus = Counter[ResourceRequest](), max((need.cpus for need in needs), default=0)
     usable = (
         [node for node in nodes if node.gpus and any(need.selection in node.shape.fits for need in needs)]
         if on_gpus
@@ -277,11 +152,129 @@ def _request_widths(
     for node in usable[: len(needs)]:
         if on_gpus:
             while (request := node.request_gpu(min(cpus, node.shape.cpus), selections)) is not None:
-                found[request] += 1
+                requests[request] += 1
         else:
-            found[node.request_cores(selections)] += 1
-    return found
+            requests[node.request_cores(selections)] += 1
+    return requests
 
 
-def _clip(amount: int, most: int) -> int:
-    return max(0, min(amount, most))
+# -- what no node has free ----------------------------------------------------------------------------------------
+
+
+def _queue(
+    waiting: Sequence[Identity], nodes: Sequence[PlannedNode], devices: str, offers: Sequence[Offer]
+) -> Counter[ResourceRequest]:
+    """Requests to any node, of those that members select.
+
+    Args:
+        waiting: members that all train on GPUs ("cuda"), or all on cores.
+        nodes: that there are, with what they offer when they are empty.
+        offers: all nodes: which of them do not fit although their labels do is known to no one else.
+    """
+    by_kind: dict[tuple[Selection, int, frozenset[Shape]], list[Identity]] = {}
+    shapes, on_gpus = Counter(node.shape for node in nodes), devices == "cuda"
+    for identity in waiting:
+        need = compute_need(identity)
+        usable = (s for s in shapes if s.holds(need) and s.puts_on_gpu(need, devices) is on_gpus)
+        key = need.selection, need.workers * on_gpus, frozenset(usable)
+        by_kind.setdefault(key, []).append(identity)
+    requests = Counter[ResourceRequest]()
+    for (selection, gpus, usable_shapes), alike in by_kind.items():
+        like = list({node.shape: node for node in nodes if node.shape in usable_shapes}.values())
+        if on_gpus and like:
+            like = [min(like, key=lambda node: node.shape.cpus // node.shape.gpus)]
+        new = _queue_spanning([one for one in alike if compute_need(one).spans_nodes], shapes, on_gpus=on_gpus)
+        new += _queue_single([one for one in alike if not compute_need(one).spans_nodes], like, gpus, devices)
+        requests += _select_nodes(new, selection, offers) if selection else new
+    return requests
+
+
+def _queue_single(
+    waiting: Sequence[Identity], like: Sequence[PlannedNode], gpus: int, devices: str
+) -> Counter[ResourceRequest]:
+    """Requests for members, each on one node like one of these, as if that, or some GPUs of it, were empty."""
+    requests = Counter[ResourceRequest]()
+    empty = [node.make_empty(number, gpus) for node in like for number in range(min(len(waiting), MOST_PENDING))]
+    unplaced = _place(waiting, empty, devices)
+    for node in empty:
+        requests.update(request._replace(ray_id=None, selections=()) for request in node.request_placed())
+    for need, count in Counter(map(compute_need, unplaced)).items():
+        able = [node.shape for node in like if node.shape.holds(need)]
+        cpus = max((need.cpus_on(shape.cpus) for shape in able), default=need.cpus)
+        memory = need.memory or min((shape.memory * cpus // max(1, shape.cpus) for shape in able), default=0)
+        requests[ResourceRequest(make_bundle(cpus, memory, gpus))] += count
+        if gpus and not able:  # how many share one of its GPUs is not known, so the first one shows
+            return Counter({ResourceRequest(make_bundle(cpus, memory, gpus)): 1})
+    return requests
+
+
+def _queue_spanning(
+    waiting: Sequence[Identity], shapes: Counter[Shape], *, on_gpus: bool
+) -> Counter[ResourceRequest]:
+    """Requests for members whose ranks may be on several nodes, which have whole GPUs."""
+    requests = Counter[ResourceRequest]()
+    for need, count in Counter(map(compute_need, waiting)).items():
+        able = [shape for shape in shapes if need.selection in shape.fits]
+        cpus = _divide_cores(need, Counter({shape: shapes[shape] for shape in able}), on_gpus=on_gpus)
+        cpus = [min(cpus)] * need.workers if on_gpus else cpus
+        memory = need.memory or min((shape.memory * sum(cpus) // max(1, shape.cpus) for shape in able), default=0)
+        requests[_split(cpus, memory, on_gpus=on_gpus)] += count
+    return requests
+
+
+def _select_nodes(
+    requests: Counter[ResourceRequest], selection: Selection, offers: Sequence[Offer]
+) -> Counter[ResourceRequest]:
+    """The requests, to be met by nodes that fit a selection."""
+    plain = make_label_selector(selection)
+    misfits = [o for o in offers if _is_found(plain, o) and not is_selected(selection, o.node)]
+    labels = make_label_selector(selection, [offer.node for offer in misfits])
+    left_out = tuple(sorted(offer.ray_id for offer in misfits))
+    return Counter(
+        {
+            request._replace(selections=(selection,), labels=labels, misfits=left_out): count
+            for request, count in requests.items()
+        }
+    )
+
+
+def _is_found(labels: Selection, offer: Offer) -> bool:
+    """Whether Ray takes a node for one with these labels; that of a node with GPUs of several models is of one."""
+    return has_labels(labels, offer.node.labels if offer.labels is None else offer.labels)
+
+
+def _split(cpus: Sequence[int], memory: int, *, on_gpus: bool) -> ResourceRequest:
+    """A request for ranks of members, which may be on several nodes: the cores of each, the memory of all."""
+    return join_parts(
+        [RequestPart(make_bundle(rank_cpus, memory // len(cpus), int(on_gpus))) for rank_cpus in cpus]
+    )
+
+
+def _divide_cores(need: Need, shapes: Counter[Shape], *, on_gpus: bool) -> list[int]:
+    """The cores of each rank in units: a guess is at most what empty nodes have, those with most ranks first."""
+    most = {shape: shape.count_ranks(need, shape.gpus if on_gpus else need.workers) for shape in shapes}
+    ranks: list[int] = []
+    for shape in sorted(shapes, key=lambda shape: (most[shape], shape), reverse=True):
+        for _ in range(shapes[shape]):
+            if here := min(most[shape], need.workers - len(ranks)):
+                ranks += [need.take_ranks(here).cpus_on(shape.cpus) // here] * here
+    others = min(ranks, default=need.cpus // need.workers)  # of those that only further nodes could hold
+    return sorted(ranks + [others] * (need.workers - len(ranks)), reverse=True)
+
+
+def _limit_pending(requests: Counter[ResourceRequest]) -> Counter[ResourceRequest]:
+    """At most `MOST_PENDING` requests for any node, of each number of GPUs and selection with an equal right."""
+    by_width = Counter[tuple[int, tuple[Selection, ...]]]()
+    for request, count in requests.items():
+        by_width[request.bundle.gpus, request.selections] += count
+    allowed, remaining = Counter[tuple[int, tuple[Selection, ...]]](), MOST_PENDING
+    for n, width in enumerate(sorted(by_width, key=by_width.__getitem__)):
+        allowed[width] = min(by_width[width], max(1, remaining // (len(by_width) - n)))
+        remaining -= allowed[width]
+    kept = Counter[ResourceRequest]()
+    for request, count in requests.items():
+        width = request.bundle.gpus, request.selections
+        if allowed[width]:
+            kept[request] = min(count, allowed[width])
+            allowed[width] -= kept[request]
+    return kept

@@ -1,9 +1,7 @@
-"""Submits runs as jobs of a Ray cluster, for `ensemble submit`: idempotent by name.
+"""Submits runs as jobs of a Ray cluster, for `ensemble submit`: a name has at most one active job.
 
-A job runs `ensemble run` on the cluster's head, in a copy of a working directory that is uploaded with it, and
-controls the run from there. A name has at most one active job: a second submission returns that one. Otherwise a
-new job is submitted (`ensemble-NAME`, then `ensemble-NAME.2` ...), which resumes the run directory, shared by all
-nodes, where the last job ended. Ray keeps the log of each job.
+A job runs `ensemble run` on the cluster's head, in a copy of a working directory that is uploaded with it. A new
+job of the name (`ensemble-NAME.2` ...) resumes the run directory, shared by all nodes, where the last one ended.
 """
 
 from __future__ import annotations
@@ -78,10 +76,10 @@ class JobClient:
         folder = (working_dir or spec.absolute().parent).resolve()
         command = build_entrypoint(spec, folder, run_dir, settings, flags)
         with _translate_errors(self.address):
-            known = self._list_jobs(name)
-            running = next((each for each in known if str(each.status) not in _ENDED), None)
+            jobs = self._list_jobs(name)
+            running = next((job for job in jobs if str(job.status) not in _ENDED), None)
             if running is None:
-                id = choose_submission_id(name, [each.submission_id for each in known])
+                id = choose_submission_id(name, [job.submission_id for job in jobs])
                 try:
                     self._client.submit_job(
                         entrypoint=command,
@@ -91,11 +89,11 @@ class JobClient:
                     )
                     return id, True
                 except RuntimeError:  # perhaps another process submitted the same id at the same moment
-                    running = next((each for each in self._list_jobs(name) if each.submission_id == id), None)
+                    running = next((job for job in self._list_jobs(name) if job.submission_id == id), None)
                     if running is None:
                         raise
         if running.entrypoint != command:
-            theirs, ours = (shlex.join(redact_values(shlex.split(each))) for each in (running.entrypoint, command))
+            theirs, ours = (shlex.join(redact_values(shlex.split(job))) for job in (running.entrypoint, command))
             differ = f"{theirs!r}, not {ours!r}" if theirs != ours else "with other values of --set"
             raise SpecError(
                 f"the job {running.submission_id} runs under this name, but another command ({differ}): "
@@ -104,7 +102,7 @@ class JobClient:
         return running.submission_id, False
 
     def _list_jobs(self, name: str) -> list[Any]:
-        return [each for each in self._client.list_jobs() if (each.metadata or {}).get("ensemble") == name]
+        return [job for job in self._client.list_jobs() if (job.metadata or {}).get("ensemble") == name]
 
     def follow_log(self, id: str, write: Callable[[str], object]) -> int:
         """Write the log of a job until the job ends.
@@ -157,14 +155,14 @@ def find_token() -> str | None:
     return str(usual) if usual.is_file() else None
 
 
-def choose_submission_id(name: str, known: Iterable[str | None]) -> str:
+def choose_submission_id(name: str, taken: Iterable[str | None]) -> str:
     """The submission id of a name's next job: `ensemble-NAME`, with a number if that is in use.
 
     >>> choose_submission_id("my run", ["ensemble-my-run"])
     'ensemble-my-run.2'
     """
     first = "ensemble-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
-    used, id, number = set(known), first, 1
+    used, id, number = set(taken), first, 1
     while id in used:
         number += 1
         id = f"{first}.{number}"
@@ -201,8 +199,8 @@ def _translate_errors(address: str) -> Iterator[None]:
     except SpecError:  # is a ValueError as well
         raise
     except ray.exceptions.AuthenticationError as error:
-        found = find_token()
-        hint = f"the one in {found} is another cluster's" if found else "there is none in ~/.ray/auth_token"
+        token = find_token()
+        hint = f"the one in {token} is another cluster's" if token else "there is none in ~/.ray/auth_token"
         first = str(error).strip().splitlines()[0]
         raise SpecError(
             f"the cluster at {address} requires a token ({first}); {hint}: name its file in RAY_AUTH_TOKEN_PATH"

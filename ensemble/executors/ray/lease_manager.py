@@ -15,24 +15,72 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ensemble.executors.ray import _compat
-from ensemble.executors.ray.demand import is_width_open, plan_requests
-from ensemble.executors.ray.lease_use import is_used, list_by_node, sum_use
-from ensemble.executors.ray.leases import Lease, Leases
+from ensemble.executors.ray.demand import plan_requests
+from ensemble.executors.ray.leases import Lease, Leases, is_used, list_by_node, sum_use
+from ensemble.executors.ray.planned_node import is_width_open
 from ensemble.executors.ray.request import Offer, ResourceRequest
-from ensemble.executors.ray.run_limits import RunLimits
-from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import resolve_devices
+from ensemble.schedule.needs import UNITS, Node, Placement, compute_need, resolve_devices, uses_gpus
+from ensemble.schedule.packing import pack
 from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity
 from ensemble.spec.nodes import describe_selection
 
-REST_S, MOST_REST_S = 60.0, 900.0  # for which nothing is asked of a node where nothing starts; doubled each time
+REST_S = 60.0  # for which nothing is asked of a node where nothing starts
 KEPT_S = 10.0  # for which a lease is kept that no member uses
 _REPLAN_S = 5.0  # others of the cluster may have returned something
 _PLANNED_PER_S = 2000  # waiting members for which requests are planned: ten thousand take a quarter of a second
 POLL_S, RENEW_S = 0.2, 1.0
 _SOON_S = 3.0
 _ANSWER_S = 2.0
+_EPSILON = 1e-6
+
+
+class _RunLimits:
+    """The GPUs and cores that a run may hold (`Ensemble.limits`), compared with what it holds.
+
+    Attributes:
+        limits: of `gpus` and `cpus`; what is absent has none.
+    """
+
+    def __init__(self, limits: Mapping[str, float], leases: Leases) -> None:
+        self.limits, self._leases = limits, leases
+
+    def limit_offer(self, offer: Offer) -> Offer:
+        """A node with no more free than the run may take of it."""
+        gpus, cpus = self._count_free()
+        most = {"GPU": gpus, "CPU": cpus}
+        return offer._replace(
+            free={name: min(amount, most.get(name, amount)) for name, amount in offer.free.items()}
+        )
+
+    def list_within(self, waiting: Sequence[Identity], devices: str) -> list[Identity]:
+        """The waiting members that the limits leave room for beside what is held."""
+        if not self.limits:
+            return list(waiting)
+        (gpus, cpus), within = self._count_free(), list[Identity]()
+        for identity in waiting:
+            need = compute_need(identity)
+            own_gpus = need.share * need.workers / UNITS if uses_gpus(identity, devices) else 0.0
+            own_cpus = need.cpus_on(round(min(cpus, 1e6) * UNITS)) / UNITS
+            if own_gpus <= gpus + _EPSILON and own_cpus <= cpus + _EPSILON:
+                within.append(identity)
+                gpus, cpus = gpus - own_gpus, cpus - own_cpus
+        return within
+
+    def choose(self, requests: Counter[ResourceRequest]) -> Counter[ResourceRequest]:
+        (gpus, cpus), chosen = self._count_free(), Counter[ResourceRequest]()
+        for request in requests.elements():
+            bundle = request.bundle
+            if bundle.gpus <= gpus + _EPSILON and bundle.cpus <= cpus + _EPSILON:
+                chosen[request] += 1
+                gpus, cpus = gpus - bundle.gpus, cpus - bundle.cpus
+        return chosen
+
+    def _count_free(self) -> tuple[float, float]:
+        """The GPUs and the cores that the run may hold beyond what it holds."""
+        leases = [lease for held in self._leases.held.values() for lease in held]
+        gpus, cpus = sum(lease.bundle.gpus for lease in leases), sum(lease.cpus for lease in leases)
+        return self.limits.get("gpus", math.inf) - gpus, self.limits.get("cpus", math.inf) - cpus
 
 
 class LeaseManager:
@@ -60,12 +108,12 @@ class LeaseManager:
         limits: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._leases, self._declared_devices, self._has_gpus = Leases(name), devices, has_gpus
-        self._limits = RunLimits(limits, self._leases)
+        self._limits = _RunLimits(limits, self._leases)
         self._with_gpus: dict[str, Node] = {}  # by Ray's id, also those that are gone
         self._waiting, self._placed = list(waiting), list[Placement]()
         self._offers = list[Offer]()  # without those of which nothing is asked
         self.draining: set[str] = set()
-        self._resting: dict[str, tuple[float, float]] = {}  # by Ray's id of the node: until when, for how long
+        self._resting: dict[str, float] = {}  # by Ray's id of the node: until when nothing is asked of it
         self._replan_at = self._planned_at = 0.0
         self._unseen_until = math.inf  # `waiting` is older than some leases
 
@@ -75,35 +123,25 @@ class LeaseManager:
         Args:
             excluded: Ray's ids of those of which nothing is asked, either.
         """
-        known = {offer.ray_id for offer in offers}
-        self._resting = {ray_id: rest for ray_id, rest in self._resting.items() if ray_id in known}
+        ids = {offer.ray_id for offer in offers}
+        self._resting = {ray_id: until for ray_id, until in self._resting.items() if ray_id in ids}
         resting = (ray_id for ray_id in self._resting if self.is_resting(ray_id))
         self._leases.avoided = frozenset((*resting, *excluded))
         self._offers = [offer for offer in offers if offer.ray_id not in self._leases.avoided]
         self._with_gpus |= {offer.ray_id: offer.node for offer in offers if offer.node.gpus}
 
-    def rest(self, ray_id: str) -> float:
-        """Ask nothing of a node for a while, for nothing starts there; returns for how many seconds."""
-        pause_s = self._resting.get(ray_id, (0.0, REST_S / 2))[1]
-        if self.is_resting(ray_id):  # it was asked for several things at once
-            return pause_s
-        pause_s = min(MOST_REST_S, 2 * pause_s)
-        self._resting[ray_id] = time.monotonic() + pause_s, pause_s
+    def rest(self, ray_id: str, seconds: float | None) -> None:
+        """Ask nothing of a node for so long (None: in this run), for nothing starts there."""
+        self._resting[ray_id] = time.monotonic() + (math.inf if seconds is None else seconds)
         self._leases.avoided |= {ray_id}
         self._offers = [offer for offer in self._offers if offer.ray_id != ray_id]
         self._leases.withdraw_node(ray_id)
-        return pause_s
-
-    def end_rest(self, ray_id: str) -> None:
-        """Something has started on a node: how often nothing did before does not count any more."""
-        self._resting.pop(ray_id, None)
 
     def is_resting(self, ray_id: str) -> bool:
         """Whether nothing is asked of a node now; see `rest`."""
-        return time.monotonic() < self._resting.get(ray_id, (0.0, 0.0))[0]
+        return time.monotonic() < self._resting.get(ray_id, -math.inf)
 
     def pop_failed(self) -> list[tuple[str, str]]:
-        """See `Leases.pop_failed`."""
         return self._leases.pop_failed()
 
     @property
@@ -114,8 +152,8 @@ class LeaseManager:
 
     def look_for_drained(self) -> dict[str, float | None]:
         """The nodes of which Ray says for the first time that it drains them, with the time of their end."""
-        found = _compat.list_draining_nodes(_ANSWER_S)
-        new = {ray_id: until for ray_id, until in found.items() if ray_id not in self.draining}
+        deadlines = _compat.list_draining_nodes(_ANSWER_S)
+        new = {ray_id: until for ray_id, until in deadlines.items() if ray_id not in self.draining}
         self.draining.update(new)
         self._offers = [offer for offer in self._offers if offer.ray_id not in self.draining]
         for ray_id in new:
@@ -146,18 +184,17 @@ class LeaseManager:
         return bool(self._leases.pending)
 
     def on_node(self, ray_id: str) -> list[Lease]:
-        """The leases held on a node."""
         return list(self._leases.held[ray_id])
 
     def collect(self) -> set[str]:
         """Returns the ids of the nodes on which leases have become ready."""
-        now, ready = time.monotonic(), list(self._leases.collect())
+        now_s, ready = time.monotonic(), list(self._leases.collect())
         for lease in ready:
-            lease.since = now
+            lease.since = now_s
         if ready:
-            self._replan_at = now
+            self._replan_at = now_s
         if ready and math.isfinite(self._unseen_until):
-            self._unseen_until = now + KEPT_S
+            self._unseen_until = now_s + KEPT_S
         return {str(lease.ray_id) for lease in ready}
 
     def replan(self) -> None:
@@ -198,8 +235,8 @@ class LeaseManager:
     def _describe_held(self, offer: Offer) -> Node:
         """What the run holds of a node, as far as that is known before its agent has started."""
         leases = self.on_node(offer.ray_id)
-        known = (lease.devices or (() if lease.is_unusable else lease.gpus) for lease in leases)
-        gpus = tuple(itertools.chain.from_iterable(known))
+        lent = (lease.devices or (() if lease.is_unusable else lease.gpus) for lease in leases)
+        gpus = tuple(itertools.chain.from_iterable(lent))
         cpus, memory_gb = sum(lease.cpus for lease in leases), sum(lease.memory_gb for lease in leases)
         name, alike = offer.node.name, len(gpus) if offer.node.gpus else 0  # all of its GPUs are described alike
         return Node(
@@ -235,7 +272,7 @@ class LeaseManager:
         Returns:
             The ids of the nodes on which something was given back.
         """
-        now, changed, by_id = time.monotonic(), list[str](), dict(nodes)
+        now_s, changed, by_id = time.monotonic(), list[str](), dict(nodes)
         used, planned = list_by_node(self._placed), None
         has_open = any(is_width_open(identity) for identity in self._waiting)
         for ray_id, node in by_id.items():
@@ -243,21 +280,21 @@ class LeaseManager:
             use = sum_use(used[node.name], node)
             is_kept = ray_id in measuring or (ray_id in feeding and len(leases) == 1)
             for lease in leases:
-                is_partly_known = not all(each.ray_id in by_id for each in lease.gang)
+                is_partly_known = not all(one.ray_id in by_id for one in lease.gang)
                 is_broken = lease.is_unusable and bool(self._waiting)
                 in_use = is_used(lease, leases, use)
                 if is_kept or is_partly_known or is_broken or in_use:
-                    _keep(lease, now)
-                elif _is_idle(lease, now):
+                    _keep(lease, now_s)
+                elif _is_idle(lease, now_s):
                     if planned is None:
                         planned = list_by_node([*self._placed, *self._pack(list(by_id.values()))])
-                    can_widen = has_open and any(is_width_open(each.identity) for each in self._pack([node]))
+                    can_widen = has_open and any(is_width_open(one.identity) for one in self._pack([node]))
                     if can_widen or is_used(lease, leases, sum_use(planned[node.name], node)):
-                        for each in lease.gang or [lease]:
-                            each.awaited_until = now + KEPT_S
-                    elif all(_is_idle(each, now) for each in lease.gang):
+                        for one in lease.gang or [lease]:
+                            one.awaited_until = now_s + KEPT_S
+                    elif all(_is_idle(one, now_s) for one in lease.gang):
                         self._leases.release(lease)
-                        changed += [str(each.ray_id) for each in lease.gang or [lease]]
+                        changed += [str(one.ray_id) for one in lease.gang or [lease]]
                         break  # the others of this node are compared with what is left of it
         return list(dict.fromkeys(changed))
 
@@ -274,8 +311,12 @@ class LeaseManager:
     def _describe(self, request: ResourceRequest) -> str:
         """A request in words, and what the nodes have where none fits it, whatever they have free."""
         nodes, text = [offer.node for offer in self._offers], _describe(request)
-        missing = (each for each in request.selections if each and not any(is_selected(each, n) for n in nodes))
-        return "; ".join([text, *(explain_unselected(each, nodes) for each in missing)])
+        missing = (
+            selection
+            for selection in request.selections
+            if selection and not any(is_selected(selection, n) for n in nodes)
+        )
+        return "; ".join([text, *(explain_unselected(selection, nodes) for selection in missing)])
 
     def close(self) -> None:
         """Give back everything."""
@@ -286,7 +327,9 @@ def _describe(request: ResourceRequest) -> str:
     bundle = request.bundle
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
-    where = "".join(f", on nodes with {describe_selection(each)}" for each in request.selections if each)
+    where = "".join(
+        f", on nodes with {describe_selection(selection)}" for selection in request.selections if selection
+    )
     return f"{gpus}{bundle.cpus:g} cores{memory}{where}"
 
 
@@ -298,12 +341,12 @@ def _reduce_guess(identity: Identity, most: float) -> Identity:
     return dataclasses.replace(identity, cpus_per_worker=most / workers) if workers <= max(1, most) else identity
 
 
-def _is_idle(lease: Lease, now: float) -> bool:
+def _is_idle(lease: Lease, now_s: float) -> bool:
     """Whether no member has used a lease for a while, and none was found that can."""
-    return now - lease.since >= KEPT_S and now >= lease.awaited_until
+    return now_s - lease.since >= KEPT_S and now_s >= lease.awaited_until
 
 
-def _keep(lease: Lease, now: float) -> None:
+def _keep(lease: Lease, now_s: float) -> None:
     """A lease is in use, and so is its gang."""
-    for each in lease.gang or [lease]:
-        each.since = now
+    for one in lease.gang or [lease]:
+        one.since = now_s

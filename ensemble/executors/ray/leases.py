@@ -1,10 +1,7 @@
 """Holds resources of a Ray cluster for a run: placement groups, and which GPUs of which node they are.
 
-A lease is requested, then ready, and given back. Ray names the GPUs of a placement group only to a task that runs
-in it, so a lease with GPUs is ready once such a task, the probe, has answered. A group over several nodes becomes
-a lease on each, a *gang*: all are given back together. A gang that has lost a node keeps its other leases until
-nobody uses them, for Ray removes a group as a whole. Meanwhile it may reserve on another node what was lost: that
-is used by nobody.
+Ray names GPUs only to a task that runs in the group, so a lease is ready once such a probe has answered. A group
+over several nodes is a lease on each, a *gang*: all are given back together.
 """
 
 from __future__ import annotations
@@ -14,13 +11,15 @@ import math
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ensemble.executors.ray.request import Bundle, ResourceRequest
+from ensemble.schedule.needs import UNITS, Node, Placement
 
 _PROBE_S = 120.0  # for a probe to answer once its group is reserved: Ray starts a process for it
+_EPSILON = 1e-6  # cores, and GiB
 _PINNED_S = 5.0  # how long a request for a named node may stay pending: somebody else was faster then
 
 
@@ -60,12 +59,10 @@ class Lease:
 
     @property
     def cpus(self) -> float:
-        """Its cores."""
         return self.bundle.cpus
 
     @property
     def memory_gb(self) -> float:
-        """Its memory in GiB."""
         return self.bundle.memory_gb
 
 
@@ -107,16 +104,16 @@ class Leases:
         """The leases that have become ready; those for a named node that are late are withdrawn."""
         for lease in list(self.pending):
             try:
-                given = _find_given(lease)
+                bundles = _find_given(lease)
             except ProbeError as error:
                 self._failed.append((error.ray_id, str(error)))
                 self.release(lease)
                 continue
-            if given is not None:
+            if bundles is not None:
                 self.pending.remove(lease)
-                ready = _divide(lease, given)
-                for each in ready:
-                    self.held[str(each.ray_id)].append(each)
+                ready = _divide(lease, bundles)
+                for one in ready:
+                    self.held[str(one.ray_id)].append(one)
                 yield from ready
             elif _is_late(lease) and _find_nodes(lease) is None:  # else its probes are about to answer
                 self.release(lease)
@@ -130,8 +127,8 @@ class Leases:
         """Give one back with its gang, or withdraw its request."""
         from ray.util import remove_placement_group
 
-        for each in lease.gang or [lease]:
-            (self.pending if each.ray_id is None else self.held[each.ray_id]).remove(each)
+        for one in lease.gang or [lease]:
+            (self.pending if one.ray_id is None else self.held[one.ray_id]).remove(one)
         remove_placement_group(lease.group)
 
     def lose_node(self, ray_id: str) -> None:
@@ -139,8 +136,10 @@ class Leases:
 
         The other leases of a gang stay: members may run there, and Ray would lend their resources to others.
         """
-        asked = [each for each in self.pending if ray_id in [part.ray_id for part in each.request.list_parts()]]
-        for lease in (*self.held[ray_id], *asked):
+        requested = [
+            pending for pending in self.pending if ray_id in [part.ray_id for part in pending.request.list_parts()]
+        ]
+        for lease in (*self.held[ray_id], *requested):
             if len(lease.gang) > 1:
                 lease.gang.remove(lease)
                 self.held[ray_id].remove(lease)
@@ -157,8 +156,8 @@ class Leases:
 
     def release_all(self) -> None:
         """Give back all, and withdraw all requests."""
-        while left := [*self.pending, *itertools.chain.from_iterable(self.held.values())]:
-            self.release(left[0])
+        while unreleased := [*self.pending, *itertools.chain.from_iterable(self.held.values())]:
+            self.release(unreleased[0])
 
 
 #: Ray does not say why no process starts on a node; it writes their logs there.
@@ -251,30 +250,72 @@ def _check_silence(lease: Lease) -> None:
     """Raise `ProbeError` where a group has been reserved for long and a probe of it has not answered."""
     import ray
 
-    now = time.monotonic()
-    if now - max(lease.since, lease.reserved_at or 0.0) < _PROBE_S or (nodes := _find_nodes(lease)) is None:
+    now_s = time.monotonic()
+    if now_s - max(lease.since, lease.reserved_at or 0.0) < _PROBE_S or (nodes := _find_nodes(lease)) is None:
         return
     if lease.reserved_at is None:
-        lease.reserved_at = now
+        lease.reserved_at = now_s
         return
     silent = ray.wait(lease.probes, num_returns=len(lease.probes), timeout=0)[1]
     ray_id = nodes[lease.probes.index(silent[0])]
     raise ProbeError(ray_id, f"Ray has started no process there for {_PROBE_S:g} s{IS_FULL}")
 
 
-def _divide(lease: Lease, given: Sequence[tuple[str, tuple[str, ...]]]) -> list[Lease]:
+def _divide(lease: Lease, bundles: Sequence[tuple[str, tuple[str, ...]]]) -> list[Lease]:
     """The leases of a group that is ready, one for each of its nodes."""
-    found: dict[str, Lease] = {}
-    left = iter(given)
+    by_id: dict[str, Lease] = {}
+    remaining = iter(bundles)
     for part in lease.request.list_parts():
-        bundles = list(itertools.islice(left, max(1, part.bundle.gpus)))
-        ray_id = bundles[0][0]
+        of_part = list(itertools.islice(remaining, max(1, part.bundle.gpus)))
+        ray_id = of_part[0][0]
         empty = Lease(lease.request, lease.group, Bundle(0.0, 0.0), since=lease.since, ray_id=ray_id)
-        on = found.setdefault(ray_id, empty)
+        on = by_id.setdefault(ray_id, empty)
         on.bundle = on.bundle.add(part.bundle)
-        on.gpus += tuple(gpu for _, gpus in bundles for gpu in gpus)
-    leases = list(found.values())
-    for each in leases:
-        each.number = lease.number
-        each.gang = leases if len(leases) > 1 else []
+        on.gpus += tuple(gpu for _, gpus in of_part for gpu in gpus)
+    leases = list(by_id.values())
+    for one in leases:
+        one.number = lease.number
+        one.gang = leases if len(leases) > 1 else []
     return leases
+
+
+# -- which leases members use -------------------------------------------------------------------------------------
+
+
+class Use(NamedTuple):
+    """What members take of a node: the ids of GPUs, cores, GiB."""
+
+    devices: frozenset[str | None]
+    cpus: float
+    memory_gb: float
+
+
+def list_by_node(placed: Iterable[Placement]) -> Mapping[str, list[tuple[Placement, list[int]]]]:
+    """The members on each node, by its name, with their ranks there; a node without members has an empty list."""
+    by_node = defaultdict[str, list[tuple[Placement, list[int]]]](list)
+    for placement in placed:
+        for name, ranks in placement.ranks_by_node.items():
+            by_node[name].append((placement, ranks))
+    return by_node
+
+
+def sum_use(placed: Sequence[tuple[Placement, list[int]]], node: Node) -> Use:
+    """What members with some of their ranks on a node take of it."""
+    needs = [placement.need.take_ranks(len(ranks)) for placement, ranks in placed]
+    total = round(node.cpus * UNITS)
+    return Use(
+        frozenset(placement.devices[rank] for placement, ranks in placed for rank in ranks),
+        sum(need.cpus_on(total) for need in needs) / UNITS,
+        sum(need.memory for need in needs) / UNITS,
+    )
+
+
+def is_used(lease: Lease, leases: Sequence[Lease], use: Use) -> bool:
+    """Whether members need one of a node's leases: its GPUs, or its part of the cores and of the memory."""
+    if not use.devices.isdisjoint(lease.devices):
+        return True
+    others = [other for other in leases if other is not lease]
+    return (
+        use.cpus > sum(other.cpus for other in others) + _EPSILON
+        or use.memory_gb > sum(other.memory_gb for other in others) + _EPSILON
+    )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from ensemble.spec.nodes import NODE_ID, Selection
 
 
@@ -69,12 +69,12 @@ class ResourceRequest(NamedTuple):
         Args:
             avoided: Ray's ids of nodes that may not.
         """
-        each = [part.ray_id for part in self.list_parts() for _ in part.bundle.as_resources()]
+        ids = [part.ray_id for part in self.list_parts() for _ in part.bundle.as_resources()]
         if self.is_pinned:
-            return [{NODE_ID: str(ray_id)} for ray_id in each]
+            return [{NODE_ID: str(ray_id)} for ray_id in ids]
         left_out = sorted({*avoided, *self.misfits})
         selectors = dict(self.labels) | ({NODE_ID: f"!in({','.join(left_out)})"} if left_out else {})
-        return [selectors] * len(each) if selectors else None
+        return [selectors] * len(ids) if selectors else None
 
     @property
     def is_pinned(self) -> bool:

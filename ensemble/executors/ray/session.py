@@ -1,11 +1,7 @@
 """Connects to Ray: to the cluster that the environment names, or to one that is started for this run.
 
-A Ray that is started here listens on loopback only, requires a token that no other process knows, keeps its files
-in a private directory and is removed completely. By default Ray writes a token to `~/.ray`, readable by all, and
-lets every user write to its temporary directory; here that directory lies inside the private one.
-
-A process has one connection to Ray. What uses it is counted, and the last user closes it, unless somebody else,
-such as the user's program, has opened it.
+A Ray that is started here listens on loopback only, requires a token that no other process knows, and keeps its
+files in a private directory. A process has one connection; its uses are counted, and the last one closes it.
 """
 
 from __future__ import annotations
@@ -19,14 +15,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.executors.ray import _compat
-from ensemble.executors.ray.connector import LOOK_S, Connector, await_earlier_start, connect_to
+from ensemble.executors.ray.calls import Calls, identify_connection
 from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
 from ensemble.spec import SpecError
 from pipelines.environment.machine_limits import free_pinned_thread, usable_cpus
@@ -34,12 +30,11 @@ from pipelines.environment.machine_limits import free_pinned_thread, usable_cpus
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-#: Set to 1: a Ray that is started for a run has its dashboard on.
-RAY_DASHBOARD = "ENSEMBLE_RAY_DASHBOARD"
 _ANSWER_S = 2.0
 _MOST_ASKED = 64  # nodes at once
 _CONNECT_S = 15.0
 _INIT_S = 120.0  # for ray.init, which would try for a quarter of an hour
+LOOK_S = 0.1  # how often it is looked whether a signal has been received meanwhile
 _ABANDONED_S = 1.0  # in which a start that is given up may start further processes, which are ended, too
 _STARTS = 3
 _TOO_SLOW = "timed out during startup"  # Ray's error if the raylet takes longer than 30 s
@@ -51,19 +46,81 @@ _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV":
 _OWN_ENVIRONMENT = {**_ENVIRONMENT, "RAY_AUTH_MODE": "token"}
 
 
+class _Connector(threading.Thread):
+    """Connects to Ray while another thread waits, which neither a signal nor a time limit could end otherwise.
+
+    It lives as long as the connection: the kernel kills the daemons of a Ray of our own when the thread that
+    started them ends (PR_SET_PDEATHSIG).
+
+    Args:
+        where: of the Ray, for messages.
+        connect: connects to it, and raises where it cannot.
+    """
+
+    _latest: _Connector | None = None  # of this process, which has at most one connection to Ray
+    where: str
+    _ended: threading.Event
+
+    def __init__(self, where: str, connect: Callable[[], None]) -> None:
+        super().__init__(name="ray", daemon=True)
+        latest = _Connector._latest
+        if latest is not None and not latest._ended.is_set():  # two in one process would disturb each other
+            raise SpecError(
+                f"an earlier start of Ray, which timed out, still hangs {latest.where} and cannot be ended: "
+                "start a new process"
+            )
+        self.where, self._connect = where, connect
+        self._lock = threading.Lock()  # `connect` ends either in time or after it was given up
+        self.has_tried = self._is_given_up = False
+        self._ended, self.over = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        _Connector._latest = self
+        self.start()
+
+    def run(self) -> None:
+        """Connect, then wait for the end of the connection; one that comes too late is ended at once."""
+        try:
+            self._connect()
+        except BaseException as error:
+            self._error = error
+        with self._lock:
+            self.has_tried = not self._is_given_up
+        if self._is_given_up and self._error is None:
+            import ray
+
+            ray.shutdown()
+        self._ended.set()
+        self.over.wait()
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until `connect` has ended and raise what it raised; TimeoutError, Interrupted: it has not."""
+        until = time.monotonic() + limit_s
+        while not self._ended.wait(LOOK_S):
+            raise_if_deferred()
+            if time.monotonic() > until:
+                raise TimeoutError(f"ray.init has not returned within {limit_s:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def give_up(self) -> None:
+        """Leave `connect` alone, which cannot be ended, unless it has just ended."""
+        with self._lock:
+            self._is_given_up = not self.has_tried
+
+
 class RayConnection:
     """A use of the process's connection to Ray, which is opened where there is none.
 
     Attributes:
         connection: what all uses have in common.
         directory: of a Ray that was started for this use, mode 0700; None on another one, which others use, too.
+        calling: see `Calls`.
 
     Args:
-        limit_s: how long `ray.init` may take, and one of an earlier `RayConnection` that was given up.
+        limit_s: how long `ray.init` may take.
 
     Raises:
         SpecError: there is no connection, with the reason.
-        Interrupted: a signal that is deferred was received before there was one.
     """
 
     _lock = threading.Lock()  # while the connection of the process is opened, closed or counted
@@ -73,28 +130,21 @@ class RayConnection:
         while not self._lock.acquire(timeout=LOOK_S):
             raise_if_deferred()
         try:
-            found = RayConnection._latest
-            if found is not None and found.is_lost:
-                found.close()
-                found.restore_token()
-                found = None
-            self.connection = found or _Connection(limit_s)
+            latest = RayConnection._latest
+            if latest is not None and latest.is_lost:
+                latest.close(is_again=True)
+                latest = None
+            self.connection = latest or _Connection(limit_s)
             RayConnection._latest = self.connection
             self.connection.users += 1
-            self.directory = self.connection.directory if found is None else None
+            self.directory = self.connection.directory if latest is None else None
+            self.calling = self.connection.calls.calling
         finally:
             self._lock.release()
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody has closed the connection meanwhile."""
         return self.connection.is_lost
-
-    @property
-    def ray_directory(self) -> Path:
-        """The directory of the session of a Ray of our own, as Ray names it."""
-        assert self.directory is not None
-        return self.directory / _TEMPORARY / "session_latest"
 
     def nodes(self) -> list[dict[str, Any]]:
         """Ray's record of each node that is reachable: NodeID, NodeManagerHostname, Resources ...
@@ -122,28 +172,24 @@ class _Connection:
 
     Attributes:
         users: how many `RayConnection` there are of it.
-        dashboard_url: of Ray's dashboard; empty where it is off.
-        token_file: with the token that the dashboard of a Ray of our own asks for; None where it has none.
     """
 
     def __init__(self, limit_s: float) -> None:
         self.users = 0
+        self.calls = Calls()
         self._id: tuple[str, str] | None = None
-        self._limit_s, self._dashboard = limit_s, os.environ.get(RAY_DASHBOARD) == "1"
-        self.dashboard_url = ""
-        self.token_file: Path | None = None
-        self._connector: Connector | None = None
-        await_earlier_start(limit_s)
+        self._limit_s = limit_s
+        self._connector: _Connector | None = None
         address = os.environ.get("RAY_ADDRESS")
-        known = sys.modules.get("ray")
+        module = sys.modules.get("ray")
         self._private: PrivateDirectory | None = None
         self._token_before: str | None = None
-        self._single_node = contextlib.ExitStack()
-        self._connected_here = known is None or not known.is_initialized()
+        self._settings = contextlib.ExitStack()  # of Ray in this process, while it is connected
+        self._connected_here = module is None or not module.is_initialized()
         own = self._connected_here and not address
         # Ray reads its environment when it is imported. If the user's program has imported Ray, its choice of
         # authentication stays. Whether a cluster that is joined asks for a token is its users' choice.
-        if known is None:
+        if module is None:
             for name, value in (_OWN_ENVIRONMENT if own else _ENVIRONMENT).items():
                 os.environ.setdefault(name, value)
 
@@ -151,7 +197,9 @@ class _Connection:
             self._start()
         elif self._connected_here:
             self._join(str(address))
-        self._id = _identify()
+        self._settings.enter_context(_compat.start_no_ray())
+        self._settings.enter_context(_compat.call_before_shutdown(self.calls.end))
+        self._id = identify_connection()
 
     @property
     def directory(self) -> Path | None:
@@ -161,7 +209,7 @@ class _Connection:
     @property
     def is_lost(self) -> bool:
         """Whether somebody has closed it meanwhile, and perhaps opened another one."""
-        return self._id is not None and self._id != _identify()
+        return self.calls.are_over or (self._id is not None and self._id != identify_connection())
 
     def _join(self, address: str) -> None:
         import ray
@@ -169,10 +217,9 @@ class _Connection:
         def connect() -> None:
             _check_address(address)
             with _compat.keep_signal_handlers():
-                context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            self.dashboard_url = context.dashboard_url or ""
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
 
-        self._connector = connect_to(f"at RAY_ADDRESS={address}", connect)
+        self._connector = _Connector(f"at RAY_ADDRESS={address}", connect)
         try:
             self._connector.wait(self._limit_s)
         except BaseException as error:
@@ -188,30 +235,25 @@ class _Connection:
 
     def _start(self) -> None:
         """Start a Ray for this run; try again if the machine is so busy that Ray's own time limit passes."""
-        for left in reversed(range(_STARTS)):
+        for more_starts in reversed(range(_STARTS)):
             try:
                 self._start_once()
                 return
             except SpecError as error:
-                if not left or _TOO_SLOW not in str(error):
+                if not more_starts or _TOO_SLOW not in str(error):
                     raise
                 log.warning("Ray did not start within its 30 seconds on this busy machine; it is started again")
 
     def _start_once(self) -> None:
         self._connected_here = True
-        self._single_node.enter_context(_compat.expect_single_node())
+        self._settings.enter_context(_compat.expect_single_node())
         # Ray's agents outlive a killed raylet by a minute, in which they try to report its end.
         self._private = PrivateDirectory(
             "ray-", _LONGEST_NAME, lambda stale: _terminate(_find_processes(stale), 0.0)
         )
         self._token_before = os.environ.get(_TOKEN)
-        token = secrets.token_hex(32)
-        _set_token(token)
-        if self._dashboard:
-            self.token_file = self._private.path / "token"
-            self.token_file.touch(0o600)
-            self.token_file.write_text(token + "\n", encoding="utf-8")
-        self._connector = connect_to("on this machine", self._start_head)
+        _set_token(secrets.token_hex(32))
+        self._connector = _Connector("on this machine", self._start_head)
         try:
             self._connector.wait(self._limit_s)
         except BaseException as error:  # Ctrl-C as well may arrive when half of it runs
@@ -229,34 +271,28 @@ class _Connection:
         with (
             _compat.keep_signal_handlers(),
             _compat.separate_process_groups(),
-            _compat.start_core_daemons_only(dashboard=self._private.path if self._dashboard else None),
-            _compat.release_lock_while_waiting(),
+            _compat.start_core_daemons_only(),
         ):
-            context = ray.init(
+            ray.init(
                 num_cpus=max(1, round(usable_cpus())),
-                include_dashboard=self._dashboard,
-                dashboard_host=LOOPBACK,
+                include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 object_store_memory=80 * 2**20,
                 **_compat.make_head_arguments(self._private.path / _TEMPORARY, LOOPBACK),
             )
-        self.dashboard_url = context.dashboard_url or ""
 
-    def describe_dashboard(self) -> str:
-        """Returns where Ray's dashboard is, and how it is opened."""
-        if self._private is None:
-            where = f" at http://{self.dashboard_url}" if self.dashboard_url else ""
-            return f"--ray-dashboard has no effect: this cluster has a dashboard of its own{where}, or none"
-        if not self.dashboard_url or self.token_file is None:
-            return "Ray's dashboard could not be started; see ray.log in the run directory"
-        return f"Ray's dashboard: http://{self.dashboard_url} (it asks for the token in {self.token_file})"
+    def close(self, *, is_again: bool = False) -> None:
+        """Disconnect; end a Ray of our own, wait for its processes, remove its directory.
 
-    def close(self) -> None:
-        """Disconnect; end a Ray of our own, wait for its processes, remove its directory."""
+        The token of one that was lost is restored when it `is_again` closed, unless somebody else has a Ray then.
+        """
         import ray
 
         if not self._connected_here:
+            self._settings.close()
+            if is_again and self._private is not None and not ray.is_initialized():
+                _set_token(self._token_before)
             return
         with defer_signals() as received:  # one that arrives now would leave the directory
             is_lost = self.is_lost
@@ -267,9 +303,9 @@ class _Connection:
             elif not is_lost and self._connector is not None and self._connector.has_tried:
                 ray.shutdown()
             self._connected_here = False
-            self._single_node.close()
+            self._settings.close()
             if self._connector is not None:
-                self._connector.end()
+                self._connector.over.set()
         for number in received:
             signal.raise_signal(number)
 
@@ -290,25 +326,6 @@ class _Connection:
         private.close()
         if not is_lost:
             _set_token(self._token_before)
-
-    def restore_token(self) -> None:
-        """Set the token that was there before; where somebody else has taken Ray over, it may be in use."""
-        import ray
-
-        if self._private is not None and not ray.is_initialized():
-            _set_token(self._token_before)
-
-
-def _identify() -> tuple[str, str] | None:
-    """What tells the present connection of this process from any other; None: there is none."""
-    import ray
-
-    try:
-        with _compat.start_no_ray():
-            context = ray.get_runtime_context()
-            return context.get_node_id(), context.get_worker_id()
-    except Exception:  # of several kinds, while it is closed
-        return None
 
 
 def _set_token(token: str | None) -> None:
@@ -346,7 +363,7 @@ def _find_processes(directory: Path) -> list[Any]:
     """Ray's processes of the session in a directory: its path is in their command line or their open files."""
     import psutil
 
-    found = []
+    processes = []
     psutil.process_iter.cache_clear()  # else one whose number was another's cannot be ended through what it yields
     for process in psutil.process_iter(["cmdline"]):
         if process.pid == os.getpid():
@@ -354,8 +371,8 @@ def _find_processes(directory: Path) -> list[Any]:
         with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             words = [*(process.info["cmdline"] or ()), *(file.path for file in process.open_files())]
             if any(str(directory) in word for word in words):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def bind_replica() -> None:

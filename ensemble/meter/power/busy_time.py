@@ -1,18 +1,8 @@
 """Finds whose CPU time can be seen from here: that of the whole host, or of this container only.
 
-The busy time that stands beside an energy figure must be of the same scope as the figure. RAPL and the meters of
-the node cover the host. ``/proc/stat`` usually does, too, also in containers (Docker, Kubernetes, Slurm's cgroups)
-and for processes that are confined to some cores or to a share of them: a limit changes what a process may use,
-not what the file counts. Then it is taken.
-
-Two kinds of containers do not show the host's CPU time: with lxcfs, ``/proc/stat`` is a file of a FUSE file system
-that shows the container; in gVisor it may be all zeros. There the CPU time is that of the container, from
-``cpu.stat`` (cgroup v2) or ``cpuacct.usage`` (v1) at the root of what is mounted, the widest group that can be
-seen. That is the right scope for the estimate, which then covers the container and says so. Beside a source that
-covers the host it would be wrong: what others use would be charged to the run as certain. Then the busy time is
-not known (None).
-
-Sources: proc(5); Documentation/admin-guide/cgroup-v2.rst of the Linux kernel; lxcfs(1); google/gvisor issue 9967.
+``/proc/stat`` covers the host, also in most containers. With lxcfs or in gVisor it does not: then it is the
+container's, from ``cpu.stat`` (cgroup v2) or ``cpuacct.usage`` (v1), which is right for the estimate, and
+unknown beside a source of the host.
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
 """Estimates CPU energy where nothing measures it: busy cores times watts per busy core. Labelled *estimated*.
 
-The model has one constant and no idle share: an idle core costs nothing, a busy one `WATTS_PER_CORE`. So it never
-credits a run with power that would have flowed anyway, and the energy of work is proportional to its CPU time.
-
-The constant is a server package's thermal design power over its cores, about what a package at full load draws:
-EPYC 9654 360 W / 96 = 3.8; EPYC 7763 280 W / 64 = 4.4; Xeon 8480+ 350 W / 56 = 6.3; Xeon 8380 270 W / 40 = 6.8.
-The middle of these is near 5 W. A "core" is what the kernel counts as a CPU: with two hardware threads a core, or
-on a laptop, the truth may well be half or twice that. Who knows better sets ``ENSEMBLE_WATTS_PER_CORE``.
-
-CPU time is reported late and in clock ticks: what is more than all cores can have spent since the last reading is
-counted in the next ones, so that no interval has more power than all cores busy.
-
-It covers the host, or this container where only its own CPU time can be seen (`ensemble.meter.power.busy_time`).
+`WATTS_PER_CORE` is about a server package's thermal design power over its cores (3.8 to 6.8 W of four models); an
+idle core costs
+nothing. On other machines the truth may be half or twice that: ``ENSEMBLE_WATTS_PER_CORE`` sets it. CPU time that
+is reported late
+is counted in later readings, so that no interval has more power than all cores busy.
 """
 
 from __future__ import annotations
@@ -35,28 +28,16 @@ def watts_per_core() -> float:
     Raises:
         SpecError: the environment holds something that is no positive number.
     """
-    given = os.environ.get(VARIABLE)
-    if given is None:
+    text = os.environ.get(VARIABLE)
+    if text is None:
         return WATTS_PER_CORE
     try:
-        value = float(given)
+        value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise SpecError(f"{VARIABLE} must be a positive number of watts, got {given!r}")
+        raise SpecError(f"{VARIABLE} must be a positive number of watts, got {text!r}")
     return value
-
-
-def node_busy_s() -> float:
-    """CPU-seconds of all processes that can be seen from here, since some moment.
-
-    Raises:
-        OSError: the system does not report it.
-    """
-    busy = find_busy_time()
-    if isinstance(busy, Absent):
-        raise OSError(busy.reason)
-    return busy.read()
 
 
 def open_estimate(

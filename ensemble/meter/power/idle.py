@@ -1,12 +1,8 @@
 """Finds the idle power of a node: what its parts draw while nothing runs on it.
 
-It is given, or it is measured before anything of the run starts on the node. Never is it "the least that was seen
-while the node was busy": that least falls with every longer gap in the load, and rises with what others run.
-
-While it is measured the cores may be busy for at most `BUSY_SHARE` of the time, and so may the GPUs. This process
-sleeps meanwhile. What its other threads, a Ray that is starting, or anybody else does then draws power like any
-other work, so none of it is subtracted: the node is first given time to come to rest, and if it does not, idle
-power is not known. Busy cores say nothing against the idle power of a GPU, nor the other way round.
+It is given, or measured before anything of the run starts there: cores and GPUs may be busy for at most
+`BUSY_SHARE` of that time, after a while in which the node comes to rest. Busy cores say nothing against the idle
+power of a GPU.
 """
 
 from __future__ import annotations
@@ -19,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ensemble.interrupts import raise_if_deferred
+from ensemble.meter.devices import has_driver
 from ensemble.meter.origin import round_to_tick
-from ensemble.meter.power.nvml import open_devices
 from ensemble.spec import Energy
+from pipelines.providers import import_object
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +29,6 @@ Read = Callable[[], tuple[float, float | None, Sequence[EnergyPart]]]
 BUSY_SHARE = 0.05
 _STEP_S = 0.25
 _LONG_S = 5.0  # what takes longer is said to whoever waits for it
-_LAG_S = 10.0  # for how long an external meter's rows of the measured time are waited for
 NO_SOURCE = "no power source of this node measures; the model of the estimate has no idle power"
 
 
@@ -65,7 +61,7 @@ class Window:
 
     Attributes:
         seconds: its length.
-        parts: energy by part; `covered_s`: the seconds that it is of, where these are not `seconds`.
+        parts: energy by part.
         cores_busy: the share of the cores that was busy; None where that is not known.
         gpus_busy: the share of the time in which kernels ran on the busiest GPU; None where that is not known.
     """
@@ -109,13 +105,13 @@ def spread_given(idle_w: Mapping[str, float], parts: Sequence[EnergyPart]) -> di
             each GPU's.
         parts: of the node.
     """
-    known = {"node": idle_w["node"]} if "node" in idle_w else {}
+    watts = {"node": idle_w["node"]} if "node" in idle_w else {}
     for part in parts:
         kind = part["kind"]
         if part["origin"] == "measured" and kind in idle_w:
-            alike = 1 if kind == "gpu" else sum(each["kind"] == kind for each in parts)
-            known[part["name"]] = idle_w[kind] / alike
-    return known | _find_estimated(parts)
+            alike = 1 if kind == "gpu" else sum(other["kind"] == kind for other in parts)
+            watts[part["name"]] = idle_w[kind] / alike
+    return watts | _find_estimated(parts)
 
 
 def judge(window: Window) -> Idle:
@@ -123,30 +119,27 @@ def judge(window: Window) -> Idle:
     measured = [part for part in window.parts if part["origin"] == "measured"]
     watts, reasons = {}, []
     for part in measured:
-        seconds = part.get("covered_s", window.seconds)
-        reason = window.find_reason(part["kind"]) or ("" if seconds > 0 else f"no reading of {part['name']} came")
-        reasons.append(reason)
+        reasons.append(reason := window.find_reason(part["kind"]))
         if not reason:
-            watts[part["name"]] = part["energy_j"] / seconds
-    known = _find_estimated(window.parts) | watts
+            watts[part["name"]] = part["energy_j"] / window.seconds
+    all_watts = _find_estimated(window.parts) | watts
     if not measured:
-        return Idle("unavailable", known, NO_SOURCE)
+        return Idle("unavailable", all_watts, NO_SOURCE)
     text = "; ".join(dict.fromkeys(filter(None, reasons)))
-    return Idle("measured" if watts else "unavailable", known, text)
+    return Idle("measured" if watts else "unavailable", all_watts, text)
 
 
 def _find_estimated(parts: Sequence[EnergyPart]) -> dict[str, float]:
     return {part["name"]: 0.0 for part in parts if part["origin"] == "estimated"}
 
 
-def find_idle(energy: Energy, read: Read, begin: Callable[[], None], node: str) -> Idle:
+def find_idle(energy: Energy, read: Read, node: str) -> Idle:
     """The idle power of this node, given or measured.
 
     Args:
         energy: `idle_w`, else `measure_idle_s`: for so long the node is measured, after at most as long a wait for
-            it to come to rest. An external meter's rows are waited for. Where no source measures, nothing is.
+            it to come to rest. Where no source measures, nothing is waited for.
         read: of the node's meter.
-        begin: starts the time that the meter covers anew.
         node: its name, for messages.
 
     Raises:
@@ -168,8 +161,8 @@ def find_idle(energy: Energy, read: Read, begin: Callable[[], None], node: str) 
         while (window := _watch(step_s, read)).find_reasons() and time.monotonic() < until:
             pass
     if not all(window.find_reasons()):
-        begin()
-        window = _watch(energy.measure_idle_s, read, _LAG_S)
+        read()
+        window = _watch(energy.measure_idle_s, read)
     return judge(window)
 
 
@@ -180,58 +173,19 @@ def _use_given(idle_w: Mapping[str, float], parts: Sequence[EnergyPart]) -> Idle
     return Idle("given", watts)
 
 
-def _watch(seconds: float, read: Read, lag_s: float = 0.0) -> Window:
-    """What is seen of the node in so many seconds, and in up to `lag_s` more while rows have not come."""
+def _watch(seconds: float, read: Read) -> Window:
     loads, begun = [read_gpu_load()], time.monotonic()
-    length_s, busy_s, parts = 0.0, [], dict[str, EnergyPart]()
-    while True:
+    while time.monotonic() - begun < seconds:
         raise_if_deferred()
         time.sleep(min(_STEP_S, seconds))
         loads.append(read_gpu_load())
-        spent_s = time.monotonic() - begun
-        if spent_s < seconds:
-            continue
-        more_s, more_busy_s, more = read()
-        length_s += more_s
-        busy_s.append(more_busy_s)
-        for part in more:
-            parts[part["name"]] = _add(parts.get(part["name"]), {"covered_s": more_s, **part})
-        late = [each for each in parts.values() if each["kind"] == "node" and each["covered_s"] < seconds / 2]
-        if not late or spent_s >= seconds + lag_s:
-            break
-    busy = _sum_known(busy_s)
-    cores_busy = None if busy is None or length_s <= 0 else busy / length_s / (os.cpu_count() or 1)
-    gpus_busy = None if _sum_known(loads) is None else max(load or 0.0 for load in loads)
-    return Window(length_s, list(parts.values()), cores_busy, gpus_busy)
-
-
-def _add(before: EnergyPart | None, part: EnergyPart) -> EnergyPart:
-    """A part with its energy, and the seconds it is of, of two readings together."""
-    if before is None:
-        return part
-    return {**part, **{key: before[key] + part[key] for key in ("energy_j", "covered_s")}}
-
-
-def _sum_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    length_s, busy_s, parts = read()
+    cores_busy = None if busy_s is None or length_s <= 0 else busy_s / length_s / (os.cpu_count() or 1)
+    read_loads = [load for load in loads if load is not None]
+    return Window(length_s, parts, cores_busy, max(read_loads) if len(read_loads) == len(loads) else None)
 
 
 def read_gpu_load() -> float | None:
-    """The share of the driver's last period (a sixth to one second) in which kernels ran on the busiest GPU.
-
-    None where it cannot be read, such as of a GPU in MIG mode; 0 where there is no GPU.
-    """
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no package, no driver: then no GPU is metered
-        return 0.0
-    try:
-        loads = [pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in open_devices(pynvml)]
-        return max(loads, default=0.0)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    """`nvml.read_gpu_load`; 0 where there is no GPU."""
+    load: float | None = import_object("ensemble.meter.power.nvml:read_gpu_load")() if has_driver() else 0.0
+    return load

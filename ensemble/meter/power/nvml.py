@@ -1,13 +1,7 @@
-"""Reads GPU energy from NVML, NVIDIA's management library (the one behind ``nvidia-smi``).
+"""Reads GPU energy from NVML, NVIDIA's management library, for the GPUs that this process may use.
 
-Since Volta a GPU counts its own energy in millijoules since the driver was loaded
-(``nvmlDeviceGetTotalEnergyConsumption``). An older one tells its present power only; then the mean of the power at
-both ends of an interval stands for the interval, which is as good as the interval is short.
-
-NVML counts *all* GPUs of the node, in PCI order, and knows nothing of ``CUDA_VISIBLE_DEVICES``; here only those
-count that this process may use. A GPU is named by its UUID, also in a reading's `device`: numbers mean another GPU
-in each process that sees some of them only. An instance of a GPU in MIG mode is a GPU of its own to those who use
-it; its energy is counted with the whole GPU's.
+Since Volta a GPU counts its own energy in millijoules; of an older one the power at both ends of an interval is
+integrated. A GPU is named by its UUID. The energy of an instance in MIG mode is counted with the whole GPU's.
 """
 
 from __future__ import annotations
@@ -17,9 +11,10 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
+from ensemble.meter.devices import Gpu
+from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading, integrate_power
 
 STALLED_S = 10.0  # counters advance several times a second
 MOST_W = 5000.0  # several times what any GPU draws
@@ -54,20 +49,6 @@ def count_energy(total_mj: Callable[[], int], clock: Callable[[], float] = time.
         if used_j > MOST_W * max(1.0, length_s):
             raise ImplausibleEnergy(f"its energy counter jumped by {used_j:g} J in {length_s:.1f} s")
         return used_j
-
-    return read_joules
-
-
-def integrate_power(
-    power_mw: Callable[[], int], clock: Callable[[], float] = time.monotonic
-) -> Callable[[], float]:
-    """Returns a function of the joules since it was last called: the trapezoid rule on the power at each call."""
-    last = (clock(), power_mw())
-
-    def read_joules() -> float:
-        nonlocal last
-        (t0, p0), last = last, (clock(), power_mw())
-        return (last[0] - t0) * (p0 + last[1]) / 2e3
 
     return read_joules
 
@@ -121,59 +102,27 @@ def _doubting(gpu: str, doubts: dict[str, str]) -> Iterator[None]:
         doubts.pop(gpu, None)
 
 
-class Gpu(NamedTuple):
-    """A GPU, or an instance of one in MIG mode.
-
-    Attributes:
-        id: its UUID; its number where NVML gives none.
-        model: name of the model; of an instance, also of its profile.
-        memory_gb: its memory in GiB.
-        names: by which CUDA and Ray may call it or, of an instance, the physical GPU: number and UUID.
-        parent: id of the physical GPU.
-        share: its part of the physical GPU's slices, 1 of a whole GPU; None where NVML does not say it.
-    """
-
-    id: str
-    model: str
-    memory_gb: float
-    names: tuple[str, ...] = ()
-    parent: str = ""
-    share: float | None = 1.0
-
-
 def list_gpus() -> list[Gpu]:
-    """The GPUs that this process may use, without those that are lost; empty where no driver answers."""
-    try:
-        import pynvml
+    """The GPUs that this process may use, without those that are lost."""
+    import pynvml
 
-        pynvml.nvmlInit()
-    except Exception:  # no package, no driver: `open_nvml` tells which
-        return []
+    pynvml.nvmlInit()
     try:
-        found = []
+        gpus = []
         for i, handle in enumerate(open_devices(pynvml)):
             physical = find_physical_gpu(pynvml, handle)
             number, whole = _find_number(pynvml, physical, i), _find_id(pynvml, physical, i)
-            for each in _list_instances(pynvml, handle) or [handle]:
+            for device in _list_instances(pynvml, handle) or [handle]:
                 with contextlib.suppress(*errors_of_loss(pynvml)):
-                    name, model = _find_id(pynvml, each, i), str(pynvml.nvmlDeviceGetName(each))
-                    memory_gb = float(pynvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30
-                    share = 1.0 if name == whole else _find_share(pynvml, each, physical)
-                    found.append(Gpu(name, model, memory_gb, (str(number), whole, name), whole, share))
-        return found
+                    name, model = _find_id(pynvml, device, i), str(pynvml.nvmlDeviceGetName(device))
+                    memory_gb = float(pynvml.nvmlDeviceGetMemoryInfo(device).total) / 2**30
+                    share = 1.0 if name == whole else _find_share(pynvml, device, physical)
+                    gpus.append(Gpu(name, model, memory_gb, (str(number), whole, name), whole, share))
+        return gpus
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
-
-
-def share_by_slices(gpus: Sequence[Gpu]) -> tuple[float, ...]:
-    """The share of each GPU in its physical GPU; where NVML does not say it, instances have equal ones."""
-    parents = [gpu.parent for gpu in gpus]
-    unknown = {gpu.parent for gpu in gpus if gpu.share is None}
-    return tuple(
-        1 / parents.count(gpu.parent) if gpu.share is None or gpu.parent in unknown else gpu.share for gpu in gpus
-    )
 
 
 def _find_share(library: Any, instance: Any, physical: Any) -> float | None:
@@ -185,8 +134,8 @@ def _find_share(library: Any, instance: Any, physical: Any) -> float | None:
     most = 0
     for profile in range(library.NVML_GPU_INSTANCE_PROFILE_COUNT):
         with contextlib.suppress(library.NVMLError):  # this GPU has no such profile
-            found = library.nvmlDeviceGetGpuInstanceProfileInfo(physical, profile, version=1)
-            most = max(most, int(found.sliceCount))
+            info = library.nvmlDeviceGetGpuInstanceProfileInfo(physical, profile, version=1)
+            most = max(most, int(info.sliceCount))
     try:
         slices = int(library.nvmlDeviceGetAttributes(instance).computeInstanceSliceCount)
     except library.NVMLError:
@@ -302,3 +251,20 @@ def _meter(library: Any, handle: Any) -> Callable[[], float]:
         return count_energy(lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
     except library.NVMLError_NotSupported:
         return integrate_power(lambda: int(library.nvmlDeviceGetPowerUsage(handle)))
+
+
+def read_gpu_load() -> float | None:
+    """The share of the driver's last period (a sixth to one second) in which kernels ran on the busiest GPU.
+
+    None where it cannot be read, such as of a GPU in MIG mode.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        loads = [pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in open_devices(pynvml)]
+        return max(loads, default=0.0)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,27 +1,9 @@
-"""Reads CPU energy from RAPL through Linux's powercap files.
+"""Reads CPU energy from RAPL through Linux's powercap files (Documentation/power/powercap/powercap.rst).
 
-RAPL (Running Average Power Limit) is the energy counter of Intel and AMD processors. Linux shows it as a tree of
-**zones** named ``intel-rapl:N``, on AMD, too. ``package-N`` is a whole socket, ``package-N-die-M`` one die of it
-where a socket has several. Below it lie ``core`` and ``uncore``, which the package includes, and ``dram``, which
-it does not and AMD does not have. So the energy of a node's processors is that of its packages, and that of its
-memory the sum of its dram zones.
-
-Two kinds of zones are left out:
-
-- ``intel-rapl-mmio:N`` shows a package a second time, through memory-mapped registers. Added to ``intel-rapl:N``
-  it gives twice the power (as in issue 4 of powerstat, pull request 950 of CodeCarbon). It is read only where the
-  first does not exist.
-- ``psys`` is the whole platform by its name. What it covers is left to the board's firmware: on some machines it
-  includes the display and the charger, on others no GPU that has a power plug of its own, on others it does not
-  move (for which reason CodeCarbon went back to packages). It is no total of the node that a rest may be taken of.
-
-A zone's ``energy_uj`` counts microjoules up to ``max_energy_range_uj`` and starts over: some 20 minutes at 200 W.
-It must be read more often than that, for two wraps between readings look like one. A machine that wakes up or a
-virtual one that moves to another host counts from zero: that is no wrap (`Counter.advance`), and the interval in
-which it happened is not known. Since CVE-2020-8694 (2020)
-the file is readable by root only. A zone disappears when its socket is taken offline.
-
-Source: Documentation/power/powercap/powercap.rst of the Linux kernel.
+The energy of the processors is that of the zones ``package-N``, that of memory the sum of the ``dram`` zones.
+Left out are ``intel-rapl-mmio`` where it shows a package a second time, and ``psys``, of which the firmware
+decides what it covers. Counters wrap after some 20 minutes at 200 W; since CVE-2020-8694 only root may read
+them.
 """
 
 from __future__ import annotations
@@ -38,15 +20,16 @@ _CONTROL_TYPES = ("intel-rapl", "intel-rapl-mmio")  # the second shows zones of 
 
 
 def open_rapl(
-    root: Path = ROOT, expected: Collection[str] = (), clock: Callable[[], float] = time.monotonic
+    root: Path | None = None, expected: Collection[str] = (), clock: Callable[[], float] = time.monotonic
 ) -> PowerSource | Absent:
     """The RAPL zones below `root`, all or none: a part of them would understate the node.
 
     Args:
-        root: folder of the powercap zones.
+        root: folder of the powercap zones; None: `ROOT`.
         expected: names of zones without which nothing is opened: those that were there before one was lost.
         clock: seconds; see `Counter`.
     """
+    root = root or ROOT
     try:
         zones = _find_zones(root, clock)
     except PowerError as error:
@@ -65,7 +48,7 @@ def open_rapl(
         "rapl",
         "cpu",
         "measured",
-        lambda: [Reading(each.name, each.kind, each.advance()) for each in zones],
+        lambda: [Reading(zone.name, zone.kind, zone.advance()) for zone in zones],
         reopen=lambda: open_rapl(root, names, clock),
     )
 

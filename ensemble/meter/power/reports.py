@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ensemble.meter.cpu import ReportPace
@@ -23,28 +23,25 @@ class PowerReports:
         self.pace = pace
         self._held: Power | None = None
 
-    def add(self, sampled: Iterable[Power]) -> list[Power]:
+    def add(self, power: Power) -> list[Power]:
         """Add what was measured; returns what is reported now."""
         reported: list[Power] = []
-        for power in sampled:
-            if self._held is not None and can_add(self._held, power):
-                self._held = add_power(self._held, power)
-            else:
-                reported += self.take()
-                self._held = power
+        if self._held is not None and can_add(self._held, power):
+            self._held = add_power(self._held, power)
+        else:
+            reported = self.take()
+            self._held = power
         return [*reported, *self.take()] if self.pace.is_due() else reported
 
     def take(self) -> list[Power]:
-        """Return what is not reported yet."""
         held, self._held = self._held, None
         return [] if held is None else [held]
 
 
 def can_add(before: Power, power: Power) -> bool:
     """Whether both are known in the same way, and one follows the other."""
-    same = all(before.get(name) == power.get(name) for name in ("source", "reason"))
     times = (before.get("until"), power.get("until"), before.get("interval_s"), power.get("interval_s"))
-    if not same or None in times or _list_known(before) != _list_known(power):
+    if before.get("source") != power.get("source") or None in times or _list_known(before) != _list_known(power):
         return False
     return bool(abs(power["until"] - before["until"] - power["interval_s"]) <= PAUSE_S)
 

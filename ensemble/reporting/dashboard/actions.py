@@ -5,24 +5,14 @@ The page changes a run in no other way; the controller answers in the log.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from ensemble.reporting.dashboard.feed import LogReader, explain_read_only
 from ensemble.store.requests import write_request
-
-#: Fields of an action by its verb.
-FIELDS = {
-    "stop": frozenset(("at_once",)),
-    "pause": frozenset(("member", "members")),
-    "resume": frozenset(("member", "members")),
-    "cancel": frozenset(("member", "members")),
-    "add": frozenset(("from", "warm", "params")),
-}
-MOST_PARAMS, LONGEST_NAME, LONGEST_VALUE = 200, 200, 10_000
 
 
 class ActionError(ValueError):
@@ -33,16 +23,29 @@ class ActionError(ValueError):
         self.status, self.why = status, why
 
 
-@dataclass(frozen=True)
-class Action:
-    """A request, not yet written."""
-
-    verb: str
-    fields: dict[str, Any]
+_Name = Annotated[str, Meta(min_length=1, max_length=200)]
+_Value = Annotated[str, Meta(max_length=10_000)] | bool | int | float | None
 
 
-def parse_action(body: bytes, members: Collection[str]) -> Action:
-    """Returns the request that the body of a POST describes.
+class _Asked(Struct, forbid_unknown_fields=True):
+    """The body of a POST."""
+
+    verb: Literal["stop", "pause", "resume", "cancel", "add"]
+    at_once: bool | None = None
+    member: str | None = None
+    members: Annotated[list[str], Meta(min_length=1)] | None = None
+    source: str | None = msgspec.field(default=None, name="from")
+    warm: bool | None = None
+    params: Annotated[dict[_Name, _Value], Meta(max_length=200)] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Asked)
+#: Fields of an action by its verb; of others that of one or several members.
+_FIELDS = {"stop": {"at_once"}, "add": {"source", "warm", "params"}}
+
+
+def parse_action(body: bytes, members: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """Returns the verb and the fields of the request that the body of a POST describes.
 
     Args:
         members: names of the run's members.
@@ -51,60 +54,26 @@ def parse_action(body: bytes, members: Collection[str]) -> Action:
         ActionError: it describes none.
     """
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ActionError(400, "the body is not JSON") from None
-    if not isinstance(given, dict):
-        raise ActionError(400, "an action is an object with a verb")
-    verb = given.pop("verb", None)
-    if not isinstance(verb, str) or verb not in FIELDS:
-        raise ActionError(400, f"the verb must be one of {', '.join(FIELDS)}")
-    given = {name: value for name, value in given.items() if value is not None}
-    if unknown := sorted(set(given) - FIELDS[verb]):
-        raise ActionError(400, f"{verb} has no {unknown[0][:LONGEST_NAME]!r}")
-    for name in ("at_once", "warm"):
-        if not isinstance(given.get(name, False), bool):
-            raise ActionError(400, f"{name} must be true or false")
-    for name in ("member", "from"):
-        if name in given and (not isinstance(given[name], str) or given[name] not in members):
-            raise ActionError(404, f"there is no member {str(given[name])[:LONGEST_NAME]!r}")
-    several = given.get("members")
-    if several is not None and (not isinstance(several, list) or not several or "member" in given):
+        action = _DECODER.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise ActionError(400, f"this is no action: {error}"[:200]) from None
+    fields = {name: getattr(action, name) for name in action.__struct_fields__ if name != "verb"}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if unknown := sorted(set(fields) - _FIELDS.get(action.verb, {"member", "members"})):
+        raise ActionError(400, f"{action.verb} has no {unknown[0]!r}")
+    for name in (action.member, action.source, *(action.members or ())):
+        if name is not None and name not in members:
+            raise ActionError(404, f"there is no member {name[:200]!r}")
+    if action.member is not None and action.members is not None:
         raise ActionError(400, "members must be a list of names, without a member")
-    if unknown := [each for each in several or () if not isinstance(each, str) or each not in members]:
-        raise ActionError(404, f"there is no member {str(unknown[0])[:LONGEST_NAME]!r}")
-    if verb == "add":
-        return Action(verb, _make_addition(given))
-    return Action(verb, given)
-
-
-def _make_addition(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request for a further member; `from` makes it a clone."""
-    params = given.get("params", {})
-    if not isinstance(params, dict) or len(params) > MOST_PARAMS:
-        raise ActionError(400, f"params must be an object with at most {MOST_PARAMS} values")
-    for name, value in params.items():
-        _check_param(name, value)
-    if "from" not in given:
-        if given.get("warm"):
-            raise ActionError(400, "a warm start needs the member that it starts from")
-        return {"declared": {"params": params}}
-    return {"declared": {"params": params}, "from": given["from"], "warm": given.get("warm", False)}
-
-
-def _check_param(name: str, value: Any) -> None:
-    if not name or len(name) > LONGEST_NAME or not _is_text(name):
-        raise ActionError(400, f"a hyperparameter's name has 1 to {LONGEST_NAME} letters")
-    is_scalar = value is None or isinstance(value, (bool, int, float))
-    if isinstance(value, str):
-        is_scalar = len(value) <= LONGEST_VALUE and _is_text(value)
-    if not is_scalar or (isinstance(value, float) and not math.isfinite(value)):
-        raise ActionError(400, f"the hyperparameter {name!r} must be a number, text, true, false or null")
-
-
-def _is_text(text: str) -> bool:
-    """Whether UTF-8 can encode it."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+    if action.verb != "add":
+        return action.verb, fields
+    declared = {"declared": {"params": action.params or {}}}
+    if action.source is not None:
+        return action.verb, {**declared, "from": action.source, "warm": bool(action.warm)}
+    if action.warm:
+        raise ActionError(400, "a warm start needs the member that it starts from")
+    return action.verb, declared
 
 
 def perform(reader: LogReader, body: bytes, by: str) -> str:
@@ -118,11 +87,12 @@ def perform(reader: LogReader, body: bytes, by: str) -> str:
         StoreError: the request cannot be written.
     """
     reader.read()
-    action, state = parse_action(body, reader.members), reader.view.state
+    state = reader.view.state
+    verb, fields = parse_action(body, state.members)
     if (why := explain_read_only(reader.run_dir)) is not None:
         raise ActionError(403, why)
     if state.ended is not None:
         raise ActionError(409, "the run has ended; `ensemble resume` goes on")
     if reader.view.driver is not None:
         raise ActionError(409, reader.view.driver)
-    return write_request(reader.run_dir, action.verb, by=by, **action.fields).stem
+    return write_request(reader.run_dir, verb, by=by, **fields).stem

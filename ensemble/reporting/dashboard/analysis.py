@@ -1,107 +1,177 @@
-"""What the live page tells about quality and hyperparameters: of saved predictions and finished members.
+"""The documents of the combined model's quality and of the search: from saved predictions and finished members.
 
-Both documents are made anew when members have finished, not with every event. Neither function raises: where
-something cannot be computed, `missing` says why in one line.
+Both are made anew when members have finished, not with every event. Neither function raises: where something
+cannot be computed, `missing` says why in one line.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ensemble.events import Combined
-from ensemble.reporting.dashboard.class_figures import describe_classes
-from ensemble.reporting.dashboard.search_plots import describe_search, plot_search, read_trials
-from ensemble.reporting.dashboard.tables import explain_failure
-from ensemble.reporting.dashboard.task_plots import plot_task
-from ensemble.reporting.dashboard.tiles import describe_quality
-from ensemble.reporting.evaluated import Evaluated, read_evaluated
+from ensemble.events import NOT_COMBINED, Combined
+from ensemble.reporting.dashboard.plots import plot_numbers, plot_reliability
+from ensemble.reporting.dashboard.run_section import explain_failure
+from ensemble.reporting.dashboard.search_plots import plot_search
+from ensemble.reporting.dashboard.tiles import describe_model, describe_origin
 from ensemble.reporting.model_figures import list_figures
-from ensemble.reporting.ranking import cost_origin, finite_or_none, varied_parameters
-from ensemble.reporting.sections import quality as quality_tables
+from ensemble.reporting.ranking import finite_or_none, rank_members, varied_parameters
+from ensemble.reporting.sections import Cell, Table, quality, scored
+from ensemble.spec import SpecError
+from ensemble.store.regular_files import measure
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ensemble.combine.metrics import Array
+    from ensemble.combine.per_class import PerClass
     from ensemble.combine.prediction_matrix import PredictionMatrix
     from ensemble.combine.tasks import TaskMath
     from ensemble.store import RunDir, RunState
 
+#: Members of which predictions are read, those of the combined model and the best first.
+MOST_MEMBERS = 300
+MOST_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The predictions that are shown.
+
+    Attributes:
+        combined: the run's event.
+        split: "test" or "valid".
+        valid, shown: the predictions on the validation split, and on `split`.
+        best: the best member by the objective.
+    """
+
+    combined: Combined
+    split: str
+    valid: PredictionMatrix
+    shown: PredictionMatrix
+    best: str
+
+    @property
+    def rows_of(self) -> dict[str, Array]:
+        """Member -> its predictions [n, ...] on the split."""
+        return dict(zip(self.shown.members, self.shown.values, strict=True))
+
+    def combine(self) -> Array | None:
+        """The combined model's predictions [n, ...], as the run combined; None where they do not determine it."""
+        from ensemble.combine.recorded import combine_again
+
+        both = [member for member in self.valid.members if member in self.shown.members]
+        valid, measured = self.valid.select(both), self.shown.select(both)
+        return combine_again(self.combined, valid, measured, is_valid=self.split == "valid")
+
+
+def read_evaluated(run_dir: RunDir, state: RunState) -> Evaluated | None:
+    """Reads the predictions that are shown; None while no member has saved any, with targets if its task has some.
+
+    Raises:
+        DamagedError: predictions are not what the log says that was saved.
+        CombineError: members predicted other samples.
+    """
+    from ensemble.combine.prediction_matrix import read_prediction_matrix
+
+    combined = state.combined or NOT_COMBINED
+    chosen = _choose_members(run_dir, state)
+    valid = read_prediction_matrix(run_dir, state, chosen, "valid")
+    split, shown = "valid", valid
+    if combined.split != "valid":
+        test = read_prediction_matrix(run_dir, state, chosen, "test")
+        if test.members and test.target is not None:
+            split, shown = "test", test
+    if not shown.members or (shown.target is None and shown.task.kind != "free"):
+        return None
+    best = combined.best_member
+    best = best if best in shown.members else shown.members[0]  # they are ranked
+    return Evaluated(combined, split, valid, shown, best)
+
+
+def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
+    """Finished members, those of the combined model first, then the best, as far as they can be held in memory."""
+    finished = [member.id for member in rank_members(state) if member.state == "finished"]
+    finished_names = set(finished)
+    order = [member for member in (state.combined or NOT_COMBINED).members if member in finished_names]
+    chosen: list[str] = []
+    size = 0
+    for member in dict.fromkeys([*order, *finished]):
+        size += measure(run_dir.predictions(member)) or 0
+        if chosen and (size > MOST_BYTES or len(chosen) == MOST_MEMBERS):
+            break
+        chosen.append(member)
+    return sorted(chosen, key=finished.index)
+
+
 Document = dict[str, Any]
 
-#: Members in the matrix of disagreement, and on the curve of what each added member gains.
-MOST_COMPARED = 50
-MOST_ADDED = 40
-MOST_ROWS = 100_000  # positions that the matrix of disagreement looks at, evenly chosen
 SPREAD = " The pale bar is from the lowest to the highest share over resamples of the trials (bootstrap)."
-NO_PREDICTIONS = "No member has saved predictions with their true targets yet."
-SO_FAR = "Not the run's result: the members that have finished so far, combined by greedy selection."
+NOT_YET = "The run combines its members at its end."
+MOST_LISTED = 30  # classes, confusions
+MODELS = {"combined": "combined model", "best": "best member"}
 
 
-def read_importances(run_dir: RunDir, state: RunState) -> Document:
+def read_importances(run_dir: RunDir, state: RunState, *, computes: bool = True) -> Document:
     """How much each hyperparameter matters, and figures of the search: the document `importances`.
 
+    Args:
+        computes: whether importances are computed, which takes seconds; else `missing` says so.
+
     Returns:
-        `importances`: [name, share, lowest, highest] each, the largest first; `method`, `missing`; `plots`, of the
-        form of `plots`.
+        `importances`: [name, share, lowest, highest] each, the largest first; `method`, `missing`; `plots`.
     """
-    from ensemble.search.importance import NoImportancesError, compute_importances
-
+    importances: list[list[Any]] = []
+    method, missing = "", None
+    if not computes:
+        missing = "The report has importances of searches; `ensemble dashboard` computes those of a list."
+    else:
+        try:
+            shares, method, spread = import_object("ensemble.search.importance:compute_importances")(state)
+            importances = [
+                [name, share, *spread.get(name, (share, share))]
+                for name, share in shares.items()
+                if finite_or_none(share) is not None
+            ]
+        except SpecError as error:
+            missing = str(error)
+        except Exception as error:
+            missing = f"The importances cannot be computed: {explain(error)}."
     try:
-        shares, method, spread = compute_importances(state)
-        found = [
-            [name, share, *spread.get(name, (share, share))]
-            for name, share in shares.items()
-            if finite_or_none(share) is not None
-        ]
-        document: Document = {"importances": found, "method": method + SPREAD, "missing": None}
-    except NoImportancesError as error:
-        document = {"importances": [], "method": "", "missing": str(error)}
-    except Exception as error:
-        why = f"The importances cannot be computed: {explain(error)}."
-        document = {"importances": [], "method": "", "missing": why}
-    return document | {"plots": _plot_search(state, [name for name, *_ in document["importances"]])}
-
-
-def _plot_search(state: RunState, important: list[str]) -> list[Document]:
-    """The figures of the search; none where they cannot be made, which the log says."""
-    try:
-        important = important or varied_parameters(state.members.values())
-        return plot_search(read_trials(state), describe_search(state, important, cost_origin(state)))
+        varied = varied_parameters(state.members.values())
+        plots = plot_search(state, [name for name, *_ in importances] or varied)
     except Exception as error:
         explain_failure("figures of the search", error)
-        return []
+        plots = []
+    method += SPREAD if importances else ""
+    return {"importances": importances, "method": method, "missing": missing, "plots": plots}
 
 
 def read_quality(run_dir: RunDir, state: RunState) -> Document:
-    """Members and combined model on the same samples, from the predictions in the run directory.
+    """The combined model beside its members on the same samples, from the predictions in the run directory.
 
     Returns:
-        The document `quality`:
-
-        - `task`: its kind; `figures`: the figures of models (`model_figures.Figure`), those that say most first.
-        - `split`: what the figures are of; `rows`: its samples; `left_out`: finished members that were not read.
-        - `members`: id -> figures by name.  `best`: the best by the objective on the validation split.
-        - `combined`: the same of the combined model; `combination`: its method, members, weights, calibration,
-          note, and whether it is `so_far` only, because the run has not combined its members.
-        - `intervals`, `noise`: as in the `combined` event; None where it has none.
-        - `curves`: reliability of `best` and `combined`: [confidence, accuracy, samples] of each bin.
-        - `classes`: figures of each class, and which are taken for which (`class_figures`).
-        - `plots`: what shows whether models are right and calibrated (`plots`, `task_plots`).
-        - `gain`: figures of the plain average of k members, each added where it improves the `criterion` on the
-          validation split most.
-        - `disagreement`: how far two members differ on the same samples, in a `unit`: "share" or "value".
-        - `tables`: uncertainty, conformal and selective prediction, shifted samples (`sections.quality`).
-        - `missing`: why there is nothing.
-        - what of it is in words (`tiles.describe_quality`).
+        The document `quality`: `title`, `origin` (what the figures are of), `tiles`, `names` of models, `plots`,
+        `matrices` (confusions by model: `of`, `names`, `cells` [true, predicted, count, share of the true class]),
+        `tables`, and `missing`: why there is nothing.
     """
     try:
-        return _measure(run_dir, state)
+        evaluated = None if state.combined is None else read_evaluated(run_dir, state)
+        if evaluated is not None:
+            return _measure(evaluated, state)
+        missing = NOT_YET if state.combined is None else "No member has saved predictions with their true targets."
     except Exception as error:
-        return _nothing(state, f"The saved predictions cannot be compared: {explain(error)}.")
+        missing = f"The saved predictions cannot be compared: {explain(error)}."
+    return {
+        "title": "The combined model",
+        "origin": "" if state.combined is None else describe_origin(state.combined),
+        "tiles": [],
+        "names": {},
+        "plots": [],
+        "matrices": [],
+        "tables": [table.as_dict() for table in quality.tabulate(state)],
+        "missing": missing,
+    }
 
 
 def explain(error: Exception) -> str:
@@ -113,193 +183,126 @@ def explain(error: Exception) -> str:
     return why if isinstance(error, (CombineError, StoreError, OSError)) else f"{type(error).__name__}: {why}"
 
 
-def _measure(run_dir: RunDir, state: RunState) -> Document:
-    from ensemble.combine.per_class import take_part
+def _measure(evaluated: Evaluated, state: RunState) -> Document:
     from ensemble.combine.tasks import find_math
 
-    found = read_evaluated(run_dir, state)
-    if found is None:
-        return _nothing(state, NO_PREDICTIONS)
-    combined, shown, best, rows = found.combined, found.shown, found.best, found.rows_of
-    task_math = find_math(shown.task)
-    document = EMPTY | {
-        "task": shown.task.kind,
-        "split": found.split,
-        "rows": len(shown.index),
-        "members": _measure_members(task_math, shown, combined, best),
-        "best": best,
-        "disagreement": _disagreement(shown.select_configurations()),
-        "left_out": sum(m.state == "finished" for m in state.members.values()) - len(rows),
-        "tables": [table.as_dict() for table in quality_tables.tabulate(state)],
-    }
-    known, measured = found.valid.select(found.both), shown.select(found.both)
-    models = {"best": rows[best]}
-    if known.target is not None and found.both and task_math.criteria:
-        document["criterion"] = task_math.default_criterion
-        distinct = known.select_configurations()
-        document["gain"] = _gain_curve(task_math, distinct, measured.select(distinct.members))
-    if state.combined is not None:
-        document |= _describe_combined(combined)
-        values = found.combine()
-        models |= {} if values is None else {"combined": values}
-    elif found.both and task_math.criteria:
-        values, fields = _combine_so_far(state, task_math, found)
-        document |= fields
-        models["combined"] = values
+    combined, shown = evaluated.combined, evaluated.shown
+    names = {"best": f"best member ({evaluated.best})", "combined": "combined"}
+    values = evaluated.combine()
+    models = {"best": evaluated.rows_of[evaluated.best]} | ({} if values is None else {"combined": values})
+    plots, matrices, tables = list[Document](), list[Document](), [_tabulate_models(evaluated, state)]
     if shown.target is not None:
+        task_math = find_math(shown.task)
         curves = {of: task_math.reliability(values, shown.target) for of, values in models.items()}
         if combined.reliability:
             curves["combined"] = combined.reliability["ensemble"]
-        document["curves"] = {of: curve for of, curve in curves.items() if curve}
-        own = {of: take_part(replace(shown, members=[of], values=[each]), combined) for of, each in models.items()}
-        part, target = {of: model.values[0] for of, model in own.items()}, own["best"].target
-        assert target is not None
-        document["classes"] = describe_classes(shown.task, part, target, combined.classes)
-        document["plots"] = plot_task(shown.task, models, shown.target, combined.classes)
-    ranking = (state.objective, state.direction)
-    names = [*(document["combined"] or {}), *(name for each in document["members"].values() for name in each)]
-    document["figures"] = [figure.as_document() for figure in list_figures(names, shown.task, ranking)]
-    return document | describe_quality(document, ranking, shown.task, has_ended=state.ended is not None)
+        drawn_curves = {of: curve for of, curve in curves.items() if curve}
+        plots += plot_reliability(shown.task.kind, drawn_curves, names)
+        plots += plot_numbers(shown.task, models, shown.target)
+        matrices, class_tables = _describe_classes(evaluated, models)
+        tables += class_tables
+    left_out = sum(member.state == "finished" for member in state.members.values()) - len(shown.members)
+    return {
+        "title": "The combined model",
+        "origin": describe_origin(combined, len(shown.index), evaluated.split, left_out),
+        "tiles": [vars(tile) for tile in describe_model(combined, (state.objective, state.direction))],
+        "names": names,
+        "plots": plots,
+        "matrices": matrices,
+        "tables": [table.as_dict() for table in (*tables, *quality.tabulate(state))],
+        "missing": None,
+    }
 
 
-#: The document before anything is known.
-EMPTY: Document = {
-    "task": "classification",
-    "figures": [],
-    "split": "valid",
-    "rows": 0,
-    "members": {},
-    "combined": None,
-    "combination": None,
-    "intervals": None,
-    "noise": None,
-    "best": None,
-    "curves": {},
-    "plots": [],
-    "classes": None,
-    "criterion": None,
-    "gain": [],
-    "disagreement": None,
-    "tables": [],
-    "left_out": 0,
-    "missing": None,
-}
+def _tabulate_models(evaluated: Evaluated, state: RunState) -> Table:
+    """The figures of the combined model and of each member that was read, with their weights."""
+    from ensemble.combine.tasks import find_math
+
+    combined, shown = evaluated.combined, evaluated.shown
+    members = _measure_members(find_math(shown.task), evaluated)
+    ours = (combined.metrics or {}).get("ensemble") or {}
+    names = dict.fromkeys(name for figures in (ours, *members.values()) for name in figures)
+    figures = list_figures(names, shown.task, (state.objective, state.direction))
+    weights = combined.weights or {}
+    head = [("model", "text"), *((figure.heading, "") for figure in figures), ("weight", "")]
+    rows: list[list[Cell]] = (
+        [["combined", *(scored(ours.get(figure.name)) for figure in figures), None]] if ours else []
+    )
+    for member, own in members.items():
+        weight = weights.get(member)
+        cell = None if weight is None else (f"{weight:.1%}", weight)
+        name = f"{member} (best)" if member == evaluated.best else member
+        rows.append([name, *(scored(own.get(figure.name)) for figure in figures), cell])
+    about = 'On the same samples; "best" is the member with the best objective on validation.'
+    return Table("models", "Combined model and members", about, head, rows)
 
 
-def _nothing(state: RunState, missing: str) -> Document:
-    """The document where nothing can be compared: what the run says of its combined model, and why."""
-    combination = None if state.combined is None else _describe_combination(state.combined)
-    document = EMPTY | {"combination": combination, "missing": missing}
-    return document | describe_quality(document, (state.objective, state.direction), has_ended=False)
-
-
-def _measure_members(
-    task_math: TaskMath, shown: PredictionMatrix, combined: Combined, best: str
-) -> dict[str, dict[str, float]]:
+def _measure_members(task_math: TaskMath, evaluated: Evaluated) -> dict[str, Mapping[str, float]]:
     """The figures of each member; of functions that the user gave only the run knows them, of the best member."""
-    measured = (combined.metrics or {}).get("best") or {}
-    found: dict[str, dict[str, float]] = {member: {} for member in shown.members}
-    if shown.target is not None:
-        more = _list_split_metrics(task_math, measured)
-        for member, values in zip(shown.members, shown.values, strict=True):
-            found[member] = task_math.measure(values, shown.target, more)
-    if combined.best_member == best:
-        found[best] = {**measured, **found[best]}
-    return found
-
-
-def _list_split_metrics(task_math: TaskMath, measured: Mapping[str, float]) -> list[str]:
-    """The metrics of the whole split which the run reported and whose names say how to compute them."""
     from ensemble.spec.split_metrics import KNOWN
 
-    return [name for name in measured if name in KNOWN and task_math.task.kind in KNOWN[name].kinds]
+    combined, shown = evaluated.combined, evaluated.shown
+    measured = (combined.metrics or {}).get("best") or {}
+    members: dict[str, Mapping[str, float]] = {member: {} for member in shown.members}
+    if shown.target is not None:
+        more = [name for name in measured if name in KNOWN and shown.task.kind in KNOWN[name].kinds]
+        for member, values in zip(shown.members, shown.values, strict=True):
+            members[member] = task_math.measure(values, shown.target, more)
+    if combined.best_member == evaluated.best:
+        members[evaluated.best] = {**measured, **members[evaluated.best]}
+    return members
 
 
-def _describe_combination(combined: Combined) -> Document:
-    names = ("method", "members", "weights", "temperature", "calibration", "note", "reason")
-    return {name: getattr(combined, name) for name in names} | {"so_far": False}
+def _describe_classes(evaluated: Evaluated, models: Mapping[str, Array]) -> tuple[list[Document], list[Table]]:
+    """The confusion matrices of models, and tables of classes; none where the task has no classes."""
+    from ensemble.combine.per_class import MOST_SHOWN, compute_per_class, take_part
+    from ensemble.spec.task import LABELS
+
+    shown, combined = evaluated.shown, evaluated.combined
+    if shown.task.kind not in LABELS:
+        return [], []
+    figures: dict[str, PerClass] = {}
+    for of in MODELS:
+        if of in models:
+            part = take_part(replace(shown, members=[of], values=[models[of]]), combined)
+            assert part.target is not None
+            figures[of] = compute_per_class(shown.task, part.values[0], part.target, combined.classes)
+    of, first = next(iter(figures.items()))
+    is_classification = shown.task.kind == "classification"
+    has_matrix = is_classification and len(first.support) <= MOST_SHOWN
+    tables = [_tabulate_classes(of, first)]
+    if is_classification and not has_matrix:
+        tables.append(_tabulate_confusions(of, first))
+    return [_make_matrix(*pair) for pair in figures.items()] if has_matrix else [], tables
 
 
-def _describe_combined(combined: Combined) -> Document:
-    """The fields of the combined model that the run has made."""
-    fields: Document = {
-        "combination": _describe_combination(combined),
-        "intervals": combined.intervals,
-        "noise": combined.noise,
-    }
-    if combined.metrics:
-        fields["combined"] = combined.metrics["ensemble"]
-    return fields
+def _make_matrix(of: str, figures: PerClass) -> Document:
+    cells = [[t, p, n, round(n / int(figures.support[t]), 5)] for t, p, n in figures.cells.tolist()]
+    return {"of": MODELS[of], "names": [figures.name(i) for i in range(len(figures.support))], "cells": cells}
 
 
-def _gain_curve(task_math: TaskMath, valid: PredictionMatrix, shown: PredictionMatrix) -> list[Document]:
-    """Figures on the shown split after each added member; the members are chosen on the validation split."""
-    assert valid.target is not None and shown.target is not None
-    curve: list[Document] = []
-    average: Array | None = None
-    for k, i in enumerate(task_math.selection_order(valid.values, valid.target, MOST_ADDED), start=1):
-        added = shown.values[i]
-        average = added if average is None else task_math.mix([average, added], np.array([1 - 1 / k, 1 / k]))
-        curve.append(
-            {"members": k, "added": shown.members[i], **task_math.measure(np.asarray(average), shown.target)}
-        )
-    return curve
+def _tabulate_classes(of: str, figures: PerClass) -> Table:
+    what = "label" if figures.task == "multilabel" else "class"
+    order = sorted(range(len(figures.support)), key=lambda i: (figures.support[i] == 0, figures.f1[i], i))
+    rows: list[list[Cell]] = [
+        [
+            figures.name(i),
+            *(scored(float(column[i])) for column in (figures.precision, figures.recall, figures.f1)),
+            float(figures.support[i]),
+        ]
+        for i in order[:MOST_LISTED]
+    ]
+    omitted = f" The {len(rows)} worst of {len(order)}; results.json has all." if len(order) > len(rows) else ""
+    reading = f"Of the {MODELS[of]}, the lowest F1 first; support is how many samples are of the {what}.{omitted}"
+    head = [(what, "text"), ("precision", ""), ("recall", ""), ("F1", ""), ("support", "")]
+    return Table("per-class", f"Figures of each {what}", reading, head, rows)
 
 
-def _disagreement(shown: PredictionMatrix) -> Document | None:
-    """How far two members differ, of the best members, by rank."""
-    if len(shown.members) < 2:
-        return None
-    kind = shown.task.kind
-    rows = [_thin(_decide(shown, values)) for values in shown.values[:MOST_COMPARED]]
-    if len({len(row) for row in rows}) > 1:
-        return None
-    if kind in ("classification", "multilabel"):
-        what = "name different classes" if kind == "classification" else "decide otherwise on a label"
-        unit, reading, compare = "share", f"Share of samples for which two members {what}.", _share_of_different
-    else:
-        unit, compare = "value", _root_mean_square
-        what = "outputs" if kind == "free" else "predictions, in the unit of the target"
-        reading = f"Root mean square difference of two members' {what}."
-    return {
-        "members": shown.members[:MOST_COMPARED],
-        "matrix": [[compare(a, b) for b in rows] for a in rows],
-        "unit": unit,
-        "reading": reading,
-    }
-
-
-def _decide(shown: PredictionMatrix, values: Array) -> Array:
-    """What a member decides at each position that takes part: a class, a label, a number; [k]."""
-    from ensemble.combine.metrics import find_known
-
-    flat: Array = shown.task.decide(values).ravel()
-    return flat if shown.task.kind == "free" or shown.target is None else flat[find_known(shown.target).ravel()]
-
-
-def _thin(row: Array) -> Array:
-    if len(row) <= MOST_ROWS:
-        return row
-    thinned: Array = row[np.linspace(0, len(row) - 1, MOST_ROWS).astype(int)]
-    return thinned
-
-
-def _share_of_different(first: Array, second: Array) -> float:
-    return round(float(np.mean(first != second)), 5)
-
-
-def _root_mean_square(first: Array, second: Array) -> float:
-    return float(f"{np.sqrt(np.mean((first.astype(np.float64) - second) ** 2)):.6g}")
-
-
-def _combine_so_far(state: RunState, task_math: TaskMath, found: Evaluated) -> tuple[Array, Document]:
-    """What the members finished so far would predict together, and the fields of the document about them."""
-    assert found.shown.target is not None
-    combination = found.combine_so_far(state, task_math)
-    predicted = combination.predict(found.shown.select(found.both).values)
-    weights = {m: float(w) for m, w in zip(found.both, combination.weights, strict=True) if w > 0}
-    about = {"method": combination.method, "members": list(weights), "weights": weights, "so_far": True}
-    factor = {"method": task_math.calibration, "value": combination.temperature, "reason": None}
-    about |= {"temperature": combination.temperature, "calibration": factor, "note": SO_FAR}
-    about["reason"] = combination.reason
-    return predicted, {"combined": task_math.measure(predicted, found.shown.target), "combination": about}
+def _tabulate_confusions(of: str, figures: PerClass) -> Table:
+    rows: list[Sequence[Cell]] = [
+        [row["true"], row["predicted"], row["count"], (f"{row['share']:.1%}", row["share"])]
+        for row in figures.list_confusions(MOST_LISTED)
+    ]
+    reading = f"Of the {MODELS[of]}, the {MOST_LISTED} most frequent at most; the share is that of the true class."
+    head = [("true class", "text"), ("predicted as", "text"), ("samples", ""), ("share", "")]
+    return Table("confusions", "Classes taken for others", reading, head, rows)

@@ -1,10 +1,8 @@
 """Links the page's ES modules into one script, for the report: a file on a disk cannot import another one.
 
-Each module becomes a function that is called once, in the order of their dependencies; what it exports is what the
-function returns, and an import takes the names out of that. The modules keep to few forms, each on one line:
-
-    import { a, b } from "./x.js";
-    export function f() {}      export async function f() {}      export class C {}      export const c = 1;
+Each module becomes a function that is called once, in the order of their dependencies. Modules keep to few forms,
+each on one line: `import { a, b } from "./x.js";`, and `export` before a function, an async function, a class or a
+const.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def link_modules(modules: Mapping[str, str], entry: str) -> str:
             return
         if path not in modules:
             raise LinkError(f"{where}: there is no module {path}")
-        lines, found = [], list[str]()
+        lines, exported_names = [], list[str]()
         for number, line in enumerate(modules[path].splitlines(), start=1):
             here = f"{path}:{number}"
             if _FORBIDDEN.search(line):
@@ -64,14 +62,14 @@ def link_modules(modules: Mapping[str, str], entry: str) -> str:
                     raise LinkError(f"{here}: {target} exports no {', '.join(missing)}")
                 line = f"const {{ {imported[1]} }} = {_name(target, exports)};"
             elif (exported := _EXPORT.match(line)) is not None:
-                found.append(exported[2])
+                exported_names.append(exported[2])
                 line = line.removeprefix("export ")
             elif _STATEMENT.match(line.strip()):
                 raise LinkError(f"{here}: this form is not linked: {line.strip()}")
             lines.append(line)
-        exports[path] = found
+        exports[path] = exported_names
         body = "\n".join(lines)
-        result = f"return {{ {', '.join(found)} }};"
+        result = f"return {{ {', '.join(exported_names)} }};"
         functions.append(f"// {path}\nconst {_name(path, exports)} = (() => {{\n{body}\n{result}\n}})();")
 
     link(entry, (), entry)

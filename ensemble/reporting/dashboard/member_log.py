@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from ensemble.reporting.text import visible
-from ensemble.store.member_log import TAIL_BYTES
 
 if TYPE_CHECKING:
     from ensemble.store.rundir import RunDir
 
 #: Bytes at the end of a log that are shown at first, and of one message.
 FIRST_BYTES = CHUNK_BYTES = 2**16
+#: Of a log whose reader is further behind its end, the bytes between are left out.
+MOST_BEHIND_BYTES = 2**24
 EXCERPT_LINES = 12
 REST_S = 5.0  # without growth, after which a line without an end is shown as it stands
 
@@ -68,8 +69,10 @@ def excerpt(run_dir: RunDir, member: str) -> str:
     begin = max((at for at, line in enumerate(lines) if line.startswith("Traceback (most")), default=None)
     if begin is None:
         return "\n".join(lines[-EXCERPT_LINES:])
-    found, half = lines[begin:], EXCERPT_LINES // 2
-    return "\n".join(found if len(found) <= EXCERPT_LINES else [*found[:half], "…", *found[-half:]])
+    traceback, half = lines[begin:], EXCERPT_LINES // 2
+    return "\n".join(
+        traceback if len(traceback) <= EXCERPT_LINES else [*traceback[:half], "…", *traceback[-half:]]
+    )
 
 
 def tidy(text: str) -> str:
@@ -79,7 +82,7 @@ def tidy(text: str) -> str:
     `× 12`. Up to three lines that repeat together, as a warning and its source do, count as one.
     """
     lines = [visible(line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n")]
-    found, at = list[str](), 0
+    tidied, at = list[str](), 0
     while at < len(lines):
         length, many = 1, 1
         for size in (1, 2, 3):
@@ -92,22 +95,16 @@ def tidy(text: str) -> str:
                 length, many = size, times
                 break
         block = lines[at : at + length]
-        found += block if many == 1 else [*block[:-1], f"{block[-1]}  (× {many})"]
+        tidied += block if many == 1 else [*block[:-1], f"{block[-1]}  (× {many})"]
         at += length * many
-    return "\n".join(found)
-
-
-def untouched(text: str) -> str:
-    """Returns text of a log line by line, a carriage return ending one, with what controls a terminal left out."""
-    return visible(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return "\n".join(tidied)
 
 
 def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: bool = False) -> Chunk | None:
     """Returns what follows in a member's log; None if nothing does.
 
     Args:
-        begin: byte; None: near the end. A log that has become shorter, and one whose next bytes are left out
-            (`ensemble.store.member_log`), is continued near the end.
+        begin: byte; None: near the end. A log that has become shorter, or much longer, is continued near the end.
         whole_lines: leaves what follows the last line's end for later, until the log has not grown for `REST_S`. A
             progress bar gets an end of its line then: what follows replaces it no more.
     """
@@ -117,7 +114,7 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: 
     with file:
         status = os.fstat(file.fileno())
         size = status.st_size
-        if begin is None or begin > size or size - begin > TAIL_BYTES:
+        if begin is None or begin > size or size - begin > MOST_BEHIND_BYTES:
             begin = max(0, size - FIRST_BYTES)
             if begin:
                 file.seek(begin)

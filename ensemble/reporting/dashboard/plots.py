@@ -1,32 +1,26 @@
-"""Figures that the page draws as they stand, and those of the combined model: calibration, gain of each member.
+"""Figures that the page draws as they stand: JSON documents, and those of the combined model.
 
-A figure is a JSON document:
-
-- `id`, `title`, `reading`: one line on how to read it. `absent`: why there is none, else None.
-- `x`, `y`: `title`, and `range` [low, high] where it is given, `kind`: "linear" or "category".
-- `series`: `of` ("best", "combined", "reference", or the place of a run), `name` of a line among several of one
-  model, else None, `label` in the legend (None: the model's name), `shape` ("dot", "bar" or None), `line` (whether
-  the points are joined), `dashed`, `points` [[x, y], ...]; a third element of a point may have `text` (of its
-  tip), `size` (px) and `member`, which it selects.
-- `said`: the figure in words; None: the names of its models. `table`: `head` and `rows`; None: its points.
+A figure has `id`, `title`, `reading` (how to read it), `absent` (why there is none, else None), `x` and `y`
+(`title`, `range`, `kind`: "linear", "log", "category"), `series` (`draw_series`), `said` (in words) and `table`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.ranking import finite_or_none
+
+if TYPE_CHECKING:
+    from ensemble.combine.metrics import Array
+    from ensemble.spec.task import Task
 
 Document = dict[str, Any]
 
-BINS = 15  # of `ensemble.combine.metrics`
-#: Figures of which the gain is shown.
-MOST_GAINS = 2
-NO_PROBABILITIES = "There are no probabilities to compare with the true classes."
-NO_GAIN = "It needs saved validation predictions of finished members, and a figure to choose them by."
+MOST_POINTS = 400  # in a scatter plot, of samples spaced evenly
+#: Nominal coverage of central intervals.
+NOMINAL = tuple(round(0.05 * k, 2) for k in range(1, 20))
 #: Of the tasks that have a reliability curve: its axes, and how to read it.
 RELIABILITY = {
     "classification": (
@@ -50,14 +44,19 @@ def draw_series(
     *,
     shape: str | None = "dot",
     line: bool = False,
-    name: str | None = None,
     label: str | None = None,
-    dashed: bool = False,
 ) -> Document:
-    """Returns a series; numbers of its points have six digits."""
+    """Returns a series.
+
+    Args:
+        of: "best", "combined", "reference", or the place of a run.
+        points: [x, y], and what else is known of one: `text` of its tip, `size`, the `member` that it selects.
+        shape: "dot", "bar", "ring", "cross" or None.
+        line: whether the points are joined.
+        label: in the legend; None: the model's name.
+    """
     rounded = [[*(shorten(value) for value in point[:2]), *point[2:]] for point in points]
-    look = {"shape": shape, "line": line, "dashed": dashed}
-    return {"of": of, "name": name, "label": label, **look, "points": rounded}
+    return {"of": of, "label": label, "shape": shape, "line": line, "points": rounded}
 
 
 def draw_reference(points: Iterable[Sequence[float]]) -> Document:
@@ -81,97 +80,101 @@ def shorten(value: Any) -> float | int | str:
     return value if isinstance(value, (str, int)) else float(f"{float(value):.6g}")
 
 
-def name_models(quality: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what the models of the document `quality` are called, by "best" and "combined"."""
-    so_far = (quality["combination"] or {}).get("so_far")
-    return {"best": f"best member ({quality['best']})", "combined": "combined so far" if so_far else "combined"}
+# -- the combined model -------------------------------------------------------------------------------------------
 
 
-def plot_quality(quality: Mapping[str, Any]) -> list[Document]:
-    """Returns the figures that follow from the other fields of a document `quality`; none without models."""
-    if quality["missing"] is not None:
-        return []
-    return [*_plot_reliability(quality), *_plot_gains(quality)]
+def plot_reliability(
+    kind: str, curves: Mapping[str, Sequence[Sequence[float]]], names: Mapping[str, str]
+) -> Iterator[Document]:
+    """Yields the reliability curves of models; nothing where the task has none.
 
-
-def _plot_reliability(quality: Mapping[str, Any]) -> list[Document]:
-    """The reliability curves of the models, and how many samples each of their bins holds."""
-    if quality["task"] not in RELIABILITY:
-        return []
-    x, y, reading = RELIABILITY[quality["task"]]
-    names = name_models(quality)
-    curves = {of: quality["curves"][of] for of in names if quality["curves"].get(of)}
-    rows = max((sum(many for _, _, many in curve) for curve in curves.values()), default=1)
-    low = min((min(0.5, *point[:2]) - 0.05 for curve in curves.values() for point in curve), default=0.0)
-    low = max(0.0, min(0.5, low))
-    measured = {"best": quality["members"].get(quality["best"]), "combined": quality["combined"]}
-    dots, bars, table = [], [], []
+    Args:
+        curves: [confidence, accuracy, samples] of each bin, by "best" and "combined".
+        names: what the models are called.
+    """
+    if kind not in RELIABILITY or not curves:
+        return
+    x, y, reading = RELIABILITY[kind]
+    samples = max(sum(many for *_, many in curve) for curve in curves.values()) or 1
+    low = max(0.0, min(0.5, min(min(point[:2]) - 0.05 for curve in curves.values() for point in curve)))
+    series, table = [draw_reference([(low, low), (1.0, 1.0)])], []
     for of, curve in curves.items():
-        ece = (measured[of] or {}).get("ece")
         points = []
         for confidence, right, many in curve:
-            figures = f"{x} {confidence:.3f}\n{y} {right:.3f}\n{text.count(many, 'sample')}"
-            size = round(2.5 + 8 * math.sqrt(many / (rows or 1)), 2)
+            figures = f"{x} {confidence:.3f}\n{y} {right:.3f}\n{text.count(int(many), 'sample')}"
+            size = round(2.5 + 8 * math.sqrt(many / samples), 2)
             points.append((confidence, right, {"text": f"{names[of]}\n{figures}", "size": size}))
-        label = names[of] if ece is None else f"{names[of]}, ECE {text.score(ece)}"
-        dots.append(draw_series(of, points, line=True, label=label))
-        bins = ((f"{max(0, math.ceil(confidence * BINS) - 1) / BINS:.2f}", many) for confidence, _, many in curve)
-        bars.append(draw_series(of, bins, shape="bar"))
+        series.append(draw_series(of, points, line=True, label=names[of]))
         table += [[names[of], f"{at:.3f}", f"{right:.3f}", text.number(many)] for at, right, many in curve]
-    diagonal = draw_reference([(low, low), (1.0, 1.0)])
-    across, up = draw_axis(x, [low, 1.0]), draw_axis(y, [low, 1.0])
-    calibration = draw_plot("calibration", "Calibration", reading, across, up, [diagonal, *dots])
-    counts = draw_plot(
-        "bins",
-        f"Samples by {x}",
-        "How many samples each bin of the calibration holds: where there are few, its dots say little.",
-        draw_axis(f"{x}, from … (bins of 1/{BINS})", kind="category"),
-        draw_axis("samples"),
-        bars,
+    axes = draw_axis(x, [low, 1.0]), draw_axis(y, [low, 1.0])
+    plot = draw_plot("calibration", "Calibration", reading, *axes, series)
+    yield plot | {"table": {"head": ["model", x, y, "samples"], "rows": table}}
+
+
+def plot_numbers(task: Task, models: Mapping[str, Array], target: Array) -> Iterator[Document]:
+    """Yields the figures of a task that predicts numbers; nothing of another one.
+
+    Args:
+        models: values [n, ...] by "best" and "combined", as `ensemble.spec.task` lays them out.
+        target: [n, ...]; positions whose target is missing take no part.
+    """
+    import numpy as np
+
+    if task.kind not in ("regression", "gaussian", "quantiles"):
+        return
+    is_finite = np.isfinite(target.ravel())
+    truth = target.ravel()[is_finite]
+    if not len(truth):
+        return
+    rows = {}
+    if task.kind != "regression":
+        rows = {of: values.reshape(-1, values.shape[-1])[is_finite] for of, values in models.items()}
+    if task.kind == "gaussian":
+        yield _plot_coverage(rows, truth)
+    elif task.kind == "quantiles":
+        levels = {
+            of: zip(task.levels, (truth[:, None] <= values).mean(axis=0), strict=True)
+            for of, values in rows.items()
+        }
+        yield draw_plot(
+            "levels",
+            "Coverage by level",
+            "How many true values lie at or below each quantile. On the diagonal it is calibrated.",
+            draw_axis("level of the quantile", [0.0, 1.0]),
+            draw_axis("share at or below it", [0.0, 1.0]),
+            [_diagonal(0.0, 1.0), *(draw_series(of, points, line=True) for of, points in levels.items())],
+        )
+    points = {of: task.take_point(values).ravel()[is_finite] for of, values in models.items()}
+    shown = np.unique(np.linspace(0, len(truth) - 1, MOST_POINTS).round().astype(int))
+    series = [draw_series(of, zip(truth[shown], values[shown], strict=True)) for of, values in points.items()]
+    reading = "A dot is a sample; on the diagonal the prediction is right."
+    reading += f" {len(shown)} of {len(truth):,}, evenly chosen." if len(shown) < len(truth) else ""
+    diagonal = _diagonal(float(truth[shown].min()), float(truth[shown].max()))
+    axes = draw_axis("true value"), draw_axis("predicted value")
+    yield draw_plot("predicted", "Predicted against true", reading, *axes, [diagonal, *series])
+
+
+def _plot_coverage(rows: Mapping[str, Array], truth: Array) -> Document:
+    """How often true values lie in the central intervals of normal distributions [n, 2]."""
+    import numpy as np
+    from scipy.special import ndtr  # type: ignore[import-untyped]
+
+    series = []
+    for of, values in rows.items():
+        probabilities = ndtr((truth - values[:, 0]) / np.sqrt(values[:, 1].astype(np.float64)))
+        width = np.abs(2 * probabilities - 1)  # of the central interval that just holds the true value
+        observed = [(level, float(np.mean(width <= level))) for level in NOMINAL]
+        series.append(draw_series(of, observed, line=True))
+    return draw_plot(
+        "coverage",
+        "Coverage of predicted intervals",
+        "How many true values lie in the central interval of each nominal coverage. On the diagonal it is "
+        "calibrated, below it too sure.",
+        draw_axis("nominal coverage", [0.0, 1.0]),
+        draw_axis("observed coverage", [0.0, 1.0]),
+        [_diagonal(0.0, 1.0), *series],
     )
-    absent = None if curves else NO_PROBABILITIES
-    said = "; ".join(each["label"] for each in dots)
-    return [
-        {
-            **calibration,
-            "said": said,
-            "table": {"head": ["model", x, y, "samples"], "rows": table},
-            "absent": absent,
-        },
-        {**counts, "absent": absent},
-    ]
 
 
-def _plot_gains(quality: Mapping[str, Any]) -> list[Document]:
-    """What each added member gains, by the first figures of the task."""
-    figures = [] if quality["task"] == "free" else quality["figures"]
-    chosen: Document = next((each for each in figures if each["name"] == quality["criterion"]), {})
-    plots = []
-    for figure in figures[:MOST_GAINS]:
-        name, label = figure["name"], figure["label"]
-        curve = [each for each in quality["gain"] or [] if finite_or_none(each.get(name)) is not None]
-        points = []
-        for each in curve:
-            what = (
-                f"{text.count(each['members'], 'member')}\nadded {each['added']}\n{label} {text.score(each[name])}"
-            )
-            points.append((each["members"], each[name], {"text": what, "member": each["added"]}))
-        series = [draw_series("best", points, line=True, label="average of the members so far")]
-        if curve and (combined := finite_or_none((quality["combined"] or {}).get(name))) is not None:
-            method = (quality["combination"] or {}).get("method") or "weighted"
-            ends = [(1, combined), (curve[-1]["members"], combined)]
-            series.append(
-                draw_series("combined", ends, shape=None, line=True, dashed=True, label=f"combined ({method})")
-            )
-        verb = "raises" if chosen.get("better") == "higher" else "lowers"
-        reading = (
-            f"The plain average of the best members for 1 member to {len(curve)}, each added where it {verb} the "
-            f"{chosen.get('label')} on the validation split most; measured on the {quality['split']} split."
-        )
-        axes = draw_axis("members"), draw_axis(label)
-        plot = draw_plot(f"gain_{name}", f"Gain of each added member, {figure['title']}", reading, *axes, series)
-        ends_said = [f"{text.score(each[name])} with {text.count(each['members'], 'member')}" for each in curve]
-        plots.append(
-            {**plot, "said": ", ".join(ends_said[:1] + ends_said[-1:]), "absent": None if curve else NO_GAIN}
-        )
-    return plots
+def _diagonal(low: float, high: float) -> Document:
+    return draw_reference([(low, low), (high, high)])

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NodeChanged, Power
-from ensemble.reporting.ranking import add_up, finite_or_none, metric, rounded
-from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.sections import cost as cost_section
-from ensemble.reporting.sections import impact, time_to_solution
-from ensemble.reporting.time_left import fraction_done, member_epochs, member_left_s
+from ensemble.reporting.columns import COLUMNS, OF_PAGE
+from ensemble.reporting.ranking import finite_or_none, metric, rounded
+from ensemble.reporting.run_projection import NOTHING, RunProjection
+from ensemble.reporting.sections import cost
+from ensemble.reporting.time_left import fraction_done, member_epochs
 
 if TYPE_CHECKING:
+    from ensemble.events import Epoch
     from ensemble.meter.ledger_rows import Total
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
@@ -20,16 +21,12 @@ if TYPE_CHECKING:
 #: Significant digits of metrics, so that four decimals are those of the log's number.
 DIGITS = 9
 #: What `member_row` returns, in its order.
-COLUMNS = (
-    "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "further", "params",
-    "options", "workers", "node", "place", "devices", "shares", "cohort", "attempts", "failures", "samples_per_s",
+FIELDS = (
+    "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "params",
+    "options", "workers", "node", "place", "shares", "cohort", "attempts", "failures", "samples_per_s",
     "left_s", "waited", "synced", "memory_gb", "error", "reason", "advice", "first_epoch", "checkpoint", "lineage",
-    "code", "private",
 )  # fmt: skip
-COST_COLUMNS = (
-    "cpu_s", "energy_j", "origin", "full_cpu_s", "full_energy_j", "full_origin", "idle_j", "mean_w", "peak_w",
-    "gpu_s",
-)  # fmt: skip
+COST_COLUMNS = ("cpu_s", "energy_j", "origin", "full_cpu_s", "full_energy_j", "full_origin")
 _OPTIONS = (
     "precision", "optimizer", "schedule", "batch_size", "accumulate", "compression", "communicator", "seed",
 )  # fmt: skip
@@ -51,12 +48,10 @@ ADVICE = {
 
 
 def member_row(run: RunProjection, member: MemberState) -> list[Any]:
-    """Returns a member's row, by `COLUMNS`."""
+    """Returns a member's row, by `FIELDS`."""
     state, own = run.state, member.identity
-    memory_gb = member.history[-1].memory_gb if member.history else None
+    declared = {name: COLUMNS[name].read(run, member) for name in OF_PAGE if name != "cpu_s"}
     checkpoint = member.checkpoint.epoch if member.checkpoint is not None else None
-    train_s, waited_s, sync_s = (add_up(member, name) for name in ("train_s", "waited_s", "sync_s"))
-    left_s = member_left_s(state, member) if state.ended is None and not run.is_lost else None
     failed = member.reason if member.error else None
     params = {"seed": own.get("seed"), **own.get("params", {})}
     row = {
@@ -69,39 +64,21 @@ def member_row(run: RunProjection, member: MemberState) -> list[Any]:
         "steps": member.steps,
         "done": round(fraction_done(state, member), 4),
         "metric": rounded(metric(member, state.objective), DIGITS),
-        "further": [rounded(member.value_of(each), DIGITS) for each in state.further_objectives],
         "metrics": {name: rounded(value, DIGITS) for name, value in member.metrics.items()},
         "params": {name: _plain(value) for name, value in params.items()},
         "options": _describe_options(own),
-        "workers": own.get("workers", 1),
         "node": member.node,
-        "place": member.place,
-        "devices": [d for d in member.devices if d is not None],
         "shares": {"cpus": own.get("cpus_per_worker"), "gpus": own.get("gpus_per_worker")},
-        "cohort": member.cohort,
-        "attempts": member.attempts,
         "failures": member.failures,
-        "samples_per_s": rounded(member.training_rate),
-        "left_s": rounded(left_s),
-        "waited": _share(waited_s, train_s),
-        "synced": _share(sync_s, train_s),
-        "memory_gb": rounded(memory_gb),
+        **{name: rounded(value) if isinstance(value, float) else value for name, value in declared.items()},
         "error": member.error,
         "reason": member.reason,
         "advice": ADVICE.get(failed or "") if failed else None,
         "first_epoch": member.first_epoch,
         "checkpoint": checkpoint,
         "lineage": own.get("lineage"),
-        "code": member.code,
-        "private": _private_share(member),
     }
-    return [row[name] for name in COLUMNS]
-
-
-def _private_share(member: MemberState) -> float | None:
-    """Returns the share of its batches that a member prepared for itself."""
-    shared, private = (add_up(member, name) for name in ("shared_batches", "private_batches"))
-    return _share(private, shared + private)
+    return [row[name] for name in FIELDS]
 
 
 def list_spans(member: MemberState) -> list[list[Any]]:
@@ -126,8 +103,8 @@ def list_nodes(run: RunProjection, power: Mapping[str, Power]) -> list[dict[str,
 
 
 def _describe_node(state: RunState, name: str, power: Power | None, *, is_over: bool) -> dict[str, Any]:
-    known = state.nodes[name].info
-    info, power = known or NodeChanged(node=name), power or Power(node=name, origin="unavailable")
+    node_info = state.nodes[name].info
+    info, power = node_info or NodeChanged(node=name), power or Power(node=name, origin="unavailable")
     length = power.interval_s or 0.0
     by_device = {part.device: part for part in power.parts or () if part.kind == "gpu"}
     gpus = []
@@ -153,7 +130,7 @@ def _describe_node(state: RunState, name: str, power: Power | None, *, is_over: 
     busy = power.busy_s
     return {
         "name": name,
-        "cpus": info.cpus if known else None,
+        "cpus": info.cpus if node_info else None,
         "memory_gb": rounded(info.memory_gb),
         "gpus": gpus,
         "watts": None if is_over else rounded(state.nodes[name].watts),
@@ -161,50 +138,30 @@ def _describe_node(state: RunState, name: str, power: Power | None, *, is_over: 
         "power_source": described.get("source"),
         "cpu_use": rounded(busy / length) if busy is not None and length and not is_over else None,
         "note": info.no_gpus or None,
-        "gone": known is not None and not known.cpus and not known.gpus,
+        "gone": node_info is not None and not node_info.cpus and not node_info.gpus,
     }
 
 
 def describe_cost(run: RunProjection) -> dict[str, Any]:
-    """Returns what was used: by member, by role, by both, and in sentences."""
-    state, ledger, full = run.state, run.ledger, run.full
-    roles, full_j = ledger.by_role(), dict[str, float]()
-    by_member_role: dict[str, dict[str, list[float | None]]] = {}
-    for row in ledger.rows:
-        sums = by_member_role.setdefault(row.member or "", {}).setdefault(row.role, [0.0, None])
-        sums[0] = (sums[0] or 0.0) + row.cpu_s
-        if row.energy_j is not None:
-            sums[1] = (sums[1] or 0.0) + row.energy_j
-    for each in ledger.full_rows if state.ended is not None else ():  # of a large run they take half a second
-        if each.energy_j is not None and each.member is not None:
-            full_j[each.role] = full_j.get(each.role, 0.0) + each.energy_j
-    lines = [list(line) for line in (*cost_section.summarize(state, ledger), *time_to_solution.summarize(state))]
+    """Returns what was used: by member, and in sentences."""
+    state, own, full = run.state, run.own, run.full
+    lines = cost.summarize(state, run.ledger)
     return {
         "members": {
             "columns": list(COST_COLUMNS),
-            "rows": {name: _cost_row(run.own.get(name), full[name]) for name in full if name in state.members},
+            "rows": {
+                name: [*_describe_total(own.get(name, NOTHING)), *_describe_total(total)]
+                for name, total in full.items()
+                if name in state.members
+            },
         },
-        "roles": [
-            {
-                "role": role,
-                "word": cost_section.ROLE_WORDS.get(role, role),
-                "cpu_s": total.cpu_s,
-                "energy_j": total.energy_j,
-                "origin": total.origin,
-                "full_j": full_j.get(role),
-            }
-            for role, total in roles.items()
-        ],
-        "lines": lines,
-        "reading": impact.METHOD if any(label == "emissions" for label, _ in lines) else None,
-        "by_member_role": by_member_role,
+        "lines": [list(line) for line in lines],
+        "reading": cost.METHOD if any(label == "emissions" for label, _ in lines) else None,
     }
 
 
-def _cost_row(direct: Total | None, full: Total) -> list[Any]:
-    own = [direct.cpu_s, direct.energy_j, direct.origin] if direct else [0.0, None, "unavailable"]
-    rest = [direct.idle_j, direct.mean_w, direct.peak_w, direct.gpu_s] if direct else [None] * 4
-    return [*own, full.cpu_s, full.energy_j, full.origin, *rest]
+def _describe_total(total: Total) -> tuple[float, float | None, str]:
+    return total.cpu_s, total.energy_j, total.origin
 
 
 def _describe_options(identity: Mapping[str, Any]) -> str:
@@ -231,9 +188,54 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and finite_or_none(value) is None:
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if _is_list(value) else value
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if _is_list(value) else value
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+
+
+#: Of an `epoch` event, beside its metrics on the validation split.
+OTHERS = ("train_loss", "lr", "samples_per_s", "memory_gb", "cpus", "grad_norm", "loss_scale")
+#: Numbers in the document, at most: about 8 MB of JSON.
+MOST_NUMBERS = 10**6
+CURVE_DIGITS = 6
+
+
+def describe_curves(state: RunState) -> dict[str, Any]:
+    """Returns the document `curves`: the epochs of each member's final lineage.
+
+    Returns:
+        `members`: of each `epoch` and `t` (Unix seconds), and `values` by figure; `thinned`: whether only every
+        k-th epoch and the last are in it, as of long runs.
+    """
+    members = [member for member in state.members.values() if member.history]
+    numbers = sum(len(member.history) * (9 + len(member.metrics)) for member in members)
+    every = -(-numbers // MOST_NUMBERS) or 1
+    return {
+        "thinned": every > 1,
+        "members": {
+            member.id: _describe_epochs([*member.history[:-1:every], member.history[-1]]) for member in members
+        },
+    }
+
+
+def _describe_epochs(epochs: list[Epoch]) -> dict[str, Any]:
+    values = [_read_figures(epoch) for epoch in epochs]
+    names = dict.fromkeys(name for figures in values for name in figures)
+    return {
+        "epoch": [epoch.epoch for epoch in epochs],
+        "t": [round(epoch.t, 3) for epoch in epochs],
+        "values": {name: [figures.get(name) for figures in values] for name in names},
+    }
+
+
+def _read_figures(epoch: Epoch) -> dict[str, float]:
+    figures: dict[str, Any] = {name: getattr(epoch, name) for name in OTHERS}
+    seconds = epoch.train_s or epoch.wall_s
+    for name, part in (("waited", epoch.waited_s), ("synced", epoch.sync_s)):
+        figures[name] = part / seconds if part and seconds else None
+    figures |= epoch.metrics or {}  # what the user's code calls by one of these names is shown as theirs
+    finite = {name: finite_or_none(value) for name, value in figures.items()}
+    return {name: float(f"{value:.{CURVE_DIGITS}g}") for name, value in finite.items() if value is not None}

@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED
-from ensemble.meter.origin import weakest
 from ensemble.reporting import text
+from ensemble.reporting.columns import declare_columns
 from ensemble.reporting.dashboard.rows import ADVICE
-from ensemble.reporting.dashboard.tables import list_versions
-from ensemble.reporting.dashboard.tiles import describe_tiles
+from ensemble.reporting.dashboard.tiles import list_tiles
 from ensemble.reporting.model_figures import list_figures, read_task
-from ensemble.reporting.ranking import cost_origin, differ_by_seed, front_members, other_metrics, varied_parameters
+from ensemble.reporting.ranking import differ_by_seed, other_metrics, varied_parameters
 from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.sections import packing
+from ensemble.reporting.sections import Table, cost, feeders, nodes
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
+from ensemble.reporting.sections.member_details import list_details
 from ensemble.reporting.sections.notices import MOST_NAMED
 from ensemble.reporting.sections.quality import describe_benefit
-from ensemble.reporting.sections.time_to_solution import summarize
-from ensemble.reporting.sections.training import group_causes, summarize_budget
+from ensemble.reporting.sections.training import describe_plan, group_causes, summarize_budget
 from ensemble.reporting.status import status_gpus
+from ensemble.reporting.time_left import describe_time_left
 
 if TYPE_CHECKING:
-    from ensemble.reporting.time_left import TimeLeft
+    from ensemble.meter import Ledger
     from ensemble.store.state import RunState
 
+log = logging.getLogger(__name__)
+
+#: What makes the tables of the views "Cost" and "Placement", in their order on the page.
+TABLES: Mapping[str, Sequence[Callable[[RunState, Ledger], list[Table]]]] = {
+    "tables": (cost.tabulate, cost.tabulate_impact),
+    "places": (nodes.tabulate, feeders.tabulate),
+}
+
+TITLES = {"tables": "costs", "places": "nodes and feeders"}
+
+
+def describe_tables(run: RunProjection) -> dict[str, Any]:
+    """Returns the document; a table that cannot be made takes no other with it.
+
+    Returns:
+        - `columns` of members: each with `id`, `title`, `about`, `kind` ("text" or ""); `members`: the cells of
+          each. A cell is a number, a text, null, or [text, what it is sorted by].
+        - `tables` of what was used, and `places`: those of nodes and feeders: each with `id`, `title`, `text`,
+          `head` ([name, class] of each column), `rows`.
+        - `missing`: a sentence for each that could not be made.
+    """
+    columns, members, missing = list[dict[str, str]](), dict[str, list[Any]](), list[str]()
+    try:
+        columns, members = list_details(run)
+    except Exception as error:
+        missing.append(explain_failure("columns of members", error))
+    tables: dict[str, list[dict[str, Any]]] = {view: [] for view in TABLES}
+    for view, makers in TABLES.items():
+        for tabulate in makers:
+            try:
+                tables[view] += [table.as_dict() for table in tabulate(run.state, run.ledger)]
+            except Exception as error:
+                missing.append(explain_failure(f"a table of {TITLES[view]}", error))
+    return {"columns": columns, "members": members, **tables, "missing": missing}
+
+
+def explain_failure(part: str, error: Exception) -> str:
+    """Logs that a part of the page failed, and returns the sentence that stands in its place."""
+    detail = error if log.isEnabledFor(logging.DEBUG) else None
+    log.warning("the page's %s failed: %s: %s", part, type(error).__name__, error, exc_info=detail)
+    return f"{part.capitalize()} cannot be shown: {type(error).__name__}: {error}."
+
+
+def list_versions(state: RunState) -> list[list[str]]:
+    """Returns what a run was made with as [label, text]: versions, revision, id, notes on its combined model."""
+    versions: Mapping[str, Any] = state.header.versions or {}
+    pairs = [[name.replace("_", "-"), str(version)] for name, version in versions.items() if version]
+    pairs += [["revision", str(state.header.revision)]] if state.header.revision else []
+    pairs += [["run", state.run_id]] if state.run_id else []
+    combined = state.combined or NOT_COMBINED
+    return pairs + [["combined model", note] for note in (combined.note, combined.reason) if note]
+
+
 MOST_CAUSES = 20  # of failures
-#: Of the `combined` event.
-COMBINED = (
-    "method", "members", "weights", "split", "metrics", "best_member", "note", "temperature", "reason", "task",
-    "calibration", "intervals", "noise", "uncertainty", "conformal", "selective",
-    "shifted", "shifted_metrics",
-)  # fmt: skip
-
-
 #: The tone of how a run stands; others have none.
 TONES = {
     "not started": "soft",
@@ -56,9 +102,7 @@ def describe_head(directory: str, run: RunProjection, *, with_used: bool = True)
         with_used: whether what the run has used is in it.
     """
     state, best = run.state, run.best
-    is_measured = bool(((state.combined or NOT_COMBINED).metrics or {}).get("ensemble"))
     total = run.used if with_used else None
-    used = total and {"cpu_s": total.cpu_s, "energy_j": total.energy_j, "energy_origin": total.origin}
     return {
         "name": state.name or directory,
         "dir": directory,
@@ -70,13 +114,13 @@ def describe_head(directory: str, run: RunProjection, *, with_used: bool = True)
         "best": None if best is None else {"member": best.id, "value": run.best_value},
         "objective": state.objective,
         "combined_value": run.combined_value,
-        "combined_split": (state.combined or NOT_COMBINED).split if is_measured else None,
+        "combined_split": run.combined_split,
         "wall_s": state.wall_s,
-        "used": used,
+        "used": total and {"cpu_s": total.cpu_s, "energy_j": total.energy_j, "energy_origin": total.origin},
     }
 
 
-def describe_run(directory: str, run: RunProjection, left: TimeLeft | None) -> dict[str, Any]:
+def describe_run(directory: str, run: RunProjection, left_s: float | None) -> dict[str, Any]:
     """Returns the `run` section of the document.
 
     Args:
@@ -84,38 +128,33 @@ def describe_run(directory: str, run: RunProjection, left: TimeLeft | None) -> d
         left: time left, where it can be estimated.
     """
     state, members = run.state, run.state.members.values()
-    ranking = (state.objective, state.direction)
     head = describe_head(directory, run)
-    is_driven = state.ended is None and run.driver is None and state.started is not None
     by_seed = ["seed"] if differ_by_seed(members) else []
-    found = {
+    benefit, tone = describe_benefit(state.combined, (state.objective, state.direction))
+    return {
         **head,
         "run_id": state.run_id,
         "executor": state.executor,
         "mode": state.mode,
         "direction": state.direction,
-        "further": [{"name": each.name, "mode": each.mode} for each in state.further_objectives],
-        "further_origin": cost_origin(state),
-        "front": [member.id for member in front_members(state)],
         "epochs": state.epochs,
         "declared": state.declared,
         "samples": (state.header.data or {}).get("samples"),  # of the training data, in an epoch
         "ended": None if state.ended is None else state.ended.t,
-        "left": str(left) if left is not None and is_driven else None,
-        "combined": None if state.combined is None else {name: getattr(state.combined, name) for name in COMBINED},
-        "benefit": dict(zip(("text", "tone"), describe_benefit(state.combined, ranking), strict=True)),
+        "left": describe_time_left(left_s) if left_s is not None and run.is_driven else None,
+        "benefit": {"text": benefit, "tone": tone},
         "metrics": [state.objective, *other_metrics(state)],
+        "columns": declare_columns(),
         "figures": _name_figures(state),
         "params": [*dict.fromkeys(name for m in members for name in m.identity.get("params", {})), *by_seed],
         "varied": [*varied_parameters(members), *by_seed],
-        "facts": [dict(zip(("label", "text", "tone"), fact, strict=True)) for fact in _facts(run)],
-        "totals": _totals(run, is_driven=is_driven),
+        "facts": [dict(zip(("label", "text", "tone"), fact, strict=True)) for fact in _list_facts(run)],
         "failures": _group_failures(state),
         "made_with": list_versions(state),
         "driver": run.driver,
-        "actions": _actions(head["counts"]) if is_driven else [],
+        "actions": _list_actions(head["counts"]) if run.is_driven else [],
+        "tiles": [vars(tile) for tile in list_tiles(run)],
     }
-    return found | {"tiles": describe_tiles(found)}
 
 
 def _group_failures(state: RunState) -> list[dict[str, Any]]:
@@ -139,13 +178,12 @@ def _group_failures(state: RunState) -> list[dict[str, Any]]:
 def _name_figures(state: RunState) -> dict[str, Any]:
     """What each metric is called, and in which direction it is better, by its name; the objective as declared."""
     combined = (state.combined or NOT_COMBINED).metrics or {}
-    names = dict.fromkeys([*other_metrics(state), *(combined.get("ensemble") or {})])
-    ranking = (state.objective, state.direction)
-    found = list_figures([state.objective, *names], read_task(state.combined), ranking)
-    return {each.name: each.as_document() for each in found}
+    names = dict.fromkeys([state.objective, *other_metrics(state), *(combined.get("ensemble") or {})])
+    figures = list_figures(names, read_task(state.combined), (state.objective, state.direction))
+    return {figure.name: figure.as_document() for figure in figures}
 
 
-def _facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
+def _list_facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
     """Yields (label, sentence, tone): what limits the run, what it waits for, what is lost."""
     state = run.state
     if run.driver is not None:
@@ -156,45 +194,23 @@ def _facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
         yield "waits for", state.waits_for, "warn"
     if state.measuring:
         yield "measuring", f"a few steps of {text.count(len(state.measuring), 'member')}, to pack them", ""
-    for line in bottleneck_lines(state):
+    for line in bottleneck_lines(state) if state.feeders else ():
         yield "limited by", line, ""
-    for line in packing.describe_plan(state):
+    for line in describe_plan(state) if state.planned is not None else ():
         yield "plan", line, ""
-    for line in pipeline_lines(state):
+    for line in pipeline_lines(state) if state.unshared or state.bad_records or state.differences else ():
         yield "pipeline", line, "warn"
     for line in status_gpus(state):
         yield "GPUs", line, "warn"
-    for label, line in summarize_budget(state, run.ledger):
+    for label, line in summarize_budget(state, run.ledger) if state.header.budget else ():
         yield label, line, ""
 
 
-def _totals(run: RunProjection, *, is_driven: bool) -> dict[str, Any]:
-    state, ledger, used, reuse = run.state, run.ledger, run.used, run.ledger.reuse
-    now = [node for node in state.nodes.values() if node.watts is not None] if is_driven else []
-    origins = {node.node: node.origin for node in ledger.nodes}
-    return {
-        "models": next((line for _, line in summarize(state)), None),
-        "cpu_s": used.cpu_s,
-        "energy_j": used.energy_j,
-        "energy_origin": used.origin,
-        "node_energy_j": ledger.total.energy_j,
-        "mean_w": used.mean_w,
-        "watts": sum(node.watts or 0.0 for node in now) if now else None,
-        "watts_origin": weakest(origins.get(node.name, "unavailable") for node in now) if now else None,
-        "prepared": reuse.prepared,
-        "consumed": reuse.consumed,
-        "reuse": reuse.factor,
-        "samples_per_s": run.samples_per_s if is_driven else None,
-        "models_per_minute": run.pace and run.pace.per_minute,
-        "ttta_s": run.pace and run.pace.ttta_s,
-    }
-
-
-def _actions(counts: Mapping[str, int]) -> list[str]:
+def _list_actions(counts: Mapping[str, int]) -> list[str]:
     """Returns the requests that a run in progress can fulfil."""
-    found = ["stop", "add"]
+    actions = ["stop", "add"]
     if any(counts.get(state) for state in ("waiting", "measuring", "placed", "running")):
-        found += ["pause", "cancel"]
+        actions += ["pause", "cancel"]
     if counts.get("paused"):
-        found += ["resume"] if "cancel" in found else ["resume", "cancel"]
-    return found
+        actions += ["resume"] if "cancel" in actions else ["resume", "cancel"]
+    return actions

@@ -1,20 +1,7 @@
 """Says who may talk to the server of the live page, and refuses everybody else before a route is reached.
 
-Loopback is shared by all users of a machine, and every web site that a user visits can send requests to it. So:
-
-- a **session**: the address of the page has a token, which works once and becomes a cookie. The cookie is
-  HttpOnly and SameSite=Strict; its value is random and only its digest is kept, in memory, for a week.
-- a **viewer's** address has another token, for any number of browsers; their sessions can send no POST, and push
-  out no session of those that can.
-- a **folder** with a random name has all that the page asks for, and is the cookie's Path: cookies know no ports,
-  and a server of another user on this machine would get this one's from whoever follows a link to it. The name is
-  told to browsers that use a token, and to nobody else.
-- the **Host** header must be one that this server is known by, port included: a name that an attacker has pointed
-  here (DNS rebinding) is none.
-- **Origin** and **Sec-Fetch-Site** must not be another site's: only the page itself asks for anything. A link from
-  elsewhere may open the page, nothing else.
-- **POST** needs JSON and the page's own origin, which no form of another site can send.
-- what is served can run scripts only from files of this server, cannot be framed, and names no address elsewhere.
+Loopback is shared by all users of a machine, and every web site that a user visits can send requests to it.
+Whoever opens the address with the token gets a cookie for a folder with a random name, which has the whole page.
 """
 
 from __future__ import annotations
@@ -25,9 +12,7 @@ import logging
 import os
 import secrets
 import stat
-import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -51,37 +36,13 @@ HEADERS = {
     "Server": "ensemble",
 }
 METHODS = ("GET", "HEAD", "POST")
-#: Sessions that are kept, the latest, and streams that one of them may have open.
-MOST_SESSIONS, MOST_STREAMS = 64, 32
-SESSION_S = 7 * 86400.0
 SHORTEST_TOKEN = 16
 SCRAPED = "/metrics"
-VIEWER = "this browser has a viewer's address, which may look and not act"
 
 LOG_IN = """<!doctype html><meta charset="utf-8"><title>ensemble</title>
-<p>This page needs the address that <code>ensemble</code> printed where it was started; each works once, in one
-browser. If this browser has opened it before, its history has the page itself, below <code>/p/</code>; if that led
-here: <a href=".">open the page</a>.</p>
+<p>This page needs the address that <code>ensemble</code> printed where it was started. If this browser has opened
+it before, its history has the page itself, below <code>/p/</code>; if that led here: <a href=".">open it</a>.
 """
-
-
-@dataclass(eq=False)
-class BrowserSession:
-    """One browser that has used a token.
-
-    Attributes:
-        may_act: whether it may send requests to runs; a viewer's may not.
-    """
-
-    digest: bytes
-    ends: float
-    may_act: bool = True
-    streams: int = 0
-
-    @property
-    def name(self) -> str:
-        """What it is called in the log; nothing that opens it follows from that."""
-        return hashlib.sha256(self.digest).hexdigest()[:8]
 
 
 class Refused(Exception):
@@ -93,77 +54,40 @@ class Refused(Exception):
 
 
 class Guard:
-    """Knows the tokens and sessions of one server, and checks requests.
+    """Knows the token and the cookie of one server, and checks requests.
+
+    Cookies know no ports: a server of another user on this machine would get this one's from whoever follows a
+    link to it. So the cookie's path is the folder, whose name only browsers with the token are told.
 
     Args:
-        hosts: values of the Host header that are this server's, in lower case.
+        hosts: values of the Host header that are this server's, in lower case: a name that an attacker has pointed
+            here (DNS rebinding) is none.
         port: the server's, in the cookie's name, which tells it from those of other servers of this host.
-        announce: receives the address with a new token.
-        scraper_token: lets a scraper read /metrics; None: only with a session.
-        announce_viewer: receives the address with the viewers' token; None: there is none.
+        scraper_token: lets a scraper read /metrics; None: only with the cookie.
         prefix: of the paths that browsers ask a proxy for, which takes it away; "/team/run".
-        clock: seconds, by which sessions end.
 
     Attributes:
-        root: path of the folder with the page, with the slash.
-        shown_root: the same as browsers know it.
+        url: the address with the token.
+        root: path of the folder with the page, with the slash.  shown_root: the same as browsers know it.
+        cookie: its name.
     """
 
     def __init__(
-        self,
-        hosts: Collection[str],
-        port: int,
-        url: str,
-        announce: Callable[[str], object],
-        scraper_token: str | None = None,
-        announce_viewer: Callable[[str], object] | None = None,
-        prefix: str = "",
-        clock: Callable[[], float] = time.monotonic,
+        self, hosts: Collection[str], port: int, url: str, scraper_token: str | None = None, prefix: str = ""
     ) -> None:
-        self.root = f"/p/{secrets.token_urlsafe(16)}/"
-        self.shown_root = prefix + self.root
-        self._clock = clock
-        self.cookie = f"ensemble_{port}"
-        self._hosts, self._url, self._announce = frozenset(hosts), url, announce
-        self._scraper = None if scraper_token is None else _digest(scraper_token)
-        self._sessions: dict[bool, list[BrowserSession]] = {True: [], False: []}  # by `may_act`
-        self._token = self._make_token(announce)
-        self._viewer_token = None if announce_viewer is None else self._make_token(announce_viewer)
-
-    def _make_token(self, announce: Callable[[str], object]) -> bytes:
         token = secrets.token_urlsafe(32)
-        announce(f"{self._url}?token={token}")
-        return _digest(token)
+        self.url = f"{url}?token={token}"
+        self.root = f"/p/{secrets.token_urlsafe(16)}/"
+        self.shown_root, self.cookie = prefix + self.root, f"ensemble_{port}"
+        self._hosts, self._token, self._session = frozenset(hosts), _digest(token), secrets.token_urlsafe(32)
+        self._scraper = None if scraper_token is None else _digest(scraper_token)
 
     def redeem(self, token: str) -> str | None:
-        """Returns the id of a new session for a token: one that has not been used, or the viewers'; else None."""
-        given = _digest(token)
-        may_act = hmac.compare_digest(given, self._token)
-        if not may_act and (self._viewer_token is None or not hmac.compare_digest(given, self._viewer_token)):
-            return None
-        id = secrets.token_urlsafe(32)
-        kept = self._sessions[may_act]
-        kept.append(BrowserSession(_digest(id), self._clock() + SESSION_S, may_act))
-        del kept[:-MOST_SESSIONS]
-        if may_act:
-            self._token = self._make_token(self._announce)
-        return id
+        """Returns the cookie's value for the token; None for another one."""
+        return self._session if hmac.compare_digest(_digest(token), self._token) else None
 
-    def find_session(self, request: web.Request) -> BrowserSession | None:
-        """The session that a request belongs to."""
-        given = _digest(request.cookies.get(self.cookie, ""))
-        found = None
-        for session in (*self._sessions[True], *self._sessions[False]):
-            if hmac.compare_digest(session.digest, given) and self.is_valid(session):
-                found = session
-        return found
-
-    def is_valid(self, session: BrowserSession) -> bool:
-        """Whether a session has not ended."""
-        return self._clock() < session.ends
-
-    def check(self, request: web.Request) -> BrowserSession | None:
-        """Returns the session of a request that may be served; None for a request that needs none.
+    def check(self, request: web.Request) -> None:
+        """Checks that a request may be served.
 
         Raises:
             Refused: it may not.
@@ -174,18 +98,16 @@ class Guard:
             raise Refused(400, "the address must begin with /")
         named = [value.lower() for value in request.headers.getall("Host", [])]
         if len(named) != 1 or named[0] not in self._hosts:
-            known = ", ".join(sorted(self._hosts))
-            raise Refused(403, f"this server is {known}; --allow-host NAME[:PORT] adds a name")
+            own_hosts = ", ".join(sorted(self._hosts))
+            raise Refused(403, f"this server is {own_hosts}; --allow-host NAME[:PORT] adds a name")
         self._check_origin(request, named[0])
-        session = self.find_session(request)
-        is_open = request.path == "/" and request.method == "GET" and "token" in request.query
-        if session is None and not is_open and not self._may_scrape(request):
+        is_login = request.path == "/" and request.method == "GET" and "token" in request.query
+        has_cookie = hmac.compare_digest(_digest(request.cookies.get(self.cookie, "")), _digest(self._session))
+        if not (has_cookie or is_login or self._may_scrape(request)):
             raise Refused(401, "open the address that was printed where the page was started")
-        if request.method == "POST" and session is not None and not session.may_act:
-            raise Refused(403, VIEWER)
-        return session
 
     def _check_origin(self, request: web.Request, host: str) -> None:
+        """Checks that the page itself asks; a link from elsewhere may open the page, nothing else."""
         origins = request.headers.getall("Origin", [])
         own = [origin.lower() in (f"http://{host}", f"https://{host}") for origin in origins]
         sites = request.headers.getall("Sec-Fetch-Site", [])
@@ -218,7 +140,7 @@ class Guard:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
-                request["session"] = self.check(request)
+                self.check(request)
                 return await handler(request)
             except Refused as error:
                 return refuse(request, error.status, error.why)
@@ -275,11 +197,11 @@ def allowed_hosts(address: str, port: int, own: Collection[str], extra: Collecti
     else:
         names = {address, *({"localhost"} if bound.is_loopback else own)}
     pairs = {(f"[{name}]" if ":" in name else name, port) for name in names}
-    for each in extra:
-        name, colon, given = each.rpartition(":")
-        pairs.add((name, int(given)) if colon and given.isdigit() and name[-1:] != ":" else (each, port))
-    found = {f"{name}:{number}" for name, number in pairs}
-    return {name.lower() for name in found | {name for name, number in pairs if number in (80, 443)}}
+    for host in extra:
+        name, colon, number = host.rpartition(":")
+        pairs.add((name, int(number)) if colon and number.isdigit() and name[-1:] != ":" else (host, port))
+    hosts = {f"{name}:{number}" for name, number in pairs}
+    return {name.lower() for name in hosts | {name for name, number in pairs if number in (80, 443)}}
 
 
 def read_token_file(path: str | os.PathLike[str]) -> str:
@@ -291,14 +213,14 @@ def read_token_file(path: str | os.PathLike[str]) -> str:
     file = Path(path)
     try:
         with open(file, "rb") as opened:
-            found = os.fstat(opened.fileno())
-            token = opened.read(4096).decode("ascii").strip() if stat.S_ISREG(found.st_mode) else ""
+            status = os.fstat(opened.fileno())
+            token = opened.read(4096).decode("ascii").strip() if stat.S_ISREG(status.st_mode) else ""
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not ASCII text"
         raise StoreError(f"cannot read the token of {file}: {why}") from None
-    if found.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         raise StoreError(f"{file} belongs to another user, who knows its token: write one of your own")
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise StoreError(f"{file} can be read by others: `chmod 600 {file}`")
     if len(token) < SHORTEST_TOKEN:
         raise StoreError(f"the token of {file} must have at least {SHORTEST_TOKEN} characters")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ensemble.events import Event
+from ensemble.reporting.loggers.base import RunObserver
 from ensemble.store import RunDir, StoreError
-from ensemble.store.mirror import MirrorOptions, TakenOverError
-from ensemble.store.mirror_copier import Copier
+from ensemble.store.mirror import Copier, TakenOverError
+from ensemble.store.mirror_status import MirrorOptions
 
 #: At the end of the run, between two attempts; doubled with each one that fails.
 RETRY_S, LONGEST_RETRY_S = 0.5, 30.0
 
 
-class MirrorFollower:
+class MirrorFollower(RunObserver):
     """Follows a run as a logger does, but by its files."""
 
-    may_wait: ClassVar[bool] = True
-    missing: ClassVar[str] = "the mirror is not complete"
-    follow_s: ClassVar[float] = 5.0
+    may_wait = True
+    missing = "the mirror is not complete"
+    follow_s = 5.0
 
     def __init__(self, run_dir: RunDir, options: Mapping[str, Any]) -> None:
         self._copier = Copier(run_dir, MirrorOptions(**options))

@@ -1,12 +1,8 @@
 """Writes a run of MLflow for the run, and one nested in it for each member.
 
-A metric of an epoch has the epoch's number as its step and the time of the event as its timestamp. A store in a
-database keeps one of two equal points, so points that are written again after this process was killed are there
-once. (A server that keeps files has such points twice.) The values of an epoch that a member trains again, after
-it went back to a checkpoint, have the same step and a later time: MLflow shows the later ones as the last.
-
-Runs are found again by their tags at each start, whatever the logger's file names: one that was made after the
-file was last replaced, just before this process was killed, is used, not left behind.
+A metric of an epoch has the epoch's number as its step: of an epoch that is trained again MLflow shows the later
+value. Runs are found again by their tags at each start: one that was made just before this process was killed is
+used.
 """
 
 from __future__ import annotations
@@ -88,22 +84,22 @@ class MLflowLogger(Logger):
             elif isinstance(point, EpochEnded):
                 made = metrics.setdefault(point.member, [])
                 made += self._make_metrics(point.values, point.t, point.epoch)
-        for member, found in metrics.items():
-            self._log(member, found, params.get(member))
+        for member, member_metrics in metrics.items():
+            self._log(member, member_metrics, params.get(member))
         return {"runs": self._runs}
 
     def end(self, end: RunEnd, state: RunState) -> dict[str, Any]:
         """Write how each member stands and what it has used, and end its run; then those of the whole run."""
-        for member, each in end.members.items():
+        for member, member_end in end.members.items():
             tags = {
-                STATE_TAG: each.state,
-                "ensemble.attempts": each.attempts,
-                "ensemble.energy_origin": each.origin,
+                STATE_TAG: member_end.state,
+                "ensemble.attempts": member_end.attempts,
+                "ensemble.energy_origin": member_end.origin,
             }
-            tags |= {"ensemble.error": each.error} if each.error else {}
-            self._log(member, self._make_metrics(each.values, end.t, each.epochs), tags=tags)
-            status = STATUS.get(each.state, STOPPED)
-            self._client.set_terminated(self._runs[member], status, _milliseconds(each.t))
+            tags |= {"ensemble.error": member_end.error} if member_end.error else {}
+            self._log(member, self._make_metrics(member_end.values, end.t, member_end.epochs), tags=tags)
+            status = STATUS.get(member_end.state, STOPPED)
+            self._client.set_terminated(self._runs[member], status, _milliseconds(member_end.t))
         word = "finished" if end.finished else "stopped"
         tags = {STATE_TAG: word, "ensemble.energy_origin": end.origin}
         self._log(RUN, self._make_metrics(end.values, end.t, 0), tags=tags)
@@ -119,8 +115,8 @@ class MLflowLogger(Logger):
         """
         member, params = point.member, point.options | point.params
         if member in self._runs:
-            known = self._client.get_run(self._runs[member]).data.params
-            if any(known.get(_clean(name), _shorten(value)) != _shorten(value) for name, value in params.items()):
+            logged = self._client.get_run(self._runs[member]).data.params
+            if any(logged.get(_clean(name), _shorten(value)) != _shorten(value) for name, value in params.items()):
                 self._client.delete_run(self._runs.pop(member))  # a parameter cannot be changed
         if member in self._runs:
             return False
@@ -142,9 +138,9 @@ class MLflowLogger(Logger):
         tags: Mapping[str, Any] | None = None,
     ) -> None:
         entities = self._entities
-        given = [entities.Param(_clean(name), _shorten(value)) for name, value in (params or {}).items()]
+        logged_params = [entities.Param(_clean(name), _shorten(value)) for name, value in (params or {}).items()]
         tagged = [entities.RunTag(name, _shorten(value)) for name, value in (tags or {}).items()]
-        parts = itertools.zip_longest(_cut(metrics, MOST_METRICS), _cut(given, MOST_PARAMS), fillvalue=())
+        parts = itertools.zip_longest(_cut(metrics, MOST_METRICS), _cut(logged_params, MOST_PARAMS), fillvalue=())
         for some_metrics, some_params in list(parts) or [((), ())]:
             self._client.log_batch(self._runs[key], some_metrics, some_params, tagged)
             tagged = []  # with the first part
@@ -154,25 +150,22 @@ class MLflowLogger(Logger):
         return [metric(_clean(name), value, _milliseconds(t), step) for name, value in values.items()]
 
     def _find_experiment(self, name: str, artifacts: str | None) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
         return str(self._client.create_experiment(name, artifact_location=artifacts))
 
     def _find_runs(self) -> dict[str, str]:
         """Runs that an earlier process has made for this run, by member."""
-        found, token = dict[str, str](), None
+        runs, token = dict[str, str](), None
         while True:
             page = self._client.search_runs(
                 [self._experiment], f"tags.`{RUN_TAG}` = '{self._run_id}'", page_token=token
             )
-            found |= {run.data.tags.get(MEMBER_TAG, RUN): run.info.run_id for run in page}
+            runs |= {run.data.tags.get(MEMBER_TAG, RUN): run.info.run_id for run in page}
             token = page.token
             if not token:
-                return found
-
-
-LOGGER = MLflowLogger
+                return runs
 
 
 def _milliseconds(t: float) -> int:

@@ -1,8 +1,8 @@
 """The process of a run's observers, a thread for each; a line of JSON is a message, from the controller and to it.
 
-In: `{"observers": {NAME: OPTIONS}}`, then `{"end": [NAME], "last": EVENT}`; at the end of the input the
-controller is gone. Out: `{"started": true}`; with a "name", `{"failed": TEXT}` when one begins to fail, `{"works":
-true}` when it works after that or at first, `{"ended": true, "missing": TEXT}`, TEXT null where nothing is.
+In: `{"observers": {NAME: {"kind": KIND, "options": OPTIONS}}}`, then `{"end": [NAME], "last": EVENT}`; at the end
+of the input the controller is gone. Out: `{"started": true}`; with a "name", `{"failed": TEXT}` when one begins to
+fail, `{"works": true}` when it works after that or at first, `{"ended": true, "missing": TEXT}` (or null).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ensemble.events import Event, read_event
-from ensemble.reporting.loggers.base import RunObserver
-from ensemble.reporting.loggers.follower import Follower
+from ensemble.reporting.loggers.base import Follower, Logger, RunObserver
+from ensemble.spec.loggers import LOGGERS
 from ensemble.store import RunDir
-from ensemble.store.files import group_read_mode, make_directory
+from ensemble.store.files import make_directory
 
 WORK_SHARE = 0.1  # of the time that an observer works at most, until the run ends
 LAST_S = 20.0  # for a last word when the controller is gone
@@ -33,29 +33,33 @@ LOST = {"lost": True}
 Say = Callable[[dict[str, Any]], None]
 
 
-def make_observer(run_dir: RunDir, name: str, options: Mapping[str, Any]) -> RunObserver:
-    """The observer of a name."""
-    if name == "mirror":
-        from ensemble.reporting.loggers.mirror import MirrorFollower
+def make_observer(run_dir: RunDir, name: str, kind: str, options: Mapping[str, Any]) -> RunObserver:
+    """The observer of a name: its class is that of its kind in `LOGGERS`.
 
-        return MirrorFollower(run_dir, options)
-    return Follower(run_dir, name, options)
+    Raises:
+        PipelineError: it cannot be imported.
+    """
+    made = LOGGERS.load(kind)
+    if issubclass(made, Logger):
+        return Follower(run_dir, name, made, options)
+    observer: RunObserver = made(run_dir, options)
+    return observer
 
 
 class ObserverThread:
     """Runs one observer: lets it catch up again and again, tries again after a failure, ends on request.
 
     Args:
-        options: of the observer.
+        declared: kind and options of the observer.
         say: sends a message to the controller.
 
     Attributes:
         requests: of the controller.
     """
 
-    def __init__(self, run_dir: RunDir, name: str, options: Mapping[str, Any], say: Say) -> None:
+    def __init__(self, run_dir: RunDir, name: str, declared: Mapping[str, Any], say: Say) -> None:
         self.requests = queue.Queue[dict[str, Any]]()
-        self._make: Callable[[], RunObserver] = lambda: make_observer(run_dir, name, options)
+        self._make: Callable[[], RunObserver] = lambda: make_observer(run_dir, name, **declared)
         self._say: Say = lambda message: say({"name": name, **message})
         self._observer: RunObserver | None = None
         self._failures, self._works = 0, False  # in a row; whether it has worked in this process
@@ -125,7 +129,7 @@ def make_say() -> Say:
     os.dup2(2, 1)  # what libraries print is no message
 
     def say(message: dict[str, Any]) -> None:
-        with lock:
+        with lock, contextlib.suppress(BrokenPipeError):  # the controller is gone; its loss is still to be told
             print(json.dumps(message), file=output, flush=True)
 
     return say
@@ -145,10 +149,10 @@ def main() -> None:
     """Run the process until the controller ends it, or is gone."""
     run_dir, temporary = RunDir(sys.argv[1]), sys.argv[2]
     say = make_say()
-    os.umask(0o027 if group_read_mode(run_dir.path) else 0o077)
+    os.umask(0o077)
     with only_process(run_dir):
-        options = json.loads(sys.stdin.readline())["observers"]
-        threads = {name: ObserverThread(run_dir, name, given, say) for name, given in options.items()}
+        observers = json.loads(sys.stdin.readline())["observers"]
+        threads = {name: ObserverThread(run_dir, name, declared, say) for name, declared in observers.items()}
         say({"started": True})
         for line in sys.stdin:
             request = json.loads(line)

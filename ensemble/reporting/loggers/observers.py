@@ -15,14 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ensemble.events import Event, Report, to_dict
+from ensemble.events import Event, Report, make_event, to_dict
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.meter.cpu import make_usage, read_start
-from ensemble.reporting.sections.notices import describe_logger
-from ensemble.spec import LoggerOptions
+from ensemble.reporting.sections.notices import describe
+from ensemble.spec.loggers import LoggerOptions, list_fields
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
-from ensemble.store.mirror import MirrorOptions
+from ensemble.store.mirror_status import MirrorOptions
 from pipelines.ipc.child_processes import child_environment, reap
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _ROOM = 32  # bytes for the path of a socket below its directory
 class _Process:
     """The process, and those that its libraries start."""
 
-    def __init__(self, run_dir: RunDir, options: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, run_dir: RunDir, observers: Mapping[str, Mapping[str, Any]]) -> None:
         self._messages = run_dir.loggers / "observers.log"
         self._private = PrivateDirectory("ensemble-logger-", _ROOM)
         temporary = str(self._private.path)
@@ -56,7 +56,7 @@ class _Process:
                 pass_fds=(self._private.lock,),  # the directory is in use until both processes have ended
                 process_group=0,  # Ctrl-C is for the controller
             )
-        self._send({"observers": options})  # arguments could be read by all users of the machine
+        self._send({"observers": observers})  # arguments could be read by all users of the machine
         self._start = read_start(self._process.pid)
         assert self._process.stdout is not None
         self.output = self._process.stdout.fileno()
@@ -139,12 +139,15 @@ class Observers:
         mirror: MirrorOptions | None = None,
     ) -> None:
         self._run_dir = run_dir
-        self._options = {options.name: dataclasses.asdict(options) for options in loggers}
-        self._options |= {f"webhook-{number}": {"url": url} for number, url in enumerate(notify, 1)}
-        self._loggers, self.has_mirror = list(self._options), mirror is not None
+        self._observers = {
+            logger.name: {"kind": logger.name, "options": list_fields(logger)} for logger in loggers
+        }
+        for number, url in enumerate(notify, 1):
+            self._observers[f"webhook-{number}"] = {"kind": "webhook", "options": {"url": url}}
+        self._loggers, self.has_mirror = list(self._observers), mirror is not None
         if mirror is not None:
-            self._options[mirror.name] = dataclasses.asdict(mirror)
-        self.names = list(self._options)
+            self._observers[mirror.name] = {"kind": "mirror", "options": dataclasses.asdict(mirror)}
+        self.names = list(self._observers)
         self._process: _Process | None = None
         self._closed: list[_Process] = []  # their CPU time is still reported
         self._failure = ""  # why the process cannot be started
@@ -161,7 +164,7 @@ class Observers:
         """Start the process; None where it cannot be started, such as on a full disk: `_failure` says why."""
         try:
             make_directory(self._run_dir.loggers)
-            self._process = _Process(self._run_dir, self._options)
+            self._process = _Process(self._run_dir, self._observers)
         except OSError as error:
             self._failure = f"it cannot be started: {error.strerror or error}"
         return self._process
@@ -178,7 +181,7 @@ class Observers:
             events.append(self._note_death(f"{self._failure}; it is tried again"))
         for event in events:
             if event["state"] != "works":
-                log.warning("%s", describe_logger(event["logger"], event["state"], event["detail"]))
+                log.warning("%s", describe(make_event(**event)))
         return events
 
     def _make_event(self, message: Mapping[str, Any]) -> Report | None:

@@ -1,9 +1,7 @@
 """What is logged of a run, from its events: pure, and the same each time that a log is read.
 
-The step of a metric is the number of a member's own epoch, from 0. A member that goes back to an earlier
-checkpoint trains epochs again: `WentBack` then comes before the repeated epochs, whose values replace the earlier
-ones. Names of metrics have a prefix, by which TensorBoard, MLflow and W&B group them: `valid/` for what the
-recipe reports, `train/` for the training itself, `cost/` and `ensemble/`.
+The step of a metric is the number of a member's own epoch, from 0. Names of metrics have a prefix: `valid/` for
+what the recipe reports, `train/` for the training itself, `cost/` and `ensemble/`.
 """
 
 from __future__ import annotations
@@ -127,8 +125,8 @@ class PointReader:
     def _declare(self, member: MemberState, t: float) -> list[Point]:
         options = {name: member.identity[name] for name in OPTIONS if name in member.identity}
         declared = DeclaredMember(member.id, t, member.params, options)
-        known = self._declared.get(member.id)
-        if known is not None and (known.params, known.options) == (declared.params, declared.options):
+        previous = self._declared.get(member.id)
+        if previous is not None and (previous.params, previous.options) == (declared.params, declared.options):
             return []
         self._declared[member.id] = declared
         return [declared]
@@ -171,7 +169,7 @@ def describe_end(run: RunProjection) -> RunEnd:
     }
     values = _cost_values(run.used, None)
     values |= combined_values(state.combined or NOT_COMBINED)
-    values |= {f"members/{each}": run.counts[each] for each in COUNTED}
+    values |= {f"members/{state_name}": run.counts[state_name] for state_name in COUNTED}
     finished = state.ended is not None and isinstance(state.ended, RunFinished)
     return RunEnd(t, finished, _drop_missing(values), run.used.origin, members)
 
@@ -180,9 +178,8 @@ def combined_values(combined: Combined) -> dict[str, Any]:
     """The figures of the combined model by their names in loggers.
 
     `ensemble/`, `best/`, `mean/`: of the combined model, its best member, the mean of its members. Behind a
-    figure's name `_low` and `_high` are the ends of its interval. `uncertainty/PART`, `conformal/METHOD/FIGURE`,
-    `selective/MODEL/FIGURE` and `shifted/SCORE/FIGURE` say how sure it is, `shifted_metrics/FIGURE/MODEL` how good
-    it is on shifted samples.
+    figure's name `_low` and `_high` are the ends of its interval. `uncertainty/PART` and
+    `conformal/METHOD/FIGURE` say how sure it is.
     """
     values: dict[str, Any] = {}
     for of, metrics in (combined.metrics or {}).items():
@@ -194,9 +191,8 @@ def combined_values(combined: Combined) -> dict[str, Any]:
                 f"{of}/{name}_{end}": value for end, value in zip(("low", "high"), ends or (), strict=False)
             }
     values |= {f"uncertainty/{part}": value for part, value in (combined.uncertainty or {}).items()}
-    for part in quality.SHOWN:
-        for of, figures in quality.list_records(combined, part):
-            values |= {f"{part}/{of}/{name}": value for name, value in figures.items()}
+    for method, figures in quality.list_conformal(combined):
+        values |= {f"conformal/{method}/{name}": value for name, value in figures.items()}
     return values
 
 
@@ -216,5 +212,5 @@ def _cost_values(own: Total, full: Total | None) -> dict[str, Any]:
 
 
 def _drop_missing(values: Mapping[str, Any]) -> dict[str, float]:
-    found = {name: finite_or_none(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    finite = {name: finite_or_none(value) for name, value in values.items()}
+    return {name: value for name, value in finite.items() if value is not None}

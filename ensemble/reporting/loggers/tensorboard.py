@@ -1,17 +1,7 @@
 """Writes event files for TensorBoard, a folder for each member, with what its HParams view needs.
 
-    tensorboard/MEMBER/events.out.tfevents.TIME.RUN    scalars by epoch, hyperparameters, how it ended
-    tensorboard/events.out.tfevents.TIME.RUN           metrics of the combined model, totals of the run
-
-In a directory that the user names, NAME-RUN stands in place of `tensorboard`, of the run's name and the first 8
-digits of its id: other runs may be there.
-
-A file holds records of protocol buffers, each with its length and checksums, and only grows. TensorBoard drops
-what it has of a step and later ones where a record of the kind `SessionLog.START` has that step: one is written
-before a member's epochs, or its final figures, are written again. Records have the times of the log's events, so
-that records which are written again after this process was killed are the same bytes.
-
-TensorBoard's own writer is not used, as it needs a thread for each file, and neither is torch's.
+A file holds records of protocol buffers, which have the times of the log's events: those that are written again
+are the same bytes. A record `SessionLog.START` with a step makes TensorBoard drop what it has from that step on.
 """
 
 from __future__ import annotations
@@ -82,10 +72,12 @@ class TensorBoardLogger(Logger):
 
     def end(self, end: RunEnd, state: RunState) -> dict[str, Any]:
         """Append how each member ended and what it has used, and the run's own figures."""
-        records = {name: self._encode_end(name, each, end.finished) for name, each in end.members.items()}
+        records = {
+            name: self._encode_end(name, member_end, end.finished) for name, member_end in end.members.items()
+        }
         records[RUN] = [] if RUN not in self._ends else [self._encoder.restart(end.t, 0)]
         records[RUN].append(self._encoder.scalars(end.t, 0, end.values))
-        self._ends |= {member: each.epochs for member, each in end.members.items()} | {RUN: 0}
+        self._ends |= {member: member_end.epochs for member, member_end in end.members.items()} | {RUN: 0}
         return self._append(records)
 
     def _encode_end(self, member: str, end: MemberEnd, finished: bool) -> list[bytes]:
@@ -113,16 +105,13 @@ class TensorBoardLogger(Logger):
 
     def _find_root(self, state: RunState) -> Path:
         """The folder of this run, in which no other run has files."""
-        given = self.options.get("dir")
-        if given is None:
+        folder = self.options.get("dir")
+        if folder is None:
             return (self.run_dir.path / "tensorboard").absolute()
-        return Path(given).expanduser().absolute() / f"{state.name}-{state.run_id[:8] or 'run'}"
+        return Path(folder).expanduser().absolute() / f"{state.name}-{state.run_id[:8] or 'run'}"
 
     def _path(self, member: str) -> Path:
         return self._root / member / self._file_name
-
-
-LOGGER = TensorBoardLogger
 
 
 class _Encoder:

@@ -1,11 +1,8 @@
 """Writes a run of Weights & Biases for each member, in one group, and one for the whole run.
 
-wandb can only append to a run, not in offline mode to one of an earlier process, and never to an earlier step.
-Runs are therefore written whole when the ensemble's run has ended or is stopped: each epoch once, by the lineage
-of the member's final weights, with final figures. A resume writes those that have changed once more, in place of
-the earlier ones: each has the same id again. In offline mode nothing is sent, and nobody could see a run before.
-
-wandb starts a process of its own (`wandb-core`), which ends with this one.
+wandb can only append to a run, not in offline mode to one of an earlier process. Runs are therefore written whole
+when the ensemble's run has ended or is stopped; a resume writes those that have changed once more, with the same
+ids.
 """
 
 from __future__ import annotations
@@ -44,8 +41,11 @@ class WandBLogger(Logger):
 
     def end(self, end: RunEnd, state: RunState) -> dict[str, Any]:
         """Write the runs of members that have changed since they were written, then the one of the whole run."""
-        known = {member: dict(_describe(state.members[member], each)) for member, each in end.members.items()}
-        for member, content in known.items():
+        contents = {
+            member: dict(_describe(state.members[member], member_end))
+            for member, member_end in end.members.items()
+        }
+        for member, content in contents.items():
             self._write(state, member, content)
         whole = {"config": {"executor": state.executor, "mode": state.mode}, "epochs": [], "failed": False}
         self._write(state, RUN, {**whole, "summary": end.values | {"energy_origin": end.origin}})
@@ -84,7 +84,7 @@ class WandBLogger(Logger):
     def _import(self) -> Any:
         if self._wandb is None:
             if self._offline:
-                os.environ.update({name: str(self._folder / each) for name, each in FOLDERS.items()})
+                os.environ.update({name: str(self._folder / folder) for name, folder in FOLDERS.items()})
                 os.environ["WANDB_ERROR_REPORTING"] = "false"
             with importing():
                 import wandb
@@ -110,14 +110,11 @@ class WandBLogger(Logger):
         )
 
 
-LOGGER = WandBLogger
-
-
 def _describe(member: MemberState, end: MemberEnd) -> Iterator[tuple[str, Any]]:
     """What the run of a member has."""
     options = {name: member.identity[name] for name in OPTIONS if name in member.identity}
     yield "config", options | member.params
-    yield "epochs", [[each.epoch, each.t, epoch_values(each)] for each in member.history]
+    yield "epochs", [[epoch.epoch, epoch.t, epoch_values(epoch)] for epoch in member.history]
     summary = {"state": end.state, "attempts": end.attempts, "energy_origin": end.origin, "error": end.error}
     yield "summary", end.values | {name: value for name, value in summary.items() if value is not None}
     yield "failed", end.state == "failed"

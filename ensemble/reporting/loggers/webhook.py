@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from ensemble.events import RunFinished
 from ensemble.reporting import text
@@ -22,7 +22,6 @@ from ensemble.store import RunState
 
 REQUEST_S = 10.0  # that a request may take
 TRIES, BACK_OFF_S = 3, 1.0  # doubled with each try that follows
-MOST_REDIRECTS = 3  # on the same host
 
 
 class DeliveryError(RuntimeError):
@@ -87,9 +86,6 @@ class WebhookLogger(Logger):
                 time.sleep(BACK_OFF_S * 2 ** (TRIES - 1 - tries_left))
 
 
-LOGGER = WebhookLogger
-
-
 def describe_end(state: RunState) -> tuple[str, str]:
     """The kind of a run's end, and what is told of it."""
     counts = Counter(member.state for member in state.members.values())
@@ -103,16 +99,15 @@ def describe_end(state: RunState) -> tuple[str, str]:
 
 
 def post(url: str, body: bytes, limit_s: float = REQUEST_S) -> None:
-    """Post JSON to a webhook; follow redirections to the same host only.
+    """Post JSON to a webhook. A redirection is not followed: it may lead to another host.
 
     Raises:
         DeliveryError: it was not taken within the limit.
     """
-    host = _host_of(url)
+    parts = urlsplit(url)
+    host = parts.hostname or "?" if parts.port is None else f"{parts.hostname}:{parts.port}"
     try:
         status = asyncio.run(_post(url, body, limit_s))
-    except DeliveryError:
-        raise
     except TimeoutError:
         raise DeliveryError(f"the webhook at {host} did not answer within {limit_s:g} s") from None
     except Exception as error:  # whose text may hold the address
@@ -125,19 +120,9 @@ async def _post(url: str, body: bytes, limit_s: float) -> int:
     import aiohttp
 
     headers = {"Content-Type": "application/json", "User-Agent": "ray-ensemble"}
-    async with asyncio.timeout(limit_s), aiohttp.ClientSession() as session:
-        for _ in range(MOST_REDIRECTS + 1):
-            async with session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
-                location = answer.headers.get("Location")
-                if answer.status not in (301, 302, 303, 307, 308) or location is None:
-                    return answer.status
-            target = urljoin(url, location)
-            if (urlsplit(target).scheme, urlsplit(target).netloc) != (urlsplit(url).scheme, urlsplit(url).netloc):
-                raise DeliveryError(f"the webhook at {_host_of(url)} redirects to another host")
-            url = target
-    raise DeliveryError(f"the webhook at {_host_of(url)} redirects without end")
-
-
-def _host_of(url: str) -> str:
-    parts = urlsplit(url)
-    return parts.hostname or "?" if parts.port is None else f"{parts.hostname}:{parts.port}"
+    async with (
+        asyncio.timeout(limit_s),
+        aiohttp.ClientSession() as session,
+        session.post(url, data=body, headers=headers, allow_redirects=False) as answer,
+    ):
+        return answer.status

@@ -18,9 +18,15 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ensemble.executors.metrics import Family, MetricSample
-from ensemble.reporting.metrics.families import FAMILIES
-from ensemble.reporting.metrics.projection import KEPT_S, MOST_MEMBERS, clean, project
+from ensemble.reporting.metrics.families import (
+    FAMILIES,
+    MOST_MEMBERS,
+    Family,
+    MetricSample,
+    clean,
+    project,
+)
+from ensemble.reporting.metrics.scrape import KEPT_S
 from ensemble.store import RunDir, RunStatus, StoreError
 
 #: The runs to show: the value of the label `run`, and the directory.
@@ -67,8 +73,8 @@ class Exposition(Collector):
         return (metric for metric in metrics.values() if metric.samples)
 
     def _project_runs(self) -> Iterator[MetricSample]:
-        left, runs = self._most_members, self._list_runs()
-        self._statuses = {path: known for path, known in self._statuses.items() if path in runs.values()}
+        members_left, runs = self._most_members, self._list_runs()
+        self._statuses = {path: run_status for path, run_status in self._statuses.items() if path in runs.values()}
         for name, path in runs.items():
             if self._clock() - _find_last_event(path) > KEPT_S:
                 self._statuses.pop(path, None)
@@ -80,8 +86,10 @@ class Exposition(Collector):
                 status.update()
             except StoreError:  # it was removed just now, or is unreadable, which the page of the run says
                 continue
-            samples = list(project(clean(name), status.state, status.used, left))
-            left -= len({sample.labels[1] for sample in samples if sample.family.labels[:2] == ("run", "member")})
+            samples = list(project(clean(name), status.state, status.used, members_left))
+            members_left -= len(
+                {sample.labels[1] for sample in samples if sample.family.labels[:2] == ("run", "member")}
+            )
             yield from samples
 
 

@@ -1,11 +1,7 @@
 """The sections of the page and of the closing summary, one file for each topic.
 
-Each file has one or both of these functions; a new section is a file here and a line in the list that is named:
-
-- `tabulate(state: RunState, ledger: Ledger) -> list[Table]`: its tables, in the views "Members", "Cost" and
-  "Placement"; listed in `TABLES` of `ensemble.reporting.dashboard.tables`.
-- `summarize(state: RunState, ledger: Ledger) -> list[Line]`: its lines in the closing summary; listed in
-  `SUMMARIES` of `ensemble.reporting.summary`.
+`tabulate` makes the tables of a section on the page (`TABLES` of `dashboard/run_section.py`), `summarize` its
+lines in the closing summary (`SUMMARIES` of `summary.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +32,6 @@ class Table:
 
     Attributes:
         id: names it in the page.  text: what to know of it.
-        of_members: whether the first cell of each row is a member's name.
     """
 
     id: str
@@ -44,18 +39,18 @@ class Table:
     text: str
     head: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
-    of_members: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Returns it as JSON holds it: no number is NaN or infinite, and each has all its digits."""
-        rows = [[_plain(cell) for cell in row] for row in self.rows]
+        rows = [[plain_cell(cell) for cell in row] for row in self.rows]
         return {**vars(self), "head": [list(column) for column in self.head], "rows": rows}
 
 
-def _plain(cell: Cell) -> Any:
+def plain_cell(cell: Cell) -> Any:
+    """A cell as JSON holds it."""
     if isinstance(cell, tuple):
         shown, key = cell
-        return [shown, key if isinstance(key, str) else _plain(key)]
+        return [shown, key if isinstance(key, str) else plain_cell(key)]
     if cell is None or isinstance(cell, str):
         return cell
     return finite_or_none(cell)

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ensemble.events import Feeder, SharingEnded
+from ensemble.events import Feeder
 from ensemble.reporting import text
-from ensemble.reporting.sections import Line
-from ensemble.reporting.sections.notices import (
-    describe_bad_record,
-    describe_difference,
-    describe_end_of_sharing,
-    describe_lost_feeder,
-)
+from ensemble.reporting.sections import Cell, Line, Table
+from ensemble.reporting.sections.notices import describe
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
@@ -46,7 +41,7 @@ def bottlenecks(state: RunState) -> dict[int, tuple[str, str]]:
     """
     from pipelines.feeder.statistics import bottleneck
 
-    found = []
+    limits = []
     for cohort in sorted({cohort for _, cohort in state.feeders}):
         reported = {node: e for (node, c), e in state.feeders.items() if c == cohort and e.fullness}
         names = dict.fromkeys(name for event in reported.values() for name in event.fullness)
@@ -55,10 +50,10 @@ def bottlenecks(state: RunState) -> dict[int, tuple[str, str]]:
             for name in names
         }
         if (what := bottleneck(levels)) is not None:
-            found.append((cohort, what, levels, reported))
+            limits.append((cohort, what, levels, reported))
     lines = {}
-    for cohort, what, levels, reported in found:
-        where = "" if len(found) == 1 else f" in stream group {cohort}"
+    for cohort, what, levels, reported in limits:
+        where = "" if len(limits) == 1 else f" in stream group {cohort}"
         waited = f"a member waited {levels.get('waiting', 0.0):.0%} of the time"
         if what == "members":
             line = f"the members{where} ({waited})"
@@ -90,8 +85,8 @@ def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Fee
         )
     if busy < IDLE:
         return f"its workers had work only {busy:.0%}, try a larger capacity"
-    known = (state.nodes[node].info for node in feeders if node in state.nodes)
-    cpus = min((info.cpus for info in known if info is not None), default=None)
+    infos = (state.nodes[node].info for node in feeders if node in state.nodes)
+    cpus = min((info.cpus for info in infos if info is not None), default=None)
     workers = max(int(event.workers or 1) for event in feeders.values())
     if cpus is None or workers + 1 <= cpus:
         return f"try prep_workers={2 * workers if cpus is None else min(2 * workers, int(cpus))}"
@@ -102,18 +97,40 @@ def pipeline_lines(state: RunState, most: int = 3) -> list[str]:
     """Returns lines on feeders that ended and were not replaced, on records that ended or hung the process that
     prepared them, and on members whose shared samples were not those of their own pipeline; so many of each.
     """
-    gone = [
-        describe_end_of_sharing(e) if isinstance(e, SharingEnded) else describe_lost_feeder(e)
-        for e in state.unshared.values()
-    ]
-    bad = [describe_bad_record(event) for event in state.bad_records.values()]
-    different = [describe_difference(event) for event in state.differences.values()]
-    lines = []
-    for found, what, end in (
-        (gone, "more feeder", " lost"),
-        (bad, "more such record", ""),
-        (different, "more such difference", ""),
+    lines = list[str]()
+    for events, what, end in (
+        (state.unshared, "more feeder", " lost"),
+        (state.bad_records, "more such record", ""),
+        (state.differences, "more such difference", ""),
     ):
-        lines += found[:most]
-        lines += [f"and {text.count(len(found) - most, what)}{end}"] if len(found) > most else []
+        lines += map(describe, list(events.values())[:most])
+        lines += [f"and {text.count(len(events) - most, what)}{end}"] if len(events) > most else []
     return lines
+
+
+def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
+    """Returns a table with a row for each feeder; none where nothing is shared."""
+    if not state.feeders:
+        return []
+    counts = ("prepared", "consumed", "reuse", "busy", "ring", "links", "waited", "sent", "bad")
+    head = [("node", "text"), ("stream group", ""), ("workers", ""), ("members", "")]
+    rows: list[list[Cell]] = []
+    for (node, cohort), event in sorted(state.feeders.items(), key=lambda item: item[0][::-1]):
+        levels = [event.fullness.get(name) for name in ("workers", "ring", "link", "waiting")]
+        is_lost, has_ended = (node, cohort) in state.unshared, state.ended is not None
+        rows.append(
+            [
+                *(node, cohort, event.workers, event.members, event.prepared, event.consumed),
+                event.consumed / event.prepared if event.prepared else None,
+                *(None if level is None else (f"{level:.0%}", level) for level in levels),
+                (text.memory(event.sent_bytes), event.sent_bytes) if event.sent_bytes else None,
+                event.skipped or None,
+                "lost" if is_lost else "ended" if has_ended else "feeding",
+            ]
+        )
+    about = (
+        "Samples by the last feeder of each node and stream group. Shares of the time: its workers were busy, its "
+        "ring was full, its links were used, a member waited."
+    )
+    columns = [*head, *((name, "") for name in counts), ("state", "text")]
+    return [Table("feeders", "Feeders", about, columns, rows)]

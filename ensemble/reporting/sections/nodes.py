@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ensemble.store import NodeState, RunState
 
 #: Why a node is left out, the gravest first.
-EXCLUSIONS = ("lost", "unusable", "draining", "resting", "avoided")
+EXCLUSIONS = ("lost", "unusable", "draining", "resting")
 
 
 def list_nodes(state: RunState) -> list[dict[str, Any]]:
@@ -30,7 +30,6 @@ def list_nodes(state: RunState) -> list[dict[str, Any]]:
         - `quarantined`: `gpu`, `since`, `reason` of each GPU that has broken.
         - `members`: those that are there; `attempts` that were placed there, over all starts; `failures` of
           these by cause.
-        - `clock_s`: by how much its clock is ahead of the controller's; `clock_error_s`: how wrong that may be.
         - `free_gb`: GiB by place; `seen`: when these were logged last, which they are when one is a fifth off.
         - `watts`: its power in the last interval.
     """
@@ -62,15 +61,13 @@ def _describe(state: RunState, node: NodeState, members: Sequence[str]) -> dict[
         "gpus": [str(gpu) for gpu in info.gpu_ids],
         "no_gpus": info.no_gpus or None,
         "quarantined": [
-            {"gpu": each.gpu, "since": each.t, "reason": each.detail}
-            for each in state.quarantined.values()
-            if each.node == node.name
+            {"gpu": gpu_event.gpu, "since": gpu_event.t, "reason": gpu_event.detail}
+            for gpu_event in state.quarantined.values()
+            if gpu_event.node == node.name
         ],
         "members": list(members),
         "attempts": node.attempts,
         "failures": dict(node.failures),
-        "clock_s": health.clock_s,
-        "clock_error_s": health.clock_error_s,
         "free_gb": dict(health.free_gb),
         "seen": health.t or None,
         "watts": None if state.ended is not None else node.watts,
@@ -88,7 +85,6 @@ def list_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("members", [text.names(row["members"]) or text.ABSENT for row in rows], folds_to=12),
         Column("attempts", [str(row["attempts"]) for row in rows], True, spare=2),
         Column("failed", [_describe_failures(row["failures"]) for row in rows]),
-        Column("clock", [describe_clock(row) for row in rows], True, spare=3),
     ]
     if any(row["gpus"] or row["has_gpus"] for row in rows):
         columns.insert(4, Column("GPUs", [_of(len(row["gpus"]), row["has_gpus"]) for row in rows], True))
@@ -118,26 +114,20 @@ def list_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
-    """Returns a table with a row for each node; none before one has joined."""
+    """Returns a table with a row for each node; none where the only one there is has no trouble."""
     rows = list_nodes(state)
+    notes = list_notes(rows)
+    if len(rows) < 2 and not notes and not any(row["failures"] for row in rows):
+        return []
     columns = list_columns(rows)
     head = [(column.head, "" if column.is_number else "text") for column in columns]
     cells: list[list[Cell]] = [list(line) for line in zip(*(column.cells for column in columns), strict=True)]
-    said = "What the run holds of what each node has, and what has failed there. "
-    notes = said + "; ".join(list_notes(rows)) + ("." if list_notes(rows) else "")
-    return [Table("nodes", "Nodes", notes.strip(), head, cells)] if rows else []
-
-
-def describe_clock(row: Mapping[str, Any]) -> str:
-    """By how much a clock is ahead of the controller's, and how wrong that may be."""
-    if row["clock_s"] is None:
-        return text.ABSENT
-    error = f" ± {row['clock_error_s']:.1g}" if row["clock_error_s"] else ""
-    return f"{row['clock_s']:+.3g}{error} s" if row["clock_s"] or error else "0 s"
+    about = "What the run holds of what each node has, and what has failed there."
+    return [Table("nodes", "Nodes", about + (f" {'; '.join(notes)}." if notes else ""), head, cells)]
 
 
 def _describe_failures(failures: Mapping[str, int]) -> str:
-    most = sorted(failures.items(), key=lambda each: -each[1])
+    most = sorted(failures.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{many} {cause}" for cause, many in most) or "0"
 
 

@@ -12,7 +12,7 @@ import ensemble.events as events
 from ensemble.events import Event
 from ensemble.reporting import text
 from ensemble.reporting.sections.training import group_causes
-from ensemble.spec import hyperparameters
+from ensemble.spec import functions
 from ensemble.spec.splits import describe_overlap
 
 if TYPE_CHECKING:
@@ -41,27 +41,8 @@ class Notice:
     cause: str
 
 
-def _where(event: events.Feeder | events.FeederLost | events.FeederRestarted | events.SharingEnded) -> str:
+def _where(event: Any) -> str:
     return f"{event.node}, stream group {event.cohort}"
-
-
-def describe_unmeasured(members: Iterable[str], error: str) -> str:
-    """Returns an `unmeasured` event as a sentence; the failure of a member itself says the whole of the error."""
-    why = textwrap.shorten(error, MOST_SAID, placeholder=" ...")
-    return f"{', '.join(members)}: not measured, placed by default estimates: {why}"
-
-
-def describe_bad_record(event: events.BadRecord) -> str:
-    """Returns a `bad_record` event as a sentence."""
-    which = f"sample {event.index} of {event.split} ({event.where})"
-    return f"{which}: {event.reason}; nobody prepares it any more"
-
-
-def describe_logger(name: str, state: str, detail: str) -> str:
-    """A `logger` event as a sentence."""
-    how = {"failing": "fails, the run goes on", "works": "works again", "ended": "has ended, the run goes on"}
-    what = name if name == "mirror" else f"logger {name}"
-    return f"the {what} {how[state]}{f': {detail}' if detail else ''}"
 
 
 _ACTIONS = {
@@ -71,10 +52,38 @@ _ACTIONS = {
     "fails": "it fails, as verify_sharing='fail' says",
     "renewed": "the cache begins anew",
 }
+_LOGGERS = {"failing": "fails, the run goes on", "works": "works again", "ended": "has ended, the run goes on"}
 
 
-def describe_difference(event: events.SampleDifference) -> str:
-    """Returns a `sample_difference` event as a sentence."""
+def describe(event: Event) -> str:
+    """An event of a run, its nodes or its streams as a sentence."""
+    match event:
+        case events.Unmeasured():  # the failure of a member itself says the whole of the error
+            why = textwrap.shorten(event.error or "no message", MOST_SAID, placeholder=" ...")
+            return f"{', '.join(event.members)}: not measured, placed by default estimates: {why}"
+        case events.BadRecord():
+            which = f"sample {event.index} of {event.split} ({event.where})"
+            return f"{which}: {event.reason}; nobody prepares it any more"
+        case events.LoggerChanged():
+            what = event.logger if event.logger == "mirror" else f"logger {event.logger}"
+            return f"the {what} {_LOGGERS[event.state]}{f': {event.detail}' if event.detail else ''}"
+        case events.GpuQuarantined():
+            return f"{event.node}: GPU {event.gpu} is used no more: {event.detail}"
+        case events.NodeUnusable():
+            again = f"; it is tried again after {event.retry_s:g} s" if event.retry_s is not None else ""
+            return f"{event.node}: nothing can be started there: {event.detail}{again}"
+        case events.FeederLost():
+            return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event.detail}"
+        case events.SharingEnded(node=None):
+            return f"nothing is shared, every member prepares its own batches: {event.detail}"
+        case events.SharingEnded():
+            return f"{_where(event)}: sharing ended for good, its members prepare for themselves: {event.detail}"
+        case events.SampleDifference():
+            return _describe_difference(event)
+    raise TypeError(f"no text for {event.type}")
+
+
+def _describe_difference(event: events.SampleDifference) -> str:
     where = f"epoch {event.epoch}, position {event.place} (sample {event.index})"
     if event.result == "left_out":
         return f"{event.member}: shared samples of {event.split} are not compared, {where}: {event.detail}"
@@ -102,37 +111,9 @@ def describe_early_stop(member: str, epochs: int, stop: Mapping[str, Any]) -> st
 
 def describe_remarks(state: RunState) -> list[str]:
     """Returns what members have remarked, a line for each remark."""
-    found = {(m.id, remark): remark for m in state.members.values() for remark in m.remarks}
-    causes = group_causes(found)
+    remarks = {(m.id, remark): remark for m in state.members.values() for remark in m.remarks}
+    causes = group_causes(remarks)
     return [f"{text.names([member for member, _ in keys], MOST_NAMED)}: {remark}" for remark, keys in causes]
-
-
-def describe_quarantine(event: events.GpuQuarantined) -> str:
-    """Returns a `gpu_quarantined` event as a sentence."""
-    return f"{event.node}: GPU {event.gpu} is used no more: {event.detail}"
-
-
-def describe_unusable(event: events.NodeUnusable) -> str:
-    """Returns a `node_unusable` event as a sentence."""
-    again = f"; it is tried again after {event.retry_s:g} s" if event.retry_s is not None else ""
-    return f"{event.node}: nothing can be started there: {event.detail}{again}"
-
-
-def describe_lost_feeder(event: events.FeederLost) -> str:
-    """Returns a `feeder_lost` event as a sentence."""
-    return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event.detail}"
-
-
-def describe_end_of_sharing(event: events.SharingEnded) -> str:
-    """Returns a `sharing_ended` event as a sentence."""
-    if event.node is None:
-        return f"nothing is shared, every member prepares its own batches: {event.detail}"
-    return f"{_where(event)}: sharing ended for good, its members prepare for themselves: {event.detail}"
-
-
-def describe_unread(node: str, seconds: float) -> str:
-    """Returns for how long the energy of a node is not known, as a sentence."""
-    return f"{seconds:.3g} s of node {node} have no reading of the meter: their energy is not known"
 
 
 _REMEDIES: dict[str, Callable[[events.Remedy], str]] = {
@@ -141,12 +122,6 @@ _REMEDIES: dict[str, Callable[[events.Remedy], str]] = {
     "apart": lambda event: f"a stream of their own, stream group {event.cohort}, from the next epoch on",
     "widen": lambda event: f"it goes on with {event.workers} workers",
 }
-
-
-def collect_notices(log: Iterable[Event]) -> list[Notice]:
-    """Failures, restarts, skipped records, skipped steps, interruptions: what did not go as planned, in order."""
-    collector = NoticeCollector()
-    return [notice for event in log for notice in collector.apply(event)]
 
 
 def _split(member: str, what: str) -> tuple[str, str]:
@@ -165,15 +140,15 @@ def group_notices(notices: Sequence[Notice], of: Iterable[Notice] | None = None)
         `key` of a group, which it keeps; `at_s` and `level` of its last notice; `text`; `who`: whom it is of,
         where there are several; `count`.
     """
-    wanted = None if of is None else {(each.level, each.cause) for each in of}
-    causes = {at: (each.level, each.cause) for at, each in enumerate(notices)}
+    wanted = None if of is None else {(notice.level, notice.cause) for notice in of}
+    causes = {at: (notice.level, notice.cause) for at, notice in enumerate(notices)}
     chosen = {at: cause for at, cause in causes.items() if wanted is None or cause in wanted}
     groups = []
-    for (level, cause), places in sorted(group_causes(chosen), key=lambda each: each[1][-1]):
+    for (level, cause), places in sorted(group_causes(chosen), key=lambda notice: notice[1][-1]):
         last, many = notices[places[-1]], len(places)
         who = text.names([notices[at].who for at in places if notices[at].who], MOST_NAMED)
-        said = {"text": last.text, "who": ""} if many == 1 else {"text": f"{many} × {cause}", "who": who}
-        groups.append({"key": f"{level} {places[0]}", "at_s": last.at_s, "level": level, "count": many, **said})
+        words = {"text": last.text, "who": ""} if many == 1 else {"text": f"{many} × {cause}", "who": who}
+        groups.append({"key": f"{level} {places[0]}", "at_s": last.at_s, "level": level, "count": many, **words})
     return groups
 
 
@@ -186,7 +161,6 @@ class NoticeCollector:
         self._feeders: dict[str, events.Feeder] = {}  # the last event of each
         self._attempts: Counter[str] = Counter()
         self._bad: set[tuple[str, int]] = set()
-        self._unread: set[str] = set()
 
     def apply(self, event: Event) -> list[Notice]:
         """Returns the notices of the next event."""
@@ -230,7 +204,7 @@ class NoticeCollector:
                 self._minimizes_energy = False  # once is enough
                 yield "info", f"the search minimizes joules that are estimated. {text.ESTIMATED}"
             case events.UnusedHyperparameters():
-                yield "warning", f"{hyperparameters.describe_unused(event.params, event.meant)} ({member})"
+                yield "warning", f"{functions.describe_unused(event.params, event.meant)} ({member})"
             case events.Remark():
                 yield "warning", f"{member}: {event.text}"
             case events.Finished() if event.early_stopping:
@@ -253,8 +227,8 @@ class NoticeCollector:
 
     def _describe_run(self, event: Event) -> Iterator[tuple[str, str]]:
         match event:
-            case events.Unmeasured():
-                yield "warning", describe_unmeasured(event.members, event.error or "no message")
+            case events.Unmeasured() | events.FeederLost() | events.SharingEnded() | events.NodeUnusable():
+                yield "warning", describe(event)
             case events.Remedy():
                 what = _REMEDIES[event.what](event)
                 yield "info", f"{', '.join(event.members)}: {what}, for the run to end sooner"
@@ -262,24 +236,15 @@ class NoticeCollector:
                 yield from self._describe_feeder(event)
             case events.BadRecord() if (event.split, event.index) not in self._bad:
                 self._bad.add((event.split, event.index))
-                yield "warning", describe_bad_record(event)
+                yield "warning", describe(event)
             case events.SampleDifference():
-                yield "info" if event.action == "none" else "warning", describe_difference(event)
-            case events.FeederLost():
-                yield "warning", describe_lost_feeder(event)
+                yield "info" if event.action == "none" else "warning", describe(event)
             case events.FeederRestarted():
                 yield "info", f"{_where(event)}: another feeder took its place ({event.restarts}×)"
-            case events.SharingEnded():
-                yield "warning", describe_end_of_sharing(event)
             case events.GpuQuarantined():
-                yield "error", describe_quarantine(event)
-            case events.NodeUnusable():
-                yield "warning", describe_unusable(event)
+                yield "error", describe(event)
             case events.AgentReplaced():
                 yield "warning", f"{event.node}: its agent ended, another took its place: {event.detail}"
-            case events.Power() if event.reason and event.node not in self._unread:
-                self._unread.add(event.node)
-                yield "warning", f"{event.node}: no reading of the meter for a time ({event.reason})"
             case events.NodeDraining():
                 what = "the cluster drains it: its members write checkpoints and move to other nodes"
                 yield "info", f"{event.node}: {what}"
@@ -288,7 +253,7 @@ class NoticeCollector:
                 earlier = f"; weights of the earlier code: {', '.join(event.trained)}" if event.trained else ""
                 yield "warning", f"the code changed ({parts}){earlier}"
             case events.LoggerChanged() if event.state != "works":
-                yield "warning", describe_logger(event.logger, event.state, event.detail)
+                yield "warning", describe(event)
             case events.RequestAnswered() if event.done:
                 whose = "" if event.by is None else f", asked for by {event.by}"
                 several = text.count(len(event.members), "member") if event.members else "the run"
@@ -298,7 +263,7 @@ class NoticeCollector:
             case events.RunStopped():
                 yield "warning", f"the run was stopped ({event.reason or 'no reason given'})"
             case events.RunStarted():
-                names = [event.second_objective, *(each.name for each in event.further_objectives)]
+                names = [event.second_objective, *(objective.name for objective in event.further_objectives)]
                 self._minimizes_energy = self._minimizes_energy or "energy_j" in names
                 if event.resumed:
                     yield "info", "the run was resumed"

@@ -13,8 +13,6 @@ from ensemble.reporting.model_figures import (
     ModelComparison,
     Ranking,
     compare,
-    describe_figure,
-    list_figures,
     read_task,
 )
 from ensemble.reporting.ranking import finite_or_none
@@ -43,49 +41,17 @@ UNITS = {
     "regression": "(unit of the target)²",
     "quantiles": "(unit of the target)",
 }
-#: Of the records of the event, which numbers are figures.
-SHOWN = {
-    "conformal": ("level", "coverage", "size", "empty"),
-    "selective": ("risk", "aurc", "eaurc", "risk_80", "threshold_80", "risk_90", "threshold_90"),
-    "shifted": ("auroc", "aupr", "fpr95"),
-    "shifted_metrics": ("ensemble", "ensemble_change", "best", "best_change"),
-}
-#: In which direction the fields of the tables are better.
-DIRECTIONS = {"auroc": "higher", "aupr": "higher"} | dict.fromkeys(
-    ("fpr95", "size", "risk", "aurc", "eaurc", "risk_80", "risk_90"), "lower"
-)
-#: What the fields of the tables are called.
+#: Of a record of conformal prediction, which numbers are figures.
+SHOWN = ("level", "coverage", "size", "empty")
+#: What methods and fields of conformal prediction are called.
 WORDS = {
-    "auroc": "AUROC",
-    "aupr": "AUPR",
-    "fpr95": "false alarms at 95 % found",
-    "coverage": "coverage",
     "size": "mean size",
     "empty": "share of empty sets",
     "thr": "sets of the most probable classes (THR)",
     "aps": "adaptive sets (APS)",
-    "raps": "regularised adaptive sets (RAPS)",
     "absolute": "intervals of one width (absolute residual)",
     "normalised": "intervals in standard deviations (normalised residual)",
     "cqr": "intervals from quantiles (CQR)",
-    "risk": "risk of all",
-    "aurc": "AURC",
-    "eaurc": "excess AURC",
-    "risk_80": "risk of the surest 80 %",
-    "risk_90": "risk of the surest 90 %",
-    "threshold_80": "threshold of 80 %",
-    "threshold_90": "threshold of 90 %",
-    "ensemble": "combined model",
-    "ensemble_change": "change of the combined model",
-    "best": "best member",
-    "best_change": "change of the best member",
-}
-#: By what selective prediction orders samples, and whether the surest are above or below the threshold.
-SCORES = {
-    "probability": "largest probability from",
-    "variance": "variance up to",
-    "epistemic": "epistemic variance up to",
-    "width": "outermost interval up to",
 }
 
 
@@ -111,7 +77,8 @@ def describe_figures(state: RunState) -> list[Line]:
     if not shown:
         return []
     figures = ", ".join(
-        f"{each.figure.heading} {text.score(each.value)} ({each.describe_difference()})" for each in shown
+        f"{comparison.figure.heading} {text.score(comparison.value)} ({comparison.describe_difference()})"
+        for comparison in shown
     )
     used = [member for member, weight in (combined.weights or {}).items() if weight > 0]
     alone = f"; it is {used[0]} alone" if len(used) == 1 else ""
@@ -129,34 +96,43 @@ def describe_benefit(combined: Combined | None, ranking: Ranking) -> tuple[str, 
     combined = combined or NOT_COMBINED
     shown = compare(combined, ranking)
     judged = JUDGED_BY.get(read_task(combined).kind, ranking[0])
-    each = next((each for each in shown if each.figure.name == judged), shown[0] if shown else None)
+    comparison = next(
+        (comparison for comparison in shown if comparison.figure.name == judged), shown[0] if shown else None
+    )
     used = [member for member, weight in (combined.weights or {}).items() if weight > 0]
     of = len(combined.candidates or used)
-    if each is None or each.best is None or each.figure.better not in ("higher", "lower") or not used or of < 2:
+    if (
+        comparison is None
+        or comparison.best is None
+        or comparison.figure.better not in ("higher", "lower")
+        or not used
+        or of < 2
+    ):
         return "", ""
     if len(used) == 1:
         return f"1 of {of} members was chosen: no gain from combining", ""
     chosen = f"all {of} members were combined" if len(used) == of else f"{len(used)} of {of} members were chosen"
-    found = f"{chosen}: {each.figure.label} {_describe_gain(each.value, each.best, each)} than the best member"
-    known = finite_or_none((combined.best_calibrated or {}).get(each.figure.name))
-    alike = known is None or each.figure.is_better(each.value, known)
-    if known is not None:
-        found += f", {_describe_gain(each.value, known, each, None)} than it calibrated alike"
+    gain = _describe_gain(comparison.value, comparison.best, comparison)
+    sentence = f"{chosen}: {comparison.figure.label} {gain} than the best member"
+    calibrated = finite_or_none((combined.best_calibrated or {}).get(comparison.figure.name))
+    alike = calibrated is None or comparison.figure.is_better(comparison.value, calibrated)
+    if calibrated is not None:
+        sentence += f", {_describe_gain(comparison.value, calibrated, comparison, None)} than it calibrated alike"
     if combined.split == "valid" and not combined.out_of_fold:
-        return f"{found}; these are the samples it was chosen by: a test= would tell", ""
-    if each.is_noise or each.is_better is None:
-        return f"{found}; within noise: no gain is shown{_advise(combined)}", ""
-    if each.is_better and not alike:
-        return f"{found}: the gain is that of calibration{_advise(combined)}", ""
-    return f"{found}; beyond noise", each.tone
+        return f"{sentence}; these are the samples it was chosen by: a test= would tell", ""
+    if comparison.is_noise or comparison.is_better is None:
+        return f"{sentence}; within noise: no gain is shown{_advise(combined)}", ""
+    if comparison.is_better and not alike:
+        return f"{sentence}: the gain is that of calibration{_advise(combined)}", ""
+    return f"{sentence}; beyond noise", comparison.tone
 
 
-def _describe_gain(value: float, rival: float, each: ModelComparison, of: str | None = "difference") -> str:
+def _describe_gain(value: float, rival: float, comparison: ModelComparison, of: str | None = "difference") -> str:
     """`0.0782 better (95 %: 0.0279 … 0.1268)`, with the interval of the comparison unless `of` is None."""
-    sign = 1 if each.figure.better == "higher" else -1
+    sign = 1 if comparison.figure.better == "higher" else -1
     gain = sign * (value - rival)
     flip = sign if gain >= 0 else -sign
-    bounds = sorted(flip * bound for bound in each.difference) if of and each.difference else None
+    bounds = sorted(flip * bound for bound in comparison.difference) if of and comparison.difference else None
     interval = "" if bounds is None else f" (95 %: {text.interval((bounds[0], bounds[1]))})"
     return f"{text.score(abs(gain))} {'worse' if gain < 0 else 'better'}{interval}"
 
@@ -173,7 +149,7 @@ def _advise(combined: Combined) -> str:
 
 def describe_quality(state: RunState) -> list[Line]:
     """Returns why there is no combined model, or whether it helps and how sure it is: calibration, uncertainty,
-    conformal sets, samples that are shifted.
+    conformal sets.
     """
     combined = state.combined or NOT_COMBINED
     if combined.reason and not combined.members:
@@ -185,14 +161,12 @@ def describe_quality(state: RunState) -> list[Line]:
     shared = [describe_overlap(row) for row in state.header.overlap or ()]
     lines = [benefit, *reason, *shared, *_describe_calibration(combined), *_describe_decision(combined)]
     lines += _describe_uncertainty(combined)
-    for field in ("conformal", "shifted"):
-        for name, figures in list_records(combined, field):
-            words = [f"{_word(key)} {text.score(value)}" for key, value in figures.items()]
-            record = getattr(combined, field)[name]
-            if None in (record.get("threshold", 0), *(record.get("thresholds") or ())):
-                words.append("too few samples to calibrate on: everything is predicted")
-            lines.append(f"{field}, {_word(name)}: {', '.join(words)}")
-    lines += describe_selective(combined), describe_shifted_metrics(combined)
+    for name, figures in list_conformal(combined):
+        words = [f"{_word(key)} {text.score(value)}" for key, value in figures.items()]
+        record = (combined.conformal or {})[name]
+        if None in (record.get("threshold", 0), *(record.get("thresholds") or ())):
+            words.append("too few samples to calibrate on: everything is predicted")
+        lines.append(f"conformal, {_word(name)}: {', '.join(words)}")
     return [("" if at else "combined", line) for at, line in enumerate(filter(None, lines))]
 
 
@@ -207,42 +181,14 @@ def _explain_unfinished(state: RunState) -> str | None:
     return "; ".join(why)
 
 
-def describe_selective(combined: Combined) -> str:
-    """Returns a line of what the model errs where it answers only the surest samples; "" if unknown."""
-    found, records = dict(list_records(combined, "selective")), combined.selective or {}
-    if "ensemble" not in found:
-        return ""
-    own, record = found["ensemble"], records["ensemble"]
-    said = [f"{text.score(own.get('risk'))} of all"]
-    for percent in (90, 80):
-        at = f"{SCORES[record['score']]} {text.score(own.get(f'threshold_{percent}'))}"
-        said.append(f"{text.score(own.get(f'risk_{percent}'))} of the surest {percent} % ({at})")
-    rival = found.get("best")
-    beside = f", best member {text.score(rival.get('aurc'))}" if rival else ""
-    loss = "error" if record["loss"] == "error" else f"mean {_word(record['loss'])}"
-    area = f"AURC {text.score(own.get('aurc'))} (excess {text.score(own.get('eaurc'))}{beside})"
-    return f"selective: {loss} {', '.join(said)}; {area}"
-
-
-def describe_shifted_metrics(combined: Combined) -> str:
-    """Returns a line of the first figures on shifted samples and their change; "" where there are none."""
-    found, said = dict(list_records(combined, "shifted_metrics")), []
-    for figure in list_figures(found, read_task(combined))[:MOST_FIGURES]:
-        ours, rival = (
-            f"{text.score(found[figure.name].get(of))} ({text.gain(found[figure.name].get(f'{of}_change'), 0)})"
-            for of in ("ensemble", "best")
-        )
-        said.append(f"{figure.label} {ours}, best member {rival}")
-    against = f"on shifted samples, in brackets the change from {combined.split}"
-    return f"{against}: {'; '.join(said)}" if said else ""
-
-
 def _describe_calibration(combined: Combined) -> Iterator[str]:
     calibration = combined.calibration or {}
     if calibration.get("method") is None and calibration.get("reason"):
         yield f"not calibrated: {calibration['reason']}"
     elif calibration.get("method") == "variance_scale":
         yield f"calibrated: variances times {calibration['value']:.3g}"
+    elif calibration.get("method") not in (None, "temperature"):
+        yield f"calibrated by {calibration['method']}"
 
 
 def _describe_decision(combined: Combined) -> Iterator[str]:
@@ -272,57 +218,26 @@ def _describe_uncertainty(combined: Combined) -> Iterator[str]:
 
 
 def tabulate(state: RunState) -> list[Table]:
-    """Returns the tables of the view "Ensemble": uncertainty, conformal and selective figures, shifted samples."""
+    """Returns the tables of the view "Ensemble": uncertainty and conformal figures."""
     combined = state.combined or NOT_COMBINED
     tables = []
     uncertainty = list(_read_numbers(combined.uncertainty))
     if uncertainty:
-        reading = "Means of the samples. Each sample has its own: `uncertainty.csv`, load(..., uncertainty=True)."
+        reading = "Means of the samples; `ensemble predict RUN_DIR --split test --uncertainty` has each sample's."
         head = [("part", "text"), ("mean", ""), ("unit", "text"), ("", "text")]
         task = read_task(combined)
         rows = [[name, scored(v), _unit(task, name).removeprefix(" "), PARTS[name]] for name, v in uncertainty]
         tables.append(Table("uncertainty", "Uncertainty", reading, head, rows))
-    for id, title, reading, first in (
-        (
-            "conformal",
-            "Conformal prediction",
+    methods = list_conformal(combined)
+    if keys := [key for key in SHOWN if any(key in figures for _, figures in methods)]:
+        reading = (
             "Sets and intervals that hold the true value with a guaranteed probability, if the samples of both "
             "splits are exchangeable; calibrated on the validation split"
-            + (", measured on the test split." if combined.split == "test" else "."),
-            "method",
-        ),
-        (
-            "selective",
-            "Selective prediction",
-            f"How much a model errs where it answers only its surest samples, on the {combined.split} split.",
-            "model",
-        ),
-        (
-            "shifted",
-            "Shifted samples",
-            "How well each score of uncertainty tells shifted samples from usual ones: AUROC 0.5 is chance.",
-            "score",
-        ),
-        (
-            "shifted_metrics",
-            "Quality on shifted samples",
-            f"Figures on the shifted samples, and their change from those on the {combined.split} split.",
-            "figure",
-        ),
-    ):
-        found = list_records(combined, id)
-        keys = [key for key in SHOWN[id] if any(key in figures for _, figures in found)]
-        if keys:
-            head = [(first, "text"), *((_head(key), "") for key in keys)]
-            is_figure, task = id == "shifted_metrics", read_task(combined)
-            rows = [
-                [
-                    describe_figure(of, task).heading if is_figure else _word(of),
-                    *map(scored, map(own.get, keys)),
-                ]
-                for of, own in found
-            ]
-            tables.append(Table(id, title, reading, head, rows))
+            + (", measured on the test split." if combined.split == "test" else ".")
+        )
+        columns = [(f"{_word(key)} (lower is better)" if key == "size" else _word(key), "") for key in keys]
+        rows = [[_word(name), *map(scored, map(figures.get, keys))] for name, figures in methods]
+        tables.append(Table("conformal", "Conformal prediction", reading, [("method", "text"), *columns], rows))
     return tables
 
 
@@ -331,24 +246,18 @@ def _word(name: str) -> str:
     return WORDS.get(name, name.replace("_", " "))
 
 
-def _head(name: str) -> str:
-    better = DIRECTIONS.get(name)
-    return f"{_word(name)} ({better} is better)" if better else _word(name)
-
-
-def list_records(combined: Combined, field: str) -> list[tuple[str, dict[str, float]]]:
-    """Returns the figures of each method or score of a field of the event, one of `SHOWN`."""
-    shown = SHOWN[field]
+def list_conformal(combined: Combined) -> list[tuple[str, dict[str, float]]]:
+    """Returns the figures of each method of conformal prediction."""
     return [
-        (name, {key: value for key, value in _read_numbers(record) if key in shown})
-        for name, record in (getattr(combined, field) or {}).items()
+        (name, {key: value for key, value in _read_numbers(record) if key in SHOWN})
+        for name, record in (combined.conformal or {}).items()
     ]
 
 
 def _read_numbers(record: Mapping[str, Any] | None) -> Iterator[tuple[str, float]]:
     for name, value in (record or {}).items():
-        if (known := finite_or_none(value)) is not None:
-            yield name, known
+        if (finite := finite_or_none(value)) is not None:
+            yield name, finite
 
 
 def _unit(task: Task, part: str) -> str:

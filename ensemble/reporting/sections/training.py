@@ -1,4 +1,4 @@
-"""What was trained: the members on a search's Pareto front, and what the search used of its budget."""
+"""Lines on the training: failures, a search's front and budget, exchange of gradients, the plan."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble.reporting import text
-from ensemble.reporting.ranking import cost_origin, front_members
+from ensemble.reporting.ranking import add_up, cost_origin, front_members
 from ensemble.reporting.sections import Line
-from ensemble.search.budget import measure_budget
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
@@ -26,31 +26,32 @@ def group_causes(failed: Mapping[K, C]) -> list[tuple[C, list[K]]]:
     causes: dict[C, list[K]] = {}
     for member, cause in failed.items():
         causes.setdefault(cause, []).append(member)
-    return sorted(causes.items(), key=lambda each: -len(each[1]))
+    return sorted(causes.items(), key=lambda cause: -len(cause[1]))
 
 
 def summarize_failures(state: RunState, ledger: Ledger) -> list[Line]:
     """Returns a line for each cause for which members failed, the most frequent first."""
     failed = [member for member in state.members.values() if member.state == "failed"]
     causes = group_causes({member.id: f"({member.reason}): {member.error}" for member in failed})
-    said = []
+    lines = []
     for cause, members in causes[:MOST_CAUSES]:
         others = f" and {text.count(len(members) - 1, 'other')}" if len(members) > 1 else ""
-        said.append(f"{members[0]}{others} {cause}")
+        lines.append(f"{members[0]}{others} {cause}")
     if len(causes) > MOST_CAUSES:
-        rest = sum(len(members) for _, members in causes[MOST_CAUSES:])
-        said.append(f"and {text.count(rest, 'other')}, for other causes: see `ensemble status`")
-    return [("" if at else "failed", text.visible(" ".join(line.split()))) for at, line in enumerate(said)]
+        omitted = sum(len(members) for _, members in causes[MOST_CAUSES:])
+        lines.append(f"and {text.count(omitted, 'other')}, for other causes: see `ensemble status`")
+    return [("" if at else "failed", text.visible(" ".join(line.split()))) for at, line in enumerate(lines)]
 
 
 def summarize_budget(state: RunState, ledger: Ledger) -> list[Line]:
     """Returns what a search has used of its budget, if it has one."""
-    budget, now = state.header.budget, state.updated
-    if not budget or now is None:
+    budget, updated = state.header.budget, state.updated
+    if not budget or updated is None:
         return []
-    shares = [str(share) for share in measure_budget(budget, state, ledger.run, now)]
-    waited = f" ({(now - state.started) / 3600:.3g} since the run began)" if state.started is not None else ""
-    return [("budget", ", ".join(f"{each}{waited if each.endswith(' hours') else ''}" for each in shares))]
+    measure = import_object("ensemble.search.budget:measure_budget")
+    shares = [str(share) for share in measure(budget, state, ledger.run, updated)]
+    waited = f" ({(updated - state.started) / 3600:.3g} since the run began)" if state.started is not None else ""
+    return [("budget", ", ".join(f"{used}{waited if used.endswith(' hours') else ''}" for used in shares))]
 
 
 def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:
@@ -59,9 +60,9 @@ def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:
     if not front:
         return []
     units = {"energy_j": f"joules, {cost_origin(state)}", "cpu_s": "CPU-seconds"}
-    words = [state.objective, *(units.get(each.name, each.name) for each in further)]
+    words = [state.objective, *(units.get(objective.name, objective.name) for objective in further)]
     names = [
-        " ".join((member.id, *(_show_value(each.name, member.value_of(each)) for each in further)))
+        " ".join((member.id, *(_show_value(objective.name, member.value_of(objective)) for objective in further)))
         for member in front
     ]
     more = [f"and {len(names) - MOST_ON_FRONT} more"] if len(names) > MOST_ON_FRONT else []
@@ -74,3 +75,36 @@ def _show_value(objective: str, value: float | None) -> str:
         return (text.joules if objective == "energy_j" else text.cpu)(value)
     unit = {"latency_ms": " ms", "model_mb": " MB"}.get(objective, "")
     return text.number(value) + unit
+
+
+def summarize_exchange(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns the share of time and the bytes that members of several workers spent on exchanging gradients."""
+    wide = [m for m in state.members.values() if m.identity.get("workers", 1) > 1 and add_up(m, "train_s") > 0]
+    if not wide:
+        return []
+    sync_s, train_s, sent = (sum(add_up(m, name) for m in wide) for name in ("sync_s", "train_s", "sent_bytes"))
+    line = (
+        f"{text.count(len(wide), 'member')} of several workers: {sync_s / train_s:.0%} of the time synchronizing"
+    )
+    return [("exchange", f"{line}, {text.memory(sent)} sent by each worker in all" if sent else line)]
+
+
+def describe_plan(state: RunState) -> list[str]:
+    """Returns what the last plan expected, as a sentence; nothing where there was no plan."""
+    plan = state.planned
+    if plan is None:
+        return []
+    if plan.concurrent:
+        many = text.count(len(plan.concurrent), "member")
+        return [
+            f"{many} share the cores and one stream: an epoch takes all of them {text.duration(plan.pace_s)} "
+            "if the cores do what they did when each was measured alone. A core that one member does not need "
+            "while it waits for its next batch goes to the others."
+        ]
+    flotillas = plan.flotillas
+    least = plan.lower_bound_s or 0.0
+    line = (
+        f"The last plan for those that waited: {text.count(len(flotillas), 'flotilla')}, all done in "
+        f"{text.duration(plan.makespan_s)}"
+    )
+    return [line + (f"; nothing could be faster than {text.duration(least)}." if least else ".")]

@@ -42,7 +42,7 @@ def allocate(
     """
     problem = make_problem(members, capacity, samples, busy)
     if not members:
-        until = max((each.until_s for each in busy), default=0.0)
+        until = max((slots.until_s for slots in busy), default=0.0)
         return Allocation(flotillas=(), makespan_s=until, lower_bound_s=until)
     clock = TimelineBuilder(problem)
     plan = _choose_initial_plan(problem, clock)
@@ -79,12 +79,12 @@ def reevaluate(
     """
     problem = make_problem(members, capacity, samples, busy)
     number = {name: i for i, name in enumerate(problem.names)}
-    fixed = {each.member: each.workers for each in members}
+    fixed = {flotilla.member: flotilla.workers for flotilla in members}
     if any(plan.workers.get(name) != (width or plan.workers.get(name, -1)) for name, width in fixed.items()):
         return None
-    flotillas = [tuple(number[name] for name in each.members if name in number) for each in plan.flotillas]
+    flotillas = [tuple(number[name] for name in flotilla.members if name in number) for flotilla in plan.flotillas]
     kept = FlotillaPlan(
-        tuple(each for each in flotillas if each), tuple(plan.workers[name] for name in problem.names)
+        tuple(flotilla for flotilla in flotillas if flotilla), tuple(plan.workers[name] for name in problem.names)
     )
     timeline = TimelineBuilder(problem).build(kept.flotillas, kept.widths)
     return _make_allocation(problem, kept, timeline) if math.isfinite(timeline.makespan) else None
@@ -161,9 +161,11 @@ def revise(
     """
     until = estimate_ends(cohorts, capacity, samples)
     busy = [
-        HeldSlots(each.node, each.workers or 1, until[each.member], None if cohort.private else cohort.number)
+        HeldSlots(
+            member.node, member.workers or 1, until[member.member], None if cohort.private else cohort.number
+        )
         for cohort in cohorts
-        for each in cohort.members
+        for member in cohort.members
     ]
     new = allocate(waiting, capacity, samples, busy, effort)
     old = None if previous is None else reevaluate(previous, waiting, capacity, samples, busy)

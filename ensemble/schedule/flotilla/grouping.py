@@ -43,10 +43,12 @@ def group_streams(
     """
     if not members:
         return StreamGrouping(groups=(), run_s=0.0, shared_s=0.0)
-    fluid = FluidModel([*members, *(each for flotilla in waiting for each in flotilla)], capacity, samples, cores)
-    follow = [[each.member for each in flotilla] for flotilla in waiting]
+    fluid = FluidModel(
+        [*members, *(member for flotilla in waiting for member in flotilla)], capacity, samples, cores
+    )
+    follow = [[member.member for member in flotilla] for flotilla in waiting]
     order = sorted(members, key=lambda m: (-fluid.epoch_s(m.member), len(m.member), m.member))
-    names = [each.member for each in order]
+    names = [member.member for member in order]
     times = [fluid.epoch_s(name) for name in names]
     gaps = sorted(range(1, len(names)), key=lambda k: (times[k] / times[k - 1], k))
     places = [k for k in gaps[:_PLACES] if times[k] < times[k - 1]]

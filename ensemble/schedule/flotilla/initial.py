@@ -1,13 +1,8 @@
 """Generates initial plans: divides members into flotillas and chooses their widths.
 
-*In waves*: flotillas of similar pace run one after another, on all slots or on an equal part of them for each
-stream. For a pace d (the time of an epoch), a member needs the smallest width that reaches it; the best pace of a
-flotilla is the smallest d at which the widths of its members fit. Members are sorted (by their time with one
-worker, by their epochs), and dynamic programming finds the best positions at which to cut that order: among all
-positions for few members, on a grid of positions for many.
-
-*By length*: widths such that no member takes longer than a limit, then the longest member first (LPT), in
-flotillas large enough to keep all slots busy with the available streams.
+*In waves*: flotillas of similar pace run one after another; dynamic programming cuts the members, sorted by their
+time with one worker, where the best paces are. *By length*: no member takes longer than a limit, the longest
+first.
 """
 
 from __future__ import annotations
@@ -37,7 +32,6 @@ class FlotillaPlan:
 
 
 def generate_initial_plans(problem: Problem) -> Iterator[FlotillaPlan]:
-    """Yield all initial plans."""
     orders = _orders(problem)
     waves = _WavePlanner(problem)
     for parts in (1, 2, 4, 8, 16):
@@ -55,7 +49,7 @@ def plan_one_flotilla(problem: Problem) -> FlotillaPlan:
     """Plan one flotilla at its best pace; more where not all members fit at once."""
     widths = np.zeros(len(problem.names), np.int64)
     flotillas = _WavePlanner(problem).fit(np.arange(len(widths)), problem.slots, widths)
-    return FlotillaPlan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
+    return FlotillaPlan(tuple(tuple(flotilla.tolist()) for flotilla in flotillas), tuple(widths.tolist()))
 
 
 def _orders(problem: Problem) -> list[_Numbers]:
@@ -94,8 +88,8 @@ class _WavePlanner:
         for end, start in itertools.pairwise(bounds):
             flotillas += self.fit(order[cuts[start] : cuts[end]], slots, widths)
         whole = self._problem.epochs * self._problem.times[np.arange(len(order)), widths]
-        flotillas.sort(key=lambda each: -float(whole[each].max()))
-        return FlotillaPlan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
+        flotillas.sort(key=lambda flotilla: -float(whole[flotilla].max()))
+        return FlotillaPlan(tuple(tuple(flotilla.tolist()) for flotilla in flotillas), tuple(widths.tolist()))
 
     def _cut(self, order: _Numbers, slots: int) -> tuple[_Numbers, _Numbers]:
         """Positions of the cuts, and for each of them the best one before it."""
@@ -146,16 +140,16 @@ def fits_on_nodes(slots: tuple[int, ...], widths: _Numbers) -> bool:
     free = np.bincount(slots).tolist()
     counts = np.bincount(widths).tolist()
     for width in range(len(counts) - 1, 0, -1):
-        left = counts[width]
+        unplaced = counts[width]
         for have in range(width, len(free)):
-            while left and free[have]:
-                each = have // width  # best fit fills one node after another
-                nodes = min(free[have], left // each) or 1
-                put = min(each, left)
+            while unplaced and free[have]:
+                per_node = have // width  # best fit fills one node after another
+                nodes = min(free[have], unplaced // per_node) or 1
+                put = min(per_node, unplaced)
                 free[have] -= nodes
                 free[have - put * width] += nodes
-                left -= put * nodes
-        if left:
+                unplaced -= put * nodes
+        if unplaced:
             return False
     return True
 
@@ -187,5 +181,5 @@ def list_limits(problem: Problem) -> NDArray[np.float64]:
     """Limits for `plan_longest_first`, from the lower bound to the time of the longest member with one worker."""
     whole = problem.times * problem.epochs[:, None]
     slowest = float(np.where(np.isfinite(whole), whole, 0.0).max())
-    found = np.minimum(problem.lower_bound * _LIMITS, max(slowest, problem.lower_bound))
-    return np.unique(found)
+    limits = np.minimum(problem.lower_bound * _LIMITS, max(slowest, problem.lower_bound))
+    return np.unique(limits)

@@ -54,11 +54,8 @@ class _Search:
             self._change_width,
             self._change_width,
             self._change_pace,
-            self._trade_widths,
             self._move_member,
             self._move_member,
-            self._swap_members,
-            self._reorder_flotillas,
             self._merge_flotillas,
         )
 
@@ -74,22 +71,22 @@ class _Search:
         """One round of annealing, from the highest to the lowest temperature."""
         rng = self._rng
         rng.seed(seed)
-        flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
-        best, found = self._cost(flotillas, widths), plan
-        now = best[1]
+        flotillas, widths = [list(flotilla) for flotilla in plan.flotillas], list(plan.widths)
+        best, best_plan = self._cost(flotillas, widths), plan
+        cost = best[1]
         hot = _HOT * min(1.0, (_FEW / len(widths)) ** 2)  # with many members each move changes little
         for step in range(evaluations):
             moved = rng.choice(self._moves)(flotillas, widths)
-            if moved is None or any(sum([moved[1][i] for i in each]) > self._slots for each in moved[0]):
+            if moved is None or any(sum([moved[1][i] for i in flotilla]) > self._slots for flotilla in moved[0]):
                 continue
             value = self._cost(*moved)
             temperature = best[0] * hot * (_COLD / _HOT) ** (step / evaluations)
-            worse = value[1] - now
+            worse = value[1] - cost
             if worse <= 0 or (math.isfinite(worse) and rng.random() < math.exp(-worse / temperature)):
-                (flotillas, widths), now = moved, value[1]
+                (flotillas, widths), cost = moved, value[1]
                 if value < best:
-                    best, found = value, FlotillaPlan(tuple(map(tuple, flotillas)), tuple(widths))
-        return found
+                    best, best_plan = value, FlotillaPlan(tuple(map(tuple, flotillas)), tuple(widths))
+        return best_plan
 
     def _match_pace(self, flotilla: list[int], widths: list[int]) -> list[int]:
         """The least widths at which a flotilla's members reach the pace of one of them at a random width."""
@@ -107,55 +104,24 @@ class _Search:
             return None
         return flotillas, [*widths[:i], self._rng.choice(others), *widths[i + 1 :]]
 
-    def _trade_widths(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
-        """Give slots of one member to another of the same flotilla."""
-        flotilla = self._rng.choice(flotillas)
-        if len(flotilla) < 2:
-            return None
-        i, j = self._rng.sample(flotilla, 2)
-        wider = [w for w, _ in self._options[i] if w > widths[i]]
-        narrower = [w for w, _ in self._options[j] if w < widths[j]]
-        if not wider or not narrower:
-            return None
-        out = list(widths)
-        out[i], out[j] = wider[0], narrower[-1]
-        return flotillas, out
-
     def _move_member(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
         """Move a member to another flotilla or to a new one; half of the time also change that flotilla's pace."""
         i = self._rng.randrange(len(widths))
-        rest = [[j for j in each if j != i] for each in flotillas]
-        rest = [each for each in rest if each]
-        to = self._rng.randrange(2 * len(rest) + 1)
-        if to < len(rest):
-            joined = rest[to] = [*rest[to], i]
+        others = [[j for j in flotilla if j != i] for flotilla in flotillas]
+        others = [flotilla for flotilla in others if flotilla]
+        to = self._rng.randrange(2 * len(others) + 1)
+        if to < len(others):
+            joined = others[to] = [*others[to], i]
         else:
             joined = [i]
-            rest.insert(to - len(rest), joined)
-        return rest, widths if self._rng.random() < 0.5 else self._match_pace(joined, widths)
-
-    def _swap_members(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
-        if len(flotillas) < 2:
-            return None
-        a, b = self._rng.sample(range(len(flotillas)), 2)
-        i, j = self._rng.choice(flotillas[a]), self._rng.choice(flotillas[b])
-        out = list(flotillas)
-        out[a] = [j if k == i else k for k in flotillas[a]]
-        out[b] = [i if k == j else k for k in flotillas[b]]
-        return out, widths
-
-    def _reorder_flotillas(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
-        if len(flotillas) < 2:
-            return None
-        out = list(flotillas)
-        out.insert(self._rng.randrange(len(out)), out.pop(self._rng.randrange(len(out))))
-        return out, widths
+            others.insert(to - len(others), joined)
+        return others, widths if self._rng.random() < 0.5 else self._match_pace(joined, widths)
 
     def _merge_flotillas(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
         if len(flotillas) < 2:
             return None
         a, b = sorted(self._rng.sample(range(len(flotillas)), 2))
-        out = [list(each) for each in flotillas]
+        out = [list(flotilla) for flotilla in flotillas]
         out[a] = out[a] + out.pop(b)
         return out, self._match_pace(out[a], widths)
 
@@ -166,7 +132,7 @@ class _Search:
 def simplify(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> FlotillaPlan:
     """Make members narrower and merge flotillas as long as the makespan does not grow."""
     options = _list_width_options(problem)
-    flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
+    flotillas, widths = [list(flotilla) for flotilla in plan.flotillas], list(plan.widths)
     timeline = clock.build(flotillas, widths)
     limit, starts = timeline.makespan * _SAME, timeline.starts
     for i in range(len(widths)):
@@ -178,7 +144,7 @@ def simplify(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> Fl
                 widths = narrower
                 break
     # flotillas of similar pace first, because sharing a stream costs them least
-    pace = [max(problem.times[i, widths[i]] for i in each) for each in flotillas]
+    pace = [max(problem.times[i, widths[i]] for i in flotilla) for flotilla in flotillas]
     order = sorted(range(len(flotillas)), key=lambda k: (starts[k], -pace[k], k))
     flotillas, starts = [flotillas[k] for k in order], [starts[k] for k in order]
     at = 0
@@ -189,7 +155,7 @@ def simplify(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> Fl
             del starts[at + 1]
         else:
             at += 1
-    best = FlotillaPlan(tuple(tuple(sorted(each)) for each in flotillas), tuple(widths))
+    best = FlotillaPlan(tuple(tuple(sorted(flotilla)) for flotilla in flotillas), tuple(widths))
     return best if clock.build(best.flotillas, best.widths).makespan <= limit else plan
 
 

@@ -1,9 +1,7 @@
 """Data of the flotilla model: members, capacity and plans, and the numeric problem that the search solves.
 
-Rates are *rated capacity*: the samples per second that a member processes when batches are ready, as profiled.
-
-In a `Problem`, rates are relative to the fastest and rounded to 36 binary digits, and members are sorted by their
-values (ties by id), so that plans depend neither on the order of the members nor on the unit of the rates.
+Rates are samples per second when batches are ready, as profiled. In a `Problem` they are relative to the fastest,
+and members are sorted by their values, so that plans depend neither on the order of members nor on the unit.
 """
 
 from __future__ import annotations
@@ -134,7 +132,6 @@ class Flotilla:
 
     @property
     def slots(self) -> int:
-        """The slots of all its members."""
         return sum(self.workers)
 
 
@@ -156,7 +153,7 @@ class Allocation:
     @cached_property
     def workers(self) -> Mapping[str, int]:
         """Each member's width."""
-        return {m: w for each in self.flotillas for m, w in zip(each.members, each.workers, strict=True)}
+        return {m: w for one in self.flotillas for m, w in zip(one.members, one.workers, strict=True)}
 
 
 def interpolate_rate(samples_per_s: Mapping[int, float], workers: int) -> float:
@@ -169,19 +166,19 @@ def interpolate_rate(samples_per_s: Mapping[int, float], workers: int) -> float:
     """
     if workers in samples_per_s:
         return samples_per_s[workers]
-    known = sorted(samples_per_s)
-    smaller = [width for width in known if width < workers]
+    widths = sorted(samples_per_s)
+    smaller = [width for width in widths if width < workers]
     if not smaller:
-        return samples_per_s[known[0]] * workers / known[0]
+        return samples_per_s[widths[0]] * workers / widths[0]
     below = smaller[-1]
     least, most = samples_per_s[below], samples_per_s[below] * workers / below
-    if len(smaller) < len(known):
-        above = known[len(smaller)]
+    if len(smaller) < len(widths):
+        above = widths[len(smaller)]
         share = (workers - below) / (above - below)
         return min(most, max(least, least + share * (samples_per_s[above] - least)))
-    if len(known) == 1:
+    if len(widths) == 1:
         return least
-    before = known[-2]
+    before = widths[-2]
     # Amdahl: 1 / rate = serial + parallel / workers
     parallel = (1 / samples_per_s[before] - 1 / least) / (1 / before - 1 / below)
     serial = 1 / least - parallel / below
@@ -265,10 +262,10 @@ def make_problem(
     most = capacity.most_workers
     by_rates: dict[tuple[int, int | None], NDArray[np.float64]] = {}
     rows = []
-    for each in members:
-        key = (id(each.samples_per_s), each.workers)  # members of one shape share the mapping of their profile
+    for member in members:
+        key = (id(member.samples_per_s), member.workers)  # members of one shape share the mapping of their profile
         if key not in by_rates:
-            by_rates[key] = _tabulate_row(each.samples_per_s, each.workers, most)
+            by_rates[key] = _tabulate_row(member.samples_per_s, member.workers, most)
         rows.append(by_rates[key])
     matrix = np.stack(rows) if rows else np.zeros((0, most + 1))
     fastest = float(matrix.max(initial=0.0)) or 1.0
@@ -276,11 +273,11 @@ def make_problem(
     limit = float(_round(np.array(min(capacity.prep_samples_per_s / fastest, 2.0))))
     with np.errstate(divide="ignore"):
         times = 1.0 / np.minimum(relative, limit)
-    epochs = np.array([each.epochs for each in members], np.int64)
+    epochs = np.array([member.epochs for member in members], np.int64)
     unit_s = samples / fastest
     # an allowed width's time first: one with a fixed width has infinities before it
     first = np.where(np.isfinite(times), times, 0.0).max(axis=1, initial=0.0)
-    names = [each.member for each in members]
+    names = [member.member for member in members]
     keys: list[NDArray[np.float64]] = [*times.T[::-1], epochs.astype(np.float64), -first]
     by_name = np.array(sorted(range(len(names)), key=lambda i: (len(names[i]), names[i])), np.int64)
     order = by_name[np.lexsort([key[by_name] for key in keys])] if len(names) else by_name

@@ -80,55 +80,64 @@ def decide_rebalance(
     Raises:
         ValueError: no cohort has this member.
     """
-    home = next((each for each in cohorts if any(m.member == member for m in each.members)), None)
-    if home is None:
-        raise ValueError(f"{member} is in no stream group that runs ({', '.join(str(c.number) for c in cohorts)})")
+    home = _find_home(member, cohorts)
     last = elastic and len(home.members) == 1  # only the end of the run waits for it
     if settled_epochs < SETTLED or not (home.private or last or _is_straggler(member, home, capacity)):
         return RebalanceDecision(kind="pace", members=(member,))
-    running = [each for cohort in cohorts for each in cohort.members]
-    fluid = FluidModel([*running, *(each for flotilla in waiting for each in flotilla)], capacity, samples, cores)
-    follow = [[each.member for each in flotilla] for flotilla in waiting]
-    shared = [[m.member for m in each.members] for each in cohorts if not each.private]
-    private = [each.members[0].member for each in cohorts if each.private]
+    running = [one for cohort in cohorts for one in cohort.members]
+    fluid = FluidModel([*running, *(one for flotilla in waiting for one in flotilla)], capacity, samples, cores)
+    follow = [[one.member for one in flotilla] for flotilla in waiting]
+    shared = [[m.member for m in one.members] for one in cohorts if not one.private]
+    private = [one.members[0].member for one in cohorts if one.private]
     pace_s = fluid.estimate_run_s(shared, follow, alone=private)
-    found: list[tuple[float, RebalanceDecision]] = []
+    changes: list[tuple[float, RebalanceDecision]] = []
 
     def consider(kind: Kind, members: Sequence[str], run_s: float, **where: int) -> None:
         if run_s <= min(pace_s * (1 - GAIN), pace_s - GAIN_S):
-            found.append(
+            changes.append(
                 (run_s, RebalanceDecision(kind=kind, members=tuple(members), run_s=run_s, pace_s=pace_s, **where))
             )
 
     own = next(m for m in home.members if m.member == member)
-    rest = _remove(shared, {member})
+    without_member = _remove(shared, {member})
     others = [name for name in private if name != member]
     for cohort in cohorts:
         # a stream that has passed the member's next epoch cannot be joined
         if cohort.private or cohort is home or cohort.epoch > home.epoch:
             continue
         first = cohort.members[0].member
-        joined = [[*group, member] if first in group else group for group in rest]
+        joined = [[*group, member] if first in group else group for group in without_member]
         extra = {member: home.epoch - cohort.epoch}
         run_s = fluid.estimate_run_s(joined, follow, alone=others, extra=extra)
         consider("move", [member], run_s, cohort=cohort.number)
     if not home.private:
-        consider("alone", [member], fluid.estimate_run_s(rest, follow, alone=[*private, member]))
+        consider("alone", [member], fluid.estimate_run_s(without_member, follow, alone=[*private, member]))
         if len(shared) < capacity.streams:
             for slow in _list_slowest_groups(home, fluid):
                 run_s = fluid.estimate_run_s([*_remove(shared, set(slow)), slow], follow, alone=private)
                 consider("apart", slow, run_s)
         if elastic:
-            now = own.workers or 1
-            most = min(capacity.most_workers, now + (free[own.node] if own.node < len(free) else 0))
-            for wider in range(now + 1, most + 1):
+            width = own.workers or 1
+            most = min(capacity.most_workers, width + (free[own.node] if own.node < len(free) else 0))
+            for wider in range(width + 1, most + 1):
                 run_s = fluid.estimate_run_s(
                     shared, follow, alone=private, workers={member: wider}, late_s=restart_s
                 )
                 consider("widen", [member], run_s, workers=wider)
-    if not found:
+    if not changes:
         return RebalanceDecision(kind="pace", members=(member,), run_s=pace_s, pace_s=pace_s)
-    # among changes that are equal to within 1 %, the one with the least other costs
+    return _choose_cheapest(changes, pace_s)
+
+
+def _find_home(member: str, cohorts: Sequence[Cohort]) -> Cohort:
+    home = next((cohort for cohort in cohorts if any(m.member == member for m in cohort.members)), None)
+    if home is None:
+        raise ValueError(f"{member} is in no stream group that runs ({', '.join(str(c.number) for c in cohorts)})")
+    return home
+
+
+def _choose_cheapest(found: Sequence[tuple[float, RebalanceDecision]], pace_s: float) -> RebalanceDecision:
+    """Among changes that are equal to within 1 %, the one with the least other costs."""
     return min(
         found, key=lambda f: (round(f[0] / pace_s, 2), _PREFERRED.index(f[1].kind), f[0], len(f[1].members))
     )[1]
@@ -144,8 +153,8 @@ def _is_straggler(member: str, home: Cohort, capacity: Capacity) -> bool:
 
 
 def _remove(groups: Sequence[Sequence[str]], names: set[str]) -> list[list[str]]:
-    left = [[name for name in group if name not in names] for group in groups]
-    return [group for group in left if group]
+    remaining = [[name for name in group if name not in names] for group in groups]
+    return [group for group in remaining if group]
 
 
 def _list_slowest_groups(home: Cohort, fluid: FluidModel) -> list[list[str]]:

@@ -1,14 +1,7 @@
 """Computes when each flotilla starts and each member ends: the cost model of flotilla plans.
 
-A flotilla starts when all its members find their slots, each on one node (best fit, the widest first), and a
-stream is free; it never overtakes an earlier flotilla. The pace of a stream in an epoch is that of its slowest
-member that still trains, so a slow member with few epochs slows the others only while it trains. The slots of a
-member become free when it ends, the stream when its last member has ended.
-
-`FluidModel` estimates the rest of a run for given groups of running members: nodes are one pool of slots, and
-cores are shared evenly. A stream of x samples/s keeps x / `CoreBudget.prepared_per_s` cores busy, a member that is
-slowed down to that pace the same share of its cores. If the sum exceeds the cores, the rest of the run takes
-longer by that ratio.
+A flotilla starts when all its members find their slots and a stream is free, and never overtakes an earlier one;
+its pace is that of its slowest member that still trains. `FluidModel` estimates the rest of a run, with its cores.
 """
 
 from __future__ import annotations
@@ -64,7 +57,7 @@ class TimelineBuilder:
         free = list(self._slots)
         for held in self._busy:
             free[held.node] -= held.workers
-        total, streams, now = sum(free), self._streams, 0.0
+        total, streams, time = sum(free), self._streams, 0.0
         by_free = _index_by_free(free, self._widest)
         last: dict[int, float] = {}
         for held in self._busy:
@@ -88,19 +81,19 @@ class TimelineBuilder:
                     break
                 if not releases:
                     return Timeline([], [], math.inf)
-                now = releases[0][0]
-                while releases and releases[0][0] <= now:
+                time = releases[0][0]
+                while releases and releases[0][0] <= time:
                     _, _, places, stream = heapq.heappop(releases)
                     streams += stream
                     for node, workers in places:
                         _change_free(by_free, free, node, workers)
                         total += workers
-            starts.append(now)
+            starts.append(time)
             total -= need
             streams -= 1
-            end = now
+            end = time
             for members, length in self.segment_ends(flotilla, widths):
-                end = now + length
+                end = time + length
                 for i in members:
                     ends[i] = end
                 heapq.heappush(releases, (end, next(ties), [found[i] for i in members], 0))
@@ -158,7 +151,7 @@ def _place_best_fit(
     by_free: list[dict[int, None]], free: list[int], members: Sequence[int], widths: Sequence[int]
 ) -> dict[int, tuple[int, int]] | None:
     """Place all members, the widest first: member -> (node, slots); None, and no change, if one has no place."""
-    found: dict[int, tuple[int, int]] = {}
+    places: dict[int, tuple[int, int]] = {}
     if len(free) == 1:  # a single pool: if all fit together, each does
         need = sum([widths[i] for i in members])
         if need > free[0]:
@@ -170,13 +163,13 @@ def _place_best_fit(
         while slots < len(by_free) and not by_free[slots]:
             slots += 1
         if slots == len(by_free):
-            for node, workers in found.values():
+            for node, workers in places.values():
                 _change_free(by_free, free, node, workers)
             return None
         node = next(iter(by_free[slots]))
         _change_free(by_free, free, node, -width)
-        found[i] = (node, width)
-    return found
+        places[i] = (node, width)
+    return places
 
 
 Groups = Sequence[Sequence[str]]
@@ -199,12 +192,11 @@ class FluidModel:
         self._problem = make_problem(free, heap, samples)  # without fixed widths, because members may be widened
         self._number = {name: i for i, name in enumerate(self._problem.names)}
         # A member that is wider than a node's slots shares GPUs among its ranks.
-        self._widths = {each.member: min(each.workers or 1, capacity.most_workers) for each in members}
+        self._widths = {member.member: min(member.workers or 1, capacity.most_workers) for member in members}
         self._samples, self._cores = samples, cores
 
     @property
     def unit_s(self) -> float:
-        """Seconds of a unit of time."""
         return self._problem.unit_s
 
     def epoch_s(self, member: str, workers: int | None = None) -> float:
@@ -273,7 +265,7 @@ def estimate_ends(cohorts: Sequence[Cohort], capacity: Capacity, samples: int) -
     out: dict[str, float] = {}
     for cohort in cohorts:
         problem = make_problem(cohort.members, capacity, samples)
-        by_name = {each.member: each.workers or 1 for each in cohort.members}
+        by_name = {member.member: member.workers or 1 for member in cohort.members}
         widths = [by_name[name] for name in problem.names]
         for members, length in TimelineBuilder(problem).segment_ends(range(len(widths)), widths):
             out |= {problem.names[i]: length * problem.unit_s for i in members}

@@ -110,7 +110,7 @@ def main(place: Path) -> dict[str, Any]:
     assert session.directory is not None
     try:
         shown = {"by itself": by_itself, "session": seen(session.directory), "free": free_cpus()}
-        shown |= {"draining": drain(), "grows": _compat.find_growing_autoscaler()}
+        shown |= {"draining": drain(), "grows": _compat.is_autoscaler_growing()}
         return {**shown, "answers": stop_head()}
     finally:
         session.close()

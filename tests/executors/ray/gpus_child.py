@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 
 import ensemble
 from ensemble import Member, Resources
@@ -101,7 +101,12 @@ def main(mode: str, run_dir: Path) -> None:
         print("whole", submit([*whole, wide], 1.0, run_dir / "whole"))
     elif mode == "fractions":
         shares = [Member({"lr": share}, gpus_per_worker=share) for share in (0.4, 0.4, 0.6, 0.6)]
-        print("fractions", submit(shares, 1.0, run_dir / "fractions"))
+
+        def meet(event: dict[str, Any]) -> None:
+            if event["type"] == "run_started":  # however the four are packed, three of them fit at once
+                (run_dir / "fractions" / "together").write_text("3")
+
+        print("fractions", submit(shares, 1.0, run_dir / "fractions", on_event=meet))
     elif mode == "mixed":
         mixed = [Member({"lr": 0.01 * (n + 1)}, gpus_per_worker=share) for n, share in enumerate(SHARES)]
 
@@ -116,7 +121,7 @@ def main(mode: str, run_dir: Path) -> None:
         def give_back(event: dict[str, Any]) -> None:
             if event["type"] == "run_started":
                 (run_dir / "waits" / "together").write_text("2")
-            if event["type"] == "resources" and event["missing"]:
+            if event["type"] == "resources" and event["missing"].startswith("1 x"):  # one was lent
                 other.release()
 
         other.take()

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble, make_job
 from ray_model import World, make_record
 
 from ensemble import Resources
 from ensemble.executors.ray import RayExecutor, agent_link, executor, loop
-from ensemble.executors.ray.head import Head
-from ensemble.schedule import Placement, pack
+from ensemble.schedule.needs import Placement
+from ensemble.schedule.packing import pack
 from ensemble.store import RunDir
-from ensemble.train import Job
 
 Event = dict[str, Any]
 LOST = "the actor died"
@@ -51,7 +51,7 @@ class Actor:
         self.commands: list[tuple[Any, ...]] = []
         self.describe = SimpleNamespace(remote=lambda address: self.answer)
         self.events = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self.stream))
-        self.perform = SimpleNamespace(remote=lambda number, commands, sent: self.commands.extend(commands))
+        self.perform = SimpleNamespace(remote=lambda number, commands: self.commands.extend(commands))
 
 
 class Lender:
@@ -65,10 +65,12 @@ class Lender:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self.reachable = set(self.cluster.total)
         self.is_late = False  # Ray gives nothing for now
-        session = SimpleNamespace(nodes=self.nodes, directory=None, is_lost=False, close=lambda: None)
+        session = SimpleNamespace(
+            nodes=self.nodes, directory=None, is_lost=False, calling=nullcontext, close=lambda: None
+        )
         patch.setattr(executor, "RayConnection", lambda: session)
         patch.setattr(agent_link, "start_agent", self.start_agent)
-        patch.setattr(executor, "Head", lambda: Head(lambda timeout_s: True))
+        patch.setattr(executor._compat, "is_head_answering", lambda timeout_s: True)
         patch.setattr(loop, "is_reachable", lambda record: record["NodeID"] in self.reachable)
         times = {"monotonic": self.read_clock, "time": self.read_clock, "thread_time": lambda: 0.0}
         clock = SimpleNamespace(sleep=self.sleep, **times)
@@ -97,22 +99,18 @@ class Lender:
     def list_free(self) -> dict[str, dict[str, float]]:
         return {offer.ray_id: dict(offer.free) for offer in self.cluster.list_offers(on_gpus=True)}
 
-    def start_agent(
-        self, record: dict[str, Any], name: str, run_dir: RunDir, *_: Any, takes_over: str | None, **__: Any
-    ) -> Actor:
-        host = self.cluster.total[name]
-        described = {"name": name, "cpus": host.cpus / 1e4, "memory_gb": host.memory / 2**30, "host": name}
-        described |= {"interface": "eth0", "gpus": ("A",) * len(host.gpus), "gpu_ids": host.gpus}
-        described |= {
-            "gpu_reasons": [],
-            "gpu_memory_gb": (80.0,) * len(host.gpus),
-            "gpu_names": [(gpu,) for gpu in host.gpus],
-        }
-        said = self.answers[name].pop(0) if self.answers[name] else described
-        if takes_over is not None:
-            said = None  # it is listened to at once
+    def start_agent(self, record: dict[str, Any], name: str, run_dir: RunDir, *_: Any, **__: Any) -> Actor:
+        said = self.answers[name].pop(0) if self.answers[name] else self.describe(name)
         self.actors[name].append(Actor(said, f"/tmp/of-{name}", name, str(run_dir.path)))
         return self.actors[name][-1]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What an agent says of its node."""
+        host = self.cluster.total[name]
+        cores = {"cpus": host.cpus / 1e4, "memory_gb": host.memory / 2**30, "interface": "eth0"}
+        gpus = {"gpus": ("A",) * len(host.gpus), "gpu_ids": host.gpus, "gpu_memory_gb": (80.0,) * len(host.gpus)}
+        named = {"gpu_names": [(gpu,) for gpu in host.gpus], "gpu_reasons": []}
+        return {"name": name, "host": name, **cores, **gpus, **named}
 
     def wait(self, calls: list[Call], num_returns: int, timeout: float | None) -> tuple[list[Call], list[Call]]:
         self.sleep(timeout or 0.0)
@@ -143,10 +141,7 @@ class Run:
         return [node.name for node in nodes]
 
     def launch(self, placement: Placement) -> None:
-        made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
-        made |= {"run_dir": str(self.run_dir.path), "attempt": 0, "rank": 0, "node": placement.node}
-        job = Job(identity=placement.identity, **made)
-        self.executor.launch([job], [None])
+        self.executor.launch([make_job(placement.identity, self.run_dir, node=placement.node)], [None])
 
     def wait(self, seconds: float) -> list[Event]:
         """The events of so many seconds."""

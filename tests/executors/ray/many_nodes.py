@@ -24,8 +24,8 @@ from ensemble.controller.actions import Action, Demand, Launch, Propose
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.session import Session
 from ensemble.executors.ray import lease_manager, leases
-from ensemble.executors.ray.actions import Action as NodeAction
-from ensemble.executors.ray.actions import Answered, Examine, News, StartAgent
+from ensemble.executors.ray.agents import Action as NodeAction
+from ensemble.executors.ray.agents import Answered, Died, News, StartAgent
 from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 def declare(members: int) -> Ensemble:
     return Ensemble(
         name="crowd",
-        recipe=Recipe(model=dict, loss=dict),
+        recipe=Recipe(model=dict, loss=dict, task="classification"),
         train=Pipeline(sources.arrays(x=np.zeros((64, 2), np.float32))),
         members=[{"lr": 0.1 / (1 + number)} for number in range(members)],
         resources=Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=1.0),
@@ -153,7 +153,8 @@ class Crowd:
         for agent in list(self.model.agents.values()):
             if agent.described is not None and int(self.now) % 20 == 0:
                 self._count("model", self.model.handle, agent.name, [], self.now)  # it lives
-        self._carry_out(self._count("model", self.model.find_silent, self.now))
+        for name, reason in self._count("model", self.model.find_silent, self.now):
+            self._carry_out(self._count("model", self.model.handle, name, Died(reason), self.now))
         for ray_id in self._count("model", self.model.collect):
             self._carry_out(self._count("model", self.model.open_node, ray_id, self.now))
         if self.manager.is_replan_due:
@@ -176,9 +177,6 @@ class Crowd:
                     self.silent.add(action.name)
                     continue
                 self._say(self.random.uniform(0.0, LATEST_S), action.name, Answered(_describe(action.name), ""))
-            elif isinstance(action, Examine):
-                judged = self.model.judge_death(action.agent, action.reason, is_alive=True, now=self.now)
-                self._carry_out(judged)
 
     def _say(self, in_s: float, name: str, news: News) -> None:
         heapq.heappush(self.later, (self.now + in_s, next(self.clock), name, news))

@@ -13,23 +13,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
-from free_ports import find_free_ports
+from kit.free_ports import find_free_ports
 
 
 @contextlib.contextmanager
 def start_head(
-    environment: dict[str, str], options: Sequence[str] = (), *, token: bool = True
+    environment: dict[str, str], options: Sequence[str] = (), *, token: bool = True, dashboard: bool = False
 ) -> Iterator[dict[str, str]]:
-    """Start one; yields what its clients' environment needs. `token`: it asks its clients for one."""
+    """Start one; yields what its clients' environment needs. `token`: it asks its clients for one.
+
+    Args:
+        dashboard: whether it takes jobs.
+    """
     short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
     short.mkdir(mode=0o700)
-    port, client_port = find_free_ports(2)
+    port, client_port, agent_port = find_free_ports(3)
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if token else {}
     mode = {"RAY_AUTH_MODE": "token" if token else "disabled"}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(port)]
-    command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats", "--include-dashboard", "false"]
+    command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats"]
+    command += ["--include-dashboard", str(dashboard).lower()]
     # Else all heads of a machine want the same ports.
-    command += ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
+    command += ["--min-worker-port", "0", "--max-worker-port", "0"]
+    command += ["--dashboard-agent-listen-port", str(agent_port)]
     command += ["--ray-client-server-port", str(client_port)]
     command += ["--object-store-memory", str(80 * 2**20), "--temp-dir", str(short / "ray"), *options]
     with open(short / "head.log", "wb") as log:

@@ -12,11 +12,11 @@ import pytest
 
 from ensemble.executors.ray import lease_manager, leases
 from ensemble.executors.ray.agents import Agent, describe_node, describe_offer, read_labels
-from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.lease_manager import REST_S, LeaseManager
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Offer, ResourceRequest
-from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import UNITS, resolve_devices
+from ensemble.schedule.needs import UNITS, Node, Placement, resolve_devices
+from ensemble.schedule.packing import pack
 from ensemble.spec import Identity
 
 GIB = 2**30
@@ -219,7 +219,7 @@ class Run:
             self.lost += 1
             self.manager.lose(name)
         for ray_id, _ in self.manager.pop_failed():
-            self.manager.rest(ray_id)
+            self.manager.rest(ray_id, REST_S)
         if self.manager.is_replan_due:
             offers = self.cluster.list_offers(on_gpus=self.devices != "cpu", agents=self.agents)
             self.manager.set_offers(offers, self.unusable)

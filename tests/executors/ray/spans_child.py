@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 
 import ensemble
 from ensemble import Ensemble, Member, Resources

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import psutil
-from free_ports import find_free_ports
+from kit.free_ports import find_free_ports
 
 HERE = Path(__file__).parent
 MARK = "ENSEMBLE_TEST_CLUSTER"  # in the environment of all that a cluster starts
@@ -108,7 +108,7 @@ def make_cluster(**variables: str) -> Iterator[StartedCluster]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(short / "token"),
         "RAY_ADDRESS": f"127.0.0.1:{port}",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE), str(HERE.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1]), str(HERE), str(HERE.parent)]),
         MARK: short.name,
         **variables,
     }

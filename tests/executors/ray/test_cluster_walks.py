@@ -9,22 +9,21 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
-from execute_members import an_ensemble
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.execute_members import an_ensemble, make_job
+from kit.property_examples import examples
 from lent_cluster import LOST, Actor, Event, Lender
-from property_examples import examples
-from ray_model import Group, Piece, World, replace_ray
+from ray_model import Group, Piece, World
 
 from ensemble import Resources
 from ensemble.executors.ray import RayExecutor
-from ensemble.schedule import Node, Placement, pack
+from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.packing import pack
 from ensemble.store import RunDir
 from ensemble.train import Job
 
@@ -80,10 +79,8 @@ class Walker:
         self.executor.request(self.waiting, list(self.placed.values()))
 
     def make_job(self, placement: Placement, rank: int) -> Job:
-        node = placement.find_node(rank)
-        made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
-        made |= {"run_dir": str(self.run_dir.path), "attempt": self.attempts[placement.member]}
-        return Job(identity=placement.identity, rank=rank, node=node, **made)
+        attempt, node = self.attempts[placement.member], placement.find_node(rank)
+        return make_job(placement.identity, self.run_dir, attempt=attempt, rank=rank, node=node)
 
     def step(self) -> None:
         changed = False
@@ -207,12 +204,6 @@ class Faults:
         self.lender.answers.clear()
         self.frozen.clear()
         self.lender.is_late = False
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield from replace_ray(patch)
 
 
 @examples(4)

@@ -7,10 +7,7 @@ import dataclasses
 import itertools
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
-from execute_members import an_ensemble
-from leftovers import wait_until
+from kit.execute_members import an_ensemble, make_job
 
 from ensemble.executors.memory_guard import MemoryGuard, RankMemory
-from ensemble.executors.node_health import settle_clock
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray import session
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
@@ -33,10 +28,8 @@ from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Bundle, ResourceRequest
 from ensemble.executors.ray.session import RayConnection, find_reachable
 from ensemble.executors.spawn import ForkServer
-from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
-from ensemble.train import Job
 
 Event = dict[str, Any]
 
@@ -49,17 +42,15 @@ class Run:
         self.run_dir = RunDir.create(path / "run", self.declared)
         self.agents: list[NodeAgent] = []
 
-    def start_agent(self, takes_over: str | None = None) -> NodeAgent:
+    def start_agent(self, replaces: str = "") -> NodeAgent:
         run_id = self.run_dir.info["run_id"]
-        agent = NodeAgent("here", str(self.run_dir.path), run_id, None, list_import_directories(), takes_over)
+        agent = NodeAgent("here", str(self.run_dir.path), run_id, None, list_import_directories(), replaces)
         self.agents.append(agent)
         return agent
 
     def a_job(self, number: int = 0, **params: Any) -> str:
-        made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
         identity = self.declared.identify(number)
-        identity = dataclasses.replace(identity, params=identity.params | params)
-        return Job(run_dir=str(self.run_dir.path), identity=identity, attempt=0, rank=0, **made).as_json()
+        return make_job(dataclasses.replace(identity, params=identity.params | params), self.run_dir).as_json()
 
     def close(self) -> None:
         for agent in self.agents:
@@ -98,13 +89,25 @@ def test_commands_are_executed_in_their_order_and_a_rank_ends_for_lack_of_memory
     assert "short of memory" in exited["detail"]
 
 
-def test_an_agent_says_how_its_node_is_and_by_how_much_its_clock_is_ahead(run: Run) -> None:
-    agent, ahead_s = run.start_agent(), 3600.0
+def test_an_agent_offers_its_node_only_when_the_ranks_of_the_one_that_it_replaces_are_gone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.executors.node_services._PREDECESSOR_S", 0.0)  # it is alive: in this process
+    first = run.start_agent()
+    first.perform(0, [("launch", [run.a_job(step_s=100.0)], [None])])
+    events = (event for received in first.events() for event in received)
+    rank = psutil.Process(next(event["pid"] for event in events if event["type"] == "started"))
+    rank.suspend()
+    run.start_agent(replaces=first.describe("127.0.0.1")[1])
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was reaped meanwhile
+        assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+
+
+def test_an_agent_says_how_its_node_is(run: Run) -> None:
+    agent = run.start_agent()
     agent.describe("127.0.0.1")
-    agent.perform(0, [], time.time() - ahead_s)  # of a controller whose clock is an hour behind
     found = (event for events in agent.events() for event in events if event["type"] == "node_health")
-    report = settle_clock(next(found), time.time() - ahead_s)
-    assert abs(report["clock_s"] - ahead_s) <= report["clock_error_s"] < 60
+    report = next(found)
     assert report["free_gb"].keys() == {"run directory", "/tmp", "/dev/shm"} and report["cpus"] > 0
 
 
@@ -118,20 +121,6 @@ def test_an_agent_whose_thread_fails_says_so(run: Run, monkeypatch: pytest.Monke
         pool.submit(list, agent.events()).result(timeout=300)
     monkeypatch.undo()
     agent._close()  # its thread has ended
-
-
-def test_an_agent_that_takes_over_watches_the_gpus_as_the_one_before_did(tmp_path: Path) -> None:
-    run = Run(tmp_path, "auto")
-    try:
-        directory = run.start_agent().describe("127.0.0.1")[1]
-        run.close()
-        second = run.start_agent(takes_over=directory)
-        run.close()
-        assert [event["node"] for events in second.events() for event in events if event["type"] == "node"] == [
-            "here"
-        ]
-    finally:
-        run.close()
 
 
 def make_seen(*gpus: str) -> dict[str, Any]:
@@ -186,71 +175,38 @@ def make_change(*free: float) -> Event:
     }
 
 
-def test_no_member_is_offered_a_node_whose_agent_is_closing() -> None:
-    model = ClusterModel(None)
-    agent = Agent("here", RECORD, make_seen("GPU-0"))
-    for agent.is_closing, free, count in ((False, 1.0, 1), (False, 0.5, 1), (True, 1.0, 0)):
-        model.keep(agent, [make_change(free)])
-        assert len(model.take_reports()) == count
+FREE = ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75), (0.88, 1.0, 0.5))
 
 
-def test_what_others_do_on_a_gpu_that_the_run_does_not_hold_is_not_reported() -> None:
-    model = ClusterModel(None)
-    agent = Agent("here", RECORD, make_seen("GPU-0", "GPU-1", "GPU-2"))
+@pytest.mark.parametrize(
+    ("gpus", "changes", "field", "reported"),
+    [
+        (3, [make_change(*free) for free in FREE], "gpu_free", [[0.92, 1.0]]),
+        (0, [{**make_change(), "memory_left_gb": gb} for gb in (3.0, 3.0, None)], "memory_left_gb", [3.0, None]),
+        (
+            1,
+            [make_change(1.0) | {"power": {"gpu_activity": why}} for why in ("SM utilization", "it is not")],
+            "power",
+            [{"gpu_activity": "it is not"}],
+        ),
+    ],
+    ids=["GPUs that are its own", "memory that others leave", "activity that is known no more"],
+)
+def test_what_changes_for_members_on_a_node_is_reported_once(
+    gpus: int, changes: list[Event], field: str, reported: list[Any]
+) -> None:
+    model, agent = ClusterModel(None), Agent("here", RECORD, make_seen(*(f"GPU-{n}" for n in range(gpus))))
     model.report_node(agent)
     model.take_reports()
-    for free in ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75), (0.88, 1.0, 0.5)):
-        model.keep(agent, [make_change(*free)])
-    assert [event["gpu_free"] for event in model.take_reports()] == [[0.92, 1.0]]
+    for change in changes:
+        model.keep(agent, [change])
+    assert [event.get(field) for event in model.take_reports()] == reported
+    agent.is_closing = True
+    model.keep(agent, [make_change(*(0.1 for _ in range(gpus)))])
+    assert not model.take_reports(), "no member is offered a node whose agent is closing"
 
 
-def test_what_others_leave_of_the_memory_of_a_node_bounds_what_was_leased_of_it() -> None:
-    model = ClusterModel(None)
-    agent = Agent("here", RECORD, make_seen())
-    model.report_node(agent)
-    for left_gb in (3.0, 3.0, None):
-        model.keep(agent, [{**make_change(), "memory_left_gb": left_gb}])
-    seen = [Node.from_event(event) for event in model.take_reports()]
-    assert [node.free_memory_gb for node in seen] == [16.0, 3.0, 16.0]
-
-
-NEVER_WAITS = """
-import os, subprocess, sys
-environment = {**os.environ, "ENSEMBLE_NODE_DIRECTORY": sys.argv[1]}
-tell_and_sleep = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"  # its environment can be read
-child = subprocess.Popen([sys.executable, "-c", tell_and_sleep], env=environment)
-sys.stdin.read()
-"""
-
-
-def test_that_activity_on_gpus_is_known_no_more_is_reported() -> None:
-    model = ClusterModel(None)
-    agent = Agent("here", RECORD, make_seen("GPU-0"))
-    for known, count in (("SM utilization", 1), ("SM utilization", 0), ("it is not", 1)):
-        model.keep(agent, [make_change(1.0) | {"power": {"gpu_activity": known}}])
-        reported = [event["power"]["gpu_activity"] for event in model.take_reports()]
-        assert reported == [known] * count
-
-
-def test_an_agent_that_takes_over_ends_what_the_other_left_even_if_it_is_stopped(run: Run) -> None:
-    first = run.start_agent()
-    directory = first.describe("127.0.0.1")[1]
-    run.close()
-    command = [sys.executable, "-c", NEVER_WAITS, directory]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        left = psutil.Process(int(parent.stdout.readline()))
-        left.suspend()
-        try:
-            second = run.start_agent(takes_over=directory)
-            # For a moment /proc still says of one that has been killed that it is stopped.
-            wait_until(lambda: left.status() == psutil.STATUS_ZOMBIE, "what was left has ended")
-            assert second.describe("127.0.0.1")[1] == directory
-        finally:
-            left.kill()
-
-
-@pytest.mark.more  # in a local run: tests/executors/test_executors_runs.py
+@pytest.mark.more  # in a local run: tests/executors/test_executors_contract.py
 def test_how_a_rank_ended_is_told_where_ray_ignores_the_ends_of_child_processes(run: Run) -> None:
     usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as in the workers of a raylet that is a subreaper
     try:

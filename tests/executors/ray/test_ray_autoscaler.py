@@ -6,15 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import nvml_stand_in
 import pytest
 from autoscaler_nodes import WORKER, make_environment, write_config
-from event_dicts import fold, read_events
-from leftovers import wait_until
+from kit import nvml_stand_in
+from kit.event_dicts import fold, read_events
+from kit.leftovers import wait_until
 from started_cluster import make_cluster
 
 SPEC = """
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 from ensemble import Resources
 
 def spec(marker: str, cpus: float = 0.9):
@@ -68,7 +68,7 @@ def test_nodes_are_added_for_members_that_wait_and_removed_when_idle(version: in
 
 
 SELECTING = """
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 from ensemble import Member, Resources
 
 def spec():

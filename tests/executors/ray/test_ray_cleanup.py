@@ -19,14 +19,14 @@ from typing import Any
 
 import psutil
 import pytest
-from event_dicts import fold, read_events
-from leftovers import wait_until
+from kit.event_dicts import fold, read_events
+from kit.leftovers import wait_until
 from one_head import start_head
 
 pytestmark = pytest.mark.ray
 
 HERE = Path(__file__).parent
-PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])
+PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1]), str(HERE.parent)])
 
 #: What it is called here, and Ray's variable.
 SETTINGS = {

@@ -18,30 +18,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from leftovers import wait_until
+from kit.leftovers import wait_until
 from one_head import start_head
 
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 
 ROOT = Path(__file__).parents[3]
 SPEC = """
-import numpy as np
-from torch import nn
-from torch.nn import functional as F
-from ensemble import Ensemble, Recipe, Resources
-from pipelines import Pipeline, sources
-
-def model(params):
-    return nn.Linear(4, 3)
-
-def loss(net, batch):
-    return F.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
+from kit.execute_members import an_ensemble
 
 def spec():
-    x = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
-    return Ensemble(name="first", recipe=Recipe(model=model, loss=loss), members=[{"lr": 0.1}], epochs=1,
-                    batch_size=32, train=Pipeline(sources.arrays(x=x, label=np.arange(96) % 3)),
-                    resources=Resources(cpus_per_worker=1))
+    return an_ensemble([{"lr": 0.1}], epochs=1)
 """
 SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 
@@ -60,7 +47,7 @@ def silent() -> Iterator[socket.socket]:
 
 def environment(**more: str) -> dict[str, str]:
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**usual, "PYTHONPATH": str(ROOT), **more}
+    return {**usual, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), **more}
 
 
 def start_run(directory: Path, *options: str, **more: str) -> subprocess.Popen[str]:

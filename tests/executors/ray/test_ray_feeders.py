@@ -11,12 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble, make_job
 
 from ensemble import Resources
 from ensemble.executors.ray import RayExecutor
 from ensemble.store import RunDir
-from ensemble.train import Job
 
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 
@@ -38,17 +37,8 @@ class Run:
 
     def launch(self, attempt: int, feeder: str | None = None, **params: float) -> None:
         identity = self.declared.identify(0)
-        job = Job(
-            run_dir=str(self.run_dir.path),
-            identity=dataclasses.replace(identity, params=identity.params | params),
-            attempt=attempt,
-            rank=0,
-            rendezvous=None,
-            interface=None,
-            device="cpu",
-            feeder=feeder,
-            node=self.node,
-        )
+        identity = dataclasses.replace(identity, params=identity.params | params)
+        job = make_job(identity, self.run_dir, attempt=attempt, feeder=feeder, node=self.node)
         self.executor.launch([job], [None])
 
     def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -100,7 +90,7 @@ def test_nobody_waits_for_an_agent_that_is_slow_and_members_wait_for_their_feede
     assert epochs and not any(event["private_batches"] for event in epochs), "it read its feeder from the start"
 
 
-def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone_before(
+def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.launch(0, step_s=100.0)
@@ -110,7 +100,19 @@ def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone_before(
     exited = run.exited()
     assert (exited["outcome"], exited["agent_lost"]) == (None, True)
     monkeypatch.setattr("ensemble.executors.ray.cluster_model.SILENT_S", 300.0)
+    run.until(lambda event: event["type"] == "node" and event["cpus"] > 0)
+    is_left = [p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in (rank, run.agent)]
+    assert is_left == [False, False], "nothing is offered there before they are gone"
     run.launch(1)
     assert run.exited()["outcome"] == "finished"
-    assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
-    assert not run.agent.is_running()
+
+
+def test_a_member_that_was_killed_after_its_last_word_leaves_the_node_to_its_next_attempt(run: Run) -> None:
+    """A rank may have said its last when its member is killed, because another rank failed."""
+    run.launch(0)
+    rank = psutil.Process(run.until(lambda event: event["type"] == "started")["pid"])
+    psutil.wait_procs([rank])  # its end is told, and nobody has read it yet
+    run.executor.kill("member-0")
+    assert run.exited()["attempt"] == 0
+    run.launch(1)
+    assert run.exited()["outcome"] == "finished"

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from event_dicts import fold, read_events
-from leftovers import wait_until
+from kit.event_dicts import fold, read_events
+from kit.leftovers import wait_until
 from started_cluster import StartedCluster, make_cluster
 
-from ensemble.executors.ray.head import Head, HeadLostError, read_patience
+from ensemble.executors.ray.loop import read_patience
 from ensemble.store import RunState
 
 SPEC = """
-from execute_members import an_ensemble
+from kit.execute_members import an_ensemble
 from ensemble import Resources
 
 def spec(step_s: float = 0.0):
@@ -122,24 +121,6 @@ def test_a_run_goes_on_when_the_head_has_not_answered_for_ten_seconds(
     members = read_state(run_dir).members.values()
     assert [member.attempts for member in members] == [1, 1] and None not in trained
     assert all(member.state == "finished" for member in members)
-
-
-def test_a_call_that_waits_for_a_head_that_is_gone_is_given_up() -> None:
-    answers, forever = threading.Event(), threading.Event()
-    answers.set()
-    head = Head(lambda timeout_s: answers.is_set(), patience_s=3.0)
-    assert head.call(lambda a, b: a + b, 1, 2) == 3
-    with pytest.raises(KeyError):
-        head.call(dict[str, int]().__getitem__, "nothing")
-    answers.clear()
-    wait_until(lambda: head.is_lost, "it is not missed")
-    with pytest.raises(HeadLostError):
-        head.call(forever.wait)
-    wait_until(lambda: head.are_nodes_ending, "its nodes do not end")
-    answers.set()
-    wait_until(lambda: not head.is_lost, "it is not heard again")
-    forever.set()
-    head.close()
 
 
 def test_an_operator_who_lets_ray_wait_longer_for_a_head_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:

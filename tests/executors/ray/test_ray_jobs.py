@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from event_dicts import fold, read_events
-from free_ports import find_free_ports
-from leftovers import wait_until
+from kit.event_dicts import fold, read_events
+from kit.free_ports import find_free_ports
+from kit.leftovers import wait_until
+from one_head import start_head
 
 from ensemble.executors.ray.jobs import build_entrypoint, choose_submission_id, find_token
 from ensemble.spec import SpecError
@@ -97,40 +96,18 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def head(hold: Path) -> Iterator[Head]:
-    short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
-    short.mkdir(mode=0o700)
-    (short / "token").write_text(secrets.token_hex(32))
-    (short / "token").chmod(0o600)
-    port, dashboard, agent, agent_grpc, client = find_free_ports(5)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {
-        "RAY_AUTH_TOKEN_PATH": str(short / "token"),
-        "PYTHONPATH": str(ROOT),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "HOLD": str(hold),
-    }
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "2"]
-    command += ["--port", str(port), "--node-ip-address", "127.0.0.1", "--disable-usage-stats"]
-    command += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
-    command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port", str(agent_grpc)]
-    command += ["--ray-client-server-port", str(client), "--temp-dir", str(short / "ray")]
-    command += ["--object-store-memory", str(80 * 2**20)]
-    with open(short / "head.log", "wb") as log:
-        node = subprocess.Popen(
-            command, env={**environment, "RAY_AUTH_MODE": "token"}, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
+def head(hold: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    (dashboard,) = find_free_ports(1)
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    usual |= {"PYTHONPATH": str(ROOT), "PATH": path, "HOLD": str(hold)}
+    options = ["--num-cpus", "2", "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
+    token = tmp_path_factory.mktemp("head") / "token"
+    with start_head(usual, options, dashboard=True) as clients:
         wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", dashboard)) == 0, "the job server")
-        yield Head(f"http://127.0.0.1:{dashboard}", environment)
-    finally:
-        mine = psutil.Process(node.pid).children(recursive=True)
-        for each in [*mine, node]:
-            if isinstance(each, subprocess.Popen) or each.is_running():
-                each.kill()
-        node.wait()
-        psutil.wait_procs(mine, timeout=60)
-        shutil.rmtree(short)
+        token.write_text(clients["RAY_AUTH_TOKEN"])
+        token.chmod(0o600)
+        yield Head(f"http://127.0.0.1:{dashboard}", {**usual, "RAY_AUTH_TOKEN_PATH": str(token)})
 
 
 @pytest.fixture

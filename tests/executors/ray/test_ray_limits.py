@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ray_model import Run, World, make_member, replace_ray
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    yield from replace_ray(monkeypatch)
+from ray_model import Run, World, make_member
 
 
 def count(run: Run) -> tuple[int, float]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from finished_runs import hashes, of_kind
+from kit.finished_runs import hashes, of_kind
 from nodes_child import declared
 from started_cluster import StartedCluster, make_cluster
 from two_nodes import drive, expect_weights
@@ -67,35 +65,6 @@ def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
         assert "link" in event.fullness
     assert sum(event.sent_bytes or 0 for event in feeders) > 0
     assert not any((tmp_path / "run" / "feeders").iterdir()), "nobody meets there any more"
-
-
-@pytest.mark.slow  # tests/pipelines/test_peers.py kills a feeder among peers, too
-def test_a_feeder_killed_in_mid_run_leaves_the_other_node_running_and_comes_back(
-    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
-) -> None:
-    killed: list[dict[str, Any]] = []
-    epochs = 100
-
-    def kill_one(events: list[dict[str, Any]]) -> bool:
-        feeders = [e for e in events if e["type"] == "feeder"]
-        if not killed and any(e["type"] == "epoch" and e["epoch"] == 2 for e in events):
-            killed.append(feeders[-1])
-            os.kill(feeders[-1]["pid"], signal.SIGKILL)
-        return bool(killed)
-
-    # Nodes share again if they are no farther apart than the ring, here seven seconds: as long as a busy machine
-    # may take to start a feeder, for which members may wait. They meet before the rings hold the stream's end.
-    state = run(cluster, tmp_path / "run", "all", 0.1, epochs, 2048, meanwhile=kill_one)
-    assert hashes(tmp_path / "run") == expected(epochs)
-    assert {member.attempts for member in state.members.values()} == {1}
-    where = killed[0]["node"]
-    elsewhere = {member.id for member in state.members.values() if member.node != where}
-    alone = {event["member"] for event in of_kind(tmp_path / "run", "epoch") if event["private_batches"]}
-    assert not alone & elsewhere, "only who lost its feeder may go on alone, and need not at the end of an epoch"
-    later = [event for event in of_kind(tmp_path / "run", "feeder") if event["pid"] != killed[0]["pid"]]
-    groups = [event["group"] for event in later if event["node"] == where]
-    assert max(group["generation"] or 0 for group in groups) > 1, "the nodes have met again"
-    assert max(group["received"] for group in groups) > 0, "and share the stream"
 
 
 @pytest.mark.slow

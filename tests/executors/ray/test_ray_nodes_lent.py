@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lent_cluster import LOST, Event, Lender, Run
-from ray_model import World, replace_ray
+from ray_model import World
 
 from ensemble.spec import SpecError
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    yield from replace_ray(monkeypatch)
 
 
 @pytest.fixture
@@ -87,22 +81,32 @@ def test_a_node_where_no_agent_can_start_is_named_when_the_run_begins(lender: Le
     assert not lender.cluster.groups
 
 
-def test_an_agent_that_hangs_while_it_takes_over_is_given_up(lender: Lender, tmp_path: Path) -> None:
+def test_an_agent_that_hangs_when_it_replaces_another_is_given_up_and_tried_again(
+    lender: Lender, tmp_path: Path
+) -> None:
     import ray
 
     run = Run(lender, tmp_path)
     run.open()
     run.launch(run.placed[0])
     run.executor.events(0.0)
+    lender.answers["node-0"] = [None]
     lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
     seen = run.executor.events(0.0)
-    assert [event["type"] for event in seen] == ["agent_replaced", "exited"] and seen[1]["agent_lost"]
+    assert [event["type"] for event in seen] == ["agent_replaced", "node", "exited"]
+    assert seen[1]["cpus"] == 0 and seen[2]["agent_lost"]
+    with pytest.raises(OSError, match="node-0 has no agent"):
+        run.launch(run.placed[0])
 
-    run.launch(run.placed[0])  # nobody answers any more
-    until, ends = lender.cluster.clock + 2000, list[Event]()
-    while lender.cluster.clock < until and not ends:
-        ends = [event for event in run.executor.events(5.0) if event["type"] == "exited"]
-    assert ends and (ends[0]["outcome"], ends[0]["agent_lost"]) == (None, True)
+    run.executor.request(run.identities, [])
+    until, seen = lender.cluster.clock + 700, list[Event]()
+    while lender.cluster.clock < until and not (seen and seen[-1]["type"] == "node"):
+        seen += [event for event in run.executor.events(5.0) if event["type"] != "resources"]
+    assert [event["type"] for event in seen] == ["node_unusable", "node"] and "silent for 300 s" in seen[0][
+        "detail"
+    ]
+    assert seen[0]["retry_s"] == 60 and seen[-1]["cpus"] == 1.0, "another one has answered"
+    run.executor.close()
 
 
 def test_members_wait_for_another_node_like_the_one_that_was_lost(lender: Lender, tmp_path: Path) -> None:
@@ -190,12 +194,12 @@ def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender
     run = Run(lender, tmp_path)
     run.open()
     run.launch(run.placed[0])
+    lender.answers["node-0"] = [None]
     until, seen = lender.cluster.clock + 70, list[Event]()
     while lender.cluster.clock < until:  # nobody answers
         seen += run.executor.events(0.5)
-    kinds = [event["type"] for event in seen]
-    assert kinds == ["node_unusable", "node", "agent_replaced", "exited"] and seen[3]["agent_lost"]
-    assert "silent for 60 s" in seen[0]["detail"] and "when it answers" in seen[0]["detail"]
+    assert [event["type"] for event in seen] == ["agent_replaced", "node", "exited"] and seen[2]["agent_lost"]
+    assert "silent for 60 s" in seen[0]["detail"]
     assert (seen[1]["node"], seen[1]["cpus"], seen[1]["gpus"]) == ("node-0", 0, [])
 
     run.executor.request(run.identities, [])
@@ -204,7 +208,8 @@ def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender
         assert [event for event in run.executor.events(0.5) if event["type"] == "node"] == []
     assert [group for group in lender.cluster.groups if group not in groups and group.is_placed] == []
 
-    lender.actors["node-0"][-1].stream.news.append([{"type": "power", "node": "node-0"}])
+    agent = lender.actors["node-0"][-1]
+    agent.answer.news.append((lender.describe("node-0"), "/tmp/of-node-0"))
     back, *_ = [event for event in run.wait(2) if event["type"] == "node"]
     assert (back["node"], back["cpus"]) == ("node-0", 1.0), "it has answered"
     run.executor.close()
@@ -236,4 +241,26 @@ def test_a_node_whose_disk_is_full_is_named_and_tried_again_and_the_run_begins_o
     [back] = [event for event in run.wait(90) if event["type"] == "node"]
     assert (back["node"], back["cpus"]) == ("node-0", 1.0)
     assert len(lender.actors["node-0"]) == 2
+    run.executor.close()
+
+
+def test_what_was_asked_of_a_node_is_withdrawn_when_it_is_drained(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
+    lender.reachable.discard("node-1")
+    run = Run(lender, tmp_path, members=2)
+    assert run.open() == ["node-0"]
+
+    def list_pinned() -> set[str | None]:
+        return {piece.pinned for group in lender.cluster.groups for piece in group.pieces if not piece.node}
+
+    lender.reachable.add("node-1")
+    lender.is_late = True
+    run.executor.request(run.identities[1:], run.placed)
+    run.wait(3)
+    assert "node-1" in list_pinned()
+    lender.cluster.draining["node-1"] = 1e9
+    run.wait(3)
+    assert "node-1" not in list_pinned()
     run.executor.close()

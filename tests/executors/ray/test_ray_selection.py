@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
+from kit.property_examples import examples
 from ray._private.label_utils import validate_label_selector
-from ray_model import Run, World, fits_alone, list_pending, make_member, make_record, replace_ray
+from ray_model import Run, World, fits_alone, list_pending, make_member, make_record
 
 from ensemble.executors.ray.agents import Agent
 from ensemble.executors.ray.demand import plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S
-from ensemble.schedule import Node
+from ensemble.schedule.needs import Node
 from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity, SpecError
 from ensemble.spec.nodes import as_items, as_selection
@@ -41,12 +40,6 @@ SELECTIONS: list[dict[str, Any] | None] = [
     {"rack": "1"},
     {"spot": False},
 ]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield from replace_ray(patch)
 
 
 def make_selecting(number: int, nodes: dict[str, Any] | None, **options: Any) -> Identity:

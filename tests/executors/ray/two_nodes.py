@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, read_events
-from finished_runs import hashes
+from kit.event_dicts import fold, read_events
+from kit.finished_runs import hashes
 
 import ensemble
 from ensemble import Ensemble

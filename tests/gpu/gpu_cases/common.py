@@ -77,7 +77,7 @@ class GpuEnergy:
 
     def __init__(self, setting: Setting) -> None:
         from ensemble.meter.power import Absent as AbsentSource
-        from ensemble.meter.power import open_nvml
+        from ensemble.meter.power.nvml import open_nvml
 
         self.reason: str | None = NO_GPU
         self._source: Any = None

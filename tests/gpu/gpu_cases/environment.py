@@ -98,7 +98,7 @@ def _describe_host(setting: Setting) -> Row:
 def _check_gpus(setting: Setting) -> Iterator[Row]:
     """The GPUs that NVML lists are those of torch, and the executor's node offers them by id."""
     from ensemble.executors.host import describe_host
-    from ensemble.meter.power import list_gpus
+    from ensemble.meter.devices import list_gpus
 
     gpus, node = list_gpus(), describe_host("local")
     for gpu in gpus:
@@ -139,8 +139,8 @@ def _measure_load(setting: Setting) -> Row:
 
 def _measure_activity(setting: Setting) -> Row:
     """This process's SM-seconds by NVML, beside its GPU time by CUDA events, while it multiplies matrices."""
-    from ensemble.meter.gpu_activity import GpuActivity, RunProcess
-    from ensemble.meter.power import list_gpus
+    from ensemble.meter.devices import RunProcess, list_gpus
+    from ensemble.meter.gpu_activity import GpuActivity
     from ensemble.train.gpu_busy import open_gpu_busy
 
     gpus = list_gpus()[:1] if setting.on_gpu else []

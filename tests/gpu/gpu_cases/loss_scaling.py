@@ -11,9 +11,9 @@ from typing import Any
 from gpu_cases.common import Row, Setting, check
 from gpu_cases.networks import MADE_UP, text_pipeline
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "train"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import train_child
+from kit import train_child
 
 from benchmarks import models
 from benchmarks.members import declare

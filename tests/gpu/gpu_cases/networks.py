@@ -77,4 +77,4 @@ def resnet(params: dict[str, Any]) -> torch.nn.Module:
     return made.to(memory_format=torch.channels_last)
 
 
-RESNET = Recipe(model=resnet, loss=models.loss)
+RESNET = Recipe(model=resnet, loss=models.loss, task="classification")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
 import json
 import os
@@ -53,18 +52,11 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address with the token that has not been used."""
+        """The address with the token."""
         return self._address.read_text().strip()
 
-    @functools.cached_property
-    def viewer_url(self) -> str:
-        """The viewers' address, of a server with `--viewer`."""
-        return (
-            Path(self._find(r"to look at: .*; the address with its token is in (\S+) there")).read_text().strip()
-        )
-
     def log_in(self, url: str | None = None) -> str:
-        """Uses a token, by default the one that has not been used.
+        """Uses a token, by default the server's.
 
         Returns:
             The cookie, with which `ask` asks from now on.

@@ -1,9 +1,9 @@
-"""Serves the live page with documents made by hand, by the contract of the server's routes.
+"""Serves the live page with documents of `documents.make_documents`, by the contract of the server's routes.
 
 with PageServer() as server:
     server.show(make_documents(100))
     page.goto(server.url)
-    server.push(make_change(server.documents["state"], 1))
+    server.push(make_change(server.documents, 1))
     server.posted          # the bodies of the requests that the page sent
 """
 
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from documents import put_into_words
-
 import ensemble.reporting.dashboard as dashboard
-from ensemble.reporting.dashboard.runs import FIELDS, describe_row
-from ensemble.reporting.dashboard.tiles import describe_tiles
+from ensemble.reporting.dashboard.run_section import describe_head
+from ensemble.reporting.dashboard.runs import describe_row
+from ensemble.reporting.run_projection import RunProjection
+from ensemble.store import RunState
 
 STATIC = Path(dashboard.__file__).parent / "static"
 KEY = "6b0f"
@@ -59,8 +59,6 @@ class PageServer:
         self.posted: list[dict[str, Any]] = []
         self.asked: list[str] = []  # paths, in order
         self.refusal: tuple[int, str] | None = None  # what an action is answered with
-        self.session = {"may_act": True, "why": None}
-        self._changes: dict[int, str] = {}  # by offset
         self.drop()
         self._streams = {}
 
@@ -78,20 +76,14 @@ class PageServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def push(self, change: dict[str, Any]) -> None:
-        """Sends a change to every page, and to those that come back from before it."""
-        if "run" in change:
-            change = change | {"run": change["run"] | {"tiles": describe_tiles(change["run"])}}
-        self._changes[change["offset"]] = f"id: {change['offset']}\ndata: {json.dumps(change)}\n\n"
-        self.send("run", self._changes[change["offset"]])
+    def push(self, documents: dict[str, Any]) -> None:
+        """Serves these documents from now on, and sends the state to every page."""
+        self.documents = documents
+        self.send("run", self.state_message())
 
-    def changes_since(self, offset: int) -> str:
-        """The changes that a page lacks which has seen the log as far as that."""
-        return "".join(text for at, text in self._changes.items() if at > offset) or ": here\n\n"
-
-    def reset(self) -> None:
-        """Tells every page that the log is another one."""
-        self.send("run", "event: reset\ndata: {}\n\n")
+    def state_message(self) -> str:
+        """The state as a message of the run's stream."""
+        return f"data: {json.dumps(self.documents['state'])}\n\n"
 
     def push_log(self, member: str, text: str, begin: int) -> None:
         """Sends a piece of a member's log."""
@@ -115,7 +107,8 @@ class PageServer:
     def runs(self) -> list[dict[str, Any]]:
         """The list of runs."""
         run = self.documents["state"]["run"]
-        rows = ({"key": key, "dir": run["dir"], **{name: run.get(name) for name in FIELDS}} for key in self.keys)
+        names = describe_head("", RunProjection(RunState()), with_used=False)
+        rows = ({**names, **{name: run.get(name) for name in names}, "key": key} for key in self.keys)
         return [describe_row(row, row["dir"]) for row in rows]
 
     def follow(self, stream: str, first: str | None) -> Iterator[str]:
@@ -143,8 +136,6 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 self._file(STATIC / "index.html")
             elif path.startswith("/static/"):
                 self._file(STATIC / path.removeprefix("/static/"))
-            elif path == "/api/session":
-                self._json(server.session)
             elif path == "/api/runs":
                 self._json(server.runs())
             elif path == "/api/runs/events":
@@ -152,10 +143,9 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
             elif path.endswith("/log"):
                 self._log(unquote(path.split("/")[-2]))
             elif path.endswith("/events"):
-                begin = self.headers["Last-Event-ID"] or parse_qs(urlsplit(self.path).query)["from"][0]
-                self._stream("run", server.changes_since(int(begin)))
+                self._stream("run", server.state_message())
             elif (name := path.split("/")[-1]) in server.documents:
-                self._json(put_into_words(server.documents)[name])
+                self._json(server.documents[name])
             else:
                 self.send_error(404)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dashboard_process import Server
 from page_server import PageServer
 
 Open = Callable[..., PageServer]
@@ -17,10 +18,9 @@ DRAWN = "[data-view]:not([data-drawn='0'])"
 #: What else is there once a view has drawn what its tests are about.
 MARKS = {
     "curves": "figure :is([data-mark=line], [data-mark=best])",
-    "cost": "figure h3:text-is('The whole run by role')",
+    "cost": "[data-table=cost_of_roles]",
     "placement": ".node",
-    "search": "canvas.lines[data-lines]:not([data-lines='0'])",
-    "timeline": "[data-mark=attempt]",
+    "search": ".bar-row",
 }
 COMPARED = "() => !document.querySelector('[data-view]').innerText.includes('are being compared')"
 
@@ -31,6 +31,14 @@ def wait_until(page: Any, is_so: Callable[[], Any]) -> None:
     while not is_so():
         assert time.monotonic() < until, "it did not happen"
         page.wait_for_timeout(20)
+
+
+def enter(tab: Any, server: Server) -> None:
+    """Opens the page of a real server, with its session, and waits until it is drawn."""
+    name, _, value = server.cookie.partition("=")
+    tab.context.add_cookies([{"name": name, "value": value, "url": server.page}])
+    tab.goto(server.page)
+    tab.wait_for_selector(DRAWN)
 
 
 def show(tab: Any, view: str) -> str:
@@ -44,14 +52,3 @@ def check_width(tab: Any, width: int) -> None:
     """Nothing is wider than a screen of so many pixels; charts are drawn anew in a moment when it has changed."""
     tab.set_viewport_size({"width": width, "height": 800})
     tab.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
-
-
-def figure(tab: Any, title: str) -> Any:
-    """The first card with this title."""
-    return tab.locator("figure", has=tab.locator("h3", has_text=title)).first
-
-
-def selected(tab: Any) -> set[str]:
-    """The members that the address says are selected."""
-    found = tab.evaluate("new URLSearchParams(location.hash.split('?')[1] ?? '').get('select') ?? ''")
-    return set(filter(None, found.split(",")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from documents import make_change, make_documents
+from documents import make_change, make_documents, renew
 from page_server import PageServer
 from page_steps import Open, wait_until
 
@@ -74,7 +74,7 @@ def test_the_selected_members_are_paused_together(tab: Any, open_page: Open) -> 
     assert (asked["verb"], sorted(asked["members"])) == ("pause", ["member-1", "member-7"])
     said = "pausing 1 of 2; member-7 has ended already (finished)"
     answer = {"request": "request-1", "verb": "pause", "member": None, "done": True, "message": said}
-    server.push({**make_change(make_documents(8)["state"], 1), "answers": [answer]})
+    server.push(renew(server.documents, 1, answers=[answer]))
     tab.wait_for_selector(f"[aria-live=polite] >> text=pause 2 members: {said}")
 
 
@@ -121,7 +121,7 @@ def test_the_runs_answer_is_shown_where_screen_readers_hear_it(tab: Any, open_pa
         "message": "it <b>ended</b>",
     }
     others = {**answer, "request": "of-somebody-else", "message": "not ours"}
-    server.push({**make_change(documents["state"], 1), "answers": [others, answer]})
+    server.push(renew(server.documents, 1, answers=[others, answer]))
     told = tab.wait_for_selector("[aria-live=polite] >> text=pause member-1: refused, it <b>ended</b>")
     assert "bad" in told.get_attribute("class")
     assert "not ours" not in tab.text_content("[aria-live=polite]")
@@ -129,16 +129,6 @@ def test_the_runs_answer_is_shown_where_screen_readers_hear_it(tab: Any, open_pa
     tab.evaluate("() => { location.hash = 'member?member=member-7'; }")
     press(tab, "Pause")
     tab.wait_for_selector("text=pause member-7: not done, the run has ended")
-
-
-def test_an_ended_run_offers_nothing(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(8, ended=True))
-    assert tab.locator(".progress button:not(.link)").count() == 0
-    tab.keyboard.press("2")
-    tab.wait_for_selector("[data-view='members']:not([data-drawn='0'])")
-    tab.click("tr[data-member='member-1'] td:nth-child(3)")
-    wait_until(tab, lambda: "select=member-1" in tab.url)
-    assert not tab.is_visible(".toolbar .buttons")
 
 
 def test_a_refused_clone_keeps_what_was_typed_and_the_refusal_stays_to_be_read(tab: Any, open_page: Open) -> None:
@@ -160,14 +150,14 @@ def test_a_refused_clone_keeps_what_was_typed_and_the_refusal_stays_to_be_read(t
         "done": False,
         "message": "lr must be positive",
     }
-    server.push({**make_change(documents["state"], 1), "answers": [answer]})
+    server.push(renew(server.documents, 1, answers=[answer]))
     tab.wait_for_selector("dialog [role=alert] >> text=lr must be positive")
     assert tab.input_value("dialog input[name='lr']") == "-1"
     tab.fill("dialog input[name='lr']", "1")
     press(tab, "Add the clone")
     posted(tab, server, 3)
     done = {**answer, "request": "request-3", "done": True, "message": "added"}
-    server.push({**make_change(documents["state"], 2), "answers": [done]})
+    server.push(renew(server.documents, 2, answers=[done]))
     tab.wait_for_selector("dialog", state="detached")
     tab.click("nav a >> text=Notices")
     tab.wait_for_selector("[data-mark=notice] >> text=lr must be positive")
@@ -180,9 +170,10 @@ def test_a_run_that_is_asked_to_stop_says_so_until_it_has(tab: Any, open_page: O
     press(tab, "Stop the run …")
     press(tab, "Stop the run")
     tab.wait_for_selector("header >> text=stopping …")
-    change = make_change(documents["state"], 1)
-    change["run"] |= {"state": {"word": "stopped", "tone": "warn"}, "ended": change["now"], "actions": []}
+    change = make_change(documents, 1)
+    run = change["state"]["run"]
+    run |= {"state": {"word": "stopped", "tone": "warn"}, "ended": change["state"]["now"], "actions": []}
     server.push(change)
     tab.wait_for_selector("header >> text=stopping …", state="detached")
     hint = tab.wait_for_selector("[data-mark=resume]")
-    assert hint.inner_text() == f"To go on: ensemble resume {change['run']['dir']}"
+    assert hint.inner_text() == f"To go on: ensemble resume {run['dir']}"

@@ -1,4 +1,4 @@
-"""Quality and importances of the live page: equal to what the combination code says, and never an exception."""
+"""Quality, importances and figures of a search: equal to what the code of combination says."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import run_events as runs
-from event_dicts import fold
+from kit import run_events as runs
+from kit import task_events as tasks
+from kit.event_dicts import fold, ledger
+from kit.kept_predictions import save_predictions
 
-from ensemble.combine import find_math
-from ensemble.combine.methods import mix
-from ensemble.events import Combined
-from ensemble.reporting import evaluated
+from ensemble.combine.tasks import find_math
+from ensemble.events import Combined, Epoch, Objective, RunStarted
 from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.analysis import read_importances, read_quality
-from ensemble.reporting.dashboard.tiles import describe_combined
+from ensemble.reporting.dashboard.plots import plot_numbers
+from ensemble.reporting.dashboard.search_plots import plot_search
+from ensemble.reporting.dashboard.tiles import list_tiles
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.search.importance import MOST_TRIALS, compute_importances
 from ensemble.spec.task import CLASSIFICATION
 from ensemble.store import MemberState, RunDir, RunState
 
 Event = dict[str, Any]
+MEASURED = [kind for kind in tasks.TASKS if kind != "free"]
+MATH = find_math(CLASSIFICATION)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, list[Event]]:
     events = runs.list_run()
     return RunDir(runs.write_run(tmp_path_factory.mktemp("run"), events, range(8))), events
-
-
-MATH = find_math(CLASSIFICATION)
 
 
 def quality_of(run: tuple[RunDir, list[Event]]) -> dict[str, Any]:
@@ -42,128 +44,173 @@ def quality_of(run: tuple[RunDir, list[Event]]) -> dict[str, Any]:
     return document
 
 
+def task_quality(folder: Path, kind: str, events: list[tasks.Event] | None = None) -> dict[str, Any]:
+    events = tasks.task_run(kind) if events is None else events
+    document = quality_of((RunDir(tasks.write_task_run(folder, kind, events)), events))
+    assert document["missing"] is None
+    return document
+
+
+def table_of(document: dict[str, Any], id: str) -> dict[str, dict[str, Any]]:
+    """The rows of a table by their first cells: what the cells are sorted by, by head."""
+    (table,) = [table for table in document["tables"] if table["id"] == id]
+    names = [name for name, _ in table["head"]]
+    return {
+        row[0]: {n: c[1] if isinstance(c, list) else c for n, c in zip(names, row, strict=True)}
+        for row in table["rows"]
+    }
+
+
+def points_of(plots: list[dict[str, Any]], id: str, of: str) -> list[list[float]]:
+    (plot,) = [plot for plot in plots if plot["id"] == id]
+    (series,) = [series for series in plot["series"] if series["of"] == of]
+    return series["points"]
+
+
 def test_quality_has_the_metrics_of_each_finished_member_and_of_the_combined_event(run: Any) -> None:
     document = quality_of(run)
-    assert document["missing"] is None and document["split"] == "test" and document["rows"] == 2000
-    assert sorted(document["members"]) == [f"member-{i}" for i in (0, 1, 2, 3, 4, 5, 7)]
-    p, _, target = runs.predictions(4)
-    assert document["members"]["member-4"] == pytest.approx(MATH.measure(p, target))
+    assert document["missing"] is None and "same 2,000 samples of the test split" in document["origin"]
+    rows = table_of(document, "models")
     combined = next(e for e in run[1] if e["type"] == "combined")
-    assert document["combined"] == combined["metrics"]["ensemble"]
-    assert document["combination"]["so_far"] is False and document["combination"]["weights"] == combined["weights"]
-    best = runs.predictions(int(document["best"][7:]))[0]
-    assert document["best"] == combined["best_member"]
-    assert document["curves"]["best"] == MATH.reliability(best, target)
-    assert document["curves"]["combined"] == combined["reliability"]["ensemble"]
+    best = combined["best_member"]
+    assert {name.removesuffix(" (best)") for name in rows} == {
+        "combined",
+        *(f"member-{i}" for i in (*range(6), 7)),
+    }
+    p, _, target = runs.predictions(4)
+    measured, shown = MATH.measure(p, target), rows.get("member-4") or rows["member-4 (best)"]
+    assert (shown["accuracy ↑"], shown["NLL ↓"]) == pytest.approx((measured["accuracy"], measured["nll"]))
+    assert rows["combined"]["NLL ↓"] == combined["metrics"]["ensemble"]["nll"]
+    assert shown["weight"] == combined["weights"].get("member-4")
+    assert document["names"]["best"] == f"best member ({best})"
+    curve = MATH.reliability(runs.predictions(int(best[7:]))[0], target)
+    found = points_of(document["plots"], "calibration", "best")
+    assert [point[:2] for point in found] == [pytest.approx(bin[:2], rel=1e-5) for bin in curve]
+    assert len(points_of(document["plots"], "calibration", "combined")) == len(combined["reliability"]["ensemble"])
 
 
-def test_the_gain_curve_is_the_average_of_the_members_added_so_far_each_added_once(run: Any) -> None:
-    gain = quality_of(run)["gain"]
-    added = [point["added"] for point in gain]
-    assert [point["members"] for point in gain] == list(range(1, 8)) and len(set(added)) == 7
-    _, _, target = runs.predictions(0)
-    alone = {member: runs.predictions(int(member[7:]))[0] for member in added}
-    assert added[0] == min(added, key=lambda m: MATH.measure(alone[m], target)["nll"])
-    for k, point in enumerate(gain, start=1):
-        expected = MATH.measure(mix([alone[m] for m in added[:k]], np.full(k, 1 / k)), target)
-        assert {name: point[name] for name in expected} == pytest.approx(expected)
-    second = {m: MATH.measure((alone[added[0]] + alone[m]) / 2, target)["nll"] for m in added[1:]}
-    assert added[1] == min(second, key=lambda m: second[m])
+REFUSED = {"method": "greedy", "reason": "no member finished in time", "members": [], "weights": {}}
+REFUSED |= dict.fromkeys(("metrics", "temperature", "split", "note", "best_member", "reliability"))
 
 
-def test_disagreement_is_the_share_of_samples_on_which_two_members_name_different_classes(run: Any) -> None:
-    found = quality_of(run)["disagreement"]
-    matrix = np.array(found["matrix"])
-    assert matrix.shape == (7, 7) and (np.diag(matrix) == 0).all() and (matrix == matrix.T).all()
-    a, b = (runs.predictions(int(found["members"][i][7:]))[0].argmax(axis=1) for i in (1, 4))
-    assert matrix[1, 4] == pytest.approx((a != b).mean(), abs=1e-5) and matrix[1, 4] > 0
-
-
-def test_before_the_run_combines_its_members_those_that_have_finished_are_combined_so_far(run: Any) -> None:
+def test_a_run_that_was_not_combined_says_why(run: Any) -> None:
     run_dir, events = run
-    before = [e for e in events if e["type"] not in ("combined", "run_finished")]
-    document = quality_of((run_dir, before))
-    assert document["combination"]["so_far"] is True and "Not the run's result" in document["combination"]["note"]
-    assert document["combined"]["nll"] < document["members"][document["best"]]["nll"]
-    assert sum(document["combination"]["weights"].values()) == pytest.approx(1)
-    assert sum(n for _, _, n in document["curves"]["combined"]) == 2000
+    document = quality_of((run_dir, [e for e in events if e["type"] not in ("combined", "run_finished")]))
+    assert document["missing"] == "The run combines its members at its end." and document["tiles"] == []
+    document = quality_of((run_dir, [e | REFUSED if e["type"] == "combined" else e for e in events]))
+    assert "None: no member finished in time." in document["origin"]
+    assert "combined" not in table_of(document, "models")
+    odd = [e | {"reliability": {"other": []}} if e["type"] == "combined" else e for e in events]
+    missing = quality_of((run_dir, odd))["missing"]
+    assert missing == "The saved predictions cannot be compared: KeyError: 'ensemble'."
 
 
-def test_the_reason_why_the_run_could_not_combine_is_kept(run: Any) -> None:
-    run_dir, events = run
-    refused = {"method": "greedy", "reason": "no member finished in time", "members": [], "weights": {}}
-    nothing = dict.fromkeys(("metrics", "temperature", "split", "note", "best_member", "reliability"))
-    changed = [e | refused | nothing if e["type"] == "combined" else e for e in events]
-    document = quality_of((run_dir, changed))
-    assert document["combined"] is None and document["combination"]["reason"] == "no member finished in time"
-    assert document["members"] and "combined" not in document["curves"]
-
-
+@pytest.mark.parametrize(("limit", "members"), [("MOST_MEMBERS", 5), ("MOST_BYTES", 4)])
 def test_members_whose_predictions_do_not_fit_in_memory_are_counted_not_hidden(
-    run: Any, monkeypatch: pytest.MonkeyPatch
+    run: Any, monkeypatch: pytest.MonkeyPatch, limit: str, members: int
 ) -> None:
-    monkeypatch.setattr(evaluated, "MOST_MEMBERS", 3)
-    run_dir, events = run
-    document = quality_of((run_dir, [e for e in events if e["type"] != "combined"]))
-    assert len(document["members"]) == 3 and document["left_out"] == 4
+    size = run[0].predictions("member-0").stat().st_size  # of both splits
+    monkeypatch.setattr(analysis, limit, members if limit == "MOST_MEMBERS" else members * size + 1000)
+    document = quality_of(run)
+    assert len(table_of(document, "models")) == 1 + members
+    assert f"{7 - members} finished members not compared" in document["origin"]
 
 
-def test_the_predictions_of_both_splits_count_as_memory(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir, events = run
-    size = run_dir.predictions("member-0").stat().st_size
-    monkeypatch.setattr(evaluated, "MOST_BYTES", 2 * size + 1000)
-    document = quality_of((run_dir, [e for e in events if e["type"] != "combined"]))
-    assert len(document["members"]) == 2 and document["left_out"] == 5
-
-
-def test_what_cannot_be_computed_is_said_in_one_line(run: Any) -> None:
-    run_dir, events = run
-    odd = [e | {"metrics": {"other": {}}} if e["type"] == "combined" else e for e in events]
-    assert (
-        quality_of((run_dir, odd))["missing"] == "The saved predictions cannot be compared: KeyError: 'ensemble'."
-    )
-    state = fold(events)
-    state.members["member-0"].identity["params"] = 3
-    missing = read_importances(run_dir, state)["missing"]
-    assert missing.startswith("The importances cannot be computed: TypeError: ") and missing.endswith(".")
-
-
-@pytest.mark.parametrize("damage", ["absent", "torn", "other samples"])
+@pytest.mark.parametrize("damage", ["absent", "torn", "other samples", "an unknown class"])
 def test_predictions_that_cannot_be_read_give_a_reason(tmp_path: Path, damage: str) -> None:
-    from ensemble.store import save_predictions
-
     events = runs.list_run()
     run_dir = RunDir(runs.write_run(tmp_path, events, range(0 if damage == "absent" else 8)))
     for split in ("valid", "test"):
+        p, index, target = runs.predictions(0)
         if damage == "torn":
             run_dir.predictions("member-0").write_bytes(b"\x00" * 40)
         elif damage == "other samples":
-            p, index, target = runs.predictions(0)
             save_predictions(run_dir.predictions("member-0"), split, p[1:], index[1:], target[1:])
+        elif damage == "an unknown class":
+            for number in range(8):
+                save_predictions(run_dir.predictions(f"member-{number}"), split, p, index, target + 7)
     document = quality_of((run_dir, events))
-    assert document["members"] == {} and document["gain"] == [] and document["missing"]
+    assert document["plots"] == [] and document["missing"]
     assert document["missing"].endswith(".") and "\n" not in document["missing"]
+    assert damage != "an unknown class" or "targets must be classes 0 ... 9, found 16" in document["missing"]
 
 
-def test_a_run_that_has_just_started_says_what_is_missing(tmp_path: Path) -> None:
-    state = fold(runs.just_started())
-    assert read_quality(RunDir(tmp_path), state)["missing"]
-    document = read_importances(RunDir(tmp_path), state)
-    assert document["importances"] == [] and "there are 0" in document["missing"]
+def test_what_cannot_be_judged_is_said(run: Any) -> None:
+    run_dir, events = run
+    fresh, odd, alike = fold(runs.just_started()), fold(events), searched(20)
+    assert read_quality(run_dir, fresh)["missing"]
+    odd.members["member-0"].identity["params"] = 3
+    for member in alike.members.values():
+        member.metrics = {"accuracy": 0.5}
+    for state, says in (
+        (fresh, "there are 0"),
+        (odd, "The importances cannot be computed: TypeError: "),
+        (alike, "the same accuracy"),
+        (searched(4), "need 5 finished members"),
+    ):
+        document = read_importances(run_dir, state)
+        assert says in document["missing"] and document["importances"] == []
+        assert document["plots"] == [] or state is not odd
 
 
-def test_predictions_of_hundreds_of_members_are_compared_in_seconds(tmp_path: Path) -> None:
-    """At most 50 members are in the matrix, at most 40 on the curve."""
-    run_dir = RunDir(runs.write_run(tmp_path, runs.just_started(), range(120)))
-    state = fold(runs.just_started())
-    state.members = {
-        f"member-{i}": MemberState(f"member-{i}", i, state="finished", metrics={"accuracy": i / 200})
-        for i in range(120)
-    }
-    document = read_quality(run_dir, state)
-    assert len(document["members"]) == 120 and document["best"] == "member-119"
-    assert len(document["gain"]) == analysis.MOST_ADDED
-    assert document["disagreement"]["members"] == [f"member-{i}" for i in range(119, 69, -1)]
+def values_of(kind: str) -> tuple[list[np.ndarray], np.ndarray]:
+    alone = [tasks.predict(tasks.TASKS[kind], number) for number in range(tasks.MEMBERS)]
+    return [values for values, _, _ in alone], alone[0][2]
+
+
+@pytest.mark.parametrize("kind", tasks.TASKS)
+def test_figures_and_tables_are_those_of_the_task(kind: str, tmp_path: Path) -> None:
+    events = tasks.task_run(kind)
+    document = task_quality(tmp_path, kind, events)
+    event = next(e for e in events if e["type"] == "combined")
+    assert [tile["key"] for tile in document["tiles"]][:-1] == [
+        name for name in (tile["key"] for tile in document["tiles"]) if name in event["metrics"]["ensemble"]
+    ]
+    shown = [table["id"] for table in document["tables"] if table["id"] not in ("models", "per-class")]
+    assert shown == ["uncertainty", "conformal"]
+    if kind in MEASURED:
+        values, target = values_of(kind)
+        rows = table_of(document, "models")
+        member = rows.get("member-2") or rows["member-2 (best)"]
+        measured = find_math(tasks.TASKS[kind]).measure(values[2], target)
+        known = {value for value in member.values() if isinstance(value, float)}
+        assert {float(value) for value in measured.values()} <= known
+
+
+def test_quantiles_show_how_many_true_values_lie_below_each(tmp_path: Path) -> None:
+    document = task_quality(tmp_path, "quantiles")
+    values, target = values_of("quantiles")
+    best = int(document["names"]["best"].partition("member-")[2].rstrip(")"))
+    shares = (target.ravel()[:, None] <= values[best].reshape(-1, values[best].shape[-1])).mean(axis=0)
+    points = points_of(document["plots"], "levels", "best")
+    assert [point[1] for point in points] == pytest.approx(shares.tolist(), rel=1e-5)
+    assert [point[0] for point in points] == pytest.approx(list(tasks.TASKS["quantiles"].levels))
+
+
+def test_intervals_of_the_true_distribution_cover_as_they_should_and_those_that_are_too_sure_do_not() -> None:
+    rng = np.random.default_rng(0)
+    mean = rng.normal(size=20_000)
+    truth = mean + rng.normal(size=20_000)
+    right = np.stack([mean, np.ones_like(mean)], axis=1)
+    sure = np.stack([mean, np.full_like(mean, 0.25)], axis=1)
+    plots = list(plot_numbers(tasks.TASKS["gaussian"], {"best": right, "combined": sure}, truth))
+    assert all(abs(x - y) < 0.01 for x, y, *_ in points_of(plots, "coverage", "best"))
+    assert all(y < x for x, y, *_ in points_of(plots, "coverage", "combined"))
+
+
+def test_targets_that_are_missing_take_no_part() -> None:
+    values, target = values_of("regression")
+    target[::2] = np.nan
+    plots = list(plot_numbers(tasks.TASKS["regression"], {"best": values[0]}, target))
+    assert len(points_of(plots, "predicted", "best")) == tasks.ROWS // 2
+
+
+def test_labels_are_called_by_the_names_that_the_data_have_for_them(tmp_path: Path) -> None:
+    events = tasks.task_run("multilabel")
+    count = values_of("multilabel")[1].shape[1]
+    names = [f"label {number}" for number in range(count)]
+    events = [e | {"classes": names} if e["type"] == "combined" else e for e in events]
+    assert set(table_of(task_quality(tmp_path, "multilabel", events), "per-class")) == set(names)
 
 
 def searched(trials: int, **fixed: Any) -> RunState:
@@ -209,27 +256,107 @@ def test_odd_values_are_categories(odd: Any) -> None:
         state.members[f"m{i}"].identity["params"]["width"] = odd
     document = read_importances(RunDir("."), state)
     assert document["missing"] is None
+    assert {"slice lr", "slice width"} <= {plot["id"] for plot in document["plots"]}
     json.dumps(document, allow_nan=False)
 
 
-def test_what_cannot_be_judged_is_said() -> None:
-    state = searched(20)
-    for member in state.members.values():
-        member.metrics = {"accuracy": 0.5}
-    assert "the same accuracy" in read_importances(RunDir("."), state)["missing"]
-    state = searched(4)
-    assert "need 5 finished members" in read_importances(RunDir("."), state)["missing"]
-
-
 def test_the_tile_of_the_combined_model_says_where_it_was_measured_and_whether_it_is_one_member_alone() -> None:
+    def tile_of(combined: Combined) -> Any:
+        state = RunState(objective="accuracy", direction="max", combined=combined)
+        return next(tile for tile in list_tiles(RunProjection(state, ledger([]))) if tile.key == "combined")
+
     metrics = {"ensemble": {"nll": 0.3, "accuracy": 0.93}, "best": {"accuracy": 0.91}}
     combined = Combined(
         method="greedy", members=["m0", "m1"], split="test", metrics=metrics, weights={"m0": 0.6, "m1": 0.4}
     )
-    tile = describe_combined(combined, ("accuracy", "max"))
+    tile = tile_of(combined)
     assert (tile.label, tile.figure, tile.tone) == ("Combined accuracy, on test", "0.9300", "good")
     assert tile.note == "+0.0200 to the best member, which has 0.9100 there"
-    noisy = describe_combined(msgspec.structs.replace(combined, noise=["accuracy"]), ("accuracy", "max"))
+    noisy = tile_of(msgspec.structs.replace(combined, noise=["accuracy"]))
     assert "within noise" in noisy.note and noisy.tone == ""
     alone = msgspec.structs.replace(combined, weights={"m0": 1.0, "m1": 0.0})
-    assert describe_combined(alone, ("accuracy", "max")).note == "m0 alone: no other member is part of it"
+    assert tile_of(alone).note == "m0 alone: no other member is part of it"
+
+
+def trial(number: int, value: float | None, state: str = "finished", epoch: int = 8, **more: Any) -> MemberState:
+    member = MemberState(f"m{number}", number, {"params": more.get("params", {})}, state)  # type: ignore[arg-type]
+    member.epoch = epoch
+    member.metrics = {} if value is None else {"accuracy": value}
+    member.metrics |= more.get("further", {})
+    curve = more.get("curve", {})
+    member.history = [
+        Epoch(t=1.0, member=member.id, epoch=at - 1, metrics={"accuracy": value}) for at, value in curve.items()
+    ]
+    return member
+
+
+def plot(trials: list[MemberState], *important: str, **fields: Any) -> dict[str, Any]:
+    state = RunState(mode="search", objective="accuracy", direction="max", epochs=8)
+    for name, value in fields.items():
+        setattr(state, name, value)
+    state.members = {member.id: member for member in trials}
+    plots = plot_search(state, important)
+    json.dumps(plots, allow_nan=False)
+    return {plot["id"]: plot for plot in plots}
+
+
+def ids(series: dict[str, Any]) -> list[str]:
+    return [more["member"] for *_, more in series["points"]]
+
+
+def test_the_history_has_every_trial_and_the_best_after_each_finished_one() -> None:
+    trials = [trial(0, 0.5), trial(1, 0.9, "pruned", 2), trial(2, 0.4), trial(3, 0.7), trial(4, None, "waiting")]
+    finished, pruned, best = plot(trials)["history"]["series"]
+    assert ids(finished) == ["m0", "m2", "m3"] and ids(pruned) == ["m1"]
+    assert best["points"] == [[0, 0.5], [2, 0.5], [3, 0.7], [3, 0.7]] and best["line"] == "steps"
+    assert plot([trial(0, None)])["history"]["absent"] == "No trial has reported the objective yet."
+
+
+def test_one_diverged_trial_does_not_flatten_the_others() -> None:
+    trials = [trial(i, 0.5 + i / 100) for i in range(20)] + [trial(20, -1e6)]
+    low, high = plot(trials)["history"]["y"]["range"]
+    assert 0.4 < low < 0.5 and 0.69 < high < 0.75
+
+
+def test_a_hyperparameter_has_the_axis_that_suits_its_values() -> None:
+    trials = [trial(i, 0.5, params={"lr": 10.0 ** -(i % 5), "act": "relu", "drop": i / 9}) for i in range(9)]
+    found = plot(trials, "lr", "act", "drop")
+    kinds = {id: found[f"slice {id}"]["x"]["kind"] for id in ("lr", "act", "drop")}
+    assert kinds == {"lr": "log", "act": "category", "drop": "linear"}
+    (series,) = found["slice act"]["series"]
+    assert len({more["aside"] for *_, more in series["points"]}) > 5, "equal values lie beside each other"
+
+
+def test_pruning_counts_who_got_there_and_takes_the_values_of_those_who_went_on() -> None:
+    trials = [
+        trial(0, 0.3, "pruned", 2),
+        trial(1, 0.8, curve={2: 0.5, 8: 0.8}),
+        trial(2, 0.4, "running", 2, curve={2: 0.4}),
+    ]
+    found = plot(trials)["pruning"]
+    assert "1 of 3 after epoch 2" in found["reading"] and found["said"] == "1 of 3 after epoch 2"
+    passed, pruned = found["series"]
+    assert [point[:2] for point in passed["points"]] == [[2, 0.5]] and ids(passed) == ["m1"]
+    assert [point[:2] for point in pruned["points"]] == [[2, 0.3]] and ids(pruned) == ["m0"]
+    assert plot(trials[1:])["pruning"]["absent"] == "No trial has been pruned."
+    assert "pruning" not in plot(trials, mode="list")
+
+
+def test_the_front_is_the_run_s_and_holds_only_trials_that_have_all_objectives() -> None:
+    header = RunStarted(further_objectives=[Objective("latency_ms", "min"), Objective("model_mb", "min")])
+    costs = (5.0, 1.0, 3.0)
+    trials = [
+        trial(i, 0.5 + cost / 10, further={"latency_ms": cost, "model_mb": 1.0}) for i, cost in enumerate(costs)
+    ]
+    trials += [
+        trial(3, 2.0, further={"model_mb": 1.0}),
+        trial(4, 2.0, "running", further={"latency_ms": 0.1, "model_mb": 1}),
+    ]
+    trials.append(trial(5, 0.4, further={"latency_ms": 4.0, "model_mb": 1.0}))
+    found = plot(trials, header=header)
+    others, front = found["front latency_ms"]["series"]
+    assert ids(front) == ["m1", "m2", "m0"] and ids(others) == ["m5"] and "front model_mb" in found
+    assert found["front latency_ms"]["table"]["rows"][0][0] == "m1"
+    assert found["front latency_ms"]["table"]["rows"][0][-1] == "on the front"
+    absent = plot([trial(0, None)], header=header)["front latency_ms"]["absent"]
+    assert absent == "No trial has finished with all objectives yet."

@@ -1,4 +1,4 @@
-"""The report in a real browser, from a disk: each view drawn, nothing fetched, printed, and without JavaScript."""
+"""The report in a real browser, from a disk: each view drawn, and nothing fetched."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_events as runs
-from documents import make_documents, put_into_words
+from documents import make_documents
+from kit import run_events as runs
 from page_steps import show, wait_until
 
 from ensemble.reporting import write_report
-from ensemble.reporting.dashboard.frozen import compose_report
+from ensemble.reporting.report import compose_report
 from ensemble.store import RunDir
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
@@ -58,16 +58,16 @@ def open_views(tab: Any, page: Path) -> list[str]:
 def save(tmp_path: Path, documents: dict[str, Any]) -> Path:
     """Writes a report of documents made by hand."""
     page = tmp_path / "report.html"
-    page.write_bytes(compose_report({"logs": {}, **put_into_words(documents)}).encode(errors="backslashreplace"))
+    page.write_bytes(compose_report({"logs": {}, **documents}).encode(errors="backslashreplace"))
     return page
 
 
 def test_every_view_is_drawn_and_nothing_is_fetched(alone: Any, full: Path) -> None:
     views = open_views(alone, full)
-    assert {"overview", "members", "curves", "timeline", "ensemble", "cost", "notices"} <= set(views)
-    alone.goto(full.as_uri() + "#timeline")
+    assert {"overview", "members", "curves", "placement", "ensemble", "cost", "notices"} <= set(views)
+    alone.goto(full.as_uri() + "#curves")
     alone.reload()
-    alone.wait_for_selector(DRAWN.format("timeline"))
+    alone.wait_for_selector(DRAWN.format("curves"))
     assert alone.title() == "digits · finished, with failures"
     assert alone.text_content(".connection") == "as of the report"
 
@@ -77,12 +77,6 @@ def test_a_search_and_a_run_without_members_are_drawn(alone: Any, tmp_path: Path
     for name, events in runs_of.items():
         views = open_views(alone, write_report(RunDir(runs.write_run(tmp_path / name, events))))
         assert name != "sweep" or "search" in views
-
-
-def test_hostile_names_are_text(alone: Any, tmp_path: Path) -> None:
-    page = save(tmp_path, make_documents(40, hostile=True, ended=True))
-    open_views(alone, page)
-    assert alone.evaluate("[window.hacked, document.querySelectorAll('img, iframe').length]") == [None, 0]
 
 
 def test_a_thousand_members_are_drawn_without_a_row_for_each(alone: Any, tmp_path: Path) -> None:
@@ -118,27 +112,6 @@ def test_the_log_of_a_member_that_failed_is_on_its_page(alone: Any, full: Path) 
     alone.wait_for_selector("text=not in this page; it lies in the run directory")
 
 
-def test_what_no_view_draws_is_in_columns_and_tables(alone: Any, full: Path) -> None:
-    alone.goto(full.as_uri() + "#members")
-    alone.wait_for_selector("tr[data-member]")
-    alone.click(".chooser summary")
-    alone.click(".chooser label:has-text('full CPU-s')")
-    alone.keyboard.press("Escape")
-    alone.click("th[data-column='cost_of_members full CPU-s'] button")
-    seconds = alone.locator("tr[data-member]:not([hidden])").evaluate_all(
-        """(rows, at) => rows.map((row) => Number(row.cells[at].textContent))""",
-        alone.locator("thead th").evaluate_all(
-            "all => all.findIndex((e) => e.dataset.column.includes('full CPU'))"
-        ),
-    )
-    assert seconds == sorted(seconds, reverse=True) and len(seconds) == 8
-    alone.goto(full.as_uri() + "#cost")
-    alone.wait_for_selector("[data-table='cost_of_roles'] [data-mark='row']")
-    assert alone.locator("[data-table='cost_of_roles'] [data-mark='row']").count() == 5
-    alone.goto(full.as_uri() + "#overview")
-    alone.wait_for_selector("dl.made >> text=4f2a91c")
-
-
 def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands_still(
     alone: Any, tmp_path: Path
 ) -> None:
@@ -152,28 +125,3 @@ def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands_still
     alone.keyboard.press("1")
     assert alone.inner_text("#app") == before
     assert alone.locator("button:has-text('Stop'), button:has-text('Pause')").count() == 0
-
-
-def test_all_views_are_printed_with_every_row_and_gone_afterwards(alone: Any, tmp_path: Path) -> None:
-    page = save(tmp_path, make_documents(60, ended=True))
-    views = open_views(alone, page)
-    alone.evaluate("""() => addEventListener("beforeprint", () => {
-      const sheets = [...document.querySelectorAll("[data-print]")];
-      const rows = document.querySelectorAll("[data-print='members'] tr[data-member]:not([hidden])").length;
-      const theme = document.documentElement.dataset.theme;
-      const broken = document.querySelector(".sheets").innerText.includes("cannot be drawn");
-      window.printed = { views: sheets.map((sheet) => sheet.dataset.print), rows, theme, broken };
-    })""")
-    assert alone.pdf(format="A4").startswith(b"%PDF")
-    alone.wait_for_selector(".sheets", state="detached")
-    assert alone.evaluate("window.printed") == {"views": views, "rows": 60, "theme": "light", "broken": False}
-    assert alone.evaluate("document.documentElement.dataset.theme") is None
-
-
-def test_a_reader_without_javascript_gets_the_main_figures_and_the_members(browser: Any, full: Path) -> None:
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(full.as_uri())
-    assert "7 of 8" in page.inner_text("#plain .tiles") and "need JavaScript" in page.inner_text("#plain")
-    assert page.locator("#plain tbody tr").count() == 8
-    context.close()

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_events
 from dashboard_process import HANG_S, Server, serve
-from page_steps import DRAWN
+from kit import run_events
 
 import ensemble
 from ensemble.events import RequestAnswered
 from ensemble.reporting.dashboard.actions import ActionError, parse_action
 from ensemble.reporting.dashboard.runs import make_key
-from ensemble.reporting.dashboard.security import MOST_SESSIONS
 from ensemble.store import RunDir, read_events, receive_requests
 from ensemble.store.requests import find_user
 
@@ -30,8 +28,6 @@ MEMBERS = {"member-0", "member-1"}
     [
         ({"verb": "stop"}, "stop", {}),
         ({"verb": "stop", "at_once": True, "member": None}, "stop", {"at_once": True}),
-        ({"verb": "pause", "member": "member-1"}, "pause", {"member": "member-1"}),
-        ({"verb": "resume"}, "resume", {}),
         ({"verb": "cancel", "members": ["member-0"]}, "cancel", {"members": ["member-0"]}),
         ({"verb": "cancel", "member": "member-0"}, "cancel", {"member": "member-0"}),
         ({"verb": "add", "params": {"lr": 0.1}}, "add", {"declared": {"params": {"lr": 0.1}}}),
@@ -43,47 +39,38 @@ MEMBERS = {"member-0", "member-1"}
     ],
 )
 def test_an_action_is_the_request_that_a_command_writes(asked: Any, verb: str, fields: Any) -> None:
-    action = parse_action(json.dumps(asked).encode(), MEMBERS)
-    assert (action.verb, action.fields) == (verb, fields)
+    assert parse_action(json.dumps(asked).encode(), MEMBERS) == (verb, fields)
 
 
 @pytest.mark.parametrize(
     ("body", "status"),
     [
         ("", 400),
-        ("[]", 400),
-        ("{}", 400),
         ('{"verb":"resum"}', 400),
-        ('{"verb":["stop"]}', 400),
-        ('{"verb":"../stop"}', 400),
         ("[" * 50_000, 400),
         ('{"verb":"stop","member":"member-0"}', 400),
         ('{"verb":"stop","at_once":1}', 400),
         ('{"verb":"stop","path":"/etc"}', 400),
         ('{"verb":"pause","member":"member-9"}', 404),
-        ('{"verb":"pause","member":["member-0"]}', 404),
-        ('{"verb":"cancel","member":"../member-0"}', 404),
+        (b'{"verb":"pause","member":"\xff"}', 400),
+        ('{"verb":"pause","member":["member-0"]}', 400),
         ('{"verb":"pause","members":["member-0","../member-0"]}', 404),
-        ('{"verb":"pause","members":[["member-0"]]}', 404),
         ('{"verb":"pause","members":[]}', 400),
         ('{"verb":"pause","members":["member-0"],"member":"member-0"}', 400),
-        ('{"verb":"stop","members":["member-0"]}', 400),
         ('{"verb":"add","from":"member-9"}', 404),
         ('{"verb":"add","warm":true}', 400),
         ('{"verb":"add","params":[1]}', 400),
         ('{"verb":"add","params":{"lr":[1]}}', 400),
-        ('{"verb":"add","params":{"lr":{"a":1}}}', 400),
         ('{"verb":"add","params":{"lr":NaN}}', 400),
-        ('{"verb":"add","params":{"lr":1e999}}', 400),
         ('{"verb":"add","params":{"":1}}', 400),
         ('{"verb":"add","params":{"lr":"\\ud800"}}', 400),
         (json.dumps({"verb": "add", "params": {"lr": "x" * 20_000}}), 400),
         (json.dumps({"verb": "add", "params": {str(n): n for n in range(300)}}), 400),
     ],
 )
-def test_what_is_no_action_is_refused_in_one_line(body: str, status: int) -> None:
+def test_what_is_no_action_is_refused_in_one_line(body: str | bytes, status: int) -> None:
     with pytest.raises(ActionError) as refusal:
-        parse_action(body.encode(), MEMBERS)
+        parse_action(body if isinstance(body, bytes) else body.encode(), MEMBERS)
     assert refusal.value.status == status and "\n" not in refusal.value.why and len(refusal.value.why) < 300
 
 
@@ -102,7 +89,7 @@ def test_a_request_is_written_to_the_run_and_named_in_the_answer(server: Server,
     (request,) = receive_requests(tmp_path / "run", set())
     assert request["id"] == json.loads(body)["request"]
     assert (request["verb"], request["member"], request["unreadable"]) == ("pause", "member-2", None)
-    assert request["by"].startswith(f"{find_user()}'s page, browser ") and "127.0.0.1" in request["by"]
+    assert request["by"].startswith(f"{find_user()}'s page, from ") and "127.0.0.1" in request["by"]
     status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "nobody"})
     assert (status, json.loads(body)) == (404, {"error": "there is no member 'nobody'"})
     assert receive_requests(tmp_path / "run", set()) == []
@@ -117,40 +104,8 @@ def test_a_run_that_has_ended_takes_no_request(tmp_path: Path) -> None:
     assert list((run / "requests").iterdir()) == []
 
 
-def test_a_viewer_sees_all_and_changes_nothing_and_drives_no_other_browser_out(tmp_path: Path) -> None:
-    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
-    (run / "requests").mkdir()
-    with serve(run, "--viewer") as server:
-        owner, target = server.cookie, f"/api/runs/{server.key}/actions"
-        assert server.get("/api/session")["may_act"]
-        for _ in range(MOST_SESSIONS + 1):
-            server.log_in(server.viewer_url)
-        assert not server.get("/api/session")["may_act"]
-        assert server.get(f"/api/runs/{server.key}/state")["run"]["name"] == "digits"
-        status, _, body = server.ask(target, "POST", {"verb": "stop"})
-        assert status == 403 and "look and not act" in json.loads(body)["error"]
-        assert list((run / "requests").iterdir()) == []
-        assert server.ask(target, "POST", {"verb": "stop"}, cookie=owner)[0] == 202
-
-
-@pytest.mark.browser
-@pytest.mark.more
-def test_a_viewers_page_says_so_and_has_no_buttons_that_act(tab: Any, tmp_path: Path) -> None:
-    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
-    (run / "requests").mkdir()
-    with serve(run, "--viewer", log_in=False) as server:
-        for url, said, many in ((server.viewer_url, "view only", 0), (server.url, "", 1)):
-            tab.goto(url)
-            tab.wait_for_selector(DRAWN)
-            tab.wait_for_selector(".connection >> text=live")
-            assert tab.locator(".access").inner_text() == said
-            assert tab.locator(".buttons >> text=Stop").count() == many
-            tab.goto("about:blank")
-
-
 @pytest.mark.more
 def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path: Path) -> None:
-    """A real controller, asked by the page's server; its answers arrive in the stream."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "cli"))
     from test_cli import SPEC
 
@@ -166,18 +121,16 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
     try:
         with serve(tmp_path / "run") as server:
             key = server.key
-            state = server.get(f"/api/runs/{key}/state")
-            target = f"/api/runs/{key}/events?from={state['offset']}&log={state['log']}"
-            with server.stream(target) as messages:
+            with server.stream(f"/api/runs/{key}/events") as messages:
 
                 def ask(**action: Any) -> dict[str, Any]:
                     status, _, body = server.ask(f"/api/runs/{key}/actions", "POST", action)
                     assert status == 202, body
                     while True:
-                        _, _, change = messages.next()
-                        for answer in change.get("answers", ()):
-                            assert answer["request"] == json.loads(body)["request"]
-                            return dict(answer)
+                        _, _, state = messages.next()
+                        for answer in state["answers"]:
+                            if answer["request"] == json.loads(body)["request"]:
+                                return dict(answer)
 
                 paused = ask(verb="pause", member="member-0")
                 assert paused["done"] and paused["member"] == "member-0"
@@ -186,7 +139,7 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
                     for each in read_events(RunDir(tmp_path / "run").events)
                     if isinstance(each, RequestAnswered)
                 )
-                assert by is not None and by.startswith(f"{find_user()}'s page, browser ")
+                assert by is not None and by.startswith(f"{find_user()}'s page, from ")
                 assert ask(verb="resume", member="member-0")["done"]
                 clone = ask(verb="add", **{"from": "member-1"}, params={"lr": 0.05})
                 assert clone["done"] and clone["member"] == "member-2"
@@ -200,9 +153,6 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
             run.stop()
             ended.join(HANG_S)
     assert not list(RunDir(tmp_path / "run").requests.iterdir())
-
-
-# -- runs outside the folder -------------------------------------------------------------------------------------
 
 
 def test_no_run_outside_the_folder_that_is_served_is_compared(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import socket
 from pathlib import Path
 
 import pytest
-import run_events
 from dashboard_process import Server, serve
-from leftovers import wait_until
+from kit import run_events
+from kit.leftovers import wait_until
 
 from ensemble.reporting.dashboard.projection import RunView
 from ensemble.store import RunDir
-from ensemble.store.log_lines import read_batches
+from ensemble.store.event_log import read_batches
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,15 @@ def test_the_documents_are_those_of_the_projection(server: Server, folder: Path)
     view = project(folder / "digits")
     state = server.get(f"/api/runs/{server.key}/state")
     expected = json.loads(json.dumps(view.state_document()))
-    assert state["log"] and state["offset"] == (folder / "digits" / "events.jsonl").stat().st_size
-    assert {**state, "log": "", "run": None} == {**expected, "run": None}
+    assert state["offset"] == (folder / "digits" / "events.jsonl").stat().st_size
+    assert {**state, "run": None} == {**expected, "run": None}
     assert {**state["run"], "actions_off": None} == {**expected["run"], "actions_off": None}
     curves = server.get(f"/api/runs/{server.key}/curves")
     assert curves == json.loads(json.dumps(view.curves_document()))
     tables = server.get(f"/api/runs/{server.key}/tables")
     assert tables == json.loads(json.dumps(view.tables_document())) and len(tables["tables"]) == 2
     quality = server.get(f"/api/runs/{server.key}/quality")
-    assert quality["missing"] is None and len(quality["members"]) == 7
+    assert quality["missing"] is None and len(quality["tables"][0]["rows"]) == 1 + 7
     assert [name for name, *_ in server.get(f"/api/runs/{server.key}/importances")["importances"]]
 
 
@@ -112,8 +112,6 @@ def test_a_members_log_is_followed_from_near_its_end(tmp_path: Path) -> None:
             with log.open("ab") as file:
                 file.write("älf\n".encode()[1:])
             assert messages.next()[2]["text"] == "hälf\n"
-            with server.stream(f"{target}?raw&from=120000") as raw:
-                assert raw.next()[2]["text"] == "bar\n50%\nold\nold\nhälf\n"
             log.write_text("anew\n")
             assert messages.next()[2] == {"text": "anew\n", "from": 0, "to": 5}
             whole.write_text("anew\n10%\r20%")  # a bar at which the member was killed long ago
@@ -131,10 +129,8 @@ def test_a_signal_ends_it_at_once_also_while_pages_are_connected(number: int, tm
     run = run_events.write_run(tmp_path / "run", run_events.list_run())
     before = sorted(run.rglob("*"))
     with serve(run) as server:
-        state = server.get(f"/api/runs/{server.key}/state")
-        from_here = f"from={state['offset']}&log={state['log']}"
         with (
-            server.stream(f"/api/runs/{server.key}/events?{from_here}") as messages,
+            server.stream(f"/api/runs/{server.key}/events") as messages,
             server.stream("/api/runs/events") as runs,
         ):
             assert len(runs.next()[2]) == 1

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import run_events
-from event_dicts import fold, read_events
+from kit import run_events
+from kit.event_dicts import fold, read_events
+from kit.kept_predictions import save_predictions
 from sklearn.metrics import confusion_matrix, f1_score
 
 from ensemble.combine.per_class import compute_per_class
 from ensemble.reporting.dashboard.analysis import read_quality
 from ensemble.reporting.report import write_report
 from ensemble.spec.task import CLASSIFICATION
-from ensemble.store import RunDir, save_predictions
+from ensemble.store import RunDir
 
 ANIMALS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "<b>truck</b>"]
 ROWS = 1500
@@ -59,33 +60,28 @@ def test_the_document_has_the_confusions_of_the_combined_model_and_of_the_best_m
     assert combined is not None
     mixed = np.mean([predict(int(name[7:]), 10)[0].astype(float) for name in combined.members], axis=0)
     best, target = predict(int(combined.best_member[7:]), 10)
-    for matrix, values in zip(document["classes"]["matrices"], (mixed, best), strict=True):
+    for matrix, values in zip(document["matrices"], (mixed, best), strict=True):
         found = np.zeros((10, 10), int)
         for true, predicted, count, share in matrix["cells"]:
             found[true, predicted] = count
             assert share == pytest.approx(count / (target == true).sum(), abs=1e-5)
         assert np.array_equal(found, confusion_matrix(target, values.argmax(axis=1)))
         assert matrix["names"] == ANIMALS
-    (table,) = document["classes"]["tables"]
+    (table,) = (table for table in document["tables"] if table["id"] == "per-class")
     f1 = f1_score(target, mixed.argmax(axis=1), average=None)
     assert [row[0] for row in table["rows"]] == [ANIMALS[i] for i in np.argsort(f1, kind="stable")]
 
 
 def test_of_a_thousand_classes_the_worst_and_the_most_frequent_confusions_are_listed(tmp_path: Path) -> None:
-    document = quality_of(write_run(tmp_path / "run", 1000, None))["classes"]
-    assert document["count"] == 1000 and document["matrices"] == []
-    classes, confusions = document["tables"]
+    document = quality_of(write_run(tmp_path / "run", 1000, None))
+    assert document["matrices"] == []
+    classes, confusions = (table for table in document["tables"] if table["id"] in ("per-class", "confusions"))
     assert len(classes["rows"]) == 30 and "30 worst of 1000" in classes["text"]
     counts = [row[2] for row in confusions["rows"]]
     assert len(counts) == 30 and counts == sorted(counts, reverse=True)
-    assert len(json.dumps(document)) < 20_000
 
 
-def test_a_matrix_has_names_on_both_axes_as_a_table_and_as_text(call: Any) -> None:
-    cells = [[0, 1, 2, 1], [1, 1, 3, 1]]
-    table = call("views/confusion.js", "(m, given) => m.tabulate(given)", {"names": ["0", "1"], "cells": cells})
-    heads = ["true \\ predicted", ["0", None], ["1", None]]  # with what writes a number
-    assert table == {"head": heads, "rows": [["0", 0, 2], ["1", 0, 3]]}
+def test_a_matrix_has_names_on_both_axes_as_text() -> None:
     values = np.eye(2)[[1, 1, 1, 1, 1]]
     figures = compute_per_class(CLASSIFICATION, values, np.array([0, 0, 1, 1, 1]), ["cat", "dog"])
     assert (
@@ -107,7 +103,7 @@ def test_the_matrix_shows_each_model_in_any_width(tab: Any, tmp_path: Path) -> N
         shown = card.locator(f"[data-axis={axis}]")
         assert shown.evaluate_all("all => all.map((each) => each.lastChild.textContent)") == ANIMALS
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400
-    (first, second) = quality_of(RunDir(report.parent))["classes"]["matrices"]
+    (first, second) = quality_of(RunDir(report.parent))["matrices"]
     for button, matrix in (("best member", second), ("combined model", first)):
         card.get_by_role("button", name=button).click()
         assert card.get_by_role("button", name=button).get_attribute("aria-pressed") == "true"

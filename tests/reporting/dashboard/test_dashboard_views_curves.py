@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from documents import make_documents
+from documents import make_documents, renew
 from page_steps import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
@@ -22,19 +22,6 @@ def drawn_members(tab: Any, figure: str = ACCURACY) -> list[str]:
 
 def others(tab: Any, figure: str = ACCURACY) -> int:
     return int(tab.locator(f"{figure} canvas[data-mark=others]").get_attribute("data-count"))
-
-
-def test_few_members_have_a_line_each_and_the_best_a_ring(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8)
-    curves = documents["curves"]["members"]
-    open_page(documents, "#curves")
-    assert drawn_members(tab) == sorted(name for name in curves if curves[name]["epoch"])
-    best = documents["state"]["run"]["best"]["member"]
-    assert tab.locator(f"{ACCURACY} [data-mark=best]").get_attribute("data-member") == best
-    assert tab.locator(f"{ACCURACY} .best-ring").count() == 1
-    assert others(tab) == 0
-    # The loss has the one on the training batches beside it, dotted.
-    assert tab.locator(f"{VIEW} figure[data-metric=loss] [data-mark=training]").count() == len(drawn_members(tab))
 
 
 def test_a_member_that_diverged_flattens_no_other_and_is_marked_where_it_leaves(tab: Any, open_page: Open) -> None:
@@ -105,12 +92,19 @@ def test_a_change_lengthens_a_line_and_takes_back_epochs_that_are_trained_again(
     name = drawn_members(tab)[0]
     dots = f"{ACCURACY} g[data-member={name}] circle:not(.best-ring)"
     before = tab.locator(dots).count()
-    change = {"offset": documents["state"]["offset"] + 10, "now": documents["state"]["now"] + 1}
-    epoch = documents["curves"]["members"][name]["epoch"][-1] + 1
-    values = {"accuracy": 0.95, "loss": 0.2}
-    server.push({**change, "epochs": [[name, epoch, change["now"], values]]})
+    longer = renew(documents, 1)
+    curve = longer["curves"]["members"][name]
+    curve["epoch"].append(curve["epoch"][-1] + 1)
+    curve["t"].append(longer["state"]["now"])
+    for figure, values in curve["values"].items():
+        values.append(0.95 if figure == "accuracy" else 0.2)
+    server.push(longer)
     tab.wait_for_function("([s, n]) => document.querySelectorAll(s).length === n", arg=[dots, before + 1])
-    server.push({**change, "offset": change["offset"] + 10, "epochs": [[name, 1, change["now"], None]]})
+    again = renew(longer, 2)
+    curve = again["curves"]["members"][name]
+    for values in (curve["epoch"], curve["t"], *curve["values"].values()):
+        del values[1:]
+    server.push(again)
     tab.wait_for_function("([s, n]) => document.querySelectorAll(s).length === n", arg=[dots, 1])
 
 
@@ -150,23 +144,3 @@ def test_controls_change_the_figure_axis_scale_and_smoothing(tab: Any, open_page
     )
     assert tab.locator(f"{ACCURACY} figcaption").inner_text() == caption
     assert tab.locator(f"{VIEW} figure").count() == 3 and tab.get_by_label("smoothing").input_value() == "1.5"
-    tab.go_back()
-    tab.wait_for_function(f"() => document.querySelector('{VIEW} select')?.value === 'own'")
-    hostile = "curves?axis=__proto__&log=1&zoom=[2,1]&halflife=-1&metrics=[null,{}]"
-    tab.evaluate("hash => { location.hash = hash; }", hostile)
-    tab.wait_for_function(f"() => document.querySelector('{VIEW} select')?.value === 'epoch'")
-    assert tab.locator(f"{VIEW} figure").count() == 2 and tab.get_by_label("smoothing").input_value() == ""
-
-
-def test_the_table_tells_the_same_and_selects(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8)
-    open_page(documents, "#curves")
-    tab.locator(ACCURACY).get_by_role("button", name="as a table").click()
-    rows = tab.locator(f"{ACCURACY} tbody tr")
-    names = [name for name, curve in documents["curves"]["members"].items() if curve["epoch"]]
-    assert rows.count() == len(names)
-    curve = documents["curves"]["members"][names[0]]["values"]["accuracy"]
-    text = rows.nth(0).inner_text()
-    assert f"{curve[-1]:.4f}" in text and f"{max(curve):.4f}" in text
-    rows.nth(0).get_by_role("button").click()
-    tab.wait_for_function(f"() => location.hash.includes('select={names[0]}')")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from documents import START, make_documents
-from page_steps import Open, show
+from documents import make_documents, renew
+from kit.run_events import START
+from page_steps import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
@@ -23,25 +24,6 @@ def place(documents: dict[str, Any], spans: dict[str, list[Any]], shares: dict[s
         state["spans"][name] = [spans[name]] if name in spans else []
         for column, value in {"shares": shares, "workers": 1, "place": None, **more}.items():
             row[columns.index(column)] = value
-
-
-def percent(tab: Any, selector: str) -> float:
-    return float(tab.locator(selector).first.evaluate("each => each.style.width").rstrip("%"))
-
-
-def test_members_lie_on_cores_by_share_and_what_is_free_is_seen(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8, gpus=0)
-    spans = {f"member-{i}": [0, "node-0", [], 0, START, START + 1, None, "running"] for i in range(3)}
-    place(documents, spans, {"cpus": 2.0, "gpus": 0.0})
-    for node in documents["state"]["nodes"]:
-        node["cpus"] = 8.0
-    open_page(documents, "#placement")
-    assert tab.locator(f"{VIEW} [data-node='node-0'] [data-mark=piece]").count() == 3
-    assert tab.locator(f"{VIEW} [data-node='node-1'] [data-mark=piece]").count() == 0
-    assert percent(tab, f"{PIECE}[data-member=member-1]") == 25.0
-    assert percent(tab, f"{VIEW} [data-node='node-0'] [data-mark=free]") == 25.0
-    assert "6 of 8 cores reserved" in tab.locator(f"{VIEW} [data-node='node-0']").inner_text()
-    assert "3 members on 2 nodes; 10 of 16 cores" in tab.locator(f"{VIEW} figcaption").first.inner_text()
 
 
 def test_gpus_show_who_uses_them_memory_use_watts_quarantine_and_nodes_that_are_gone(
@@ -79,31 +61,9 @@ def test_a_change_moves_a_member(tab: Any, open_page: Open) -> None:
     server = open_page(documents, "#placement")
     now = documents["state"]["now"]
     moved = [[*span[:6], now - 1, "moved"], [0, "node-1", ["GPU-node-1-1"], 1, now - 1, None, None, "running"]]
-    server.push({"offset": documents["state"]["offset"] + 9, "now": now, "spans": {"member-0": moved}})
+    server.push(renew(documents, 1, spans=documents["state"]["spans"] | {"member-0": moved}))
     tab.wait_for_selector(f"{VIEW} [data-device='GPU-node-1-1'] [data-member=member-0]")
     assert tab.locator(f"{VIEW} [data-node='node-0'] [data-mark=piece]").count() == 0
-
-
-def test_another_moment_shows_who_was_there(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8, gpus=0, ended=True)
-    end = documents["state"]["run"]["ended"]
-    spans = {
-        "member-0": [0, "node-0", [], 0, START, START + 1, START + 50, "finished"],
-        "member-1": [0, "node-0", [], 0, START + 40, START + 41, START + 60, "finished"],
-        "member-2": [0, "node-1", [], 0, end - 20, end - 19, end, "finished"],
-    }
-    place(documents, spans, {"cpus": 1.0, "gpus": 0.0})
-    open_page(documents, "#placement")
-
-    def shown() -> list[str]:
-        return tab.locator(PIECE).evaluate_all("all => all.map(each => each.dataset.member)")
-
-    assert shown() == ["member-0", "member-1"]  # when most were at work
-    tab.get_by_label("moment of the run").fill("990")
-    tab.wait_for_selector(f"{PIECE}[data-member=member-2]")
-    assert shown() == ["member-2"]
-    tab.get_by_role("button", name="when most were at work").click()
-    tab.wait_for_selector(f"{PIECE}[data-member=member-0]")
 
 
 def test_a_click_selects_and_arrow_keys_go_from_member_to_member(tab: Any, open_page: Open) -> None:
@@ -119,16 +79,3 @@ def test_a_click_selects_and_arrow_keys_go_from_member_to_member(tab: Any, open_
     tab.keyboard.press("Enter")
     tab.wait_for_function("() => location.hash.includes('select=member-0,member-1')")
     assert tab.locator(f"{PIECE}[tabindex='0']").count() == 1
-
-
-def test_tables_of_nodes_and_of_other_runs_stand_below_and_not_with_the_cost(tab: Any, open_page: Open) -> None:
-    documents = make_documents(4)
-    nodes = {"id": "nodes", "title": "Nodes", "text": "n0: lost since noon.", "head": [["node", "text"]]}
-    documents["tables"]["places"] = [nodes | {"rows": [["node-<b>0"]]}, nodes | {"id": "cluster", "rows": [["b"]]}]
-    open_page(documents, "#placement")
-    assert "lost since noon" in tab.inner_text(f"{VIEW} [data-table=nodes]")
-    assert "node-<b>0" in tab.inner_text(f"{VIEW} [data-table=nodes] tbody")
-    assert tab.locator(f"{VIEW} [data-table=cluster] tbody tr").count() == 1
-    show(tab, "cost")
-    tab.wait_for_selector("[data-table='cost_of_roles']")
-    assert tab.locator("[data-table=nodes]").count() == 0

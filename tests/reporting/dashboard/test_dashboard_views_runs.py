@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_events
-from dashboard_process import Server, serve
-from page_steps import check_width, wait_until
+from dashboard_process import serve
+from kit import run_events
+from page_steps import check_width, enter, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
@@ -26,13 +26,6 @@ def pick(tab: Any, *names: str) -> None:
         ).first.click()
 
 
-def enter(tab: Any, server: Server) -> None:
-    name, _, value = server.cookie.partition("=")
-    tab.context.add_cookies([{"name": name, "value": value, "url": server.page}])
-    tab.goto(server.page)
-    wait_until(tab, lambda: len(names(tab)) == 4 and "not read yet" not in tab.inner_text("main"))
-
-
 def test_runs_are_sorted_filtered_picked_and_compared(own_tab: Any, tmp_path: Path) -> None:
     tab = own_tab
     run_events.write_run(tmp_path / "first", run_events.list_run(), range(8))
@@ -41,6 +34,7 @@ def test_runs_are_sorted_filtered_picked_and_compared(own_tab: Any, tmp_path: Pa
     run_events.write_run(tmp_path / "sweep", run_events.search_run())
     with serve(tmp_path) as server:
         enter(tab, server)
+        wait_until(tab, lambda: len(names(tab)) == 4 and "not read yet" not in tab.inner_text("main"))
         best = {Path(row["dir"]).name: row["best"]["value"] for row in server.get("/api/runs")}
         tab.click("th[data-column=best] button")
         assert names(tab) == sorted(best, key=lambda name: -best[name])
@@ -59,24 +53,23 @@ def test_runs_are_sorted_filtered_picked_and_compared(own_tab: Any, tmp_path: Pa
 
         pick(tab, "first", "sweep")
         tab.click("text=Compare 3")
-        tab.wait_for_selector("[data-pending='0']")
+        tab.wait_for_selector("[data-table^=figures]")
         keys = {Path(row["dir"]).name: row["key"] for row in server.get("/api/runs")}
         address = f"#compare?runs={keys['second']},{keys['first']},{keys['sweep']}"
         assert tab.url == server.page + address
-        shown = tab.inner_text("[data-table=pairs]")
-        assert "Differences to second" in shown and "first" in shown and "within noise" in shown
-        assert "has not combined its members" in tab.inner_text("[data-table=apart]")
-        curves = tab.locator("figure", has_text="Best member of each run").locator("canvas")
+        assert "first - second, 95 % interval" in tab.inner_text("[data-table^=figures] thead")
+        assert "within noise" in tab.inner_text("[data-table^=figures]")
+        assert "sweep" in tab.inner_text("[data-table=runs]")
+        curves = tab.locator("figure", has_text="Best member of each run").first.locator("canvas")
         wait_until(tab, lambda: int(curves.get_attribute("data-marks") or 0) > 12)
-        tab.locator("figure", has_text="Quality over CPU-seconds").scroll_into_view_if_needed()
 
         tab.select_option("label:has-text('compared with') select", keys["first"])
-        tab.wait_for_selector("[data-table=pairs] >> text=Differences to first")
+        tab.wait_for_selector("[data-table^=figures] thead >> text=second - first, 95 % interval")
         address = tab.url
         other = tab.context.new_page()  # somebody else, who was given the address
         other.goto(address)
-        other.wait_for_selector("[data-pending='0']")
-        assert other.inner_text("[data-table=pairs]") == tab.inner_text("[data-table=pairs]")
+        other.wait_for_selector("[data-table^=figures]")
+        assert other.inner_text("[data-table^=figures]") == tab.inner_text("[data-table^=figures]")
         other.close()
         check_width(tab, 400)
         tab.click("header >> text=All runs")

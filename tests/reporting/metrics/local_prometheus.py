@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from free_ports import find_free_ports
+from kit.free_ports import find_free_ports
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "grafana" / "prometheus.yml"
 ALERTS = CONFIG.with_name("alerts.yml")

@@ -1,43 +1,46 @@
-"""promtool evaluates the alert rules that are shipped, with series computed from logs of runs."""
+"""The alert rules and the dashboard that are shipped: no fault is found, they ask for series that there are."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "executors"))
-
-from event_dicts import read_events, typed
-from execute_members import an_ensemble
+from kit.event_dicts import read_events, typed
+from kit.execute_members import an_ensemble
+from kit.run_events import START, Event, list_run, measured
 from local_prometheus import ALERTS
-from run_events import START, Event, list_run, measured
 
 import ensemble
 from ensemble.meter import LedgerView
-from ensemble.reporting.metrics.projection import FEW, project
+from ensemble.reporting.metrics import DASHBOARD
+from ensemble.reporting.metrics.families import FAMILIES, project
 from ensemble.store import RunState
 from ensemble.store.event_handlers import apply_event
 
-pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (package prometheus)")
 ASKED = {"params": {}, "workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 0.0}
 MEMBERS = [{"type": "member", "member": f"member-{n}", "number": n, **ASKED} for n in range(2)]
 ALL = {
     *("EnsembleFailuresInRow", "EnsembleNoProgress", "EnsembleDriverSilent", "EnsembleNodeExcluded"),
     *("EnsembleFeederLost", "EnsembleDiskNearlyFull", "EnsembleSharedMemoryNearlyFull", "EnsembleGpuQuarantined"),
-    "EnsembleClockSkew",
 }
 
 
-def compute_series(events: Sequence[Event], minutes: int, prefix: str = "") -> list[dict[str, str]]:
+def promtool(*arguments: str) -> str:
+    """What it prints where it finds no fault."""
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool (package prometheus)")
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def compute_series(events: Sequence[Event], minutes: int) -> list[dict[str, str]]:
     """What Prometheus has of a run, scraped once a minute, as input of `promtool test rules`.
 
     As much of the log is there as was written by then; time begins with the log, at zero.
@@ -51,11 +54,9 @@ def compute_series(events: Sequence[Event], minutes: int, prefix: str = "") -> l
             apply_event(state, event)
             view.apply(event)
         for family, labels, value in project("digits", state, view):
-            if prefix and family not in FEW:
-                continue
             named = ", ".join(f'{n}="{v}"' for n, v in zip(family.labels, labels, strict=True))
             value -= begin if family.name.endswith("timestamp_seconds") else 0.0
-            row = found.setdefault(f"{prefix}{family.name}{{{named}}}", [])
+            row = found.setdefault(f"{family.name}{{{named}}}", [])
             row += ["_"] * (minute - len(row)) + [repr(float(value))]
     ended = {name: ["stale"] * (len(row) < minutes) for name, row in found.items()}  # as a scrape without it says
     return [{"series": name, "values": " ".join(row + ended[name])} for name, row in found.items()]
@@ -74,14 +75,11 @@ def evaluate(path: Path, series: list[dict[str, str]], expected: dict[str, set[s
     group = {"interval": "1m", "input_series": series, "promql_expr_test": tests, "alert_rule_test": list(more)}
     given = {"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [group]}
     (path / "test.yml").write_text(json.dumps(given))
-    command = ["promtool", "test", "rules", str(path / "test.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool("test", "rules", str(path / "test.yml"))
 
 
 def test_the_rules_have_no_fault_and_are_all_tested_here() -> None:
-    done = subprocess.run(["promtool", "check", "rules", str(ALERTS)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and f"{len(ALL)} rules found" in done.stdout, done.stderr + done.stdout
+    assert f"{len(ALL)} rules found" in promtool("check", "rules", str(ALERTS))
     assert all(ALERTS.read_text().count(f"alert: {name}\n") == 1 for name in ALL)
 
 
@@ -118,22 +116,21 @@ def test_members_of_a_real_run_that_fail_one_after_another_wake_somebody(tmp_pat
     evaluate(tmp_path, series, {"0m": set()}, alert)
 
 
-@pytest.mark.parametrize("prefix", ["", "ray_"])
-def test_each_trouble_of_a_run_fires_its_alert_and_ends_it_with_the_run(tmp_path: Path, prefix: str) -> None:
+def test_each_trouble_of_a_run_fires_its_alert_and_ends_it_with_the_run(tmp_path: Path) -> None:
     begin = {"type": "run_started", "name": "digits", "epochs": 4, "members": 2, "executor": "ray"}
     nodes = [
         {"type": "node", "node": f"n{n}", "cpus": 2.0, "gpus": ["A"], "gpu_ids": [f"GPU-{n}"]} for n in range(2)
     ]
     placed = {"type": "placed", "member": "member-0", "attempt": 0, "node": "n0", "devices": [None], "cohort": 0}
     steps = {"type": "progress", "member": "member-0", "attempt": 0, "epoch": 0, "step": 1, "steps": 4}
-    well = {"type": "node_health", "node": "n0", "clock_s": 2.0, "clock_error_s": 1.9}
+    well = {"type": "node_health", "node": "n0"}
     well |= {"free_gb": {"run directory": 50.0, "/tmp": 50.0, "/dev/shm": 4.0}}
     full = {"run directory": 50.0, "/tmp": 1.0, "/dev/shm": 0.1}
     troubles = [
         {"type": "node_lost", "node": "n1", "detail": "it is gone"},
         {"type": "feeder_lost", "node": "n0", "cohort": 0, "detail": "killed"},
         {"type": "gpu_quarantined", "node": "n0", "gpu": "GPU-0", "detail": "it fell off the bus"},
-        well | {"clock_s": -5.0, "clock_error_s": 0.5, "free_gb": full},
+        well | {"free_gb": full},
     ]
     told = [*[(0.0, e) for e in (begin, *MEMBERS, *nodes, placed, steps, well)], *[(600.0, e) for e in troubles]]
     told += [(620.0, steps | {"step": 2}), (3600.0, {"type": "run_stopped", "reason": "request"})]
@@ -149,4 +146,47 @@ def test_each_trouble_of_a_run_fires_its_alert_and_ends_it_with_the_run(tmp_path
         "45m": ALL - {"EnsembleFailuresInRow"},
         "61m": set(),
     }
-    evaluate(tmp_path, compute_series(events, 62, prefix), expected)
+    evaluate(tmp_path, compute_series(events, 62), expected)
+
+
+LABELS = {family.name: set(family.labels) for family in FAMILIES}
+PANELS = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+
+
+def targets(panel: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(target["expr"], target["legendFormat"]) for target in panel["targets"]]
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_every_metric_and_label_of_a_panel_exists(panel: dict[str, Any]) -> None:
+    for expression, legend in targets(panel):
+        names = re.findall(r"\bensemble_\w+", expression)
+        assert len(names) == 1 and names[0] in LABELS, expression
+        known = LABELS[names[0]]
+        matched = set(re.findall(r'(\w+)=~?"', expression))
+        grouped = re.findall(r"by \(([^)]*)\)", expression)
+        left = known if not grouped else set(re.split(r",\s*", grouped[0]))
+        assert matched <= known and left <= known, expression
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= left, (expression, legend)
+        rates = re.findall(r"rate\((\w+)", expression)
+        assert all(name.endswith("_total") for name in rates), "only counters have a rate"
+
+
+def test_promql_has_no_fault(tmp_path: Path) -> None:
+    expressions = [expression for panel in PANELS for expression, _ in targets(panel)]
+    replaced = [each.replace("$__rate_interval", "1m").replace("$run", ".*") for each in expressions]
+    rules = [{"record": f"rule{number}", "expr": expression} for number, expression in enumerate(replaced)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in promtool("check", "rules", str(tmp_path / "rules.yml"))
+
+
+def test_every_family_with_figures_is_shown() -> None:
+    shown = " ".join(expression for panel in PANELS for expression, _ in targets(panel))
+    plain = {"ensemble_stream_workers"}  # for a number
+    plain |= set(re.findall(r"ensemble_\w+", ALERTS.read_text())) | {"ensemble_run_failed_attempts_total"}
+    left = {
+        family.name
+        for family in FAMILIES
+        if family.name not in shown and family.kind != "info" and family.name not in plain
+    }
+    assert left == {"ensemble_run_samples_prepared_total", "ensemble_run_samples_consumed_total"}, "reuse has them"

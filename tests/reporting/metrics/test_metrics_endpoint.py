@@ -1,20 +1,25 @@
-"""/metrics of the live page, over a real socket: who may read it, and in which format."""
+"""/metrics of the live page, over a real socket: who may read it, in which format, and how Prometheus does."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
 
 from dashboard_process import Server, serve
-from run_events import list_run, write_run
+from kit.event_dicts import ledger, lines
+from kit.run_events import START, list_run, measured, write_run
+from local_prometheus import CONFIG, Prometheus, started, wait_until
 
-TOKEN = "5f1c0e9ab2d34c67"
+from ensemble.reporting.metrics.families import FAMILIES
+
+TOKEN = "5f1c0e9ab2d34c675f1c0e9ab2d34c67"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
@@ -55,8 +60,9 @@ def test_the_cookie_opens_them_and_another_does_not(server: Server) -> None:
 
 
 def test_the_token_opens_nothing_else(server: Server) -> None:
-    for target in ("/", "/api/runs", "/static/app.js"):
-        assert server.ask(target, cookie="", Authorization=f"Bearer {TOKEN}")[0] == 401
+    for target in ("/", "/api/runs", "/static/app.js", "/metrics"):  # which are served at the root
+        assert server.ask(target, cookie="", Authorization="Bearer " + TOKEN * (target != "/metrics"))[0] == 401
+    assert server.ask("/metrics", "POST", {}, "", at_root=True, Authorization=f"Bearer {TOKEN}")[0] == 401
 
 
 def test_runs_of_a_folder_are_told_apart_by_their_directories(server: Server) -> None:
@@ -73,3 +79,57 @@ def test_the_format_is_negotiated(server: Server) -> None:
     _, headers, body = server.ask("/metrics", Accept=OPENMETRICS)
     assert headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert body.endswith(b"# EOF\n") and headers["cache-control"] == "no-store"
+
+
+def find_one(prometheus: Prometheus, expression: str) -> float:
+    """The value of an expression that has one series."""
+    [(_, value)] = prometheus.query(expression)
+    return value
+
+
+def test_a_query_for_a_members_joules_is_answered_with_those_of_the_ledger(tmp_path: Path) -> None:
+    run_dir, files, token = tmp_path / "digits", tmp_path / "prometheus", tmp_path / "token"
+    files.mkdir()
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    events = measured(list_run(members=2, epochs=3))
+    begun = [event for event in events if event["t"] < START + 5.0]
+    write_run(run_dir, begun)
+    with (
+        serve(tmp_path, "--metrics-token-file", str(token), log_in=False) as server,
+        started(files, server.host, TOKEN) as prometheus,
+    ):
+        training = 'ensemble_run_members{run="digits", state="running"} == 2'
+        wait_until(lambda: prometheus.query(training), "it was not seen in progress")
+        [target] = prometheus.describe_targets()
+        assert (target["health"], target["lastError"]) == ("up", "")
+        with (run_dir / "events.jsonl").open("a") as log:
+            log.write(lines(events[len(begun) :]).decode())
+        ended = 'ensemble_run_members{run="digits", state="finished"} == 2'
+        wait_until(lambda: prometheus.query(ended), "its end was not seen")
+        book = ledger(events)
+        assert list(book.by_member()) == ["member-0", "member-1"]
+        for member, used in book.by_member().items():
+            of = f'{{run="digits", member="{member}"}}'
+            [(labels, energy_j)] = prometheus.query(f"ensemble_member_energy_joules_total{of}")
+            assert energy_j == used.energy_j and energy_j > 0 and labels["origin"] == used.origin
+            assert find_one(prometheus, f"ensemble_member_cpu_seconds_total{of}") == used.cpu_s
+            assert find_one(prometheus, f"ensemble_member_progress_ratio{of}") == 1.0
+        for role, used in book.by_role().items():
+            query = f'ensemble_run_energy_joules_total{{role="{role}"}}'
+            assert [value for _, value in prometheus.query(query)] == [used.energy_j]
+        total = find_one(prometheus, "sum(ensemble_run_energy_joules_total)")
+        assert total == pytest.approx(book.total.energy_j, rel=1e-12)
+        counters = [family.name for family in FAMILIES if family.kind == "counter"]
+        fallen = [name for name in counters if prometheus.query(f"resets({name}[1h]) > 0")]
+        assert fallen == []
+
+
+def test_the_configuration_has_no_fault() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool (package prometheus)")
+    command = ["promtool", "check", "config", "--syntax-only", str(CONFIG)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    text = CONFIG.read_text()
+    assert "--web.listen-address=127.0.0.1:9090" in text and "credentials_file: token" in text

@@ -6,25 +6,21 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.event_dicts import ledger, lines
+from kit.run_events import START, Event, list_run, measured, write_run
+from kit.task_events import TASKS, make_combined
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from event_dicts import ledger, lines
-from run_events import START, Event, list_run, measured, write_run
-from task_events import TASKS, make_combined
-
 from ensemble.meter.ledger_view import MARGIN_S
 from ensemble.reporting.metrics.collector import Exposition
-from ensemble.reporting.metrics.families import FAMILIES
-from ensemble.reporting.metrics.projection import KEPT_S, project
+from ensemble.reporting.metrics.families import FAMILIES, project
+from ensemble.reporting.metrics.scrape import KEPT_S
 from ensemble.store import RunDir, RunStatus
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
@@ -134,12 +130,13 @@ def test_a_member_has_power_while_it_trains_and_energy_with_its_origin(tmp_path:
     assert values(series, "ensemble_node_power_watts", "node").keys() == {"node-0", "node-1"}
     assert set(values(series, "ensemble_stream_queue_level_ratio", "queue")) == {"ring", "workers", "waiting"}
     assert values(series, "ensemble_run_members", "state")["running"] == 5
+    assert len(values(series, "ensemble_member_progress_ratio")) == 5, "of members that had a place"
 
 
 def test_every_family_is_seen_in_a_run_and_promtool_finds_no_fault(tmp_path: Path) -> None:
     events = measured(list_run(epochs=30, until=200.0))
-    health = {"type": "node_health", "node": "node-0", "free_gb": {"/tmp": 1.0}, "clock_s": 0.5}
-    events += [{"v": 2, "t": events[-1]["t"], **e} for e in (health, {"type": "node_avoided", "node": "node-0"})]
+    health = {"type": "node_health", "node": "node-0", "free_gb": {"/tmp": 1.0}}
+    events += [{"v": 2, "t": events[-1]["t"], **e} for e in (health, {"type": "node_draining", "node": "node-0"})]
     going = scrape(one(write_run(tmp_path / "going", events)))
     made = make_combined(TASKS["gaussian"], ["member-0", "member-1"])
     ended = [e | made if e["type"] == "combined" else e for e in measured(list_run())]
@@ -154,13 +151,6 @@ def test_every_family_is_seen_in_a_run_and_promtool_finds_no_fault(tmp_path: Pat
         ["promtool", "check", "metrics"], input=over.render("")[0], capture_output=True, timeout=300
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
-
-
-def test_the_format_is_the_one_that_the_scraper_asks_for(tmp_path: Path) -> None:
-    exposition = one(write_run(tmp_path / "run", list_run()))
-    assert scrape(exposition, "") == scrape(exposition)
-    assert exposition.render(OPENMETRICS)[0].endswith(b"# EOF\n")
-    assert not exposition.render("text/plain")[0].endswith(b"# EOF\n")
 
 
 def test_a_members_series_end_five_minutes_after_it(tmp_path: Path) -> None:
@@ -219,13 +209,6 @@ def test_the_limit_holds_for_all_runs_together(tmp_path: Path) -> None:
     }
     assert len(members) == 10
     assert values(series, "ensemble_members_left_out", "run") == {"a": 0, "b": 6, "c": 8}
-
-
-def test_members_that_never_had_a_place_are_only_counted(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", list_run(epochs=30, until=20.0))
-    series = scrape(one(path))
-    assert len(values(series, "ensemble_member_progress_ratio")) == 5
-    assert values(series, "ensemble_run_members", "state")["waiting"] == 3
 
 
 HOSTILE = (

@@ -2,7 +2,6 @@
 
 import { send, tellAnswers } from "./actions.js";
 import { Documents } from "./documents.js";
-import { layOutForPrint } from "./print.js";
 import { changeSettings, formatRoute, parseRoute, readSettings } from "./route.js";
 import { buildShell } from "./shell.js";
 import { openSource } from "./source.js";
@@ -44,15 +43,13 @@ class App {
     addEventListener("hashchange", () => this.follow());
     addEventListener("keydown", (event) => this.shell.press(event));
     document.addEventListener("visibilitychange", () => this.schedule());
-    addEventListener("beforeprint", () => this.print());
-    addEventListener("afterprint", () => this.endPrint());
     setInterval(() => this.tick(), TICK_MS);
     setInterval(() => this.renewRuns(), LIST_MS);
   }
 
   async start() {
     try {
-      [this.store.session, this.runs] = await Promise.all([this.source.session(), this.source.runs()]);
+      this.runs = await this.source.runs();
     } catch (error) {
       this.fail(error);
     }
@@ -101,27 +98,13 @@ class App {
       this.fail(error);
       return;
     }
-    if (!this.source.live) {
-      await this.documents.fetchAll(); // they are here: printing needs them at once
-      return;
-    }
-    this.close = this.source.follow(() => [this.store.offset, this.store.log], {
-      onData: (change) => this.apply(change),
-      onReset: () => this.reload(),
-      onState: (state) => this.setConnection(state),
-    });
+    if (!this.source.live) return;
+    this.close = this.source.follow({ onData: (state) => this.take(state), onState: (state) => this.setConnection(state) });
   }
 
-  async reload() {
-    const key = this.opened;
-    this.opened = null;
-    await this.open(key);
-    this.documents.fetchNeeds();
-    this.note(new Set(["reset"]));
-  }
-
-  apply(change) {
-    for (const name of this.store.apply(change)) this.documents.renew(name);
+  /** Takes the state as it is now; documents that have become others meanwhile are fetched again. */
+  take(state) {
+    for (const name of this.store.load(state)) this.documents.renew(name);
   }
 
   fail(error) {
@@ -239,7 +222,7 @@ class App {
     const next = this.opened === null && !named?.ofRuns ? findView("runs") : (named ?? VIEWS[0]);
     const key = this.viewKey(next);
     if (this.view?.key !== key) {
-      this.view?.mounted.close();
+      this.view?.mounted.close?.();
       const root = this.shell.freshRoot(next);
       next.renews?.forEach((name) => this.documents.forget(name)); // of a run in progress it is another one each time
       this.view = { key, view: next, root, drawn: 0, mounted: next.mount(root, this) };
@@ -247,15 +230,6 @@ class App {
     this.route = { ...this.route, view: next.id };
     this.documents.fetchNeeds();
     this.note(new Set(["view"]));
-  }
-
-  print() {
-    if (this.store.run !== null) this.printed = layOutForPrint(this);
-  }
-
-  endPrint() {
-    this.printed?.();
-    this.printed = null;
   }
 
   schedule() {

@@ -7,12 +7,11 @@ import { makeScale } from "./scales.js";
 import { Stage } from "./stage.js";
 
 const NEAR_PX = 22;
-const CELL_ALPHA = 0.4;
 
 /**
  * A chart in a card. `options` as of `card`, and `height` (px), `pick(id)` (a mark was chosen), `label` (of the figure).
  * `draw(spec)`: `{ x, y, series, legend }`; `x` and `y` are options of `makeScale` with `label` as `title`.
- * A series: `{ name, colour, points: [{ x, y, id?, text?, size?, colour?, pale?, aside? }], shape: "dot"|"ring"|"cross"|"bar"|"cell" (up to `to`: [x, y])|null, size, line: "line"|"steps"|null,
+ * A series: `{ name, colour, points: [{ x, y, id?, text?, size?, colour?, pale?, aside? }], shape: "dot"|"ring"|"cross"|null, size, line: "line"|"steps"|null,
  * dash, width, quiet (not in the legend), still (no hover) }`. A point with `y` null interrupts a line;
  * `aside` (-0.5 … 0.5) moves it beside its place, so that equal values do not hide each other.
  */
@@ -70,9 +69,9 @@ export class Chart extends Stage {
     let marks = 0;
     for (const each of series) {
       const aside = across.kind === "category" ? (0.55 * (box.right - box.left)) / Math.max(1, across.domain.length) : 14;
-      const placed = each.points.map((point) => ({ point, series: each, x: shifted(across.at(point.x), (point.aside ?? 0) * aside), y: point.y === null ? null : up.at(point.y), to: point.to && [across.at(point.to[0]), up.at(point.to[1])] }));
+      const placed = each.points.map((point) => ({ point, series: each, x: shifted(across.at(point.x), (point.aside ?? 0) * aside), y: point.y === null ? null : up.at(point.y) }));
       if (each.line) strokeLine(context, each, placed);
-      if (each.shape) marks += fillMarks(context, each, placed.filter((at) => at.x !== null && at.y !== null), up.at(0) ?? box.bottom);
+      if (each.shape) marks += fillMarks(context, each, placed.filter((at) => at.x !== null && at.y !== null));
       else marks += placed.filter((at) => at.y !== null).length;
       if (!each.still) for (const at of placed) if (at.x !== null && at.y !== null) this.places.push(at);
     }
@@ -164,19 +163,14 @@ function strokeLine(context, series, placed) {
   context.setLineDash([]);
 }
 
-function fillMarks(context, series, placed, base) {
+function fillMarks(context, series, placed) {
   for (const at of placed) {
     const size = at.point.size ?? series.size ?? 3.6;
     context.globalAlpha = at.point.pale ? 0.16 : 0.88;
     context.fillStyle = context.strokeStyle = at.point.colour ?? series.colour;
     context.lineWidth = 1.5;
     context.beginPath();
-    if (series.shape === "bar") {
-      context.fillRect(at.x - size, Math.min(at.y, base), 2 * size, Math.abs(base - at.y));
-    } else if (series.shape === "cell") {
-      context.globalAlpha = CELL_ALPHA;
-      context.fillRect(at.x, at.to[1], at.to[0] - at.x, at.y - at.to[1]);
-    } else if (series.shape === "cross") {
+    if (series.shape === "cross") {
       context.moveTo(at.x - size, at.y - size);
       context.lineTo(at.x + size, at.y + size);
       context.moveTo(at.x + size, at.y - size);
@@ -197,7 +191,6 @@ function swatch({ colour, shape, line, dash }) {
   const parts = [];
   if (line) parts.push(svg("line", { x1: 1, x2: 19, y1: 7, y2: 7, stroke: colour, "stroke-width": 2, "stroke-dasharray": dash?.join(" ") ?? null }));
   if (shape === "cross") parts.push(svg("path", { d: "M7 4l6 6m0-6l-6 6", stroke: colour, "stroke-width": 1.6, fill: "none" }));
-  else if (shape === "bar") parts.push(svg("rect", { x: 5, y: 2, width: 10, height: 10, rx: 2, fill: colour }));
   else if (shape) parts.push(svg("circle", { cx: 10, cy: 7, r: 3.8, fill: shape === "ring" ? "none" : colour, stroke: colour, "stroke-width": 1.5 }));
   return svg("svg", { class: "chart-swatch", viewBox: "0 0 20 14", "aria-hidden": "true" }, parts);
 }

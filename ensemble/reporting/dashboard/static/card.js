@@ -7,7 +7,7 @@ const MOST_ROWS = 1000;
 const NUMBER = /^(?:[-−+]?[\d.,]+|–)/;
 
 /**
- * Builds a card. `options`: `title`, `reading` (one line on how to read it), `width` ("", "half", "most", "rest", "third"),
+ * Builds a card. `options`: `title`, `reading` (one line on how to read it), `width` ("", "half", "third"),
  * `controls` (nodes), `onShown()` (the figure came back), `onPick(member)`, and `table()`, the same numbers as
  * `{ caption?, head, rows }`; a name in the head is a text, or `[text, format]`; a row is a list of cells, or `{ key, member, cells }`; its first cell
  * names it. A cell is a text, null, a number with all its digits, which the column's `format` shortens where it is shown, or [text, number].

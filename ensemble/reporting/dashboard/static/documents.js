@@ -2,7 +2,7 @@
 
 const RETRY_MS = 5000;
 const RENEW_MS = 2000;
-export const DOCUMENTS = ["curves", "quality", "importances", "tables", "samples"];
+const DOCUMENTS = ["curves", "quality", "importances", "tables"];
 
 /** Loads documents of `source` into `store`. `needs()` names those that are needed now; `onAnswer(error)` hears how each attempt ended, null where well. */
 export class Documents {
@@ -22,14 +22,9 @@ export class Documents {
     for (const name of this.needs()) if (DOCUMENTS.includes(name) && !this.wanted.has(name)) this.fetch(name);
   }
 
-  fetchAll() {
-    return Promise.all(DOCUMENTS.map((name) => this.fetch(name)));
-  }
-
   async fetch(name) {
     const { wanted } = this; // another set, once another run is opened
     wanted.add(name);
-    if (name === "curves") this.store.expectCurves();
     try {
       const document = await this.source.document(name);
       if (wanted !== this.wanted || document === null) return;

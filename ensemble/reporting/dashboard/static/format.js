@@ -127,3 +127,13 @@ export function shorten(text, most) {
 export function visible(text) {
   return String(text).replace(CONTROL, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
+
+/** How a figure that Python has declared is written (`ensemble.reporting.columns`). */
+export const FORMATS = {
+  number,
+  score,
+  share,
+  clock,
+  whole: (given) => (given === null || given === undefined ? ABSENT : String(given)),
+  tenths: (given) => number(Number.isFinite(given) ? Math.round(given * 10) / 10 : NaN),
+};

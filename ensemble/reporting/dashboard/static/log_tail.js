@@ -22,8 +22,7 @@ export class LogTail {
     this.follow = h("input", { type: "checkbox", checked: true, onchange: () => this.scroll() });
     this.text.addEventListener("wheel", () => this.notice(), { passive: true });
     this.text.addEventListener("keydown", () => this.notice());
-    const raw = h("input", { type: "checkbox", onchange: () => this.begin(page, member, raw.checked) });
-    const tools = page.source.live ? [h("label", { class: "check", title: "Every line as it was written: repeated ones, and each state of a progress bar" }, raw, "Raw"), h("label", { class: "check" }, this.follow, "Follow")] : [];
+    const tools = page.source.live ? h("label", { class: "check" }, this.follow, "Follow") : null;
     this.root = h("section", { class: "card", "aria-label": "Log" },
       h("div", { class: "card-head" }, h("h3", {}, "Log"), this.about, h("span", { class: "grow" }), tools), this.text);
     this.visibility = () => this.plan();
@@ -31,9 +30,7 @@ export class LogTail {
     this.begin(page, member);
   }
 
-  begin(page, member, isRaw = false) {
-    this.end?.();
-    this.clear();
+  begin(page, member) {
     if (!page.source.live) {
       const frozen = page.source.log(member);
       if (frozen === null) setText(this.about, "not in this page; it lies in the run directory");
@@ -41,13 +38,12 @@ export class LogTail {
       this.receive(frozen ?? "");
       return;
     }
-    this.end = page.source.followLog(member, isRaw, {
+    this.end = page.source.followLog(member, {
       onData: (piece) => {
         if (!this.begun) this.cut = piece.from > 0;
         this.begun = true;
         this.receive(piece.text);
       },
-      onReset: () => this.clear(),
       onState: (state) => {
         this.state = state;
         this.tell();
@@ -58,13 +54,6 @@ export class LogTail {
   receive(text) {
     this.waiting = (this.waiting + text).slice(-MOST_WAITING);
     this.plan();
-  }
-
-  clear() {
-    this.waiting = "";
-    this.lines = 0;
-    this.begun = false;
-    this.node.data = "";
   }
 
   plan() {

@@ -2,36 +2,12 @@
 
 import { clock, significant, value } from "./format.js";
 
-const LOG_DECADES = 1.5;
 const MOST_LABELS = 14;
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 
 /** A value's name as a category: what tells values apart, numbers and texts alike. */
 export function keyOf(given) {
   return typeof given === "string" ? given : JSON.stringify(given ?? null);
-}
-
-/**
- * The scale that suits these values: "category" for words and for a choice of few numbers, "log" where positive numbers
- * span decades and lie more evenly by their logarithm, else "linear".
- */
-export function chooseKind(values) {
-  if (values.length === 0) return "linear";
-  if (!values.every(Number.isFinite)) return "category";
-  const different = new Set(values).size;
-  if (different <= 12 && 2 * different <= values.length) return "category";
-  const [low, high] = extent(values);
-  if (low <= 0 || Math.log10(high / low) < LOG_DECADES) return "linear";
-  const middle = [...values].sort((a, b) => a - b)[values.length >> 1];
-  const [even, evenByLog] = [(middle - low) / (high - low), Math.log(middle / low) / Math.log(high / low)];
-  return Math.abs(evenByLog - 0.5) < Math.abs(even - 0.5) ? "log" : "linear";
-}
-
-/** The kinds of scale that these values can have. */
-export function possibleKinds(values) {
-  if (values.length === 0 || !values.every(Number.isFinite)) return ["category"];
-  const kinds = values.every((each) => each > 0) ? ["log", "linear"] : ["linear"];
-  return new Set(values).size <= 30 ? [...kinds, "category"] : kinds;
 }
 
 /** Smallest and largest of numbers; without any 0 and 1. */
@@ -166,21 +142,4 @@ export function padded(lo, hi, share, log = false) {
   }
   const more = hi > lo ? (hi - lo) * share : Math.abs(lo) * 0.05 || 1;
   return [lo - more, hi + more];
-}
-
-/** The places of values by rank, 0 … 1: equal values have equal places; null stays null. */
-export function rankPlaces(values) {
-  const order = [...new Set(values.filter((each) => each !== null))].sort((a, b) => a - b);
-  const places = new Map(order.map((each, i) => [each, order.length > 1 ? i / (order.length - 1) : 1]));
-  return values.map((each) => (each === null ? null : places.get(each)));
-}
-
-const STOPS = [[98, 112, 186], [47, 142, 160], [58, 160, 96], [214, 150, 36]];
-
-/** The colour of a place 0 (worst) … 1 (best): readable on white and on near-black. */
-export function rampColour(place) {
-  const scaled = Math.max(0, Math.min(1, place)) * (STOPS.length - 1);
-  const i = Math.min(STOPS.length - 2, Math.floor(scaled));
-  const mixed = STOPS[i].map((each, channel) => Math.round(each + (STOPS[i + 1][channel] - each) * (scaled - i)));
-  return `rgb(${mixed.join(",")})`;
 }

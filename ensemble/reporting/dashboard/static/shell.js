@@ -29,14 +29,13 @@ function frame(page) {
   const name = h("h1", {});
   const state = h("span", { class: "pill", hidden: true });
   const stopping = h("span", { class: "soft", role: "status" });
-  const access = h("span", { class: "access soft" });
   const connection = h("span", { class: "connection", role: "status" });
   const theme = h("button", { class: "quiet", type: "button", onclick: () => nextTheme(theme) });
   const help = h("button", { class: "quiet", type: "button", "aria-label": "Help and keys", onclick: () => openHelp(shownTabs(page)) }, "?");
   const share = h("button", { class: "quiet", type: "button", "aria-label": "Copy the address of this view", title: "Copy the address of this view", onclick: () => copyAddress(page) }, "link");
   const back = h("a", { class: "back", href: "#runs", hidden: true }, "All runs");
   const lead = h("p", { class: "lead" });
-  const tools = h("div", { class: "tools" }, access, connection, share, theme, help);
+  const tools = h("div", { class: "tools" }, connection, share, theme, help);
   const header = h("header", { class: "top" }, h("div", { class: "title" }, back, name, state, stopping, tools), lead);
 
   const filter = h("input", {
@@ -52,7 +51,7 @@ function frame(page) {
   const driver = driverBanner();
   const main = h("main", { id: "view", tabindex: "-1" });
   const live = h("div", { class: "toasts", role: "status", "aria-live": "polite" });
-  return { header, name, state, stopping, access, connection, theme, back, lead, bar, tabs, filter, problem, chosen, trouble, driver, main, live };
+  return { header, name, state, stopping, connection, theme, back, lead, bar, tabs, filter, problem, chosen, trouble, driver, main, live };
 }
 
 function update(parts, page, changed) {
@@ -61,8 +60,6 @@ function update(parts, page, changed) {
   const [tone, word] = isLost ? ["bad", "standing still"] : CONNECTIONS[page.connection];
   parts.driver.update(store.run);
   const ended = store.run?.ended != null && page.source.live;
-  setText(parts.access, store.session.why === null ? "" : "view only");
-  setAttribute(parts.access, "title", store.session.why);
   setText(parts.connection, !ended ? word : page.connection === "lost" ? "run ended, its page is no longer served" : "run ended");
   setAttribute(parts.connection, "class", `connection ${ended ? "" : tone}`);
   parts.trouble.hidden = page.trouble === null;

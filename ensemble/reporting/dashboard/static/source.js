@@ -39,11 +39,6 @@ export class LiveSource {
     return `${this.base}api/runs/${encodeURIComponent(this.key)}/${path}`;
   }
 
-  /** What this browser may do: `{ may_act, why }`. */
-  session() {
-    return fetched(`${this.base}api/session`);
-  }
-
   /** The runs that are served. */
   runs() {
     return fetched(`${this.base}api/runs`);
@@ -55,29 +50,23 @@ export class LiveSource {
     return () => stream.close();
   }
 
-  /** One of the documents `state`, `curves`, `quality`, `importances`; `samples` and `records` with a query. */
+  /** One of the documents `state`, `curves`, `quality`, `importances`, `tables`. */
   document(name) {
     return fetched(this.at(name));
   }
 
-  /**
-   * Follows the run's changes from `position()` on, which gives `[offset, log]` at each reconnect.
-   * Handlers: `onData(change)`, `onReset()`, `onState("live" | "lost")`. Returns what ends that.
-   */
-  follow(position, handlers) {
-    const url = () => {
-      const [offset, log] = position();
-      return this.at(`events?from=${offset}&log=${encodeURIComponent(log)}`);
-    };
-    const stream = new Stream(url, handlers);
+  /** Follows the run: handlers `onData(state)`, each time that it has changed, and `onState("live" | "lost")`. Returns what ends that. */
+  follow(handlers) {
+    const url = this.at("events");
+    const stream = new Stream(() => url, handlers);
     return () => stream.close();
   }
 
   /** Follows a member's log; handlers as of `follow`, data `{ text, from, to }`. Returns what ends that. */
-  followLog(member, isRaw, handlers) {
+  followLog(member, handlers) {
     let to = null;
-    const path = `members/${encodeURIComponent(member)}/log?${isRaw ? "raw" : ""}`;
-    const url = () => this.at(to === null ? path : `${path}&from=${to}`);
+    const path = this.at(`members/${encodeURIComponent(member)}/log`);
+    const url = () => (to === null ? path : `${path}?from=${to}`);
     const onData = (piece) => {
       to = piece.to;
       handlers.onData(piece);
@@ -107,10 +96,6 @@ export class FrozenSource {
   }
 
   open() {}
-
-  async session() {
-    return { may_act: false, why: null };
-  }
 
   async runs() {
     return [];

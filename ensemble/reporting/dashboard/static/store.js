@@ -13,10 +13,6 @@ export const STATES = {
   paused: "#8a94a3", stopped: "#8a94a3", interrupted: "#8a94a3", cancelled: "#8a6fd1", failed: "#cc4f4f",
 };
 
-const SECTIONS = ["run", "nodes", "streams", "cost", "progress"];
-const MOST_NOTICES = 2000;
-const MOST_EPOCHS = 2000; // of one member; beyond that every other one is dropped
-
 /** Holds one run's documents and the reader's selection, filter and hovered member; tells subscribers what changed. */
 export class Store {
   constructor() {
@@ -26,161 +22,59 @@ export class Store {
     this.filter = "";
     this.hover = null;
     this.isLive = true; // else the clock stands still
-    this.session = { may_act: true, why: null };
     this.clear();
   }
 
   /** Forgets the documents, not the selection and the filter. */
   clear() {
-    this.version = 0;
     this.offset = null;
-    this.log = null;
+    this.stamps = {};
     this.run = null;
-    this.columns = [];
     this.members = new Map();
     this.order = [];
     this.spans = new Map();
     this.nodes = [];
-    this.streams = [];
     this.notices = [];
     this.cost = null;
-    this.progress = null;
     this.curves = null;
     this.quality = null;
     this.importances = null;
     this.tables = null;
-    this.samples = null; // of a report: live ones are asked for by the page
-    this.waitingEpochs = null;
     this.answers = [];
     this.logNow = 0;
     this.heardAt = 0;
     this.shown = null;
   }
 
-  /** Takes a whole `state` document. */
+  /** Takes a `state` document. Returns the names of the documents that have become others since the last one. */
   load(state) {
-    const own = state.log === this.log ? this.notices.filter((each) => each.isOwn) : []; // else it is another run's
-    this.clear();
-    this.offset = state.offset;
-    this.log = state.log;
+    const own = this.run?.run_id === state.run.run_id ? this.notices.filter((each) => each.isOwn) : []; // else it is another run's
+    const stale = Object.keys(state.stamps).filter((name) => this.run !== null && state.stamps[name] !== this.stamps[name]);
+    const { columns, rows } = state.members;
+    for (const name of ["offset", "stamps", "run", "nodes", "cost", "answers"]) this[name] = state[name];
+    this.cost.members.rows = bare(this.cost.members.rows);
     this.hear(state.now);
-    this.takeSections(state);
-    this.notices = [...(state.notices ?? []), ...own].sort((a, b) => a.at_s - b.at_s).slice(-MOST_NOTICES);
-    this.columns = state.members.columns;
-    for (const [id, row] of Object.entries(state.members.rows)) this.setMember(id, row);
-    this.sortOrder();
-    for (const [id, spans] of Object.entries(state.spans ?? {})) this.spans.set(id, spans);
-    this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "progress", "selection"]);
+    this.notices = [...state.notices, ...own].sort((a, b) => a.at_s - b.at_s);
+    this.members = new Map(Object.entries(rows).map(([id, row]) => [id, makeMember(columns, row)]));
+    this.order = [...this.members.keys()].sort((a, b) => this.members.get(a).number - this.members.get(b).number);
+    this.spans = new Map(Object.entries(state.spans));
+    this.tell(["run", "members", "spans", "nodes", "notices", "cost", "answers"]);
+    return stale;
   }
 
   /** Takes one of the documents `curves`, `quality`, `importances`, `tables`. */
   loadDocument(name, document) {
     this[name] = document;
     if (document.members) document.members = bare(document.members);
-    if (name === "curves") {
-      for (const curve of Object.values(document.members)) curve.values = bare(curve.values);
-      const late = (this.waitingEpochs ?? []).filter(([offset]) => offset > document.offset);
-      this.waitingEpochs = null;
-      for (const [, epochs] of late) this.applyEpochs(epochs);
-    }
+    if (name === "curves") for (const curve of Object.values(document.members)) curve.values = bare(curve.values);
     this.tell([name]);
-  }
-
-  /** Says that `curves` was asked for: epochs that arrive before it are kept for it. */
-  expectCurves() {
-    if (this.curves === null) this.waitingEpochs ??= [];
-  }
-
-  /** Applies a change. Returns the names of documents that are stale by it. */
-  apply(change) {
-    this.offset = change.offset ?? this.offset;
-    this.hear(change.now);
-    const changed = this.takeSections(change);
-    if (change.members) {
-      const before = this.members.size;
-      for (const [id, row] of Object.entries(change.members)) this.setMember(id, row);
-      if (this.members.size !== before) this.sortOrder();
-      changed.push("members");
-    }
-    if (change.spans) {
-      for (const [id, spans] of Object.entries(change.spans)) this.spans.set(id, spans);
-      changed.push("spans");
-    }
-    if (change.notices?.length) {
-      this.applyNotices(change.notices);
-      changed.push("notices");
-    }
-    if (change.epochs?.length && this.waitingEpochs !== null) this.waitingEpochs.push([change.offset, change.epochs]);
-    else if (change.epochs?.length && this.curves !== null) {
-      this.applyEpochs(change.epochs);
-      changed.push("curves");
-    }
-    if (change.answers?.length) {
-      this.answers = [...this.answers, ...change.answers].slice(-100);
-      changed.push("answers");
-    }
-    this.tell(changed);
-    return change.stale ?? [];
-  }
-
-  /** Takes the sections of a document, and returns their names. */
-  takeSections(document) {
-    const names = SECTIONS.filter((name) => document[name] != null);
-    for (const name of names) this[name] = document[name];
-    if (document.run != null && !this.session.may_act) this.run.actions = [];
-    if (document.cost != null) this.bareCost();
-    return names;
-  }
-
-  bareCost() {
-    this.cost.members.rows = bare(this.cost.members.rows);
-    this.cost.by_member_role = bare(this.cost.by_member_role ?? {});
-  }
-
-  setMember(id, row) {
-    const member = {};
-    this.columns.forEach((name, i) => (member[name] = row[i] ?? null));
-    member.id = id;
-    member.params = bare(member.params ?? {});
-    member.metrics = bare(member.metrics ?? {});
-    this.members.set(id, member);
-  }
-
-  sortOrder() {
-    this.order = [...this.members.keys()].sort((a, b) => (this.members.get(a).number ?? 0) - (this.members.get(b).number ?? 0));
-  }
-
-  applyEpochs(epochs) {
-    for (const [id, epoch, t, values] of epochs) {
-      const curve = (this.curves.members[id] ??= { epoch: [], t: [], values: bare({}) });
-      let keep = curve.epoch.length;
-      while (keep > 0 && curve.epoch[keep - 1] >= epoch) keep -= 1;
-      curve.epoch.length = keep;
-      curve.t.length = keep;
-      for (const series of Object.values(curve.values)) series.length = Math.min(series.length, keep);
-      if (values === null) continue;
-      curve.epoch.push(epoch);
-      curve.t.push(t);
-      for (const name of new Set([...Object.keys(curve.values), ...Object.keys(values)])) {
-        const series = (curve.values[name] ??= []);
-        while (series.length < keep) series.push(null);
-        series.push(values[name] ?? null);
-      }
-      if (curve.epoch.length > MOST_EPOCHS) thin(curve);
-    }
-  }
-
-  /** Adds notices; one whose key is known takes the place of what was known of it. */
-  applyNotices(notices) {
-    const fresh = new Set(notices.map((each) => each.key));
-    this.notices = [...this.notices.filter((each) => !fresh.has(each.key)), ...notices].slice(-MOST_NOTICES);
   }
 
   /** Adds a notice of this page's own, such as a refusal. */
   addNotice(level, text) {
     if (this.run === null) return;
     const at_s = Math.max(0, this.now() - (this.run.started ?? this.now()));
-    this.applyNotices([{ key: Symbol(text), at_s, level, text, who: "", count: 1, isOwn: true }]); // such as a refusal: no document has it
+    this.notices = [...this.notices, { at_s, level, text, who: "", count: 1, isOwn: true }];
     this.tell(["notices"]);
   }
 
@@ -292,10 +186,8 @@ function bare(object) {
   return Object.assign(Object.create(null), object);
 }
 
-function thin(curve) {
-  const keep = (_, i) => i % 2 === 0 || i === curve.epoch.length - 1;
-  const values = Object.entries(curve.values).map(([name, series]) => [name, series.filter(keep)]);
-  curve.t = curve.t.filter(keep);
-  curve.epoch = curve.epoch.filter(keep);
-  curve.values = bare(Object.fromEntries(values));
+/** A member as an object, from its row. */
+function makeMember(columns, row) {
+  const member = Object.fromEntries(columns.map((name, i) => [name, row[i]]));
+  return { ...member, params: bare(member.params), metrics: bare(member.metrics) };
 }

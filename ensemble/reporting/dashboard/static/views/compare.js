@@ -4,9 +4,9 @@ import { choice } from "../card.js";
 import { fill, h } from "../dom.js";
 import { visible } from "../format.js";
 import { plainTable } from "../plain_table.js";
-import { colourAt, plotChart } from "./task_plots.js";
+import { colourAt, plotChart } from "./plots.js";
 
-const [PENDING_MS, RUNNING_MS] = [300, 15000];
+const RUNNING_MS = 15000;
 
 export const compareView = { id: "compare", title: "Runs compared", tab: false, ofRuns: true, mount: (root, page) => new CompareView(root, page) };
 
@@ -22,7 +22,7 @@ class CompareView {
     if (keys.join() !== this.asked) this.ask(keys);
   }
 
-  /** Asks for the document; again while some of it is still to be made, or a run goes on. */
+  /** Asks for the document; again while a run goes on. */
   async ask(keys) {
     clearTimeout(this.timer);
     const asked = (this.asked = keys.join());
@@ -30,14 +30,13 @@ class CompareView {
       const found = await this.page.source.ask(`compare?runs=${encodeURIComponent(asked)}`);
       if (asked !== this.asked) return;
       this.draw(found);
-      const isGrowing = found.runs.some((run) => run.state.word === "running");
-      if (found.pending || isGrowing) this.timer = setTimeout(() => this.ask(keys), found.pending ? PENDING_MS : RUNNING_MS);
+      if (found.runs.some((run) => run.state.word === "running")) this.timer = setTimeout(() => this.ask(keys), RUNNING_MS);
     } catch (error) {
       if (asked === this.asked) fill(this.notes, h("p", { class: "absent" }, `They cannot be compared: ${visible(error.message)}.`));
     }
   }
 
-  draw({ runs, pending, notes, plots, tables }) {
+  draw({ runs, notes, plots, tables }) {
     const [keys, names] = [runs.map((run) => run.key), runs.map((run) => visible(run.name))];
     const moveFirst = (key) => this.page.go("compare", { set: new Map([["runs", [key, ...keys.filter((each) => each !== key)].join()]]) });
     const link = (key, i) => h("a", { class: "chart-key", href: `#overview?run=${key}` }, h("span", { class: "swatch", style: { background: colourAt(i) } }), names[i]);
@@ -52,7 +51,6 @@ class CompareView {
       this.charts.forEach((chart, i) => chart.draw(plots[i]));
     }
     fill(this.tables, tables.map(plainTable));
-    this.root.dataset.pending = pending;
   }
 
   close() {

@@ -2,7 +2,7 @@
 
 import { h, setAttribute, setText } from "../dom.js";
 import { findFigure } from "../figures.js";
-import { ABSENT, cpu, duration, joules, number, score, share, shorten, value, visible } from "../format.js";
+import { ABSENT, FORMATS, joules, number, score, shorten, value, visible } from "../format.js";
 import { textOf } from "../plain_table.js";
 import { STATES } from "../store.js";
 
@@ -28,26 +28,26 @@ export function allColumns(store) {
     { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${visible(findFigure(run?.figures, run?.objective ?? "").title)}, in validation`, width: widthOf(Math.max(8, (run?.objective ?? "").length + 2), 190), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
     ...others,
     ...params,
-    { id: "place", title: "place", about: "Node and device", width: 158, text: true, value: (row) => row.place, show: clipped((row) => row.place) },
-    { id: "waited", title: "waits", about: "Share of its time in training that it waited for samples", width: 74, value: (row) => row.waited, show: plain((row) => share(row.waited)) },
-    { id: "synced", title: "syncs", about: "Share of the last epoch that its workers spent in exchanging gradients", width: 74, value: (row) => row.synced, show: plain((row) => share(row.synced)) },
-    { id: "samples_per_s", title: "samples/s", about: "Samples trained on in a second", width: 92, value: (row) => row.samples_per_s, show: plain((row) => number(row.samples_per_s)) },
-    { id: "left_s", title: "left", about: "Time left", width: 108, value: (row) => row.left_s, show: plain((row) => duration(row.left_s)) },
-    { id: "attempts", title: "attempts", about: "Attempts", width: 84, value: (row) => row.attempts, show: plain((row) => number(row.attempts)) },
-    { id: "workers", title: "workers", about: "Data-parallel workers", width: 80, value: (row) => row.workers, show: plain((row) => number(row.workers)) },
-    { id: "cohort", title: "group", about: "The members that share a stream", width: 76, value: (row) => row.cohort, show: plain((row) => number(row.cohort)) },
-    { id: "memory_gb", title: "memory", about: "Memory in GB", width: 90, value: (row) => row.memory_gb, show: plain((row) => (row.memory_gb === null ? ABSENT : `${number(row.memory_gb)} GB`)) },
-    { id: "cpu_s", title: "CPU time", about: "CPU-seconds of its own processes", width: 94, value: (row) => cost(row.id, "cpu_s"), show: plain((row) => cpu(cost(row.id, "cpu_s"))) },
+    ...(run?.columns ?? []).map((each) => declared(each, cost)),
     energy(store, cost),
-    ...further(store.tables),
+    ...further(store),
     { id: "options", title: "options", about: "How it is trained beside its hyperparameters", width: 210, text: true, value: (row) => row.options, show: clipped((row) => row.options) },
   ];
 }
 
+/** A column that Python has declared; what was used is in the document's `cost`. */
+function declared({ id, title, about, format }, cost) {
+  const read = (row) => (Object.hasOwn(row, id) ? row[id] : cost(row.id, id));
+  const show = format === "text" ? clipped(read) : plain((row) => FORMATS[format](read(row)));
+  return { id, title, about, text: format === "text", width: format === "text" ? 158 : widthOf(Math.max(6, title.length + 2), 190), value: read, show };
+}
+
 /** Columns of the document `tables`; none while it is not here. */
-function further(tables) {
-  return (tables?.columns ?? []).map(({ id, title, about, kind, letters }, i) => {
+function further(store) {
+  const { tables } = store;
+  return (tables?.columns ?? []).map(({ id, title, about, kind }, i) => {
     const cell = (row) => tables.members[row.id]?.[i] ?? null;
+    const letters = Math.max(title.length, ...[...store.members.keys()].slice(0, SAMPLE).map((id) => textOf(cell({ id })).length));
     return { id, title: visible(title), about: visible(about), text: kind === "text", width: widthOf(letters, 330), value: (row) => [cell(row)].flat().at(-1), show: clipped((row) => textOf(cell(row)) || null) };
   });
 }

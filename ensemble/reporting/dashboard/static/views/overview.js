@@ -6,7 +6,6 @@ import { count, duration, share, visible } from "../format.js";
 import { longText } from "../long_text.js";
 import { failureList, noticeList } from "./notices.js";
 import { stateBar, stateLegend } from "./state_bar.js";
-import { plotChart } from "./task_plots.js";
 import { Tiles } from "../tiles.js";
 
 const LAST_NOTICES = 6;
@@ -14,7 +13,7 @@ const LAST_NOTICES = 6;
 export const overviewView = {
   id: "overview",
   title: "Overview",
-  needs: ["quality"],
+  needs: [],
   shown: () => true,
   mount: (root, page) => new Overview(root, page),
 };
@@ -32,23 +31,21 @@ class Overview {
     this.benefit = h("p", { class: "benefit", hidden: true });
     this.tiles = new Tiles(page);
     this.facts = h("dl", { class: "facts" });
-    this.limits = h("section", { class: "card rest", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
-    this.chart = plotChart({ title: "Best of any epoch" }, page.store, { width: "most", height: 210, pick: (id) => page.go("member", { member: id }), isPale: () => false });
+    this.limits = h("section", { class: "card", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
     this.notices = h("section", { class: "card", "aria-label": "Last notices" });
     this.made = h("dl", { class: "made" });
     this.failures = h("div", {});
-    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.failures, this.chart.root, this.limits, this.notices, h("section", { class: "card", "aria-label": "Made with" }, h("h3", {}, "Made with"), this.made)));
+    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.failures, this.limits, this.notices, h("section", { class: "card", "aria-label": "Made with" }, h("h3", {}, "Made with"), this.made)));
   }
 
   update(changed) {
     const { store } = this.page;
     const any = (...names) => names.some((name) => changed.has(name)) || changed.has("view") || changed.has("reset");
     if (any("run", "clock", "members")) this.drawProgress(store);
-    if (any("run", "quality")) this.drawTiles(store);
+    if (any("run")) this.tiles.draw(store.run.tiles);
     if (any("run")) this.drawFacts(store);
     if (any("run")) this.drawBenefit(store.run.benefit);
     if (any("run")) this.drawOrigin(store.run);
-    if (any("progress")) this.chart.draw(store.progress);
     if (any("notices")) this.drawNotices(store);
   }
 
@@ -86,11 +83,6 @@ class Overview {
     fill(this.buttons, runButtons(this.page));
   }
 
-  /** The run's tiles; while it has no combined model, what the members that have finished would be. */
-  drawTiles({ run, quality }) {
-    this.tiles.draw(run.tiles.map((tile) => (tile.key === "combined" && run.combined === null ? quality?.tile ?? tile : tile)));
-  }
-
   drawFacts({ run }) {
     const facts = JSON.stringify(run.facts);
     if (facts === this.known) return;
@@ -105,9 +97,5 @@ class Overview {
     const all = notices.reduce((sum, each) => sum + each.count, 0);
     const more = notices.length > LAST_NOTICES ? h("p", { class: "after" }, h("a", { href: this.page.link("notices") }, `All ${count(all, "notice")}`)) : null;
     fill(this.notices, h("h3", {}, "Notices"), noticeList(notices.slice(-LAST_NOTICES).reverse()), more);
-  }
-
-  close() {
-    this.chart.close();
   }
 }

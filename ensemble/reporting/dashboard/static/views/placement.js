@@ -1,4 +1,4 @@
-/** The view "Placement": each node, its cores and GPUs, and who is on them, now or at any moment of the run. */
+/** The view "Placement": each node, its cores and GPUs, and who is on them now; of a run that stands still when most were at work. */
 
 import { fill, h, setAttribute, setText } from "../dom.js";
 import { clock, count, hyperparameters, number, share, visible, watts } from "../format.js";
@@ -22,16 +22,11 @@ export const placementView = {
 class PlacementView {
   constructor(root, page) {
     this.store = page.store;
-    this.moment = page.settings({ moment: null }, { moment: Number.isFinite }).moment; // Unix seconds; null: the present, or of a run that stands still when most were at work
     this.cards = new Map();
-    this.slider = h("input", { type: "range", min: "0", max: "1000", "aria-label": "moment of the run", oninput: () => this.slide(), onchange: () => page.set({ moment: this.moment }) });
-    this.at = h("output", { class: "figures" });
-    this.present = h("button", { type: "button", class: "minor", onclick: () => [this.choose(this.moment === null ? this.limits()[1] : null), page.set({ moment: this.moment })] }, "now");
     this.grid = h("div", { class: "nodes" });
     this.absent = h("p", { class: "absent" });
     this.card = card({
-      title: "Nodes", controls: [h("label", { class: "choice" }, h("span", {}, "at"), this.slider, this.at), this.present],
-      table: () => this.tabulate(), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])),
+      title: "Nodes", table: () => this.tabulate(), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])),
     });
     this.holder = h("div", { class: "nodes-holder" }, this.absent, this.grid);
     fill(this.card.body, this.holder);
@@ -53,37 +48,17 @@ class PlacementView {
     this.store.setHover(null);
   }
 
-  choose(moment) {
-    this.moment = moment;
-    this.update(new Set(["settings"]));
-  }
-
-  slide() {
-    const [begin, end] = this.limits();
-    const at = begin + ((end - begin) * Number(this.slider.value)) / 1000;
-    this.choose(this.isLive() && Number(this.slider.value) === 1000 ? null : at);
-  }
-
   isLive() {
     return this.store.run.ended === null && !this.store.run.driver;
-  }
-
-  limits() {
-    return [this.store.run.started ?? this.store.now(), this.store.now()];
   }
 
   update(changed) {
     if (changed.size === 1 && changed.has("hover")) return;
     const { store } = this;
     if (this.shown !== store.tables) fill(this.tables, ((this.shown = store.tables)?.places ?? []).map(plainTable));
-    const [begin, end] = this.limits();
-    const isPresent = this.moment === null && this.isLive();
-    const at = this.moment ?? (isPresent ? end : busiest(store, store.order) ?? end);
-    if (document.activeElement !== this.slider) this.slider.value = end > begin ? Math.round(((at - begin) / (end - begin)) * 1000) : 1000;
-    setText(this.at, isPresent ? "now" : clock(at - begin));
-    setAttribute(this.slider, "aria-valuetext", isPresent ? "now" : `${clock(at - begin)} after the start`);
-    setText(this.present, this.isLive() ? "now" : this.moment === null ? "its end" : "when most were at work");
-    this.present.hidden = isPresent;
+    const isPresent = this.isLive();
+    const begin = store.run.started ?? store.now();
+    const at = isPresent ? store.now() : busiest(store, store.order) ?? store.now();
     if (changed.size === 1 && changed.has("clock")) return;
     const shown = new Set(store.visible());
     this.isPresent = isPresent;
@@ -92,7 +67,7 @@ class PlacementView {
     setText(this.absent, "No node has joined yet.");
     this.card.read(this.reading(at, begin));
     this.card.update();
-    if (!this.card.asTable) this.drawNodes(shown, at);
+    if (!this.card.asTable) this.drawNodes(shown);
   }
 
   reading(at, begin) {
@@ -101,13 +76,13 @@ class PlacementView {
     const cores = here.reduce((sum, each) => sum + each.cores.capacity, 0);
     const free = here.reduce((sum, each) => sum + Math.max(0, each.cores.capacity - each.cores.held), 0);
     const gpus = here.flatMap((each) => each.gpus);
-    const when = this.isPresent ? "" : ` at ${clock(at - begin)}${this.moment === null ? ", when most were at work" : ""}`;
+    const when = this.isPresent ? "" : ` at ${clock(at - begin)}, when most were at work`;
     const parts = [`${count(ids.size, "member")} on ${count(here.length, "node")}${when}`, `${number(free)} of ${count(cores, "core")} reserved by nobody`];
     if (gpus.length) parts.push(`${number(gpus.filter((each) => each.pieces.length === 0).length)} of ${count(gpus.length, "GPU")} without a member`);
     return `${parts.join("; ")}. Widths are the shares that members asked for; cores are not pinned.`;
   }
 
-  drawNodes(shown, at) {
+  drawNodes(shown) {
     const known = new Set();
     this.width = this.holder.clientWidth;
     this.nodes.forEach((each, i) => {

@@ -1,1 +1,0 @@
-"""Measures, when a member starts, how its gradients are best exchanged, and decides."""

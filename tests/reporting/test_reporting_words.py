@@ -1,0 +1,179 @@
+"""What a view must say of a run, and what it must not: a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit import run_events as runs
+from kit import task_events as tasks
+from kit.event_dicts import collect_notices, fold, ledger, project
+
+from ensemble.reporting import status_head, status_notes
+from ensemble.reporting.progress import head_line
+from ensemble.reporting.sections.cost import summarize
+from ensemble.reporting.sections.training import describe_plan
+from ensemble.reporting.status import status_gpus
+from ensemble.reporting.summary import summary
+from ensemble.reporting.text import joules
+from ensemble.schedule.needs import Node
+
+Event = dict[str, Any]
+
+RUN, BEGUN, SEARCH, FRESH = runs.list_run(), runs.list_run(until=9.0), runs.search_run(), runs.just_started()
+MEASURED, LABELS, POINTS = runs.measured(RUN), tasks.task_run("multilabel"), tasks.task_run("regression")
+LEDGER, END_T = ledger(MEASURED), RUN[-1]["t"]
+
+
+def change(kind: str, events: list[Event] = RUN, **fields: Any) -> list[Event]:
+    """The run with other fields in events of a type."""
+    return [event | fields if event["type"] == kind else event for event in events]
+
+
+def add(kind: str, *more: Event, events: list[Event] = RUN, **fields: Any) -> list[Event]:
+    """The run with a last event, and perhaps some more."""
+    return [*events, *({"v": 2, "t": events[-1]["t"], **event} for event in ({"type": kind, **fields}, *more))]
+
+
+def alone(kind: str, **fields: Any) -> list[Event]:
+    return [{"v": 2, "t": 9.0, "type": kind, **fields}]
+
+
+def split_energy(events: list[Event] = MEASURED, **part: Any) -> list[Event]:
+    """The run with other fields in the parts of which a node's energy is the sum."""
+    return [
+        event | {"parts": [each | part for each in event["parts"]]} if event["type"] == "power" else event
+        for event in events
+    ]
+
+
+def summarize_run(events: list[Event]) -> str:
+    lines = (line for line, _ in summary(project(events), Path("runs/a digit"), width=300))
+    return "\n".join(" ".join(line.split()) for line in lines) + "\n"
+
+
+def summarize_energy(events: list[Event]) -> str:
+    found = summarize(fold(events), ledger(events))
+    at = [label for label, _ in found].index("energy")
+    return "".join(f"{line}\n" for _, line in found[at : at + 2])
+
+
+VIEWS: dict[str, Callable[[list[Event]], str]] = {
+    "summary": summarize_run,
+    "energy": summarize_energy,
+    "status": lambda events: "".join(f"{line}\n" for line in status_notes(project(events))),
+    "head": lambda events: status_head(project(events)) + "\n",
+    "progress": lambda events: head_line(fold(events), None),
+    "nodes": lambda events: "".join(f"{line}\n" for line in status_gpus(fold(events))),
+    "plan": lambda events: "".join(f"{line}\n" for line in describe_plan(fold(events))),
+    "notices": lambda events: "".join(f"{notice.text}\n" for notice in collect_notices(events)),
+}
+
+
+@dataclass(frozen=True)
+class Says:
+    what: str
+    view: str
+    events: list[Event]
+    words: tuple[str, ...]
+    never: tuple[str, ...] = ()
+
+
+PLAN = {"v": 2, "t": 2.0, "type": "planned"}
+NO_FIGURES = {"metrics": None, "reason": "no class"}
+FULL = {"node": "full", "detail": "No space left on device", "retry_s": 60.0}
+NEW = [{"v": 2, "t": END_T, "type": "member", "member": f"new-{n}", "number": 90 + n} for n in range(2)]
+MEASURING = add("measuring", events=[*RUN, *NEW], members=["new-0", "new-1"])
+PROFILE = {"shape": "s", "device": "cpu", "step_s": {"1": 0.0125}, "samples_per_s": {"1": 5120.0}}
+PROFILE |= {"cpus": {"1": 0.9}, "memory_gb": 0.25, "members": ["new-0"]}
+HALF = add("profile", events=MEASURING, **PROFILE)
+LONG = "ValueError: " + "it says much " * 20  # said in full where the member fails
+ROWS = [
+    Says("a run that just started", "summary", FRESH, ("none prepared yet",), ("combined", "next")),
+    Says("no power source", "summary", SEARCH, ("unavailable", "and 4 more"), ("0 J",)),
+    Says("records", "summary", RUN, ("4 could not be prepared",), ("skipped", "0 within noise")),
+    Says("not combined", "summary", change("combined", **NO_FIGURES, members=[], weights={}),
+         ("combined none: no class",), ("best member",)),
+    Says("stopped", "summary", add("run_stopped", reason="disk full", events=BEGUN),
+         ("stopped disk full; `ensemble resume 'runs/a digit'` goes on\n",)),
+    Says("calibrated", "summary", change("combined", intervals={"best": {"ece": [0.0, 0.0]}}),
+         ("0 within noise",), ("0.0000 … 0.0000",)),
+    Says("a cause", "summary", RUN, ("failed member-6 (nan): loss is nan at epoch 5, step 12",
+         "log `ensemble logs 'runs/a digit'"), ("(lost)",)),
+    Says("no cause", "summary", runs.list_run(members=2), ("combined",), ("failed",)),
+    Says("joules", "status", MEASURED,
+         (f"energy: {joules(LEDGER.run.energy_j)} attributed, of {joules(LEDGER.total.energy_j)} ",
+          "(source: RAPL package-0)\n")),
+    Says("joules may come yet", "status", FRESH, (), ("energy",)),
+    Says("joules never came", "status", [event for event in RUN if event["type"] != "power"],
+         ("energy: unavailable: no node has a power source that could be read\n",)),
+    Says("a combined model", "status", LABELS, ("combined: F1, macro ↑ 0.", "within noise", "on the test split",
+         "uncertainty: total 0.4000, aleatoric 0.2500, epistemic 0.1500 nats",
+         "conformal, intervals of one width (absolute residual): level 0.9000, coverage 0.8940"), ("too few",)),
+    Says("none combined", "status", change("combined", LABELS, **NO_FIGURES, members=[]),
+         ("combined: none: no class",)),
+    Says("combined, not measured", "status", change("combined", LABELS, **NO_FIGURES, members=["member-0"]),
+         ("combined: by average: no class",)),
+    Says("sets of everything", "status", change("combined", POINTS,
+         conformal={"absolute": {"level": 0.9, "threshold": None, "coverage": 1.0}}),
+         ("coverage 1.0000, too few samples to calibrate on: everything is predicted",)),
+    Says("running", "head", BEGUN, ("digits · running · executor local · 0:08 · objective accuracy, max\n",)),
+    Says("ended", "head", RUN, ("digits · finished, with failures ·",)),
+    Says("a full node", "nodes", add("node_unusable", events=BEGUN, **FULL),
+         ("full: nothing can be started there: No space left on device; it is tried again after 60 s\n",)),
+    Says("a node that is usable again", "nodes", add("node_unusable", {"type": "node",
+         **Node("full", 4.0, (), 8.0, "full").as_event()}, events=BEGUN, **FULL), (), ("full:",)),
+    Says("split", "energy", MEASURED, (
+         f"{joules(LEDGER.run.energy_j)} attributed, of {joules(LEDGER.total.energy_j)} measured for the whole",
+         f"\nidle {joules(LEDGER.run.idle_j)} by reservation, "
+         f"dynamic {joules(LEDGER.run.energy_j - LEDGER.run.idle_j)} by CPU time\n")),
+    Says("idle energy not known", "energy", split_energy(idle_j=None),
+         ("idle and dynamic energy together, split by CPU time\n",)),
+    Says("no idle energy", "energy", split_energy(idle_j=0.0), ("\nsplit by CPU time\n",), ("idle",)),
+    Says("an estimate", "energy", RUN, (
+         f"{joules(ledger(RUN).run.energy_j)} estimated (source: 12 W per busy core)\n",
+         "split by CPU time; the estimate does not include idle power\n")),
+    Says("shared cores", "plan", [*RUN, PLAN | {"concurrent": ["member-0", "member-1"], "pace_s": 12.0}],
+         ("2 members share the cores and one stream: an epoch takes all of them 12 s",)),
+    Says("flotillas", "plan", [*RUN, PLAN | {"flotillas": [{"members": ["member-0"]}] * 3, "makespan_s": 60.0,
+         "lower_bound_s": 48.0}], ("3 flotillas, all done in 1 min 00 s; nothing could be faster than 48 s",)),
+    *(Says(f"remedy {what}", "notices", add("remedy", members=["member-0"], what=what, cohort=3, workers=4),
+           ("member-0: ", words))
+      for what, words in (("alone", "its own batches"), ("move", "stream group 3"), ("apart", "stream group 3"),
+                          ("widen", "4 workers"))),
+    Says("measuring", "progress", MEASURING, ("2 measuring",)),
+    Says("half measured", "progress", HALF, ("1 measuring",)),
+    Says("measured", "progress", add("unmeasured", members=["new-1"], error="it died", events=HALF), (),
+         ("measuring",)),
+    Says("not measured", "notices", alone("unmeasured", members=["new-1"], error="it died"),
+         ("new-1: not measured, placed by default estimates: it died\n",)),
+    Says("not measured, at length", "notices", alone("unmeasured", members=["new-1"], error=LONG),
+         ("it says much ...\n",), (LONG[:140],)),
+    Says("attempts", "notices", RUN, (
+         "member-3, attempt 1: failed (lost): killed by signal 9 (SIGKILL); it will be tried again\n",
+         "member-3, attempt 2: goes on at epoch 4, step 0\n")),
+    Says("nothing yet", "notices", FRESH, (), ("\n",)),
+    Says("skipped", "notices", alone("epoch", member="member-1", epoch=1, skipped_steps=1, private_skipped=2),
+         ("member-1, epoch 2: 1 step skipped, gradients were not finite\n"
+          "member-1, epoch 2: 2 records could not be prepared\n",)),
+    Says("an agent", "notices", alone("agent_replaced", node="node-1", detail="OSError: no power to be had"),
+         ("node-1: its agent ended, another took its place: OSError: no power to be had\n",)),
+    Says("drained", "notices", alone("node_draining", node="node-1", deadline=None),
+         ("node-1: the cluster drains it: its members write checkpoints and move to other nodes\n",)),
+    Says("other code", "notices", alone("code_changed", changed=["spec.loss"], trained=["member-2"]),
+         ("the code changed (spec.loss); weights of the earlier code: member-2\n",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row.view}: {row.what}" for row in ROWS])
+def test_a_view_says_what_it_must(row: Says) -> None:
+    text = VIEWS[row.view](row.events)
+    assert [word for word in row.words if word not in text] == [], text
+    assert [word for word in row.never if word in text] == [], text
+
+
+def test_skipped_records_are_told_once_for_each_cohort() -> None:
+    assert VIEWS["notices"](RUN).count("2 records could not be prepared") == 2
