@@ -95,7 +95,7 @@ test-all: check compiled
 test-seconds: compiled
 	rm -rf build/cpu
 	CPU_SECONDS=build/cpu $(BIN)/python -m pytest -n $(JOBS) -m "not slow and not chaos"
-	$(BIN)/python tests/kit/cpu_seconds.py build/cpu
+	$(BIN)/python tests/support/kit/cpu_seconds.py build/cpu
 
 chaos: $(TESTS_READY)
 	$(BIN)/python -m pytest -m chaos

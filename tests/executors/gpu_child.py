@@ -80,7 +80,7 @@ def make_machine(folder: Path, gpus: str, state: str = "") -> dict[str, str]:
     (folder / "sitecustomize.py").write_text(WORKER)
     (folder / "state").write_text(state)
     usual = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    paths = os.pathsep.join(map(str, (folder, HERE.parents[1], HERE, HERE.parent)))
+    paths = os.pathsep.join(map(str, (folder, HERE.parents[1], HERE, HERE.parent / "support")))
     stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(folder / "state")}
     return {**usual, **nvml_stand_in.build(folder), **stand_in, "PYTHONPATH": paths}
 

@@ -23,7 +23,7 @@ from pathlib import Path
 where, group = sys.argv[1:]
 if group:
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
-sys.path.insert(0, {str(HERE.parent)!r})
+sys.path.insert(0, {str(HERE.parent / "support")!r})
 import numpy as np
 from kit.execute_members import an_ensemble, loss
 import ensemble

@@ -58,7 +58,7 @@ look("others")
 child.communicate(b"\\n")
 """
 RUNS = f"""
-sys.path.insert(0, {str(HERE.parent)!r})
+sys.path.insert(0, {str(HERE.parent / "support")!r})
 import logging
 import ensemble
 from ensemble import Resources

@@ -22,7 +22,7 @@ from ensemble.cli.doctor import _file_locks
 HERE = Path(__file__).parent
 RUNS = f"""
 import os, sys
-sys.path.insert(0, {str(HERE.parent)!r})
+sys.path.insert(0, {str(HERE.parent / "support")!r})
 from kit.execute_members import an_ensemble, bad, keyed
 import ensemble
 from ensemble.cli.doctor import _file_locks

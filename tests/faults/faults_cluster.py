@@ -28,7 +28,7 @@ from ensemble.store import RunState, StoreError
 
 LIMIT_S = 600.0  # of what hangs
 ROOT = Path(__file__).parents[2]
-CHILD_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)])
+CHILD_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), str(Path(__file__).parent)])
 
 
 def processes_with(name: str, value: str) -> list[psutil.Process]:

@@ -143,10 +143,10 @@ def test_a_member_keeps_to_its_share_of_the_memory(tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL refuses two ranks on one")
 def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
-    root = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    root = os.pathsep.join([str(TESTS.parent), str(TESTS / "support")])
     processes = [
         subprocess.Popen(
-            [sys.executable, str(TESTS / "kit" / "train_child.py"), str(rank), str(tmp_path), "cuda"],
+            [sys.executable, str(TESTS / "support" / "kit" / "train_child.py"), str(rank), str(tmp_path), "cuda"],
             env={**os.environ, "PYTHONPATH": root},
             stderr=subprocess.PIPE,
             text=True,

@@ -36,7 +36,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-sys.path.append(str(Path(__file__).parents[1]))  # as this is run by its path, too
+sys.path.append(str(Path(__file__).parents[1] / "support"))  # as this is run by its path, too
 from kit.leftovers import named_memory, new_named_memory
 
 from pipelines import attach, resident

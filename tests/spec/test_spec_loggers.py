@@ -65,7 +65,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_start
         "    return declared(['tensorboard', 'wandb'])\n"
     )
     command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
-    roots = [str(path) for path in Path(__file__).parents[1:3]]  # of the project, and of tests
+    tests = Path(__file__).parents[1]
+    roots = [str(tests.parent), str(tests / "support")]
     done = subprocess.run(
         [*command, "--executor", "inline"],
         capture_output=True,

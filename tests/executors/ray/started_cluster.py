@@ -108,7 +108,9 @@ def make_cluster(**variables: str) -> Iterator[StartedCluster]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(short / "token"),
         "RAY_ADDRESS": f"127.0.0.1:{port}",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1]), str(HERE), str(HERE.parent)]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE), str(HERE.parent)]
+        ),
         MARK: short.name,
         **variables,
     }

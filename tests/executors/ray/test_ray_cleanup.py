@@ -26,7 +26,7 @@ from one_head import start_head
 pytestmark = pytest.mark.ray
 
 HERE = Path(__file__).parent
-PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1]), str(HERE.parent)])
+PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE.parent)])
 
 #: What it is called here, and Ray's variable.
 SETTINGS = {

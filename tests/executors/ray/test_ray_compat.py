@@ -29,7 +29,7 @@ def said() -> Iterator[dict[str, Any]]:
     own = {
         "HOME": str(short),
         "TMPDIR": str(short),
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1])]),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1] / "support")]),
     }
     own |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, str(HERE / "compat_child.py"), str(short / "r")]

@@ -47,7 +47,7 @@ def silent() -> Iterator[socket.socket]:
 
 def environment(**more: str) -> dict[str, str]:
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**usual, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), **more}
+    return {**usual, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")]), **more}
 
 
 def start_run(directory: Path, *options: str, **more: str) -> subprocess.Popen[str]:

@@ -94,7 +94,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("case", ["both", "threads", "of_the_program", "of_the_run"])
 def test_the_last_user_closes_the_connection_and_a_run_that_loses_it_says_so(case: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    path = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1]), str(HERE.parent)])
+    path = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE.parent)])
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-X", "faulthandler", "program.py", case]
     with (

@@ -33,7 +33,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("nvml")
     (folder / "sitecustomize.py").write_text(WORKER)
     usual = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    paths = [str(folder), str(HERE.parents[2]), str(HERE.parents[1]), str(HERE), str(HERE.parent)]
+    paths = [str(folder), str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE), str(HERE.parent)]
     library = {**nvml_stand_in.build(folder), "STAND_IN_GPUS": ",".join(["A100:80"] * 4)}
     return {**usual, **library, "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ray
 
 HERE = Path(__file__).parent
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1]), str(HERE.parent)])
+PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE.parent)])
 
 
 def states(result: ensemble.Result) -> list[str]:

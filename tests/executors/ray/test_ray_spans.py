@@ -55,7 +55,7 @@ def cluster() -> Iterator[Cluster]:
         **os.environ,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1]), str(HERE.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE.parent)]),
     }
     nodes: list[subprocess.Popen[bytes]] = []
     with Hosts(2, "1gbit") as hosts:

@@ -17,7 +17,7 @@ When = Literal["call", "submit", "command", "train"]
 
 @dataclass(frozen=True)
 class Mistake:
-    """A row of the table in `tests/mistakes`.
+    """A row of the table in `tests/support/mistakes`.
 
     Args:
         what: The mistake in a few words; the test's name.

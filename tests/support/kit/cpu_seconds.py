@@ -1,7 +1,7 @@
 """CPU-seconds of every test, of its whole process tree: what decides in which tier a test belongs.
 
 `make test-seconds` runs both tiers with `CPU_SECONDS=FOLDER`, where each process that runs tests writes a file;
-then `python tests/kit/cpu_seconds.py FOLDER` rewrites test-cpu-seconds.csv and the tables of test.md.
+then `python tests/support/kit/cpu_seconds.py FOLDER` rewrites test-cpu-seconds.csv and the tables of test.md.
 
 Of its own process and of children that have ended, the kernel's counts (`getrusage`) are taken; of descendants
 that still run, those of /proc. What a process left behind that nobody waited for is missing; what a fixture of a
@@ -26,7 +26,7 @@ import pytest
 TIERS = ("test", "test-more", "test-all", "chaos")
 MARKED = {"chaos": "chaos", "slow": "test-all", "more": "test-more"}  # the dearest mark of a test decides
 KINDS = ("one process", "processes", "ray", "browser")
-HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+HOW_TO = Path(__file__).resolve().parents[3] / "docs" / "how-to"
 BEGIN, END = "<!-- written by `make test-seconds` -->", "<!-- until here -->"
 
 
