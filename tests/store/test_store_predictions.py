@@ -159,7 +159,7 @@ def test_a_missing_or_other_file_is_said(tmp_path: Path) -> None:
 def test_the_store_and_predictions_need_neither_torch_nor_optuna(tmp_path: Path) -> None:
     code = f"""
 import sys, ensemble.search.searcher
-sys.path.append({str(Path(__file__).parents[1])!r})
+sys.path.append({str(Path(__file__).parents[1] / "support")!r})
 from ensemble.store import load_predictions
 from kit.kept_predictions import save_predictions
 save_predictions({str(tmp_path / "p")!r}, "valid", [[1.0]], [0], [0])
