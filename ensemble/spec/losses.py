@@ -229,6 +229,8 @@ def _mean(losses: Tensor, counted: Tensor) -> Tensor:
     """The mean over all axes but the first, [b], of what counts; 0 where nothing does."""
     import torch
 
+    if losses.dim() == 1:
+        return torch.where(counted, losses, 0.0)
     losses, counted = losses.reshape(len(losses), -1), counted.reshape(len(counted), -1)
     sums = torch.where(counted, losses, 0.0).sum(dim=1)
     return sums / counted.sum(dim=1).clamp(min=1)
@@ -242,7 +244,8 @@ def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, model: 
         raise SpecError(f"cross_entropy: the target is {kind}, and classes are integers: return int64")
     scores = _move_classes(_widen(outputs), target, model)
     options: dict[str, Any] = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "none"}
-    return _mean(cross_entropy(scores, target.long(), **options), find_known(target))
+    losses = cross_entropy(scores, target.long(), **options)  # 0 where the target is ignored
+    return losses if losses.dim() == 1 else _mean(losses, find_known(target))
 
 
 def remember_class_axis(model: Any, axis: int | None) -> None:
