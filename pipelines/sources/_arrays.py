@@ -79,7 +79,8 @@ class Arrays(Source):
         for name, target in into.items():
             values = self.columns[name]
             if isinstance(values, MappedArray):
-                values, is_cut = values.array, values.is_cut()
+                mapped, values = values, values.array
+                is_cut = mapped.is_cut()
             else:
                 is_cut = name in self._mapped  # nobody can tell
             # Of a file that was cut short, the record that lies behind its end is named if it is read alone.
