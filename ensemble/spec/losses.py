@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +63,6 @@ class NamedLoss:
         Raises:
             SpecError: the batch lacks a field that is named.
         """
-        for option, name in (("target", self.target), *(("inputs", name) for name in self.inputs)):
-            if name not in batch:
-                fields = ", ".join(field for field in batch if field not in _NO_INPUTS)
-                raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {fields}")
         outputs = model(*(batch[name] for name in self.find_inputs(batch)))
         is_training = getattr(model, "training", False)
         try:
@@ -79,12 +75,16 @@ class NamedLoss:
         """Whether the target is the number of a class."""
         return self.name == "cross_entropy"
 
-    def find_inputs(self, batch: Mapping[str, Any]) -> Sequence[str]:
-        """The fields that the model is called with, in this order.
+    def find_inputs(self, batch: Collection[str]) -> Sequence[str]:
+        """The fields that the model is called with, in this order, of a batch with these fields.
 
         Raises:
-            SpecError: none are declared, and there are several.
+            SpecError: a field that is named is not there; none are named, and there are several.
         """
+        for option, name in (("target", self.target), *(("inputs", name) for name in self.inputs)):
+            if name not in batch:
+                present = ", ".join(field for field in batch if field not in _NO_INPUTS)
+                raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {present}")
         if self.inputs:
             return self.inputs
         fields = [name for name in batch if name != self.target and name not in _NO_INPUTS]
