@@ -142,7 +142,9 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
     if data is not None and _is_among(target.parent.resolve() / target.name, Path(data).expanduser().absolute()):
         raise ArtifactError(f"{target} would lie among the data, like one of them: choose another folder")
     if os.path.lexists(target) and not _is_ours(target):
-        raise ArtifactError(f"{target} exists and holds no predictions: choose another file, or remove it")
+        is_unmarked = target.is_file() and target.suffix in (".csv", ".jsonl")
+        what = "may hold anything" if is_unmarked else "holds no predictions"
+        raise ArtifactError(f"{target} exists and {what}: choose another file, or remove it")
 
 
 def _is_among(target: Path, data: Path) -> bool:

@@ -16,7 +16,8 @@ from ensemble.controller.changes import check_code, check_data, check_edits, che
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.starts import check_fit, check_starts, refuse_without_locks
 from ensemble.schedule.needs import Node
-from ensemble.spec import Ensemble, SpecError, check_installed
+from ensemble.spec import Ensemble, Recipe, SpecError, check_installed
+from ensemble.spec.losses import NamedLoss
 from ensemble.store import RunDir, RunState, StoreError
 from ensemble.store.declaration import Declaration
 from ensemble.store.folding import FoldedLog
@@ -25,6 +26,7 @@ from ensemble.store.mirror_status import NO_MIRROR
 from ensemble.store.versions import list_missing
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
+from pipelines import Pipeline
 from pipelines.errors import PipelineError
 from pipelines.providers import import_object
 
@@ -220,6 +222,16 @@ def check_stream(opened: OpenedStart) -> None:
             raise
 
 
+def check_fields(opened: OpenedStart) -> None:
+    """Samples of the shared pipeline have the fields that the recipe names."""
+    recipe, pipeline = opened.ensemble.recipe, opened.ensemble.train
+    has_prepared = opened.stream.sharing and opened.ensemble.capacity is None
+    if not has_prepared or not isinstance(recipe, Recipe) or not isinstance(pipeline, Pipeline):
+        return
+    if isinstance(recipe.loss, NamedLoss) and recipe.collate is None and pipeline.structure is None:
+        recipe.loss.find_inputs(pipeline.fields)
+
+
 def check_places(opened: OpenedStart) -> None:
     """Each member fits on some node."""
     check_fit(opened.ensemble, opened.nodes, has_gpus=opened.state.has_gpus, is_cluster=opened.is_cluster)
@@ -236,7 +248,7 @@ DECLARED: tuple[Callable[[DeclaredStart], None], ...] = (
     check_mirror,
     check_pickling,
 )
-OPENED: tuple[Callable[[OpenedStart], None], ...] = (check_locks, check_stream, check_places)
+OPENED: tuple[Callable[[OpenedStart], None], ...] = (check_locks, check_stream, check_fields, check_places)
 
 
 def check_start(start: DeclaredStart | OpenedStart) -> None:

@@ -20,6 +20,7 @@ from ensemble.meter.origin import weakest
 from ensemble.reporting.dashboard.runs import find_runs, is_run
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.cost import run_impact
+from ensemble.reporting.status import describe_lost_controller
 from ensemble.spec import SpecError
 from ensemble.spec.frames import Rows
 from ensemble.store import RunDir, RunStatus, StoreError
@@ -63,7 +64,8 @@ def sum_usage(folder: str | os.PathLike[str] = "runs", by: str | Sequence[str] =
     for run_dir in map(RunDir, [path] if is_run(path) else find_runs(path.absolute())):
         if not run_dir.events.exists():
             continue  # it has not begun
-        run = RunProjection.from_status(RunStatus.load(run_dir))
+        status = RunStatus.load(run_dir)
+        run = RunProjection.from_status(status, describe_lost_controller(run_dir, status.state))
         impact = run_impact(run.state, run.ledger)
         key = (*(_GROUPS[name](run_dir, run) for name in names), impact.price.unit)
         sums.setdefault(key, _Sum()).add(run, impact)
@@ -103,7 +105,7 @@ class _Sum:
         """Adds a run."""
         self.used.append(run.used)
         self.impacts.append(impact)
-        self.in_progress += run.state.ended is None
+        self.in_progress += run.is_driven
 
     def as_row(self, currency: str) -> dict[str, object]:
         """Returns `FIGURES` by their names."""

@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +63,6 @@ class NamedLoss:
         Raises:
             SpecError: the batch lacks a field that is named.
         """
-        for option, name in (("target", self.target), *(("inputs", name) for name in self.inputs)):
-            if name not in batch:
-                fields = ", ".join(field for field in batch if field not in _NO_INPUTS)
-                raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {fields}")
         outputs = model(*(batch[name] for name in self.find_inputs(batch)))
         is_training = getattr(model, "training", False)
         try:
@@ -79,12 +75,16 @@ class NamedLoss:
         """Whether the target is the number of a class."""
         return self.name == "cross_entropy"
 
-    def find_inputs(self, batch: Mapping[str, Any]) -> Sequence[str]:
-        """The fields that the model is called with, in this order.
+    def find_inputs(self, batch: Collection[str]) -> Sequence[str]:
+        """The fields that the model is called with, in this order, of a batch with these fields.
 
         Raises:
-            SpecError: none are declared, and there are several.
+            SpecError: a field that is named is not there; none are named, and there are several.
         """
+        for option, name in (("target", self.target), *(("inputs", name) for name in self.inputs)):
+            if name not in batch:
+                present = ", ".join(field for field in batch if field not in _NO_INPUTS)
+                raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {present}")
         if self.inputs:
             return self.inputs
         fields = [name for name in batch if name != self.target and name not in _NO_INPUTS]
@@ -229,6 +229,8 @@ def _mean(losses: Tensor, counted: Tensor) -> Tensor:
     """The mean over all axes but the first, [b], of what counts; 0 where nothing does."""
     import torch
 
+    if losses.dim() == 1:
+        return torch.where(counted, losses, 0.0)
     losses, counted = losses.reshape(len(losses), -1), counted.reshape(len(counted), -1)
     sums = torch.where(counted, losses, 0.0).sum(dim=1)
     return sums / counted.sum(dim=1).clamp(min=1)
@@ -242,7 +244,8 @@ def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, model: 
         raise SpecError(f"cross_entropy: the target is {kind}, and classes are integers: return int64")
     scores = _move_classes(_widen(outputs), target, model)
     options: dict[str, Any] = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "none"}
-    return _mean(cross_entropy(scores, target.long(), **options), find_known(target))
+    losses = cross_entropy(scores, target.long(), **options)  # 0 where the target is ignored
+    return losses if losses.dim() == 1 else _mean(losses, find_known(target))
 
 
 def remember_class_axis(model: Any, axis: int | None) -> None:

@@ -149,9 +149,12 @@ class Optimization:
             )
         if losses.dtype in (torch.float16, torch.bfloat16):
             losses = losses.float()
-        loss_sum = (losses if weight is None else losses * weight).sum()
-        scaled = precision.scale(loss_sum / batch.global_size)
-        so_far = loss_sum.detach()
+        values = losses.detach() if weight is None else losses.detach() * weight
+        so_far = values.sum()
+        # Of the scaled mean over the global batch by each loss: what autograd would find by four more operations.
+        gradient = torch.full_like(values, precision.loss_scale / batch.global_size)
+        if weight is not None:
+            gradient = (gradient * weight).to(losses.dtype)
         if self._losses_before is not None:
             so_far = self._losses_before + so_far
         self._losses_before = None if last else so_far
@@ -160,7 +163,7 @@ class Optimization:
             if last:
                 self._sync.send(command, so_far)
                 around.enter_context(self._exchange.overlap_backward())
-            scaled.backward()  # type: ignore[no-untyped-call]
+            losses.backward(gradient)  # type: ignore[no-untyped-call]
 
     def end(
         self, batch: Batch, waiting: contextlib.AbstractContextManager[None], *, ends_at_nan: bool = True

@@ -112,10 +112,6 @@ class MixedPrecision:
         if not has_onednn_lstm(dtype):
             lstm_without_onednn(model)
 
-    def scale(self, loss: Tensor) -> Tensor:
-        """The loss to call `backward` on."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
-
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the loss scale; `step` follows."""
         if self._scaler is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -153,13 +154,19 @@ class Staging:
         return moved
 
 
+@functools.cache
+def _torch_dtype(dtype: str) -> Any:
+    import torch
+
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
 def empty_batch(fields: dict[str, Field], rows: int) -> dict[str, torch.Tensor]:
     """New tensors `[rows, *shape]`, one for each field and one for `index`; torch aligns them to 64 bytes."""
     import torch
 
     tensors = {
-        name: torch.from_numpy(np.empty(0, dtype)).new_empty((rows, *shape))
-        for name, (shape, dtype) in fields.items()
+        name: torch.empty((rows, *shape), dtype=_torch_dtype(dtype)) for name, (shape, dtype) in fields.items()
     }
     tensors[INDEX] = torch.empty(rows, dtype=torch.int64)
     return tensors

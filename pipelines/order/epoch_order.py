@@ -28,6 +28,10 @@ Words = npt.NDArray[np.uint64]
 _ROUNDS = 16
 
 
+_SHIFTS = [np.array(shift, np.uint64) for shift in (30, 27, 31)]
+_FACTORS = [np.array(factor, np.uint64) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
+
+
 @known_as("pipelines.order.epoch_indices")
 def epoch_indices(n: int, seed: int, epoch: int, start: int, stop: int, *, shuffle: bool = True) -> Indices:
     places = np.arange(start, stop, dtype=np.uint64)
@@ -110,17 +114,25 @@ def _apply_feistel(values: Words, bits: int, keys: Words) -> Words:
     left_mask = np.uint64((1 << (bits - bits // 2)) - 1)
     right_mask = np.uint64((1 << (bits // 2)) - 1)
     left, right = values >> right_bits, values & right_mask
-    for key in keys.reshape(-1, 2):
-        left = left ^ (mix(right + key[0]) & left_mask)
-        right = right ^ (mix(left + key[1]) & right_mask)
-    return (left << right_bits) | right
+    for key in keys.reshape(-1, 2, 1):
+        changed = mix(right + key[0])
+        changed &= left_mask
+        left ^= changed
+        changed = mix(left + key[1])
+        changed &= right_mask
+        right ^= changed
+    left <<= right_bits
+    left |= right
+    return left
 
 
 def mix(x: Words) -> Words:
     """The finalizer of splitmix64 (Steele, Lea and Flood 2014): a permutation of the 64-bit words."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (x ^ (x >> _SHIFTS[0])) * _FACTORS[0]
+    x ^= x >> _SHIFTS[1]
+    x *= _FACTORS[1]
+    x ^= x >> _SHIFTS[2]
+    return x
 
 
 @functools.lru_cache(maxsize=256)

@@ -32,7 +32,8 @@ from pipelines.samples.structure import StructureMismatch, describe_shape_mismat
 #: Its position in the epoch, its index, and the sample as far as it is prepared; None: not at all.
 Begun = tuple[int, int, dict[str, Any] | None]
 
-_CHUNK = 1024
+_CHUNK = 8192  # of the order, found at once: 1024 take four times as long a sample
+_BLOCKS_CHUNK = 1024  # is announced to the source, which may hold the groups of all of it
 _LARGE = 16_384
 _RUN_OUT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # What torch and numpy both know: what else numpy has, no batch can carry.
@@ -108,7 +109,8 @@ class Preparer:
         if not (epoch == known_epoch and first <= start and stop <= first + len(chunk)):
             n = len(self.pipeline)
             first = start
-            chunk = self._order(epoch, first, min(n, max(stop, first + _CHUNK)))
+            ahead = _BLOCKS_CHUNK if self.pipeline.shuffle == "blocks" else _CHUNK
+            chunk = self._order(epoch, first, min(n, max(stop, first + ahead)))
             self._chunk = (epoch, first, chunk)
             if self.pipeline.shuffle == "blocks":
                 self.pipeline.source.will_read(chunk if self._cache is None else self._cache.find_missing(chunk))

@@ -74,12 +74,17 @@ class Arrays(Source):
         return record
 
     def copy_records(self, indices: npt.NDArray[np.int64], into: Mapping[str, npt.NDArray[Any]]) -> bool:
-        # Not from mapped files: should one have been cut short, the record that lies behind its end is named.
-        if type(self) is not Arrays or into.keys() != self.columns.keys():
+        if type(self)._read is not Arrays._read or into.keys() != self.columns.keys():
             return False
         for name, target in into.items():
             values = self.columns[name]
-            if not isinstance(values, np.ndarray) or name in self._mapped:
+            if isinstance(values, MappedArray):
+                mapped, values = values, values.array
+                is_cut = mapped.is_cut()
+            else:
+                is_cut = name in self._mapped  # nobody can tell
+            # Of a file that was cut short, the record that lies behind its end is named if it is read alone.
+            if is_cut or not isinstance(values, np.ndarray):
                 return False
             if (values.dtype, values.shape[1:]) != (target.dtype, target.shape[1:]):
                 return False

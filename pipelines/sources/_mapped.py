@@ -72,9 +72,11 @@ class MappedArray:
     ) -> None:
         self.file, self.offset, self.dtype, self.shape, self.strides = file, offset, dtype, shape, strides
         self._array: np.ndarray[Any, Any] | None = None
+        self._mapping: mmap.mmap | None = None
+        self._mapped_bytes = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_array": None}
+        return {**self.__dict__, "_array": None, "_mapping": None}
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -92,7 +94,12 @@ class MappedArray:
                 except OSError as error:
                     raise PipelineError(f"{self.file.path}: cannot be mapped: {error.strerror}") from error
             self._array = np.ndarray(self.shape, self.dtype, mapping, self.offset, self.strides)
+            self._mapping, self._mapped_bytes = mapping, len(mapping)
         return self._array
+
+    def is_cut(self) -> bool:
+        """Whether the file has become shorter since it was mapped: who reads behind its end is killed (SIGBUS)."""
+        return self._mapping is not None and self._mapping.size() < self._mapped_bytes
 
     def identity(self) -> list[Any]:
         """Describes the place as a JSON value."""

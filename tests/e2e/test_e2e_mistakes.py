@@ -185,3 +185,13 @@ def test_a_log_that_was_removed_ends_the_run_at_its_next_event(tmp_path: Path) -
     with pytest.raises(StoreError, match="was removed while the run goes on"):
         log.append("warning", message="a test")
     log.close()
+
+
+@pytest.mark.parametrize("option", ["inputs", "target"])
+def test_a_field_that_the_shared_pipeline_lacks_is_named_before_a_member_starts(
+    tmp_path: Path, option: str
+) -> None:
+    recipe = Recipe(model=build, loss="cross_entropy", **{"inputs": ("image",), option: "digit"})
+    with pytest.raises(ensemble.SpecError, match=f"no field 'digit' of Recipe.{option}; they have image, label"):
+        ensemble.submit(declare(recipe, sharing="auto"), tmp_path / "run", "local")
+    assert not list((tmp_path / "run" / "members").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from ensemble.reporting.comparison.page import describe_comparison
 from ensemble.reporting.comparison.result import format_comparison, list_tables
 from ensemble.reporting.dashboard.feed import encode
 from ensemble.reporting.dashboard.runs import make_key
-from ensemble.store import RunDir, RunStatus, load_predictions
+from ensemble.store import EventLog, RunDir, RunStatus, load_predictions
 from ensemble.store.digests import digest_file
 
 
@@ -318,6 +319,15 @@ def test_a_run_is_its_owners_and_its_months(used: Path, tmp_path: Path) -> None:
     os.chown(tmp_path / "runs" / "one" / "events.jsonl", 54321, -1)
     (row,) = ensemble.sum_usage(tmp_path / "runs", ("user", "month"))
     assert row.user == "uid 54321" and row.month == time.strftime("%Y-%m", time.gmtime())
+
+
+def test_a_run_that_was_killed_is_not_in_progress(trained: Path, tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(trained, tmp_path / "killed"))
+    events = run.events.read_bytes().splitlines(keepends=True)
+    run.events.write_bytes(b"".join(line for line in events if json.loads(line)["type"] != "run_finished"))
+    with contextlib.closing(EventLog(run.events)):
+        assert ensemble.sum_usage(tmp_path)[0].in_progress == 1
+    assert ensemble.sum_usage(tmp_path)[0].in_progress == 0
 
 
 def test_the_command_shows_sums(used: Path, capsys: pytest.CaptureFixture[str]) -> None:

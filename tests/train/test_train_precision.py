@@ -23,8 +23,8 @@ def test_loss_scaling_keeps_gradients_that_fp16_would_lose() -> None:
     precision = MixedPrecision("fp16", CPU)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     # 1e-8 is 0 in fp16; times 65536 it is not
-    loss = precision.scale((weight.half() * 1e-4).float().sum() * 1e-4)
-    loss.backward()
+    loss = (weight.half() * 1e-4).float().sum() * 1e-4
+    loss.backward(torch.tensor(precision.loss_scale))
     assert precision.step(optimizer, [weight], None)
     assert weight.grad is not None and weight.grad.item() == pytest.approx(1e-8, rel=1e-3)
 
@@ -46,7 +46,7 @@ def test_the_norm_is_clipped_after_the_scale_is_taken_off() -> None:
     weight = nn.Parameter(torch.zeros(4))
     precision = MixedPrecision("fp16", CPU)
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    precision.scale((weight * 3.0).sum()).backward()  # norm 6
+    (weight * 3.0).sum().backward(torch.tensor(precision.loss_scale))  # norm 6
     precision.unscale(optimizer)
     assert precision.step(optimizer, [weight], clip_norm=1.0)
     assert weight.norm().item() == pytest.approx(1.0, rel=1e-4)
@@ -63,7 +63,6 @@ def test_endless_overflow_is_divergence(scale: Any, says: str) -> None:
 
     def overflow() -> bool:
         weight.grad = torch.tensor([torch.inf])
-        precision.scale(torch.zeros(()))
         return precision.step(optimizer, [weight], None)
 
     assert not any(overflow() for _ in range(MAX_SKIPPED_IN_A_ROW - 1))
