@@ -312,11 +312,7 @@ def test_a_collate_fn_of_a_data_loader_is_adapted() -> None:
         (default_collate, {"fields": ("x", "y")}, r'a list of 2: name its values, .*names=\("image", "label"\)'),
         (default_collate, {"fields": ("x", "y"), "names": "x"}, r"returned 2 values for names=\('x',\)"),
         (lambda samples: samples[0]["a"], {}, r"KeyError: 'a'. Each sample that it is given has the fields x, y$"),
-        (
-            default_collate,
-            {"random": "numpy"},
-            "random must be 'torch', .* or left out, got 'numpy'",
-        ),
+        (default_collate, {"random": "numpy"}, "random must be 'torch', .* or left out, got 'numpy'"),
         (default_collate, {"fields": ("z",)}, r"the batch has no field 'z' \(it has x, y, index\)"),
     ],
 )

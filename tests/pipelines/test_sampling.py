@@ -118,10 +118,7 @@ def test_the_orders_are_those_of_every_machine_and_version() -> None:
     # Written down once: an epoch that has begun is resumed by another processor or version of numpy.
     labels = [0, 0, 0, 1, 0, 2, 0, 0]
     weights = [0.5, 1, 4, 0, 2, 2, 1, 1]
-    made = [
-        sampling.weighted(weights),
-        sampling.balanced(labels, samples=9),
-    ]
+    made = [sampling.weighted(weights), sampling.balanced(labels, samples=9)]
     orders = [epoch(Pipeline(source(8), seed=11, sampling=each), 2) for each in made]
     assert orders == EXPECTED
 

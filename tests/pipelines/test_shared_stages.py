@@ -42,10 +42,7 @@ def crowd(kind: str) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("policy", "workers"),
-    [("skip", 3), pytest.param("raise", 1, marks=pytest.mark.more)],
-)
+@pytest.mark.parametrize(("policy", "workers"), [("skip", 3), pytest.param("raise", 1, marks=pytest.mark.more)])
 def test_members_with_different_ends_share_the_beginning(policy: str, workers: int) -> None:
     jobs = [
         dataclasses.replace(job, name=f"{kind}{job.batch_size}-{job.start_step}")
