@@ -41,7 +41,6 @@ DESCRIBED: dict[str, tuple[str, str, str]] = {
     'class of a module': ('import helper\ndef stage(s): return s * helper.C.k', 'helper:k = 3', 'k = 4'),
     'table of a module': ("import helper\ndef stage(s): return helper.TABLE['a']", "helper:'a': 1", "'a': 2"),
     'function of a submodule': ('import pkg.sub\ndef stage(s): return pkg.sub.f(s)', 'pkg:x * 7', 'x * 8'),
-    'submodule by from': ('from pkg import sub\ndef stage(s): return sub.f(s)', 'pkg:x * 7', 'x * 8'),
     'alias of a module': ('import helper\nh = helper\ndef stage(s): return h.f(s)', 'helper:x * K', 'x / K'),
     'module in a local variable': (
         'import helper\ndef stage(s):\n    h = helper\n    return h.f(s)', 'helper:x * K', 'x / K'),
@@ -59,8 +58,6 @@ DESCRIBED: dict[str, tuple[str, str, str]] = {
         'def stage(s):\n    import helper\n    return helper.f(s)', 'helper:x * K', 'x + 1'),
     'import from in the function': (
         'def stage(s):\n    from helper import f\n    return f(s)', 'helper:x * K', 'x + 1'),
-    'import as in the function': (
-        'def stage(s):\n    import pkg.sub as q\n    return q.f(s)', 'pkg:x * 7', 'x + 1'),
     'import of a submodule in the function': (
         'def stage(s):\n    import pkg.sub\n    return pkg.sub.f(s)', 'pkg:x * 7', 'x + 1'),
     'getattr of a module': (
@@ -69,19 +66,10 @@ DESCRIBED: dict[str, tuple[str, str, str]] = {
         "import helper\nN = 'f'\ndef stage(s): return getattr(helper, N.lower())(s)", 'helper:x * K', 'x + 1'),
     'attrgetter of a module': (
         "import helper, operator\ndef stage(s): return operator.attrgetter('K')(helper)", 'helper:K = 2', 'K = 3'),
-    'bound dict.get as argument': (
-        'import functools\ndef f(s, look): return look(s)\nstage = functools.partial(f, look={1: 2}.get)',
-        '1: 2', '1: 3'),
     'bound dict.get as global': ('look = {1: 2}.get\ndef stage(s): return look(s)', '1: 2', '1: 3'),
     'bound list.__getitem__': ('look = [1, 2].__getitem__\ndef stage(s): return look(s)', '[1, 2]', '[1, 3]'),
-    'bound builtin in a closure': (
-        'def make(look):\n    def stage(s): return look(s)\n    return stage\nstage = make({1: 2}.get)',
-        '1: 2', '1: 3'),
-    'bound str.join': ("stage = ','.join", "','", "';'"),
     'bound builtin of a set': ('stage = {1, 2}.__contains__', '{1, 2}', '{1, 3}'),
     'attribute of a function': ('def stage(s): return s * stage.k\nstage.k = 2', 'k = 2', 'k = 3'),
-    "attribute of a function's function": (
-        'def g(s): return s * g.k\ng.k = 2\ndef stage(s): return g(s)', 'k = 2', 'k = 3'),
     'more than the fields of a dataclass': (
         'from dataclasses import dataclass\n@dataclass\nclass S:\n    a: int\n'
         '    def __call__(self, s): return self.k\nstage = S(1)\nstage.k = 2', 'k = 2', 'k = 3'),
@@ -96,7 +84,6 @@ DESCRIBED: dict[str, tuple[str, str, str]] = {
     'value of a subclass of int': ('class I(int): pass\ni = I(1)\ndef stage(s): return s * i', 'I(1)', 'I(2)'),
     'attribute of a subclass of tuple': (
         'class T(tuple): pass\nt = T((1,))\nt.k = 2\ndef stage(s): return s * t.k', 'k = 2', 'k = 3'),
-    'value of a subclass of str': ("class T(str): pass\nt = T('a')\ndef stage(s): return t + s", "'a'", "'b'"),
     'items of a subclass of dict': ("class D(dict): pass\nd = D(a=1)\ndef stage(s): return d['a']", 'a=1', 'a=2'),
     'items of a subclass of list': ('class L(list): pass\nd = L([1])\ndef stage(s): return d[0]', '[1]', '[2]'),
     'subclass against its base': (
@@ -121,10 +108,8 @@ DESCRIBED: dict[str, tuple[str, str, str]] = {
     'negative zero': ('def stage(s): return s * 0.0', '* 0.0', '* -0.0'),
     'bool and int': ('K = 1\ndef stage(s): return K', 'K = 1', 'K = True'),
     'tuple and list': ('K = (1,)\ndef stage(s): return K', '(1,)', '[1]'),
-    'lambda': ('stage = lambda s: s * 2', '* 2', '* 3'),
     'lambda in a list': ('fs = [lambda s: s * 2]\ndef stage(s): return fs[0](s)', '* 2', '* 3'),
     'comprehension': ('import helper\ndef stage(s): return [helper.f(x) for x in s]', 'helper:x * K', 'x + K'),
-    'nested function': ('def stage(s):\n    def g(x): return x * 2\n    return g(s)', '* 2', '* 3'),
     'what a try covers': (
         'def stage(s):\n    s.a()\n    try:\n        s.b()\n    except KeyError:\n        s.c()',
         '    s.a()\n    try:\n        s.b()', '    try:\n        s.a()\n        s.b()'),
@@ -248,9 +233,6 @@ DESCRIBED: dict[str, tuple[str, str, str]] = {
     'attribute of a cached function': (
         'import functools\n@functools.lru_cache\ndef f(x): return x\nf.k = 1\ndef stage(s): return f.k',
         'k = 1', 'k = 2'),
-    'slots': (
-        "class C:\n    __slots__ = ('k',)\n    def __init__(self, k): self.k = k\nc = C(1)\n"
-        'def stage(s): return c.k', 'C(1)', 'C(2)'),
     'object pickled by its name': (
         "class C:\n    k = 0\n    def __reduce__(self): return 'c'\nc = C()\nc.k = 1\ndef stage(s): return c.k",
         'k = 1', 'k = 2'),

@@ -47,25 +47,21 @@ def images(pipeline: Pipeline, epochs: Any = 1, batch_size: int = 4) -> list[Any
 
 
 # name -> (transform, what a fully prepared image is: dtype, shape)
-U8, F32 = ("uint8", (3, 24, 20)), ("float32", (3, 24, 20))
+U8, F32, TO_FLOAT = ("uint8", (3, 24, 20)), ("float32", (3, 24, 20)), v2.ToDtype(torch.float32, scale=True)
+AS_MANY_WRITE = [
+    v2.ToImage(),
+    v2.RandomHorizontalFlip(),
+    TO_FLOAT,
+    v2.Normalize([0.5] * 3, [0.2] * 3),
+    v2.RandomErasing(),
+]
 DRAWING: dict[str, tuple[Callable[[], Any], Any]] = {
     "ColorJitter": (lambda: v2.ColorJitter(0.4, 0.4, 0.4, 0.1), U8),
     "RandomErasing": (lambda: v2.RandomErasing(p=0.9), U8),
-    "GaussianNoise": (lambda: v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]), F32),
+    "GaussianNoise": (lambda: v2.Compose([TO_FLOAT, v2.GaussianNoise()]), F32),
     "RandAugment": (lambda: v2.RandAugment(), U8),
     "RandomResizedCrop": (lambda: v2.RandomResizedCrop((8, 9)), ("uint8", (3, 8, 9))),
-    "Compose": (
-        lambda: v2.Compose(
-            [
-                v2.ToImage(),
-                v2.RandomHorizontalFlip(),
-                v2.ToDtype(torch.float32, scale=True),
-                v2.Normalize([0.5] * 3, [0.2] * 3),
-                v2.RandomErasing(),
-            ]
-        ),
-        F32,
-    ),
+    "Compose": (lambda: v2.Compose(AS_MANY_WRITE), F32),
     "Sequential": (lambda: torch.nn.Sequential(v2.RandomInvert(), v2.Pad(1)), ("uint8", (3, 26, 22))),
     "v1": (lambda: v1.Compose([v1.RandomCrop(16), v1.ToTensor()]), ("float32", (3, 16, 16))),
     "v1.RandomChoice": (lambda: v1.RandomChoice([v1.ColorJitter(0.4), v1.Grayscale(3)]), U8),
@@ -88,45 +84,42 @@ def test_a_random_transform_is_known_and_is_a_function_of_seed_epoch_and_index(n
     assert (first != second).any() and (first != images(pipe(seed=4).map(make(), field="image"))[0]).any()
 
 
-def test_declared_and_found_are_the_same() -> None:
-    declared = pipe().map(v2.ColorJitter(0.4), field="image", random="torch", id="j")
-    assert declared.fingerprint == pipe().map(v2.ColorJitter(0.4), field="image", id="j").fingerprint
-
-
-STILL: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "ToDtype": (lambda: v2.ToDtype(torch.float32, scale=True), lambda x: x / np.float32(255)),
-    "ConvertImageDtype": (lambda: v1.ConvertImageDtype(torch.float32), lambda x: x / np.float32(255)),
-    "ToTensor": (lambda: v1.ToTensor(), lambda x: x / np.float32(255)),
-    "ToImage": (lambda: v2.ToImage(), lambda x: x),
-    "CenterCrop": (lambda: v2.CenterCrop((10, 6)), lambda x: x[:, :, 7:17, 7:13]),
-    "ImageClassification": (
-        lambda: ImageClassification(crop_size=8, resize_size=20, mean=(0, 0, 0), std=(1, 1, 1)),
-        lambda x: x[:, :, 8:16, 6:14] / np.float32(255),
-    ),
-    "partial": (lambda: functools.partial(v2.functional.pad, padding=[1]), lambda x: np.pad(x, PAD)),
-}
 PAD = ((0, 0), (0, 0), (1, 1), (1, 1))
+PRESET = ImageClassification(crop_size=8, resize_size=20, mean=(0, 0, 0), std=(1, 1, 1))
+STILL: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "ToDtype": (TO_FLOAT, lambda x: x / np.float32(255)),
+    "ConvertImageDtype": (v1.ConvertImageDtype(torch.float32), lambda x: x / np.float32(255)),
+    "ToTensor": (v1.ToTensor(), lambda x: x / np.float32(255)),
+    "ToImage": (v2.ToImage(), lambda x: x),
+    "CenterCrop": (v2.CenterCrop((10, 6)), lambda x: x[:, :, 7:17, 7:13]),
+    "ImageClassification": (PRESET, lambda x: x[:, :, 8:16, 6:14] / np.float32(255)),
+    "partial": (functools.partial(v2.functional.pad, padding=[1]), lambda x: np.pad(x, PAD)),
+}
 
 
 @pytest.mark.parametrize("name", STILL)
 def test_a_deterministic_transform_does_what_it_says_and_stays_deterministic(name: str) -> None:
-    make, expected = STILL[name]
-    mapped = pipe().map(make(), field="image")
+    transform, expected = STILL[name]
+    mapped = pipe().map(transform, field="image")
     assert mapped.random_stage is None
     np.testing.assert_allclose(images(mapped)[0], expected(IMAGES), rtol=2e-7)
     if name != "partial":
         with pytest.warns(UserWarning, match=r"draws nothing at random: leave out random='torch'"):
-            pipe().map(make(), field="image", random="torch")
+            pipe().map(transform, field="image", random="torch")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pipe().map(v2.RandomInvert(), field="image", random="torch")
+        declared = pipe().map(v2.RandomInvert(), field="image", random="torch", id="j")
+    assert declared.fingerprint == pipe().map(v2.RandomInvert(), field="image", id="j").fingerprint
 
 
 def test_tensors_go_from_one_transform_to_the_next_and_into_our_stages() -> None:
-    chain = pipe().map(v2.ToImage(), field="image").map(v2.ToDtype(torch.float32), field="image")
+    begun = pipe(shuffle=False).map(v2.ToImage(), field="image")
+    chain = begun.map(v2.ToDtype(torch.float32), field="image")
     assert (images(chain)[0] == IMAGES).all() and chain.fields["image"].dtype == "float32"
-    cropped = pipe().map(v2.ToImage(), field="image").map(stages.center_crop("image", (10, 6)))
+    cropped = begun.map(stages.center_crop("image", (10, 6)))
     assert (images(cropped)[0] == IMAGES[:, :, 7:17, 7:13]).all()
+    crops = next(iter(begun.map(v2.FiveCrop(8), field="image").loader(N)))["image"]
+    assert len(crops) == 5 and (crops[0].numpy() == IMAGES[:, :, :8, :8]).all()
 
 
 def test_an_array_with_its_channels_last_is_never_left_as_it_is() -> None:
@@ -141,68 +134,53 @@ def test_an_array_with_its_channels_last_is_never_left_as_it_is() -> None:
             rows.map(ours).fields  # noqa: B018
 
 
-def test_each_of_several_images_that_a_transform_returns_is_an_array() -> None:
-    crops = next(iter(pipe(shuffle=False).map(v2.FiveCrop(8), field="image").loader(N)))["image"]
-    assert len(crops) == 5 and (crops[0].numpy() == IMAGES[:, :, :8, :8]).all()
-
-
-# The whole sample
-
-
 def targets() -> Pipeline:
     masks = (IMAGES[:, 0] > 127).astype(np.uint8)
     boxes = np.tile(np.array([[2.0, 3, 9, 13], [0, 0, 20, 24]], np.float32), (N, 1, 1))
     return Pipeline(sources.arrays(image=IMAGES, mask=masks, boxes=boxes, label=np.arange(N)), shuffle=False)
 
 
-def test_boxes_and_masks_are_moved_with_their_image() -> None:
+def move(boxes: Any) -> Any:
+    return torch.stack([20 - boxes[..., 2], boxes[..., 1], 20 - boxes[..., 0], boxes[..., 3]], -1)
+
+
+def test_boxes_and_masks_are_moved_with_their_image_also_inside_a_field() -> None:
     both = v2.Compose([v2.RandomHorizontalFlip(0.5), v2.ColorJitter(0.5)])
     mapped = targets().map(stages.tv_transform(both, images="image", masks="mask", boxes="boxes"))
     assert mapped.stages[0].random == "torch"
-    batch = next(iter(mapped.loader(N)))
-    plain = next(iter(targets().loader(N)))
+    batch, plain = next(iter(mapped.loader(N))), next(iter(targets().loader(N)))
     flipped = [not torch.equal(m, p) for m, p in zip(batch["mask"], plain["mask"], strict=True)]
     assert 0 < sum(flipped) < N and torch.equal(batch["label"], plain["label"])
     for row, turned in enumerate(flipped):
         mask, box = plain["mask"][row], plain["boxes"][row]
         assert torch.equal(batch["mask"][row], mask.flip(-1) if turned else mask)
-        moved = torch.stack([20 - box[:, 2], box[:, 1], 20 - box[:, 0], box[:, 3]], 1)
-        assert torch.equal(batch["boxes"][row], moved if turned else box)
+        assert torch.equal(batch["boxes"][row], move(box) if turned else box)
     assert not torch.equal(batch["image"], plain["image"]), "but the jitter is the image's alone"
 
-
-def test_targets_inside_a_field_are_moved_with_their_image() -> None:
     def nest(sample: dict[str, Any]) -> dict[str, Any]:
         target = {"boxes": sample["boxes"], "labels": np.arange(2), "pair": (sample["mask"], 7)}
         return {"image": sample["image"], "target": target}
 
-    flip = stages.tv_transform(
-        v2.RandomHorizontalFlip(p=1.0), images="image", masks="target.pair.0", boxes="target.boxes"
-    )
-    batch, plain = next(iter(targets().map(nest).map(flip).loader(N))), next(iter(targets().loader(N)))
-    assert torch.equal(batch["target"]["pair"][0], plain["mask"].flip(-1))
-    box = plain["boxes"]
-    moved = torch.stack([20 - box[..., 2], box[..., 1], 20 - box[..., 0], box[..., 3]], -1)
-    assert torch.equal(batch["target"]["boxes"], moved) and batch["target"]["labels"].tolist() == [[0, 1]] * N
+    flip = v2.RandomHorizontalFlip(p=1.0)
+    inside = stages.tv_transform(flip, images="image", masks="target.pair.0", boxes="target.boxes")
+    target = next(iter(targets().map(nest).map(inside).loader(N)))["target"]
+    assert torch.equal(target["pair"][0], plain["mask"].flip(-1)) and target["labels"].tolist() == [[0, 1]] * N
+    assert torch.equal(target["boxes"], move(plain["boxes"]))
 
 
 def test_a_whole_sample_of_arrays_is_refused_where_a_transform_would_leave_it_as_it_is() -> None:
-    with pytest.raises(
-        PipelineError, match=r'would do nothing to .* name the image, map\(..., field="image"\).*tv_t'
-    ):
-        targets().map(v2.RandomHorizontalFlip()).fields  # noqa: B018
-
     def make(sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "image": tv_tensors.Image(torch.from_numpy(sample["image"]))}
 
-    own = targets().map(make).map(v2.RandomHorizontalFlip(p=1.0))
-    alone = targets().map(stages.select("image", "label")).map(make).map(v2.RandomHorizontalFlip(p=1.0))
+    flip = v2.RandomHorizontalFlip(p=1.0)
+    alone = targets().map(stages.select("image", "label")).map(make).map(flip)
     assert torch.equal(next(iter(alone.loader(N)))["image"], torch.from_numpy(IMAGES).flip(-1))
-    with pytest.raises(PipelineError, match="would do nothing to the array 'mask'"):
-        own.fields  # noqa: B018
-
-
-# Python's and numpy's generators
+    for begun, words in (
+        (targets(), r'would do nothing to .* name the image, map\(..., field="image"\).*tv_t'),
+        (targets().map(make), "would do nothing to the array 'mask'"),
+    ):
+        with pytest.raises(PipelineError, match=words):
+            begun.map(flip).fields  # noqa: B018
 
 
 def mixed(sample: dict[str, Any]) -> dict[str, Any]:
@@ -240,18 +218,6 @@ def test_global_generators_of_python_and_numpy_are_seeded_for_each_sample(stage:
     check_draws(mapped)
 
 
-def test_what_is_declared_has_to_cover_what_is_drawn() -> None:
-    with pytest.raises(ForeignRandomness, match=r"torch's global generator, .* random=\"global\"\)"):
-        numbers(mixed, random="python").fields  # noqa: B018
-    with pytest.raises(ForeignRandomness, match=r"or declare it, map\(..., random=\"python\"\)"):
-        numbers(shifted).fields  # noqa: B018
-    with pytest.raises(PipelineError, match=r"random must be left out, False, or one of 'numpy'.*'torch'.*'own'"):
-        numbers(shifted, random="everything")
-
-
-# Generators of their own
-
-
 class Own:
     def __init__(self, generator: Any) -> None:
         self.parts = [{"rng": generator}]
@@ -262,31 +228,32 @@ class Own:
         return {**sample, "x": sample["x"] + drawn}
 
 
-RNG = np.random.default_rng(5)
+RNG, OWN = np.random.default_rng(5), r"the stage Own draws from Own.parts, a .* of its own, which is not seeded"
 
 
-@pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState, random.Random, torch.Generator])
-def test_a_generator_that_a_stage_holds_is_found(make: Callable[[], Any]) -> None:
-    with pytest.raises(
-        ForeignRandomness, match=r"the stage Own draws from Own.parts, a .* of its own, which is not seeded"
-    ):
-        numbers(Own(make())).fields  # noqa: B018
+def from_a_global(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + RNG.random()}
 
 
-def test_generators_of_modules_and_unseeded_ones_are_found() -> None:
-    def from_a_global(sample: dict[str, Any]) -> dict[str, Any]:
-        return {**sample, "x": sample["x"] + RNG.random()}
+def fresh(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + np.random.default_rng().random()}
 
-    def fresh(sample: dict[str, Any]) -> dict[str, Any]:
-        return {**sample, "x": sample["x"] + np.random.default_rng().random()}
 
+@pytest.mark.parametrize(
+    ("stage", "options", "words"),
+    [
+        (mixed, {"random": "python"}, r"torch's global generator, .* random=\"global\"\)"),
+        (shifted, {}, r"or declare it, map\(..., random=\"python\"\)"),
+        *((Own(rng), {}, OWN) for rng in (RNG, np.random.RandomState(), random.Random(), torch.Generator())),
+        (from_a_global, {}, r"from_a_global draws from RNG, a numpy.random._generator.Generator"),
+        (fresh, {}, r"fresh makes two different samples of .*default_rng\(\)"),
+    ],
+)
+def test_a_draw_from_what_is_not_declared_or_not_seeded_is_refused(stage: Any, options: Any, words: str) -> None:
     before = RNG.bit_generator.state
-    words = r"from_a_global draws from RNG, a numpy.random._generator.Generator"
     with pytest.raises(ForeignRandomness, match=words):
-        numbers(from_a_global).fields  # noqa: B018
+        numbers(stage, **options).fields  # noqa: B018
     assert RNG.bit_generator.state == before
-    with pytest.raises(ForeignRandomness, match=r"fresh makes two different samples of .*default_rng\(\)"):
-        numbers(fresh).fields  # noqa: B018
 
 
 @pytest.mark.parametrize("make", [Seedable, RandShiftd, lambda: Compose(Scaled(), Compose(RandShiftd()))])
@@ -294,23 +261,21 @@ def test_an_object_that_can_be_seeded_is_seeded_for_each_sample(make: Callable[[
     mapped = numbers(make())
     assert mapped.stages[0].random == "own" and numbers(Compose(Scaled())).stages[0].random is None
     check_draws(mapped)
-    with pytest.raises(PipelineError, match=r"random='own' is for what has a method set_random_seed"):
-        numbers(shifted, random="own")
+    for wrong, words in (
+        ("own", "is for what has a method set_random_seed"),
+        ("everything", "must be left"),
+    ):
+        with pytest.raises(PipelineError, match=words):
+            numbers(shifted, random=wrong)
 
 
-# Draws that only some samples show
-
-
-def test_a_draw_at_a_later_sample_is_said_wherever_it_is_prepared() -> None:
+def test_a_draw_at_a_later_sample_is_said_wherever_it_is_prepared_or_left_out_where_bad_records_are() -> None:
     mapped, words = numbers(late), r"the stage late draws from Python's random, which is not seeded"
     assert list(mapped.fields) == ["x"], "the first sample shows nothing"
     with pytest.raises(ForeignRandomness, match=words):
         values(mapped)
     with Feeder(mapped) as feeder, pytest.raises(PipelineError, match=words):
         list(attach(feeder.address, mapped, batch_size=4, epochs=1))
-
-
-def test_a_record_for_which_a_stage_draws_is_left_out_and_counted_where_bad_records_are() -> None:
     skipping = Pipeline(sources.arrays(x=np.arange(16.0)), seed=1, on_error="skip", max_skipped=1.0).map(late)
     with pytest.warns(UserWarning, match=r"left out: sample 9 .*the stage late draws from Python's random"):
         assert sorted(values(skipping)) == [i for i in range(16) if i != 9]

@@ -139,29 +139,19 @@ ORDINARY = {
     "cv2 resize": (
         "import cv2\ndef stage(s): return {**s, 'x': cv2.resize(s['x'], (8, 8), interpolation=cv2.INTER_AREA)}"
     ),
-    "cv2 color": "import cv2\nstage = lambda x: cv2.cvtColor(x, cv2.COLOR_BGR2RGB)",
     "cv2 imported late": "def stage(s):\n    import cv2\n    return {'x': cv2.blur(s['x'], (3, 3))}",
     "cv2 object": "import cv2\nC = cv2.createCLAHE(2.0)\ndef stage(s): return {'x': C.apply(s['x'])}",
     "PIL decode": (
         "import io\nfrom PIL import Image\n"
         "def stage(s): return {'x': Image.open(io.BytesIO(s['raw'])).convert('L')}"
     ),
-    "PIL ops": "from PIL import ImageOps\ndef stage(s): return {'x': ImageOps.autocontrast(s['x'])}",
-    "PIL imread by path": "from PIL import Image\ndef stage(s): return {'x': Image.open(s['path'])}",
     "torchvision v2": (
         "from torchvision.transforms import v2\nstage = v2.Compose([v2.Resize(8), v2.RandomHorizontalFlip()])"
     ),
-    "torchvision v1": (
-        "from torchvision import transforms as T\nstage = T.Compose([T.ToTensor(), T.Normalize([0.5], [0.5])])"
-    ),
-    "torchvision lambda": "from torchvision import transforms as T\nstage = T.Lambda(lambda x: x * 2)",
     "torchvision functional": (
         "import torchvision.transforms.functional as F\ndef stage(s): return {'x': F.hflip(s['x'])}"
     ),
-    "torchvision randaugment": "from torchvision.transforms import v2\nstage = v2.RandAugment()",
-    "albumentations flip": "import albumentations as A\nstage = A.HorizontalFlip(p=0.5)",
     "albumentations compose": "import albumentations as A\nstage = A.Compose([A.Resize(8, 8), A.Normalize()])",
-    "linear": "import torch\ntorch.manual_seed(0)\nstage = torch.nn.Linear(2, 2)",
     "sequential": (
         "import torch\ntorch.manual_seed(0)\n"
         "M = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3), torch.nn.ReLU())\n@torch.no_grad()\n"

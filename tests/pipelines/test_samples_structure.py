@@ -39,10 +39,8 @@ N = 12
 
 def pipeline_of(samples: list[Any], declared: list[Any], **options: Any) -> Pipeline:
     pipeline = Pipeline(sources.arrays(at=np.arange(len(samples))), id="made", **options)
-    pipeline = pipeline.map(lambda sample: samples[int(sample["at"])], id="look up")
-    for stage in declared:
-        pipeline = pipeline.map(stage)
-    return pipeline
+    looked_up = pipeline.map(lambda sample: samples[int(sample["at"])], id="look up")
+    return functools.reduce(Pipeline.map, declared, looked_up)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -139,12 +137,8 @@ def declarations(schema: Any, path: tuple[Any, ...] = ()) -> dict[str, str]:
 
 
 def declare(kinds: dict[str, str]) -> list[Any]:
-    make = {
-        "ragged": lambda path: stages.ragged(path, most=5),
-        "text": lambda path: stages.text(path, most_bytes=20),
-        "binary": lambda path: stages.binary(path, most_bytes=5),
-    }
-    return [make[kind](path) for path, kind in kinds.items()]
+    make: Any = {"ragged": (stages.ragged, 5), "text": (stages.text, 20), "binary": (stages.binary, 5)}
+    return [make[kind][0](path, make[kind][1]) for path, kind in kinds.items()]
 
 
 def is_ambiguous(sample: Any) -> bool:
@@ -180,9 +174,7 @@ def test_any_structure_comes_out_of_a_loader_and_of_a_resident_set_or_is_refused
         return
     order = check_batches(pipeline.loader(5, epochs=1), samples, kinds)
     assert sorted(itertools.chain(*order)) == list(range(N))
-    still = Pipeline(pipeline.source, shuffle=False, id="made")
-    for stage in pipeline.stages:
-        still = still.map(stage.call, id=stage.id)
+    still = pipeline_of(samples, declare(kinds), shuffle=False)
     order = check_batches(still.resident().loader(5), samples, kinds)
     assert order == [list(range(at, min(at + 5, N))) for at in range(0, N, 5)]
     structure = pipeline.structure
@@ -298,16 +290,6 @@ def test_rows_of_ranks_and_skipped_records() -> None:
         assert [*itertools.chain(*check_batches(parts, samples, kinds))] == batch["index"].tolist()
 
 
-def test_a_shared_part_ends_where_declared_fields_can_be_held() -> None:
-    plain = pipeline_of([detection(k) for k in range(N)], [])
-    declared = functools.reduce(Pipeline.map, DECLARED, plain)
-    cut = find_shared_stages([declared.map(jitter), declared.map(jitter, id="other")])
-    assert len(cut.stages) == len(declared.stages)
-    ends = [plain.map(jitter, id=name).map(stages.select("image")) for name in ("one", "other")]
-    with pytest.warns(UserWarning, match=r"only what comes up to the source .*stages\.text"):
-        assert not find_shared_stages(ends).stages
-
-
 def test_a_map_of_one_nested_field_and_selecting_dropping_and_renaming() -> None:
     samples = [detection(k) for k in range(N)]
     pipeline = pipeline_of(samples, DECLARED, shuffle=False)
@@ -327,11 +309,18 @@ def test_a_map_of_one_nested_field_and_selecting_dropping_and_renaming() -> None
     assert type(batch["truth"]["boxes"]) is Ragged and batch["truth"]["name"] == ["é" * (k % 5) for k in range(4)]
     with pytest.raises(SampleError, match=r"no field 'target\.masks'"):
         next(iter(pipeline.map(lambda x: x, field="target.masks", id="x").loader(4, 1)))
-
-
-def test_paths_that_mean_two_things_are_refused() -> None:
     two = pipeline_of([{"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}], [])
     with pytest.raises(SampleError, match=r"'a\.b' is the name of a field and the path of another"):
         two.map(lambda x: x, field="a.b", id="x").resident()
     flat = pipeline_of([{"a.b": np.zeros(2)}] * 3, [])
     assert flat.structure is None and list(next(iter(flat.loader(3)))) == ["a.b", "index"]
+
+
+def test_a_shared_part_ends_where_declared_fields_can_be_held() -> None:
+    plain = pipeline_of([detection(k) for k in range(N)], [])
+    declared = functools.reduce(Pipeline.map, DECLARED, plain)
+    cut = find_shared_stages([declared.map(jitter), declared.map(jitter, id="other")])
+    assert len(cut.stages) == len(declared.stages)
+    ends = [plain.map(jitter, id=name).map(stages.select("image")) for name in ("one", "other")]
+    with pytest.warns(UserWarning, match=r"only what comes up to the source .*stages\.text"):
+        assert not find_shared_stages(ends).stages

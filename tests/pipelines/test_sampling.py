@@ -28,32 +28,23 @@ def epoch(pipeline: Pipeline, number: int = 0) -> list[int]:
     return [int(i) for i in pipeline.order()(number, 0, len(pipeline))]
 
 
-# --- what is drawn ------------------------------------------------------------------------------------------
-
-
 @given(CLASSES, st.integers(1, 150), st.integers(0, 5), st.integers(0, 3))
 def test_a_balanced_epoch_uses_classes_and_records_equally_often(
     labels: list[int], samples: int, seed: int, number: int
 ) -> None:
-    pipeline = Pipeline(
-        source(len(labels)), seed=seed, sampling=sampling.balanced(np.array(labels), samples=samples)
-    )
+    made = sampling.balanced(np.array(labels), samples=samples)
+    pipeline = Pipeline(source(len(labels)), seed=seed, sampling=made)
     assert len(pipeline) == samples
-    uses = Counter(epoch(pipeline, number))
-    of_class = {label: [uses[i] for i, own in enumerate(labels) if own == label] for label in set(labels)}
-    totals = [sum(each) for each in of_class.values()]
+
+    def count(epochs: range) -> list[list[int]]:
+        """How often each record is used, class by class."""
+        uses = Counter(index for at in epochs for index in epoch(pipeline, at))
+        return [[uses[i] for i, own in enumerate(labels) if own == label] for label in set(labels)]
+
+    totals = [sum(uses) for uses in count(range(number, number + 1))]
     assert sum(totals) == samples and max(totals) - min(totals) <= 1
-    for each in of_class.values():
-        assert max(each) - min(each) <= 1, "a record is used twice before another is used once"
-
-
-@given(CLASSES, st.integers(1, 40), st.integers(1, 6))
-def test_over_epochs_the_records_of_a_class_take_turns(labels: list[int], samples: int, epochs: int) -> None:
-    pipeline = Pipeline(source(len(labels)), sampling=sampling.balanced(labels, samples=samples))
-    uses = Counter(index for number in range(epochs) for index in epoch(pipeline, number))
-    for label in set(labels):
-        own = [uses[i] for i, each in enumerate(labels) if each == label]
-        assert max(own) - min(own) <= 1
+    for epochs in (range(number, number + 1), range(number + 1)):
+        assert all(max(uses) - min(uses) <= 1 for uses in count(epochs)), "the records of a class take turns"
 
 
 @given(
@@ -73,73 +64,44 @@ def test_a_record_of_weight_zero_is_never_drawn_and_positions_do_not_depend_on_t
     assert pieces == whole
 
 
-def chi_squared(counts: Any, expected: Any) -> float:
-    """The p-value of counts under expected ones."""
-    from scipy import stats
-
-    return float(stats.chisquare(counts, expected).pvalue)
-
-
 def test_classes_come_by_weight_as_torchs_sampler_draws_them() -> None:
     import torch
-
-    labels = np.repeat([0, 1, 2, 3], [600, 250, 100, 50])
-    by_class = {0: 1.0, 1: 2.0, 2: 7.5, 3: 0.5}
-    weights = np.array([by_class[int(label)] for label in labels])
-    share = np.bincount(labels, weights) / weights.sum()
-    pipeline = Pipeline(source(1000, label=labels), sampling=sampling.weighted(by_class))
-    torch.manual_seed(0)
-    theirs = torch.utils.data.WeightedRandomSampler(weights.tolist(), 1000)
-    epochs = 200
-    ours = np.bincount(labels[[i for number in range(epochs) for i in epoch(pipeline, number)]], minlength=4)
-    other = np.bincount(labels[[i for _ in range(epochs) for i in theirs]], minlength=4)
-    assert ours.sum() == other.sum() == 1000 * epochs
-    assert chi_squared(ours, share * ours.sum()) > 1e-3
-    assert chi_squared(other, share * other.sum()) > 1e-3
-    # Both are two samples of one distribution.
     from scipy import stats
 
-    assert stats.chi2_contingency([ours, other]).pvalue > 1e-3
-    # Every record by its weight, not only every class.
-    single = np.bincount([i for number in range(epochs) for i in epoch(pipeline, number)], minlength=1000)
-    assert chi_squared(single, weights / weights.sum() * single.sum()) > 1e-3
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    labels = np.arange(90) % 3
-    for made in (sampling.weighted(np.ones(90)), sampling.balanced(labels)):
-        pipelines = [Pipeline(source(90), seed=seed, sampling=made) for seed in (0, 0, 1)]
-        epochs = [epoch(pipelines[0], 0), epoch(pipelines[0], 1), epoch(pipelines[2], 0)]
-        assert epoch(pipelines[1], 0) == epochs[0]
-        assert len({tuple(each) for each in epochs}) == 3
+    labels, epochs = np.repeat([0, 1, 2, 3], [600, 250, 100, 50]), 200
+    by_class = {0: 1.0, 1: 2.0, 2: 7.5, 3: 0.5}
+    weights = np.array([by_class[int(label)] for label in labels])
+    pipeline = Pipeline(source(1000, label=labels), sampling=sampling.weighted(by_class))
+    torch.manual_seed(0)
+    sampler = torch.utils.data.WeightedRandomSampler(weights.tolist(), 1000)
+    ours = np.array([i for number in range(epochs) for i in epoch(pipeline, number)])
+    theirs = np.array([i for _ in range(epochs) for i in sampler])
+    counts = [np.bincount(labels[drawn], minlength=4) for drawn in (ours, theirs)]
+    share = np.bincount(labels, weights) / weights.sum()
+    assert stats.chi2_contingency(counts).pvalue > 1e-3, "two samples of one distribution"
+    assert stats.chisquare(counts[0], share * len(ours)).pvalue > 1e-3
+    single = np.bincount(ours, minlength=1000)
+    assert stats.chisquare(single, weights / weights.sum() * len(ours)).pvalue > 1e-3, "every record by its weight"
 
 
 def test_the_orders_are_those_of_every_machine_and_version() -> None:
     # Written down once: an epoch that has begun is resumed by another processor or version of numpy.
-    labels = [0, 0, 0, 1, 0, 2, 0, 0]
-    weights = [0.5, 1, 4, 0, 2, 2, 1, 1]
-    made = [
-        sampling.weighted(weights),
-        sampling.balanced(labels, samples=9),
-    ]
-    orders = [epoch(Pipeline(source(8), seed=11, sampling=each), 2) for each in made]
-    assert orders == EXPECTED
+    weighted = sampling.weighted([0.5, 1, 4, 0, 2, 2, 1, 1])
+    balanced = sampling.balanced([0, 0, 0, 1, 0, 2, 0, 0], samples=9)
+    orders = [epoch(Pipeline(source(8), seed=11, sampling=made), 2) for made in (weighted, balanced)]
+    assert orders == [[1, 6, 2, 2, 6, 2, 5, 2], [3, 5, 3, 3, 5, 0, 6, 4, 5]]
+    for made in (weighted, balanced):
+        pipelines = [Pipeline(source(8), seed=seed, sampling=made) for seed in (11, 12)]
+        assert len({tuple(epoch(pipeline, number)) for pipeline in pipelines for number in (0, 1)}) == 4
 
 
-EXPECTED = [[1, 6, 2, 2, 6, 2, 5, 2], [3, 5, 3, 3, 5, 0, 6, 4, 5]]
-
-
-# --- labels and weights -----------------------------------------------------------------------------------------
+FOUR = np.array([0, 1, 1, 1])
 
 
 @pytest.mark.parametrize(
     "labels",
     [
-        np.array([0, 1, 1, 1]),
-        ["cat", "dog", "dog", "dog"],
-        [b"a", b"b\0", b"b\0", b"b\0"],
-        np.array([False, True, True, True]),
-        np.array([1.0, 2.0, 2.0, 2.0]),
+        *(FOUR, ["cat", "dog", "dog", "dog"], [b"a", b"b\0", b"b\0", b"b\0"], FOUR == 1, FOUR + 1.0),
         lambda record: "first" if record["x"] == 0 else "other",
     ],
 )
@@ -151,22 +113,36 @@ def test_labels_of_many_types_are_classes(labels: Any) -> None:
         assert Counter(epoch(named)) == drawn
 
 
+def test_labels_and_weights_may_be_tensors_of_any_dtype_and_lists_of_them() -> None:
+    import torch
+
+    tensor, weights = torch.from_numpy(FOUR), torch.tensor([0.5, 0.25, 1.0, 0.0])
+    labels = (FOUR, tensor, tensor.bfloat16(), tensor.float().requires_grad_(), list(tensor))
+    by_label = [*labels, lambda record: torch.tensor(int(record["x"]) > 0)]
+    by_weight = [weights, weights.bfloat16(), weights.clone().requires_grad_(), list(weights)]
+    for made in (
+        [sampling.balanced(values) for values in by_label],
+        [sampling.weighted(values) for values in by_weight],
+    ):
+        assert len({tuple(epoch(Pipeline(source(4), sampling=each))) for each in made}) == 1
+
+
 def test_weights_may_be_a_function_of_the_label_which_is_called_once_a_class() -> None:
-    calls: list[Any] = []
+    calls: list[str] = []
 
     def weigh(label: str) -> float:
         calls.append(label)
         return 3.0 if label == "rare" else 1.0
 
     kinds = ["rare" if i % 10 == 0 else "usual" for i in range(100)]
-    one = Pipeline(source(100, label=kinds), sampling=sampling.weighted(weigh))
-    other = Pipeline(source(100, kind=kinds), sampling=sampling.weighted({"rare": 3, "usual": 1}, field="kind"))
-    plain = Pipeline(
-        source(100, label=kinds), sampling=sampling.weighted([3.0 if k == "rare" else 1.0 for k in kinds])
+    records = source(100, label=kinds, kind=kinds)
+    by_field = sampling.weighted({"rare": 3, "usual": 1}, field="kind")
+    plain = sampling.weighted([3.0 if kind == "rare" else 1.0 for kind in kinds])
+    pipelines = [Pipeline(records, sampling=made) for made in (sampling.weighted(weigh), by_field, plain)]
+    assert sorted(calls) == ["rare", "usual"] and len({tuple(epoch(made)) for made in pipelines}) == 1
+    assert len({made.fingerprint for made in pipelines}) == 1, (
+        "what counts are the weights, not where they are from"
     )
-    assert sorted(calls) == ["rare", "usual"]
-    assert epoch(one) == epoch(other) == epoch(plain)
-    assert one.fingerprint == plain.fingerprint, "what counts are the weights, not where they are from"
 
 
 def test_a_source_with_cheap_labels_reads_no_record_for_them(
@@ -182,12 +158,8 @@ def test_a_source_with_cheap_labels_reads_no_record_for_them(
     folder = sources.image_folder(tmp_path / "images")
     monkeypatch.setattr(type(folder), "_read", lambda *_: pytest.fail("an image was read"))
     assert folder.column("label").tolist() == [0, 1, 1, 1]
-    assert Counter(epoch(Pipeline(folder, sampling=sampling.balanced("label", samples=6)))) == {
-        0: 3,
-        1: 1,
-        2: 1,
-        3: 1,
-    }
+    balanced = Pipeline(folder, sampling=sampling.balanced("label", samples=6))
+    assert Counter(epoch(balanced)) == {0: 3, 1: 1, 2: 1, 3: 1}
 
     table = pyarrow.table({"image": [b"x" * 1000] * 6, "label": [0, 0, 1, 1, 1, 1]})
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
@@ -205,45 +177,23 @@ def test_a_source_with_cheap_labels_reads_no_record_for_them(
     assert rows[0].keys() == {"image", "label"}, "the source is as it was"
 
 
-def test_labels_and_weights_may_be_tensors_of_any_dtype_and_lists_of_them() -> None:
-    import torch
-
-    def order(made: Any) -> list[int]:
-        return Pipeline(source(4), seed=0, sampling=made).order()(0, 0, 4).tolist()
-
-    wanted = order(sampling.balanced(FOUR))
-    tensor = torch.from_numpy(FOUR)
-    for labels in (tensor, tensor.bfloat16(), tensor.float().requires_grad_(), list(tensor)):
-        assert order(sampling.balanced(labels)) == wanted
-    assert order(sampling.balanced(lambda record: torch.tensor(int(record["x"]) > 0))) == wanted
-    weights = torch.tensor([0.5, 0.25, 1.0, 0.0])
-    for made in (weights.bfloat16(), weights.clone().requires_grad_(), list(weights)):
-        assert order(sampling.weighted(made)) == order(sampling.weighted(weights))
-
-
-FOUR = np.array([0, 1, 1, 1])
-
-
-# --- identity ---------------------------------------------------------------------------------------------------
-
-
 def test_the_fingerprint_knows_weights_labels_and_the_number_of_positions() -> None:
-    pipelines = [
-        Pipeline(source(4)),
-        Pipeline(source(4), sampling=sampling.balanced(FOUR)),
-        Pipeline(source(4), sampling=sampling.balanced(FOUR, samples=5)),
-        Pipeline(source(4), sampling=sampling.balanced([0, 0, 1, 1])),
-        Pipeline(source(4), sampling=sampling.weighted([1, 1, 1, 1])),
-        Pipeline(source(4), sampling=sampling.weighted([1, 1, 1, 2])),
-        Pipeline(source(4), sampling=sampling.weighted([1, 1, 1, 2], samples=2)),
+    samplings = [
+        *(None, sampling.balanced(FOUR), sampling.balanced(FOUR, samples=5), sampling.balanced([0, 0, 1, 1])),
+        *(
+            sampling.weighted([1, 1, 1, 1]),
+            sampling.weighted([1, 1, 1, 2]),
+            sampling.weighted([1, 1, 1, 2], samples=2),
+        ),
     ]
-    fingerprints = [each.fingerprint for each in pipelines]
+    pipelines = [Pipeline(source(4), sampling=made) for made in samplings]
+    fingerprints = [pipeline.fingerprint for pipeline in pipelines]
     assert None not in fingerprints and len(set(fingerprints)) == len(pipelines)
     assert [name for name, _ in pipelines[1].parts() or ()] == ["source", "seed", "sampling", "on_error"]
     again = Pipeline(source(4), sampling=sampling.balanced(["a", "b", "b", "b"]))
     assert again.fingerprint == fingerprints[1], "equal classes by other names give an equal order"
-    said = pipelines[1].find_difference(pipelines[3].describe_for_peers())
-    assert said is not None and "sampling" in said.reason
+    difference = pipelines[1].find_difference(pipelines[3].describe_for_peers())
+    assert difference is not None and "sampling" in difference.reason
 
 
 def test_a_copy_in_another_process_draws_the_same() -> None:

@@ -311,9 +311,7 @@ def measure_worker(case: str, folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(name, marks=() if name in WAYS else pytest.mark.more) for name in CASES],
-    indirect=True,
+    "case", [pytest.param(name, marks=() if name in WAYS else pytest.mark.more) for name in CASES], indirect=True
 )
 def test_a_workers_own_memory_does_not_grow_with_the_data(case: str, tmp_path: Path) -> None:
     used = []

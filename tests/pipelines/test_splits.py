@@ -42,9 +42,6 @@ def labelled(draw: st.DrawFn) -> tuple[Any, Any, list[float], int]:
     return labels, groups, draw(FRACTIONS), draw(st.integers(0, 5))
 
 
-# --- split ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("n", "fraction", "seed"), [(10, 0.7, 0), (1000, 0.9, 3), (7, 0.5, 1), (61, 1 / 3, 2)])
 def test_a_division_into_two_is_what_it_always_was(n: int, fraction: float, seed: int) -> None:
     order = np.argsort(np.random.Philox(seed).random_raw(n), kind="stable")
@@ -69,10 +66,11 @@ def test_the_divisions_are_those_of_every_machine_and_version() -> None:
         [valid for _, valid in made.folds(3, seed=5, stratify="label")],
         [valid for _, valid in made.folds(3, seed=5, stratify="label", group="group")],
     ]
-    assert ["".join(map(str, parts_of(each, 10))) for each in divisions] == EXPECTED
-
-
-EXPECTED = ["1200000121", "1200100021", "1001110000", "1001110000", "1200010122", "1010221002", "2221110000"]
+    wanted = ["1200000121", "1200100021", "1001110000", "1001110000", "1200010122", "1010221002", "2221110000"]
+    assert ["".join(map(str, parts_of(division, 10))) for division in divisions] == wanted
+    groups = np.repeat(np.arange(40), np.arange(40) % 7 + 1)
+    made = source(len(groups), patient=groups)
+    assert len({tuple(made.split(0.8, seed, group="patient")[1].indices) for seed in range(8)}) > 4
 
 
 @given(st.integers(10, 300), FRACTIONS, st.integers(0, 9))
@@ -135,12 +133,6 @@ def test_labels_may_be_a_field_an_array_or_a_function_of_the_record() -> None:
     assert all([each.indices.tolist() for each in other] == first for other in divisions)
     texts = made.split((0.5, 0.25, 0.25), stratify=[f"class {label}" for label in labels])
     assert [each.indices.tolist() for each in texts] == first
-
-
-def test_seeds_divide_groups_otherwise() -> None:
-    groups = np.repeat(np.arange(40), np.arange(40) % 7 + 1)
-    made = source(len(groups), patient=groups)
-    assert len({tuple(made.split(0.8, seed, group="patient")[1].indices) for seed in range(8)}) > 4
 
 
 def test_groups_that_cannot_come_near_are_warned_of() -> None:
@@ -219,9 +211,6 @@ def test_keys_are_divided_alike_on_every_machine_by_what_they_say() -> None:
     assert train.identity() == patients.split(0.7, key="patient")[0].identity() not in (other, valid.identity())
 
 
-# --- folds ------------------------------------------------------------------------------------------------------
-
-
 @given(labelled(), st.integers(2, 7), st.sampled_from(["plain", "stratify", "group", "both"]))
 def test_folds_are_exact_partitions(drawn: Any, k: int, how: str) -> None:
     labels, groups, _, seed = drawn
@@ -269,29 +258,23 @@ def test_folds_are_as_balanced_as_scikit_learns(k: int) -> None:
     figures = []  # (ours, theirs) of classes, of groups, of both
     for trial in range(12):
         rng = np.random.default_rng(trial)
-        patients = 60
-        groups = np.repeat(np.arange(patients), rng.geometric(0.1, patients))
-        # A patient has mostly one class; classes are rare and frequent.
-        own = rng.choice(3, patients, p=[0.7, 0.2, 0.1])
+        groups = np.repeat(np.arange(60), rng.geometric(0.1, 60))
+        own = rng.choice(3, 60, p=[0.7, 0.2, 0.1])  # a patient has mostly one class; classes are rare and frequent
         labels = np.where(rng.random(len(groups)) < 0.7, own[groups], rng.choice(3, len(groups)))
         number, options = source(len(labels)).number_folds, {"shuffle": True, "random_state": trial}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pairs = (
-                (number(k, trial, stratify=labels), split_by(StratifiedKFold(k, **options), labels)),
-                (number(k, trial, group=groups), split_by(GroupKFold(k), labels, groups)),
-                (
-                    number(k, trial, stratify=labels, group=groups),
-                    split_by(StratifiedGroupKFold(k, **options), labels, groups),
-                ),
-            )
-        spreads = [float(np.std(np.bincount(folds, minlength=k))) for folds in pairs[1]]
-        figures.append([[imbalance(labels, folds, k) for folds in pair] for pair in pairs])
-        figures[-1][1] = spreads
-    stratified, by_group, by_both = np.median(figures, axis=0).tolist()
+            by_class = number(k, trial, stratify=labels), split_by(StratifiedKFold(k, **options), labels)
+            by_group = number(k, trial, group=groups), split_by(GroupKFold(k), labels, groups)
+            splitter = StratifiedGroupKFold(k, **options)
+            by_both = number(k, trial, stratify=labels, group=groups), split_by(splitter, labels, groups)
+        stratified, both = ([imbalance(labels, folds, k) for folds in pair] for pair in (by_class, by_both))
+        spreads = [float(np.std(np.bincount(folds, minlength=k))) for folds in by_group]
+        figures.append([stratified, spreads, both])
+    stratified, spreads, both = np.median(figures, axis=0).tolist()
     assert stratified[0] <= stratified[1] + 1e-12, stratified
-    assert by_group[0] <= max(2.0, 2 * by_group[1]), by_group
-    assert by_both[0] <= 1.1 * by_both[1], by_both
+    assert spreads[0] <= max(2.0, 2 * spreads[1]), spreads
+    assert both[0] <= 1.1 * both[1], both
 
 
 def test_weights_of_given_folds_leave_one_out() -> None:
