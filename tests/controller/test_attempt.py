@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 from test_controller import Simulated, an_ensemble
 
-from ensemble.controller.attempt import (
-    ATTEMPT_EVENTS,
-    TRANSITIONS,
-    Attempt,
-    AttemptPhase,
-)
+from ensemble.controller.attempt import ATTEMPT_EVENTS, TRANSITIONS, Attempt, AttemptPhase
 from ensemble.controller.controller import Controller
 from ensemble.controller.failures import Decision
 from ensemble.schedule.needs import Placement

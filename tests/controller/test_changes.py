@@ -21,13 +21,7 @@ from kit.event_dicts import fold, lines, read_events
 import ensemble
 from ensemble.cli import parser as cli
 from ensemble.spec.spec_file import load_spec
-from ensemble.store import (
-    RunDir,
-    RunState,
-    StoreError,
-    load_checkpoint,
-    save_checkpoint,
-)
+from ensemble.store import RunDir, RunState, StoreError, load_checkpoint, save_checkpoint
 from ensemble.user_code.fingerprint import PYTHON, Code
 from pipelines.fingerprint import SCHEME
 from tests.search.studies import read_study

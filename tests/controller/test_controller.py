@@ -32,13 +32,7 @@ from ensemble.reporting.sections.feeders import pipeline_lines
 from ensemble.run import Request
 from ensemble.schedule.needs import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
-from ensemble.store import (
-    EventLog,
-    RunDir,
-    RunState,
-    StoreError,
-    write_request,
-)
+from ensemble.store import EventLog, RunDir, RunState, StoreError, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 

@@ -7,13 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.controller.failures import (
-    FINAL_REASONS,
-    REASONS,
-    Decision,
-    Failure,
-    RetryPolicy,
-)
+from ensemble.controller.failures import FINAL_REASONS, REASONS, Decision, Failure, RetryPolicy
 
 NODES = ("a", "b", "c")
 FAILURES = st.builds(

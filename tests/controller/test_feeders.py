@@ -19,10 +19,7 @@ from ensemble.spec import Ensemble, Recipe
 from ensemble.store import RunDir, RunState
 from pipelines import Peers, Pipeline, sources
 
-NODES = {
-    "a": Node("a", 2, (), 64.0, "a", interface="eth0"),
-    "b": Node("b", 2, (), 4.0, "b", interface="eth1"),
-}
+NODES = {"a": Node("a", 2, (), 64.0, "a", interface="eth0"), "b": Node("b", 2, (), 4.0, "b", interface="eth1")}
 
 
 def ready(start: StartFeeder, address: str | None, error: str | None = None) -> dict[str, Any]:

@@ -23,12 +23,7 @@ from ensemble.controller.controller import Controller
 from ensemble.executors import EventHandler
 from ensemble.schedule.needs import Node, Placement
 from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, Search, choice
-from ensemble.store import (
-    EventLog,
-    RunDir,
-    RunState,
-    write_request,
-)
+from ensemble.store import EventLog, RunDir, RunState, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 

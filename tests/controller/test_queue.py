@@ -72,9 +72,7 @@ def test_several_members_are_asked_of_at_once_and_one_answer_says_for_how_many(t
 def test_a_paused_member_frees_its_place_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run"
     script = Script(
-        path,
-        (("epoch", "member-0"), [asked("pause", 0)]),
-        (("finished", "member-1"), [asked("resume", 0)]),
+        path, (("epoch", "member-0"), [asked("pause", 0)]), (("finished", "member-1"), [asked("resume", 0)])
     )
     state = run(path, an_ensemble(epochs=3), Simulated(1, before=script))
     assert set(states(state).values()) == {"finished"}
@@ -110,9 +108,7 @@ def test_the_last_member_that_is_paused_is_waited_for_without_a_feeder_or_worker
 def test_a_member_returns_to_its_cohort_while_that_is_read(tmp_path: Path) -> None:
     path = tmp_path / "run"
     script = Script(
-        path,
-        (("epoch", "member-0"), [asked("pause", 0)]),
-        (("exited", "member-0"), [asked("resume", 0)]),
+        path, (("epoch", "member-0"), [asked("pause", 0)]), (("exited", "member-0"), [asked("resume", 0)])
     )
     state = run(path, an_ensemble(sharing="node", epochs=30), Simulated(4, seed=5, before=script))
     assert [span.cohort for span in state.members["member-0"].spans] == [0, 0]

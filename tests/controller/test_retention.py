@@ -26,14 +26,7 @@ from ensemble.controller import performer
 from ensemble.controller.actions import ReduceCheckpoint
 from ensemble.controller.retention import CheckpointReducer, plan_reduction
 from ensemble.controller.session_state import SessionState
-from ensemble.store import (
-    MemberState,
-    RunDir,
-    RunState,
-    StoreError,
-    load_checkpoint,
-    load_predictions,
-)
+from ensemble.store import MemberState, RunDir, RunState, StoreError, load_checkpoint, load_predictions
 from ensemble.store.verification import verify
 
 EPOCHS = 3
@@ -139,10 +132,7 @@ def test_weights_alone_are_used_as_before_and_not_trained_further(
 
 def test_only_what_the_combination_has_selected_and_the_best_is_kept(tmp_path: Path) -> None:
     run_dir, whole = tmp_path / "selected", tmp_path / "all"
-    options: dict[str, Any] = {
-        "search": Search({"lr": uniform(0.0, 0.3)}, trials=8, pruner="median"),
-        "epochs": 5,
-    }
+    options: dict[str, Any] = {"search": Search({"lr": uniform(0.0, 0.3)}, trials=8, pruner="median"), "epochs": 5}
     state, reference = train(run_dir, "selected", **options), train(whole, **options)
     assert state.combined is not None and reference.combined is not None
     assert state.combined.weights == reference.combined.weights

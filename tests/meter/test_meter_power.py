@@ -14,22 +14,10 @@ from typing import NoReturn
 import pytest
 from forked_programs import Programs
 
-from ensemble.meter.power import (
-    POWER_SOURCES,
-    Absent,
-    PowerMeter,
-    PowerSource,
-    Reading,
-    open_power_sources,
-)
+from ensemble.meter.power import POWER_SOURCES, Absent, PowerMeter, PowerSource, Reading, open_power_sources
 from ensemble.meter.power.common import Kind, PowerError
 from ensemble.meter.power.estimate import open_estimate, watts_per_core
-from ensemble.meter.power.nvml import (
-    ImplausibleEnergy,
-    count_energy,
-    open_nvml,
-    visible_devices,
-)
+from ensemble.meter.power.nvml import ImplausibleEnergy, count_energy, open_nvml, visible_devices
 from ensemble.meter.power.rapl import open_rapl
 from ensemble.spec import Energy, SpecError
 from pipelines.providers import Provider

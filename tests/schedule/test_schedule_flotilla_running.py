@@ -138,9 +138,7 @@ def test_a_laggard_moves_to_a_stream_of_its_pace_that_has_not_passed_its_epoch()
 def test_several_laggards_leave_together() -> None:
     capacity = Capacity(slots=(4,), streams=3)
     cohort = Cohort(
-        number=0,
-        epoch=3,
-        members=(running("s1", 10), running("s2", 10.5), running("f1", 100), running("f2", 100)),
+        number=0, epoch=3, members=(running("s1", 10), running("s2", 10.5), running("f1", 100), running("f2", 100))
     )
     waiting = [[rated("a", 12), rated("b", 12)]]
     decision = decide_rebalance("s1", [cohort], capacity, SAMPLES, waiting=waiting)

@@ -269,11 +269,7 @@ def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> 
 @given(members, members, clusters, modes, lesser)
 @examples(100)
 def test_it_places_as_the_definition_does(
-    first: list[Identity],
-    second: list[Identity],
-    nodes: list[Node],
-    devices: str,
-    limits: dict[str, int],
+    first: list[Identity], second: list[Identity], nodes: list[Node], devices: str, limits: dict[str, int]
 ) -> None:
     running = slowly(first, [], nodes, devices, {})
     assert pack(first, [], nodes, devices) == running

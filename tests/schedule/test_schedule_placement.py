@@ -61,11 +61,7 @@ def test_members_that_select_other_nodes_wait_for_other_places() -> None:
 
 def test_a_member_tried_again_goes_back_to_its_own_cohort_before_others() -> None:
     cluster = ClusterSnapshot(
-        nodes=FOUR,
-        waiting=[identity(8)],
-        returning=[(identity(1), 0)],
-        running=running(0, 2, 3),
-        next_cohort=1,
+        nodes=FOUR, waiting=[identity(8)], returning=[(identity(1), 0)], running=running(0, 2, 3), next_cohort=1
     )
     assert [(s.placement.member, s.cohort) for s in decide_starts(cluster)] == [("member-1", 0)]
 

@@ -43,12 +43,7 @@ class Run:
 
     epochs = EPOCHS
 
-    def __init__(
-        self,
-        search: Search,
-        storage: Any = None,
-        events: list[dict[str, Any]] | None = None,
-    ) -> None:
+    def __init__(self, search: Search, storage: Any = None, events: list[dict[str, Any]] | None = None) -> None:
         self.search, self.events, self.state = search, [], RunState()
         self.journal = storage if isinstance(storage, Path) else None
         self.sizes: list[int] = []  # of the journal when each event was logged

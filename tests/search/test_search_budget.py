@@ -74,9 +74,7 @@ def test_hours_of_work_are_those_in_which_a_member_has_a_place() -> None:
     ]
 
 
-def test_processor_time_ends_a_search_with_a_combined_model_and_a_larger_budget_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_processor_time_ends_a_search_with_a_combined_model_and_a_larger_budget_goes_on(tmp_path: Path) -> None:
     search = Search(SPACE, budget={"cpu_hours": 3 / 3600}, pruner="none")
     result = ensemble.submit(slow(search, epochs=4), tmp_path, executor="inline").wait()
     states = [row["state"] for row in result.members]

@@ -17,11 +17,7 @@ from ensemble.search import marginal_gain
 from ensemble.search.marginal_gain import Gains, Views
 from ensemble.search.trials import SearchTrials
 from ensemble.spec import CLASSIFICATION, Ensemble, Recipe, Search, SpecError, Task, uniform
-from ensemble.store import (
-    RunDir,
-    RunState,
-    StoreError,
-)
+from ensemble.store import RunDir, RunState, StoreError
 from pipelines import Pipeline, sources
 
 ROWS, CLASSES = 200, 4

@@ -20,14 +20,7 @@ from kit.property_examples import examples
 
 from ensemble import store
 from ensemble.events import Event, Finished, make_event, to_dict
-from ensemble.store import (
-    DamagedError,
-    EventLog,
-    RunState,
-    StoreError,
-    end_of_events,
-    is_locked,
-)
+from ensemble.store import DamagedError, EventLog, RunState, StoreError, end_of_events, is_locked
 from ensemble.store.event_log import encode_line, read_batches
 
 PLAIN = st.recursive(

@@ -51,12 +51,7 @@ def make_array(nbytes: int) -> Any:
 
 
 def check_run_keeps_its_data(
-    path: Path,
-    capfd: pytest.CaptureFixture[str],
-    nbytes: int,
-    executor: str,
-    *,
-    by_function: bool = False,
+    path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, executor: str, *, by_function: bool = False
 ) -> None:
     given = make_array(nbytes)
     pipeline = Pipeline(arrays(x=given, label=np.arange(ROWS) % 2))

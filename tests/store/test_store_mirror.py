@@ -20,12 +20,7 @@ import ensemble
 from ensemble import Recipe, Search, SpecError, loguniform
 from ensemble.cli.parser import main
 from ensemble.store import DamagedError, EventLog, RunDir, StoreError
-from ensemble.store.mirror import (
-    Copier,
-    TakenOverError,
-    begin_mirror,
-    is_of_run,
-)
+from ensemble.store.mirror import Copier, TakenOverError, begin_mirror, is_of_run
 from ensemble.store.mirror_objects import MANIFEST, Manifest, MirrorError, ObjectStore, check_url
 from ensemble.store.mirror_status import explain_incomplete, load_status
 from ensemble.store.verification import verify
@@ -223,12 +218,7 @@ def test_damage_at_the_address_is_named_and_not_used(copied: Path) -> None:
     find_object(mirror, "report.html").unlink()
     with pytest.raises(DamagedError) as damaged:
         ensemble.fetch(url, copied / "new")
-    for name in (
-        predictions,
-        "ledger.csv",
-        "report.html",
-        f"all other files are in {copied}/new",
-    ):
+    for name in (predictions, "ledger.csv", "report.html", f"all other files are in {copied}/new"):
         assert name in str(damaged.value)
     assert not (copied / "new/report.html").exists() and not (copied / "new/ledger.csv").exists()
     ensemble.resume(copied / "new").wait()

@@ -11,14 +11,7 @@ from kit.kept_predictions import save_predictions
 from safetensors.numpy import load_file, save
 
 from ensemble.spec.task import Task, quantiles
-from ensemble.store import (
-    DamagedError,
-    PredictedRows,
-    StoreError,
-    UnlikeRows,
-    load_predictions,
-    save_checkpoint,
-)
+from ensemble.store import DamagedError, PredictedRows, StoreError, UnlikeRows, load_predictions, save_checkpoint
 from ensemble.store.predictions import VERSION, list_splits
 
 
