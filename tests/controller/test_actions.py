@@ -89,7 +89,6 @@ def test_a_launch_that_fails_comes_back_as_an_event_and_is_tried_again(tmp_path:
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path, runs: bool) -> None:
-    """What it has written since the log named a file is left to it for as long as it runs."""
     run_dir = RunDir.create(tmp_path / "run", an_ensemble())
     FailureNote(run_dir, "member-0", 3).write("rank 1 broke", "error", True, 1)
     meeting = rendezvous_file(run_dir, "member-0", 3)

@@ -10,8 +10,7 @@ import os
 import random
 import time
 import types
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from ensemble.executors import EventHandler
 from ensemble.reporting.sections.feeders import pipeline_lines
 from ensemble.run import Request
 from ensemble.schedule.needs import Node, Placement
-from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
+from ensemble.spec import Ensemble, Identity, Recipe, Resources, SpecError
 from ensemble.store import EventLog, RunDir, RunState, StoreError, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
@@ -210,19 +209,6 @@ def run(path: Path, ensemble: Ensemble, executor: Simulated, **options: Any) -> 
     return state
 
 
-class Metrics:
-    """Stands for a cluster that collects metrics; `reports` has the dashboard that it knew at each report."""
-
-    dashboard: str | None = None
-
-    def __init__(self) -> None:
-        self.reports: list[str | None] = []
-
-    def report(self, samples: Iterable[Any]) -> None:
-        assert list(samples)
-        self.reports.append(self.dashboard)
-
-
 def states(state: RunState) -> dict[str, str]:
     return {member.id: member.state for member in state.members.values()}
 
@@ -236,7 +222,6 @@ def test_cpu_time_of_loggers_while_the_report_is_written_is_counted(
     write_report = Finalizer.write_report
 
     def write_late(finalizer: Finalizer, last: dict[str, Any]) -> None:
-        """Write the report once the logger has used CPU time after its last `usage` event."""
         while sum_cpu_s(controller) < sum_logged_cpu_s(run_dir) + 0.02:
             time.sleep(0.01)
         write_report(finalizer, last)
@@ -257,20 +242,6 @@ def sum_logged_cpu_s(run_dir: RunDir) -> float:
     """What they had used by their last `usage` events."""
     usage = [event for event in read_events(run_dir.events) if event["type"] == "usage"]
     return sum({e["pid"]: e["cpu_s"] for e in usage if e["pid"] != os.getpid()}.values())
-
-
-def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
-    executor = Simulated(3)
-    ensemble = an_ensemble(members=[{"n": n} for n in range(8)], sharing="node")
-    state = run(tmp_path / "run", ensemble, executor)
-    assert set(states(state).values()) == {"finished"}
-    cohorts = Counter(m.cohort for m in state.members.values())
-    sizes = [cohorts[number] for number in range(len(cohorts))]
-    assert sizes[0] == 3 and min(sizes[:-1]) >= 2, "a cohort opens when half of the places are free, or all fit"
-    assert {m.first_epoch for m in state.members.values()} == {0}
-    assert executor.feeders == cohorts and sorted(executor.feeders_stopped) == sorted(cohorts)
-    assert executor.most_together == 3
-    assert state.ended is not None and state.ended.states == {"finished": 8}
 
 
 @pytest.mark.usefixtures("_without_reports")
@@ -328,18 +299,6 @@ def test_only_the_predictions_of_the_attempt_that_finished_are_kept(tmp_path: Pa
     assert left == {(member, "predictions.safetensors"): attempt for member, attempt in kept.items()}
 
 
-def test_trials_fill_free_places_and_the_hopeless_are_pruned(tmp_path: Path) -> None:
-    search = Search({"lr": uniform(0, 1)}, trials=6, sampler="random", pruner="median")
-    executor = Simulated()
-    state = run(tmp_path / "run", an_ensemble(search=search, epochs=3, sharing="node"), executor)
-    assert len(state.members) == 6
-    assert set(states(state).values()) <= {"finished", "pruned"}
-    assert executor.feeders == {0: 2} and executor.feeders_stopped == [0], "one stream for all trials"
-    assert all(m.first_epoch == 5 for m in state.members.values()), "where each joined is recorded"
-    decisions = {command for _, command in executor.told}
-    assert "continue" in decisions
-
-
 class Reporting(Simulated):
     """One whose processes report what they have used when they are ended."""
 
@@ -360,29 +319,6 @@ def test_a_run_that_an_error_ends_has_the_last_figures_of_its_processes(tmp_path
     *_, last, driver, end = read_events(tmp_path / "run" / "events.jsonl")
     assert (last["type"], last["cpu_s"], last["pid"]) == ("usage", 7.0, 9)
     assert driver["type"] == "usage" and end["type"] == "run_stopped" and "ZeroDivisionError" in end["reason"]
-
-
-def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    ensemble = an_ensemble(epochs=3)
-
-    def stop_at_the_first_end(event: dict[str, Any]) -> None:
-        if event["type"] == "finished":
-            write_request(path, "stop")
-
-    executor = Simulated(seed=3, before=stop_at_the_first_end)
-    state = run(path, ensemble, executor)
-    assert state.ended is not None and state.ended.type == "run_stopped"
-    finished = {member for member, s in states(state).items() if s == "finished"}
-    assert finished and set(states(state).values()) > {"finished"}
-
-    again = Simulated()
-    again.done = executor.done
-    state = run(path, ensemble, again)
-    assert set(states(state).values()) == {"finished"}
-    assert all(state.members[member].attempts == 1 for member in finished)
-    assert all([e.epoch for e in m.history] == [0, 1, 2] for m in state.members.values())
-    assert state.header.resumed
 
 
 def test_a_resume_selects_nodes_as_they_are_declared_then(tmp_path: Path) -> None:
@@ -478,38 +414,6 @@ def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> No
         controller.open()
     assert executor.closed
     assert [event["type"] for event in read_events(run_dir.events)] == ["code_saved"], "it has not begun"
-
-
-def test_a_trial_without_its_objective_fails_for_good_and_the_search_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One whose objective is undefined, no number, trains to its end, because it may be defined later."""
-
-    class Forgetful(Simulated):
-        def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
-            super().launch(jobs, devices)
-            wrong = {"member-0": {"f1": 0.5}, "member-2": {"accuracy": None}}.get(jobs[0].identity.member)
-            for event in self.scripts[jobs[0].identity.member]:
-                if wrong is not None and event["type"] in ("epoch", "finished"):
-                    event["metrics"] = wrong
-
-    for pruner in ("none", "median"):
-        search = Search({"lr": uniform(0, 1)}, trials=5, sampler="random", pruner=pruner)
-        path = tmp_path / pruner
-        executor = Forgetful()
-        state = run(path, an_ensemble(search=search, retries=2), executor)
-        ended = states(state)
-        assert (ended["member-0"], ended["member-2"]) == ("failed", "finished")
-        assert ended["member-1"] == "finished" and state.ended is not None and state.ended.type == "run_finished"
-        failed, unranked = state.members["member-0"], state.members["member-2"]
-        assert failed.attempts == 1 and "'accuracy'" in str(failed.error) and "f1" in str(failed.error)
-        assert unranked.attempts == 1 and "accuracy" not in unranked.metrics
-        assert "member-2 ended without a value of 'accuracy', so it is not ranked" in caplog.text
-        caplog.clear()
-        assert ("member-0", "cancel") in executor.told, "it is not trained any further"
-        assert run(path, an_ensemble(search=search, retries=2), Forgetful()).ended is not None, (
-            "the log is read again"
-        )
 
 
 def test_what_is_asked_while_the_executor_opens_is_done_and_what_was_asked_before_is_not(tmp_path: Path) -> None:

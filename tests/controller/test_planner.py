@@ -236,7 +236,6 @@ def test_members_are_measured_and_train_on_nodes_that_they_select_and_keep_nobod
 
 
 def test_equal_members_that_select_other_gpus_are_measured_on_each(tmp_path: Path) -> None:
-    """Also where both kinds are in one node."""
     models = "NVIDIA H100 80GB HBM3", "Tesla T4"
     members = [Member({"rate": 10.0}, nodes={"gpu_type": kind}) for kind in ("H100", "H100", "T4", "T4")]
     apart = [replace(gpus(name, 1), gpus=(model,)) for name, model in zip("ab", models, strict=True)]
@@ -422,8 +421,6 @@ def test_a_search_whose_nodes_are_lost_between_two_trials_ends(tmp_path: Path) -
 
 def test_no_trial_is_proposed_for_a_place_that_another_one_is_measured_for(tmp_path: Path) -> None:
     class Slowly(Cluster):
-        """Measuring takes longer than training."""
-
         def _say(self, job: Job, after_s: float, kind: str, **fields: Any) -> None:
             super()._say(job, after_s + (100.0 if job.profile is not None else 0.0), kind, **fields)
 

@@ -191,8 +191,6 @@ def test_what_is_made_of_a_checkpoint_is_no_leftover_before_it_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(CheckpointReducer):
-        """Has made each file at once, and says so at the end of the run."""
-
         def add(self, action: ReduceCheckpoint) -> None:
             super().add(action)
             self._pending[-1].result()

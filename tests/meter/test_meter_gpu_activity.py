@@ -32,8 +32,6 @@ from ensemble.meter.gpu_activity import (
 
 ME = RunProcess("train", "member-0", "GPU-0")
 
-# -- the pure part ----------------------------------------------------------------------------------------------
-
 
 @given(st.dictionaries(st.integers(1, 50), st.integers(1, 100), max_size=12), st.floats(0.1, 5))
 def test_sm_seconds_are_utilization_times_the_interval_whosever_they_are(
@@ -65,8 +63,6 @@ def test_the_line_says_which_gpus_are_known() -> None:
     assert describe_activity(["a", "b", "c"], {"b": "why", "c": "why"}) == f"{IN_USE}; not on b, c: why"
     assert describe_activity(["a", "b"], {"a": "this", "b": "that"}) == "not on a: this; not on b: that"
 
-
-# -- with the driver's library ----------------------------------------------------------------------------------
 
 READ = """
 import json, os, subprocess, sys, time

@@ -39,8 +39,6 @@ def rows(events: list[Event]) -> dict[tuple[str, str | None], Any]:
     return {(row.role, row.member): row for row in ledger(events).rows}
 
 
-# --- the splits -----------------------------------------------------------------------------------------------
-
 weights = st.dictionaries(
     st.tuples(st.sampled_from(["train", "prepare"]), st.sampled_from(["a", "b", "c", None])),
     st.integers(0, 2**44),
@@ -93,9 +91,6 @@ def test_a_lag_between_two_counters_is_charged_to_nobody_twice() -> None:
 def test_there_is_no_share_of_nothing() -> None:
     with pytest.raises(ValueError, match="cannot split 3 ticks"):
         split(3, {("train", "a"): 0})
-
-
-# --- whole logs -----------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -437,7 +432,6 @@ def test_agents_are_shared_out_on_their_node_and_the_driver_among_all() -> None:
 
 
 def test_the_time_that_was_metered_is_that_in_which_some_node_was() -> None:
-    """Each node is away for a while, and comes back under its name."""
 
     def seconds(node: str, first: int) -> list[Event]:
         return [
@@ -583,7 +577,6 @@ def test_members_are_listed_in_their_order() -> None:
 
 
 def test_cpu_time_is_spread_over_the_time_that_was_measured_whatever_a_clock_said() -> None:
-    """The node's clock is an hour ahead: its `since` would put all CPU time at the end, and energy at nobody's."""
     metered = [power(t, 8.0, interval_s=4.0, busy_s=4.0) for t in (4.0, 8.0)]
     book = ledger([started(0.0), *metered, usage(8.0, 1, 8.0, member="m", since=3600.0, for_s=8.0)])
     assert book.member("m").energy_j == 16.0

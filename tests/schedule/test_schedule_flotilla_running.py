@@ -38,9 +38,6 @@ def running(name: str, rate: float, epochs: int = 10, workers: int = 1, node: in
     return RunningMember(**fields, node=node)
 
 
-# -- streams ----------------------------------------------------------------------------------------------------
-
-
 def test_a_slow_member_with_few_epochs_gets_a_stream_of_its_own() -> None:
     listed = [rated("slow", 10, epochs=5), rated("fast", 100, epochs=50), rated("faster", 120, epochs=50)]
     found = group_streams(listed, NODE, SAMPLES)
@@ -79,9 +76,6 @@ def test_streams_hold_every_member_once_and_never_lengthen_the_run(
     assert group_streams(shuffled, NODE, SAMPLES, waiting=waiting) == found
     if len({epochs for _, epochs in rates}) == 1 and not waiting:
         assert len(found.groups) == 1
-
-
-# -- laggards ---------------------------------------------------------------------------------------------------
 
 
 def test_where_nobody_waits_a_laggard_paces() -> None:
@@ -236,9 +230,6 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     assert decide_rebalance(slowest, after, capacity, SAMPLES, settled_epochs=1, **ask).kind == "pace"
 
 
-# -- revised plans ----------------------------------------------------------------------------------------------
-
-
 def test_what_was_observed_corrects_all_widths_alike() -> None:
     assert correct_rates({1: 100.0, 2: 180.0}, 2, 90.0) == {1: 50.0, 2: 90.0}
 
@@ -266,9 +257,6 @@ def test_a_flotilla_waits_for_slots_that_running_members_hold() -> None:
     assert beside.flotillas[0].start_s == 0
     one_stream = revise([rated("w", 10, workers=1)], [cohort], Capacity(slots=(2,), streams=1), SAMPLES)
     assert one_stream.flotillas[0].start_s == pytest.approx(500)
-
-
-# -- allocation, in cases that can be worked out by hand --------------------------------------------------------
 
 
 def test_where_all_fit_the_slowest_are_widened_only_as_far_as_it_helps() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -43,18 +42,6 @@ def wide_model(params: dict[str, Any]) -> Any:
 
 
 BOTH = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE]
-
-
-def test_a_search_with_several_objectives_has_no_pruner_and_one_with_one_has_hyperband() -> None:
-    assert Search(SPACE).pruner_options["name"] == "hyperband"
-    assert Search(SPACE, pruner="none", further_objectives=["cpu_s"]).pruner_options == {"name": "none"}
-    two = Search(SPACE, further_objectives=["energy_j"])
-    assert two.pruner_options == {"name": "none"}
-    assert pickle.loads(pickle.dumps(two)) == two == replace(two)
-    three = Search(SPACE, further_objectives=["nll", {"metric": "price", "mode": "max"}])
-    assert [(each.name, each.mode) for each in three.objectives] == [("nll", "min"), ("price", "max")]
-    with pytest.raises(SpecError, match="has 'accuracy', which ranks the members already"):
-        replace(two_objectives(), search=Search(SPACE, further_objectives=["accuracy"]))
 
 
 def cost_of(params: dict[str, Any]) -> float:
@@ -181,7 +168,6 @@ def test_the_front_is_that_of_optuna_and_keeps_the_constraints(case: str, whole:
 
 @pytest.mark.parametrize("case", ["nsga2", "nsga3 of three", "nsga2 of joules, with conditions"])
 def test_a_genetic_sampler_breeds_from_its_generations(case: str, whole: Callable[[str], Run]) -> None:
-    """After the first generation proposals are crossed from it: they are those of Optuna's own loop."""
     expected = whole(case)
     study = expected.searcher.study
     (key,) = {name for trial in study.trials for name in trial.system_attrs if name.endswith(":generation")}
@@ -234,13 +220,6 @@ def test_a_genetic_sampler_of_one_objective_breeds_too_because_nothing_is_pruned
     assert generations[-1] >= 2
 
 
-def test_a_declaration_of_before_keeps_its_second_objective() -> None:
-    before = Search(SPACE)
-    vars(before)["second_objective"] = "cpu_s"
-    del vars(before)["further_objectives"]
-    assert pickle.loads(pickle.dumps(before)) == Search(SPACE, further_objectives=["cpu_s"])
-
-
 def test_the_study_on_disk_has_two_directions_and_the_values_of_the_log(tmp_path: Path) -> None:
     search = Search(SPACE, trials=6, sampler="random", further_objectives=["energy_j"])
     followed = Run(search, tmp_path / "journal").go_on()
@@ -264,9 +243,6 @@ def test_a_trial_runs_in_the_study_until_its_cost_is_logged_and_fails_without_on
     Run(search, tmp_path / "unknown", unknown)
     seen = [read_study(tmp_path / name, "s").trials[0].state.name for name in ("unknown", "journal")]
     assert seen == ["FAIL", "COMPLETE"]
-
-
-# -- whole runs ------------------------------------------------------------------------------------------------
 
 
 def two_objectives(further: str = "energy_j", trials: int = 3) -> Ensemble:

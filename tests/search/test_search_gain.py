@@ -93,9 +93,6 @@ AS_GOOD = 111
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 def test_in_every_task_what_a_member_adds_is_its_gain(task: Task) -> None:
-    """Of three copies of a member each adds little; one as good with errors of its own adds more; one that knows
-    nothing adds nothing.
-    """
     values, target = make_members(task, AS_GOOD, 2, n=300)
     worst = find_math(task).guess(values[0], np.random.default_rng(0).permutation(target)).astype(np.float32)
     *copies, other, nothing = compute_gains([values[0]] * 3 + [values[1], worst], target, task=task)

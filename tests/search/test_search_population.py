@@ -59,9 +59,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# -- decisions ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("failed", [0, 1, 3, 6])
 def test_the_worst_and_who_failed_go_on_from_one_of_the_best(failed: int) -> None:
     rng = np.random.default_rng(failed)
@@ -97,9 +94,6 @@ def test_a_change_stays_in_the_space_and_is_one() -> None:
     assert [perturb(ordered, 32, 1.2, goes_up=up) for up in (True, False)] == [64, 16]
     assert perturb(make_distribution(choice("relu", "gelu")), "gelu", 1.2, goes_up=True) == "gelu"
     assert perturb(make_distribution(loguniform(1e-4, 1.0)), 0.1, 1.25, goes_up=False) == pytest.approx(0.08)
-
-
-# -- real members ------------------------------------------------------------------------------------------------
 
 
 def test_each_generation_trains_its_part_and_the_worst_follows_one_of_the_best(undisturbed: Path) -> None:

@@ -213,7 +213,6 @@ def test_a_torn_line_is_cut_and_a_damaged_journal_is_left_as_it_is(tmp_path: Pat
 
 
 def test_a_lock_left_by_a_killed_process_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that is believed ends this test by its time limit: it would be waited for an hour."""
     monkeypatch.setattr("ensemble.search.storage.STALE_LOCK_S", 3600)
     path = tmp_path / "optuna.journal"
     train(searcher(str(path)), 0, 0.5)

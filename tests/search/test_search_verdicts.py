@@ -78,7 +78,6 @@ WARM = {"name": "median", "startup_trials": 1, "warmup_epochs": 1}
 def test_a_trial_that_stops_early_has_finished_whatever_the_pruner_says_and_the_search_goes_on(
     pruner: Any, tmp_path: Path
 ) -> None:
-    """In the epoch in which it stops early, each of these pruners would end it."""
     curves = ["rises", "stays", "rises"]
     early = {"early_stopping": {"patience": 1}, "keep": "best"}
     state = train_in_order(tmp_path, curves, pruner=pruner, **early)
@@ -99,7 +98,6 @@ def test_a_trial_is_pruned_in_an_epoch_before_it_would_stop_early(tmp_path: Path
 
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_declaration(tmp_path: Path) -> None:
-    """A trial proposed in between was declared with more; what was not pruned then is not pruned for that."""
     stop = stop_at(tmp_path, "finished", "member-1", "stop")
     halving = {"name": "asha", "min_resource": 2, "reduction_factor": 2}
     curves = ["high", "low", "high"]
@@ -172,7 +170,6 @@ def test_a_search_of_which_no_trial_reports_the_objective_is_given_up(tmp_path: 
 def test_a_metric_of_the_split_that_is_undefined_on_constant_predictions_fails_no_member(
     pruner: Any, tmp_path: Path
 ) -> None:
-    """The correlation with a constant: what a network of zeros predicts before it has learnt."""
 
     def model(params: Any) -> Any:
         made = torch.nn.Linear(2, 1)

@@ -137,7 +137,6 @@ class Failing(ObjectStore):
 def test_each_state_of_a_mirror_is_one_that_a_resume_can_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mirror is brought up to date at events of a run, and fails at each of its requests in turn."""
     url, seen, copiers, failures = f"file://{tmp_path}/mirror", list[int](), list[Copier](), 0
     monkeypatch.setattr("ensemble.store.mirror.ObjectStore", Failing)
     for limit in ("LISTING_SHARE", "LOG_RATE"):  # it is looked again at once
@@ -170,7 +169,6 @@ def test_each_state_of_a_mirror_is_one_that_a_resume_can_use(
         look()
 
     def look() -> None:
-        """What is there is whole, and no older than what was there before."""
         shutil.rmtree(tmp_path / "fetched", ignore_errors=True)
         fetched = RunDir(ensemble.fetch(url, tmp_path / "fetched"))
         unsound = [check for check in verify(fetched) if not check.is_sound]
@@ -260,7 +258,6 @@ def test_an_address_has_one_run_and_no_files_of_others(mirrored: Path, tmp_path:
 def test_a_driver_that_comes_back_writes_nothing_over_its_successor(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run was fetched and trained on elsewhere while its first driver was believed dead."""
     url, run_dir = f"file://{copied}/mirror", RunDir(copied / "run")
     first = begin(run_dir, url)
     first.copy(is_last=True)
@@ -306,7 +303,6 @@ class Killed(BaseException):
 def test_what_a_manifest_names_is_whole_whatever_a_copy_that_was_cut_off_has_sent(
     how: str, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its declaration is another one, after a resume with other options; a stale driver sends its own results."""
     run_dir, url, write = RunDir(copied / "run"), f"file://{copied}/mirror", ObjectStore.write
     before = {path: content for path, content in read_files(run_dir.path).items() if is_of_run(path)}
     copier, other = begin(run_dir, url), None
@@ -390,7 +386,6 @@ def test_what_an_earlier_version_has_written_is_said(tmp_path: Path) -> None:
 
 
 def test_what_the_run_removes_while_it_is_copied_is_there(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is slower than checkpoints are written."""
     run_dir, write = RunDir(copied / "run"), ObjectStore.write
     contents = {f"members/member-0/checkpoint-9-{n}-0.safetensors": bytes([n]) * 1000 for n in range(3)}
 
@@ -466,7 +461,6 @@ def test_what_is_secret_or_not_of_the_run_is_not_copied() -> None:
 def test_a_mirror_that_is_not_complete_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The store takes nothing any more: the run ends well, says what is missing, and a later command copies it."""
     monkeypatch.setattr("ensemble.controller.ending.MIRROR_END_S", 0.0)
     run, url = str(tmp_path / "run"), f"file://{tmp_path}/full/mirror"
     (tmp_path / "full").mkdir()

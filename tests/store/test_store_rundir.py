@@ -175,7 +175,6 @@ def test_code_that_belongs_to_someone_else_is_not_run(tmp_path: Path) -> None:
 def test_code_that_belongs_to_root_is_run_by_all_as_the_interpreter_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image's files are root's, and the processes in its containers are not."""
     run = RunDir.create(tmp_path / "run", ensemble())
     stat = os.stat
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

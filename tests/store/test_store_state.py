@@ -233,7 +233,6 @@ def test_a_member_that_has_ended_needs_its_last_checkpoint_only(ending: str) -> 
 
 
 def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_read_the_log() -> None:
-    """The controller applies the repair before the start that logs it, too."""
     start, again, more = (
         (kind, {**fields, "code": code}) for code in "abc" for kind, fields in [started(code != "a")]
     )

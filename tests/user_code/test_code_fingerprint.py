@@ -381,7 +381,6 @@ print(*(code_of(each).fingerprint for each in (kept, load_spec(sys.argv[2]))))
 
 
 def test_it_is_the_same_in_every_process_whatever_its_hash_seed_declared_or_kept(tmp_path: Path) -> None:
-    """Also of a class within a function, of a dict made from a set, and of a pipeline that was used or not."""
     made = SPEC.replace("def make_loss", MAKE_MODEL + "def make_loss")
     spec = write(tmp_path / "here", a_spec=made.replace("model=model", "model=make_model()"))
     before = code(spec)
