@@ -162,9 +162,7 @@ def test_a_search_learns_from_a_clone_and_the_study_shows_where_it_comes_from(
     made = an_ensemble(search=search, epochs=3, sharing="node")
     state = run(path, made, executor)
     if is_resumed:
-        again = Simulated()
-        again.done = executor.done
-        state = run(path, made, again)
+        state = run(path, made, Simulated(after=executor))
     assert len(state.members) == 5 and set(states(state).values()) == {"finished"}
     by_lr = {m.params["lr"]: m for m in state.members.values() if m.identity["added"]}
     assert by_lr[0.5].identity["outside"] is None and "outside uniform(0, 1)" in by_lr[7.0].identity["outside"]
@@ -192,9 +190,7 @@ def test_a_resume_knows_a_clone_and_refuses_a_list_that_declares_another_in_its_
     state = run(path, made, executor)
     assert state.members["member-4"].state != "finished"
     check_same(state, made, path)
-    again = Simulated()
-    again.done = executor.done
-    state = run(path, made, again)
+    state = run(path, made, Simulated(after=executor))
     assert states(state)["member-4"] == "finished" and state.members["member-4"].params == {"n": 9}
     assert state.members["member-4"].identity["lineage"]["from"] == "member-1"
     for n in (9, 8):

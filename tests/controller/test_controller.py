@@ -71,19 +71,17 @@ class Simulated:
         faults: Mapping[tuple[str, int], str] | None = None,
         seed: int = 0,
         before: Callable[[dict[str, Any]], None] = lambda event: None,
+        after: Simulated | None = None,
     ) -> None:
+        """`after`: the executor of the start before, whose members' epochs are done."""
         self.node = Node("sim", cpus, (), 8, "sim")
-        self.faults, self.before = dict(faults or {}), before
-        self.rng = random.Random(seed)
-        self.done: dict[str, int] = {}
+        self.faults, self.before, self.rng = dict(faults or {}), before, random.Random(seed)
+        self.done: dict[str, int] = after.done if after is not None else {}
         self.scripts: dict[str, list[dict[str, Any]]] = {}
-        self.jobs: dict[str, Job] = {}
-        self.alive: dict[str, set[int]] = {}
-        self.told: list[tuple[str, str]] = []
-        self.feeders: dict[int, int] = {}
-        self.feeders_stopped: list[int] = []
+        self.jobs, self.alive = dict[str, Job](), dict[str, set[int]]()
+        self.told = list[tuple[str, str]]()
+        self.feeders, self.feeders_stopped = dict[int, int](), list[int]()
         self.closed = False
-        self.most_together = 0
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         return [self.node]
@@ -108,9 +106,7 @@ class Simulated:
         assert member not in self.jobs
         assert [j.rank for j in jobs] == list(range(job.identity.workers))
         self.jobs[member], self.alive[member] = job, {j.rank for j in jobs}
-        used = sum(j.identity.cpus_per_worker * j.identity.workers for j in self.jobs.values())
-        assert used <= self.node.cpus
-        self.most_together = max(self.most_together, len(self.jobs))
+        assert sum(j.identity.cpus_per_worker * j.identity.workers for j in self.jobs.values()) <= self.node.cpus
 
         def news(kind: str, **fields: Any) -> dict[str, Any]:
             return {"type": kind, "member": member, "attempt": attempt, **fields}
@@ -131,10 +127,8 @@ class Simulated:
         if fault in ("error", "nan"):
             script += [news("failed", error="it broke", reason=fault, retry=fault == "error")]
             script += [left(rank, "failed") for rank in range(job.identity.workers)]
-        elif fault == "oom":
-            script += [left(0, None) | {"reason": "oom"}]
-        elif fault == "lost":
-            script += [left(0, None)]
+        elif fault in ("oom", "lost"):
+            script += [left(0, None) | ({"reason": "oom"} if fault == "oom" else {})]
         elif fault == "rank":
             script += [left(job.identity.workers - 1, None)]
         self.scripts[member] = script
@@ -158,25 +152,19 @@ class Simulated:
         self.told.append((member, command))
         outcome = {"prune": "pruned", "stop": "stopped", "cancel": "cancelled"}.get(command)
         if outcome and member in self.jobs:
-            job = self.jobs[member]
-            base = {"member": member, "attempt": job.attempt}
-            self.scripts[member] = [
-                {"type": outcome, "epoch": self.done.get(member, 0), "step": 0, **base},
-                *({"type": "exited", "rank": r, "outcome": outcome, **base} for r in range(job.identity.workers)),
-            ]
+            ended = {"type": outcome, "member": member, "attempt": self.jobs[member].attempt, "step": 0}
+            self._end(member, outcome)
+            self.scripts[member].insert(0, {**ended, "epoch": self.done.get(member, 0)})
 
     def kill(self, member: str) -> None:
         if member in self.jobs:
-            job = self.jobs.pop(member)
-            base = {
-                "type": "exited",
-                "member": member,
-                "attempt": job.attempt,
-                "outcome": None,
-                "detail": "killed",
-            }
-            self.scripts[member] = [{**base, "rank": rank} for rank in range(job.identity.workers)]
-            self.jobs[member] = job
+            self._end(member, None)
+
+    def _end(self, member: str, outcome: str | None) -> None:
+        job = self.jobs[member]
+        who = {"type": "exited", "member": member, "attempt": job.attempt}
+        ranks = range(job.identity.workers)
+        self.scripts[member] = [{**who, "outcome": outcome, "detail": "killed", "rank": n} for n in ranks]
 
     def release(self) -> None: ...
 
@@ -216,32 +204,26 @@ def states(state: RunState) -> dict[str, str]:
 def test_cpu_time_of_loggers_while_the_report_is_written_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, ensemble = tmp_path / "run", an_ensemble(loggers=["tensorboard"])
-    run_dir = RunDir.create(path, ensemble)
+    ensemble = an_ensemble(loggers=["tensorboard"])
+    run_dir = RunDir.create(tmp_path / "run", ensemble)
     controller = Controller(run_dir, ensemble, Simulated(), EventLog(run_dir.events), RunState())
     write_report = Finalizer.write_report
 
+    def sum_late_cpu_s() -> float:
+        """What all processes of loggers have used after their last `usage` events."""
+        usage = [event for event in read_events(run_dir.events) if event["type"] == "usage"]
+        logged = {event["pid"]: event["cpu_s"] for event in usage if event["pid"] != os.getpid()}
+        return sum(event["cpu_s"] for event in controller.observers.make_usage("sim")) - sum(logged.values())
+
     def write_late(finalizer: Finalizer, last: dict[str, Any]) -> None:
-        while sum_cpu_s(controller) < sum_logged_cpu_s(run_dir) + 0.02:
+        while sum_late_cpu_s() < 0.02:
             time.sleep(0.01)
         write_report(finalizer, last)
 
     monkeypatch.setattr(Finalizer, "write_report", write_late)
     controller.open()
     controller.run()
-    ended = read_events(run_dir.events)[-1]
-    assert ended["loggers_cpu_s"] == pytest.approx(sum_cpu_s(controller) - sum_logged_cpu_s(run_dir))
-
-
-def sum_cpu_s(controller: Controller) -> float:
-    """What all processes of loggers have used until now."""
-    return sum(event["cpu_s"] for event in controller.observers.make_usage("sim"))
-
-
-def sum_logged_cpu_s(run_dir: RunDir) -> float:
-    """What they had used by their last `usage` events."""
-    usage = [event for event in read_events(run_dir.events) if event["type"] == "usage"]
-    return sum({e["pid"]: e["cpu_s"] for e in usage if e["pid"] != os.getpid()}.values())
+    assert read_events(run_dir.events)[-1]["loggers_cpu_s"] == pytest.approx(sum_late_cpu_s())
 
 
 @pytest.mark.usefixtures("_without_reports")
@@ -329,15 +311,13 @@ def test_a_resume_selects_nodes_as_they_are_declared_then(tmp_path: Path) -> Non
         if event["type"] == "epoch":
             write_request(tmp_path / "run", "stop")
 
-    first, second = Simulated(before=stop), Simulated()
-    first.node, second.node = (
-        replace(each.node, labels={"rack": str(n)}) for n, each in enumerate((first, second), 1)
-    )
-    state = run(tmp_path / "run", declare("1"), first)
-    assert "waiting" in states(state).values()
-    second.done = first.done
-    state = run(tmp_path / "run", declare("2"), second)
-    assert set(states(state).values()) == {"finished"}
+    first = Simulated(before=stop)
+    second = Simulated(after=first)
+    for executor, rack, ending in ((first, "1", "waiting"), (second, "2", "finished")):
+        executor.node = replace(executor.node, labels={"rack": rack})
+        ended = set(states(run(tmp_path / "run", declare(rack), executor)).values())
+        assert ending in ended
+    assert ended == {"finished"}
 
 
 @pytest.mark.parametrize("in_process", [False, True])
@@ -387,22 +367,15 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
     assert set(states(state).values()) == {"finished"}
     assert starts[0] == (0, 2) and len(starts) == 4
     log = read_events(tmp_path / "run" / "events.jsonl")
-    told = [event for event in log if event["type"] in ("feeder_lost", "feeder_restarted", "sharing_ended")]
-    assert [event["type"] for event in told] == [
-        *["feeder_lost", "feeder_restarted"] * 3,
-        "feeder_lost",
-        "sharing_ended",
-    ]
-    assert [event.get("restarts") for event in told[1:6:2]] == [1, 2, 3]
-    assert {(event["node"], event["cohort"]) for event in told} == {("sim", 0)}
-    assert told[-1]["detail"] == "lost 4 times: killed"
-    lines = str(pipeline_lines(state))
-    assert "sim, stream group 0: sharing ended for good, its members prepare for themselves: lost 4 times" in lines
-    assert [n.level for n in collect_notices(log) if "sim, stream group 0" in n.text] == [
-        *["warning", "info"] * 3,
-        "warning",
-        "warning",
-    ]
+    lost = [event for event in log if event["type"] in ("feeder_lost", "feeder_restarted", "sharing_ended")]
+    kinds = [*["feeder_lost", "feeder_restarted"] * 3, "feeder_lost", "sharing_ended"]
+    assert [event["type"] for event in lost] == kinds
+    assert [event.get("restarts") for event in lost[1:6:2]] == [1, 2, 3]
+    assert {(event["node"], event["cohort"]) for event in lost} == {("sim", 0)}
+    ended = "sim, stream group 0: sharing ended for good, its members prepare for themselves: lost 4 times: killed"
+    assert ended in str(pipeline_lines(state))
+    levels = [n.level for n in collect_notices(log) if "sim, stream group 0" in n.text]
+    assert levels == [*["warning", "info"] * 3, "warning", "warning"]
 
 
 def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> None:

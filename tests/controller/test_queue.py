@@ -127,9 +127,7 @@ def test_a_run_that_was_paused_is_stopped_and_goes_on_whole(tmp_path: Path) -> N
     state = run(path, an_ensemble(epochs=3), executor)
     assert state.ended is not None and state.ended.type == "run_stopped"
     assert set(states(state).values()) == {"paused"}
-    again = Simulated()
-    again.done = executor.done
-    assert set(states(run(path, an_ensemble(epochs=3), again)).values()) == {"finished"}
+    assert set(states(run(path, an_ensemble(epochs=3), Simulated(after=executor))).values()) == {"finished"}
 
 
 def test_what_is_cancelled_while_it_pauses_or_is_paused_stays_cancelled(tmp_path: Path) -> None:
@@ -231,9 +229,7 @@ def test_an_added_member_is_there_after_a_resume(tmp_path: Path) -> None:
     executor = Simulated(before=Script(path, (("epoch", "member-0"), ask)))
     state = run(path, an_ensemble(epochs=4), executor)
     assert "member-4" in state.members
-    again = Simulated()
-    again.done = executor.done
-    state = run(path, an_ensemble(epochs=4), again)
+    state = run(path, an_ensemble(epochs=4), Simulated(after=executor))
     assert len(state.members) == 5 and set(states(state).values()) == {"finished"}
 
 
@@ -248,9 +244,7 @@ def test_trials_are_added_to_a_search_and_those_from_outside_its_space_teach_it_
     said = {words for _, done, words in answers(path) if done}
     outside = "the search learns nothing from it, lr=7.0 is outside uniform(0, 1)"
     assert {f"{added[0.5].id} is waiting", f"{added[7.0].id} is waiting; {outside}"} <= said
-    again = Simulated()
-    again.done = executor.done
-    state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), again)
+    state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), Simulated(after=executor))
     assert len(state.members) == 5, "on top of the three that were to be proposed"
     assert set(states(state).values()) <= {"finished", "pruned"}
     assert state.members[added[7.0].id].state == "finished", "nobody judges it"
