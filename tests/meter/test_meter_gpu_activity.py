@@ -25,7 +25,6 @@ from ensemble.meter.gpu_activity import (
     NOT_LISTED,
     OTHER_NAMESPACE,
     GpuSample,
-    describe_activity,
     select_samples,
     sum_by_owner,
 )
@@ -54,14 +53,6 @@ def test_samples_that_cannot_be_are_refused_and_idle_processes_left_out() -> Non
     assert select_samples([good, idle], 1000, 2000) == [good]
     for bad in (GpuSample(7, 1500, 37100), GpuSample(7, 900, 40), GpuSample(7, 217_144_956_601_725, 5)):
         assert select_samples([good, bad], 1000, 2000) is None
-
-
-def test_the_line_says_which_gpus_are_known() -> None:
-    assert describe_activity([], {}) == ""
-    assert describe_activity(["a", "b"], {}) == IN_USE
-    assert describe_activity(["a", "b"], {"a": "why", "b": "why"}) == "why"
-    assert describe_activity(["a", "b", "c"], {"b": "why", "c": "why"}) == f"{IN_USE}; not on b, c: why"
-    assert describe_activity(["a", "b"], {"a": "this", "b": "that"}) == "not on a: this; not on b: that"
 
 
 READ = """
@@ -100,13 +91,7 @@ class Reader:
         """What befalls the GPUs now, in place of what did before."""
         self.state.write_text("".join(line + "\n" for line in lines))
 
-    def read(
-        self,
-        run: dict[int, RunProcess] | None = None,
-        interval_s: float = 1.0,
-        at_s: float | None = None,
-        times: int = 1,
-    ) -> Any:
+    def read(self, run: Any = None, interval_s: float = 1.0, at_s: float | None = None, times: int = 1) -> Any:
         """The activity by GPU, and the line that says how it is known; read now, or so long after the start."""
         run = {self.pid: ME} if run is None else run
         return json.loads(self.program.ask(json.dumps([run, interval_s, at_s and round(at_s * 1e6), times])))
@@ -121,19 +106,10 @@ class Reader:
 def test_members_their_children_and_others_have_what_they_used(tmp_path: Path, programs: Programs) -> None:
     with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
         other = os.getpid()
-        reader.say(
-            f"GPU-0 process {reader.pid} 1",
-            f"GPU-0 util {reader.pid} 40",
-            f"GPU-0 util {reader.child} 10",
-            f"GPU-0 util {other} 25",
-            f"GPU-1 util {other} 100",
-        )
-        found, how = reader.read(interval_s=2.0)
-        assert how == IN_USE
-        assert found == {
-            "GPU-0": [["other", None, 0.5], ["train", "member-0", 1.0]],
-            "GPU-1": [["other", None, 2.0]],
-        }
+        ours = f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40", f"GPU-0 util {reader.child} 10"
+        reader.say(*ours, f"GPU-0 util {other} 25", f"GPU-1 util {other} 100")
+        on_first = [["other", None, 0.5], ["train", "member-0", 1.0]]
+        assert reader.read(interval_s=2.0) == [{"GPU-0": on_first, "GPU-1": [["other", None, 2.0]]}, IN_USE]
         profile = {reader.pid: RunProcess("profile", None, "GPU-0")}
         assert reader.read(profile)[0]["GPU-0"] == [["other", None, 0.25], ["profile", None, 0.5]]
 
@@ -256,10 +232,8 @@ def test_the_ids_of_a_pods_host_are_not_used(tmp_path: Path, programs: Programs)
         assert found == {"GPU-1": [["other", None, 0.5]]} and how == IN_USE, "no rank is on GPU-1"
         assert reader.read(times=30)[1] == f"{IN_USE}; not on GPU-0: {NOT_LISTED}"
         reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40", f"GPU-0 util {HOSTS} 30")
-        assert reader.read() == [
-            {"GPU-0": [["other", None, 0.3], ["train", "member-0", 0.4]], "GPU-1": []},
-            IN_USE,
-        ]
+        on_first = [["other", None, 0.3], ["train", "member-0", 0.4]]
+        assert reader.read() == [{"GPU-0": on_first, "GPU-1": []}, IN_USE]
 
 
 def test_an_id_that_is_the_runs_by_chance_ends_all_trust(tmp_path: Path, programs: Programs) -> None:

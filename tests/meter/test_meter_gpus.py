@@ -84,16 +84,10 @@ def test_a_gpu_whose_counter_goes_back_is_left_out_once_and_said(
 
 
 def test_of_instances_that_are_named_the_gpu_is_watched(programs: Programs, tmp_path: Path) -> None:
-    with Watched(
-        programs, tmp_path, "A100:80:2,A100:80:2", "GPU-1 mode 3\n", "MIG-1-1,MIG-0-0,MIG-0-1"
-    ) as watched:
+    visible = "MIG-1-1,MIG-0-0,MIG-0-1"
+    with Watched(programs, tmp_path, "A100:80:2,A100:80:2", "GPU-1 mode 3\n", visible) as watched:
         modes = {"MIG-1-1": "exclusive", "MIG-0-0": "default", "MIG-0-1": "default"}
-        assert watched.after("MIG-0-1 held 3") == [
-            {},
-            {"MIG-1-1": 0.0, "MIG-0-0": 0.0, "MIG-0-1": 3.0},
-            ["GPU-1", "GPU-0"],
-            [],
-            modes,
-        ]
+        held = {"MIG-1-1": 0.0, "MIG-0-0": 0.0, "MIG-0-1": 3.0}
+        assert watched.after("MIG-0-1 held 3") == [{}, held, ["GPU-1", "GPU-0"], [], modes]
         faults, held, *_ = watched.after("GPU-0 xid 79")
         assert faults == {"GPU-0": "XID 79: GPU has fallen off the bus"} and set(held) == {"MIG-1-1"}

@@ -139,7 +139,7 @@ def test_a_member_that_ends_without_the_objective_is_named_and_the_run_goes_on(
 def test_a_search_of_which_no_trial_reports_the_objective_is_given_up(tmp_path: Path) -> None:
     state = train_in_order(tmp_path, ["other"] * (FIRST_TRIALS + 4))
     assert [(m.state, m.attempts) for m in state.members.values()] == [("failed", 1)] * FIRST_TRIALS
-    assert "did not report 'score'" in str(state.members["member-0"].error)
+    assert "ranked by 'score', which it did not report" in str(state.members["member-0"].error)
     assert state.ended is not None and "did not report" in state.ended.reason
     assert f"the first {FIRST_TRIALS} trials of the search all failed" in state.ended.reason
 

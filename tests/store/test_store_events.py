@@ -121,9 +121,7 @@ def test_a_log_of_another_version_is_refused_and_left_alone(
 ) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(json.dumps({"v": version, "t": 0.0, "type": "run_started"}) + "\n")
-    with pytest.raises(
-        StoreError, match=rf"another version of ray-ensemble \(format {version}, this one reads 2\)"
-    ):
+    with pytest.raises(StoreError, match=rf"another version .* \(format {version}, this one reads 2\)"):
         open_it(path)
     assert json.loads(path.read_text())["v"] == version
 
@@ -188,9 +186,8 @@ def test_appending_is_fast_enough_for_a_large_run(tmp_path: Path) -> None:
     with EventLog(tmp_path / "e") as log:
         start = time.process_time()
         for number in range(20_000):
-            log.append(
-                "progress", member="member-7", attempt=0, epoch=3, step=number, steps=100, samples_per_s=1.5
-            )
+            where = {"member": "member-7", "attempt": 0, "epoch": 3}
+            log.append("progress", **where, step=number, steps=100, samples_per_s=1.5)
         assert time.process_time() - start < 1.0  # CPU time: other work on the machine does not count
 
 
@@ -300,16 +297,3 @@ def test_times_are_those_of_a_clock_that_nobody_sets(
 def test_a_start_counts_by_itself_where_an_older_log_has_the_clock_set_back() -> None:
     times = {"run_started": 5000.0, "run_stopped": 5030.0}, {"run_started": 1400.0, "run_finished": 1410.0}
     assert fold([{"v": 2, "t": t, "type": type} for start in times for type, t in start.items()]).wall_s == 40.0
-
-
-def test_a_dict_of_an_event_has_all_fields_as_json_has_them() -> None:
-    from ensemble.events import Power, PowerPart, Profiled
-
-    part = PowerPart(kind="gpu", energy_j=2.0, origin="measured")
-    shown = to_dict(Power(node="n", origin="measured", parts=[part]))
-    assert shown["parts"] == [
-        {"name": None, "kind": "gpu", "device": None, "energy_j": 2.0, "idle_j": None, "origin": "measured"}
-        | {"activity": None}
-    ]
-    profile = to_dict(Profiled(shape="s", device="cpu", step_s={1: 0.5}))
-    assert profile["step_s"] == {"1": 0.5} and json.loads(json.dumps(profile)) == profile

@@ -19,9 +19,7 @@ from ensemble.store.predictions import VERSION, list_splits
 def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
     tmp_path: Path, target: type | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "ensemble.store.predicted_rows._SPOOL_BYTES", 100
-    )  # some rows are in memory, then in a file
+    monkeypatch.setattr("ensemble.store.predicted_rows._SPOOL_BYTES", 100)  # some are in memory, then in a file
     values = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
     truth = None if target is None else np.arange(40 * 5).reshape(40, 5).astype(target)
     expected = {"valid.values": values, "valid.index": np.arange(40)}
@@ -34,12 +32,9 @@ def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
             assert known is array is None or np.array_equal(known, array)
         rows.save(tmp_path / f"{number}", "valid", Task("gaussian"))
         rows.close()
-        about = {
-            "ensemble.predictions": json.dumps(
-                {"v": VERSION, "splits": {"valid": {"task": Task("gaussian").as_record()}}}
-            )
-        }
-        assert (tmp_path / f"{number}").read_bytes() == save(expected, metadata=about)
+        about = json.dumps({"v": VERSION, "splits": {"valid": {"task": Task("gaussian").as_record()}}})
+        content = save(expected, metadata={"ensemble.predictions": about})
+        assert (tmp_path / f"{number}").read_bytes() == content
     assert not list((tmp_path / "new").iterdir())
 
 
@@ -152,16 +147,14 @@ def test_a_missing_or_other_file_is_said(tmp_path: Path) -> None:
 def test_the_store_and_predictions_need_neither_torch_nor_optuna(tmp_path: Path) -> None:
     code = f"""
 import sys, ensemble.search.searcher
-sys.path.append({str(Path(__file__).parents[1])!r})
+sys.path.append({str(Path(__file__).parents[1] / "support")!r})
 from ensemble.store import load_predictions
 from kit.kept_predictions import save_predictions
 save_predictions({str(tmp_path / "p")!r}, "valid", [[1.0]], [0], [0])
 load_predictions({str(tmp_path / "p")!r}, "valid")
 print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.modules])
 """
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
 @pytest.mark.parametrize("task", [Task("gaussian"), quantiles(0.1, 0.5, 0.9), Task("free")])

@@ -59,26 +59,10 @@ def test_a_member_goes_from_waiting_to_finished() -> None:
 
 def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
     rows = rows_of(story(*BEGUN, epoch(0, 0.5)))
-    promised = {
-        "member": "member-0",
-        "state": "running",
-        "epoch": 1,
-        "metric": 0.5,
-        "node": "n0",
-        "attempts": 1,
-        "samples_per_s": 50.0,
-        "cpu_s": 0,
-        "energy_j": None,
-        "energy_origin": "unavailable",
-        "full_cpu_s": 0,
-        "full_energy_j": None,
-        "full_energy_origin": "unavailable",
-        "mean_w": None,
-        "gpu_s": None,
-        "metrics": {"accuracy": 0.5},
-        "params": {"lr": 0.1},
-        "seed": rows[0]["seed"],
-    }
+    promised = {"member": "member-0", "state": "running", "epoch": 1, "metric": 0.5, "node": "n0", "attempts": 1}
+    promised |= {"samples_per_s": 50.0, "cpu_s": 0, "energy_j": None, "energy_origin": "unavailable"}
+    promised |= {"full_cpu_s": 0, "full_energy_j": None, "full_energy_origin": "unavailable", "mean_w": None}
+    promised |= {"gpu_s": None, "metrics": {"accuracy": 0.5}, "params": {"lr": 0.1}, "seed": rows[0]["seed"]}
     assert rows[0] | {"cpu_s": 0, "full_cpu_s": 0} == promised and list(rows[0]) == list(promised)
     assert rows[1]["metric"] is None and rows[1]["cpu_s"] is None and rows[1]["attempts"] == 0
 
@@ -189,8 +173,8 @@ def test_types_and_fields_of_a_later_minor_version_are_ignored() -> None:
     assert state == plain
 
 
-@pytest.mark.parametrize("n", [20_000, pytest.param(80_000, marks=pytest.mark.more)])
-def test_a_log_four_times_as_long_takes_about_four_times_as_long_to_fold(n: int) -> None:
+def test_a_log_four_times_as_long_takes_about_four_times_as_long_to_fold() -> None:
+    n = 20_000
     many = [epoch(i // 50, 0.5) if i % 2 else used(float(i), pid=i % 50) for i in range(n)]
 
     def fold_s(count: int) -> float:
@@ -205,12 +189,9 @@ def test_a_log_four_times_as_long_takes_about_four_times_as_long_to_fold(n: int)
 
 
 def test_a_member_that_moves_is_in_one_cohort_after_the_other() -> None:
-    moves = [
-        of("moved", epoch=1, cohort=1, feeder="f-1", shared=True),
-        of("moved", epoch=2, cohort=None, feeder=None),
-    ]
-    finish = of("finished", epoch=3, metrics={}, weights_sha256="ab")
-    member = fold(story(*BEGUN, epoch(0, 0.5), moves[0], epoch(1, 0.5), moves[1], finish)).members["member-0"]
+    apart = of("moved", epoch=1, cohort=1, feeder="f-1", shared=True)
+    alone, finish = of("moved", epoch=2, cohort=None, feeder=None), of("finished", epoch=3, metrics={})
+    member = fold(story(*BEGUN, epoch(0, 0.5), apart, epoch(1, 0.5), alone, finish)).members["member-0"]
     assert (member.cohort, member.feeder, member.attempts) == (None, None, 1)
     spans = [(span.cohort, span.placed, span.ended, span.outcome) for span in member.spans]
     assert spans == [(0, 103.0, 106.0, "moved"), (1, 106.0, 108.0, "moved"), (None, 108.0, 109.0, "finished")]
@@ -250,12 +231,8 @@ def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_rea
 @pytest.mark.parametrize(
     ("action", "split", "is_alone", "has_checkpoint"),
     [
-        ("none", "train", False, True),
-        ("alone", "train", True, True),
-        ("alone", "valid", False, True),
-        ("anew", "train", True, False),
-        ("anew", "valid", True, False),
-        ("fails", "train", False, False),
+        *(("none", "train", False, True), ("alone", "train", True, True), ("alone", "valid", False, True)),
+        *(("anew", "train", True, False), ("anew", "valid", True, False), ("fails", "train", False, False)),
     ],
 )
 def test_a_member_that_learned_from_samples_not_its_own_has_no_checkpoint_and_shares_no_more(

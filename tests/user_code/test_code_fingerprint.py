@@ -238,10 +238,10 @@ def test_a_function_under_an_installed_packages_decorator_is_looked_into(
 
 
 def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(tmp_path: Path) -> None:
-    writes = SPEC.replace(
-        "        # a comment\n", '        SEEN[batch["x"].ndim + 1] = batch["y"] = WEIGHTS["a"]\n'
+    written = '        SEEN[batch["x"].ndim + 1] = batch["y"] = WEIGHTS["a"]\n'
+    writes = SPEC.replace("        # a comment\n", written).replace(
+        "SMOOTHING = 0.1\n", "SMOOTHING = 0.1\nSEEN = {}\n"
     )
-    writes = writes.replace("SMOOTHING = 0.1\n", "SMOOTHING = 0.1\nSEEN = {}\n")
     before = code(write(tmp_path / "one", a_spec=writes))
     filled = code(write(tmp_path / "one", a_spec=writes.replace("SEEN = {}", "SEEN = {2: 1.0}")))
     assert filled.changed(before) == []
@@ -272,15 +272,12 @@ def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_ar
     renamed = code(tmp_path / "two" / "another.py")
     assert renamed.changed(before) == [] and renamed.fingerprint == before.fingerprint
     assert {"another.model", "another.Wraps"} < set(renamed.names.values())
-    edited = write(tmp_path / "two", a_spec=spec.replace("** power", "* power")).rename(
-        tmp_path / "two" / "third.py"
-    )
-    assert code(edited).changed(before) == ["third.make_loss.<locals>.loss"]
+    edited = write(tmp_path / "two", a_spec=spec.replace("** power", "* power"))
+    assert code(edited.rename(tmp_path / "two" / "third.py")).changed(before) == ["third.make_loss.<locals>.loss"]
 
     same, twice = "def scaled(values, by):\n    return values * by\n", "helpers.scaled(other.scaled({}, 1.0), 2.0)"
-    uses = spec.replace("import helpers\n", "import helpers\nimport other\n").replace(
-        "helpers.scaled(", twice[:15]
-    )
+    uses = spec.replace("import helpers\n", "import helpers\nimport other\n")
+    uses = uses.replace("helpers.scaled(", twice[:15])
     uses = uses.replace('scaled(criterion(out, batch["label"]), scale)', twice[8:].format("out"))
     texts = {"a_spec": uses, "helpers": HELPERS + same, "other": same.replace("*", "-")}
     one = code(write(tmp_path / "three", **texts))
@@ -459,9 +456,8 @@ def test_what_is_ours_goes_by_name_version_and_bound_values(tmp_path: Path) -> N
 
 def test_a_module_that_cannot_be_kept_is_imported_and_its_change_is_seen(tmp_path: Path) -> None:
     locked = HELPERS.replace("def scaled", "import threading\nLOCK = threading.Lock()\n\ndef scaled")
-    locked = locked.replace(
-        "from late import shift\n", "LOCK.acquire(); LOCK.release()\n    from late import shift\n"
-    )
+    late = "from late import shift\n"
+    locked = locked.replace(late, f"LOCK.acquire(); LOCK.release()\n    {late}")
     spec = write(tmp_path / "here", helpers=locked)
     before = code(spec)
     run = RunDir.create(tmp_path / "run", load_spec(spec), spec)
@@ -482,11 +478,6 @@ def test_an_import_within_a_function_of_many_constants_is_found() -> None:
     space: dict[str, Any] = {}
     exec("\n".join(lines), space)
     assert find_use(space["busy"].__code__).imports == {("late", 0, ("shift",))}
-
-
-def test_what_is_not_used_any_more_is_named() -> None:
-    before = Code("3.11", {"spec.loss": "1", "spec.helper": "2"})
-    assert Code("3.11", {"spec.loss": "1"}).changed(before) == ["spec.helper"]
 
 
 def test_how_members_predict_is_compared_with_all_that_it_calls_and_with_nothing_else() -> None:
