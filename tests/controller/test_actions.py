@@ -99,19 +99,12 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path, ru
         each.touch()
     run_dir.predictions("member-0", 3).touch()
     exited = {"type": "exited", "member": "member-0", "attempt": 3, "rank": 1, "outcome": "failed"}
-    assert add_exit_notes(exited, run_dir) == {
-        **exited,
-        "note": {"error": "rank 1 broke", "reason": "error", "retry": True, "rank": 1},
-        "preparing": [],
-    }
+    note = {"error": "rank 1 broke", "reason": "error", "retry": True, "rank": 1}
+    assert add_exit_notes(exited, run_dir) == {**exited, "note": note, "preparing": []}
     assert add_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}
-    performed = [
-        RemoveCheckpoints("member-0", [kept.name, before.name], 3)
-        if runs
-        else RemoveCheckpoints("member-0", [kept.name]),
-        RemoveAttemptFiles("member-0", 3),
-        AppendMemberLog("member-0", "attempt 3: failed"),
-    ]
+    named = ([kept.name, before.name], 3) if runs else ([kept.name],)
+    ended = RemoveAttemptFiles("member-0", 3), AppendMemberLog("member-0", "attempt 3: failed")
+    performed = [RemoveCheckpoints("member-0", *named), *ended]
     trials = make_trials(an_ensemble(), run_dir, RunState(), sharing=False)
     log = EventLog(run_dir.events)
     assert Performer(run_dir, Simulated(), log, trials).perform(performed) == []

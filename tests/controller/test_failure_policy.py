@@ -111,12 +111,3 @@ def test_whatever_fails_a_member_is_retried_as_often_as_was_asked_and_others_do_
             assert not decision.retry, "never more for what is its own"
         if decision.wait_s and failure.reason != "disk":
             assert len(mine) > 1 and mine[-2].reached == failure.reached
-
-
-@given(
-    FAILURES.filter(lambda f: f.reason not in {*FINAL_REASONS, "disk"} and f.is_retry_useful), st.integers(0, 5)
-)
-def test_nobody_is_tried_for_ever_without_coming_further(failure: Failure, retries: int) -> None:
-    stuck = dataclasses.replace(failure, has_more_memory=False)
-    made = decisions(RetryPolicy(retries), *[stuck] * (retries + 2))
-    assert not made[-1].retry

@@ -30,10 +30,9 @@ from ensemble.store import MemberState, RunDir, RunState, StoreError, load_check
 from ensemble.store.verification import verify
 
 EPOCHS = 3
-# Weights that count are those in training, averages, or those of the best epoch.
+# Weights that count are those in training, or those of the best epoch.
 WHICH: dict[str, dict[str, Any]] = {
     "last": {},
-    "averaged": {"averaging": "swa"},
     "best": {"keep": "best", "early_stopping": EarlyStopping(1)},
 }
 
@@ -41,9 +40,8 @@ WHICH: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _no_report_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(
-        "ensemble.reporting.report.write_report", lambda run, events: run.report.write_text("none")
-    )
+    report = "ensemble.reporting.report.write_report"
+    monkeypatch.setattr(report, lambda run, events: run.report.write_text("none"))
 
 
 def model(params: dict[str, Any]) -> torch.nn.Module:
@@ -51,9 +49,7 @@ def model(params: dict[str, Any]) -> torch.nn.Module:
 
 
 def declare(keep_checkpoints: str = "all", **options: Any) -> Ensemble:
-    usual: dict[str, Any] = (
-        {"members": [{"lr": lr} for lr in (0.1, 0.001, 0.0)]} if "search" not in options else {}
-    )
+    usual: dict[str, Any] = {} if "search" in options else {"members": [{"lr": lr} for lr in (0.1, 0.001, 0.0)]}
     return Ensemble(
         name="kept",
         recipe=Recipe(model=model, optimizer=momentum, loss=loss, task="classification"),
@@ -95,7 +91,7 @@ def is_sound(run_dir: Path) -> bool:
     return all(found.is_sound for found in verify(RunDir(run_dir)))
 
 
-@pytest.mark.parametrize("which", ["last", "best", pytest.param("averaged", marks=pytest.mark.more)])
+@pytest.mark.parametrize("which", WHICH)
 def test_weights_alone_are_used_as_before_and_not_trained_further(
     which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,10 +113,8 @@ def test_weights_alone_are_used_as_before_and_not_trained_further(
     assert np.array_equal(load_predictions(path, "valid").values, values) and count(reduced, "epoch") == epochs
     assert is_sound(reduced) and "optimizer" not in load_checkpoint(list_files(reduced)["member-0"])
     assert "nothing was averaged" not in RunDir(reduced).log("member-0").read_text()
-    again = state_of(reduced)
-    assert {m: known.kept for m, known in again.members.items()} == {
-        m: known.kept for m, known in before.members.items()
-    }
+    kept, expected = ([m.kept for m in state.members.values()] for state in (state_of(reduced), before))
+    assert kept == expected
     if which == "last":
         said = "member-0 cannot be trained further: the state of its optimizer was not kept"
         with pytest.raises(StoreError, match=said):
@@ -177,14 +171,9 @@ def test_who_is_killed_while_a_checkpoint_is_reduced_loses_nothing(
     state = train(run_dir, "weights")
     trained = [e["member"] for e in read_events(run_dir / "events.jsonl") if e["type"] == "epoch"]
     assert trained.count("member-0") == EPOCHS, "it is not trained again"
-    assert [m.weights_sha256 for m in state.members.values()] == [
-        m.weights_sha256 for m in expected.members.values()
-    ]
-    assert (
-        all(path.stem.endswith("-weights") for path in list_files(run_dir).values())
-        and len(list_files(run_dir)) == 3
-    )
-    assert is_sound(run_dir)
+    weights, undisturbed = ([m.weights_sha256 for m in each.members.values()] for each in (state, expected))
+    assert weights == undisturbed and is_sound(run_dir)
+    assert [path.stem.endswith("-weights") for path in list_files(run_dir).values()] == [True] * 3
 
 
 def test_what_is_made_of_a_checkpoint_is_no_leftover_before_it_is_logged(

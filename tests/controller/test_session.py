@@ -440,7 +440,6 @@ class World:
         open_members = {id for id, member in state.run.members.items() if member.state not in ENDED}
         assert self.session.stop_reason is not None or open_members <= set(places), "a member is lost"
         assert all(state.live[id].is_exiting for id in set(places) - open_members), "it has ended"
-
         launched = {id: (live.number, live.ranks) for id, live in state.live.items() if live.is_launched}
         processes = {id: (process.attempt, process.alive) for id, process in self.processes.items()}
         assert launched == processes, "a place is held by nobody, or a process has none"
@@ -449,7 +448,6 @@ class World:
             cores = [one.count_ranks(node.name) * one.identity.cpus_per_worker for one in placed]
             assert sum(cores) <= node.cpus + 1e-9, "more than there is"
         assert self.session.stop_reason or list(self.demand.placed) == placed, "executors give back other places"
-
         self.unanswered -= {event["request"] for event in self.log[self.seen :] if event["type"] == "request"}
         self.seen = len(self.log)
         assert not self.unanswered, "a request was not answered"

@@ -389,7 +389,6 @@ def test_agents_are_shared_out_on_their_node_and_the_driver_among_all() -> None:
 
 
 def test_the_time_that_was_metered_is_that_in_which_some_node_was() -> None:
-
     def seconds(node: str, first: int) -> list[Event]:
         idle = [part(50.0, idle_j=50.0)]
         return [power(float(t), 50.0, node=node, parts=idle) for t in range(first, first + 100)]

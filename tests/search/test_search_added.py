@@ -23,9 +23,8 @@ SPACE = {"lr": loguniform(1e-3, 1.0), "act": choice("relu", [1, 2]), "width": in
 def declared(**options: Any) -> Ensemble:
     options = {"search": Search(SPACE, trials=4, sampler="random"), "batch_size": 4, **options}
     train = Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32)))
-    return Ensemble(
-        name="added", recipe=Recipe(model=len, loss=len, task="classification"), train=train, epochs=3, **options
-    )
+    recipe = Recipe(model=len, loss=len, task="classification")
+    return Ensemble(name="added", recipe=recipe, train=train, epochs=3, **options)
 
 
 LISTED: dict[str, Any] = {"search": None, "members": [{"n": n} for n in range(2)]}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import optuna
 import pytest
@@ -254,7 +254,6 @@ def test_a_run_is_told_what_its_log_says_and_a_resume_the_same(tmp_path: Path) -
     values = [("COMPLETE", [m.metrics["accuracy"], costs[m.id]["energy_j"]]) for m in state.members.values()]
     assert told(path) == values
     assert make_result(RunDir(path)).front == [member.id for member in front_members(state)] != []
-
     lines = (path / "events.jsonl").read_bytes().splitlines(keepends=True)
     at = [i for i, line in enumerate(lines) if b'"type":"cost"' in line]
     # A trial had finished, and its cost was not logged yet, so that the study was not told either.
@@ -384,15 +383,24 @@ def slow_at_first(params: dict[str, Any]) -> Any:
     import torch
 
     class Slow(torch.nn.Linear):
+        seen: ClassVar[set[int]] = set()
+
         def forward(self, x: Any) -> Any:
             if len(x) not in self.seen:
                 self.seen.add(len(x))
                 time.sleep(1.2 * (len(x) == 1))
             return super().forward(x)
 
-    made = Slow(2, 2)
-    made.seen = set()
-    return made
+    return Slow(2, 2)
+
+
+def reshape(batch: dict[str, Any]) -> dict[str, Any]:
+    """To [1, 2 b], which no batch can be cut out of by rows."""
+    return {**batch, "x": batch["x"].reshape(1, -1)}
+
+
+def loss_of_rows(model: Any, batch: dict[str, Any]) -> Any:
+    return loss(model, {**batch, "x": batch["x"].reshape(-1, 2)})
 
 
 def run_for_latency(path: Path, model: Any, loss: Any = loss, **options: Any) -> RunState:
@@ -402,25 +410,9 @@ def run_for_latency(path: Path, model: Any, loss: Any = loss, **options: Any) ->
     return run(path, replace(two_objectives(), search=search, recipe=recipe))
 
 
-def test_a_latency_is_not_that_of_the_first_call(tmp_path: Path) -> None:
-    state = run_for_latency(tmp_path, slow_at_first)
-    assert state.members["member-0"].metrics["latency_ms"] < 500
-
-
-def reshape(batch: dict[str, Any]) -> dict[str, Any]:
-    """To [1, 2 b], which no batch can be cut out of by rows."""
-    return {**batch, "x": batch["x"].reshape(1, -1)}
-
-
-def loss_of_rows(model: Any, batch: dict[str, Any]) -> Any:
-    import torch
-
-    return torch.nn.functional.cross_entropy(model(batch["x"].reshape(-1, 2)), batch["label"], reduction="none")
-
-
-def test_a_sample_of_which_the_latency_is_taken_is_collated_alone(tmp_path: Path) -> None:
-    state = run_for_latency(tmp_path, lambda params: wide_model({"width": 2}), loss_of_rows, collate=reshape)
-    assert state.members["member-0"].metrics["latency_ms"] > 0
+def test_a_latency_is_of_a_sample_that_is_collated_alone_and_not_that_of_the_first_call(tmp_path: Path) -> None:
+    state = run_for_latency(tmp_path, slow_at_first, loss_of_rows, collate=reshape)
+    assert 0 < state.members["member-0"].metrics["latency_ms"] < 500
 
 
 def only_batches(params: dict[str, Any]) -> Any:

@@ -98,9 +98,8 @@ def test_a_trial_ends_once() -> None:
     for number in range(4):
         searcher.ask(number)
         searcher.report(number, 0, 0.25)
-    for number, (state, value) in enumerate(
-        [("finished", None), ("finished", 0.5), ("failed", None), ("pruned", None)]
-    ):
+    ends = [("finished", None), ("finished", 0.5), ("failed", None), ("pruned", None)]
+    for number, (state, value) in enumerate(ends):
         searcher.tell(number, state, value)
         searcher.tell(number, "failed")
     told = [(trial.state, trial.value) for trial in searcher.study.trials]
@@ -162,10 +161,11 @@ def test_a_failed_try_with_a_retry_keeps_its_trial_running(tmp_path: Path) -> No
 def test_the_storage_has_the_search(tmp_path: Path) -> None:
     run = Run(Search(SPACE, trials=4, pruner="asha"), tmp_path / "optuna.journal").to_the_end()
     study = read_study(tmp_path / "optuna.journal", "s")
-    mine = run.searcher.study.trials
-    assert [(t.state, t.values, t.params, t.intermediate_values) for t in study.trials] == (
-        [(t.state, t.values, t.params, t.intermediate_values) for t in mine]
+    read, mine = (
+        [(t.state, t.values, t.params, t.intermediate_values) for t in one.trials]
+        for one in (study, run.searcher.study)
     )
+    assert read == mine
     assert study.trials[0].user_attrs == {"member": "member-0", "epochs": 9}
     assert study.metric_names == ["accuracy"]
     assert isinstance(study.trials[0].distributions["act"], optuna.distributions.CategoricalDistribution)
@@ -173,13 +173,10 @@ def test_the_storage_has_the_search(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.floats(0, 1)), max_size=80))
 def test_hyperband_decides_as_optuna_s_own(reports: list[tuple[int, float]]) -> None:
-    searcher = open_searcher(
-        Search(SPACE, trials=12, pruner="hyperband", sampler="random"), direction="max", epochs=9
-    )
-    plain = optuna.create_study(
-        study_name="search", direction="maximize", pruner=optuna.pruners.HyperbandPruner(1, 9)
-    )
-    twins = []
+    search = Search(SPACE, trials=12, pruner="hyperband", sampler="random")
+    searcher = open_searcher(search, direction="max", epochs=9)
+    pruner = optuna.pruners.HyperbandPruner(1, 9)
+    plain, twins = optuna.create_study(study_name="search", direction="maximize", pruner=pruner), []
     for number in range(12):
         searcher.ask(number)
         twins.append(plain.ask())

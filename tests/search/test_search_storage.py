@@ -155,18 +155,14 @@ def test_a_database_that_is_gone_ends_the_run_and_a_resume_goes_on(
     monkeypatch.setattr("ensemble.search.kept_study.PAUSES_S", (0.01,))
     url, away = f"sqlite:///{database}", tmp_path / "away.db"
     search = Search({"lr": loguniform(0.01, 0.1)}, trials=3, storage=url, pruner="none", seed=1)
-    whole = ensemble.submit(
-        declare(replace(search, storage=None), epochs=1), tmp_path / "whole", executor="inline"
-    )
+    whole = ensemble.submit(declare(replace(search, storage=None), epochs=1), tmp_path / "whole", "inline")
 
     def drop(event: dict[str, Any]) -> None:
         if event["type"] == "finished" and not away.exists():
             database.rename(away)
 
     with pytest.raises(StoreError, match=r"the Optuna storage .* cannot be written: .*; a resume goes on"):
-        ensemble.submit(
-            declare(search, epochs=1), run_dir=tmp_path / "run", executor="inline", on_event=drop
-        ).wait()
+        ensemble.submit(declare(search, epochs=1), tmp_path / "run", "inline", on_event=drop).wait()
     database.unlink(missing_ok=True)  # SQLite makes an empty one
     away.rename(database)
     result = ensemble.resume(tmp_path / "run", executor="inline").wait()
@@ -241,15 +237,12 @@ def test_no_password_is_said(url: str, secrets: list[str]) -> None:
     assert not any(secret in said for secret in secrets)
     assert ("***" in said) == bool(secrets)
     assert url not in repr(Search(SPACE, storage=url))
+    if "ann:s3cret@" in url:
+        assert without_password('no role "ann" (s3cret)', url) == 'no role "ann" (***)'
     if secrets:
         with pytest.raises(StoreError, match="cannot open the Optuna storage") as caught:
             Searcher(Search(SPACE), direction="max", epochs=1, storage=f"no{url}")
         assert not any(secret in str(caught.value) for secret in secrets) and caught.value.__cause__ is None
-
-
-def test_of_a_user_with_a_password_only_the_password_is_hidden_where_a_driver_names_him() -> None:
-    said = without_password('FATAL: no role "ann" (s3cret)', "postgresql://ann:s3cret@host/db")
-    assert said == 'FATAL: no role "ann" (***)'
 
 
 def test_a_driver_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

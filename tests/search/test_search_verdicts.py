@@ -145,7 +145,6 @@ def test_a_search_of_which_no_trial_reports_the_objective_is_given_up(tmp_path: 
 
 
 def test_a_metric_of_the_split_that_is_undefined_on_constant_predictions_fails_no_member(tmp_path: Path) -> None:
-
     def model(params: Any) -> Any:
         made = torch.nn.Linear(2, 1)
         torch.nn.init.zeros_(made.weight)

@@ -217,7 +217,6 @@ def test_a_gathering_that_the_disk_does_not_hold_leaves_the_log_as_it_was(
         before = path.read_bytes()
         write = os.write
         monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
-
         events = [encode_line(make_event("combining", members=n), log.read_clock()) for n in range(1, 5)]
         with pytest.raises(StoreError, match="full"):
             log.write(events)

@@ -274,7 +274,6 @@ def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_ar
     assert {"another.model", "another.Wraps"} < set(renamed.names.values())
     edited = write(tmp_path / "two", a_spec=spec.replace("** power", "* power"))
     assert code(edited.rename(tmp_path / "two" / "third.py")).changed(before) == ["third.make_loss.<locals>.loss"]
-
     same, twice = "def scaled(values, by):\n    return values * by\n", "helpers.scaled(other.scaled({}, 1.0), 2.0)"
     uses = spec.replace("import helpers\n", "import helpers\nimport other\n")
     uses = uses.replace("helpers.scaled(", twice[:15])
