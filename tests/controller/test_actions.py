@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit.event_dicts import read_events
 from kit.property_examples import examples
-from test_controller import FAULTS, Simulated, an_ensemble, run, states
+from test_controller import FAULTS_OF_ATTEMPTS, Simulated, an_ensemble, run, states
 from test_queue import _nothing_is_waited_for  # noqa: F401
 
 from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveCheckpoints
@@ -55,12 +55,7 @@ class LogReader(Simulated):
         super().kill(member)
 
 
-@given(
-    st.dictionaries(
-        st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2)), st.sampled_from(FAULTS)
-    ),
-    st.integers(0, 1000),
-)
+@given(FAULTS_OF_ATTEMPTS, st.integers(0, 1000))
 @settings(examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_is_done_before_the_log_says_why(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int

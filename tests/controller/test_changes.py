@@ -320,7 +320,7 @@ def test_members_go_on_with_other_validation_or_test_data_and_those_that_have_fi
 
 
 @pytest.mark.parametrize("search", [False, True])
-def test_a_member_that_cannot_be_evaluated_again_stays_finished_and_the_next_resume_tries_again(
+def test_who_cannot_be_evaluated_again_stays_finished_and_the_next_resume_tries(
     project: Project, search: bool
 ) -> None:
     broken = project.folder / "broken"
@@ -362,7 +362,7 @@ def test_a_member_that_cannot_be_evaluated_again_stays_finished_and_the_next_res
     assert len(project.events("run_started")) == 5, "nothing is left to be done"
 
 
-def test_a_member_that_starts_with_weights_that_have_seen_its_validation_data_is_warned_of(
+def test_who_starts_with_weights_that_have_seen_its_validation_data_is_warned_of(
     project: Project,
 ) -> None:
     data = "    data = sources.arrays(x=x, label=np.arange(12) % 3)\n"

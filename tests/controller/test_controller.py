@@ -37,18 +37,17 @@ from pipelines import Peers, Pipeline, sources
 
 DECLARED = Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.1)  # so nothing is measured
 FAULTS = ("error", "nan", "lost", "oom", "rank")
+ATTEMPTS = st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2))
+FAULTS_OF_ATTEMPTS = st.dictionaries(ATTEMPTS, st.sampled_from(FAULTS))
 
 
 def an_ensemble(**options: Any) -> Ensemble:
-    defaults: dict[str, Any] = {
-        "name": "simulated",
-        "recipe": Recipe(model=len, loss=len, task="classification"),
-        "train": Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32))),
-        "epochs": 2,
-        "sharing": "independent",
-        "retries": 1,
-        "resources": DECLARED,
-    }
+    data, recipe = (
+        sources.arrays(x=np.zeros((8, 2), np.float32)),
+        Recipe(model=len, loss=len, task="classification"),
+    )
+    defaults: dict[str, Any] = {"name": "simulated", "recipe": recipe, "train": Pipeline(data), "epochs": 2}
+    defaults |= {"sharing": "independent", "retries": 1, "resources": DECLARED}
     if "search" not in options:
         defaults["members"] = [{"n": n} for n in range(4)]
     return Ensemble(**{**defaults, **options})
@@ -201,9 +200,7 @@ def states(state: RunState) -> dict[str, str]:
     return {member.id: member.state for member in state.members.values()}
 
 
-def test_cpu_time_of_loggers_while_the_report_is_written_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpu_time_of_loggers_during_the_report_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ensemble = an_ensemble(loggers=["tensorboard"])
     run_dir = RunDir.create(tmp_path / "run", ensemble)
     controller = Controller(run_dir, ensemble, Simulated(), EventLog(run_dir.events), RunState())
@@ -227,13 +224,7 @@ def test_cpu_time_of_loggers_while_the_report_is_written_is_counted(
 
 
 @pytest.mark.usefixtures("_without_reports")
-@given(
-    st.dictionaries(
-        st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2)), st.sampled_from(FAULTS)
-    ),
-    st.integers(0, 1000),
-    st.integers(1, 2),
-)
+@given(FAULTS_OF_ATTEMPTS, st.integers(0, 1000), st.integers(1, 2))
 @settings(examples(16), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_fails_each_member_ends_as_its_retries_say(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int, workers: int
@@ -321,9 +312,7 @@ def test_a_resume_selects_nodes_as_they_are_declared_then(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_a_silent_member_is_killed_and_tried_again(
-    in_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_silent_is_tried_again(in_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if in_process:  # as the inline executor does it
         monkeypatch.setattr(Simulated, "kill", lambda self, member: self.send(member, "cancel"))
     executor = Clock(monkeypatch).executor(faults={("member-0", 0): "silent"})
@@ -446,9 +435,7 @@ class Clock:
         return Timed(**options)
 
 
-def test_a_member_that_dies_again_and_again_rests_and_the_run_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_dies_again_and_again_rests_and_the_run_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     executor = clock.executor(faults={("member-0", n): "lost" for n in range(4)})
     state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}], retries=4, epochs=5), executor)

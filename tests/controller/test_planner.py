@@ -32,16 +32,10 @@ SAMPLES = 64
 
 def an_ensemble(rates: Sequence[float], **options: Any) -> Ensemble:
     """Members of these rates (samples/s with one worker, by their hyperparameter), all left to measurement."""
-    defaults: dict[str, Any] = {
-        "name": "planned",
-        "recipe": Recipe(model=len, loss=len, task="classification"),
-        "train": Pipeline(sources.arrays(x=np.zeros((SAMPLES, 2), np.float32))),
-        "members": [{"rate": rate} for rate in rates],
-        "epochs": 4,
-        "batch_size": 16,
-        "sharing": "node",
-        "resources": Resources(workers="auto"),
-    }
+    data, recipe = sources.arrays(x=np.zeros((SAMPLES, 2), np.float32)), Recipe(model=len, loss=len, task="free")
+    defaults: dict[str, Any] = {"name": "planned", "recipe": recipe, "train": Pipeline(data), "epochs": 4}
+    defaults |= {"members": [{"rate": rate} for rate in rates], "batch_size": 16, "sharing": "node"}
+    defaults |= {"resources": Resources(workers="auto"), "objective": "accuracy", "mode": "max"}
     return Ensemble(**{**defaults, **options})
 
 

@@ -27,16 +27,9 @@ from ensemble.store import EventLog, RunDir, RunState
 from ensemble.train import Job
 
 NARROW: dict[str, Any] = {"width": 8, "lr": 0.1}
-MEMBERS: list[Any] = [
-    *(
-        NARROW,
-        NARROW | {"lr": 0.3},
-        NARROW | {"width": 1024},
-        NARROW | {"fault": "kill"},
-        NARROW | {"sleep_s": 0.02},
-    ),
-    *(NARROW | {"fault": "build"}, NARROW | {"table": 50_000_000}, NARROW | {"drop": 0.4}),
-]
+CHANGES: list[dict[str, Any]] = [{}, {"lr": 0.3}, {"width": 1024}, {"fault": "kill"}, {"sleep_s": 0.02}]
+CHANGES += [{"fault": "build"}, {"table": 50_000_000}, {"drop": 0.4}]
+MEMBERS: list[Any] = [NARROW | change for change in CHANGES]
 Local = tuple[Executor, list[Node], RunDir]
 Event = dict[str, Any]
 
@@ -162,9 +155,7 @@ def test_a_train_function_is_measured_with_every_number_of_workers(local: Local,
 
 
 @pytest.mark.more
-def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
-    local: Local, tmp_path: Path
-) -> None:
+def test_a_wide_member_is_measured_on_two_nodes_too_where_that_is_left_open(local: Local, tmp_path: Path) -> None:
     executor, (node, *_), _ = local
     slow = NARROW | {"sleep_s": 0.01}
     members = [Member(slow, workers=2, span_nodes=how) for how in ("auto", True)]
@@ -217,13 +208,10 @@ def test_a_lost_node_is_nobodys_fault(local: Local, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "workers", "measured_on"),
+    ("free", "workers", "measured_on"),  # all of a GPU is what is guessed: it may need less
     [
-        ((0.0, 1.0), 1, ["GPU-1"]),
-        ((0.1, 0.5), 1, ["GPU-1"]),  # all of a GPU is what is guessed: it may need less
-        ((0.1, 0.5), 2, ["GPU-1", "GPU-0"]),
-        ((0.0, 0.5), 2, None),
-        ((0.0, 0.0), 1, None),
+        *(((0.0, 1.0), 1, ["GPU-1"]), ((0.1, 0.5), 1, ["GPU-1"]), ((0.1, 0.5), 2, ["GPU-1", "GPU-0"])),
+        *(((0.0, 0.5), 2, None), ((0.0, 0.0), 1, None)),
     ],
 )
 def test_members_are_measured_on_gpus_of_which_others_leave_memory(

@@ -92,7 +92,7 @@ def is_sound(run_dir: Path) -> bool:
 
 
 @pytest.mark.parametrize("which", WHICH)
-def test_weights_alone_are_used_as_before_and_not_trained_further(
+def test_weights_alone_are_not_trained_further(
     which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, reduced = tmp_path / "all", tmp_path / "weights"
@@ -152,7 +152,7 @@ def test_only_what_the_combination_has_selected_and_the_best_is_kept(tmp_path: P
 
 
 @pytest.mark.parametrize("logged", [False, True])
-def test_who_is_killed_while_a_checkpoint_is_reduced_loses_nothing(
+def test_a_kill_during_a_reduction_loses_nothing(
     logged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, run_dir = train(tmp_path / "all"), tmp_path / "run"
@@ -176,7 +176,7 @@ def test_who_is_killed_while_a_checkpoint_is_reduced_loses_nothing(
     assert [path.stem.endswith("-weights") for path in list_files(run_dir).values()] == [True] * 3
 
 
-def test_what_is_made_of_a_checkpoint_is_no_leftover_before_it_is_logged(
+def test_a_reduced_checkpoint_is_no_leftover_before_it_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(CheckpointReducer):
@@ -207,18 +207,16 @@ def test_a_run_that_has_ended_keeps_less_when_it_is_declared_to(tmp_path: Path) 
     assert count(run_dir, "epoch") == 3 * EPOCHS
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "keep", "kept"),
-    [
-        *((state, None, "all", "all") for state in ("finished", "pruned", "cancelled")),
-        *((state, None, "weights", "weights") for state in ("finished", "pruned", "cancelled")),
-        ("finished", None, "selected", "weights"),  # until it is known what is selected
-        *((state, None, "selected", "nothing") for state in ("pruned", "cancelled")),
-        # A later start may go on with these.
-        *((state, None, "selected", "all") for state in ("waiting", "running", "paused", "stopped")),
-        *(("failed", reason, "selected", "all") for reason in ("nan", "error")),
-    ],
-)
+ENDED = ("finished", "pruned", "cancelled")
+KEPT = [(state, None, keep, keep) for state in ENDED for keep in ("all", "weights")]
+KEPT += [("finished", None, "selected", "weights")]  # until it is known what is selected
+KEPT += [(state, None, "selected", "nothing") for state in ENDED[1:]]
+# A later start may go on with these.
+KEPT += [(state, None, "selected", "all") for state in ("waiting", "running", "paused", "stopped")]
+KEPT += [("failed", reason, "selected", "all") for reason in ("nan", "error")]
+
+
+@pytest.mark.parametrize(("state", "reason", "keep", "kept"), KEPT)
 def test_nothing_is_taken_from_who_may_go_on(state: Any, reason: str | None, keep: str, kept: str) -> None:
     member = MemberState("member-0", 0, state=state, reason=reason)
     assert plan_reduction(member, keep) is None, "it has no checkpoint"

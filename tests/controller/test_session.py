@@ -51,20 +51,7 @@ TRIALS = 6
 NOWHERE = Path("/nowhere/run")
 CLUSTER_FAULTS = ("given back", "lent", "drained")
 FAULTS = ("failed", "nan", "oom", "died", "rank died", "node lost", "feeder died", "bad record", "silence")
-REQUESTS = [
-    "pause",
-    "resume",
-    "cancel",
-    "add",
-    "add clone",
-    "add warm",
-    "pause all",
-    "resume all",
-    "cancel all",
-    "stop",
-    "stop at once",
-    "no",
-]
+REQUESTS = "pause,resume,cancel,add,add clone,add warm,pause all,resume all,cancel all,stop,stop at once,no"
 
 
 @dataclass
@@ -129,20 +116,20 @@ class World:
         stream.check()
         self.streaming = ensemble.search is not None
         self.minimizes = ensemble.search is not None and bool(ensemble.search.further_objectives)
-        self.session = Session(
-            ensemble=ensemble,
-            run_dir=RunDir(NOWHERE),
-            run=RunState(),
-            nodes=nodes,
-            list_cluster=lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None,
-            stream=stream,
-            awaits_pruner=self.streaming,
-            streaming=self.streaming,
-            trials_left=TRIALS if self.streaming else len(ensemble.members or ()),
-        )
+        known: Any = {
+            "ensemble": ensemble,
+            "run_dir": RunDir(NOWHERE),
+            "run": RunState(),
+            "nodes": nodes,
+            "stream": stream,
+        }
+        known["list_cluster"] = lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None
+        left = TRIALS if self.streaming else len(ensemble.members or ())
+        kind = {"awaits_pruner": self.streaming, "streaming": self.streaming, "trials_left": left}
+        self.session = Session(**known, **kind)
         started = {"type": "run_started", "name": ensemble.name, "members": 0, "epochs": ensemble.epochs}
-        known = [{"type": "node", **node.as_event()} for node in nodes]
-        self.perform(self.session.start([started, *known], *self.time))
+        offered = [{"type": "node", **node.as_event()} for node in nodes]
+        self.perform(self.session.start([started, *offered], *self.time))
         self.perform(self.session.open_queue({}, {}, *self.time))
         self.reconcile()
 
@@ -485,13 +472,7 @@ def declare(kind: str, workers: int) -> Ensemble:
 
 
 @pytest.mark.parametrize("kind", ["list", "alone", "search", "energy_j", "cpu_s"])
-@given(
-    random=st.randoms(use_true_random=False),
-    workers=st.integers(1, 3),
-    slow=st.booleans(),
-    shared=st.booleans(),
-    steps=st.integers(0, 300),
-)
+@given(st.randoms(use_true_random=False), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 300))
 @examples(24)
 def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
     kind: str, random: Random, workers: int, slow: bool, shared: bool, steps: int
@@ -694,7 +675,7 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
     world.finish()
 
 
-def test_members_wait_for_memory_that_others_hold_and_none_that_runs_is_stopped(
+def test_members_wait_for_memory_that_others_hold_and_none_is_stopped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     free = Node("a", 4.0, (), 8.0, "a")

@@ -15,6 +15,9 @@ from ensemble.schedule.needs import Node, compute_need
 from ensemble.schedule.placement import ClusterSnapshot, decide_starts
 
 
+MANY = an_ensemble(members=[{"n": n} for n in range(120)])
+
+
 @given(
     st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=120),
     st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=3),
@@ -26,7 +29,7 @@ def test_a_run_that_places_by_the_window_places_the_same_members_in_the_same_ord
 ) -> None:
     random, most = Random(seed), 32
     cluster = [Node(f"node-{n}", cores, (), 64.0, f"node-{n}") for n, cores in enumerate(nodes)]
-    waiting = [replace(an_ensemble().identify(number), cpus_per_worker=each) for number, each in enumerate(cpus)]
+    waiting = [replace(MANY.identify(number), cpus_per_worker=each) for number, each in enumerate(cpus)]
     window, running, last = WaitingWindow(waiting, compute_need), [], -1
     while waiting and last != len(waiting):
         last = len(waiting)

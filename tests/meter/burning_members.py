@@ -33,14 +33,9 @@ def make_loss(step_s: float) -> Callable[[Any, Any], Any]:
 
 def declare(members: int, epochs: int, step_s: float) -> Ensemble:
     data = sources.arrays(x=np.zeros((64, 4), np.float32), label=np.zeros(64, np.int64))
-    return Ensemble(
-        name="burning",
-        recipe=Recipe(model=model, loss=make_loss(step_s)),
-        members=[{"lr": 0.1 * (n + 1)} for n in range(members)],
-        train=Pipeline(data),
-        epochs=epochs,
-        batch_size=8,
-    )
+    listed = {"members": [{"lr": 0.1 * (n + 1)} for n in range(members)], "epochs": epochs, "batch_size": 8}
+    recipe = Recipe(model=model, loss=make_loss(step_s))
+    return Ensemble(name="burning", recipe=recipe, train=Pipeline(data), **listed)  # type: ignore[arg-type]
 
 
 def train_inline(run_dir: Path) -> None:

@@ -94,28 +94,25 @@ def test_the_start_of_a_process_is_known_while_it_lives() -> None:
 PYTHON = "/venv/bin/python"
 RAY = "/venv/lib/python3.11/site-packages/ray"
 SESSION = "session_2026-01-01_00-00-00_1_10"
-TABLE = [
-    ProcessInfo(pid, parent, name, line)
-    for pid, parent, name, line in (
-        (10, 1, "python", "python train.py"),
-        (11, 10, "gcs_server", f"{RAY}/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray/{SESSION}/logs"),
-        (12, 10, "python", f"{PYTHON} -u {RAY}/autoscaler/_private/monitor.py --logs-dir=/tmp/ray/{SESSION}"),
-        (13, 10, "python", f"{PYTHON} {RAY}/dashboard/dashboard.py --session-dir=/tmp/ray/{SESSION}"),
-        (14, 10, "python", f"{PYTHON} -u {RAY}/_private/log_monitor.py --session-dir=/tmp/ray/{SESSION}"),
-        (15, 10, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/{SESSION}/s"),
-        (20, 15, "ray::DashboardAgent", "ray::DashboardAgent"),
-        (21, 15, "ray::RuntimeEnvAgent", "ray::RuntimeEnvAgent"),
-        (22, 15, "ray::NodeAgent", "ray::NodeAgent.run"),
-        (23, 15, "ray::IDLE", "ray::IDLE"),
-        (24, 15, "python", f"{PYTHON} {RAY}/_private/workers/default_worker.py --session=/tmp/ray/{SESSION}"),
-        (30, 13, "python", f"{PYTHON} -B -c from multiprocessing.forkserver import main"),
-        (31, 30, "ray-dashboard-J", "ray-dashboard-JobHead-0 (python -B -c ...)"),
-        (40, 22, "python", f"{PYTHON} -m pipelines.feeder.process"),
-        (50, 1, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/session_other/s"),
-        (51, 50, "ray::IDLE", "ray::IDLE"),
-        (60, 1, "bash", "bash"),
-    )
+DAEMONS = [
+    (11, 10, "gcs_server", f"{RAY}/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray/{SESSION}/logs"),
+    (12, 10, "python", f"{PYTHON} -u {RAY}/autoscaler/_private/monitor.py --logs-dir=/tmp/ray/{SESSION}"),
+    (13, 10, "python", f"{PYTHON} {RAY}/dashboard/dashboard.py --session-dir=/tmp/ray/{SESSION}"),
+    (14, 10, "python", f"{PYTHON} -u {RAY}/_private/log_monitor.py --session-dir=/tmp/ray/{SESSION}"),
+    (15, 10, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/{SESSION}/s"),
+    (24, 15, "python", f"{PYTHON} {RAY}/_private/workers/default_worker.py --session=/tmp/ray/{SESSION}"),
+    *(
+        (20 + n, 15, f"ray::{agent}Agent", f"ray::{agent}Agent")
+        for n, agent in enumerate(("Dashboard", "RuntimeEnv"))
+    ),
+    *((22, 15, "ray::NodeAgent", "ray::NodeAgent.run"), (23, 15, "ray::IDLE", "ray::IDLE")),
+    (30, 13, "python", f"{PYTHON} -B -c from multiprocessing.forkserver import main"),
+    (31, 30, "ray-dashboard-J", "ray-dashboard-JobHead-0 (python -B -c ...)"),
 ]
+OTHERS = [(10, 1, "python", "python train.py"), (40, 22, "python", f"{PYTHON} -m pipelines.feeder.process")]
+OTHERS += [(50, 1, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/session_other/s")]
+OTHERS += [(51, 50, "ray::IDLE", "ray::IDLE"), (60, 1, "bash", "bash")]
+TABLE = [ProcessInfo(*row) for row in sorted(DAEMONS + OTHERS)]
 
 
 def test_rays_daemons_are_told_from_the_runs_processes() -> None:

@@ -42,9 +42,7 @@ class Watched:
         self.program.end()
 
 
-def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(
-    programs: Programs, tmp_path: Path
-) -> None:
+def test_what_a_rank_holds_is_no_others_whether_it_is_listed_or_not(programs: Programs, tmp_path: Path) -> None:
     with Watched(programs, tmp_path, "A100:80,A100:80", "GPU-0 held 8\n") as watched:
         assert watched.after("GPU-1 held 2")[1] == {"GPU-0": 0.0, "GPU-1": 2.0}, "a rank may hold it by now"
         assert watched.after("GPU-0 process OWN 30")[1] == {"GPU-0": 8.0, "GPU-1": 2.0}
@@ -54,9 +52,7 @@ def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(
         assert watched.after("GPU-0 held 5")[1]["GPU-0"] == 5.0
 
 
-def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(
-    programs: Programs, tmp_path: Path
-) -> None:
+def test_each_fault_is_found_once_and_other_gpus_are_still_measured(programs: Programs, tmp_path: Path) -> None:
     with Watched(programs, tmp_path, "A100:80,A100:80:2,A100:80", "GPU-0 xid 79\nGPU-2 ecc 3\n") as watched:
         faults, held, read, lost, _ = watched.after("GPU-0 xid 31")
         assert (faults, len(held), len(read), lost) == ({}, 4, 3, []), "what was before the start, or is no fault"

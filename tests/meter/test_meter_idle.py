@@ -48,29 +48,29 @@ def spin() -> None:
         sum(range(10_000))
 
 
-def test_a_node_at_rest_shows_the_idle_power_of_each_part() -> None:
-    idle = judge(Window(2.0, PACKAGES + GPUS, 0.01, 0.0))
-    assert idle == Idle("measured", {"package-0": 60.0, "package-1": 40.0, "gpu-0": 70.0})
+WHOLE = [*PACKAGES, *GPUS, part("node", "node", 300.0)]
 
 
-def test_busy_cores_hide_the_idle_power_of_processors_but_not_of_gpus() -> None:
-    idle = judge(Window(2.0, PACKAGES + GPUS, 0.30, 0.0))
-    assert (idle.origin, idle.watts) == ("measured", {"gpu-0": 70.0})
-    assert "cores were busy for 30%" in idle.reason
-
-
-def test_kernels_on_a_gpu_hide_its_idle_power_and_that_of_the_whole_node() -> None:
-    parts = [*PACKAGES, *GPUS, part("node", "node", 300.0)]
-    idle = judge(Window(2.0, parts, 0.01, 0.5))
-    assert set(idle.watts) == {"package-0", "package-1"}
-    assert "kernels ran on a GPU for 50%" in idle.reason
+@pytest.mark.parametrize(
+    ("parts", "cores", "gpus", "idle", "reason"),
+    [
+        (PACKAGES + GPUS, 0.01, 0.0, {"package-0": 60.0, "package-1": 40.0, "gpu-0": 70.0}, ""),
+        (PACKAGES + GPUS, 0.30, 0.0, {"gpu-0": 70.0}, "cores were busy for 30%"),
+        (WHOLE, 0.01, 0.5, {"package-0": 60.0, "package-1": 40.0}, "kernels ran on a GPU for 50%"),
+    ],
+)
+def test_each_part_that_is_at_rest_shows_its_idle_power(
+    parts: Any, cores: float, gpus: float, idle: dict[str, float], reason: str
+) -> None:
+    found = judge(Window(2.0, parts, cores, gpus))
+    assert (found.origin, found.watts) == ("measured", idle) and reason in found.reason
 
 
 @pytest.mark.parametrize(
     ("cores", "gpus", "reason"),
     [(0.2, 0.0, "busy for 20%"), (None, 0.0, "cannot be seen"), (0.2, None, "does not report")],
 )
-def test_a_node_of_which_nothing_is_at_rest_has_no_idle_power(
+def test_a_node_that_is_not_at_rest_has_no_idle_power(
     cores: float | None, gpus: float | None, reason: str
 ) -> None:
     parts = PACKAGES if gpus is not None else PACKAGES + GPUS

@@ -69,7 +69,7 @@ def test_shares_add_up_are_not_negative_and_do_not_depend_on_order(total: int, w
     length=st.floats(0, 50),
     ticks=st.integers(0, 2**45),
 )
-def test_a_span_inside_the_metered_time_is_spread_without_loss(
+def test_a_span_in_the_metered_time_is_spread_whole(
     cuts: list[float], start: float, length: float, ticks: int
 ) -> None:
     cuts.sort()
@@ -255,14 +255,6 @@ def test_idle_energy_that_is_not_known_is_missing_not_zero() -> None:
     assert book.total.idle_j == 0.0 and ledger([*used, unknown]).total.idle_j is None
 
 
-def test_a_member_bears_idle_power_only_while_it_holds_its_place() -> None:
-    each = [part(100.0, idle_j=40.0)]
-    events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
-    events += [power(1.0, 100.0, parts=each), {"t": 1.5, "type": "paused", "member": "member-0"}]
-    events += [power(2.0, 100.0, parts=each), power(3.0, 100.0, parts=each)]
-    assert rows(events)["train", "member-0"].idle_j == 15.0
-
-
 def test_cores_that_are_reserved_twice_bear_no_more_than_the_nodes_idle_power() -> None:
     events = [started(0.0), NODE, *(event for i in range(8) for event in placed(0.0, f"member-{i}"))]
     book = ledger([*events, power(1.0, 80.0, parts=[part(80.0, idle_j=80.0)])])
@@ -322,9 +314,7 @@ def test_a_profile_bears_the_energy_of_the_gpu_that_it_names() -> None:
 
 
 @pytest.mark.parametrize(("began", "joules"), [(0.0, 300.0), (4.0, 100.0)])
-def test_the_first_count_of_busy_time_is_of_the_time_before_it_in_this_start_of_the_run(
-    began: float, joules: float
-) -> None:
+def test_the_first_count_of_busy_time_is_of_the_time_before_it_in_this_start(began: float, joules: float) -> None:
     metered = [power(t, 100.0, parts=[part(100.0, "gpu", "GPU-a", idle_j=0.0)]) for t in (1.0, 2.0, 3.0, 4.0, 5.0)]
     told = usage(5.0, 1, 1.0, member="member-0", gpu_busy_s=3.0, gpu="GPU-a")
     begun = [] if began == 0.0 else [started(began)]

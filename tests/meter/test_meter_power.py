@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from forked_programs import Programs
@@ -313,17 +313,12 @@ def fail(error: Exception) -> NoReturn:
     raise error
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda: fail(OSError(5, "Input/output error")),
-        lambda: [Reading("wall", "node", math.nan)],
-        lambda: [Reading("wall", "node", -1.0)],
-        lambda: [Reading("wall", "node", "8 J")],  # type: ignore[arg-type]
-        lambda: [Reading("wall", "board", 8.0)],  # type: ignore[arg-type]
-        lambda: None,
-    ],
-)
+BAD_READINGS: list[tuple[Any, Any]] = [("node", math.nan), ("node", -1.0), ("node", "8 J"), ("board", 8.0)]
+BAD_READS = [lambda: fail(OSError(5, "Input/output error")), lambda: None]
+BAD_READS += [lambda bad=bad: [Reading("wall", *bad)] for bad in BAD_READINGS]
+
+
+@pytest.mark.parametrize("read", BAD_READS)
 def test_a_source_that_cannot_be_counted_is_lost_and_the_others_go_on(
     read: Callable[[], list[Reading]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,27 +40,23 @@ def names(source: PowerSource | Absent) -> list[tuple[str, str]]:
     return [(reading.name, reading.kind) for reading in source.read()]
 
 
+FIRST, SECOND = "intel-rapl:0", "intel-rapl:1"
+DRAM = {f"{SECOND}/intel-rapl:1:0": "dram"}
+MMIO = {"intel-rapl-mmio:0": "package-0", "intel-rapl-mmio:0/intel-rapl-mmio:0:0": "dram"}
 LAYOUTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "AMD's packages have cores below, and no memory": (
-        {"intel-rapl:0": "package-0", "intel-rapl:1": "package-1", "intel-rapl:0/intel-rapl:0:0": "core"},
+        {FIRST: "package-0", SECOND: "package-1", f"{FIRST}/intel-rapl:0:0": "core"},
         {"package-0", "package-1"},
     ),
     "each die of a socket counts": (
-        {
-            "intel-rapl:0": "package-0-die-0",
-            "intel-rapl:1": "package-0-die-1",
-            "intel-rapl:1/intel-rapl:1:0": "dram",
-        },
+        {FIRST: "package-0-die-0", SECOND: "package-0-die-1"} | DRAM,
         {"package-0-die-0", "package-0-die-1", "package-0-die-1/dram"},
     ),
     "zones are named as the kernel names them, not by their number": (
-        {"intel-rapl:0": "package-1", "intel-rapl:1": "package-0", "intel-rapl:1/intel-rapl:1:0": "dram"},
+        {FIRST: "package-1", SECOND: "package-0"} | DRAM,
         {"package-1", "package-0", "package-0/dram"},
     ),
-    "the second view is read where there is no first": (
-        {"intel-rapl-mmio:0": "package-0", "intel-rapl-mmio:0/intel-rapl-mmio:0:0": "dram"},
-        {"package-0", "package-0/dram"},
-    ),
+    "the second view is read where there is no first": (MMIO, {"package-0", "package-0/dram"}),
 }
 
 
@@ -140,9 +136,7 @@ def test_batteries_are_no_meters_of_the_node_and_of_several_meters_none_is_used(
     assert "several power meters" in getattr(open_power_meter(tmp_path), "reason", "")
 
 
-def test_where_the_whole_node_is_measured_nothing_is_estimated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_whole_node_is_measured_none_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "hwmon1", name="power_meter", power1_average=200_000_000)
     monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", tmp_path / "none")
     monkeypatch.setattr("ensemble.meter.power.hwmon.ROOT", tmp_path)
@@ -204,9 +198,7 @@ def test_where_no_cpu_time_is_told_there_is_no_estimate(tmp_path: Path) -> None:
     assert isinstance(estimate, Absent) and "does not report its CPU time" in estimate.reason
 
 
-def test_an_estimate_of_a_container_says_so_and_is_of_its_cpu_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_of_a_container_is_of_its_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "4")
     write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 5000000"})
     busy = find_busy_time(procfs(tmp_path, ZEROS), tmp_path / "cgroup")

@@ -42,9 +42,7 @@ memory_increases = st.builds(
 
 
 @given(members(), memory_increases)
-def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
-    listed: list[RatedMember], capacity: Capacity
-) -> None:
+def test_every_member_is_in_one_flotilla_as_wide_as_fits(listed: list[RatedMember], capacity: Capacity) -> None:
     allocation = allocate(listed, capacity, SAMPLES, effort=EFFORT)
     placed = [member for flotilla in allocation.flotillas for member in flotilla.members]
     assert sorted(placed) == sorted(each.member for each in listed)

@@ -73,7 +73,7 @@ def test_a_second_preparation_that_takes_the_members_cores_is_not_started() -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from([10.0, 11.0, 200.0]), st.sampled_from([5, 10])), max_size=7), st.data())
-def test_streams_hold_every_member_once_and_never_lengthen_the_run(
+def test_streams_hold_each_member_once_and_lengthen_no_run(
     rates: list[tuple[float, int]], data: st.DataObject
 ) -> None:
     listed = [rated(f"m{i}", rate, epochs) for i, (rate, epochs) in enumerate(rates)]

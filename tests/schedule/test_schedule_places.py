@@ -9,11 +9,6 @@ from ensemble.schedule.needs import Placement, resolve_devices
 from ensemble.schedule.packing import FreeCapacity, pack
 
 
-def test_ten_tenths_of_a_core_are_one_core() -> None:
-    waiting = [identity(i, cpus_per_worker=0.1) for i in range(11)]
-    assert len(pack(waiting, [], [node(cpus=1)])) == 10
-
-
 def test_a_declared_share_is_of_a_gpu_and_never_of_a_cpu_once_there_was_a_gpu() -> None:
     one = identity(gpus_per_worker=0.5)
     assert resolve_devices("auto", has_gpus=False) == "cpu" and resolve_devices("auto", has_gpus=True) == "auto"

@@ -106,7 +106,7 @@ OUTSIDE: tuple[tuple[Any, str], ...] = (
 )
 
 
-def test_what_the_search_could_not_have_proposed_trains_and_teaches_it_nothing(
+def test_what_a_search_could_not_propose_teaches_it_nothing(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     run = Run(tmp_path, declared())

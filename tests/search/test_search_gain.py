@@ -144,9 +144,7 @@ class Run:
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_a_search_values_all_trials_by_what_they_add_now_and_remembers_through_a_resume(
-    tmp_path: Path, mode: Any
-) -> None:
+def test_a_search_values_all_trials_by_what_they_add_now_after_a_resume_too(tmp_path: Path, mode: Any) -> None:
     objective, sign = ("accuracy", 1) if mode == "max" else ("loss", -1)
     ensemble = declared(mode=mode, objective=objective)
     run = Run(tmp_path, ensemble)
@@ -166,9 +164,7 @@ def test_a_search_values_all_trials_by_what_they_add_now_and_remembers_through_a
     assert resumed.values == run.values
 
 
-def test_a_member_without_predictions_teaches_nothing_and_stands_in_nobodys_way(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_member_without_predictions_teaches_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(tmp_path, declared())
     assert "gain" not in run.next(None) and "member-0 has no gain" in caplog.text
     assert "gain" in run.next(DIFFERENT)

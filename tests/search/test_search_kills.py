@@ -137,7 +137,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [(4, "before"), (4, "after"), (7, "before")],
     ids=["before it asks", "before its member is declared", "ended in the log, and not told"],
 )
-def test_a_driver_killed_in_a_trial_leaves_a_search_that_goes_on_alike(
+def test_a_search_goes_on_alike_after_a_kill_in_a_trial(
     nth: int, when: str, undisturbed: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"

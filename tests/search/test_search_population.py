@@ -117,9 +117,7 @@ def test_each_generation_trains_its_part_and_the_worst_follows_one_of_the_best(u
     assert {member.id for member in generations[-1]} & set(state.combined.candidates or ())
 
 
-def test_a_member_that_is_never_replaced_ends_with_the_bits_of_one_training(
-    undisturbed: Path, tmp_path: Path
-) -> None:
+def test_who_is_never_replaced_ends_with_the_bits_of_one_training(undisturbed: Path, tmp_path: Path) -> None:
     generations = generations_of(state_of(undisturbed))
     pairs = list(itertools.pairwise(generations))
     kept = [n for n in range(POPULATION) if all(source_of(now[n]) == before[n].id for before, now in pairs)]
@@ -201,9 +199,7 @@ def test_checkpoints_are_reduced_when_nobody_goes_on_from_them(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
-def test_the_same_declaration_goes_on_with_its_run_and_another_population_does_not(
-    undisturbed: Path, tmp_path: Path
-) -> None:
+def test_the_same_declaration_goes_on_and_another_population_does_not(undisturbed: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     ask = stop_at(path, "finished", "member-5", "stop")
     ensemble.submit(declare(), path, "inline", on_event=ask).wait()

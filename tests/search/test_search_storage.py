@@ -62,7 +62,7 @@ def database(tables: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_that_is_killed_while_it_makes_its_study_finds_it_again(
+def test_a_run_killed_as_it_makes_its_study_finds_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(tmp_path / "two.journal")
@@ -171,7 +171,7 @@ def test_a_database_that_is_gone_ends_the_run_and_a_resume_goes_on(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_a_trial_that_somebody_ends_in_the_storage_goes_on_as_another(
+def test_a_trial_that_is_ended_in_the_storage_goes_on_as_another(
     kind: str, database: Path, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{database}" if kind == "sqlite" else str(tmp_path / "a.journal")

@@ -215,7 +215,7 @@ def test_what_cannot_be_unpickled_is_said_before_anything_starts(tmp_path: Path)
         ensemble.submit(declared, tmp_path / "run", executor="local")
 
 
-def test_tensors_keep_the_order_of_their_axes_and_what_a_function_holds_says_when_it_is_cut_off(
+def test_tensors_keep_the_order_of_their_axes_and_a_file_that_is_cut_off_is_named(
     tmp_path: Path,
 ) -> None:
     pictures = torch.arange(LEAST_BYTES // 4).float().view(4, 4, 128, 128)

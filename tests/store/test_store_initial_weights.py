@@ -99,9 +99,7 @@ def test_other_weights_than_the_log_names_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "is_of_the_log"), [(7, True), (6, False)])
-def test_the_digest_is_the_logs_where_that_has_the_step_and_else_that_of_the_file(
-    step: int, is_of_the_log: bool, tmp_path: Path
-) -> None:
+def test_the_digest_is_the_logs_if_that_has_the_step(step: int, is_of_the_log: bool, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     model = a_checkpoint(run_dir, 1.0)
     logged = Checkpoint(member="member-0", path="", epoch=4, step=step, weights_sha256="of the log")

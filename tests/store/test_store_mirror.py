@@ -122,9 +122,7 @@ def test_a_run_is_fetched_into_a_new_or_empty_directory_only(mirrored: Path, tmp
 
 
 @pytest.mark.parametrize("kind", ["members", "search"])
-def test_a_run_goes_on_from_its_mirror_with_the_weights_of_one_that_was_not_disturbed(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_from_its_mirror_with_the_weights_of_an_undisturbed_one(kind: str, tmp_path: Path) -> None:
     url, events = f"file://{tmp_path}/mirror", list[str]()
 
     def follow(event: dict[str, Any]) -> None:
@@ -193,7 +191,7 @@ def test_an_address_has_one_run_and_no_files_of_others(mirrored: Path, tmp_path:
     assert not (tmp_path / "other").exists(), "it is refused before anything is written"
 
 
-def test_a_driver_that_comes_back_writes_nothing_over_its_successor(
+def test_a_driver_that_comes_back_does_not_disturb_another(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, run_dir = f"file://{copied}/mirror", RunDir(copied / "run")
@@ -211,9 +209,7 @@ def test_a_driver_that_comes_back_writes_nothing_over_its_successor(
     assert main(["resume", str(run_dir.path), "--mirror", "none"]) == 0 and explain_incomplete(run_dir) is None
 
 
-def test_a_write_whose_answer_is_lost_is_taken_for_no_other_driver(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_whose_answer_is_lost_is_no_other_driver(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, mirror, write = RunDir(copied / "run"), copied / "mirror", ObjectStore.write
     copier = begin(run_dir, f"file://{mirror}")
 

@@ -74,11 +74,10 @@ def test_rows_of_unlike_length_are_kept_as_they_are_and_filled_up_where_they_are
 @pytest.mark.parametrize(
     ("tail", "target", "positions", "shape"),
     [
-        (None, True, None, (3, 6, 2)),  # a free task
-        (1, False, None, (3, 6, 2)),
-        (1, True, [0, 3], (3, 6, 2)),  # a part of the positions of other samples
-        (1, True, None, (3, 5, 3)),  # other classes
+        *((None, True, None, (3, 6, 2)), (1, False, None, (3, 6, 2)), (1, True, [0, 3], (3, 6, 2))),
+        (1, True, None, (3, 5, 3)),
     ],
+    ids=["a free task", "no target", "a part of the positions of other samples", "other classes"],
 )
 def test_rows_that_differ_by_more_than_their_positions_are_refused(
     tmp_path: Path, tail: int | None, target: bool, positions: list[int] | None, shape: tuple[int, ...]
@@ -122,10 +121,8 @@ def test_fields_of_the_samples_are_kept_in_the_order_of_the_index(tmp_path: Path
 @pytest.mark.parametrize(
     ("shape", "index", "target", "said"),
     [
-        ((2,), [0, 1], None, "have shape"),
-        ((2, 3), [0], None, "have shapes"),
-        ((2, 3), [5, 5], None, "index 5 is there"),
-        ((2, 3), [0, 1], [1], "target must have 2 rows"),
+        *(((2,), [0, 1], None, "have shape"), ((2, 3), [0], None, "have shapes")),
+        *(((2, 3), [5, 5], None, "index 5 is there"), ((2, 3), [0, 1], [1], "target must have 2 rows")),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -150,9 +150,7 @@ def test_code_that_belongs_to_someone_else_is_not_run(tmp_path: Path) -> None:
     run.load_ensemble()
 
 
-def test_code_that_belongs_to_root_is_run_by_all_as_the_interpreter_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_belongs_to_root_is_run_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir.create(tmp_path / "run", ensemble())
     stat = os.stat
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

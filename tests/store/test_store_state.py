@@ -104,12 +104,6 @@ def test_a_run_that_was_killed_or_stopped_is_taken_up_again(ending: list[tuple[s
     assert state.members["member-0"].spans[0].ended is not None
 
 
-def test_what_had_ended_stays_so_after_a_resume() -> None:
-    ends = [of("finished", 0, metrics={}), of("cancelled", 1)]
-    state = fold(story(*BEGUN, *ends, ("run_stopped", {"reason": "x"}), started(resumed=True)))
-    assert [m.state for m in state.members.values()] == ["finished", "cancelled"]
-
-
 @pytest.mark.parametrize("reason", ["disk", "error", "oom", "lost", "hang", "nan"])
 def test_a_resume_takes_up_what_failed_unless_its_loss_was_no_number(reason: str) -> None:
     failed = of("failed", error="it broke", reason=reason, retry=False)
@@ -139,12 +133,6 @@ def test_an_epoch_that_a_killed_controller_did_not_hear_of_is_told_by_the_next_a
     assert all(event.t > 0 and event.member == "member-0" and event.attempt in (0, 1) for event in member.history)
 
 
-def test_a_stopped_member_says_where_it_stopped() -> None:
-    state = fold(story(*BEGUN, of("stopped", epoch=1, step=7), ("run_stopped", {"reason": "x"})))
-    member = state.members["member-0"]
-    assert (member.state, member.epoch, member.step) == ("stopped", 1, 7)
-
-
 def used(cpu_s: float, pid: int = 1, role: str = "train", number: int | None = 0) -> tuple[str, dict[str, Any]]:
     member = None if number is None else f"member-{number}"
     return "usage", {"node": "n0", "role": role, "member": member, "rank": 0, "pid": pid, "cpu_s": cpu_s}
@@ -160,11 +148,6 @@ def test_a_status_row_says_of_cpu_time_and_energy_what_the_ledger_says(origin: s
         total = used_by.member(row["member"])
         assert row["energy_j"] == total.energy_j and total.energy_j is not None and total.energy_j > 0
         assert (row["cpu_s"], row["energy_origin"]) == (total.cpu_s, given_as)
-
-
-def test_a_metric_that_was_no_number_is_missing() -> None:
-    member = fold(story(*BEGUN, epoch(0, None))).members["member-0"]
-    assert member.metrics == {} and member.history[0].metrics == {}
 
 
 def test_types_and_fields_of_a_later_minor_version_are_ignored() -> None:
@@ -195,14 +178,6 @@ def test_a_member_that_moves_is_in_one_cohort_after_the_other() -> None:
     assert (member.cohort, member.feeder, member.attempts) == (None, None, 1)
     spans = [(span.cohort, span.placed, span.ended, span.outcome) for span in member.spans]
     assert spans == [(0, 103.0, 106.0, "moved"), (1, 106.0, 108.0, "moved"), (None, 108.0, 109.0, "finished")]
-
-
-def test_a_widened_member_waits_to_be_placed_again() -> None:
-    wider = dict(declared(0)[1], workers=2, widened_from=1, widened={"from": 1, "epoch": 1})
-    state = fold(story(*BEGUN, epoch(0, 0.5), of("stopped", epoch=1, step=0), ("member", wider)))
-    member = state.members["member-0"]
-    assert (member.state, member.failures, member.epoch) == ("waiting", 0, 1)
-    assert member.identity["workers"] == 2 and len(member.history) == 1
 
 
 @pytest.mark.parametrize("ending", ["pruned", "cancelled", "failed", "finished"])

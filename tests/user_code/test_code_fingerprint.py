@@ -163,11 +163,7 @@ def code(spec: Path) -> Code:
         ("a_spec", '"""Builds it."""', '"""Builds\n    a model."""'),
         ("a_spec", '    """Builds it."""\n', ""),
         ("a_spec", "import enum\n", "import enum\nimport json\n\nUNUSED = 3\n"),
-        (
-            "a_spec",
-            'model(batch["x"])',
-            'model(\n            batch[\n                "x"\n            ]\n        )',
-        ),
+        ("a_spec", 'model(batch["x"])', 'model(\n            batch[\n              "x"\n            ]\n        )'),
         ("a_spec", '{"m": outputs.mean()}', '(\n    {"m": outputs.mean()}\n)'),
         ("helpers", "return x + 1", "return x + 2"),
         ("helpers", "import torch\n", "import torch\n\n\n\n"),
@@ -182,18 +178,18 @@ def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str
     assert after.changed(before) == [] and after.fingerprint == before.fingerprint
 
 
+LOSS = "a_spec.make_loss.<locals>.loss"
+USED_BY_THAT_LOSS_ALONE = [
+    f"a_spec.{name}" for name in ["Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING"]
+]
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "names"),
     [
-        ("a_spec", "scale) ** power", "scale) * power", ["a_spec.make_loss.<locals>.loss"]),
-        ("a_spec", "make_loss(1.0)", "make_loss(2.0)", ["a_spec.make_loss.<locals>.loss"]),
-        (
-            "a_spec",
-            "make_loss(1.0)",
-            "helpers.scaled",
-            ["Recipe.loss", "a_spec.make_loss.<locals>.loss"]  # and what only that loss used
-            + [f"a_spec.{name}" for name in ("Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING")],
-        ),
+        ("a_spec", "scale) ** power", "scale) * power", [LOSS]),
+        ("a_spec", "make_loss(1.0)", "make_loss(2.0)", [LOSS]),
+        ("a_spec", "make_loss(1.0)", "helpers.scaled", ["Recipe.loss", LOSS, *USED_BY_THAT_LOSS_ALONE]),
         ("a_spec", "SMOOTHING = 0.1", "SMOOTHING = 0.2", ["a_spec.SMOOTHING"]),
         ("a_spec", '"b": [2, 3]', '"b": [2, 4]', ["a_spec.WEIGHTS"]),
         ("a_spec", "label_smoothing=0.0", "label_smoothing=0.5", ["a_spec.criterion"]),
@@ -262,7 +258,7 @@ class Wraps:
 """
 
 
-def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_are_told_apart(
+def test_names_of_modules_are_no_part_of_it_and_functions_of_one_name_are_told_apart(
     tmp_path: Path,
 ) -> None:
     spec = SPEC.replace("        # a comment\n", "        assert __name__\n")
@@ -287,17 +283,21 @@ def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_ar
     assert both.changed(one) == ["helpers.scaled", "other.scaled"] and both.fingerprint != one.fingerprint
 
 
+SCALED = [
+    types.SimpleNamespace,
+    argparse.Namespace,
+    collections.OrderedDict,
+    collections.Counter,
+    collections.UserDict,
+]
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda value: types.SimpleNamespace(scale=value),
-        lambda value: argparse.Namespace(scale=value),
-        lambda value: collections.OrderedDict(scale=value),
-        lambda value: collections.defaultdict(int, scale=value),
-        lambda value: collections.Counter(scale=value),
-        lambda value: collections.deque([value]),
+        *(lambda value, kind=kind: kind(scale=value) for kind in SCALED),
+        *(lambda value: collections.defaultdict(int, scale=value), lambda value: collections.deque([value])),
         lambda value: collections.ChainMap({"scale": value}),
-        lambda value: collections.UserDict(scale=value),
         lambda value: array.array("i", [value]),
         *(decimal.Decimal, fractions.Fraction, operator.itemgetter, datetime.date.fromordinal),
         *(np.matrix, np.poly1d, lambda value: np.vectorize(lambda x: x * value, otypes="d")),
@@ -332,7 +332,7 @@ def test_the_declaration_that_is_kept_has_the_same_and_needs_no_module_any_more(
     assert again.changed(before) == [] and again.fingerprint == before.fingerprint
 
 
-def test_of_the_loaded_modules_only_those_of_the_spec_s_name_are_looked_up(
+def test_of_loaded_modules_only_those_of_the_spec_are_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, realpath = write(tmp_path / "here"), os.path.realpath
