@@ -323,9 +323,7 @@ def test_who_is_silent_is_tried_again(in_process: bool, tmp_path: Path, monkeypa
 
 
 def test_a_feeder_does_not_wait_for_members_that_have_nothing_left_to_read(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    ensemble = an_ensemble(members=[{}, {}], sharing="node")
-    executor = Simulated()
+    path, ensemble, executor = tmp_path / "run", an_ensemble(members=[{}, {}], sharing="node"), Simulated()
     run_dir = RunDir.create(path, ensemble)
     with EventLog(run_dir.events) as log:
         log.append("run_started", name="simulated")

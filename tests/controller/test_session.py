@@ -652,22 +652,22 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
     declared = an_ensemble(sharing="independent", resources=DECLARED, retries=2, epochs=3, members=members)
     world = World(declared, Random(0), failing_launches=0.0, on_cluster=True, nodes=nodes)
 
-    def list_devices() -> dict[str, str]:
-        run = world.session.state.run
-        return {name: str(run.members[name].spans[-1].device) for name in sorted(world.processes)}
+    def list_devices() -> list[str]:
+        members = world.session.state.run.members
+        return [f"{name[-1]} {members[name].spans[-1].device}" for name in sorted(world.processes)]
 
-    assert list_devices() == {"member-0": "A100", "member-1": "A100", "member-2": "cpu"}
+    assert list_devices() == ["0 A100", "1 A100", "2 cpu"]
     world.lose_node("gpu")
     for process in list(world.processes.values()):
         while process.reports:
             world.report(process)
     world.reconcile()
-    assert list_devices() == {"member-2": "cpu"}
+    assert list_devices() == ["2 cpu"]
     assert sorted(one.member for one in world.demand.waiting) == ["member-0", "member-1"]
     world.nodes.add("new")
     world.hold(Node("new", 4.0, ("H100", "H100"), 16.0, "new"))
     world.reconcile()
-    assert list_devices() == {"member-0": "H100", "member-1": "H100", "member-2": "cpu"}
+    assert list_devices() == ["0 H100", "1 H100", "2 cpu"]
     changed = [(e["member"], e["before"], e["device"]) for e in world.log if e["type"] == "device_changed"]
     assert changed == [("member-0", "A100", "H100"), ("member-1", "A100", "H100")]
     notices = [notice.text for notice in collect_notices(world.log) if "another device" in notice.text]
@@ -678,12 +678,9 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
 def test_members_wait_for_memory_that_others_hold_and_none_is_stopped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    free = Node("a", 4.0, (), 8.0, "a")
-    declared = an_ensemble(
-        sharing="independent", resources=replace(DECLARED, memory_gb=2.0), members=[{"n": n} for n in range(6)]
-    )
-    held = replace(free, memory_left_gb=5.0)
-    world = World(declared, Random(0), failing_launches=0.0, nodes=[held])
+    free, six = Node("a", 4.0, (), 8.0, "a"), [{"n": n} for n in range(6)]
+    declared = an_ensemble(sharing="independent", resources=replace(DECLARED, memory_gb=2.0), members=six)
+    world = World(declared, Random(0), failing_launches=0.0, nodes=[replace(free, memory_left_gb=5.0)])
 
     def others_leave(memory_left_gb: float | None) -> None:
         world.handle({"type": "node", **replace(free, memory_left_gb=memory_left_gb).as_event()})

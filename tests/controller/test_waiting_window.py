@@ -14,7 +14,6 @@ from ensemble.controller.waiting_window import WaitingWindow
 from ensemble.schedule.needs import Node, compute_need
 from ensemble.schedule.placement import ClusterSnapshot, decide_starts
 
-
 MANY = an_ensemble(members=[{"n": n} for n in range(120)])
 
 

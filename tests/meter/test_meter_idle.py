@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import Any
 import pytest
 from forked_programs import Programs
 
-from ensemble.interrupts import Interrupted, defer_signals
 from ensemble.meter.origin import round_to_tick
 from ensemble.meter.power import PowerMeter, PowerSource, Reading
 from ensemble.meter.power.estimate import open_estimate
@@ -139,22 +136,6 @@ def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
     sample = meter.sample()
     assert sample["energy_j"] < 70.0  # what the measuring took, 140 J, is not the run's
     assert 0 < sample["parts"][0]["idle_j"] <= sample["energy_j"]
-
-
-def test_a_signal_ends_the_measuring_which_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    meter = PowerMeter("n0", [steady("gpu-0", "gpu", 70.0)], energy=Energy(measure_idle_s=600.0))
-
-    def interrupt() -> None:
-        while "measuring the idle power of node n0 for 600 s" not in caplog.text:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    with defer_signals():
-        thread.start()
-        with pytest.raises(Interrupted):
-            meter.start()
-    thread.join()
 
 
 def test_a_busy_node_is_said_to_be_busy() -> None:

@@ -88,12 +88,6 @@ def test_streams_hold_each_member_once_and_lengthen_no_run(
         assert len(found.groups) == 1
 
 
-def test_where_nobody_waits_a_laggard_paces() -> None:
-    decision = decide_rebalance("slow", [paced(SLOW, FAST)], NODE, SAMPLES)
-    assert decision.kind == "pace"
-    assert decision.run_s == decision.pace_s == pytest.approx(1000)
-
-
 def test_a_laggard_that_keeps_places_from_those_that_wait_leaves() -> None:
     capacity = Capacity(slots=(3,), streams=2)
     decision = decide_rebalance("slow", [paced(SLOW, FAST, ALSO)], capacity, SAMPLES, waiting=TWELVES)

@@ -65,13 +65,6 @@ def test_a_member_tried_again_goes_back_to_its_own_cohort_before_others() -> Non
     assert [(s.placement.member, s.cohort) for s in decide_starts(cluster)] == [("member-1", 0)]
 
 
-def test_trials_start_as_soon_as_one_fits() -> None:
-    cluster = ClusterSnapshot(
-        nodes=FOUR, waiting=[identity(i) for i in range(4, 8)], running=running(0, 1, 2), streaming=True
-    )
-    assert [(s.placement.member, s.cohort) for s in decide_starts(cluster)] == [("member-4", 0)]
-
-
 def test_room_counts_only_what_nobody_waits_for() -> None:
     def count(most: int = 10, **state: Any) -> int:
         return count_placeable(identity(9), most, ClusterSnapshot(nodes=FOUR, **state))

@@ -69,15 +69,6 @@ def test_a_list_grows_by_a_member_that_a_resume_keeps(tmp_path: Path) -> None:
         check_same(run.state, longer, tmp_path)
 
 
-def test_what_cannot_be_added_is_refused_and_leaves_no_gap(tmp_path: Path) -> None:
-    run = Run(tmp_path, declared(**LISTED)).all()
-    with pytest.raises(SpecError, match="members"):
-        run.trials.add({"n": object()})
-    with pytest.raises(SpecError, match="loss_scale is for the precisions"):
-        run.trials.add(Member(loss_scale=8.0))
-    assert run.add({}).member == "member-2"
-
-
 @pytest.mark.parametrize("sampler", ["tpe", "grid"])
 def test_a_search_takes_in_a_trial_and_completes_it(sampler: str, tmp_path: Path) -> None:
     space = SPACE | {"lr": choice(0.1, 0.2)} if sampler == "grid" else SPACE

@@ -40,11 +40,6 @@ def test_a_function_that_fails_for_a_trial_fails_that_trial_alone(tmp_path: Path
     assert [row["state"] for row in again.members] == ["finished", "failed", "finished"]
 
 
-def test_the_samples_of_a_function_have_all_its_branches() -> None:
-    points = list(sample_space(conditional, 0))
-    assert {len(point["layers"]) for point in points} > {1} and points == list(sample_space(conditional, 0))
-
-
 def test_a_distribution_of_optuna_is_the_same_dimension() -> None:
     theirs = {"a": FloatDistribution(0.0, 1.0, step=0.25), "b": FloatDistribution(1e-4, 1.0, log=True)}
     theirs |= {"c": IntDistribution(1, 64, log=True), "d": IntDistribution(2, 10, step=4)}

@@ -19,7 +19,7 @@ from small_run import stop_at
 
 import ensemble
 from ensemble import Member, Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.events import RunFinished, RunStopped
+from ensemble.events import RunStopped
 from ensemble.search.population import choose_parent, perturb
 from ensemble.search.space import make_distribution
 from ensemble.spec.population import find_last_epoch
@@ -210,16 +210,6 @@ def test_the_same_declaration_goes_on_and_another_population_does_not(undisturbe
     assert [m.weights_sha256 for m in after.values()] == [m.weights_sha256 for m in before.values()]
 
 
-@pytest.mark.more
-@pytest.mark.usefixtures("_requests_are_seen_at_once")
-def test_a_run_that_is_cancelled_ends_and_what_has_finished_is_combined(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    ensemble.submit(declare(), path, "inline", on_event=stop_at(path, "epoch", "member-6", "cancel")).wait()
-    state = state_of(path)
-    assert {m.state for m in state.members.values()} == {"finished", "cancelled"} and len(state.members) < 9
-    assert isinstance(state.ended, RunFinished) and state.combined is not None and state.combined.members
-
-
 def test_an_heir_whose_checkpoint_is_damaged_is_made_again(undisturbed: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(undisturbed, path)
@@ -244,12 +234,6 @@ def test_a_flipped_bit_in_what_an_heir_starts_with_is_seen(undisturbed: Path) ->
     with pytest.raises(StoreError, match="damaged"):
         load_initial_state(run_dir, "member-9", *digests)
     copy.unlink()
-
-
-@pytest.mark.more
-def test_the_best_of_a_member_is_of_its_own_part(tmp_path: Path) -> None:
-    for member in run(tmp_path / "run", declare(keep="best", averaging="none")).members.values():
-        assert member.kept is not None and member.kept["epoch"] in [event.epoch for event in member.history]
 
 
 def keep_own(member: Any) -> None:

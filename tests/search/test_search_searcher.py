@@ -25,13 +25,6 @@ def whole(sampler: str, pruner: str, trials: int = 24) -> Run:
     return WHOLE[key]
 
 
-def test_the_seed_decides_and_another_seed_decides_otherwise() -> None:
-    def first(seed: int) -> dict[str, Any]:
-        return open_searcher(Search(SPACE, seed=seed)).ask(0)
-
-    assert first(1) == first(1) != first(2)
-
-
 def test_no_trial_is_pruned_after_its_last_epoch_and_none_without_a_pruner() -> None:
     for run in (whole("tpe", "hyperband"), whole("tpe", "asha")):
         assert all(epochs < EPOCHS for _, state, epochs in run.outcome if state == "pruned")
@@ -149,19 +142,6 @@ def test_a_failed_try_with_a_retry_keeps_its_trial_running(tmp_path: Path) -> No
     run.log(type="failed", member="member-0", attempt=0, **lost)
     resumed = Run(run.search, run.journal, run.events)
     assert [trial.state for trial in resumed.searcher.study.trials] == [TrialState.RUNNING]
-
-
-def test_the_storage_has_the_search(tmp_path: Path) -> None:
-    run = Run(Search(SPACE, trials=4, pruner="asha"), tmp_path / "optuna.journal").to_the_end()
-    study = read_study(tmp_path / "optuna.journal", "s")
-    read, mine = (
-        [(t.state, t.values, t.params, t.intermediate_values) for t in one.trials]
-        for one in (study, run.searcher.study)
-    )
-    assert read == mine
-    assert study.trials[0].user_attrs == {"member": "member-0", "epochs": 9}
-    assert study.metric_names == ["accuracy"]
-    assert isinstance(study.trials[0].distributions["act"], optuna.distributions.CategoricalDistribution)
 
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.floats(0, 1)), max_size=80))

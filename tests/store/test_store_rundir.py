@@ -55,20 +55,14 @@ def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
     assert run.predictions("member-1").name == "predictions.safetensors"
 
 
-def test_coming_back_keeps_the_run_and_takes_the_present_declaration(tmp_path: Path) -> None:
-    first = RunDir.create(tmp_path, ensemble())
-    run_id = first.info["run_id"]
-    again = RunDir.create(tmp_path, ensemble(retries=5))
-    assert again.info["run_id"] == run_id and again.load_ensemble().retries == 5
-
-
 def test_code_that_no_member_trained_with_is_removed_and_no_other_folder(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, ensemble())
+    run_id = run.info["run_id"]
     mine = tmp_path / "code" / "0123456789abcdef"
     mine.mkdir()
     recipe = Recipe(model=len, loss=lambda model, batch: model, task="classification")
     declared = dataclasses.replace(ensemble(), recipe=recipe)
-    RunDir.create(tmp_path, declared)
+    assert RunDir.create(tmp_path, declared).info["run_id"] == run_id
     assert {*mine.parent.iterdir()} == {mine, run.code(code_of(declared).fingerprint)}
 
 
@@ -99,12 +93,9 @@ def test_a_spec_file_is_copied_and_its_code_needs_no_import_later(tmp_path: Path
     spec = tmp_path / "user" / "spec_of_user.py"
     spec.parent.mkdir()
     spec.write_text(SPEC)
-    make = (
-        f"import sys; sys.path.insert(0, {str(spec.parent)!r}); import spec_of_user\n"
-        "from ensemble.store import RunDir\n"
-        f"RunDir.create({str(tmp_path / 'run')!r}, spec_of_user.spec(), spec_file={str(spec)!r})"
-    )
-    subprocess.run([sys.executable, "-c", make], check=True)
+    imports = f"import sys; sys.path.insert(0, {str(spec.parent)!r}); import spec_of_user, ensemble.store"
+    make = f"ensemble.store.RunDir.create({str(tmp_path / 'run')!r}, spec_of_user.spec(), spec_file={str(spec)!r})"
+    subprocess.run([sys.executable, "-c", f"{imports}\n{make}"], check=True)
     run = RunDir(tmp_path / "run")
     assert run.spec_file.read_text() == SPEC and run.spec_file.stat().st_mode & 0o777 == 0o600
     assert run.load_ensemble().recipe.model({"width": 2}) == 14  # type: ignore[union-attr]
@@ -275,13 +266,10 @@ def test_a_directory_with_other_files_in_it_is_no_place_for_a_run(tmp_path: Path
     RunDir.create(tmp_path / "volume", ensemble())
 
 
-def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_and_a_full_disk_are_said_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot write"):
         RunDir.create(tmp_path / "file" / "run", ensemble())
-
-
-def test_a_full_disk_is_said_before_training(tmp_path: Path) -> None:
     declared = ensemble()
     said = say_what_fails(lambda: RunDir.create(tmp_path / "run", declared), 1_000_000)
     assert said.startswith("cannot write") and os.listdir(tmp_path / "run") == []

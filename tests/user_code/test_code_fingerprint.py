@@ -140,11 +140,23 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
+TEXTS = {"a_spec": SPEC, "helpers": HELPERS, "late": LATE}
+
+
 def write(folder: Path, **texts: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {"a_spec": SPEC, "helpers": HELPERS, "late": LATE, **texts}.items():
+    for name, text in (TEXTS | texts).items():
         (folder / f"{name}.py").write_text(text)
     return folder / "a_spec.py"
+
+
+def compare(tmp_path: Path, file: str, old: str, new: str, text: str | None = None) -> tuple[bool, list[str]]:
+    """Whether the fingerprint stays when a text is replaced in a file, in another folder; what has changed."""
+    text = TEXTS[file] if text is None else text
+    assert old in text
+    before = code(write(tmp_path / "one", **{file: text}))
+    after = code(write(tmp_path / "another" / "folder", **{file: text.replace(old, new)}))
+    return after.fingerprint == before.fingerprint, after.changed(before)
 
 
 def code(spec: Path) -> Code:
@@ -171,11 +183,7 @@ def code(spec: Path) -> Code:
     ],
 )
 def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str, old: str, new: str) -> None:
-    texts = {"a_spec": SPEC, "helpers": HELPERS, "late": LATE}
-    assert old in texts[file]
-    before = code(write(tmp_path / "one"))
-    after = code(write(tmp_path / "another" / "folder", **{file: texts[file].replace(old, new)}))
-    assert after.changed(before) == [] and after.fingerprint == before.fingerprint
+    assert compare(tmp_path, file, old, new) == (True, [])
 
 
 LOSS = "a_spec.make_loss.<locals>.loss"
@@ -204,13 +212,7 @@ USED_BY_THAT_LOSS_ALONE = [
     ],
 )
 def test_what_changes_a_result_is_named(tmp_path: Path, file: str, old: str, new: str, names: list[str]) -> None:
-    texts = {"a_spec": SPEC, "helpers": HELPERS, "late": LATE}
-    assert old in texts[file]
-    before = code(write(tmp_path / "one"))
-    after = code(write(tmp_path / "one", **{file: texts[file].replace(old, new)}))
-    changed = after.changed(before)
-    assert after.fingerprint != before.fingerprint
-    assert changed == names
+    assert compare(tmp_path, file, old, new) == (False, names)
 
 
 @pytest.mark.parametrize("decorated", ["@torch.no_grad()", "@torch.enable_grad()\n@torch.no_grad()"])
@@ -227,10 +229,8 @@ def test_a_function_under_an_installed_packages_decorator_is_looked_into(
 ) -> None:
     indent = definition[: len(definition) - len(definition.lstrip())]
     lines = "".join(f"{indent}{line}\n" for line in decorated.split("\n"))
-    text = {"a_spec": SPEC, "helpers": HELPERS}[file].replace(definition, lines + definition)
-    before = code(write(tmp_path / "one", **{file: text}))
-    after = code(write(tmp_path / "one", **{file: text.replace(old, new)}))
-    assert after.changed(before) == [name]
+    text = TEXTS[file].replace(definition, lines + definition)
+    assert compare(tmp_path, file, old, new, text) == (False, [name])
 
 
 def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(tmp_path: Path) -> None:
@@ -238,11 +238,8 @@ def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(t
     writes = SPEC.replace("        # a comment\n", written).replace(
         "SMOOTHING = 0.1\n", "SMOOTHING = 0.1\nSEEN = {}\n"
     )
-    before = code(write(tmp_path / "one", a_spec=writes))
-    filled = code(write(tmp_path / "one", a_spec=writes.replace("SEEN = {}", "SEEN = {2: 1.0}")))
-    assert filled.changed(before) == []
-    edited = code(write(tmp_path / "one", a_spec=writes.replace('"a": 1.0', '"a": 2.0')))
-    assert edited.changed(before) == ["a_spec.WEIGHTS"]
+    assert compare(tmp_path, "a_spec", "SEEN = {}", "SEEN = {2: 1.0}", writes)[1] == []
+    assert compare(tmp_path, "a_spec", '"a": 1.0', '"a": 2.0', writes)[1] == ["a_spec.WEIGHTS"]
 
 
 DECORATED = """
