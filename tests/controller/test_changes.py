@@ -363,10 +363,8 @@ def test_who_starts_with_weights_that_have_seen_its_validation_data_is_warned_of
     project.edit("    return E", f"{data}    return E", "train=pipe, valid=pipe", "train=train, valid=valid")
     assert project.run("--set", "members=1")[0] == 0
     first = project.run_dir.rename(project.run_dir.with_name("first"))
-    project.edit(
-        'members=[{"lr": 0.1 * (n + 1)} for n in range(members)]',
-        f"members=[Member({{'lr': 0.1}}, start={str(first / 'member-0')!r})]",
-    )
+    started = f"members=[Member({{'lr': 0.1}}, start={str(first / 'member-0')!r})]"
+    project.edit('members=[{"lr": 0.1 * (n + 1)} for n in range(members)]', started)
     project.edit("import Ensemble,", "import Ensemble, Member,")
     assert "trained on other data" not in project.run()[1], "the same parts"
     shutil.rmtree(project.run_dir)
@@ -454,17 +452,11 @@ def test_what_failed_is_tried_again_by_the_same_command_once_it_is_mended(
 
 def test_trials_that_begin_anew_are_declared_as_those_that_follow(project: Project) -> None:
     project.edit('members=[{"lr": 0.1 * (n + 1)} for n in range(members)]', "search=SEARCH")
-    project.edit(
-        "STOP =",
-        "from ensemble import Search, uniform\n"
-        "SEARCH = Search({'lr': uniform(0.1, 0.2)}, trials=2, sampler='random', pruner='none')\nSTOP =",
-    )
-    project.edit("return Net", "return Not")
+    search = "ensemble.Search({'lr': ensemble.uniform(0.1, 0.2)}, trials=2, sampler='random', pruner='none')"
+    project.edit("STOP =", f"import ensemble\nSEARCH = {search}\nSTOP =", "return Net", "return Not")
     assert project.run()[0] == 1 and project.states() == {"failed"}
     tried = [member.params for member in project.state().members.values()]
-    project.edit("return Not", "return Net")
-    project.edit("batch_size=4", "batch_size=6")
-    project.edit("trials=2", "trials=3")
+    project.edit("return Not", "return Net", "batch_size=4", "batch_size=6", "trials=2", "trials=3")
     assert project.run()[0] == 0 and project.states() == {"finished"}
     members = list(project.state().members.values())
     assert [member.identity["batch_size"] for member in members] == [6, 6, 6]

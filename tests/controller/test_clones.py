@@ -28,13 +28,7 @@ def declared_as(member: Identity) -> dict[str, Any]:
     return {k: v for k, v in member.compared_fields().items() if k not in ("member", "number")}
 
 
-OWN_OPTIONS: dict[str, Any] = {
-    "seed": 77,
-    "workers": 2,
-    "threads": 3,
-    "precision": "bf16",
-    "loss_scale": 8.0,
-}
+OWN_OPTIONS: dict[str, Any] = {"seed": 77, "workers": 2, "threads": 3, "precision": "bf16", "loss_scale": 8.0}
 OWN_OPTIONS |= {"epochs": 5, "batch_size": 3, "accumulate": 2, "schedule": "cosine", "compression": "none"}
 OWN_OPTIONS |= {"optimizer": {"name": "sgd", "momentum": 0.5, "lr": 0.2}, "communicator": "torch"}
 OWN_OPTIONS |= {"span_nodes": False, "nodes": {"ray.io/market-type": "!spot", "team": None}}

@@ -33,12 +33,8 @@ class Decided:
 
     def __init__(self, tmp_path: Path, sharing: str, members: int = 3) -> None:
         train, recipe = sources.arrays(x=np.zeros((64, 2), np.float32)), Recipe(model=len, loss=len, task="free")
-        listed: dict[str, Any] = {
-            "members": [{"n": n} for n in range(members)],
-            "sharing": sharing,
-            "batch_size": 16,
-        }
-        self.declared = Ensemble(name="feeders", recipe=recipe, train=Pipeline(train), **listed)
+        listed: dict[str, Any] = {"members": [{"n": n} for n in range(members)], "batch_size": 16}
+        self.declared = Ensemble(name="feeders", recipe=recipe, train=Pipeline(train), sharing=sharing, **listed)
         stream = SharedStream(self.declared)
         stream.check()
         self.state = SessionState(run := RunState(), NodeTable(run, NODES.values()), AttemptTable(run))

@@ -129,10 +129,8 @@ def test_a_run_that_was_paused_is_stopped_and_goes_on_whole(tmp_path: Path) -> N
 
 def test_what_is_cancelled_while_it_pauses_or_is_paused_stays_cancelled(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    at = [
-        (("epoch", "member-0"), [asked("pause", 0), asked("cancel", 0)]),
-        (("epoch", "member-1"), [asked("pause", 1)]),
-    ]
+    at = [(("epoch", "member-0"), [asked("pause", 0), asked("cancel", 0)])]
+    at += [(("epoch", "member-1"), [asked("pause", 1)])]
     at += [(("exited", "member-1"), [asked("cancel", 1), asked("resume", 1)])]
     at += [(("started", "member-2"), [asked("pause", 3), asked("cancel", 3)])]
     state = perform(path, an_ensemble(epochs=4), *at, executor=Simulated())

@@ -107,26 +107,16 @@ class World:
         self.ended = Counter[int]()
         self.asked, self.unanswered = itertools.count(), set[str]()
         self.cancelled = set[str]()  # of which a user asked it
-        self.seen, self.now, self.declared = (
-            0,
-            100.0,
-            0,
-        )  # `seen`: events of the log in which answers were looked for
+        self.now, self.declared, self.seen = 100.0, 0, 0  # `seen`: in so many events answers were looked for
         stream = SharedStream(ensemble)
         stream.check()
         self.streaming = ensemble.search is not None
         self.minimizes = ensemble.search is not None and bool(ensemble.search.further_objectives)
-        known: Any = {
-            "ensemble": ensemble,
-            "run_dir": RunDir(NOWHERE),
-            "run": RunState(),
-            "nodes": nodes,
-            "stream": stream,
-        }
+        known: Any = {"ensemble": ensemble, "run_dir": RunDir(NOWHERE), "run": RunState(), "nodes": nodes}
         known["list_cluster"] = lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None
         left = TRIALS if self.streaming else len(ensemble.members or ())
         kind = {"awaits_pruner": self.streaming, "streaming": self.streaming, "trials_left": left}
-        self.session = Session(**known, **kind)
+        self.session = Session(stream=stream, **known, **kind)
         started = {"type": "run_started", "name": ensemble.name, "members": 0, "epochs": ensemble.epochs}
         offered = [{"type": "node", **node.as_event()} for node in nodes]
         self.perform(self.session.start([started, *offered], *self.time))
@@ -418,11 +408,8 @@ class World:
     def check(self) -> None:
         state = self.session.state
         resting = [item for _, item in state.waitlist.deferred]
-        places = Counter(
-            [*state.live]
-            + [identity.member for identity in state.waitlist.waiting]
-            + [identity.member for identity, _ in (*state.waitlist.returning, *state.waitlist.paused, *resting)]
-        )
+        others = [identity for identity, _ in (*state.waitlist.returning, *state.waitlist.paused, *resting)]
+        places = Counter([*state.live, *(one.member for one in (*state.waitlist.waiting, *others))])
         assert not places or max(places.values()) == 1, f"in two places: {places}"
         open_members = {id for id, member in state.run.members.items() if member.state not in ENDED}
         assert self.session.stop_reason is not None or open_members <= set(places), "a member is lost"

@@ -101,10 +101,8 @@ DAEMONS = [
     (14, 10, "python", f"{PYTHON} -u {RAY}/_private/log_monitor.py --session-dir=/tmp/ray/{SESSION}"),
     (15, 10, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/{SESSION}/s"),
     (24, 15, "python", f"{PYTHON} {RAY}/_private/workers/default_worker.py --session=/tmp/ray/{SESSION}"),
-    *(
-        (20 + n, 15, f"ray::{agent}Agent", f"ray::{agent}Agent")
-        for n, agent in enumerate(("Dashboard", "RuntimeEnv"))
-    ),
+    (20, 15, "ray::DashboardAgent", "ray::DashboardAgent"),
+    (21, 15, "ray::RuntimeEnvAgent", "ray::RuntimeEnvAgent"),
     *((22, 15, "ray::NodeAgent", "ray::NodeAgent.run"), (23, 15, "ray::IDLE", "ray::IDLE")),
     (30, 13, "python", f"{PYTHON} -B -c from multiprocessing.forkserver import main"),
     (31, 30, "ray-dashboard-J", "ray-dashboard-JobHead-0 (python -B -c ...)"),

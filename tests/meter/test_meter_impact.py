@@ -77,10 +77,7 @@ def test_without_energy_nothing_is_computed_and_the_reason_is_said() -> None:
     ("change", "says"),
     [
         *(({"maximized": False, "objective": "nll"}, "nll is minimized"), ({"best": 0.0}, "is 0")),
-        *(
-            ({"best": 3.5, "reported": (3.5,)}, ": 3.5"),
-            ({"reported": (0.2, 0.8, -0.1)}, "not a share of 1: -0.1"),
-        ),
+        *(({"best": 3.5, "reported": (3.5,)}, ": 3.5"), ({"reported": (0.2, 0.8, -0.1)}, "a share of 1: -0.1")),
         ({"best": None}, "no model has finished with a value"),
     ],
 )

@@ -126,10 +126,8 @@ def logs(draw: st.DrawFn) -> list[Event]:
                     samples |= {"private_batches": draw(st.integers(0, 5))}
                     events.append({"t": t, "type": what, "member": name, **place, **samples})
             if flip():
-                joules, origin = (
-                    draw(st.tuples(*[st.floats(0, 500)] * 2)),
-                    draw(st.sampled_from(["measured", "estimated"])),
-                )
+                joules = [draw(st.floats(0, 500)) for _ in range(2)]
+                origin = draw(st.sampled_from(["measured", "estimated"]))
                 parts = [part(joules[0]) | {"origin": origin}, part(joules[1], "gpu", 0)]
                 if flip():
                     for one in parts:

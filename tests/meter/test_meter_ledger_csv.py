@@ -36,10 +36,16 @@ def a_run() -> Ledger:
             {"name": kind, "kind": kind, "device": gpu, "energy_j": used_j, "idle_j": idle_j, "origin": "measured"}
             for kind, gpu, used_j, idle_j in metered
         ]
-        power = {"v": 2, "t": second, "type": "power", "node": "n", "interval_s": 1.0, "busy_s": 3.0}
-        events.append(
-            power | {"parts": parts} | {"energy_j": 111.0, "watts": 111.0, "origin": "measured", "source": "RAPL"}
-        )
+        power = {
+            "v": 2,
+            "t": second,
+            "type": "power",
+            "node": "n",
+            "interval_s": 1.0,
+            "busy_s": 3.0,
+            "parts": parts,
+        }
+        events.append(power | {"energy_j": 111.0, "watts": 111.0, "origin": "measured", "source": "RAPL"})
     shared = {"v": 2, "t": 2.0, "type": "epoch", "epoch": 0, "samples": 100, "shared_batches": 10}
     return ledger([*events, *(shared | {"member": f"member-{number}"} for number in (0, 1))])
 

@@ -18,7 +18,7 @@ from forked_programs import Programs
 from ensemble.meter.power import POWER_SOURCES, Absent, PowerMeter, PowerSource, Reading, open_power_sources
 from ensemble.meter.power.common import Kind, PowerError
 from ensemble.meter.power.estimate import open_estimate, watts_per_core
-from ensemble.meter.power.nvml import ImplausibleEnergy, count_energy, visible_devices
+from ensemble.meter.power.nvml import ImplausibleEnergy, count_energy
 from ensemble.meter.power.rapl import open_rapl
 from ensemble.spec import Energy, SpecError
 from pipelines.providers import Provider
@@ -218,13 +218,6 @@ def test_a_counter_that_says_what_cannot_be_is_not_charged_and_goes_on() -> None
         with pytest.raises(ImplausibleEnergy, match="stands still"):
             after(1, 0)
     assert [after(1, 3000), after(1, 300)] == [3000.0, 300.0], "it had not been read"
-
-
-def test_visible_devices_are_read_as_cuda_reads_them() -> None:
-    assert visible_devices("") == []
-    assert visible_devices("2, 0") == [2, 0]
-    assert visible_devices("GPU-8f2,1") == ["GPU-8f2", 1]
-    assert visible_devices("1,-1,0") == [1]
 
 
 READ_NVML = """

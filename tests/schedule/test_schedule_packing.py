@@ -192,10 +192,7 @@ members = st.lists(
     ),
     max_size=16,
 ).map(lambda many: [identity(i, **allow(asked)) for i, asked in enumerate(many)])
-free_of_others, exclusive = (
-    st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.3, 0.0]),
-    st.sampled_from([False, False, False, True]),
-)
+free_of_others, exclusive = st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.3, 0.0]), st.sampled_from([*[False] * 3, True])
 instance_of = st.sampled_from([None, None, "x", "y"])
 gpus = st.lists(st.tuples(st.sampled_from(KINDS), free_of_others, exclusive, instance_of), max_size=4)
 

@@ -187,9 +187,7 @@ def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str
 
 
 LOSS = "a_spec.make_loss.<locals>.loss"
-USED_BY_THAT_LOSS_ALONE = [
-    f"a_spec.{name}" for name in ["Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING"]
-]
+PARTS = ("Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING")  # that only this loss uses
 
 
 @pytest.mark.parametrize(
@@ -197,7 +195,12 @@ USED_BY_THAT_LOSS_ALONE = [
     [
         ("a_spec", "scale) ** power", "scale) * power", [LOSS]),
         ("a_spec", "make_loss(1.0)", "make_loss(2.0)", [LOSS]),
-        ("a_spec", "make_loss(1.0)", "helpers.scaled", ["Recipe.loss", LOSS, *USED_BY_THAT_LOSS_ALONE]),
+        (
+            "a_spec",
+            "make_loss(1.0)",
+            "helpers.scaled",
+            ["Recipe.loss", LOSS, *(f"a_spec.{name}" for name in PARTS)],
+        ),
         ("a_spec", "SMOOTHING = 0.1", "SMOOTHING = 0.2", ["a_spec.SMOOTHING"]),
         ("a_spec", '"b": [2, 3]', '"b": [2, 4]', ["a_spec.WEIGHTS"]),
         ("a_spec", "label_smoothing=0.0", "label_smoothing=0.5", ["a_spec.criterion"]),
@@ -280,13 +283,8 @@ def test_names_of_modules_are_no_part_of_it_and_functions_of_one_name_are_told_a
     assert both.changed(one) == ["helpers.scaled", "other.scaled"] and both.fingerprint != one.fingerprint
 
 
-SCALED = [
-    types.SimpleNamespace,
-    argparse.Namespace,
-    collections.OrderedDict,
-    collections.Counter,
-    collections.UserDict,
-]
+SCALED = [types.SimpleNamespace, argparse.Namespace]
+SCALED += [getattr(collections, name) for name in ("OrderedDict", "Counter", "UserDict")]
 
 
 @pytest.mark.parametrize(
