@@ -292,14 +292,14 @@ def test_other_lengths_are_refused_even_of_another_version(project: Project) -> 
 
 
 @pytest.mark.parametrize(
-    ("split", "other", "said_of_it"),
+    ("split", "other", "message"),
     [
         ("valid=pipe", "x=x + 1, label=np.arange(12) % 3", "valid has changed"),
         ("test=unseen", "x=x[:6], label=np.arange(6) % 3", "test had 12 samples, has 6"),
     ],
 )
 def test_members_go_on_with_other_validation_or_test_data_and_those_that_have_finished_are_evaluated_again(
-    project: Project, split: str, other: str, said_of_it: str
+    project: Project, split: str, other: str, message: str
 ) -> None:
     unseen = "    unseen = Pipeline(sources.arrays(x=x, label=np.arange(12) % 3))\n    return Ensemble("
     project.edit("valid=pipe,", "valid=pipe, test=unseen, allow_overlap=True,", "    return Ensemble(", unseen)
@@ -307,7 +307,7 @@ def test_members_go_on_with_other_validation_or_test_data_and_those_that_have_fi
     finished = len(project.events("finished"))
     project.edit(split, f"{split.partition('=')[0]}=Pipeline(sources.arrays({other}))")
     status, said = project.run()
-    assert status == 0 and project.states() == {"finished"} and said_of_it in said, said
+    assert status == 0 and project.states() == {"finished"} and message in said, said
     assert len(project.events("epoch")) == 4, "none is trained again"
     assert len(project.events("finished")) == 2 + finished
 

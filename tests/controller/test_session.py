@@ -78,8 +78,8 @@ class Process:
     def exit(self, outcome: str | None, ranks: set[int] | None = None, **fields: Any) -> None:
         gone = {event["rank"] for event in self.reports if event["type"] == "exited"}
         fields = {"outcome": outcome, "detail": "killed", "note": None, "preparing": [], **fields}
-        left = self.alive if ranks is None else ranks
-        self.reports += [self.event("exited", rank=rank, **fields) for rank in sorted(left - gone)]
+        leaving = self.alive if ranks is None else ranks
+        self.reports += [self.event("exited", rank=rank, **fields) for rank in sorted(leaving - gone)]
 
 
 class World:
@@ -112,11 +112,11 @@ class World:
         stream.check()
         self.streaming = ensemble.search is not None
         self.minimizes = ensemble.search is not None and bool(ensemble.search.further_objectives)
-        known: Any = {"ensemble": ensemble, "run_dir": RunDir(NOWHERE), "run": RunState(), "nodes": nodes}
-        known["list_cluster"] = lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None
-        left = TRIALS if self.streaming else len(ensemble.members or ())
-        kind = {"awaits_pruner": self.streaming, "streaming": self.streaming, "trials_left": left}
-        self.session = Session(stream=stream, **known, **kind)
+        given: Any = {"ensemble": ensemble, "run_dir": RunDir(NOWHERE), "run": RunState(), "nodes": nodes}
+        given["list_cluster"] = lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None
+        trials = TRIALS if self.streaming else len(ensemble.members or ())
+        kind = {"awaits_pruner": self.streaming, "streaming": self.streaming, "trials_left": trials}
+        self.session = Session(stream=stream, **given, **kind)
         started = {"type": "run_started", "name": ensemble.name, "members": 0, "epochs": ensemble.epochs}
         offered = [{"type": "node", **node.as_event()} for node in nodes]
         self.perform(self.session.start([started, *offered], *self.time))

@@ -59,8 +59,8 @@ WHOLE = [*PACKAGES, *GPUS, part("node", "node", 300.0)]
 def test_each_part_that_is_at_rest_shows_its_idle_power(
     parts: Any, cores: float, gpus: float, idle: dict[str, float], reason: str
 ) -> None:
-    found = judge(Window(2.0, parts, cores, gpus))
-    assert (found.origin, found.watts) == ("measured", idle) and reason in found.reason
+    judged = judge(Window(2.0, parts, cores, gpus))
+    assert (judged.origin, judged.watts) == ("measured", idle) and reason in judged.reason
 
 
 @pytest.mark.parametrize(

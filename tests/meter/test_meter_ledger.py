@@ -279,8 +279,8 @@ def test_a_gpu_goes_by_sm_utilization_else_by_busy_time_else_by_share() -> None:
         found = [by_sm[name].get(method, 0.0) for method in ("reservation", "sm_utilization")]
         assert found == pytest.approx(joules, abs=1e-4)
     by_busy = shares({}, busy)
-    found = [by_busy[f"member-{n}"]["busy_time"] for n in (0, 1)]
-    assert found == pytest.approx([100.0 * 2 / 3, 100.0 / 3], abs=1e-6)
+    busy_j = [by_busy[f"member-{n}"]["busy_time"] for n in (0, 1)]
+    assert busy_j == pytest.approx([100.0 * 2 / 3, 100.0 / 3], abs=1e-6)
     assert by_busy["idle"] == {"reservation": 10.0}
     by_share = shares({}, [])
     assert by_share["member-0"] == by_share["member-1"] == {"reservation": 5.0, "share": 50.0}

@@ -72,8 +72,8 @@ def test_a_trial_that_stops_early_has_finished_whatever_the_pruner_says(
     assert [(m.state, len(m.history)) for m in members] == [("finished", 4), ("finished", 2), ("finished", 4)]
     stopped = members[1]
     assert stopped.early_stopping is not None and stopped.metrics["score"] == 0.4, "that of the weights it keeps"
-    told = [(t.state.name, t.value) for t in trials_of(tmp_path)]
-    assert told == [("COMPLETE", 0.8), ("COMPLETE", 0.4), ("COMPLETE", 0.8)]
+    trials = [(t.state.name, t.value) for t in trials_of(tmp_path)]
+    assert trials == [("COMPLETE", 0.8), ("COMPLETE", 0.4), ("COMPLETE", 0.8)]
 
 
 def test_a_trial_is_pruned_in_an_epoch_before_it_would_stop_early(tmp_path: Path) -> None:
