@@ -65,13 +65,5 @@ def data(n: int, seed: int) -> Pipeline:
 
 
 def an_ensemble(members: list[Member | dict[str, Any]], recipe: Any = None, **options: Any) -> Ensemble:
-    return Ensemble(
-        name="measured",
-        recipe=recipe or Recipe(model=model, loss=loss),
-        members=members,
-        train=data(400, 0),
-        valid=data(100, 1),
-        batch_size=128,
-        resources=Resources(),
-        **options,
-    )
+    options |= {"recipe": recipe or Recipe(model=model, loss=loss), "train": data(400, 0), "valid": data(100, 1)}
+    return Ensemble(name="measured", members=members, batch_size=128, resources=Resources(), **options)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit.event_dicts import read_events
 from kit.property_examples import examples
-from test_controller import FAULTS, Simulated, an_ensemble, run, states
+from test_controller import FAULTS_OF_ATTEMPTS, Simulated, an_ensemble, run, states
 from test_queue import _nothing_is_waited_for  # noqa: F401
 
 from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveCheckpoints
@@ -55,12 +55,7 @@ class LogReader(Simulated):
         super().kill(member)
 
 
-@given(
-    st.dictionaries(
-        st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2)), st.sampled_from(FAULTS)
-    ),
-    st.integers(0, 1000),
-)
+@given(FAULTS_OF_ATTEMPTS, st.integers(0, 1000))
 @settings(examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_is_done_before_the_log_says_why(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int
@@ -89,7 +84,6 @@ def test_a_launch_that_fails_comes_back_as_an_event_and_is_tried_again(tmp_path:
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path, runs: bool) -> None:
-    """What it has written since the log named a file is left to it for as long as it runs."""
     run_dir = RunDir.create(tmp_path / "run", an_ensemble())
     FailureNote(run_dir, "member-0", 3).write("rank 1 broke", "error", True, 1)
     meeting = rendezvous_file(run_dir, "member-0", 3)
@@ -100,19 +94,12 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path, ru
         each.touch()
     run_dir.predictions("member-0", 3).touch()
     exited = {"type": "exited", "member": "member-0", "attempt": 3, "rank": 1, "outcome": "failed"}
-    assert add_exit_notes(exited, run_dir) == {
-        **exited,
-        "note": {"error": "rank 1 broke", "reason": "error", "retry": True, "rank": 1},
-        "preparing": [],
-    }
+    note = {"error": "rank 1 broke", "reason": "error", "retry": True, "rank": 1}
+    assert add_exit_notes(exited, run_dir) == {**exited, "note": note, "preparing": []}
     assert add_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}
-    performed = [
-        RemoveCheckpoints("member-0", [kept.name, before.name], 3)
-        if runs
-        else RemoveCheckpoints("member-0", [kept.name]),
-        RemoveAttemptFiles("member-0", 3),
-        AppendMemberLog("member-0", "attempt 3: failed"),
-    ]
+    named = ([kept.name, before.name], 3) if runs else ([kept.name],)
+    ended = RemoveAttemptFiles("member-0", 3), AppendMemberLog("member-0", "attempt 3: failed")
+    performed = [RemoveCheckpoints("member-0", *named), *ended]
     trials = make_trials(an_ensemble(), run_dir, RunState(), sharing=False)
     log = EventLog(run_dir.events)
     assert Performer(run_dir, Simulated(), log, trials).perform(performed) == []

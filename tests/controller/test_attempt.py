@@ -7,21 +7,12 @@ from pathlib import Path
 import pytest
 from test_controller import Simulated, an_ensemble
 
-from ensemble.controller.attempt import (
-    ATTEMPT_EVENTS,
-    TRANSITIONS,
-    Attempt,
-    AttemptPhase,
-)
+from ensemble.controller.attempt import Attempt, AttemptPhase
 from ensemble.controller.controller import Controller
-from ensemble.controller.failures import Decision
 from ensemble.schedule.needs import Placement
 from ensemble.schedule.placement import Start
 from ensemble.store import EventLog, RunDir, RunState
 
-REQUESTS = ("move", "widen", "stop", "pause", "resume", "cancel")
-EVENTS = sorted(ATTEMPT_EVENTS | {"launch_failed", "rank_exited", "died"}) + list(REQUESTS)
-ENDS = frozenset(("finished", "pruned", "stopped", "cancelled", "failed", "launch_failed", "died"))
 STARTING, RUNNING, STOPPING, EXITING = AttemptPhase
 
 
@@ -29,35 +20,6 @@ def an_attempt(phase: AttemptPhase = STARTING) -> Attempt:
     identity = an_ensemble().identify(0)
     start = Start(Placement(identity, "sim", (None,)), 0)
     return Attempt(start, identity, 0, "cpu", {0}, 0.0, cohort=0, target_cohort=0, phase=phase)
-
-
-@pytest.mark.parametrize("phase", AttemptPhase)
-def test_every_event_leads_to_a_phase_or_is_refused(phase: AttemptPhase) -> None:
-    order = list(AttemptPhase)
-    for event in EVENTS:
-        attempt = an_attempt(phase)
-        after = TRANSITIONS.get((phase, event))
-        assert attempt.advance(event) == (after is not None), event
-        assert attempt.phase is (phase if after is None else after), event
-        if phase is EXITING:
-            assert after in (None, EXITING), f"an attempt ends once: {event}"
-            assert event not in ATTEMPT_EVENTS or after is None, "what it reports after its end is dropped"
-        else:
-            assert after is None or order.index(after) >= order.index(phase), f"nothing leads back: {event}"
-            ends = event in ENDS and (event != "launch_failed" or phase is not RUNNING)
-            assert (after is EXITING) == ends, event
-        if phase is STOPPING:
-            assert after in (None, STOPPING, EXITING), event
-        if event == "cancel":
-            assert after is not None, "a member can be cancelled as long as it has processes"
-
-
-def test_an_attempt_does_not_end_twice() -> None:
-    attempt = an_attempt(RUNNING)
-    attempt.end("failed", "failed", Decision(True), 5.0)
-    with pytest.raises(RuntimeError, match="is exiting: it cannot end by finished"):
-        attempt.end("finished", "finished", Decision(False))
-    assert (attempt.outcome, attempt.decision, attempt.deadline) == ("failed", Decision(True), 5.0)
 
 
 @pytest.mark.parametrize("asked_first", [True, False])

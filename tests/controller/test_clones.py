@@ -12,9 +12,10 @@ from test_controller import Simulated, an_ensemble, run, states
 from test_queue import Script, _nothing_is_waited_for, answers  # noqa: F401
 
 from ensemble.controller.clones import declare_clone, recover_declaration
-from ensemble.spec import Bootstrap, Ensemble, Folds, Identity, Member, Resources, Search, SpecError, uniform
+from ensemble.spec import Bootstrap, Folds, Identity, Member, Resources, Search, SpecError, uniform
 from ensemble.spec.identity import make_lineage
 from ensemble.store import MemberState, RunDir, StoreError
+from tests.search.studies import read_study
 
 
 def clone(member: str, declared: dict[str, Any] | None = None, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -27,24 +28,10 @@ def declared_as(member: Identity) -> dict[str, Any]:
     return {k: v for k, v in member.compared_fields().items() if k not in ("member", "number")}
 
 
-#: Options that differ from the ensemble's, one by one.
-OTHERS: dict[str, Any] = {
-    "seed": 77,
-    "workers": 2,
-    "threads": 3,
-    "precision": "bf16",
-    "loss_scale": 8.0,
-    "epochs": 5,
-    "batch_size": 3,
-    "accumulate": 2,
-    "optimizer": {"name": "sgd", "momentum": 0.5, "lr": 0.2},
-    "schedule": "cosine",
-    "compression": "none",
-    "communicator": "torch",
-    "weights": Folds(4),
-    "span_nodes": False,
-    "nodes": {"ray.io/market-type": "!spot", "team": None},
-}
+OWN_OPTIONS: dict[str, Any] = {"seed": 77, "workers": 2, "threads": 3, "precision": "bf16", "loss_scale": 8.0}
+OWN_OPTIONS |= {"epochs": 5, "batch_size": 3, "accumulate": 2, "schedule": "cosine", "compression": "none"}
+OWN_OPTIONS |= {"optimizer": {"name": "sgd", "momentum": 0.5, "lr": 0.2}, "communicator": "torch"}
+OWN_OPTIONS |= {"span_nodes": False, "nodes": {"ray.io/market-type": "!spot", "team": None}}
 
 
 @pytest.mark.parametrize("weights", ["uniform", "bootstrap", Bootstrap(seed=9), Folds(4), Folds(4, 1, seed=2)])
@@ -54,7 +41,7 @@ def test_a_clone_is_declared_as_its_member_was_whatever_the_ensemble_declares(we
         compression="fp16",
         communicator="hierarchical",
         optimizer={"name": "adam", "lr": 0.1},
-        members=[{"n": 0}, Member({"n": 1, "lr": 0.3}, **OTHERS | {"weights": weights})],
+        members=[{"n": 0}, Member({"n": 1, "lr": 0.3}, weights=weights, **OWN_OPTIONS)],
     )
     for number in (0, 1):
         identity = made.identify(number)
@@ -77,9 +64,8 @@ def test_a_measured_width_is_kept_once_it_has_been_trained_with(attempts: int, w
 
 def test_a_cold_clone_of_a_member_that_began_warm_needs_no_change() -> None:
     made = an_ensemble(members=[{"n": 0}])
-    cold, warm = (
-        made.identify(0).as_dict() | {"lineage": make_lineage("member-9", warm=w)} for w in (False, True)
-    )
+    lineages = [{"lineage": make_lineage("member-9", warm=warm)} for warm in (False, True)]
+    cold, warm = (made.identify(0).as_dict() | lineage for lineage in lineages)
     declared = declare_clone(MemberState("member-0", 0, identity=warm), {}, made, warm=False, names=[])
     assert declared_as(made.identify(0, declared)) == declared_as(made.identify(0))
     with pytest.raises(SpecError, match="it would be member-0 once more"):
@@ -151,35 +137,23 @@ def test_a_hyperparameter_that_sets_an_option_is_changed_in_a_clone() -> None:
     assert plain.identify(1, clone).batch_size == 16
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_search_learns_from_a_clone_and_the_study_shows_where_it_comes_from(
-    is_resumed: bool, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "run"
     search = Search({"lr": uniform(0, 1), "depth": 2}, trials=3, sampler="tpe", pruner="none")
     asks = [clone("member-0", {"params": {"lr": lr}}) for lr in (0.5, 7.0)]
-    executor = Simulated(before=Script(path, (("epoch", "member-0"), [*asks, *[("stop", {})] * is_resumed])))
+    executor = Simulated(before=Script(path, (("epoch", "member-0"), [*asks, ("stop", {})])))
     made = an_ensemble(search=search, epochs=3, sharing="node")
-    state = run(path, made, executor)
-    if is_resumed:
-        again = Simulated()
-        again.done = executor.done
-        state = run(path, made, again)
+    run(path, made, executor)
+    state = run(path, made, Simulated(after=executor))
     assert len(state.members) == 5 and set(states(state).values()) == {"finished"}
     by_lr = {m.params["lr"]: m for m in state.members.values() if m.identity["added"]}
     assert by_lr[0.5].identity["outside"] is None and "outside uniform(0, 1)" in by_lr[7.0].identity["outside"]
-    for trial in study_of(path, made).trials:
+    for trial in read_study(RunDir(path).journal, made.name).trials:
         member = state.members[trial.user_attrs["member"]]
         lineage = trial.user_attrs.get("lineage")
         assert lineage == member.identity["lineage"] and (lineage is not None) == member.identity["added"]
-
-
-def study_of(path: Path, ensemble: Ensemble) -> Any:
-    """The study in the journal of a run."""
-    import optuna
-
-    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
-    return optuna.load_study(study_name=ensemble.name, storage=optuna.storages.JournalStorage(backend))
 
 
 def test_a_resume_knows_a_clone_and_refuses_a_list_that_declares_another_in_its_place(tmp_path: Path) -> None:
@@ -192,9 +166,7 @@ def test_a_resume_knows_a_clone_and_refuses_a_list_that_declares_another_in_its_
     state = run(path, made, executor)
     assert state.members["member-4"].state != "finished"
     check_same(state, made, path)
-    again = Simulated()
-    again.done = executor.done
-    state = run(path, made, again)
+    state = run(path, made, Simulated(after=executor))
     assert states(state)["member-4"] == "finished" and state.members["member-4"].params == {"n": 9}
     assert state.members["member-4"].identity["lineage"]["from"] == "member-1"
     for n in (9, 8):

@@ -10,8 +10,7 @@ import os
 import random
 import time
 import types
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,31 +30,24 @@ from ensemble.executors import EventHandler
 from ensemble.reporting.sections.feeders import pipeline_lines
 from ensemble.run import Request
 from ensemble.schedule.needs import Node, Placement
-from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
-from ensemble.store import (
-    EventLog,
-    RunDir,
-    RunState,
-    StoreError,
-    write_request,
-)
+from ensemble.spec import Ensemble, Identity, Recipe, Resources, SpecError
+from ensemble.store import EventLog, RunDir, RunState, StoreError, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 
 DECLARED = Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.1)  # so nothing is measured
 FAULTS = ("error", "nan", "lost", "oom", "rank")
+ATTEMPTS = st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2))
+FAULTS_OF_ATTEMPTS = st.dictionaries(ATTEMPTS, st.sampled_from(FAULTS))
 
 
 def an_ensemble(**options: Any) -> Ensemble:
-    defaults: dict[str, Any] = {
-        "name": "simulated",
-        "recipe": Recipe(model=len, loss=len, task="classification"),
-        "train": Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32))),
-        "epochs": 2,
-        "sharing": "independent",
-        "retries": 1,
-        "resources": DECLARED,
-    }
+    data, recipe = (
+        sources.arrays(x=np.zeros((8, 2), np.float32)),
+        Recipe(model=len, loss=len, task="classification"),
+    )
+    defaults: dict[str, Any] = {"name": "simulated", "recipe": recipe, "train": Pipeline(data), "epochs": 2}
+    defaults |= {"sharing": "independent", "retries": 1, "resources": DECLARED}
     if "search" not in options:
         defaults["members"] = [{"n": n} for n in range(4)]
     return Ensemble(**{**defaults, **options})
@@ -78,19 +70,17 @@ class Simulated:
         faults: Mapping[tuple[str, int], str] | None = None,
         seed: int = 0,
         before: Callable[[dict[str, Any]], None] = lambda event: None,
+        after: Simulated | None = None,
     ) -> None:
+        """`after`: the executor of the start before, whose members' epochs are done."""
         self.node = Node("sim", cpus, (), 8, "sim")
-        self.faults, self.before = dict(faults or {}), before
-        self.rng = random.Random(seed)
-        self.done: dict[str, int] = {}
+        self.faults, self.before, self.rng = dict(faults or {}), before, random.Random(seed)
+        self.done: dict[str, int] = after.done if after is not None else {}
         self.scripts: dict[str, list[dict[str, Any]]] = {}
-        self.jobs: dict[str, Job] = {}
-        self.alive: dict[str, set[int]] = {}
-        self.told: list[tuple[str, str]] = []
-        self.feeders: dict[int, int] = {}
-        self.feeders_stopped: list[int] = []
+        self.jobs, self.alive = dict[str, Job](), dict[str, set[int]]()
+        self.told = list[tuple[str, str]]()
+        self.feeders, self.feeders_stopped = dict[int, int](), list[int]()
         self.closed = False
-        self.most_together = 0
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         return [self.node]
@@ -115,9 +105,7 @@ class Simulated:
         assert member not in self.jobs
         assert [j.rank for j in jobs] == list(range(job.identity.workers))
         self.jobs[member], self.alive[member] = job, {j.rank for j in jobs}
-        used = sum(j.identity.cpus_per_worker * j.identity.workers for j in self.jobs.values())
-        assert used <= self.node.cpus
-        self.most_together = max(self.most_together, len(self.jobs))
+        assert sum(j.identity.cpus_per_worker * j.identity.workers for j in self.jobs.values()) <= self.node.cpus
 
         def news(kind: str, **fields: Any) -> dict[str, Any]:
             return {"type": kind, "member": member, "attempt": attempt, **fields}
@@ -138,10 +126,8 @@ class Simulated:
         if fault in ("error", "nan"):
             script += [news("failed", error="it broke", reason=fault, retry=fault == "error")]
             script += [left(rank, "failed") for rank in range(job.identity.workers)]
-        elif fault == "oom":
-            script += [left(0, None) | {"reason": "oom"}]
-        elif fault == "lost":
-            script += [left(0, None)]
+        elif fault in ("oom", "lost"):
+            script += [left(0, None) | ({"reason": "oom"} if fault == "oom" else {})]
         elif fault == "rank":
             script += [left(job.identity.workers - 1, None)]
         self.scripts[member] = script
@@ -165,25 +151,19 @@ class Simulated:
         self.told.append((member, command))
         outcome = {"prune": "pruned", "stop": "stopped", "cancel": "cancelled"}.get(command)
         if outcome and member in self.jobs:
-            job = self.jobs[member]
-            base = {"member": member, "attempt": job.attempt}
-            self.scripts[member] = [
-                {"type": outcome, "epoch": self.done.get(member, 0), "step": 0, **base},
-                *({"type": "exited", "rank": r, "outcome": outcome, **base} for r in range(job.identity.workers)),
-            ]
+            ended = {"type": outcome, "member": member, "attempt": self.jobs[member].attempt, "step": 0}
+            self._end(member, outcome)
+            self.scripts[member].insert(0, {**ended, "epoch": self.done.get(member, 0)})
 
     def kill(self, member: str) -> None:
         if member in self.jobs:
-            job = self.jobs.pop(member)
-            base = {
-                "type": "exited",
-                "member": member,
-                "attempt": job.attempt,
-                "outcome": None,
-                "detail": "killed",
-            }
-            self.scripts[member] = [{**base, "rank": rank} for rank in range(job.identity.workers)]
-            self.jobs[member] = job
+            self._end(member, None)
+
+    def _end(self, member: str, outcome: str | None) -> None:
+        job = self.jobs[member]
+        who = {"type": "exited", "member": member, "attempt": job.attempt}
+        ranks = range(job.identity.workers)
+        self.scripts[member] = [{**who, "outcome": outcome, "detail": "killed", "rank": n} for n in ranks]
 
     def release(self) -> None: ...
 
@@ -216,77 +196,35 @@ def run(path: Path, ensemble: Ensemble, executor: Simulated, **options: Any) -> 
     return state
 
 
-class Metrics:
-    """Stands for a cluster that collects metrics; `reports` has the dashboard that it knew at each report."""
-
-    dashboard: str | None = None
-
-    def __init__(self) -> None:
-        self.reports: list[str | None] = []
-
-    def report(self, samples: Iterable[Any]) -> None:
-        assert list(samples)
-        self.reports.append(self.dashboard)
-
-
 def states(state: RunState) -> dict[str, str]:
     return {member.id: member.state for member in state.members.values()}
 
 
-def test_cpu_time_of_loggers_while_the_report_is_written_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, ensemble = tmp_path / "run", an_ensemble(loggers=["tensorboard"])
-    run_dir = RunDir.create(path, ensemble)
+def test_cpu_time_of_loggers_during_the_report_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensemble = an_ensemble(loggers=["tensorboard"])
+    run_dir = RunDir.create(tmp_path / "run", ensemble)
     controller = Controller(run_dir, ensemble, Simulated(), EventLog(run_dir.events), RunState())
     write_report = Finalizer.write_report
 
+    def sum_late_cpu_s() -> float:
+        """What all processes of loggers have used after their last `usage` events."""
+        usage = [event for event in read_events(run_dir.events) if event["type"] == "usage"]
+        logged = {event["pid"]: event["cpu_s"] for event in usage if event["pid"] != os.getpid()}
+        return sum(event["cpu_s"] for event in controller.observers.make_usage("sim")) - sum(logged.values())
+
     def write_late(finalizer: Finalizer, last: dict[str, Any]) -> None:
-        """Write the report once the logger has used CPU time after its last `usage` event."""
-        while sum_cpu_s(controller) < sum_logged_cpu_s(run_dir) + 0.02:
+        while sum_late_cpu_s() < 0.02:
             time.sleep(0.01)
         write_report(finalizer, last)
 
     monkeypatch.setattr(Finalizer, "write_report", write_late)
     controller.open()
     controller.run()
-    ended = read_events(run_dir.events)[-1]
-    assert ended["loggers_cpu_s"] == pytest.approx(sum_cpu_s(controller) - sum_logged_cpu_s(run_dir))
-
-
-def sum_cpu_s(controller: Controller) -> float:
-    """What all processes of loggers have used until now."""
-    return sum(event["cpu_s"] for event in controller.observers.make_usage("sim"))
-
-
-def sum_logged_cpu_s(run_dir: RunDir) -> float:
-    """What they had used by their last `usage` events."""
-    usage = [event for event in read_events(run_dir.events) if event["type"] == "usage"]
-    return sum({e["pid"]: e["cpu_s"] for e in usage if e["pid"] != os.getpid()}.values())
-
-
-def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
-    executor = Simulated(3)
-    ensemble = an_ensemble(members=[{"n": n} for n in range(8)], sharing="node")
-    state = run(tmp_path / "run", ensemble, executor)
-    assert set(states(state).values()) == {"finished"}
-    cohorts = Counter(m.cohort for m in state.members.values())
-    sizes = [cohorts[number] for number in range(len(cohorts))]
-    assert sizes[0] == 3 and min(sizes[:-1]) >= 2, "a cohort opens when half of the places are free, or all fit"
-    assert {m.first_epoch for m in state.members.values()} == {0}
-    assert executor.feeders == cohorts and sorted(executor.feeders_stopped) == sorted(cohorts)
-    assert executor.most_together == 3
-    assert state.ended is not None and state.ended.states == {"finished": 8}
+    assert read_events(run_dir.events)[-1]["loggers_cpu_s"] == pytest.approx(sum_late_cpu_s())
 
 
 @pytest.mark.usefixtures("_without_reports")
-@given(
-    st.dictionaries(
-        st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2)), st.sampled_from(FAULTS)
-    ),
-    st.integers(0, 1000),
-    st.integers(1, 2),
-)
+@given(FAULTS_OF_ATTEMPTS, st.integers(0, 1000), st.integers(1, 2))
 @settings(examples(16), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_fails_each_member_ends_as_its_retries_say(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int, workers: int
@@ -334,18 +272,6 @@ def test_only_the_predictions_of_the_attempt_that_finished_are_kept(tmp_path: Pa
     assert left == {(member, "predictions.safetensors"): attempt for member, attempt in kept.items()}
 
 
-def test_trials_fill_free_places_and_the_hopeless_are_pruned(tmp_path: Path) -> None:
-    search = Search({"lr": uniform(0, 1)}, trials=6, sampler="random", pruner="median")
-    executor = Simulated()
-    state = run(tmp_path / "run", an_ensemble(search=search, epochs=3, sharing="node"), executor)
-    assert len(state.members) == 6
-    assert set(states(state).values()) <= {"finished", "pruned"}
-    assert executor.feeders == {0: 2} and executor.feeders_stopped == [0], "one stream for all trials"
-    assert all(m.first_epoch == 5 for m in state.members.values()), "where each joined is recorded"
-    decisions = {command for _, command in executor.told}
-    assert "continue" in decisions
-
-
 class Reporting(Simulated):
     """One whose processes report what they have used when they are ended."""
 
@@ -368,29 +294,6 @@ def test_a_run_that_an_error_ends_has_the_last_figures_of_its_processes(tmp_path
     assert driver["type"] == "usage" and end["type"] == "run_stopped" and "ZeroDivisionError" in end["reason"]
 
 
-def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    ensemble = an_ensemble(epochs=3)
-
-    def stop_at_the_first_end(event: dict[str, Any]) -> None:
-        if event["type"] == "finished":
-            write_request(path, "stop")
-
-    executor = Simulated(seed=3, before=stop_at_the_first_end)
-    state = run(path, ensemble, executor)
-    assert state.ended is not None and state.ended.type == "run_stopped"
-    finished = {member for member, s in states(state).items() if s == "finished"}
-    assert finished and set(states(state).values()) > {"finished"}
-
-    again = Simulated()
-    again.done = executor.done
-    state = run(path, ensemble, again)
-    assert set(states(state).values()) == {"finished"}
-    assert all(state.members[member].attempts == 1 for member in finished)
-    assert all([e.epoch for e in m.history] == [0, 1, 2] for m in state.members.values())
-    assert state.header.resumed
-
-
 def test_a_resume_selects_nodes_as_they_are_declared_then(tmp_path: Path) -> None:
     def declare(rack: str) -> Ensemble:
         return an_ensemble(resources=replace(DECLARED, nodes={"rack": rack}))
@@ -399,21 +302,17 @@ def test_a_resume_selects_nodes_as_they_are_declared_then(tmp_path: Path) -> Non
         if event["type"] == "epoch":
             write_request(tmp_path / "run", "stop")
 
-    first, second = Simulated(before=stop), Simulated()
-    first.node, second.node = (
-        replace(each.node, labels={"rack": str(n)}) for n, each in enumerate((first, second), 1)
-    )
-    state = run(tmp_path / "run", declare("1"), first)
-    assert "waiting" in states(state).values()
-    second.done = first.done
-    state = run(tmp_path / "run", declare("2"), second)
-    assert set(states(state).values()) == {"finished"}
+    first = Simulated(before=stop)
+    second = Simulated(after=first)
+    for executor, rack, ending in ((first, "1", "waiting"), (second, "2", "finished")):
+        executor.node = replace(executor.node, labels={"rack": rack})
+        ended = set(states(run(tmp_path / "run", declare(rack), executor)).values())
+        assert ending in ended
+    assert ended == {"finished"}
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_a_silent_member_is_killed_and_tried_again(
-    in_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_silent_is_tried_again(in_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if in_process:  # as the inline executor does it
         monkeypatch.setattr(Simulated, "kill", lambda self, member: self.send(member, "cancel"))
     executor = Clock(monkeypatch).executor(faults={("member-0", 0): "silent"})
@@ -424,9 +323,7 @@ def test_a_silent_member_is_killed_and_tried_again(
 
 
 def test_a_feeder_does_not_wait_for_members_that_have_nothing_left_to_read(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    ensemble = an_ensemble(members=[{}, {}], sharing="node")
-    executor = Simulated()
+    path, ensemble, executor = tmp_path / "run", an_ensemble(members=[{}, {}], sharing="node"), Simulated()
     run_dir = RunDir.create(path, ensemble)
     with EventLog(run_dir.events) as log:
         log.append("run_started", name="simulated")
@@ -457,22 +354,15 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
     assert set(states(state).values()) == {"finished"}
     assert starts[0] == (0, 2) and len(starts) == 4
     log = read_events(tmp_path / "run" / "events.jsonl")
-    told = [event for event in log if event["type"] in ("feeder_lost", "feeder_restarted", "sharing_ended")]
-    assert [event["type"] for event in told] == [
-        *["feeder_lost", "feeder_restarted"] * 3,
-        "feeder_lost",
-        "sharing_ended",
-    ]
-    assert [event.get("restarts") for event in told[1:6:2]] == [1, 2, 3]
-    assert {(event["node"], event["cohort"]) for event in told} == {("sim", 0)}
-    assert told[-1]["detail"] == "lost 4 times: killed"
-    lines = str(pipeline_lines(state))
-    assert "sim, stream group 0: sharing ended for good, its members prepare for themselves: lost 4 times" in lines
-    assert [n.level for n in collect_notices(log) if "sim, stream group 0" in n.text] == [
-        *["warning", "info"] * 3,
-        "warning",
-        "warning",
-    ]
+    lost = [event for event in log if event["type"] in ("feeder_lost", "feeder_restarted", "sharing_ended")]
+    kinds = [*["feeder_lost", "feeder_restarted"] * 3, "feeder_lost", "sharing_ended"]
+    assert [event["type"] for event in lost] == kinds
+    assert [event.get("restarts") for event in lost[1:6:2]] == [1, 2, 3]
+    assert {(event["node"], event["cohort"]) for event in lost} == {("sim", 0)}
+    ended = "sim, stream group 0: sharing ended for good, its members prepare for themselves: lost 4 times: killed"
+    assert ended in str(pipeline_lines(state))
+    levels = [n.level for n in collect_notices(log) if "sim, stream group 0" in n.text]
+    assert levels == [*["warning", "info"] * 3, "warning", "warning"]
 
 
 def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -484,38 +374,6 @@ def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> No
         controller.open()
     assert executor.closed
     assert [event["type"] for event in read_events(run_dir.events)] == ["code_saved"], "it has not begun"
-
-
-def test_a_trial_without_its_objective_fails_for_good_and_the_search_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One whose objective is undefined, no number, trains to its end, because it may be defined later."""
-
-    class Forgetful(Simulated):
-        def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
-            super().launch(jobs, devices)
-            wrong = {"member-0": {"f1": 0.5}, "member-2": {"accuracy": None}}.get(jobs[0].identity.member)
-            for event in self.scripts[jobs[0].identity.member]:
-                if wrong is not None and event["type"] in ("epoch", "finished"):
-                    event["metrics"] = wrong
-
-    for pruner in ("none", "median"):
-        search = Search({"lr": uniform(0, 1)}, trials=5, sampler="random", pruner=pruner)
-        path = tmp_path / pruner
-        executor = Forgetful()
-        state = run(path, an_ensemble(search=search, retries=2), executor)
-        ended = states(state)
-        assert (ended["member-0"], ended["member-2"]) == ("failed", "finished")
-        assert ended["member-1"] == "finished" and state.ended is not None and state.ended.type == "run_finished"
-        failed, unranked = state.members["member-0"], state.members["member-2"]
-        assert failed.attempts == 1 and "'accuracy'" in str(failed.error) and "f1" in str(failed.error)
-        assert unranked.attempts == 1 and "accuracy" not in unranked.metrics
-        assert "member-2 ended without a value of 'accuracy', so it is not ranked" in caplog.text
-        caplog.clear()
-        assert ("member-0", "cancel") in executor.told, "it is not trained any further"
-        assert run(path, an_ensemble(search=search, retries=2), Forgetful()).ended is not None, (
-            "the log is read again"
-        )
 
 
 def test_what_is_asked_while_the_executor_opens_is_done_and_what_was_asked_before_is_not(tmp_path: Path) -> None:
@@ -575,9 +433,7 @@ class Clock:
         return Timed(**options)
 
 
-def test_a_member_that_dies_again_and_again_rests_and_the_run_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_dies_again_and_again_rests_and_the_run_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     executor = clock.executor(faults={("member-0", n): "lost" for n in range(4)})
     state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}], retries=4, epochs=5), executor)

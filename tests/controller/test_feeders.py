@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,7 @@ from ensemble.spec import Ensemble, Recipe
 from ensemble.store import RunDir, RunState
 from pipelines import Peers, Pipeline, sources
 
-NODES = {
-    "a": Node("a", 2, (), 64.0, "a", interface="eth0"),
-    "b": Node("b", 2, (), 4.0, "b", interface="eth1"),
-}
+NODES = {"a": Node("a", 2, (), 64.0, "a", interface="eth0"), "b": Node("b", 2, (), 4.0, "b", interface="eth1")}
 
 
 def ready(start: StartFeeder, address: str | None, error: str | None = None) -> dict[str, Any]:
@@ -34,14 +32,9 @@ class Decided:
     """The feeders of a session, and what they decide."""
 
     def __init__(self, tmp_path: Path, sharing: str, members: int = 3) -> None:
-        self.declared = Ensemble(
-            name="feeders",
-            recipe=Recipe(model=len, loss=len, task="classification"),
-            train=Pipeline(sources.arrays(x=np.zeros((64, 2), np.float32))),
-            members=[{"n": n} for n in range(members)],
-            sharing=sharing,
-            batch_size=16,
-        )
+        train, recipe = sources.arrays(x=np.zeros((64, 2), np.float32)), Recipe(model=len, loss=len, task="free")
+        listed: dict[str, Any] = {"members": [{"n": n} for n in range(members)], "batch_size": 16}
+        self.declared = Ensemble(name="feeders", recipe=recipe, train=Pipeline(train), sharing=sharing, **listed)
         stream = SharedStream(self.declared)
         stream.check()
         self.state = SessionState(run := RunState(), NodeTable(run, NODES.values()), AttemptTable(run))
@@ -89,23 +82,16 @@ def test_feeders_of_one_cohort_on_several_nodes_are_peers_with_equal_rings(tmp_p
     assert (again.node, again.peers, again.capacity) == ("b", b.peers, b.capacity), "in its old place"
 
 
-def test_a_single_node_a_pipeline_a_node_and_a_late_node_have_no_peers(tmp_path: Path) -> None:
-    decided = Decided(tmp_path, "auto")
-    decided.assign(decided.starts("a", "a"))
-    decided.assign(decided.starts("b"))
-    assert [each.peers for each in decided.started] == [None, None]
-    decided = Decided(tmp_path, "node")
-    decided.assign(decided.starts("a", "b"))
-    assert [each.peers for each in decided.started] == [None, None]
-
-
-def test_a_node_that_cannot_be_reached_leaves_each_its_own_pipeline(
+def test_a_single_node_a_pipeline_a_node_and_nodes_that_cannot_be_reached_have_no_peers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(NODES, "b", Node("b", 2, (), 4.0, "b", interface=None))
-    decided = Decided(tmp_path, "all")
-    decided.assign(decided.starts("a", "b"))
-    assert [each.peers for each in decided.started] == [None, None]
+    for sharing, cohorts in (("auto", ["aa", "b"]), ("node", ["ab"]), ("all", ["ab"])):
+        if sharing == "all":
+            monkeypatch.setitem(NODES, "b", replace(NODES["b"], interface=None))
+        decided = Decided(tmp_path, sharing)
+        for nodes in cohorts:  # a late node comes alone
+            decided.assign(decided.starts(*nodes))
+        assert [each.peers for each in decided.started] == [None, None]
     assert "no network interface of node b has its address" in caplog.text
 
 
@@ -113,6 +99,7 @@ def test_peers_stay_until_nobody_reads_their_stream(tmp_path: Path) -> None:
     decided = Decided(tmp_path, "all")
     decided.assign(decided.starts("a", "b"), readers={"member-1"})
     assert [each.expected for each in decided.started] == [0, 1], "a gate waits for those who read"
+    assert isinstance(decided.state.actions[0], ClearRendezvous), "what a killed controller left"
     decided.assign(decided.starts("b", cohort=1))
     decided.answer()
     decided.feeders.stop_unneeded({("b", 0)})
@@ -120,32 +107,6 @@ def test_peers_stay_until_nobody_reads_their_stream(tmp_path: Path) -> None:
     decided.feeders.stop_unneeded(set())
     assert set(decided.of(StopFeeder)) == {StopFeeder("a", 0), StopFeeder("b", 0), StopFeeder("b", 1)}
     assert decided.of(ClearRendezvous) == [ClearRendezvous(0)]
-
-
-def test_what_a_killed_controller_left_is_removed_before_feeders_meet(tmp_path: Path) -> None:
-    decided = Decided(tmp_path, "all")
-    decided.assign(decided.starts("a", "b"))
-    kinds = [type(action) for action in decided.state.actions]
-    assert kinds == [ClearRendezvous, StartFeeder, StartFeeder]
-
-
-def test_a_feeder_that_cannot_be_started_leaves_its_members_alone(tmp_path: Path) -> None:
-    decided = Decided(tmp_path, "node")
-    decided.assign(decided.starts("a"))
-    decided.answer(error="no memory")
-    assert decided.feeders.address(("a", 0)) is None and not decided.feeders.is_starting(("a", 0))
-    assert [each.event.detail for each in decided.logged] == ["no memory"]
-    decided.feeders.restart("a", 0, 1, "killed")
-    assert not decided.started, "there is none that could be replaced"
-
-
-def test_a_feeder_that_nobody_needs_any_more_is_stopped_before_it_has_an_address(tmp_path: Path) -> None:
-    decided = Decided(tmp_path, "node")
-    decided.assign(decided.starts("a"))
-    decided.feeders.stop_unneeded(set())
-    assert decided.of(StopFeeder) == [StopFeeder("a", 0)]
-    decided.feeders.handle_ready(ready(decided.started[0], "a-0"))
-    assert decided.feeders.running == set(), "a late answer says nothing"
 
 
 @pytest.mark.parametrize(("is_replaced", "is_late"), [(False, False), (False, True), (True, True)])
@@ -175,9 +136,7 @@ def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:
     assert choose_ring_capacity(10, 100, [32], 16) == 36, "a batch needs a block beside it"
     assert choose_ring_capacity(None, 3000, [32, 128], 16) == 4096
     assert choose_ring_capacity(None, 150_000, [32, 256], 16) == 1024
-    assert choose_ring_capacity(None, 600_000, [32], 16) == 128, (
-        "four batches, not the 512 samples of a lone feeder"
-    )
+    assert choose_ring_capacity(None, 600_000, [32], 16) == 128, "four batches, not 512 as of a lone feeder"
     assert choose_ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"
 
 

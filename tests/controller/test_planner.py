@@ -23,12 +23,7 @@ from ensemble.controller.controller import Controller
 from ensemble.executors import EventHandler
 from ensemble.schedule.needs import Node, Placement
 from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, Search, choice
-from ensemble.store import (
-    EventLog,
-    RunDir,
-    RunState,
-    write_request,
-)
+from ensemble.store import EventLog, RunDir, RunState, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 
@@ -37,16 +32,10 @@ SAMPLES = 64
 
 def an_ensemble(rates: Sequence[float], **options: Any) -> Ensemble:
     """Members of these rates (samples/s with one worker, by their hyperparameter), all left to measurement."""
-    defaults: dict[str, Any] = {
-        "name": "planned",
-        "recipe": Recipe(model=len, loss=len, task="classification"),
-        "train": Pipeline(sources.arrays(x=np.zeros((SAMPLES, 2), np.float32))),
-        "members": [{"rate": rate} for rate in rates],
-        "epochs": 4,
-        "batch_size": 16,
-        "sharing": "node",
-        "resources": Resources(workers="auto"),
-    }
+    data, recipe = sources.arrays(x=np.zeros((SAMPLES, 2), np.float32)), Recipe(model=len, loss=len, task="free")
+    defaults: dict[str, Any] = {"name": "planned", "recipe": recipe, "train": Pipeline(data), "epochs": 4}
+    defaults |= {"members": [{"rate": rate} for rate in rates], "batch_size": 16, "sharing": "node"}
+    defaults |= {"resources": Resources(workers="auto"), "objective": "accuracy", "mode": "max"}
     return Ensemble(**{**defaults, **options})
 
 
@@ -54,19 +43,15 @@ class Cluster(Simulated):
     """Nodes on which w workers train at w ** 0.8 times a member's rate; the clock jumps to what comes next."""
 
     name = "cluster"
-    gpu_share = 1.0  # that a worker keeps busy
 
-    def __init__(self, *nodes: Node, memory_gb: float = 0.1, end_after: int | None = None) -> None:
-        self.nodes, self.memory_gb, self.end_after = nodes, memory_gb, end_after
+    def __init__(self, *nodes: Node, memory_gb: float = 0.1) -> None:
+        self.nodes, self.memory_gb = nodes, memory_gb
         self.now, self.order = 0.0, itertools.count()
-        self.coming: list[tuple[float, int, dict[str, Any]]] = []
-        self.live: dict[str, tuple[Job, int]] = {}
-        self.sessions: list[tuple[int, list[str]]] = []
-        self.launched: list[tuple[str, int, str, tuple[str | None, ...]]] = []
-        self.told: list[tuple[str, str]] = []
-        self.slower: dict[str, float] = {}
-        self.ended = 0
-        self.done: dict[str, int] = defaultdict(int)
+        self.coming = list[tuple[float, int, dict[str, Any]]]()
+        self.live, self.done = dict[str, tuple[Job, int]](), defaultdict[str, int](int)
+        self.sessions = list[tuple[int, list[str]]]()
+        self.launched = list[tuple[str, int, str, tuple[str | None, ...]]]()
+        self.told, self.slower, self.ended = list[tuple[str, str]](), dict[str, float](), 0
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         return list(self.nodes)
@@ -87,10 +72,9 @@ class Cluster(Simulated):
             self.sessions.append((workers, [one.member for one in job.profile.members]))
             for one in job.profile.members:
                 rate = self._rate(one.params, workers)
-                figures = {"step_s": one.batch_size / rate, "samples_per_s": rate, "cpus": 1.0}
-                figures |= {"memory_gb": self.memory_gb, "prepare_s": 0.001}
-                if devices[0] is not None:
-                    figures |= {"gpus": self.gpu_share, "gpu_memory_gb": 1.0}
+                figures = {"step_s": one.batch_size / rate, "samples_per_s": rate, "cpus": 1.0, "prepare_s": 0.001}
+                figures |= {"memory_gb": self.memory_gb}
+                figures |= {} if devices[0] is None else {"gpus": 1.0, "gpu_memory_gb": 1.0}
                 shape = f"shape-{one.params['rate']}"
                 self._say(job, 0.0, "profiled", of=[one.member], shape=shape, measured=figures)
             self._leave(job, 0.0, "finished")
@@ -144,16 +128,8 @@ class Cluster(Simulated):
     def send(self, member: str, command: str, **fields: Any) -> None:
         self.told.append((command, member))
         if command in ("alone", "join") and member in self.live:
-            job, _ = self.live[member]
-            self._say(
-                job,
-                0.0,
-                "moved",
-                epoch=self.done[member],
-                step=0,
-                shared=command == "join",
-                **({"feeder": None, "cohort": None} | fields),
-            )
+            where = {"feeder": None, "cohort": None, "epoch": self.done[member], "step": 0} | fields
+            self._say(self.live[member][0], 0.0, "moved", shared=command == "join", **where)
 
     def kill(self, member: str) -> None: ...
 
@@ -168,8 +144,25 @@ def run(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, lis
     return fold(said), said
 
 
+def finish(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, list[dict[str, Any]]]:
+    """A run of which all members finish."""
+    state, events = run(path, ensemble, cluster)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    return state, events
+
+
+def a_search(trials: int, sampler: str = "random", **options: Any) -> Ensemble:
+    space = options.pop("space", {"rate": choice(10, 20)})
+    search = Search(space, trials=trials, sampler=sampler, pruner="none")
+    return an_ensemble([], members=None, search=search, **options)
+
+
 def gpus(name: str, many: int) -> Node:
     return Node(name, 8.0, ("H",) * many, 64.0, name)
+
+
+def cores(name: str = "cpu", cpus: float = 2.0, memory_gb: float = 64.0) -> Node:
+    return Node(name, cpus, (), memory_gb, name)
 
 
 def of(said: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -178,8 +171,7 @@ def of(said: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 def test_on_gpus_flotillas_hold_every_member_once_and_widths_are_recorded(tmp_path: Path) -> None:
     cluster = Cluster(gpus("a", 4), gpus("b", 4))
-    state, said = run(tmp_path / "run", an_ensemble([10, 10, 10, 40, 40, 40]), cluster)
-    assert {member.state for member in state.members.values()} == {"finished"}
+    state, said = finish(tmp_path / "run", an_ensemble([10, 10, 10, 40, 40, 40]), cluster)
     assert sorted({workers for workers, _ in cluster.sessions}) == [1, 2, 3, 4], "as wide as a node has GPUs"
     assert all(len(measured) == 2 for _, measured in cluster.sessions), "of members of one shape, one"
     widths = {member: workers for member, workers, _, _ in cluster.launched}
@@ -189,21 +181,6 @@ def test_on_gpus_flotillas_hold_every_member_once_and_widths_are_recorded(tmp_pa
     planned = of(said, "planned")[0]
     assert sorted(m for each in planned["flotillas"] for m in each["members"]) == sorted(widths)
     assert planned["makespan_s"] >= planned["lower_bound_s"] > 0
-
-
-def test_members_are_measured_where_others_leave_some_of_a_gpu(tmp_path: Path) -> None:
-    class Shared(Cluster):
-        gpu_share = 0.25
-
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            assert self.coming or self.ended == 4, "nothing is measured, and nobody trains"
-            return super().events(timeout_s)
-
-    full, half = (replace(gpus(name, 1), gpu_free=(free,)) for name, free in (("a", 0.0), ("b", 0.5)))
-    cluster = Shared(full, half)
-    state, _ = run(tmp_path / "run", an_ensemble([10] * 4, resources=Resources()), cluster)
-    assert {member.state for member in state.members.values()} == {"finished"}
-    assert len(cluster.sessions) == 1 and {node for _, _, node, _ in cluster.launched} == {"b"}
 
 
 def test_members_are_measured_and_train_on_nodes_that_they_select_and_keep_nobody_waiting(tmp_path: Path) -> None:
@@ -219,36 +196,30 @@ def test_members_are_measured_and_train_on_nodes_that_they_select_and_keep_nobod
     absent = [Member({"rate": 40.0}, nodes={"rack": "7"})]
     cluster = Recorded(gpus("a", 1), fast)
     cluster.cluster = [*cluster.nodes, replace(gpus("c", 1), labels={"rack": "7"})]
-    state, _ = run(tmp_path / "run", an_ensemble([], members=members, resources=Resources()), cluster)
-    assert {member.state for member in state.members.values()} == {"finished"}
+    finish(tmp_path / "run", an_ensemble([], members=members, resources=Resources()), cluster)
     assert {node for rate, node in on if rate == 20.0} == {"b"}
-
-    class Ended(Exception):
-        pass
 
     class Waiting(Recorded):
         def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
             if not self.coming:
-                raise Ended
+                raise InterruptedError
             return super().events(timeout_s)
 
     again = Waiting(*cluster.nodes)
     again.cluster = cluster.cluster
-    with pytest.raises(Ended):
+    with pytest.raises(InterruptedError):
         run(tmp_path / "waits", an_ensemble([], members=[*absent, *members], resources=Resources()), again)
     events = read_events(tmp_path / "waits" / "events.jsonl")
     assert {event["member"] for event in of(events, "finished")} == {"member-1", "member-2", "member-3"}
 
 
 def test_equal_members_that_select_other_gpus_are_measured_on_each(tmp_path: Path) -> None:
-    """Also where both kinds are in one node."""
     models = "NVIDIA H100 80GB HBM3", "Tesla T4"
     members = [Member({"rate": 10.0}, nodes={"gpu_type": kind}) for kind in ("H100", "H100", "T4", "T4")]
     apart = [replace(gpus(name, 1), gpus=(model,)) for name, model in zip("ab", models, strict=True)]
     for name, nodes in (("apart", apart), ("together", [replace(gpus("a", 2), gpus=models)])):
         declared = an_ensemble([], members=members, resources=Resources())
-        state, said = run(tmp_path / name, declared, Cluster(*nodes))
-        assert {member.state for member in state.members.values()} == {"finished"}
+        _, said = finish(tmp_path / name, declared, Cluster(*nodes))
         found = {device: set[str]() for device in models}
         for event in of(said, "profile"):
             found[event["device"]].update(event["members"])
@@ -277,7 +248,7 @@ def test_equal_members_are_measured_once_and_a_resume_measures_nothing(tmp_path:
 
 
 def test_on_cores_all_train_at_once_on_one_stream_at_one_pace(tmp_path: Path) -> None:
-    cluster = Cluster(Node("cpu", 2.0, (), 64.0, "cpu"))
+    cluster = Cluster(cores())
     ensemble = an_ensemble([10, 20, 40, 80, 80, 80], resources=Resources())
     state, said = run(tmp_path / "run", ensemble, cluster)
     assert [workers for workers, _ in cluster.sessions] == [1]
@@ -300,9 +271,9 @@ def test_a_member_that_is_added_takes_turns_on_the_cores_with_those_that_run(tmp
 
         added = False
 
-    cluster = Growing(Node("cpu", 2.0, (), 64.0, "cpu"))
-    state, said = run(tmp_path / "run", an_ensemble([10, 20, 40], resources=Resources(), epochs=8), cluster)
-    assert {member.state for member in state.members.values()} == {"finished"} and len(state.members) == 4
+    cluster = Growing(cores())
+    state, said = finish(tmp_path / "run", an_ensemble([10, 20, 40], resources=Resources(), epochs=8), cluster)
+    assert len(state.members) == 4
     placed = next(n for n, e in enumerate(said) if e["type"] == "placed" and e["member"] == "member-3")
     ended = min(n for n, e in enumerate(said) if e["type"] == "finished")
     assert placed < ended, "it did not wait until another one had ended"
@@ -312,10 +283,10 @@ def test_a_member_that_is_added_takes_turns_on_the_cores_with_those_that_run(tmp
 class Lender(Cluster):
     """Lends one core of a node, and once a member has ended an epoch as many as members have asked for."""
 
-    cluster = (Node("cpu", 4.5, (), 64.0, "cpu"),)
+    cluster = (cores("cpu", 4.5),)
 
     def __init__(self) -> None:
-        super().__init__(Node("cpu", 1.0, (), 8.0, "cpu"))
+        super().__init__(cores("cpu", 1.0, 8.0))
         self.asked: list[list[float]] = []  # cores that waiting members ask for, each time
 
     def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
@@ -324,30 +295,26 @@ class Lender(Cluster):
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         said = super().events(timeout_s)
         if said and said[0]["type"] == "epoch" and self.asked[-1] and self.nodes[0].cpus == 1:
-            self.nodes = (Node("cpu", 4.0, (), 32.0, "cpu"),)
+            self.nodes = (cores("cpu", 4.0, 32.0),)
             return [*said, {"type": "node", **self.nodes[0].as_event()}]
         return said
 
 
 def test_members_ask_for_what_they_keep_busy_and_share_the_cores_once_there_are_no_more(tmp_path: Path) -> None:
     cluster = Lender()
-    state, said = run(tmp_path / "run", an_ensemble([20] * 6, resources=Resources(workers=1)), cluster)
-    assert {member.state for member in state.members.values()} == {"finished"}
+    state, said = finish(tmp_path / "run", an_ensemble([20] * 6, resources=Resources(workers=1)), cluster)
     assert [1.0] * 5 in cluster.asked, "what it lacks, not its part of the core that is there"
     first, *later = (member.identity["cpus_per_worker"] for member in state.members.values())
     assert first == 1.0
     assert later == pytest.approx([(4 - first) / 5] * 5, rel=0.01), "of what the first one leaves"
     ended = next(n for n, event in enumerate(said) if event["type"] == "finished")
     assert len(of(said[:ended], "placed")) == 6, "none of them has waited for the end of another one"
-    assert len({member.cohort for member in state.members.values()}) == 2, (
-        "those that start together share a stream"
-    )
+    assert len({member.cohort for member in state.members.values()}) == 2, "who start together share a stream"
 
 
 def test_memory_that_was_measured_is_never_oversubscribed(tmp_path: Path) -> None:
-    cluster = Cluster(Node("cpu", 2.0, (), 8.0, "cpu"), memory_gb=3.0)
-    state, said = run(tmp_path / "run", an_ensemble([20] * 5, resources=Resources()), cluster)
-    assert {member.state for member in state.members.values()} == {"finished"}
+    cluster = Cluster(cores(memory_gb=8.0), memory_gb=3.0)
+    _, said = finish(tmp_path / "run", an_ensemble([20] * 5, resources=Resources()), cluster)
     together, most = 0, 0
     for event in said:
         together += (event["type"] == "placed") - (event["type"] == "finished")
@@ -368,10 +335,9 @@ def test_a_laggard_leaves_its_stream_only_where_others_wait_for_places(tmp_path:
     fixed = Resources(workers=1, gpus_per_worker=1.0, memory_gb=0.1)
     for trials, leaves in ((4, False), (24, True)):
         cluster = OneIsSlower(gpus("a", 4))
-        search = Search({"rate": 20, "lr": choice(0.1, 0.2)}, trials=trials, sampler="random", pruner="none")
-        ensemble = an_ensemble([], members=None, search=search, resources=fixed, epochs=8)
-        state, said = run(tmp_path / f"run-{trials}", ensemble, cluster)
-        assert {member.state for member in state.members.values()} == {"finished"}
+        space = {"rate": 20, "lr": choice(0.1, 0.2)}
+        ensemble = a_search(trials, space=space, resources=fixed, epochs=8)
+        _, said = finish(tmp_path / f"run-{trials}", ensemble, cluster)
         found, slow = of(said, "remedy"), list(cluster.slower)
         assert bool(found) == leaves
         if leaves:
@@ -384,27 +350,23 @@ def test_the_last_member_is_widened_only_where_the_ensemble_is_elastic(tmp_path:
     for elastic in (False, True):
         cluster = OneIsSlower(gpus("a", 4))
         ensemble = an_ensemble([20] * 4, elastic=elastic, epochs=12)
-        state, _ = run(tmp_path / f"run-{elastic}", ensemble, cluster)
+        finish(tmp_path / f"run-{elastic}", ensemble, cluster)
         (slow,) = cluster.slower
         widths = [workers for member, workers, *_ in cluster.launched if member == slow]
-        assert {member.state for member in state.members.values()} == {"finished"}
         assert widths == sorted(set(widths)) and (len(widths) > 1) == elastic
 
 
 def test_trials_are_settled_by_what_was_measured_of_those_before_them(tmp_path: Path) -> None:
-    search = Search({"rate": choice(10, 20), "lr": choice(0.1, 0.2)}, trials=8, sampler="random", pruner="none")
-    cluster = Cluster(Node("cpu", 2.0, (), 64.0, "cpu"))
-    ensemble = an_ensemble([], members=None, search=search, resources=Resources())
-    state, _ = run(tmp_path / "run", ensemble, cluster)
-    assert {member.state for member in state.members.values()} == {"finished"} and len(state.members) == 8
+    cluster, space = Cluster(cores()), {"rate": choice(10, 20), "lr": choice(0.1, 0.2)}
+    ensemble = a_search(8, space=space, resources=Resources())
+    state, _ = finish(tmp_path / "run", ensemble, cluster)
+    assert len(state.members) == 8
     assert len(cluster.sessions) <= 2, "a trial that departs in lr alone needs no measurement"
 
 
 def test_the_margin_on_measured_memory_keeps_no_member_from_the_largest_node(tmp_path: Path) -> None:
-    nodes = Node("small", 2.0, (), 48.0, "small"), Node("large", 2.0, (), 64.0, "large")
-    cluster = Cluster(*nodes, memory_gb=60.0)
-    state, _ = run(tmp_path / "run", an_ensemble([10, 20, 20, 20, 20], resources=Resources()), cluster)
-    assert {member.state for member in state.members.values()} == {"finished"}
+    cluster = Cluster(cores("small", 2.0, 48.0), cores("large"), memory_gb=60.0)
+    finish(tmp_path / "run", an_ensemble([10, 20, 20, 20, 20], resources=Resources()), cluster)
     assert {node for _, _, node, _ in cluster.launched} == {"large"}
 
 
@@ -419,24 +381,18 @@ def test_a_search_whose_nodes_are_lost_between_two_trials_ends(tmp_path: Path) -
             ends = self.ended and got and got[0]["type"] == "exited"
             return [*got, {"type": "node_lost", "node": "cpu"}] if ends else got
 
-    search = Search({"rate": choice(10, 20)}, trials=2, sampler="grid", pruner="none")
-    ensemble = an_ensemble([], members=None, search=search)
-    _, said = run(tmp_path / "run", ensemble, Lost(Node("cpu", 1.0, (), 64.0, "cpu")))
+    _, said = run(tmp_path / "run", a_search(2, "grid"), Lost(cores("cpu", 1.0)))
     assert "there is no node" in of(said, "run_stopped")[0]["reason"]
 
 
 def test_no_trial_is_proposed_for_a_place_that_another_one_is_measured_for(tmp_path: Path) -> None:
     class Slowly(Cluster):
-        """Measuring takes longer than training."""
-
         def _say(self, job: Job, after_s: float, kind: str, **fields: Any) -> None:
             super()._say(job, after_s + (100.0 if job.profile is not None else 0.0), kind, **fields)
 
-    rates = [10.0 + n for n in range(12)]
-    cluster, ahead = Slowly(Node("cpu", 2.0, (), 64.0, "cpu")), []
-    search = Search({"rate": choice(*rates)}, trials=12, sampler="random", pruner="none")
-    ensemble = an_ensemble([], members=None, search=search, resources=Resources())
-    _, said = run(tmp_path / "run", ensemble, cluster)
+    cluster, ahead = Slowly(cores()), list[int]()
+    space = {"rate": choice(*(10.0 + n for n in range(12)))}
+    _, said = run(tmp_path / "run", a_search(12, space=space, resources=Resources()), cluster)
     open_now: set[str] = set()
     for event in said:
         if event["type"] == "member":
@@ -470,10 +426,10 @@ def test_the_loss_of_the_widest_node_stops_no_other_member(tmp_path: Path) -> No
             return [{"type": "node_lost", "node": "wide"}]
 
     cluster = Loses(gpus("wide", 4), gpus("narrow", 1))
-    state, said = run(tmp_path / "run", an_ensemble([5, 10, 20, 40, 40, 40], retries=3), cluster)
+    _, said = finish(tmp_path / "run", an_ensemble([5, 10, 20, 40, 40, 40], retries=3), cluster)
     assert any(workers > 1 for _, workers, *_ in cluster.launched)
     # with more ranks than there are GPUs they go on, on the cores
-    assert {member.state for member in state.members.values()} == {"finished"} and of(said, "run_finished")
+    assert of(said, "run_finished")
 
 
 def test_who_can_never_be_placed_fails_alone_after_a_node_is_lost(tmp_path: Path) -> None:

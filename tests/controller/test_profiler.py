@@ -26,17 +26,22 @@ from ensemble.spec import Identity
 from ensemble.store import EventLog, RunDir, RunState
 from ensemble.train import Job
 
-MEMBERS: list[Any] = [
-    {"width": 8, "lr": 0.1},
-    {"width": 8, "lr": 0.3},
-    {"width": 1024, "lr": 0.1},
-    {"width": 8, "lr": 0.1, "fault": "kill"},
-    {"width": 8, "lr": 0.1, "sleep_s": 0.02},
-    {"width": 8, "lr": 0.1, "fault": "build"},
-    {"width": 8, "lr": 0.1, "table": 50_000_000},
-    {"width": 8, "lr": 0.1, "drop": 0.4},
-]
+NARROW: dict[str, Any] = {"width": 8, "lr": 0.1}
+CHANGES: list[dict[str, Any]] = [{}, {"lr": 0.3}, {"width": 1024}, {"fault": "kill"}, {"sleep_s": 0.02}]
+CHANGES += [{"fault": "build"}, {"table": 50_000_000}, {"drop": 0.4}]
+MEMBERS: list[Any] = [NARROW | change for change in CHANGES]
+Local = tuple[Executor, list[Node], RunDir]
 Event = dict[str, Any]
+
+
+def measure(profiler: Profiler, actions: list[Action], executor: Executor, run_dir: RunDir) -> list[Event]:
+    """Go on until all is measured; the events that the profiler does not take."""
+    others = []
+    while profiler.is_busy:
+        assert not perform_all(actions, executor, run_dir)
+        others += [e for e in executor.events(0.1) if not profiler.handle(e, time.monotonic())]
+        profiler.watch(time.monotonic())
+    return others
 
 
 def perform_all(actions: list[Action], executor: Executor, run_dir: RunDir) -> list[Event]:
@@ -59,18 +64,13 @@ class Measured:
     ) -> None:
         self.run_dir = run_dir
         self.told: list[Event] = []
-        self.usage: list[Event] = []
         self.identities = [declared.identify(number) for number in range(len(declared.members or ()))]
         actions: list[Action] = []
         profiler = Profiler(actions, run_dir, self._emit, **options)
         self.wanted = profiler.select_members(self.identities, nodes)
         profiler.start(self.wanted, nodes[0], time.monotonic(), nodes)
-        while profiler.is_busy:
-            assert not perform_all(actions, executor, run_dir)
-            for event in executor.events(0.1):
-                if not profiler.handle(event, time.monotonic()) and event["type"] == "usage":
-                    self.usage.append(event)
-            profiler.watch(time.monotonic())
+        others = measure(profiler, actions, executor, run_dir)
+        self.usage = [event for event in others if event["type"] == "usage"]
         self.profiler = profiler
 
     def _emit(self, kind: str, **fields: Any) -> None:
@@ -81,7 +81,7 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Executor, list[Node], RunDir]]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     """An executor, its nodes, and the run directory of MEMBERS."""
     run_dir = RunDir.create(tmp_path_factory.mktemp("profiling") / "run", an_ensemble(MEMBERS))
     executor = make_executor("local")
@@ -91,7 +91,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Executor, 
 
 
 @pytest.fixture(scope="module")
-def measured(local: tuple[Executor, list[Node], RunDir]) -> Measured:
+def measured(local: Local) -> Measured:
     return Measured(*local, an_ensemble(MEMBERS))
 
 
@@ -125,9 +125,7 @@ def test_members_that_fail_keep_their_guesses_and_harm_no_other(measured: Measur
     assert apply_profile(measured.identities[4], measured[4]).cpus_per_worker < 0.5
 
 
-def test_what_was_measured_is_in_the_log_and_not_measured_again(
-    measured: Measured, local: tuple[Executor, list[Node], RunDir]
-) -> None:
+def test_what_was_measured_is_in_the_log_and_not_measured_again(measured: Measured, local: Local) -> None:
     _, nodes, run_dir = local
     known = fold(measured.told).profiles.values()
     again = Profiler([], run_dir, lambda kind, **fields: None, earlier=known)
@@ -145,9 +143,7 @@ def test_measuring_leaves_nothing_of_a_member_and_is_accounted_for(measured: Mea
     assert not fold(measured.told).members
 
 
-def test_a_train_function_is_measured_with_every_number_of_workers(
-    local: tuple[Executor, list[Node], RunDir], tmp_path: Path
-) -> None:
+def test_a_train_function_is_measured_with_every_number_of_workers(local: Local, tmp_path: Path) -> None:
     executor, nodes, _ = local
     members: list[Any] = [Member({"width": 8, "lr": lr}, workers="auto") for lr in (0.1, 0.2)]
     declared = an_ensemble(members, recipe=train)
@@ -159,13 +155,10 @@ def test_a_train_function_is_measured_with_every_number_of_workers(
 
 
 @pytest.mark.more
-def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
-    local: tuple[Executor, list[Node], RunDir], tmp_path: Path
-) -> None:
+def test_a_wide_member_is_measured_on_two_nodes_too_where_that_is_left_open(local: Local, tmp_path: Path) -> None:
     executor, (node, *_), _ = local
-    members = [
-        Member({"width": 8, "lr": 0.1, "sleep_s": 0.01}, workers=2, span_nodes=how) for how in ("auto", True)
-    ]
+    slow = NARROW | {"sleep_s": 0.01}
+    members = [Member(slow, workers=2, span_nodes=how) for how in ("auto", True)]
     members.append(Member({"width": 8, "lr": 0.2}, workers=3))  # no node has room for all of its ranks
     declared = an_ensemble(members)
     run_dir = RunDir.create(tmp_path / "run", declared)
@@ -183,38 +176,23 @@ def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
         known = apply_profile(identity, replace(profile, spread_samples_per_s=rates))
         assert known.span_nodes == chosen
         asked = replace(known, cpus_per_worker=0.5, gpus_per_worker=0.0, auto=[])
-        (placed,) = pack(
-            [asked], [], [replace(each, name=n) for each, n in zip(nodes, ("local", "other"), strict=True)]
-        )
+        (placed,) = pack([asked], [], [replace(node, cpus=2, name=name) for name in ("local", "other")])
         assert set(placed.ranks_by_node) == names
     assert apply_profile(found.identities[1], profile).span_nodes is True, "nobody asked"
     assert set(found[2].samples_per_s) == {3} and found[2].memory_gb > 0
 
 
-@pytest.mark.more
-def test_hundreds_of_members_with_much_to_say_are_measured(
-    local: tuple[Executor, list[Node], RunDir], tmp_path: Path
-) -> None:
-    executor, nodes, _ = local
-    declared = an_ensemble([{"width": 8, "lr": 0.1, "note": f"{number} " * 500} for number in range(400)])
-    found = Measured(executor, nodes, RunDir.create(tmp_path / "run", declared), declared)
-    assert not [event for event in found.told if event["type"] == "unmeasured"]
-    assert len(found.profiler.profiles) == 400
-
-
-def test_a_member_that_hangs_is_given_up(local: tuple[Executor, list[Node], RunDir], tmp_path: Path) -> None:
+def test_a_member_that_hangs_is_given_up(local: Local, tmp_path: Path) -> None:
     executor, nodes, _ = local
     declared = an_ensemble([Member({"width": 8, "lr": 0.1, "fault": "hang"}, workers=2, cpus_per_worker=0.5)] * 2)
     one = Node(name=nodes[0].name, cpus=1.0, gpus=(), memory_gb=8.0, host="here")
     found = Measured(executor, [one], RunDir.create(tmp_path / "run", declared), declared, timeout_s=3.0)
-    assert [(event["type"], event["members"]) for event in found.told] == [
-        ("measuring", ["member-0", "member-1"]),
-        ("unmeasured", ["member-0", "member-1"]),
-    ]
+    both = ["member-0", "member-1"]
+    assert [(e["type"], e["members"]) for e in found.told] == [("measuring", both), ("unmeasured", both)]
     assert "no report of its steps" in found.told[1]["error"]
 
 
-def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir], tmp_path: Path) -> None:
+def test_a_lost_node_is_nobodys_fault(local: Local, tmp_path: Path) -> None:
     executor, nodes, _ = local
     declared = an_ensemble([{"width": 8, "lr": 0.1, "fault": "hang"}] * 8)
     told: list[Any] = []
@@ -225,22 +203,15 @@ def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir]
     profiler.start(waiting, nodes[0], time.monotonic())
     assert not perform_all(actions, executor, run_dir)
     profiler.handle({"type": "node_lost", "node": nodes[0].name}, time.monotonic())
-    while profiler.is_busy:
-        assert not perform_all(actions, executor, run_dir)
-        for event in executor.events(0.1):
-            profiler.handle(event, time.monotonic())
-        profiler.watch(time.monotonic())
+    measure(profiler, actions, executor, run_dir)
     assert told == [("measuring",)] and profiler.select_members(waiting, nodes) == waiting
 
 
 @pytest.mark.parametrize(
-    ("free", "workers", "measured_on"),
+    ("free", "workers", "measured_on"),  # all of a GPU is what is guessed: it may need less
     [
-        ((0.0, 1.0), 1, ["GPU-1"]),
-        ((0.1, 0.5), 1, ["GPU-1"]),  # all of a GPU is what is guessed: it may need less
-        ((0.1, 0.5), 2, ["GPU-1", "GPU-0"]),
-        ((0.0, 0.5), 2, None),
-        ((0.0, 0.0), 1, None),
+        *(((0.0, 1.0), 1, ["GPU-1"]), ((0.1, 0.5), 1, ["GPU-1"]), ((0.1, 0.5), 2, ["GPU-1", "GPU-0"])),
+        *(((0.0, 0.5), 2, None), ((0.0, 0.0), 1, None)),
     ],
 )
 def test_members_are_measured_on_gpus_of_which_others_leave_memory(
@@ -262,16 +233,8 @@ def test_members_are_measured_on_gpus_of_which_others_leave_memory(
 
 def trained(executor: Executor, run_dir: RunDir, identity: Identity) -> dict[str, Event]:
     """Train a member alone: its last event of each type."""
-    job = Job(
-        run_dir=str(run_dir.path),
-        identity=identity,
-        attempt=0,
-        rank=0,
-        rendezvous=None,
-        interface=None,
-        device="cpu",
-        feeder=None,
-    )
+    alone = dict.fromkeys(("rendezvous", "interface", "feeder"))
+    job = Job(run_dir=str(run_dir.path), identity=identity, attempt=0, rank=0, device="cpu", **alone)
     executor.launch([job], [None])
     said: dict[str, Event] = {}
     while "exited" not in said:
@@ -279,9 +242,7 @@ def trained(executor: Executor, run_dir: RunDir, identity: Identity) -> dict[str
     return said
 
 
-def test_having_been_measured_changes_no_bit_of_the_weights(
-    local: tuple[Executor, list[Node], RunDir], tmp_path: Path
-) -> None:
+def test_having_been_measured_changes_no_bit_of_the_weights(local: Local, tmp_path: Path) -> None:
     executor, nodes, _ = local
     declared = an_ensemble([Member({"width": 8, "lr": 0.1}, workers="auto")], epochs=2)
     plain, then = (RunDir.create(tmp_path / name, declared) for name in ("plain", "measured"))

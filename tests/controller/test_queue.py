@@ -10,8 +10,8 @@ import pytest
 from kit.event_dicts import collect_notices, fold, read_events
 from test_controller import Simulated, an_ensemble, run, states
 
-from ensemble.spec import Search, uniform
-from ensemble.store import RunDir, write_request
+from ensemble.spec import Ensemble, Search, uniform
+from ensemble.store import RunDir, RunState, write_request
 from ensemble.store import read_events as read_typed
 
 
@@ -20,6 +20,17 @@ def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
+
+
+def is_finished(state: RunState) -> bool:
+    return set(states(state).values()) == {"finished"}
+
+
+def perform(path: Path, ensemble: Ensemble, *at: Any, executor: Simulated | None = None) -> RunState:
+    """A run that is asked what a script says, on one core unless there is an executor."""
+    executor = executor or Simulated(1)
+    executor.before = Script(path, *at)
+    return run(path, ensemble, executor)
 
 
 class Script:
@@ -50,43 +61,29 @@ def of_kind(path: Path, *kinds: str) -> list[tuple[str, str]]:
 
 def test_several_members_are_asked_of_at_once_and_one_answer_says_for_how_many(tmp_path: Path) -> None:
     path, several = tmp_path / "run", ["member-0", "member-1", "nobody"]
-    script = Script(
-        path,
-        (("epoch", "member-1"), [asked("pause", members=several)]),
-        (("finished", "member-2"), [asked("resume", members=several[1:2]), asked("cancel", members=several[::2])]),
-        (("finished", "member-1"), [asked("pause", members="member-1")]),
-    )
-    state = run(path, an_ensemble(epochs=3), Simulated(1, before=script))
-    assert set(states(state).values()) == {"finished"}
+    at = [(("epoch", "member-1"), [asked("pause", members=several)])]
+    later = [asked("resume", members=several[1:2]), asked("cancel", members=several[::2])]
+    at += [(("finished", "member-2"), later), (("finished", "member-1"), [asked("pause", members="member-1")])]
+    assert is_finished(perform(path, an_ensemble(epochs=3), *at))
     refused = "member-0 has ended already (finished); there is no member 'nobody'"
-    assert answers(path) == [
-        ("pause", True, f"pausing 1 of 3; {refused}"),
-        ("resume", True, "resuming 1 of 1"),
-        ("cancel", False, refused),
-        ("pause", False, "`members` must be a list of names"),
-    ]
+    done = [("pause", True, f"pausing 1 of 3; {refused}"), ("resume", True, "resuming 1 of 1")]
+    no_list = ("pause", False, "`members` must be a list of names")
+    assert answers(path) == [*done, ("cancel", False, refused), no_list]
     notices = [each.text for each in collect_notices(read_typed(RunDir(path).events)) if "asked for" in each.text]
     assert [text.partition(",")[0] for text in notices] == ["pause 3 members", "resume 1 member"]
 
 
 def test_a_paused_member_frees_its_place_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    script = Script(
-        path,
-        (("epoch", "member-0"), [asked("pause", 0)]),
-        (("finished", "member-1"), [asked("resume", 0)]),
-    )
-    state = run(path, an_ensemble(epochs=3), Simulated(1, before=script))
-    assert set(states(state).values()) == {"finished"}
+    at = (("epoch", "member-0"), [asked("pause", 0)]), (("finished", "member-1"), [asked("resume", 0)])
+    state = perform(path, an_ensemble(epochs=3), *at)
+    assert is_finished(state)
     member = state.members["member-0"]
     assert member.attempts == 2 and [e.epoch for e in member.history] == [0, 1, 2]
     assert [span.outcome for span in member.spans] == ["paused", "finished"]
     assert answers(path) == [("pause", True, "pausing member-0"), ("resume", True, "resuming member-0")]
-    assert of_kind(path, "paused", "resumed", "finished")[:3] == [
-        ("paused", "member-0"),
-        ("finished", "member-1"),
-        ("resumed", "member-0"),
-    ]
+    order = [("paused", "member-0"), ("finished", "member-1"), ("resumed", "member-0")]
+    assert of_kind(path, "paused", "resumed", "finished")[:3] == order
 
 
 def test_the_last_member_that_is_paused_is_waited_for_without_a_feeder_or_worker(tmp_path: Path) -> None:
@@ -100,21 +97,17 @@ def test_the_last_member_that_is_paused_is_waited_for_without_a_feeder_or_worker
                     write_request(path, "resume")
             return super().events(timeout_s)
 
-    script = Script(path, (("epoch", "member-0"), [asked("pause")]))
-    state = run(path, an_ensemble(sharing="node", epochs=4), Watched(4, before=script))
-    assert set(states(state).values()) == {"finished"}
+    at = (("epoch", "member-0"), [asked("pause")])
+    state = perform(path, an_ensemble(sharing="node", epochs=4), at, executor=Watched(4))
+    assert is_finished(state)
     assert idle[0] == ({0: 4}, [0]), "its feeder was stopped"
     assert {m.spans[-1].cohort for m in state.members.values()} == {1}, "those that return together share again"
 
 
 def test_a_member_returns_to_its_cohort_while_that_is_read(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    script = Script(
-        path,
-        (("epoch", "member-0"), [asked("pause", 0)]),
-        (("exited", "member-0"), [asked("resume", 0)]),
-    )
-    state = run(path, an_ensemble(sharing="node", epochs=30), Simulated(4, seed=5, before=script))
+    at = (("epoch", "member-0"), [asked("pause", 0)]), (("exited", "member-0"), [asked("resume", 0)])
+    state = perform(path, an_ensemble(sharing="node", epochs=30), *at, executor=Simulated(4, seed=5))
     assert [span.cohort for span in state.members["member-0"].spans] == [0, 0]
 
 
@@ -131,42 +124,27 @@ def test_a_run_that_was_paused_is_stopped_and_goes_on_whole(tmp_path: Path) -> N
     state = run(path, an_ensemble(epochs=3), executor)
     assert state.ended is not None and state.ended.type == "run_stopped"
     assert set(states(state).values()) == {"paused"}
-    again = Simulated()
-    again.done = executor.done
-    assert set(states(run(path, an_ensemble(epochs=3), again)).values()) == {"finished"}
+    assert set(states(run(path, an_ensemble(epochs=3), Simulated(after=executor))).values()) == {"finished"}
 
 
 def test_what_is_cancelled_while_it_pauses_or_is_paused_stays_cancelled(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    script = Script(
-        path,
-        (("epoch", "member-0"), [asked("pause", 0), asked("cancel", 0)]),
-        (("epoch", "member-1"), [asked("pause", 1)]),
-        (("exited", "member-1"), [asked("cancel", 1), asked("resume", 1)]),
-        (("started", "member-2"), [asked("pause", 3), asked("cancel", 3)]),
-    )
-    state = run(path, an_ensemble(epochs=4), Simulated(before=script))
-    assert states(state) == {
-        "member-0": "cancelled",
-        "member-1": "cancelled",
-        "member-2": "finished",
-        "member-3": "cancelled",
-    }
+    at = [(("epoch", "member-0"), [asked("pause", 0), asked("cancel", 0)])]
+    at += [(("epoch", "member-1"), [asked("pause", 1)])]
+    at += [(("exited", "member-1"), [asked("cancel", 1), asked("resume", 1)])]
+    at += [(("started", "member-2"), [asked("pause", 3), asked("cancel", 3)])]
+    state = perform(path, an_ensemble(epochs=4), *at, executor=Simulated())
+    assert list(states(state).values()) == ["cancelled", "cancelled", "finished", "cancelled"]
     assert ("resume", False, "member-1 has ended already (cancelled)") in answers(path)
 
 
 def test_a_failed_member_that_is_paused_waits_with_its_retry(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    script = Script(
-        path, (("failed", "member-0"), [asked("pause", 0)]), (("finished", "member-1"), [asked("resume", 0)])
-    )
-    state = run(path, an_ensemble(), Simulated(1, faults={("member-0", 0): "error"}, before=script))
-    assert set(states(state).values()) == {"finished"}
-    assert of_kind(path, "failed", "paused", "resumed", "finished")[:3] == [
-        ("failed", "member-0"),
-        ("paused", "member-0"),
-        ("finished", "member-1"),
-    ]
+    at = (("failed", "member-0"), [asked("pause", 0)]), (("finished", "member-1"), [asked("resume", 0)])
+    executor = Simulated(1, faults={("member-0", 0): "error"})
+    assert is_finished(perform(path, an_ensemble(), *at, executor=executor))
+    order = [("failed", "member-0"), ("paused", "member-0"), ("finished", "member-1")]
+    assert of_kind(path, "failed", "paused", "resumed", "finished")[:3] == order
 
 
 def test_no_trial_is_proposed_while_all_are_paused(tmp_path: Path) -> None:
@@ -201,8 +179,8 @@ def test_what_cannot_be_done_is_answered(tmp_path: Path) -> None:
         ("add", {}, ""),
     ]
     asks = [(verb, fields) for verb, fields, _ in refused]
-    state = run(path, an_ensemble(), Simulated(before=Script(path, (("exited", "member-0"), asks))))
-    assert len(state.members) == 4 and set(states(state).values()) == {"finished"}
+    state = perform(path, an_ensemble(), (("exited", "member-0"), asks))
+    assert len(state.members) == 4 and is_finished(state)
     told = answers(path)
     assert len(told) == len(refused) and not any(done for _, done, _ in told)
     for verb, _, said in refused:
@@ -211,10 +189,9 @@ def test_what_cannot_be_done_is_answered(tmp_path: Path) -> None:
 
 def test_a_member_is_added_to_the_stream_that_runs(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    script = Script(path, (("epoch", "member-0"), [asked("add", declared={"params": {"n": 9}, "epochs": 1})]))
-    state = run(
-        path, an_ensemble(members=[{"n": 0}, {"n": 1}], epochs=6, sharing="node"), Simulated(3, before=script)
-    )
+    at = (("epoch", "member-0"), [asked("add", declared={"params": {"n": 9}, "epochs": 1})])
+    declared = an_ensemble(members=[{"n": 0}, {"n": 1}], epochs=6, sharing="node")
+    state = perform(path, declared, at, executor=Simulated(3))
     added = state.members["member-2"]
     assert (added.state, added.params, added.first_epoch) == ("finished", {"n": 9}, 5)
     assert added.spans[0].cohort == 0
@@ -222,23 +199,9 @@ def test_a_member_is_added_to_the_stream_that_runs(tmp_path: Path) -> None:
 
 
 def test_a_member_added_as_the_last_one_ends_is_taken(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    ask = [asked("add", declared={"params": {"n": 9}})]
-    executor = Simulated(before=Script(path, (("exited", "member-0"), ask)))
-    state = run(path, an_ensemble(members=[{"n": 0}], retries=0), executor)
+    at = (("exited", "member-0"), [asked("add", declared={"params": {"n": 9}})])
+    state = perform(tmp_path / "run", an_ensemble(members=[{"n": 0}], retries=0), at)
     assert states(state) == {"member-0": "finished", "member-1": "finished"}
-
-
-def test_an_added_member_is_there_after_a_resume(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    ask = [asked("add", declared={"params": {"n": 9}}), asked("stop")]
-    executor = Simulated(before=Script(path, (("epoch", "member-0"), ask)))
-    state = run(path, an_ensemble(epochs=4), executor)
-    assert "member-4" in state.members
-    again = Simulated()
-    again.done = executor.done
-    state = run(path, an_ensemble(epochs=4), again)
-    assert len(state.members) == 5 and set(states(state).values()) == {"finished"}
 
 
 def test_trials_are_added_to_a_search_and_those_from_outside_its_space_teach_it_nothing(tmp_path: Path) -> None:
@@ -252,9 +215,7 @@ def test_trials_are_added_to_a_search_and_those_from_outside_its_space_teach_it_
     said = {words for _, done, words in answers(path) if done}
     outside = "the search learns nothing from it, lr=7.0 is outside uniform(0, 1)"
     assert {f"{added[0.5].id} is waiting", f"{added[7.0].id} is waiting; {outside}"} <= said
-    again = Simulated()
-    again.done = executor.done
-    state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), again)
+    state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), Simulated(after=executor))
     assert len(state.members) == 5, "on top of the three that were to be proposed"
     assert set(states(state).values()) <= {"finished", "pruned"}
     assert state.members[added[7.0].id].state == "finished", "nobody judges it"

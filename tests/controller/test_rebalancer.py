@@ -107,9 +107,8 @@ def test_a_member_that_fails_alone_returns_alone(tmp_path: Path) -> None:
         controller.handle([])  # one that has failed rests for a moment
         time.sleep(0.01)
     turns(controller, executor)
-    assert executor.jobs["member-0"].feeder is None and controller.session.state.live.count_readers() == {
-        ("sim", 0): 1
-    }
+    assert executor.jobs["member-0"].feeder is None
+    assert controller.session.state.live.count_readers() == {("sim", 0): 1}
     assert set(finish(controller, executor).values()) == {"finished"}
 
 

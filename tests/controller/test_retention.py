@@ -26,21 +26,13 @@ from ensemble.controller import performer
 from ensemble.controller.actions import ReduceCheckpoint
 from ensemble.controller.retention import CheckpointReducer, plan_reduction
 from ensemble.controller.session_state import SessionState
-from ensemble.store import (
-    MemberState,
-    RunDir,
-    RunState,
-    StoreError,
-    load_checkpoint,
-    load_predictions,
-)
+from ensemble.store import MemberState, RunDir, RunState, StoreError, load_checkpoint, load_predictions
 from ensemble.store.verification import verify
 
 EPOCHS = 3
-# Weights that count are those in training, averages, or those of the best epoch.
+# Weights that count are those in training, or those of the best epoch.
 WHICH: dict[str, dict[str, Any]] = {
     "last": {},
-    "averaged": {"averaging": "swa"},
     "best": {"keep": "best", "early_stopping": EarlyStopping(1)},
 }
 
@@ -48,9 +40,8 @@ WHICH: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _no_report_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(
-        "ensemble.reporting.report.write_report", lambda run, events: run.report.write_text("none")
-    )
+    report = "ensemble.reporting.report.write_report"
+    monkeypatch.setattr(report, lambda run, events: run.report.write_text("none"))
 
 
 def model(params: dict[str, Any]) -> torch.nn.Module:
@@ -58,9 +49,7 @@ def model(params: dict[str, Any]) -> torch.nn.Module:
 
 
 def declare(keep_checkpoints: str = "all", **options: Any) -> Ensemble:
-    usual: dict[str, Any] = (
-        {"members": [{"lr": lr} for lr in (0.1, 0.001, 0.0)]} if "search" not in options else {}
-    )
+    usual: dict[str, Any] = {} if "search" in options else {"members": [{"lr": lr} for lr in (0.1, 0.001, 0.0)]}
     return Ensemble(
         name="kept",
         recipe=Recipe(model=model, optimizer=momentum, loss=loss, task="classification"),
@@ -102,8 +91,8 @@ def is_sound(run_dir: Path) -> bool:
     return all(found.is_sound for found in verify(RunDir(run_dir)))
 
 
-@pytest.mark.parametrize("which", ["last", "best", pytest.param("averaged", marks=pytest.mark.more)])
-def test_weights_alone_are_used_as_before_and_not_trained_further(
+@pytest.mark.parametrize("which", WHICH)
+def test_weights_alone_are_not_trained_further(
     which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, reduced = tmp_path / "all", tmp_path / "weights"
@@ -124,10 +113,8 @@ def test_weights_alone_are_used_as_before_and_not_trained_further(
     assert np.array_equal(load_predictions(path, "valid").values, values) and count(reduced, "epoch") == epochs
     assert is_sound(reduced) and "optimizer" not in load_checkpoint(list_files(reduced)["member-0"])
     assert "nothing was averaged" not in RunDir(reduced).log("member-0").read_text()
-    again = state_of(reduced)
-    assert {m: known.kept for m, known in again.members.items()} == {
-        m: known.kept for m, known in before.members.items()
-    }
+    kept, expected = ([m.kept for m in state.members.values()] for state in (state_of(reduced), before))
+    assert kept == expected
     if which == "last":
         said = "member-0 cannot be trained further: the state of its optimizer was not kept"
         with pytest.raises(StoreError, match=said):
@@ -139,10 +126,7 @@ def test_weights_alone_are_used_as_before_and_not_trained_further(
 
 def test_only_what_the_combination_has_selected_and_the_best_is_kept(tmp_path: Path) -> None:
     run_dir, whole = tmp_path / "selected", tmp_path / "all"
-    options: dict[str, Any] = {
-        "search": Search({"lr": uniform(0.0, 0.3)}, trials=8, pruner="median"),
-        "epochs": 5,
-    }
+    options: dict[str, Any] = {"search": Search({"lr": uniform(0.0, 0.3)}, trials=8, pruner="median"), "epochs": 5}
     state, reference = train(run_dir, "selected", **options), train(whole, **options)
     assert state.combined is not None and reference.combined is not None
     assert state.combined.weights == reference.combined.weights
@@ -168,7 +152,7 @@ def test_only_what_the_combination_has_selected_and_the_best_is_kept(tmp_path: P
 
 
 @pytest.mark.parametrize("logged", [False, True])
-def test_who_is_killed_while_a_checkpoint_is_reduced_loses_nothing(
+def test_a_kill_during_a_reduction_loses_nothing(
     logged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, run_dir = train(tmp_path / "all"), tmp_path / "run"
@@ -187,22 +171,15 @@ def test_who_is_killed_while_a_checkpoint_is_reduced_loses_nothing(
     state = train(run_dir, "weights")
     trained = [e["member"] for e in read_events(run_dir / "events.jsonl") if e["type"] == "epoch"]
     assert trained.count("member-0") == EPOCHS, "it is not trained again"
-    assert [m.weights_sha256 for m in state.members.values()] == [
-        m.weights_sha256 for m in expected.members.values()
-    ]
-    assert (
-        all(path.stem.endswith("-weights") for path in list_files(run_dir).values())
-        and len(list_files(run_dir)) == 3
-    )
-    assert is_sound(run_dir)
+    weights, undisturbed = ([m.weights_sha256 for m in each.members.values()] for each in (state, expected))
+    assert weights == undisturbed and is_sound(run_dir)
+    assert [path.stem.endswith("-weights") for path in list_files(run_dir).values()] == [True] * 3
 
 
-def test_what_is_made_of_a_checkpoint_is_no_leftover_before_it_is_logged(
+def test_a_reduced_checkpoint_is_no_leftover_before_it_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(CheckpointReducer):
-        """Has made each file at once, and says so at the end of the run."""
-
         def add(self, action: ReduceCheckpoint) -> None:
             super().add(action)
             self._pending[-1].result()
@@ -230,18 +207,16 @@ def test_a_run_that_has_ended_keeps_less_when_it_is_declared_to(tmp_path: Path) 
     assert count(run_dir, "epoch") == 3 * EPOCHS
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "keep", "kept"),
-    [
-        *((state, None, "all", "all") for state in ("finished", "pruned", "cancelled")),
-        *((state, None, "weights", "weights") for state in ("finished", "pruned", "cancelled")),
-        ("finished", None, "selected", "weights"),  # until it is known what is selected
-        *((state, None, "selected", "nothing") for state in ("pruned", "cancelled")),
-        # A later start may go on with these.
-        *((state, None, "selected", "all") for state in ("waiting", "running", "paused", "stopped")),
-        *(("failed", reason, "selected", "all") for reason in ("nan", "error")),
-    ],
-)
+ENDED = ("finished", "pruned", "cancelled")
+KEPT = [(state, None, keep, keep) for state in ENDED for keep in ("all", "weights")]
+KEPT += [("finished", None, "selected", "weights")]  # until it is known what is selected
+KEPT += [(state, None, "selected", "nothing") for state in ENDED[1:]]
+# A later start may go on with these.
+KEPT += [(state, None, "selected", "all") for state in ("waiting", "running", "paused", "stopped")]
+KEPT += [("failed", reason, "selected", "all") for reason in ("nan", "error")]
+
+
+@pytest.mark.parametrize(("state", "reason", "keep", "kept"), KEPT)
 def test_nothing_is_taken_from_who_may_go_on(state: Any, reason: str | None, keep: str, kept: str) -> None:
     member = MemberState("member-0", 0, state=state, reason=reason)
     assert plan_reduction(member, keep) is None, "it has no checkpoint"

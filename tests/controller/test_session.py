@@ -7,9 +7,7 @@ twice, no place is leaked, and that the log says what the session decides from.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -51,23 +49,9 @@ from ensemble.store.member import ENDED
 NODES = [Node(name, 2, (), 8.0, name, interface="lo") for name in ("a", "b")]
 TRIALS = 6
 NOWHERE = Path("/nowhere/run")
-
 CLUSTER_FAULTS = ("given back", "lent", "drained")
 FAULTS = ("failed", "nan", "oom", "died", "rank died", "node lost", "feeder died", "bad record", "silence")
-REQUESTS = (
-    "pause",
-    "resume",
-    "cancel",
-    "add",
-    "add clone",
-    "add warm",
-    "pause all",
-    "resume all",
-    "cancel all",
-    "stop",
-    "stop at once",
-    "no",
-)
+REQUESTS = "pause,resume,cancel,add,add clone,add warm,pause all,resume all,cancel all,stop,stop at once,no"
 
 
 @dataclass
@@ -88,16 +72,14 @@ class Process:
         return {"type": kind, "member": self.identity.member, "attempt": self.attempt, **fields}
 
     def end(self, kind: str, outcome: str | None, **fields: Any) -> None:
-        """It reports its end, and its ranks exit."""
         self.reports.append(self.event(kind, epoch=self.epoch, step=0, **fields))
         self.exit(outcome)
 
-    def exit(self, outcome: str | None, **fields: Any) -> None:
+    def exit(self, outcome: str | None, ranks: set[int] | None = None, **fields: Any) -> None:
         gone = {event["rank"] for event in self.reports if event["type"] == "exited"}
-        self.reports += [
-            self.event("exited", rank=rank, outcome=outcome, detail="killed", note=None, preparing=[], **fields)
-            for rank in sorted(self.alive - gone)
-        ]
+        fields = {"outcome": outcome, "detail": "killed", "note": None, "preparing": [], **fields}
+        leaving = self.alive if ranks is None else ranks
+        self.reports += [self.event("exited", rank=rank, **fields) for rank in sorted(leaving - gone)]
 
 
 class World:
@@ -113,43 +95,31 @@ class World:
         failing_launches: float = 0.05,
         nodes: Sequence[Node] = NODES,
     ) -> None:
-        self.offered = nodes
-        self.failing_launches = failing_launches
+        self.offered, self.failing_launches = nodes, failing_launches
         self.ensemble, self.random, self.slow_feeders = ensemble, random, slow_feeders
         self.on_cluster, self.demand = on_cluster, Demand([], [])
-        self.processes: dict[str, Process] = {}
-        self.past: list[Process] = []
+        self.processes, self.past = dict[str, Process](), list[Process]()
         self.nodes = {node.name for node in nodes}
-        self.held = set(self.nodes)  # of which the run holds something
-        self.draining: set[str] = set()
-        self.feeders: set[tuple[str, int]] = set()
-        self.log: list[dict[str, Any]] = []
-        self.later: list[dict[str, Any]] = []  # answers that take their time
-        self.ended: Counter[int] = Counter()
-        self.asked = itertools.count()
-        self.unanswered: set[str] = set()
-        self.cancelled: set[str] = set()  # of which a user asked it
-        self.seen = 0  # events of the log in which answers were looked for
-        self.now = 100.0
+        self.held, self.draining = set(self.nodes), set[str]()  # the nodes of which the run holds something
+        self.feeders = set[tuple[str, int]]()
+        self.log = list[dict[str, Any]]()
+        self.later = list[dict[str, Any]]()  # answers that take their time
+        self.ended = Counter[int]()
+        self.asked, self.unanswered = itertools.count(), set[str]()
+        self.cancelled = set[str]()  # of which a user asked it
+        self.now, self.declared, self.seen = 100.0, 0, 0  # `seen`: in so many events answers were looked for
         stream = SharedStream(ensemble)
         stream.check()
         self.streaming = ensemble.search is not None
         self.minimizes = ensemble.search is not None and bool(ensemble.search.further_objectives)
-        self.declared = 0
-        self.session = Session(
-            ensemble=ensemble,
-            run_dir=RunDir(NOWHERE),
-            run=RunState(),
-            nodes=nodes,
-            list_cluster=lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None,
-            stream=stream,
-            awaits_pruner=self.streaming,
-            streaming=self.streaming,
-            trials_left=TRIALS if self.streaming else len(ensemble.members or ()),
-        )
+        given: Any = {"ensemble": ensemble, "run_dir": RunDir(NOWHERE), "run": RunState(), "nodes": nodes}
+        given["list_cluster"] = lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None
+        trials = TRIALS if self.streaming else len(ensemble.members or ())
+        kind = {"awaits_pruner": self.streaming, "streaming": self.streaming, "trials_left": trials}
+        self.session = Session(stream=stream, **given, **kind)
         started = {"type": "run_started", "name": ensemble.name, "members": 0, "epochs": ensemble.epochs}
-        known = [{"type": "node", **node.as_event()} for node in nodes]
-        self.perform(self.session.start([started, *known], *self.time))
+        offered = [{"type": "node", **node.as_event()} for node in nodes]
+        self.perform(self.session.start([started, *offered], *self.time))
         self.perform(self.session.open_queue({}, {}, *self.time))
         self.reconcile()
 
@@ -163,34 +133,26 @@ class World:
         self.perform(self.session.handle(event, *self.time))
 
     def reconcile(self) -> None:
-        self.perform(self.session.reconcile(*self.time))
         for _ in range(100):
-            if not self.session.is_placement_due:
-                break
             self.perform(self.session.reconcile(*self.time))
-        else:
-            raise AssertionError("members are placed for ever")
-        self.check()
-
-    # -- performing ---------------------------------------------------------------------------------------------
+            if not self.session.is_placement_due:
+                return self.check()
+        raise AssertionError("members are placed for ever")
 
     def perform(self, actions: Sequence[Action]) -> None:
         self.log += [as_dict(action.event) for action in actions if isinstance(action, Log)]
-        answers = [answer for action in actions if (answer := self._perform(action)) is not None]
-        for answer in answers:
+        for answer in [answer for action in actions if (answer := self._perform(action)) is not None]:
             self.handle(answer)
 
     def _perform(self, action: Action) -> dict[str, Any] | None:
         match action:
             case Launch(jobs, _):
                 return self._launch(jobs)
-            case Send(member, _, _):
-                if member in self.processes:
-                    self.processes[member].commands.append(action)
-            case Kill(member):
-                if member in self.processes:
-                    self.processes[member].reports.clear()
-                    self.processes[member].exit(None)
+            case Send(member, _, _) if member in self.processes:
+                self.processes[member].commands.append(action)
+            case Kill(member) if member in self.processes:
+                self.processes[member].reports.clear()
+                self.processes[member].exit(None)
             case StartFeeder(node, cohort):
                 return self._start_feeder(node, cohort, action.number)
             case StopFeeder(node, cohort):
@@ -200,7 +162,12 @@ class World:
             case ExpectReaders(_, _, members):
                 assert members >= 0
             case Propose():
-                return self._propose()
+                self.declared += 1
+                given = {"n": self.random.random()} if self.streaming else None
+                identity = self.ensemble.identify(self.declared - 1, given)
+                if self.streaming and self.random.random() < 0.1:
+                    return {"type": "impossible", "identity": identity, "error": "it cannot be"}
+                return {"type": "proposed", "identity": identity}
             case Add(request, declared, lineage):
                 self.declared += 1
                 params = {"n": 0.5} if self.streaming else declared.params
@@ -208,12 +175,10 @@ class World:
                 assert (action.checkpoint is not None) == bool(request.get("warm"))
                 if lineage is not None and lineage["warm"]:
                     lineage = {**lineage, **{name: getattr(action.logged, name) for name in ("epoch", "step")}}
-                identity = dataclasses.replace(identity, lineage=lineage)
-                return {"type": "added", "request": request, "identity": identity}
+                return {"type": "added", "request": request, "identity": replace(identity, lineage=lineage)}
             case MeasureCost(member, attempt):
                 assert member not in self.processes, "its processes still use energy"
-                energy_j = self.random.choice([None, 2.5])
-                used = {"energy_j": energy_j, "energy_origin": "estimated", "cpu_s": 1.0}
+                used = {"energy_j": self.random.choice([None, 2.5]), "energy_origin": "estimated", "cpu_s": 1.0}
                 return {"type": "cost", "member": member, "attempt": attempt, **used}
             case ReduceCheckpoint(member, name, _, keeps_weights):
                 assert member not in self.processes, "it may go on from its checkpoint"
@@ -222,9 +187,7 @@ class World:
             case EndTrial(number, state, _):
                 assert state in ("finished", "pruned", "failed", "cancelled")
                 costs = [e["member"] for e in self.log if e["type"] == "cost"].count(f"member-{number}")
-                assert costs == (self.minimizes and state == "finished"), (
-                    "a finished trial has one cost, logged first"
-                )
+                assert costs == (self.minimizes and state == "finished"), "its one cost is logged first"
                 self.ended[number] += 1
         return None
 
@@ -257,16 +220,6 @@ class World:
         self.later.append(ready)
         return None
 
-    def _propose(self) -> dict[str, Any]:
-        self.declared += 1
-        given = {"n": self.random.random()} if self.streaming else None
-        identity = self.ensemble.identify(self.declared - 1, given)
-        if self.streaming and self.random.random() < 0.1:
-            return {"type": "impossible", "identity": identity, "error": "it cannot be"}
-        return {"type": "proposed", "identity": identity}
-
-    # -- what happens -------------------------------------------------------------------------------------------
-
     def report(self, process: Process) -> None:
         """A process goes on by one event."""
         if not process.reports:
@@ -277,8 +230,7 @@ class World:
         if event["type"] == "exited":
             process.alive.discard(event["rank"])
             if not process.alive:
-                del self.processes[process.identity.member]
-                self.past.append(process)
+                self.past.append(self.processes.pop(process.identity.member))
         self.handle(event)
 
     def _go_on(self, process: Process) -> None:
@@ -288,18 +240,15 @@ class World:
             process.has_started = True
             joins = {"first_epoch": 3} if process.identity.first_epoch is None else {}
             process.reports.append(process.event("started", pid=1, epoch=process.epoch, step=0, **joins))
-        elif process.awaits_decision:
-            pass
-        elif process.epoch < process.identity.epochs:
-            done = process.epoch
+        elif process.epoch == process.identity.epochs and not process.awaits_decision:
+            process.end("finished", "finished", metrics={"accuracy": 0.5})
+        elif not process.awaits_decision:
+            process.reports.append(process.event("epoch", epoch=process.epoch, metrics={"accuracy": 0.5}))
             process.epoch += 1
             process.awaits_decision = self.streaming
-            process.reports.append(process.event("epoch", epoch=done, metrics={"accuracy": 0.5}))
             if self.random.random() < 0.7:
                 path = f"checkpoint-{process.attempt}-{process.epoch}-0.safetensors"
                 process.reports.append(process.event("checkpoint", epoch=process.epoch, step=0, path=path))
-        else:
-            process.end("finished", "finished", metrics={"accuracy": 0.5})
 
     def _obey(self, process: Process, command: Send) -> None:
         match command.command:
@@ -338,31 +287,29 @@ class World:
             if fault in ("failed", "nan"):
                 reason = "error" if fault == "failed" else "nan"
                 process.end("failed", "failed", error="it broke", reason=reason, retry=fault == "failed")
-            elif fault == "oom":
-                process.exit(None, reason="oom")
-            elif fault == "died":
-                process.exit(None)
+            elif fault in ("oom", "died"):
+                process.exit(None, **({"reason": "oom"} if fault == "oom" else {}))
             elif fault == "rank died":
-                rank = max(process.alive)
-                lost = process.event("exited", rank=rank, outcome=None, detail="died", note=None, preparing=[])
-                process.reports.append(lost)
+                process.exit(None, {max(process.alive)})
+
+    def hold(self, node: Node, *, is_held: bool = True) -> None:
+        """The run is given a node, or gives it back."""
+        (self.held.add if is_held else self.held.discard)(node.name)
+        self.handle({"type": "node", **(node if is_held else Node(node.name, 0, (), 0.0, node.name)).as_event()})
 
     def _give_back(self) -> None:
         """As the executor does: only where no member is placed and nothing is fed, while nobody waits."""
         used = {node for placement in self.demand.placed for node in placement.ranks_by_node}
-        used |= {node for node, _ in self.feeders}
-        idle = sorted(self.held - used - self.draining)
+        used |= self.draining | {node for node, _ in self.feeders}
+        idle = [node for node in self.offered if node.name in self.held - used]
         if idle and not self.demand.waiting and not self.later:
-            self.held.discard(idle[0])
-            self.handle({"type": "node", **Node(idle[0], 0, (), 0.0, idle[0]).as_event()})
+            self.hold(idle[0], is_held=False)
 
     def lend(self) -> None:
         """The cluster gives a node that the run has given back, as soon as somebody waits for it."""
-        free = sorted(self.nodes - self.held)
+        free = [node for node in self.offered if node.name in self.nodes - self.held]
         if free and self.demand.waiting:
-            self.held.add(free[0])
-            [node] = [node for node in self.offered if node.name == free[0]]
-            self.handle({"type": "node", **node.as_event()})
+            self.hold(free[0])
 
     def list_dispensable(self) -> list[str]:
         """The nodes that may go: another stays, on which members can be placed."""
@@ -376,13 +323,11 @@ class World:
 
     def leave_drained(self) -> None:
         """As the executor does: a node is given back once nothing runs there."""
-        for node in sorted(self.draining):
-            used = {node for process in self.processes.values() for node in process.nodes}
-            used |= {node for node, _ in self.feeders}
-            if node in self.held - used:
-                self.held.discard(node)
-                self.nodes.discard(node)
-                self.handle({"type": "node", **Node(node, 0, (), 0.0, node).as_event()})
+        for node in [node for node in self.offered if node.name in self.draining]:
+            used = {name for process in self.processes.values() for name in process.nodes}
+            if node.name in self.held - used - {name for name, _ in self.feeders}:
+                self.nodes.discard(node.name)
+                self.hold(node, is_held=False)
 
     def lose_node(self, node: str) -> None:
         self.nodes.discard(node)
@@ -394,10 +339,8 @@ class World:
             if not lost:
                 continue
             process.reports.clear()
-            left, process.alive = process.alive - lost, lost
-            process.exit(None, node_lost=True)
-            process.alive |= left
-            if 0 in left and self.random.random() < 0.7:  # the others notice, some before it is known why
+            process.exit(None, lost, node_lost=True)
+            if 0 in process.alive - lost and self.random.random() < 0.7:  # some notice before it is known why
                 noticed = {"error": "lost rank 1", "reason": "lost", "retry": True, "rank": 0}
                 process.reports.insert(self.random.randrange(2), process.event("failed", **noticed))
             process.exit("failed")
@@ -409,8 +352,7 @@ class World:
         members = list(self.session.state.run.members)
         if verb == "add":
             request["declared"] = {"seed": 9} if how else {"params": {"n": 9}}
-            if how:
-                request |= {"from": self.random.choice([*members, "nobody"]), "warm": how == "warm"}
+            request |= {"from": self.random.choice([*members, "nobody"]), "warm": how == "warm"} if how else {}
         elif verb == "stop":
             request["at_once"] = how != ""
         elif how != "all":
@@ -418,8 +360,7 @@ class World:
         self.unanswered.add(request["id"])
         if verb == "cancel":
             to_come = (f"member-{number}" for number in range(len(members) + TRIALS))  # trials are cancelled, too
-            of_all = [*members, *to_come]
-            self.cancelled.update([request["member"]] if "member" in request else of_all)
+            self.cancelled.update([request["member"]] if "member" in request else [*members, *to_come])
         self.handle({"type": "request", "request": request, "refused": None})
 
     def step(self) -> None:
@@ -431,91 +372,64 @@ class World:
         elif what < 0.12:
             self.strike(self.random.choice(FAULTS + CLUSTER_FAULTS * self.on_cluster))
         elif what < 0.17:
-            self.ask(self.random.choice(REQUESTS))
+            self.ask(self.random.choice(REQUESTS.split(",")))
         elif what < 0.2 and self.past:
-            old = self.random.choice(self.past)
-            kinds = ("progress", "epoch", "failed", "finished")
-            late = old.event(self.random.choice(kinds), epoch=0, step=1, error="late", metrics={}, detail="late")
-            self.handle(late)
+            kind = self.random.choice(("progress", "epoch", "failed", "finished"))
+            late = {"epoch": 0, "step": 1, "error": "late", "metrics": {}, "detail": "late"}
+            self.handle(self.random.choice(self.past).event(kind, **late))
         elif what < 0.25:
-            self.handle(
-                {
-                    "type": "power",
-                    "origin": "estimated",
-                    "node": self.random.choice(sorted(self.nodes)),
-                    "watts": 1.0,
-                }
-            )
+            self.meter(self.random.choice(sorted(self.nodes)))
         elif self.processes:
             self.report(self.random.choice(list(self.processes.values())))
         self.reconcile()
         self.leave_drained()
 
-    def live_through(self, steps: int) -> None:
-        """Whatever may happen, for so many steps; then the run comes to its end, and is checked."""
-        for _ in range(steps):
-            self.step()
-            if self.session.is_over and not self.later:
-                break
-        self.finish()
-        self.check_end()
+    def meter(self, node: str, **fields: Any) -> None:
+        self.handle({"type": "power", "origin": "estimated", "node": node, "watts": 1.0, **fields})
 
     def finish(self) -> None:
-        """Nothing fails any more, and whoever is paused goes on: the run comes to its end."""
+        """Nothing fails any more, and whoever is paused goes on: the run comes to its end, and is checked."""
         for _ in range(3000):
             if self.session.is_over:
-                return
+                return self.check_end()
             self.now += 1.0
             self.leave_drained()
             self.lend()
             while self.later:
                 self.handle(self.later.pop())
-            held = self.session.state.waitlist.paused or self.session.state.waitlist.trials_left
-            if not self.processes and held and self.session.stop_reason is None:
+            waits = self.session.state.waitlist.paused or self.session.state.waitlist.trials_left
+            if not self.processes and waits and self.session.stop_reason is None:
                 self.ask("resume all")
             for process in list(self.processes.values()):
                 self.report(process)
             self.reconcile()
         raise AssertionError("the run does not end")
 
-    # -- checks -------------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         state = self.session.state
         resting = [item for _, item in state.waitlist.deferred]
-        places = Counter(
-            [*state.live]
-            + [identity.member for identity in state.waitlist.waiting]
-            + [identity.member for identity, _ in (*state.waitlist.returning, *state.waitlist.paused, *resting)]
-        )
+        others = [identity for identity, _ in (*state.waitlist.returning, *state.waitlist.paused, *resting)]
+        places = Counter([*state.live, *(one.member for one in (*state.waitlist.waiting, *others))])
         assert not places or max(places.values()) == 1, f"in two places: {places}"
         open_members = {id for id, member in state.run.members.items() if member.state not in ENDED}
-        if self.session.stop_reason is None:
-            assert open_members <= set(places), "a member is lost"
+        assert self.session.stop_reason is not None or open_members <= set(places), "a member is lost"
         assert all(state.live[id].is_exiting for id in set(places) - open_members), "it has ended"
-
-        launched = {id: live for id, live in state.live.items() if live.is_launched}
-        assert set(launched) == set(self.processes), "a place is held by nobody, or a process has none"
-        for id, process in self.processes.items():
-            assert (launched[id].number, launched[id].ranks) == (process.attempt, process.alive)
-        for node in state.nodes.held:
-            held = [live.start.placement for live in state.live.values()]
-            cores = [each.count_ranks(node.name) * each.identity.cpus_per_worker for each in held]
-            assert sum(cores) <= node.cpus + 1e-9, "more than there is"
-
+        launched = {id: (live.number, live.ranks) for id, live in state.live.items() if live.is_launched}
+        processes = {id: (process.attempt, process.alive) for id, process in self.processes.items()}
+        assert launched == processes, "a place is held by nobody, or a process has none"
         placed = [live.start.placement for live in state.live.values()]
+        for node in state.nodes.held:
+            cores = [one.count_ranks(node.name) * one.identity.cpus_per_worker for one in placed]
+            assert sum(cores) <= node.cpus + 1e-9, "more than there is"
         assert self.session.stop_reason or list(self.demand.placed) == placed, "executors give back other places"
-
-        for event in self.log[self.seen :]:
-            if event["type"] == "request":
-                self.unanswered.discard(event["request"])
+        self.unanswered -= {event["request"] for event in self.log[self.seen :] if event["type"] == "request"}
         self.seen = len(self.log)
         assert not self.unanswered, "a request was not answered"
 
     def check_end(self) -> None:
-        state, stopped = self.session.state, self.session.stop_reason is not None
+        state = self.session.state
         assert not self.processes and not state.live
-        if not stopped:
+        if self.session.stop_reason is None:
             assert {member.state for member in state.run.members.values()} <= ENDED
             possible = [member for member in state.run.members.values() if member.reason != "impossible"]
             assert set(self.ended) == {member.number for member in possible}
@@ -545,19 +459,17 @@ def declare(kind: str, workers: int) -> Ensemble:
 
 
 @pytest.mark.parametrize("kind", ["list", "alone", "search", "energy_j", "cpu_s"])
-@given(
-    random=st.randoms(use_true_random=False),
-    workers=st.integers(1, 3),
-    slow=st.booleans(),
-    shared=st.booleans(),
-    steps=st.integers(0, 300),
-)
+@given(st.randoms(use_true_random=False), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 300))
 @examples(24)
 def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
     kind: str, random: Random, workers: int, slow: bool, shared: bool, steps: int
 ) -> None:
     world = World(declare(kind, workers), random, slow_feeders=slow, on_cluster=shared)
-    world.live_through(steps)
+    for _ in range(steps):
+        world.step()
+        if world.session.is_over and not world.later:
+            break
+    world.finish()
 
 
 def begin(kind: str, workers: int = 1) -> tuple[World, Process]:
@@ -578,33 +490,18 @@ def end(world: World, process: Process) -> None:
 def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> None:
     world, process = begin("energy_j", 3)
     assert set(process.nodes) == {"a", "b"}
-
-    def list_costs() -> list[str]:
-        return [event["member"] for event in world.log if event["type"] == "cost"]
-
-    def meter(node: str) -> None:
-        world.handle({"type": "power", "origin": "estimated", "node": node, "watts": 1.0})
-        world.reconcile()
-
     process.end("finished", "finished", metrics={"accuracy": 0.5})
-    meter("a")
+    world.meter("a")
     end(world, process)
-    meter("a")
-    assert list_costs() == [] and not world.ended, "b was metered before the end only"
-    meter("b")
-    assert list_costs() == ["member-0"] and world.ended[0] == 1
-
-
-def test_power_up_to_a_time_before_the_end_of_a_trial_is_not_its_cost() -> None:
-    world, process = begin("energy_j")
-    end(world, process)
-    power = {"type": "power", "origin": "estimated", "node": process.nodes[0], "watts": 1.0}
-    world.handle({**power, "until": world.session.state.t - 1.0})
+    now = world.session.state.t
+    for node, until in (("a", now), ("b", now - 1.0)):
+        world.meter(node, until=until)
+        world.reconcile()
+        assert not world.ended, "of b, power of its last seconds comes later"
+    world.meter("b", until=now)
     world.reconcile()
-    assert not world.ended, "power of its last seconds comes later"
-    world.handle({**power, "until": world.session.state.t})
-    world.reconcile()
-    assert world.ended[process.identity.number] == 1
+    assert [event["member"] for event in world.log if event["type"] == "cost"] == ["member-0"]
+    assert world.ended[0] == 1
 
 
 def test_figures_that_were_held_back_are_logged_before_a_cost_is_measured() -> None:
@@ -612,12 +509,11 @@ def test_figures_that_were_held_back_are_logged_before_a_cost_is_measured() -> N
     world.now += 5000.0
     world.report(process)  # it starts: the session does not take it for hung
     who = {"node": "a", "role": "train", "member": process.identity.member, "pid": 1, "origin": "measured"}
-    power = {"type": "power", "origin": "estimated", "node": process.nodes[0], "energy_j": None, "interval_s": 1.0}
 
     def report(count: float) -> None:
         world.now += 1.0
         world.handle({"type": "usage", **who, "cpu_s": count})
-        world.handle({**power, "watts": count})
+        world.meter(process.nodes[0], energy_j=None, interval_s=1.0, watts=count)
         world.reconcile()
 
     report(1.0)
@@ -647,45 +543,36 @@ def test_progress_is_logged_the_more_seldom_the_older_the_run_is() -> None:
     assert count(61) == 3, "each half a minute"
 
 
-def test_a_session_opens_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(declare("list", 1), Random(0))
+LOST: dict[str, Any] = {"reason": "lost", "retry": True, "rank": 0}
+GONE: dict[str, Any] = {"detail": "gone", "note": None, "preparing": []}
 
-    def refuse(*args: Any, **options: Any) -> None:
-        raise AssertionError(f"a session opens {args}")
 
-    with monkeypatch.context() as patched:
-        for module, name in ((os, "open"), (os, "replace"), (os, "unlink"), (os, "mkdir"), (Path, "open")):
-            patched.setattr(module, name, refuse)
-        patched.setattr("builtins.open", refuse)
-        patched.setattr("time.monotonic", refuse)
-        patched.setattr("time.time", refuse)
-        world.finish()
-    assert {member.state for member in world.session.state.run.members.values()} == {"finished"}
+def begin_on_two_nodes() -> tuple[World, Process]:
+    world = World(replace(declare("list", 3), retries=0), Random(1))
+    process = next(iter(world.processes.values()))
+    assert set(process.nodes) == {"a", "b"}
+    return world, process
 
 
 @pytest.mark.parametrize("lost", ["node_lost", "gpu_lost", None])
 def test_a_rank_that_has_lost_another_waits_for_the_reason_before_a_retry_is_used_up(lost: str | None) -> None:
-    world = World(replace(declare("list", 3), retries=0), Random(1))
-    process = next(iter(world.processes.values()))
-    assert set(process.nodes) == {"a", "b"}
-    world.handle(process.event("failed", error="lost rank 2", reason="lost", retry=True, rank=0))
+    world, process = begin_on_two_nodes()
+    world.handle(process.event("failed", error="lost rank 2", **LOST))
     assert not [event for event in world.log if event["type"] == "failed"], "perhaps a node was lost"
     away = {rank for rank in process.alive if process.nodes[rank] == "b"}
     for rank in (*sorted(away), *sorted(process.alive - away)):
         more = {lost: True} if lost and rank in away else {}
-        exited = {"rank": rank, "detail": "gone", "note": None, "preparing": [], **more}
-        world.handle(process.event("exited", outcome=None if rank in away else "failed", **exited))
+        outcome = None if rank in away else "failed"
+        world.handle(process.event("exited", outcome=outcome, rank=rank, **GONE, **more))
     (failed,) = [event for event in world.log if event["type"] == "failed"]
     assert (failed["retry"], failed["reason"]) == (lost is not None, "lost")
 
 
 def test_memory_that_a_rank_on_another_node_lacked_is_seen_whoever_reports_first() -> None:
-    world = World(replace(declare("list", 3), retries=0), Random(1))
-    process = next(iter(world.processes.values()))
+    world, process = begin_on_two_nodes()
     rank = process.nodes.index("b")
-    world.handle(process.event("failed", error=f"lost rank {rank}", reason="lost", retry=True, rank=0))
-    gone = {"rank": rank, "detail": "was killed", "note": None, "preparing": []}
-    world.handle(process.event("exited", outcome=None, reason="oom", **gone))
+    world.handle(process.event("failed", error=f"lost rank {rank}", **LOST))
+    world.handle(process.event("exited", outcome=None, reason="oom", rank=rank, **GONE))
     (failed,) = [event for event in world.log if event["type"] == "failed"]
     assert (failed["retry"], failed["reason"]) == (True, "oom")
     (room,) = [event for event in world.log if event["type"] == "memory_increase"]
@@ -693,12 +580,11 @@ def test_memory_that_a_rank_on_another_node_lacked_is_seen_whoever_reports_first
 
 
 def test_a_report_of_a_lost_rank_prolongs_no_deadline() -> None:
-    world = World(declare("list", 3), Random(1))
-    process = next(iter(world.processes.values()))
+    world, process = begin_on_two_nodes()
     world.perform(world.session.stop("request", *world.time))
     live = world.session.state.live[process.identity.member]
     until = live.deadline
-    world.handle(process.event("failed", error="lost rank 2", reason="lost", retry=True, rank=0))
+    world.handle(process.event("failed", error="lost rank 2", **LOST))
     assert live.deadline == until
 
 
@@ -707,10 +593,9 @@ def test_a_quarantined_gpu_is_not_offered_again_by_whoever_describes_the_node() 
     with_gpus = {"type": "node", **Node("a", 2, ("A", "A"), 8.0, "a", gpu_ids=("g0", "g1")).as_event()}
     world.handle(with_gpus)
     broken = {"node": "a", "gpu": "g0", "devices": ["g0"], "detail": "XID 79"}
-    world.handle({"type": "gpu_quarantined", **broken})
-    assert [node.gpu_ids for node in world.session.state.nodes.held if node.name == "a"] == [("g1",)]
-    world.handle(with_gpus)
-    assert [node.gpu_ids for node in world.session.state.nodes.held if node.name == "a"] == [("g1",)]
+    for event in ({"type": "gpu_quarantined", **broken}, with_gpus):
+        world.handle(event)
+        assert [node.gpu_ids for node in world.session.state.nodes.held if node.name == "a"] == [("g1",)]
     assert list(fold(world.log).quarantined) == ["g0"]
 
 
@@ -735,7 +620,6 @@ def test_members_leave_a_node_that_is_drained_and_use_up_no_retry(
     assert "a" not in [event["node"] for event in later if event["type"] == "placed"]
     left = {event["member"] for event in world.log if event["type"] in ("paused", "finished")}
     assert {process.identity.member for process in there} <= left
-    world.check_end()
 
 
 def test_executors_know_at_once_which_places_are_taken_however_many_members_wait() -> None:
@@ -747,7 +631,6 @@ def test_executors_know_at_once_which_places_are_taken_however_many_members_wait
     assert len(placed) == 4 and len(world.demand.waiting) == 82
     assert not placed & {one.member for one in world.demand.waiting}
     world.finish()
-    world.check_end()
 
 
 def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_it_goes_on() -> None:
@@ -756,41 +639,35 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
     declared = an_ensemble(sharing="independent", resources=DECLARED, retries=2, epochs=3, members=members)
     world = World(declared, Random(0), failing_launches=0.0, on_cluster=True, nodes=nodes)
 
-    def list_devices() -> dict[str, str]:
-        run = world.session.state.run
-        return {name: str(run.members[name].spans[-1].device) for name in sorted(world.processes)}
+    def list_devices() -> list[str]:
+        members = world.session.state.run.members
+        return [f"{name[-1]} {members[name].spans[-1].device}" for name in sorted(world.processes)]
 
-    assert list_devices() == {"member-0": "A100", "member-1": "A100", "member-2": "cpu"}
+    assert list_devices() == ["0 A100", "1 A100", "2 cpu"]
     world.lose_node("gpu")
     for process in list(world.processes.values()):
         while process.reports:
             world.report(process)
     world.reconcile()
-    assert list_devices() == {"member-2": "cpu"}
+    assert list_devices() == ["2 cpu"]
     assert sorted(one.member for one in world.demand.waiting) == ["member-0", "member-1"]
-    new = Node("new", 4.0, ("H100", "H100"), 16.0, "new")
     world.nodes.add("new")
-    world.held.add("new")
-    world.handle({"type": "node", **new.as_event()})
+    world.hold(Node("new", 4.0, ("H100", "H100"), 16.0, "new"))
     world.reconcile()
-    assert list_devices() == {"member-0": "H100", "member-1": "H100", "member-2": "cpu"}
+    assert list_devices() == ["0 H100", "1 H100", "2 cpu"]
     changed = [(e["member"], e["before"], e["device"]) for e in world.log if e["type"] == "device_changed"]
     assert changed == [("member-0", "A100", "H100"), ("member-1", "A100", "H100")]
-    told = [notice.text for notice in collect_notices(world.log) if "another device" in notice.text]
-    assert len(told) == 2 and told[0] == "member-0: trains on another device than before: H100, and not A100"
+    notices = [notice.text for notice in collect_notices(world.log) if "another device" in notice.text]
+    assert len(notices) == 2 and notices[0] == "member-0: trains on another device than before: H100, and not A100"
     world.finish()
-    world.check_end()
 
 
-def test_members_wait_for_memory_that_others_hold_and_none_that_runs_is_stopped(
+def test_members_wait_for_memory_that_others_hold_and_none_is_stopped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    free = Node("a", 4.0, (), 8.0, "a")
-    declared = an_ensemble(
-        sharing="independent", resources=replace(DECLARED, memory_gb=2.0), members=[{"n": n} for n in range(6)]
-    )
-    held = replace(free, memory_left_gb=5.0)
-    world = World(declared, Random(0), failing_launches=0.0, nodes=[held])
+    free, six = Node("a", 4.0, (), 8.0, "a"), [{"n": n} for n in range(6)]
+    declared = an_ensemble(sharing="independent", resources=replace(DECLARED, memory_gb=2.0), members=six)
+    world = World(declared, Random(0), failing_launches=0.0, nodes=[replace(free, memory_left_gb=5.0)])
 
     def others_leave(memory_left_gb: float | None) -> None:
         world.handle({"type": "node", **replace(free, memory_left_gb=memory_left_gb).as_event()})
@@ -815,7 +692,6 @@ def test_members_wait_for_memory_that_others_hold_and_none_that_runs_is_stopped(
     assert sorted(world.processes) == ["member-2", "member-3", "member-4", "member-5"]
     assert told() == [asked, ""] and fold(world.log).waits_for is None
     world.finish()
-    world.check_end()
 
 
 def test_a_search_of_which_the_only_member_has_ended_is_resumed() -> None:

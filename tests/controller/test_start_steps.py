@@ -37,17 +37,6 @@ def test_all_refusals_are_shown_at_once_and_nothing_is_written(tmp_path: Path) -
     assert [file.name for file in foreign.iterdir()] == ["notes.txt"]
 
 
-def test_an_address_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="'nonsense' is no address for a mirror"):
-        ensemble.submit(an_ensemble([Member({})]), tmp_path / "run", "inline", mirror="nonsense")
-    assert not (tmp_path / "run").exists()
-
-
-def test_one_refusal_is_raised_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"^members\[0\] asks for 2 workers; [^;]*$"):
-        ensemble.submit(an_ensemble([Member({}, workers=2)]), tmp_path / "run", "inline")
-
-
 @pytest.mark.parametrize("recorded", [{}, {"lines-logger-that-nobody-has": "0.1"}])
 def test_a_logger_of_a_distribution_that_is_gone_is_named_with_it(recorded: dict[str, str]) -> None:
     run_dir = SimpleNamespace(find_info=lambda: {"versions": {"numpy": "2.4", **recorded}})

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.property_examples import examples
+from test_controller import an_ensemble
 
 from ensemble.controller.waiting_window import WaitingWindow
 from ensemble.schedule.needs import Node, compute_need
 from ensemble.schedule.placement import ClusterSnapshot, decide_starts
-from ensemble.spec import Identity
 
-
-def make_member(number: int, cpus: float) -> Identity:
-    plain = {"params": {}, "seed": 0, "threads": 1, "precision": "fp32", "epochs": 1, "batch_size": 64}
-    return Identity(
-        member=f"member-{number}",
-        number=number,
-        workers=1,
-        cpus_per_worker=cpus,
-        gpus_per_worker=0.0,
-        memory_gb=1.0,
-        **plain,  # type: ignore[arg-type]
-    )
+MANY = an_ensemble(members=[{"n": n} for n in range(120)])
 
 
 @given(
@@ -38,7 +28,7 @@ def test_a_run_that_places_by_the_window_places_the_same_members_in_the_same_ord
 ) -> None:
     random, most = Random(seed), 32
     cluster = [Node(f"node-{n}", cores, (), 64.0, f"node-{n}") for n, cores in enumerate(nodes)]
-    waiting = [make_member(number, each) for number, each in enumerate(cpus)]
+    waiting = [replace(MANY.identify(number), cpus_per_worker=each) for number, each in enumerate(cpus)]
     window, running, last = WaitingWindow(waiting, compute_need), [], -1
     while waiting and last != len(waiting):
         last = len(waiting)

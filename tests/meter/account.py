@@ -1,10 +1,8 @@
 """An account of CPU time that owes nothing to the package: `account.py FILE COMMAND ...` writes it as JSON.
 
-`cpu_s` has the command's whole tree, short-lived processes and daemons too: this process adopts those whose
-parents have gone (PR_SET_CHILD_SUBREAPER), waits for all, and reads RUSAGE_CHILDREN, to which the kernel adds a
-process when its parent waits for it. Children of a process that ignores SIGCHLD, as Ray's raylet does, nobody
-waits for: these are looked at every few milliseconds, with all that they have waited for themselves, which may be
-just before they end. `own_s` is what this process used.
+`cpu_s` has the command's whole tree: this process adopts those whose parents have gone (PR_SET_CHILD_SUBREAPER),
+waits for all, and reads RUSAGE_CHILDREN. Children of a process that ignores SIGCHLD, as Ray's raylet does, nobody
+waits for: these are looked at every few milliseconds. `own_s` is what this process used.
 """
 
 from __future__ import annotations
@@ -48,19 +46,15 @@ class Watch(threading.Thread):
         table = {
             pid: fields for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (fields := stat(pid))
         }
-        mine, ignoring = {os.getpid()}, set[int]()
+        mine = {os.getpid()}
         for pid in sorted(table, key=lambda pid: table[pid][19]):  # parents are older, but for those we adopt
             if table[pid][1] in mine:
                 mine.add(pid)
+        ignoring = {pid for pid in mine & set(table) if ignores_children(pid)}
         for pid in mine & set(table):
-            if ignores_children(pid):
-                ignoring.add(pid)
-        for pid in mine & set(table):
-            fields = table[pid]
-            key = (pid, fields[19])
-            self.last.pop(key, None)
-            if fields[1] in ignoring:
-                self.last[key] = sum(fields[11:15]) * TICK_S
+            self.last.pop((pid, table[pid][19]), None)
+            if table[pid][1] in ignoring:
+                self.last[pid, table[pid][19]] = sum(table[pid][11:15]) * TICK_S
 
 
 def stat(pid: int) -> list[int] | None:

@@ -16,7 +16,6 @@ from pipelines import Pipeline, sources
 
 
 def model(params: dict[str, Any]) -> Any:
-    """A linear model."""
     return torch.nn.Linear(4, 3)
 
 
@@ -33,18 +32,11 @@ def make_loss(step_s: float) -> Callable[[Any, Any], Any]:
 
 
 def declare(members: int, epochs: int, step_s: float) -> Ensemble:
-    """Members with eight steps an epoch."""
     data = sources.arrays(x=np.zeros((64, 4), np.float32), label=np.zeros(64, np.int64))
-    return Ensemble(
-        name="burning",
-        recipe=Recipe(model=model, loss=make_loss(step_s)),
-        members=[{"lr": 0.1 * (n + 1)} for n in range(members)],
-        train=Pipeline(data),
-        epochs=epochs,
-        batch_size=8,
-    )
+    listed = {"members": [{"lr": 0.1 * (n + 1)} for n in range(members)], "epochs": epochs, "batch_size": 8}
+    recipe = Recipe(model=model, loss=make_loss(step_s))
+    return Ensemble(name="burning", recipe=recipe, train=Pipeline(data), **listed)  # type: ignore[arg-type]
 
 
 def train_inline(run_dir: Path) -> None:
-    """A run of about a second in this process."""
     ensemble.submit(declare(members=1, epochs=4, step_s=0.03), run_dir, "inline").wait()

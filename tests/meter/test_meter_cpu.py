@@ -94,47 +94,29 @@ def test_the_start_of_a_process_is_known_while_it_lives() -> None:
 PYTHON = "/venv/bin/python"
 RAY = "/venv/lib/python3.11/site-packages/ray"
 SESSION = "session_2026-01-01_00-00-00_1_10"
-TABLE = [
-    ProcessInfo(10, 1, "python", "python train.py"),
-    ProcessInfo(11, 10, "gcs_server", f"{RAY}/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray/{SESSION}/logs"),
-    ProcessInfo(
-        12, 10, "python", f"{PYTHON} -u {RAY}/autoscaler/_private/monitor.py --logs-dir=/tmp/ray/{SESSION}"
-    ),
-    ProcessInfo(13, 10, "python", f"{PYTHON} {RAY}/dashboard/dashboard.py --session-dir=/tmp/ray/{SESSION}"),
-    ProcessInfo(14, 10, "python", f"{PYTHON} -u {RAY}/_private/log_monitor.py --session-dir=/tmp/ray/{SESSION}"),
-    ProcessInfo(15, 10, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/{SESSION}/s"),
-    ProcessInfo(20, 15, "ray::DashboardAgent", "ray::DashboardAgent"),
-    ProcessInfo(21, 15, "ray::RuntimeEnvAgent", "ray::RuntimeEnvAgent"),
-    ProcessInfo(22, 15, "ray::NodeAgent", "ray::NodeAgent.run"),
-    ProcessInfo(23, 15, "ray::IDLE", "ray::IDLE"),
-    ProcessInfo(
-        24, 15, "python", f"{PYTHON} {RAY}/_private/workers/default_worker.py --session=/tmp/ray/{SESSION}"
-    ),
-    ProcessInfo(30, 13, "python", f"{PYTHON} -B -c from multiprocessing.forkserver import main"),
-    ProcessInfo(31, 30, "ray-dashboard-J", "ray-dashboard-JobHead-0 (python -B -c ...)"),
-    ProcessInfo(40, 22, "python", f"{PYTHON} -m pipelines.feeder.process"),
-    ProcessInfo(
-        50, 1, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/session_other/s"
-    ),
-    ProcessInfo(51, 50, "ray::IDLE", "ray::IDLE"),
-    ProcessInfo(60, 1, "bash", "bash"),
+DAEMONS = [
+    (11, 10, "gcs_server", f"{RAY}/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray/{SESSION}/logs"),
+    (12, 10, "python", f"{PYTHON} -u {RAY}/autoscaler/_private/monitor.py --logs-dir=/tmp/ray/{SESSION}"),
+    (13, 10, "python", f"{PYTHON} {RAY}/dashboard/dashboard.py --session-dir=/tmp/ray/{SESSION}"),
+    (14, 10, "python", f"{PYTHON} -u {RAY}/_private/log_monitor.py --session-dir=/tmp/ray/{SESSION}"),
+    (15, 10, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/{SESSION}/s"),
+    (24, 15, "python", f"{PYTHON} {RAY}/_private/workers/default_worker.py --session=/tmp/ray/{SESSION}"),
+    (20, 15, "ray::DashboardAgent", "ray::DashboardAgent"),
+    (21, 15, "ray::RuntimeEnvAgent", "ray::RuntimeEnvAgent"),
+    *((22, 15, "ray::NodeAgent", "ray::NodeAgent.run"), (23, 15, "ray::IDLE", "ray::IDLE")),
+    (30, 13, "python", f"{PYTHON} -B -c from multiprocessing.forkserver import main"),
+    (31, 30, "ray-dashboard-J", "ray-dashboard-JobHead-0 (python -B -c ...)"),
 ]
+OTHERS = [(10, 1, "python", "python train.py"), (40, 22, "python", f"{PYTHON} -m pipelines.feeder.process")]
+OTHERS += [(50, 1, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/session_other/s")]
+OTHERS += [(51, 50, "ray::IDLE", "ray::IDLE"), (60, 1, "bash", "bash")]
+TABLE = [ProcessInfo(*row) for row in sorted(DAEMONS + OTHERS)]
 
 
 def test_rays_daemons_are_told_from_the_runs_processes() -> None:
-    assert ray_processes(TABLE, SESSION) == {
-        11: "gcs_server",
-        12: "monitor",
-        13: "dashboard",
-        14: "log_monitor",
-        15: "raylet",
-        20: "dashboard_agent",
-        21: "runtime_env_agent",
-        23: "idle_worker",
-        24: "idle_worker",
-        30: "dashboard",
-        31: "dashboard",
-    }
+    expected = {11: "gcs_server", 12: "monitor", 13: "dashboard", 14: "log_monitor", 15: "raylet"}
+    expected |= {20: "dashboard_agent", 21: "runtime_env_agent", 23: "idle_worker", 24: "idle_worker"}
+    assert ray_processes(TABLE, SESSION) == expected | {30: "dashboard", 31: "dashboard"}
     assert set(ray_processes(TABLE, "")) - set(ray_processes(TABLE, SESSION)) == {50, 51}
     assert classify_ray_process("raylet", "raylet") == "raylet"
     assert classify_ray_process("python", "vim ray.txt") is None

@@ -25,20 +25,15 @@ from ensemble.meter.gpu_activity import (
     NOT_LISTED,
     OTHER_NAMESPACE,
     GpuSample,
-    describe_activity,
     select_samples,
     sum_by_owner,
 )
 
 ME = RunProcess("train", "member-0", "GPU-0")
 
-# -- the pure part ----------------------------------------------------------------------------------------------
-
 
 @given(st.dictionaries(st.integers(1, 50), st.integers(1, 100), max_size=12), st.floats(0.1, 5))
-def test_sm_seconds_are_utilization_times_the_interval_whosever_they_are(
-    shares: dict[int, int], interval_s: float
-) -> None:
+def test_sm_seconds_are_utilization_times_the_interval(shares: dict[int, int], interval_s: float) -> None:
     run = {
         pid: RunProcess("profile" if pid % 5 == 0 else "train", None if pid % 5 == 0 else f"m{pid % 3}", "g")
         for pid in range(1, 30)
@@ -57,16 +52,6 @@ def test_samples_that_cannot_be_are_refused_and_idle_processes_left_out() -> Non
     for bad in (GpuSample(7, 1500, 37100), GpuSample(7, 900, 40), GpuSample(7, 217_144_956_601_725, 5)):
         assert select_samples([good, bad], 1000, 2000) is None
 
-
-def test_the_line_says_which_gpus_are_known() -> None:
-    assert describe_activity([], {}) == ""
-    assert describe_activity(["a", "b"], {}) == IN_USE
-    assert describe_activity(["a", "b"], {"a": "why", "b": "why"}) == "why"
-    assert describe_activity(["a", "b", "c"], {"b": "why", "c": "why"}) == f"{IN_USE}; not on b, c: why"
-    assert describe_activity(["a", "b"], {"a": "this", "b": "that"}) == "not on a: this; not on b: that"
-
-
-# -- with the driver's library ----------------------------------------------------------------------------------
 
 READ = """
 import json, os, subprocess, sys, time
@@ -99,18 +84,13 @@ class Reader:
         self.state.write_text("")
         self.program = programs.start(READ, gpus, self.state)
         self.pid, self.child, self.started_us = json.loads(self.program.stdout.readline())
+        self.busy = f"GPU-0 process {self.pid} 1", f"GPU-0 util {self.pid} 40"
 
     def say(self, *lines: str) -> None:
         """What befalls the GPUs now, in place of what did before."""
         self.state.write_text("".join(line + "\n" for line in lines))
 
-    def read(
-        self,
-        run: dict[int, RunProcess] | None = None,
-        interval_s: float = 1.0,
-        at_s: float | None = None,
-        times: int = 1,
-    ) -> Any:
+    def read(self, run: Any = None, interval_s: float = 1.0, at_s: float | None = None, times: int = 1) -> Any:
         """The activity by GPU, and the line that says how it is known; read now, or so long after the start."""
         run = {self.pid: ME} if run is None else run
         return json.loads(self.program.ask(json.dumps([run, interval_s, at_s and round(at_s * 1e6), times])))
@@ -125,19 +105,10 @@ class Reader:
 def test_members_their_children_and_others_have_what_they_used(tmp_path: Path, programs: Programs) -> None:
     with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
         other = os.getpid()
-        reader.say(
-            f"GPU-0 process {reader.pid} 1",
-            f"GPU-0 util {reader.pid} 40",
-            f"GPU-0 util {reader.child} 10",
-            f"GPU-0 util {other} 25",
-            f"GPU-1 util {other} 100",
-        )
-        found, how = reader.read(interval_s=2.0)
-        assert how == IN_USE
-        assert found == {
-            "GPU-0": [["other", None, 0.5], ["train", "member-0", 1.0]],
-            "GPU-1": [["other", None, 2.0]],
-        }
+        ours = f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40", f"GPU-0 util {reader.child} 10"
+        reader.say(*ours, f"GPU-0 util {other} 25", f"GPU-1 util {other} 100")
+        on_first = [["other", None, 0.5], ["train", "member-0", 1.0]]
+        assert reader.read(interval_s=2.0) == [{"GPU-0": on_first, "GPU-1": [["other", None, 2.0]]}, IN_USE]
         profile = {reader.pid: RunProcess("profile", None, "GPU-0")}
         assert reader.read(profile)[0]["GPU-0"] == [["other", None, 0.25], ["profile", None, 0.5]]
 
@@ -166,15 +137,6 @@ def test_a_sample_counts_once_and_covers_the_whole_interval(tmp_path: Path, prog
         assert reader.read(two, at_s=1.0)[0] == {"GPU-0": [["train", "member-0", 0.7]]}
 
 
-def test_in_mig_mode_there_is_no_activity(tmp_path: Path, programs: Programs) -> None:
-    with Reader(tmp_path, programs, "A100:80:2,A100:80") as reader:
-        reader.say(
-            f"MIG-0-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 90", f"GPU-1 util {os.getpid()} 50"
-        )
-        run = {reader.pid: ME._replace(gpu="MIG-0-0")}
-        assert reader.read(run) == [{"GPU-1": [["other", None, 0.5]]}, f"{IN_USE}; not on GPU-0: {MIG}"]
-
-
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -183,32 +145,32 @@ def test_in_mig_mode_there_is_no_activity(tmp_path: Path, programs: Programs) ->
         (13, "the driver is too old to report the utilization of processes"),
     ],
 )
-def test_what_the_driver_refuses_is_not_asked_for_again(
-    tmp_path: Path, programs: Programs, code: int, reason: str
-) -> None:
+def test_what_the_driver_refuses_is_asked_once(tmp_path: Path, programs: Programs, code: int, reason: str) -> None:
     with Reader(tmp_path, programs, "A100:80") as reader:
-        busy = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
-        reader.say(*busy, f"GPU-0 fails {code}")
+        reader.say(*reader.busy, f"GPU-0 fails {code}")
         assert reader.read() == [{}, reason]
-        reader.say(*busy)
+        reader.say(*reader.busy)
         assert reader.read() == [{}, reason]
 
 
-def test_a_lost_gpu_leaves_the_others(tmp_path: Path, programs: Programs) -> None:
+def test_a_lost_gpu_and_one_in_mig_mode_leave_the_others(tmp_path: Path, programs: Programs) -> None:
     with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
-        reader.say("GPU-1 lost 1", f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40")
-        found, how = reader.read()
-        assert found == {"GPU-0": [["train", "member-0", 0.4]]}
-        assert how == f"{IN_USE}; not on GPU-1: the driver says: GPU is lost"
+        reader.say("GPU-1 lost 1", *reader.busy)
+        lost = f"{IN_USE}; not on GPU-1: the driver says: GPU is lost"
+        assert reader.read() == [{"GPU-0": [["train", "member-0", 0.4]]}, lost]
+    with Reader(tmp_path, programs, "A100:80:2,A100:80") as reader:
+        in_mig = f"MIG-0-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 90"
+        reader.say(*in_mig, f"GPU-1 util {os.getpid()} 50")
+        run = {reader.pid: ME._replace(gpu="MIG-0-0")}
+        assert reader.read(run) == [{"GPU-1": [["other", None, 0.5]]}, f"{IN_USE}; not on GPU-0: {MIG}"]
 
 
 def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, programs: Programs) -> None:
     with Reader(tmp_path, programs, "A100:80") as reader:
-        busy = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
-        reader.say(*busy, "GPU-0 fails 999")
+        reader.say(*reader.busy, "GPU-0 fails 999")
         assert reader.read() == [{}, IN_USE]
         assert reader.read(times=40)[1].startswith("the driver says: ")
-        reader.say(*busy)
+        reader.say(*reader.busy)
         assert reader.read() == [{"GPU-0": [["train", "member-0", 0.4]]}, IN_USE]
 
 
@@ -224,17 +186,16 @@ def test_a_driver_without_samples_is_said_after_a_while(tmp_path: Path, programs
 
 def test_nonsense_is_not_used(tmp_path: Path, programs: Programs) -> None:
     with Reader(tmp_path, programs, "A100:80") as reader:
-        sane = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
-        reader.say(*sane, "GPU-0 util 50554 37100")
+        reader.say(*reader.busy, "GPU-0 util 50554 37100")
         assert reader.read() == [{}, IN_USE]
         assert reader.read(times=30) == [{}, NONSENSE]
-        reader.say(*sane)
+        reader.say(*reader.busy)
         assert reader.read()[1] == IN_USE
 
 
 def test_a_multi_process_service_is_recognized(tmp_path: Path, programs: Programs) -> None:
     with Reader(tmp_path, programs, "A100:80") as reader:
-        reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 mps {reader.pid}", f"GPU-0 util {reader.pid} 40")
+        reader.say(*reader.busy, f"GPU-0 mps {reader.pid}")
         assert reader.read() == [{}, MPS]
     program = shutil.copy(shutil.which("sleep") or "", tmp_path / "nvidia-cuda-mps-server")
     server = subprocess.Popen([str(program), "1000"])
@@ -259,16 +220,14 @@ def test_the_ids_of_a_pods_host_are_not_used(tmp_path: Path, programs: Programs)
         found, how = reader.read()
         assert found == {"GPU-1": [["other", None, 0.5]]} and how == IN_USE, "no rank is on GPU-1"
         assert reader.read(times=30)[1] == f"{IN_USE}; not on GPU-0: {NOT_LISTED}"
-        reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40", f"GPU-0 util {HOSTS} 30")
-        assert reader.read() == [
-            {"GPU-0": [["other", None, 0.3], ["train", "member-0", 0.4]], "GPU-1": []},
-            IN_USE,
-        ]
+        reader.say(*reader.busy, f"GPU-0 util {HOSTS} 30")
+        on_first = [["other", None, 0.3], ["train", "member-0", 0.4]]
+        assert reader.read() == [{"GPU-0": on_first, "GPU-1": []}, IN_USE]
 
 
 def test_an_id_that_is_the_runs_by_chance_ends_all_trust(tmp_path: Path, programs: Programs) -> None:
     with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
         reader.say(f"GPU-1 process {reader.pid} 1", f"GPU-1 util {reader.pid} 40")
         assert reader.read() == [{"GPU-0": []}, OTHER_NAMESPACE], "of the GPU that was read before"
-        reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40")
+        reader.say(*reader.busy)
         assert reader.read() == [{}, OTHER_NAMESPACE]

@@ -42,9 +42,7 @@ class Watched:
         self.program.end()
 
 
-def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(
-    programs: Programs, tmp_path: Path
-) -> None:
+def test_what_a_rank_holds_is_no_others_whether_it_is_listed_or_not(programs: Programs, tmp_path: Path) -> None:
     with Watched(programs, tmp_path, "A100:80,A100:80", "GPU-0 held 8\n") as watched:
         assert watched.after("GPU-1 held 2")[1] == {"GPU-0": 0.0, "GPU-1": 2.0}, "a rank may hold it by now"
         assert watched.after("GPU-0 process OWN 30")[1] == {"GPU-0": 8.0, "GPU-1": 2.0}
@@ -54,9 +52,7 @@ def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(
         assert watched.after("GPU-0 held 5")[1]["GPU-0"] == 5.0
 
 
-def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(
-    programs: Programs, tmp_path: Path
-) -> None:
+def test_each_fault_is_found_once_and_other_gpus_are_still_measured(programs: Programs, tmp_path: Path) -> None:
     with Watched(programs, tmp_path, "A100:80,A100:80:2,A100:80", "GPU-0 xid 79\nGPU-2 ecc 3\n") as watched:
         faults, held, read, lost, _ = watched.after("GPU-0 xid 31")
         assert (faults, len(held), len(read), lost) == ({}, 4, 3, []), "what was before the start, or is no fault"
@@ -84,16 +80,10 @@ def test_a_gpu_whose_counter_goes_back_is_left_out_once_and_said(
 
 
 def test_of_instances_that_are_named_the_gpu_is_watched(programs: Programs, tmp_path: Path) -> None:
-    with Watched(
-        programs, tmp_path, "A100:80:2,A100:80:2", "GPU-1 mode 3\n", "MIG-1-1,MIG-0-0,MIG-0-1"
-    ) as watched:
+    visible = "MIG-1-1,MIG-0-0,MIG-0-1"
+    with Watched(programs, tmp_path, "A100:80:2,A100:80:2", "GPU-1 mode 3\n", visible) as watched:
         modes = {"MIG-1-1": "exclusive", "MIG-0-0": "default", "MIG-0-1": "default"}
-        assert watched.after("MIG-0-1 held 3") == [
-            {},
-            {"MIG-1-1": 0.0, "MIG-0-0": 0.0, "MIG-0-1": 3.0},
-            ["GPU-1", "GPU-0"],
-            [],
-            modes,
-        ]
+        held = {"MIG-1-1": 0.0, "MIG-0-0": 0.0, "MIG-0-1": 3.0}
+        assert watched.after("MIG-0-1 held 3") == [{}, held, ["GPU-1", "GPU-0"], [], modes]
         faults, held, *_ = watched.after("GPU-0 xid 79")
         assert faults == {"GPU-0": "XID 79: GPU has fallen off the bus"} and set(held) == {"MIG-1-1"}

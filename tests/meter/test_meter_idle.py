@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked_programs import Programs
 
-from ensemble.interrupts import Interrupted, defer_signals
 from ensemble.meter.origin import round_to_tick
 from ensemble.meter.power import PowerMeter, PowerSource, Reading
 from ensemble.meter.power.estimate import open_estimate
@@ -44,55 +40,34 @@ def steady(name: str, kind: Any, watts: float, clock: Callable[[], float] = time
     return PowerSource(name, kind, "measured", read)
 
 
-def an_estimate() -> PowerSource:
-    source = open_estimate()
-    assert isinstance(source, PowerSource)
-    return source
-
-
-@contextmanager
-def busy_cores() -> Iterator[None]:
-    """All cores compute."""
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_spin, daemon=True) for _ in range(os.cpu_count() or 1)]
-    for worker in workers:
-        worker.start()
-    try:
-        yield
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
-
-
-def _spin() -> None:
+def spin() -> None:
     while True:
         sum(range(10_000))
 
 
-def test_a_node_at_rest_shows_the_idle_power_of_each_part() -> None:
-    idle = judge(Window(2.0, PACKAGES + GPUS, 0.01, 0.0))
-    assert idle == Idle("measured", {"package-0": 60.0, "package-1": 40.0, "gpu-0": 70.0})
+WHOLE = [*PACKAGES, *GPUS, part("node", "node", 300.0)]
 
 
-def test_busy_cores_hide_the_idle_power_of_processors_but_not_of_gpus() -> None:
-    idle = judge(Window(2.0, PACKAGES + GPUS, 0.30, 0.0))
-    assert (idle.origin, idle.watts) == ("measured", {"gpu-0": 70.0})
-    assert "cores were busy for 30%" in idle.reason
-
-
-def test_kernels_on_a_gpu_hide_its_idle_power_and_that_of_the_whole_node() -> None:
-    parts = [*PACKAGES, *GPUS, part("node", "node", 300.0)]
-    idle = judge(Window(2.0, parts, 0.01, 0.5))
-    assert set(idle.watts) == {"package-0", "package-1"}
-    assert "kernels ran on a GPU for 50%" in idle.reason
+@pytest.mark.parametrize(
+    ("parts", "cores", "gpus", "idle", "reason"),
+    [
+        (PACKAGES + GPUS, 0.01, 0.0, {"package-0": 60.0, "package-1": 40.0, "gpu-0": 70.0}, ""),
+        (PACKAGES + GPUS, 0.30, 0.0, {"gpu-0": 70.0}, "cores were busy for 30%"),
+        (WHOLE, 0.01, 0.5, {"package-0": 60.0, "package-1": 40.0}, "kernels ran on a GPU for 50%"),
+    ],
+)
+def test_each_part_that_is_at_rest_shows_its_idle_power(
+    parts: Any, cores: float, gpus: float, idle: dict[str, float], reason: str
+) -> None:
+    judged = judge(Window(2.0, parts, cores, gpus))
+    assert (judged.origin, judged.watts) == ("measured", idle) and reason in judged.reason
 
 
 @pytest.mark.parametrize(
     ("cores", "gpus", "reason"),
     [(0.2, 0.0, "busy for 20%"), (None, 0.0, "cannot be seen"), (0.2, None, "does not report")],
 )
-def test_a_node_of_which_nothing_is_at_rest_has_no_idle_power(
+def test_a_node_that_is_not_at_rest_has_no_idle_power(
     cores: float | None, gpus: float | None, reason: str
 ) -> None:
     parts = PACKAGES if gpus is not None else PACKAGES + GPUS
@@ -120,7 +95,9 @@ def test_an_estimate_has_no_idle_part_whatever_was_given() -> None:
     estimate = part("cpu", "cpu", 5.0, "estimated")
     idle = Idle("given", spread_given({"cpu": 90.0}, [estimate]))
     assert idle.watts == {"cpu": 0.0}
-    meter = PowerMeter("n0", [an_estimate()], energy=Energy(idle_w={"cpu": 90.0}))
+    source = open_estimate()
+    assert isinstance(source, PowerSource)
+    meter = PowerMeter("n0", [source], energy=Energy(idle_w={"cpu": 90.0}))
     meter.start()
     found = meter.describe()["idle"]
     assert found["origin"] == "unavailable" and "what was given is of no part that is measured" in found["reason"]
@@ -143,12 +120,12 @@ def test_given_idle_power_is_not_waited_for() -> None:
 
 
 def test_where_nothing_measures_nothing_is_waited_for() -> None:
-    meter = PowerMeter("n0", [an_estimate()], energy=Energy(measure_idle_s=600.0))
-    before = time.monotonic()
+    source, before = open_estimate(), time.monotonic()
+    assert isinstance(source, PowerSource)
+    meter = PowerMeter("n0", [source], energy=Energy(measure_idle_s=600.0))
     meter.start()
     assert time.monotonic() - before < 300.0
     assert meter.describe()["idle"] == {"origin": "unavailable", "watts": {"cpu": 0.0}, "reason": NO_SOURCE}
-    assert [each["idle_j"] for each in meter.sample()["parts"]] == [0.0]
 
 
 def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
@@ -161,36 +138,22 @@ def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
     assert 0 < sample["parts"][0]["idle_j"] <= sample["energy_j"]
 
 
-def test_a_signal_ends_the_measuring_which_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    meter = PowerMeter("n0", [steady("gpu-0", "gpu", 70.0)], energy=Energy(measure_idle_s=600.0))
-
-    def interrupt() -> None:
-        while "measuring the idle power of node n0 for 600 s" not in caplog.text:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    with defer_signals():
-        thread.start()
-        with pytest.raises(Interrupted):
-            meter.start()
-    thread.join()
-
-
 def test_a_busy_node_is_said_to_be_busy() -> None:
-    with busy_cores():
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=spin, daemon=True) for _ in range(os.cpu_count() or 1)]
+    for worker in workers:
+        worker.start()
+    try:
         meter = PowerMeter("n0", [steady("package-0", "cpu", 50.0)], energy=Energy(measure_idle_s=0.3))
         meter.start()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
     idle = meter.describe()["idle"]
     assert (idle["origin"], idle["watts"]) == ("unavailable", {})
     assert "cores were busy" in idle["reason"]
     assert [each["idle_j"] for each in meter.sample()["parts"]] == [None]
-
-
-def test_measuring_can_be_left_out() -> None:
-    meter = PowerMeter("n0", [steady("package-0", "cpu", 50.0)], energy=Energy(measure_idle_s=0))
-    meter.start()
-    assert "measure_idle_s is 0" in meter.describe()["idle"]["reason"]
 
 
 READ_IDLE = """

@@ -31,6 +31,10 @@ def power(t: float, energy_j: float, origin: str = "measured", interval_s: float
     return {"v": 2, "t": t, "type": "power", "energy_j": energy_j, "origin": origin, **fields}
 
 
+def part(energy_j: float, kind: str = "cpu", device: Any = None, **more: Any) -> Event:
+    return {"name": kind, "kind": kind, "device": device, "energy_j": energy_j, "origin": "measured", **more}
+
+
 def started(t: float) -> Event:
     return {"v": 2, "t": t, "type": "run_started"}
 
@@ -38,8 +42,6 @@ def started(t: float) -> Event:
 def rows(events: list[Event]) -> dict[tuple[str, str | None], Any]:
     return {(row.role, row.member): row for row in ledger(events).rows}
 
-
-# --- the splits -----------------------------------------------------------------------------------------------
 
 weights = st.dictionaries(
     st.tuples(st.sampled_from(["train", "prepare"]), st.sampled_from(["a", "b", "c", None])),
@@ -67,7 +69,7 @@ def test_shares_add_up_are_not_negative_and_do_not_depend_on_order(total: int, w
     length=st.floats(0, 50),
     ticks=st.integers(0, 2**45),
 )
-def test_a_span_inside_the_metered_time_is_spread_without_loss(
+def test_a_span_in_the_metered_time_is_spread_whole(
     cuts: list[float], start: float, length: float, ticks: int
 ) -> None:
     cuts.sort()
@@ -90,14 +92,6 @@ def test_a_lag_between_two_counters_is_charged_to_nobody_twice() -> None:
         assert list(map(allocator.count_others, busy, claimed)) == others
 
 
-def test_there_is_no_share_of_nothing() -> None:
-    with pytest.raises(ValueError, match="cannot split 3 ticks"):
-        split(3, {("train", "a"): 0})
-
-
-# --- whole logs -----------------------------------------------------------------------------------------------
-
-
 @st.composite
 def logs(draw: st.DrawFn) -> list[Event]:
     """A run on up to two nodes: counts that grow (or start over), power in intervals with and without parts, idle
@@ -107,46 +101,42 @@ def logs(draw: st.DrawFn) -> list[Event]:
     for node in ("n0", "n1"):
         events.append({"t": 1000.0, "type": "node", "node": node, "cpus": 4.0, "gpu_ids": [0], "gpu_parents": [0]})
     counts: dict[Any, float] = {}
-    seconds = draw(st.integers(1, 8))
-    for second in range(seconds):
+
+    def flip() -> bool:
+        return draw(st.booleans())
+
+    def grow(key: Any, most: float) -> float:
+        counts[key] = counts.get(key, 0.0) + draw(st.floats(0, most))
+        return counts[key]
+
+    for second in range(draw(st.integers(1, 8))):
         t = 1001.0 + second
         for node in ("n0", "n1")[: draw(st.integers(1, 2))]:
             for pid, role, member in ((1, "train", "member-0"), (2, "train", "member-1"), (3, "prepare", None)):
-                if draw(st.booleans()):
-                    key = (node, pid)
-                    counts[key] = counts.get(key, 0.0) + draw(st.floats(0, 3))
-                    more = {"cohort": 0} if role == "prepare" else {}
-                    if role == "train" and draw(st.booleans()):
-                        counts[node, pid, "gpu"] = counts.get((node, pid, "gpu"), 0.0) + draw(st.floats(0, 1))
-                        more = {"gpu_busy_s": counts[node, pid, "gpu"]}
-                    events.append(usage(t, pid, counts[key], role, member, node=node, **more))
+                if flip():
+                    cpu_s, more = grow((node, pid), 3), {"cohort": 0} if role == "prepare" else {}
+                    if role == "train" and flip():
+                        more = {"gpu_busy_s": grow((node, pid, "gpu"), 1)}
+                    events.append(usage(t, pid, cpu_s, role, member, node=node, **more))
             for name in ("member-0", "member-1"):
                 what = draw(st.sampled_from(["placed", "epoch", "stopped", None, None]))
                 if what is not None:
                     place = {"node": node, "devices": [draw(st.sampled_from([0, None]))], "cohort": 0}
-                    samples = {
-                        "samples": draw(st.integers(0, 100)),
-                        "private_batches": draw(st.integers(0, 5)),
-                        "shared_batches": 5,
-                    }
+                    samples = {"samples": draw(st.integers(0, 100)), "shared_batches": 5}
+                    samples |= {"private_batches": draw(st.integers(0, 5))}
                     events.append({"t": t, "type": what, "member": name, **place, **samples})
-            if draw(st.booleans()):
-                cpu_j, gpu_j = draw(st.floats(0, 500)), draw(st.floats(0, 500))
+            if flip():
+                joules = [draw(st.floats(0, 500)) for _ in range(2)]
                 origin = draw(st.sampled_from(["measured", "estimated"]))
-                parts = [
-                    {"kind": "cpu", "device": None, "energy_j": cpu_j, "origin": origin},
-                    {"kind": "gpu", "device": 0, "energy_j": gpu_j, "origin": "measured"},
-                ]
-                if draw(st.booleans()):
-                    for part in parts:
-                        part["idle_j"] = draw(st.floats(0, 200))
-                if draw(st.booleans()):
-                    parts[1]["activity"] = [
-                        [role, member, draw(st.floats(0, 1))]
-                        for role, member in (("train", "member-0"), ("train", "member-1"), ("other", None))
-                    ]
-                more: Event = {"node": node, "busy_s": draw(st.floats(0, 4)), "parts": parts}
-                events.append(power(t, cpu_j + gpu_j, origin, **(more if draw(st.booleans()) else {"node": node})))
+                parts = [part(joules[0]) | {"origin": origin}, part(joules[1], "gpu", 0)]
+                if flip():
+                    for one in parts:
+                        one["idle_j"] = draw(st.floats(0, 200))
+                if flip():
+                    owners = (("train", "member-0"), ("train", "member-1"), ("other", None))
+                    parts[1]["activity"] = [[*owner, draw(st.floats(0, 1))] for owner in owners]
+                more: Event = {"busy_s": draw(st.floats(0, 4)), "parts": parts}
+                events.append(power(t, sum(joules), origin, node=node, **(more if flip() else {})))
         if draw(st.integers(0, 9)) == 0:
             events.append(started(t))
             counts.clear()
@@ -216,28 +206,9 @@ def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event],
 
     reports = [event for event in events if event["type"] in ("usage", "power")]
     random.shuffle(reports)
-    shuffled = sorted(
-        [*(event for event in events if event["type"] not in ("usage", "power")), *reports], key=moment
-    )
+    others = [event for event in events if event["type"] not in ("usage", "power")]
+    shuffled = sorted([*others, *reports], key=moment)
     assert ledger(shuffled).as_dict() == ledger(sorted(events, key=moment)).as_dict()
-
-
-@given(events=logs())
-def test_exchanging_two_members_exchanges_their_figures(events: list[Event]) -> None:
-    other = {"member-0": "member-1", "member-1": "member-0"}
-
-    def exchange(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: exchange(item) for key, item in value.items()}
-        return [exchange(item) for item in value] if isinstance(value, list) else other.get(value, value)
-
-    exchanged = exchange(events)
-    before, after = ledger(events), ledger(exchanged)
-    for name in other:
-        was, now = before.member(name), after.member(other[name])
-        assert (was.cpu_s, was.origin) == (now.cpu_s, now.origin)
-        # A tick that is left over goes by name where remainders are equal: at most one an interval and kind.
-        assert was.energy_j == pytest.approx(now.energy_j, abs=len(events) * 2e-6)
 
 
 def test_other_peoples_work_on_the_node_is_not_charged_to_the_run() -> None:
@@ -251,36 +222,14 @@ def test_other_peoples_work_on_the_node_is_not_charged_to_the_run() -> None:
     assert book.cpu_by_role() == {"train": 1.0}
 
 
-def part(energy_j: float, kind: str = "cpu", device: str | None = None, **more: Any) -> Event:
-    return {"name": kind, "kind": kind, "device": device, "energy_j": energy_j, "origin": "measured", **more}
-
-
-def placed(
-    t: float, member: str, devices: tuple[str | None, ...] = (None,), share: float = 1.0, **more: Any
-) -> Any:
+def placed(t: float, member: str, devices: tuple[Any, ...] = (None,), share: float = 1.0, **more: Any) -> Any:
     """Its declaration and its placement: one core a rank."""
-    declared = {"cpus_per_worker": 1.0, "gpus_per_worker": share}
-    place = {"node": "n0", "devices": list(devices), "cohort": 0, **more}
-    return [
-        {"t": t, "type": "member", "member": member, **declared},
-        {"t": t, "type": "placed", "member": member, **place},
-    ]
+    who = {"t": t, "member": member}
+    place = {"type": "placed", "node": "n0", "devices": list(devices), "cohort": 0, **more}
+    return [who | {"type": "member", "cpus_per_worker": 1.0, "gpus_per_worker": share}, who | place]
 
 
 NODE = {"t": 0.0, "type": "node", "node": "n0", "cpus": 4.0}
-
-
-def test_idle_power_goes_by_what_is_reserved_and_the_rest_by_what_is_used() -> None:
-    events = [started(0.0), NODE, *placed(0.0, "member-0"), *placed(0.0, "member-1", (None, None))]
-    events += [usage(1.0, 1, 1.0, member="member-0"), power(1.0, 100.0, parts=[part(100.0, idle_j=40.0)])]
-    by = rows(events)
-    # of 4 cores, one, two and one; only member-0 works
-    assert by["train", "member-0"].parts["cpu"].by == {"reservation": 10.0, "cpu_time": 60.0}
-    assert by["train", "member-1"].parts["cpu"].by == {"reservation": 20.0}
-    assert by["idle", None].parts["cpu"].by == {"reservation": 10.0}
-    book = ledger(events)
-    assert (book.run.energy_j, book.total.energy_j, book.total.idle_j) == (90.0, 100.0, 40.0)
-    assert [book.member("member-0", full).idle_j for full in (False, True)] == [10.0, 10.0]
 
 
 def test_idle_energy_that_is_not_known_is_missing_not_zero() -> None:
@@ -289,14 +238,6 @@ def test_idle_energy_that_is_not_known_is_missing_not_zero() -> None:
     book = ledger([*used, known, unknown])
     assert {m: total.idle_j for m, total in book.by_member().items()} == {"member-0": 0.0, "member-1": None}
     assert book.total.idle_j == 0.0 and ledger([*used, unknown]).total.idle_j is None
-
-
-def test_a_member_bears_idle_power_only_while_it_holds_its_place() -> None:
-    each = [part(100.0, idle_j=40.0)]
-    events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
-    events += [power(1.0, 100.0, parts=each), {"t": 1.5, "type": "paused", "member": "member-0"}]
-    events += [power(2.0, 100.0, parts=each), power(3.0, 100.0, parts=each)]
-    assert rows(events)["train", "member-0"].idle_j == 15.0
 
 
 def test_cores_that_are_reserved_twice_bear_no_more_than_the_nodes_idle_power() -> None:
@@ -319,17 +260,13 @@ GPU_NODE = {**NODE, "gpu_ids": ["GPU-a"], "gpu_parents": ["GPU-a"]}
 
 def on_gpu(t: float = 0.0) -> list[Event]:
     """Two members with a quarter of a GPU each."""
-    return [
-        started(t),
-        GPU_NODE,
-        *placed(t, "member-0", ("GPU-a",), 0.25),
-        *placed(t, "member-1", ("GPU-a",), 0.25),
-    ]
+    both = [event for n in (0, 1) for event in placed(t, f"member-{n}", ("GPU-a",), 0.25)]
+    return [started(t), GPU_NODE, *both]
 
 
 def test_a_gpu_goes_by_sm_utilization_else_by_busy_time_else_by_share() -> None:
     gpu = {"idle_j": 20.0, "device": "GPU-a"}
-    busy = [usage(1.0, i, 0.0, member=f"member-{i}", gpu_busy_s=s) for i, s in ((0, 0.5), (1, 0.25))]
+    busy = [usage(1.0, i, 0.0, member=f"member-{i}", gpu_busy_s=0.5 / (i + 1)) for i in (0, 1)]
     seen = [["train", "member-0", 0.6], ["train", "member-1", 0.2], ["other", None, 0.2]]
 
     def shares(parts: Event, events: list[Event]) -> dict[str, dict[str, float]]:
@@ -342,14 +279,12 @@ def test_a_gpu_goes_by_sm_utilization_else_by_busy_time_else_by_share() -> None:
         found = [by_sm[name].get(method, 0.0) for method in ("reservation", "sm_utilization")]
         assert found == pytest.approx(joules, abs=1e-4)
     by_busy = shares({}, busy)
-    assert by_busy["member-0"]["busy_time"] == pytest.approx(100.0 * 2 / 3, abs=1e-6)
-    assert by_busy["member-1"]["busy_time"] == pytest.approx(100.0 / 3, abs=1e-6)
+    busy_j = [by_busy[f"member-{n}"]["busy_time"] for n in (0, 1)]
+    assert busy_j == pytest.approx([100.0 * 2 / 3, 100.0 / 3], abs=1e-6)
     assert by_busy["idle"] == {"reservation": 10.0}
     by_share = shares({}, [])
     assert by_share["member-0"] == by_share["member-1"] == {"reservation": 5.0, "share": 50.0}
-    # A GPU on which no process of anybody computed goes by what is known next.
-    nobody = shares({"activity": [["train", "member-0", 0.0]]}, busy)
-    assert nobody == by_busy
+    assert shares({"activity": [["train", "member-0", 0.0]]}, busy) == by_busy, "nobody computed"
 
 
 def test_a_profile_bears_the_energy_of_the_gpu_that_it_names() -> None:
@@ -362,9 +297,7 @@ def test_a_profile_bears_the_energy_of_the_gpu_that_it_names() -> None:
 
 
 @pytest.mark.parametrize(("began", "joules"), [(0.0, 300.0), (4.0, 100.0)])
-def test_the_first_count_of_busy_time_is_of_the_time_before_it_in_this_start_of_the_run(
-    began: float, joules: float
-) -> None:
+def test_the_first_count_of_busy_time_is_of_the_time_before_it_in_this_start(began: float, joules: float) -> None:
     metered = [power(t, 100.0, parts=[part(100.0, "gpu", "GPU-a", idle_j=0.0)]) for t in (1.0, 2.0, 3.0, 4.0, 5.0)]
     told = usage(5.0, 1, 1.0, member="member-0", gpu_busy_s=3.0, gpu="GPU-a")
     begun = [] if began == 0.0 else [started(began)]
@@ -376,14 +309,10 @@ def test_instances_of_a_gpu_bear_their_part_of_it() -> None:
     node = {**NODE, "gpu_ids": ["MIG-0", "MIG-1"], "gpu_parents": ["GPU-a"] * 2, "gpu_shares": [3 / 7, 2 / 7]}
     events = [started(0.0), node, *placed(0.0, "member-0", ("MIG-0",)), *placed(0.0, "member-1", ("MIG-1",))]
     busy = [usage(1.0, i, 0.0, member=f"member-{i}", gpu_busy_s=1.0) for i in (0, 1)]
-    each = power(1.0, 120.0, parts=[part(120.0, "gpu", "GPU-a", idle_j=70.0)])
-    by = rows([*events, *busy, each])
-    assert by["train", "member-0"].parts["gpu"].by == pytest.approx(
-        {"reservation": 30.0, "busy_time": 30.0}, abs=1e-4
-    )
-    assert by["train", "member-1"].parts["gpu"].by == pytest.approx(
-        {"reservation": 20.0, "busy_time": 20.0}, abs=1e-4
-    )
+    by = rows([*events, *busy, power(1.0, 120.0, parts=[part(120.0, "gpu", "GPU-a", idle_j=70.0)])])
+    for member, joules in (("member-0", 30.0), ("member-1", 20.0)):
+        expected = {"reservation": joules, "busy_time": joules}
+        assert by["train", member].parts["gpu"].by == pytest.approx(expected, abs=1e-4)
     assert by["idle", None].energy_j == pytest.approx(20.0, abs=1e-4)
     assert by["train", "member-0"].gpu_s == 1.0, "busy seconds are the member's, whatever part of a GPU it has"
 
@@ -408,16 +337,12 @@ def test_what_serves_all_is_shared_out_by_what_each_consumed() -> None:
     events += [usage(10.0, 5, 4.0, "prepare", cohort=0), usage(10.0, 6, 8.0, "orchestrate")]
     events += [power(10.0, 120.0, interval_s=10.0, parts=[part(120.0)])]
     book = ledger(events)
-    full = {(row.role, row.member): (row.cpu_s, row.energy_j) for row in book.full_rows}
+    full = {(row.role, str(row.member)[-1]): (row.cpu_s, row.energy_j) for row in book.full_rows}
     # Of cohort 0's stream member-0 had three times as much as member-1; all held a place for as long, one with two
     # ranks. Member-2 reads another stream.
-    assert full == {
-        ("prepare", "member-0"): (3.0, 30.0),
-        ("prepare", "member-1"): (1.0, 10.0),
-        ("orchestrate", "member-0"): (2.0, 20.0),
-        ("orchestrate", "member-1"): (4.0, 40.0),
-        ("orchestrate", "member-2"): (2.0, 20.0),
-    }
+    prepare = {("prepare", "0"): (3.0, 30.0), ("prepare", "1"): (1.0, 10.0)}
+    orchestrate = {("orchestrate", str(n)): used for n, used in enumerate([(2.0, 20.0), (4.0, 40.0), (2.0, 20.0)])}
+    assert full == prepare | orchestrate
     assert book.member("member-1").energy_j is None
     assert book.member("member-1", full=True).energy_j == 50.0
     assert book.by_role()["prepare"].energy_j == 40.0, "the first view keeps it in one row"
@@ -437,12 +362,9 @@ def test_agents_are_shared_out_on_their_node_and_the_driver_among_all() -> None:
 
 
 def test_the_time_that_was_metered_is_that_in_which_some_node_was() -> None:
-    """Each node is away for a while, and comes back under its name."""
-
     def seconds(node: str, first: int) -> list[Event]:
-        return [
-            power(float(t), 50.0, node=node, parts=[part(50.0, idle_j=50.0)]) for t in range(first, first + 100)
-        ]
+        idle = [part(50.0, idle_j=50.0)]
+        return [power(float(t), 50.0, node=node, parts=idle) for t in range(first, first + 100)]
 
     events = [started(0.0), *seconds("a", 1), *seconds("b", 51), *placed(1999.0, "member-0", node="a")]
     events += seconds("a", 2000)
@@ -463,10 +385,8 @@ def test_mean_watts_are_of_the_time_that_a_member_held_its_place() -> None:
     events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
     for t, energy_j in ((1.0, 10.0), (2.0, 30.0)):
         events += [usage(t, 1, t, member="member-0"), power(t, energy_j, parts=[part(energy_j)])]
-    events += [
-        {"t": 2.0, "type": "finished", "member": "member-0"},
-        power(4.0, 8.0, interval_s=2.0, parts=[part(8.0)]),
-    ]
+    events.append({"t": 2.0, "type": "finished", "member": "member-0"})
+    events.append(power(4.0, 8.0, interval_s=2.0, parts=[part(8.0)]))
     book = ledger(events)
     assert (book.member("member-0").mean_w, book.total.mean_w) == (20.0, 12.0)
     assert book.run.mean_w == 10.0
@@ -487,30 +407,9 @@ def test_an_estimate_stays_an_estimate_beside_a_measured_gpu() -> None:
     events += [power(1.0, 305.0, "estimated", parts=parts)]
     row = rows(events)["train", "member-0"]
     assert (row.energy_j, row.origin) == (305.0, "estimated")
-    assert {kind: (share.energy_j, share.origin) for kind, share in row.parts.items()} == {
-        "cpu": (5.0, "estimated"),
-        "gpu": (300.0, "attributed"),
-    }
+    parts_of_row = {kind: (share.energy_j, share.origin) for kind, share in row.parts.items()}
+    assert parts_of_row == {"cpu": (5.0, "estimated"), "gpu": (300.0, "attributed")}
     assert ledger(events).total.origin == "estimated"
-
-
-def test_a_gpu_is_split_by_share_and_time_and_nobodys_gpu_is_other() -> None:
-    def gpu(t: float) -> Event:
-        parts = [{"kind": "gpu", "device": d, "energy_j": 90.0, "origin": "measured"} for d in (0, 1)]
-        return power(t, 180.0, parts=parts)
-
-    def member(name: str, share: float) -> list[Event]:
-        return [
-            {"t": 0.0, "type": "member", "member": name, "gpus_per_worker": share},
-            {"t": 0.0, "type": "placed", "member": name, "node": "n0", "devices": [0]},
-        ]
-
-    events = [started(0.0), *member("member-0", 0.5), *member("member-1", 0.25), gpu(1.0)]
-    events += [{"t": 1.0, "type": "finished", "member": "member-0"}, gpu(2.0)]
-    by = rows(events)
-    assert by["train", "member-0"].energy_j == 60.0
-    assert by["train", "member-1"].energy_j == 30.0 + 90.0
-    assert by["other", None].energy_j == 180.0
 
 
 def test_what_is_long_past_is_settled_and_its_details_are_dropped() -> None:
@@ -564,7 +463,7 @@ def test_reuse_counts_private_preparation_as_prepared() -> None:
         return {"t": 3.0, "type": "epoch", "member": "member-0", "samples": samples, **batches}
 
     shared = [started(0.0), feeder(1.0, 50, 150), feeder(2.0, 100, 400), epoch(100, 10, 0)]
-    assert ledger(shared).reuse.factor == 4.0
+    assert ledger(shared).reuse.factor == 4.0 and ledger([started(0.0)]).reuse.factor is None
     alone = ledger([started(0.0), epoch(100, 0, 10), epoch(100, 0, 10)]).reuse
     assert (alone.prepared, alone.consumed, alone.factor) == (200, 200, 1.0)
     left_out = ledger([*shared, epoch(100, 5, 5, private_skipped=3), epoch(100, 0, 10, private_skipped=4)])
@@ -573,17 +472,9 @@ def test_reuse_counts_private_preparation_as_prepared() -> None:
     assert (mixed.prepared, mixed.consumed, mixed.private) == (190, 490, 90)
     again = ledger([started(0.0), feeder(1.0, 100, 400), feeder(2.0, 10, 40)]).reuse  # a new feeder in its place
     assert (again.prepared, again.consumed) == (110, 440)
-    assert ledger([started(0.0)]).reuse.factor is None
-
-
-def test_members_are_listed_in_their_order() -> None:
-    events = [started(0.0), *(usage(1.0, i, 1.0, member=f"member-{i}") for i in (10, 2, 0))]
-    assert list(ledger(events).by_member()) == ["member-0", "member-2", "member-10"]
-    assert ledger(events).as_dict()["members"][1]["cpu_s_by_role"] == {"train": 1.0}
 
 
 def test_cpu_time_is_spread_over_the_time_that_was_measured_whatever_a_clock_said() -> None:
-    """The node's clock is an hour ahead: its `since` would put all CPU time at the end, and energy at nobody's."""
     metered = [power(t, 8.0, interval_s=4.0, busy_s=4.0) for t in (4.0, 8.0)]
     book = ledger([started(0.0), *metered, usage(8.0, 1, 8.0, member="m", since=3600.0, for_s=8.0)])
     assert book.member("m").energy_j == 16.0

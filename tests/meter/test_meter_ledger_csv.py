@@ -31,16 +31,10 @@ def a_run() -> Ledger:
             more = {"gpu_busy_s": 0.3 * second * (pid + 1)} if member else {"cohort": 0}
             fields = {"role": role, "member": member, "pid": pid, "cpu_s": second * (0.1 + 0.3 * pid)}
             events.append(usage | fields | more)
+        metered = (("cpu", None, 33.3, 10.1), ("gpu", "GPU-a", 77.7, 20.2))
         parts = [
-            {"name": "cpu", "kind": "cpu", "device": None, "energy_j": 33.3, "idle_j": 10.1, "origin": "measured"},
-            {
-                "name": "gpu",
-                "kind": "gpu",
-                "device": "GPU-a",
-                "energy_j": 77.7,
-                "idle_j": 20.2,
-                "origin": "measured",
-            },
+            {"name": kind, "kind": kind, "device": gpu, "energy_j": used_j, "idle_j": idle_j, "origin": "measured"}
+            for kind, gpu, used_j, idle_j in metered
         ]
         power = {
             "v": 2,
@@ -60,10 +54,8 @@ def test_each_column_is_documented() -> None:
     page = Path(__file__).parents[2] / "docs" / "concepts" / "accounting.md"
     documented = page.read_text().split("`ledger.csv` has")[1]
     table = documented.split("| column | |")[1].split("Numbers have")[0]
-    names = [
-        name for line in table.strip().splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1:2][0])
-    ]
-    assert names == list(COLUMNS)
+    cells = [line.split("|")[1] for line in table.strip().splitlines()]
+    assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(COLUMNS)
 
 
 def read(book: Ledger) -> list[dict[str, str]]:

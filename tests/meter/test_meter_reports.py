@@ -122,15 +122,10 @@ def test_an_end_is_reported_soon_and_a_figure_that_may_wait_at_least_as_long() -
     assert young.is_due()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"source": "another"},
-        {"parts": [], "energy_j": None},
-        {"until": 5080.0},  # nothing measured for more than a minute
-    ],
-    ids=["source", "unread", "pause"],
-)
+OTHERS = {"source": {"source": "another"}, "unread": {"parts": [], "energy_j": None}, "pause": {"until": 5080.0}}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_what_is_not_known_alike_is_not_added_up(change: Event) -> None:
     clock = Clock()
     reports = PowerReports(ReportPace(clock=clock))

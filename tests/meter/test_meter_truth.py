@@ -7,8 +7,7 @@ come and go; they differ in what they reserve and in how busy they are; other pe
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -22,8 +21,7 @@ GPU = "GPU-a"
 _NODE = {"t": 0.0, "type": "node", "node": "n0", "cpus": CORES, "gpu_ids": [GPU], "gpu_parents": [GPU]}
 
 
-@dataclass
-class Member:
+class Member(NamedTuple):
     """A member that trains from second `first` to second `last`, as busy in each as `cores` and `gpu` say."""
 
     name: str
@@ -32,13 +30,11 @@ class Member:
     cpus: float
     gpu_share: float
     reports_every: int
-    cores: list[float] = field(default_factory=list)
-    gpu: list[float] = field(default_factory=list)
+    cores: list[float]
+    gpu: list[float]
 
     def busy(self, second: int) -> tuple[float, float]:
         """Busy cores, and the busy share of the GPU, in that second: the same between two reports."""
-        if not self.first <= second < self.last:
-            return 0.0, 0.0
         place = (second - self.first) // self.reports_every
         return self.cores[place], self.gpu[place]
 
@@ -51,18 +47,9 @@ def members(draw: st.DrawFn) -> list[Member]:
         every = draw(st.integers(1, 3))
         reports = -(-seconds // every)
         busy = st.lists(st.floats(0, 1), min_size=reports, max_size=reports)
-        found.append(
-            Member(
-                name=f"member-{number}",
-                first=first,
-                last=first + seconds,
-                cpus=draw(st.sampled_from([0.5, 1.0, 2.0])),
-                gpu_share=draw(st.sampled_from([0.125, 0.25])),
-                reports_every=every,
-                cores=draw(busy),
-                gpu=[share / 4 for share in draw(busy)],  # four members at most have one GPU
-            )
-        )
+        cpus, share = draw(st.sampled_from([0.5, 1.0, 2.0])), draw(st.sampled_from([0.125, 0.25]))
+        cores, gpu = draw(busy), [part / 4 for part in draw(busy)]  # four members at most have one GPU
+        found.append(Member(f"member-{number}", first, first + seconds, cpus, share, every, cores, gpu))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,19 +27,25 @@ SAMPLES = 1000
 NODE = Capacity(slots=(8,), streams=3)
 
 
-def rated(name: str, rate: float, epochs: int = 10, workers: int | None = 1) -> RatedMember:
-    return RatedMember(
-        member=name, samples_per_s={1: rate, 2: 1.9 * rate, 4: 3.5 * rate}, epochs=epochs, workers=workers
-    )
+def rates(name: str, rate: float, epochs: int = 10, workers: int | None = 1) -> dict[str, Any]:
+    by_width = {1: rate, 2: 1.9 * rate, 4: 3.5 * rate}
+    return {"member": name, "samples_per_s": by_width, "epochs": epochs, "workers": workers}
 
 
-def running(name: str, rate: float, epochs: int = 10, workers: int = 1, node: int = 0) -> RunningMember:
-    base = rated(name, rate, epochs, workers)
-    fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
-    return RunningMember(**fields, node=node)
+def rated(*args: Any, **options: Any) -> RatedMember:
+    return RatedMember(**rates(*args, **options))
 
 
-# -- streams ----------------------------------------------------------------------------------------------------
+def running(*args: Any, **options: Any) -> RunningMember:
+    return RunningMember(**rates(*args, **options), node=0)
+
+
+def paced(*members: RunningMember, epoch: int = 3, number: int = 0) -> Cohort:
+    return Cohort(number=number, epoch=epoch, members=members)
+
+
+SLOW, FAST, ALSO = running("slow", 10), running("fast", 100), running("also", 100)
+TWELVES = [[rated("a", 12), rated("b", 12)]]
 
 
 def test_a_slow_member_with_few_epochs_gets_a_stream_of_its_own() -> None:
@@ -66,7 +73,7 @@ def test_a_second_preparation_that_takes_the_members_cores_is_not_started() -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from([10.0, 11.0, 200.0]), st.sampled_from([5, 10])), max_size=7), st.data())
-def test_streams_hold_every_member_once_and_never_lengthen_the_run(
+def test_streams_hold_each_member_once_and_lengthen_no_run(
     rates: list[tuple[float, int]], data: st.DataObject
 ) -> None:
     listed = [rated(f"m{i}", rate, epochs) for i, (rate, epochs) in enumerate(rates)]
@@ -81,21 +88,9 @@ def test_streams_hold_every_member_once_and_never_lengthen_the_run(
         assert len(found.groups) == 1
 
 
-# -- laggards ---------------------------------------------------------------------------------------------------
-
-
-def test_where_nobody_waits_a_laggard_paces() -> None:
-    cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 100)))
-    decision = decide_rebalance("slow", [cohort], NODE, SAMPLES)
-    assert decision.kind == "pace"
-    assert decision.run_s == decision.pace_s == pytest.approx(1000)
-
-
 def test_a_laggard_that_keeps_places_from_those_that_wait_leaves() -> None:
     capacity = Capacity(slots=(3,), streams=2)
-    cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 100), running("also", 100)))
-    waiting = [[rated("a", 12), rated("b", 12)]]
-    decision = decide_rebalance("slow", [cohort], capacity, SAMPLES, waiting=waiting)
+    decision = decide_rebalance("slow", [paced(SLOW, FAST, ALSO)], capacity, SAMPLES, waiting=TWELVES)
     assert decision.kind == "alone"
     assert decision.pace_s == pytest.approx(1000 + 10 * 1000 / 12)
     assert decision.run_s == pytest.approx(1000)
@@ -105,18 +100,15 @@ def test_a_laggard_by_milliseconds_stays_in_its_stream() -> None:
     """Rates and rest of a trial on a busy machine: it left for 5 ms, and prepared its last epochs for itself."""
     capacity = Capacity(slots=(3,), streams=2)
     members = (running("slow", 24_000, 2), running("fast", 37_000, 2), running("also", 37_000, 2))
-    cohort, waiting = (
-        Cohort(number=0, epoch=6, members=members),
-        [[rated("a", 30_000, 3)], [rated("b", 30_000, 3)]],
-    )
+    waiting = [[rated("a", 30_000, 3)], [rated("b", 30_000, 3)]]
     for samples, kind in ((96, "pace"), (96_000_000, "alone")):
-        decision = decide_rebalance("slow", [cohort], capacity, samples, waiting=waiting)
+        decision = decide_rebalance("slow", [paced(*members, epoch=6)], capacity, samples, waiting=waiting)
         assert decision.kind == kind
 
 
 def test_cores_that_a_private_pipeline_takes_keep_a_laggard_where_it_is() -> None:
     capacity = Capacity(slots=(3,), streams=2)
-    cohort = Cohort(number=0, epoch=3, members=(running("slow", 60), running("fast", 100), running("also", 100)))
+    cohort = paced(running("slow", 60), FAST, ALSO)
     waiting = [[rated("a", 100), rated("b", 100)]]
     free = CoreBudget(total=8, prepared_per_s=50, members=dict.fromkeys(("slow", "fast", "also"), 1.0))
     assert decide_rebalance("slow", [cohort], capacity, SAMPLES, waiting=waiting, cores=free).kind != "pace"
@@ -126,29 +118,15 @@ def test_cores_that_a_private_pipeline_takes_keep_a_laggard_where_it_is() -> Non
 
 def test_a_laggard_moves_to_a_stream_of_its_pace_that_has_not_passed_its_epoch() -> None:
     capacity = Capacity(slots=(4,), streams=2)
-    cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 100), running("also", 100)))
-    slower = Cohort(number=1, epoch=3, members=(running("other", 11),))
-    waiting = [[rated("a", 12), rated("b", 12)]]
-    decision = decide_rebalance("slow", [cohort, slower], capacity, SAMPLES, waiting=waiting)
+    cohort, slower = paced(SLOW, FAST, ALSO), paced(running("other", 11), number=1)
+    decision = decide_rebalance("slow", [cohort, slower], capacity, SAMPLES, waiting=TWELVES)
     assert (decision.kind, decision.cohort) == ("move", 1)
     passed = dataclasses.replace(slower, epoch=4)
-    assert decide_rebalance("slow", [cohort, passed], capacity, SAMPLES, waiting=waiting).kind == "alone"
-
-
-def test_several_laggards_leave_together() -> None:
-    capacity = Capacity(slots=(4,), streams=3)
-    cohort = Cohort(
-        number=0,
-        epoch=3,
-        members=(running("s1", 10), running("s2", 10.5), running("f1", 100), running("f2", 100)),
-    )
-    waiting = [[rated("a", 12), rated("b", 12)]]
-    decision = decide_rebalance("s1", [cohort], capacity, SAMPLES, waiting=waiting)
-    assert (decision.kind, decision.members) == ("apart", ("s1", "s2"))
+    assert decide_rebalance("slow", [cohort, passed], capacity, SAMPLES, waiting=TWELVES).kind == "alone"
 
 
 def test_only_an_elastic_run_widens_and_only_into_free_slots() -> None:
-    cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 30)))
+    cohort = paced(SLOW, running("fast", 30))
     ask = lambda **more: decide_rebalance("slow", [cohort], NODE, SAMPLES, **more)  # noqa: E731
     assert ask(free=[6]).kind == "pace"
     assert ask(elastic=True, free=[0]).kind == "pace"
@@ -158,24 +136,13 @@ def test_only_an_elastic_run_widens_and_only_into_free_slots() -> None:
     assert ask(elastic=True, free=[6], settled_epochs=1).kind == "pace"
 
 
-def test_the_rest_of_the_cohort_is_told_to_go_on() -> None:
-    cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 30)))
-    assert decide_rebalance("fast", [cohort], NODE, SAMPLES, elastic=True, free=[6]).kind == "pace"
-    with pytest.raises(ValueError, match="gone is in no stream group that runs"):
-        decide_rebalance("gone", [cohort], NODE, SAMPLES)
-
-
 def applied(cohorts: Sequence[Cohort], decision: RebalanceDecision) -> list[Cohort]:
     """The cohorts after a decision."""
     moving = [m for each in cohorts for m in each.members if m.member in decision.members]
     if decision.kind == "widen":
-        wider = [dataclasses.replace(m, workers=decision.workers) for m in moving]
-        return [
-            dataclasses.replace(
-                each, members=tuple(wider[0] if m.member == wider[0].member else m for m in each.members)
-            )
-            for each in cohorts
-        ]
+        wider = dataclasses.replace(moving[0], workers=decision.workers)
+        members = [tuple(wider if m.member == wider.member else m for m in each.members) for each in cohorts]
+        return [dataclasses.replace(each, members=of) for each, of in zip(cohorts, members, strict=True)]
     home = next(each for each in cohorts if moving[0] in each.members)
     left = []
     for each in cohorts:
@@ -209,15 +176,13 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     elastic: bool,
     cores_are_scarce: bool,
 ) -> None:
-    cohorts = [Cohort(number=0, epoch=4, members=tuple(running(f"a{i}", r, e) for i, (r, e) in enumerate(first)))]
+    cohorts = [paced(*(running(f"a{i}", r, e) for i, (r, e) in enumerate(first)), epoch=4)]
     if second:
-        members = tuple(running(f"b{i}", r, e) for i, (r, e) in enumerate(second))
-        cohorts.append(Cohort(number=1, epoch=3, members=members))
+        cohorts.append(paced(*(running(f"b{i}", r, e) for i, (r, e) in enumerate(second)), number=1))
     names = [m.member for each in cohorts for m in each.members]
     waiting = [[rated(f"w{i}", r, e)] for i, (r, e) in enumerate(later)]
-    cores = (
-        CoreBudget(total=4, prepared_per_s=100, members=dict.fromkeys(names, 0.5)) if cores_are_scarce else None
-    )
+    scarce = CoreBudget(total=4, prepared_per_s=100, members=dict.fromkeys(names, 0.5))
+    cores = scarce if cores_are_scarce else None
     capacity = Capacity(slots=(8,), streams=2)
     free = [8 - len(names)]
     slowest = min(cohorts[0].members, key=lambda m: m.samples_per_s[1]).member
@@ -238,9 +203,6 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     assert decide_rebalance(slowest, after, capacity, SAMPLES, settled_epochs=1, **ask).kind == "pace"
 
 
-# -- revised plans ----------------------------------------------------------------------------------------------
-
-
 def test_what_was_observed_corrects_all_widths_alike() -> None:
     assert correct_rates({1: 100.0, 2: 180.0}, 2, 90.0) == {1: 50.0, 2: 90.0}
 
@@ -248,7 +210,7 @@ def test_what_was_observed_corrects_all_widths_alike() -> None:
 def test_a_plan_is_kept_until_another_is_worth_a_change() -> None:
     capacity = Capacity(slots=(4,), streams=2)
     waiting = [rated(f"w{i}", 20.0 + 15 * i, workers=None) for i in range(4)]
-    cohort = Cohort(number=0, epoch=1, members=(running("r", 40, epochs=4, workers=2),))
+    cohort = paced(running("r", 40, epochs=4, workers=2), epoch=1)
     first = revise(waiting, [cohort], capacity, SAMPLES)
     assert revise(waiting, [cohort], capacity, SAMPLES, previous=first) == first
     slower = dataclasses.replace(cohort, members=(running("r", 39.5, epochs=4, workers=2),))
@@ -261,16 +223,10 @@ def test_a_plan_is_kept_until_another_is_worth_a_change() -> None:
 
 
 def test_a_flotilla_waits_for_slots_that_running_members_hold() -> None:
-    cohort = Cohort(number=0, epoch=1, members=(running("r", 10, epochs=5, workers=1),))
-    plan = revise([rated("w", 10, workers=2)], [cohort], Capacity(slots=(2,), streams=2), SAMPLES)
-    assert plan.flotillas[0].start_s == pytest.approx(500)
-    beside = revise([rated("w", 10, workers=1)], [cohort], Capacity(slots=(2,), streams=2), SAMPLES)
-    assert beside.flotillas[0].start_s == 0
-    one_stream = revise([rated("w", 10, workers=1)], [cohort], Capacity(slots=(2,), streams=1), SAMPLES)
-    assert one_stream.flotillas[0].start_s == pytest.approx(500)
-
-
-# -- allocation, in cases that can be worked out by hand --------------------------------------------------------
+    cohort = paced(running("r", 10, epochs=5, workers=1), epoch=1)
+    for workers, streams, start_s in ((2, 2, 500), (1, 2, 0), (1, 1, 500)):
+        waiting, capacity = [rated("w", 10, workers=workers)], Capacity(slots=(2,), streams=streams)
+        assert revise(waiting, [cohort], capacity, SAMPLES).flotillas[0].start_s == pytest.approx(start_s)
 
 
 def test_where_all_fit_the_slowest_are_widened_only_as_far_as_it_helps() -> None:

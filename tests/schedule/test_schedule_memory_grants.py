@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,11 +26,8 @@ def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
     memory_gb: float | None, workers: int, together: int, node_gb: float, on_gpu: bool
 ) -> None:
     member, grants, steps = identity(memory_gb=memory_gb, workers=workers), Grants(), 0
-    while (
-        grant := increase_grant(
-            member, HOST, on_gpu=on_gpu, together=together, node_memory_gb=node_gb, ranks=member.workers
-        )
-    ) is not None:
+    where: Any = {"on_gpu": on_gpu, "together": together, "node_memory_gb": node_gb, "ranks": workers}
+    while (grant := increase_grant(member, HOST, **where)) is not None:
         grants.add(MemoryIncrease(**as_event(member, "a", grant)))
         more = grants.apply(member)
         assert more.memory_gb is not None and more.memory_gb > (member.memory_gb or 0)
@@ -43,20 +41,17 @@ def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
 
 
 def test_a_gpus_memory_is_granted_by_its_share() -> None:
-    def ran(member: Identity, together: int = 4) -> float | None:
-        grant = increase_grant(
-            member, GPU, on_gpu=True, together=together, node_memory_gb=64, ranks=member.workers
-        )
+    where: Any = {"on_gpu": True, "together": 4, "node_memory_gb": 64, "ranks": 1}
+
+    def ran(member: Identity) -> float | None:
+        grant = increase_grant(member, GPU, **where)
         return None if grant is None else grant.gpus_per_worker
 
     assert ran(identity()) == 0.5
     assert ran(identity(gpus_per_worker=0.7)) == 1.0
     assert ran(identity(gpus_per_worker=1.0)) is None
     assert ran(identity(gpus_per_worker=0.0)) == 0.5, "of one that asked for no share: an equal part, twice"
-    assert (
-        increase_grant(identity(memory_gb=1.0), HOST, on_gpu=True, together=4, node_memory_gb=64, ranks=1)
-        is not None
-    )
+    assert increase_grant(identity(memory_gb=1.0), HOST, **where) is not None
 
 
 def test_those_like_it_get_as_much_and_others_do_not() -> None:

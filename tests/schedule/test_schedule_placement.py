@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,16 +24,14 @@ def test_a_later_cohort_waits_until_it_is_worth_a_feeder() -> None:
     waiting = [identity(i) for i in range(4, 8)]
 
     def started(*busy: int) -> int:
-        return len(
-            decide_starts(ClusterSnapshot(nodes=FOUR, waiting=waiting, running=running(*busy), next_cohort=1))
-        )
+        cluster = ClusterSnapshot(nodes=FOUR, waiting=waiting, running=running(*busy), next_cohort=1)
+        return len(decide_starts(cluster))
 
     assert started(0, 1, 2) == 0, "one place of four is free"
     assert started(0, 1) == 2, "half of them are"
     assert started() == 4, "nothing runs"
-    last = decide_starts(
-        ClusterSnapshot(nodes=FOUR, waiting=[identity(9)], running=running(0, 1, 2), next_cohort=1)
-    )
+    waiting = [identity(9)]
+    last = decide_starts(ClusterSnapshot(nodes=FOUR, waiting=waiting, running=running(0, 1, 2), next_cohort=1))
     assert [s.placement.member for s in last] == ["member-9"], "all that wait fit at once"
     assert last[0].cohort == 1
 
@@ -61,35 +60,19 @@ def test_members_that_select_other_nodes_wait_for_other_places() -> None:
 
 def test_a_member_tried_again_goes_back_to_its_own_cohort_before_others() -> None:
     cluster = ClusterSnapshot(
-        nodes=FOUR,
-        waiting=[identity(8)],
-        returning=[(identity(1), 0)],
-        running=running(0, 2, 3),
-        next_cohort=1,
+        nodes=FOUR, waiting=[identity(8)], returning=[(identity(1), 0)], running=running(0, 2, 3), next_cohort=1
     )
     assert [(s.placement.member, s.cohort) for s in decide_starts(cluster)] == [("member-1", 0)]
 
 
-def test_trials_start_as_soon_as_one_fits() -> None:
-    cluster = ClusterSnapshot(
-        nodes=FOUR, waiting=[identity(i) for i in range(4, 8)], running=running(0, 1, 2), streaming=True
-    )
-    assert [(s.placement.member, s.cohort) for s in decide_starts(cluster)] == [("member-4", 0)]
-
-
 def test_room_counts_only_what_nobody_waits_for() -> None:
-    elsewhere = ClusterSnapshot(nodes=FOUR, waiting=[identity(1, nodes={"rack": "9"})])
-    assert count_placeable(identity(9), 10, elsewhere) == 4, "it waits for another node"
-    assert count_placeable(identity(9), 10, ClusterSnapshot(nodes=FOUR)) == 4
-    assert count_placeable(identity(9), 3, ClusterSnapshot(nodes=FOUR)) == 3
-    assert (
-        count_placeable(identity(9), 10, ClusterSnapshot(nodes=FOUR, running=running(0), waiting=[identity(1)]))
-        == 2
-    )
-    assert (
-        count_placeable(identity(9), 10, ClusterSnapshot(nodes=FOUR, waiting=[identity(1, cpus_per_worker=8.0)]))
-        == 0
-    )
+    def count(most: int = 10, **state: Any) -> int:
+        return count_placeable(identity(9), most, ClusterSnapshot(nodes=FOUR, **state))
+
+    assert count(waiting=[identity(1, nodes={"rack": "9"})]) == 4, "it waits for another node"
+    assert (count(), count(3)) == (4, 3)
+    assert count(running=running(0), waiting=[identity(1)]) == 2
+    assert count(waiting=[identity(1, cpus_per_worker=8.0)]) == 0
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), max_size=14), st.integers(0, 2**16), st.booleans())
@@ -101,9 +84,8 @@ def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int
     done: set[str] = set()
     cohort = 0
     for _ in range(200):
-        starts = decide_starts(
-            ClusterSnapshot(nodes=FOUR, waiting=waiting, running=busy, next_cohort=cohort, streaming=streaming)
-        )
+        state = {"waiting": waiting, "running": busy, "next_cohort": cohort, "streaming": streaming}
+        starts = decide_starts(ClusterSnapshot(nodes=FOUR, **state))  # type: ignore[arg-type]
         busy += [s.placement for s in starts]
         cohort += bool(starts)
         assert sum(p.identity.cpus_per_worker for p in busy) <= 4

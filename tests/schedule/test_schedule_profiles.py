@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,18 +29,12 @@ by_width = st.dictionaries(st.integers(1, 64), figures, min_size=1, max_size=5)
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
-    return Profile(
-        shape=draw(names),
-        device=draw(st.sampled_from(["cpu", "NVIDIA H200"])),
-        members=tuple(draw(st.lists(names, max_size=4, unique=True))),
-        outlines=tuple(draw(st.lists(names, max_size=4, unique=True))),
-        step_s=draw(by_width),
-        samples_per_s=draw(by_width),
-        cpus=draw(by_width),
-        gpus=draw(st.one_of(st.just({}), st.dictionaries(st.integers(1, 8), st.floats(0.0, 1.0), min_size=1))),
-        memory_gb=draw(figures),
-        gpu_memory_gb=draw(st.floats(0, 100)),
-    )
+    several = st.lists(names, max_size=4, unique=True).map(tuple)
+    gpus = st.one_of(st.just({}), st.dictionaries(st.integers(1, 8), st.floats(0.0, 1.0), min_size=1))
+    drawn = {"shape": names, "device": st.sampled_from(["cpu", "NVIDIA H200"]), "members": several, "gpus": gpus}
+    drawn |= {"outlines": several, **dict.fromkeys(("step_s", "samples_per_s", "cpus"), by_width)}
+    drawn |= {"memory_gb": figures, "gpu_memory_gb": st.floats(0, 100)}
+    return Profile(**{name: draw(strategy) for name, strategy in drawn.items()})  # type: ignore[arg-type]
 
 
 def node(cpus: float = 2.0, gpus: int = 0, **given_: int) -> Node:
@@ -88,12 +83,8 @@ def test_shares_are_asked_for_in_steps() -> None:
 @pytest.mark.parametrize(
     ("memory_gb", "span_nodes", "granted"),
     [
-        ([16.0] * 4, True, 10.25),
-        ([8.0] * 4, True, 8.0),
-        ([16.0] * 2, True, 8.0),
-        ([16.0, 8.0], True, 5.333),
-        ([16.0], True, 4.0),
-        ([16.0] * 4, False, 4.0),
+        *(([16.0] * 4, True, 10.25), ([8.0] * 4, True, 8.0), ([16.0] * 2, True, 8.0)),
+        *(([16.0, 8.0], True, 5.333), ([16.0], True, 4.0), ([16.0] * 4, False, 4.0)),
     ],
 )
 def test_measured_memory_leaves_a_member_a_place(memory_gb: list[float], span_nodes: bool, granted: float) -> None:
@@ -107,29 +98,20 @@ def test_measured_memory_leaves_a_member_a_place(memory_gb: list[float], span_no
 
 def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
     one = identity(0)
-    same = [
-        identity(1, seed=7, epochs=9),
-        identity(2, params={"width": 8, "lr": 0.7}),
-        identity(3, params={"width": 8, "lr": 1}),
-        identity(4, nodes={"rack": "1"}),
+    alike: list[dict[str, Any]] = [{"seed": 7, "epochs": 9}, {"nodes": {"rack": "1"}}]
+    alike += [{"params": {"width": 8, "lr": lr}} for lr in (0.7, 1)]
+    assert {compute_cost_key(identity(1, **options)) for options in alike} == {compute_cost_key(one)}
+    unlike: list[dict[str, Any]] = [{"batch_size": 64}, {"threads": 2}, {"workers": 2}, {"accumulate": 2}]
+    unlike += [{"precision": "bf16"}, {"optimizer": {"name": "adam", "lr": 0.1}}]
+    unlike += [
+        {"params": params} for params in ({"width": 16, "lr": 0.1}, {"width": 8, "lr": 0.1, "momentum": 0.9})
     ]
-    assert {compute_cost_key(each) for each in same} == {compute_cost_key(one)}
-    others = [
-        identity(1, params={"width": 16, "lr": 0.1}),
-        identity(1, params={"width": 8, "lr": 0.1, "momentum": 0.9}),
-        identity(1, batch_size=64),
-        identity(1, threads=2),
-        identity(1, workers=2),
-        identity(1, precision="bf16"),
-        identity(1, accumulate=2),
-        identity(1, optimizer={"name": "adam", "lr": 0.1}),
-        identity(1, nodes={"ray.io/accelerator-type": "T4"}),
-        identity(1, nodes={"ray.io/accelerator-type": "H100", "rack": "1"}),
-    ]
-    assert len({compute_cost_key(each) for each in [one, *others]}) == 11
+    gpu = "ray.io/accelerator-type"
+    unlike += [{"nodes": nodes} for nodes in ({gpu: "T4"}, {gpu: "H100", "rack": "1"})]
+    assert len({compute_cost_key(each) for each in [one, *(identity(1, **options) for options in unlike)]}) == 11
     auto = identity(1, auto=["workers"])
     assert compute_cost_key(auto) == compute_cost_key(dataclasses.replace(auto, workers=3)), (
-        "chosen, the width is still left open"
+        "it is still left open"
     )
 
 
@@ -147,9 +129,7 @@ def test_only_members_are_measured_where_that_decides_something() -> None:
     widths_open = [dataclasses.replace(one, auto=["workers"]) for one in two]
     assert select_unmeasured(widths_open, here, "auto", {}) == widths_open
     known = dataclasses.replace(measured(1.0), members=("member-9",), outlines=(compute_cost_key(four[0]),))
-    assert select_unmeasured(four, here, "auto", {"member-9": known}) == [], (
-        "of one outline with one that was measured"
-    )
+    assert select_unmeasured(four, here, "auto", {"member-9": known}) == [], "one of their outline was measured"
 
 
 def test_widths_go_as_far_as_a_node_has_room() -> None:

@@ -15,13 +15,8 @@ from ensemble.spec import Ensemble, Recipe, Resources, Search, choice, integer, 
 from ensemble.store import RunState
 from pipelines import Pipeline, sources
 
-SPACE = {
-    "lr": loguniform(1e-4, 1.0),
-    "act": choice("relu", "gelu"),
-    "width": integer(4, 64),
-    "epochs": 9,
-    "p": uniform(0, 1),
-}
+SPACE = {"lr": loguniform(1e-4, 1.0), "act": choice("relu", "gelu"), "width": integer(4, 64), "epochs": 9}
+SPACE |= {"p": uniform(0, 1)}
 EPOCHS = 9
 
 
@@ -43,12 +38,7 @@ class Run:
 
     epochs = EPOCHS
 
-    def __init__(
-        self,
-        search: Search,
-        storage: Any = None,
-        events: list[dict[str, Any]] | None = None,
-    ) -> None:
+    def __init__(self, search: Search, storage: Any = None, events: list[dict[str, Any]] | None = None) -> None:
         self.search, self.events, self.state = search, [], RunState()
         self.journal = storage if isinstance(storage, Path) else None
         self.sizes: list[int] = []  # of the journal when each event was logged
@@ -153,13 +143,5 @@ def declare(search: Search, **options: Any) -> Ensemble:
 
     rng = np.random.default_rng(0)
     data = Pipeline(sources.arrays(x=rng.normal(size=(12, 2)).astype("float32"), label=np.arange(12) % 2))
-    return Ensemble(
-        name="small",
-        recipe=Recipe(model=_build, loss=loss),
-        search=search,
-        train=data,
-        valid=data,
-        retries=0,
-        resources=Resources(cpus_per_worker=0.5),
-        **options,
-    )
+    declared = {"recipe": Recipe(model=_build, loss=loss), "train": data, "valid": data, "retries": 0, **options}
+    return Ensemble(name="small", search=search, resources=Resources(cpus_per_worker=0.5), **declared)

@@ -23,9 +23,8 @@ SPACE = {"lr": loguniform(1e-3, 1.0), "act": choice("relu", [1, 2]), "width": in
 def declared(**options: Any) -> Ensemble:
     options = {"search": Search(SPACE, trials=4, sampler="random"), "batch_size": 4, **options}
     train = Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32)))
-    return Ensemble(
-        name="added", recipe=Recipe(model=len, loss=len, task="classification"), train=train, epochs=3, **options
-    )
+    recipe = Recipe(model=len, loss=len, task="classification")
+    return Ensemble(name="added", recipe=recipe, train=train, epochs=3, **options)
 
 
 LISTED: dict[str, Any] = {"search": None, "members": [{"n": n} for n in range(2)]}
@@ -70,18 +69,7 @@ def test_a_list_grows_by_a_member_that_a_resume_keeps(tmp_path: Path) -> None:
         check_same(run.state, longer, tmp_path)
 
 
-def test_what_cannot_be_added_is_refused_and_leaves_no_gap(tmp_path: Path) -> None:
-    run = Run(tmp_path, declared(**LISTED)).all()
-    with pytest.raises(SpecError, match="members"):
-        run.trials.add({"n": object()})
-    with pytest.raises(SpecError, match="loss_scale is for the precisions"):
-        run.trials.add(Member(loss_scale=8.0))
-    assert run.add({}).member == "member-2"
-
-
-@pytest.mark.parametrize(
-    "sampler", ["tpe", "grid", *(pytest.param(name, marks=pytest.mark.more) for name in ("random", "cmaes"))]
-)
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
 def test_a_search_takes_in_a_trial_and_completes_it(sampler: str, tmp_path: Path) -> None:
     space = SPACE | {"lr": choice(0.1, 0.2)} if sampler == "grid" else SPACE
     run = Run(tmp_path, declared(search=Search(space, trials=5, sampler=sampler)))
@@ -109,7 +97,7 @@ OUTSIDE: tuple[tuple[Any, str], ...] = (
 )
 
 
-def test_what_the_search_could_not_have_proposed_trains_and_teaches_it_nothing(
+def test_what_a_search_could_not_propose_teaches_it_nothing(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     run = Run(tmp_path, declared())
@@ -135,15 +123,9 @@ def test_what_the_search_could_not_have_proposed_trains_and_teaches_it_nothing(
     assert not recwarn.list
 
 
-@pytest.mark.parametrize(
-    "lr",
-    [
-        loguniform(1e-3, 1.0),
-        *(pytest.param(each, marks=pytest.mark.more) for each in (choice(0.1, 0.2), integer(1, 3))),
-    ],
-)
-def test_text_for_a_dimension_of_numbers_is_refused(lr: Any, tmp_path: Path) -> None:
-    trials = Run(tmp_path, declared(search=Search({"lr": lr, "act": choice("relu", 2)}, trials=2))).trials
+def test_text_for_a_dimension_of_numbers_is_refused(tmp_path: Path) -> None:
+    search = Search({"lr": loguniform(1e-3, 1.0), "act": choice("relu", 2)}, trials=2)
+    trials = Run(tmp_path, declared(search=search)).trials
     with pytest.raises(SpecError, match=r"hyperparameter 'lr' must be a number, as in the search's .* got 'fast'"):
         trials.add({"lr": "fast"})
     assert trials.add({"lr": 7, "act": "gelu"}).member == "member-0", "outside of the space, but possible"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,22 +24,17 @@ from ensemble.store.member import Span
 SPACE = {"lr": loguniform(0.01, 0.1)}
 
 
-class Slow:
-    """A loss that takes so many seconds of processor time."""
+def slow(search: Search, seconds: float = 0.04, **options: Any) -> Any:
+    """A search of which each step takes so many seconds of processor time."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __call__(self, model: Any, batch: Any) -> Any:
-        until = time.thread_time() + self.seconds
+    def loss(model: Any, batch: Any) -> Any:
+        until = time.thread_time() + seconds
         while time.thread_time() < until:
             pass
         return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
 
-
-def slow(search: Search, seconds: float = 0.04, **options: Any) -> Any:
     declared = declare(search, **options)
-    return dataclasses.replace(declared, recipe=dataclasses.replace(declared.recipe, loss=Slow(seconds)))
+    return dataclasses.replace(declared, recipe=dataclasses.replace(declared.recipe, loss=loss))
 
 
 def names(path: Path) -> list[str]:
@@ -67,16 +60,11 @@ def test_hours_of_work_are_those_in_which_a_member_has_a_place() -> None:
     assert sum_work_s([span(1, 4), span(2, 3), span(3, 6), span(8, None)], 10.0) == 5 + 2
     used = Total(cpu_s=7200.0, energy_j=None, origin="unavailable")
     shares = measure_budget({"cpu_hours": 2, "energy_kj": 1, "trials": 1}, fold([]), used, 0.0)
-    assert [(str(share), share.is_used) for share in shares] == [
-        ("2 of 2 CPU-hours", True),
-        ("unknown of 1 kJ", False),
-        ("0 of 1 trials", False),
-    ]
+    shown = [("2 of 2 CPU-hours", True), ("unknown of 1 kJ", False), ("0 of 1 trials", False)]
+    assert [(str(share), share.is_used) for share in shares] == shown
 
 
-def test_processor_time_ends_a_search_with_a_combined_model_and_a_larger_budget_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_processor_time_ends_a_search_with_a_combined_model_and_a_larger_budget_goes_on(tmp_path: Path) -> None:
     search = Search(SPACE, budget={"cpu_hours": 3 / 3600}, pruner="none")
     result = ensemble.submit(slow(search, epochs=4), tmp_path, executor="inline").wait()
     states = [row["state"] for row in result.members]
@@ -116,25 +104,9 @@ def test_a_budget_below_what_was_trained_ends_at_once_and_joules_that_nobody_mea
     ensemble.submit(declare(Search(SPACE, trials=3, pruner="none"), epochs=1), tmp_path, executor="inline").wait()
     fewer = ensemble.resume(tmp_path, executor="inline", budget={"trials": 2}).wait()
     assert len(fewer.members) == 3
-    used, state = (
-        Total(cpu_s=0.0, energy_j=None, origin="unavailable"),
-        fold(read_events(tmp_path / "events.jsonl")),
-    )
+    used = Total(cpu_s=0.0, energy_j=None, origin="unavailable")
+    state = fold(read_events(tmp_path / "events.jsonl"))
     assert explain_end({"energy_kj": 5}, state, used, state.updated or 0.0) is None
     assert "is not measured" in str(explain_end({"energy_kj": 5}, state, used, (state.updated or 0.0) + 99))
     with pytest.raises(SpecError, match="one or more of trials"):
         ensemble.resume(tmp_path, budget={})
-
-
-@pytest.mark.more
-def test_the_command_takes_a_budget(tmp_path: Path) -> None:
-    def resume(limits: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "ensemble.cli", "resume", str(tmp_path), "--budget", limits]
-        return subprocess.run([*words, "--executor", "inline"], capture_output=True, text=True, check=False)
-
-    search = Search(SPACE, budget={"trials": 1}, pruner="none")
-    ensemble.submit(declare(search, epochs=1), tmp_path, executor="inline").wait()
-    done = resume("trials=3,hours=1")
-    assert done.returncode == 0, done.stderr
-    assert "3 of 3 trials, " in done.stdout and "of 1 hours (" in done.stdout and "since the run" in done.stdout
-    assert "cannot be 'days'" in resume("days=3").stderr

@@ -23,9 +23,8 @@ def model(params: dict[str, Any]) -> Any:
 
 def declared(space: dict[str, Any], trials: int, **options: Any) -> Ensemble:
     small = declare(Search(space, trials=trials, sampler="random", pruner="none"), **options)
-    return dataclasses.replace(
-        small, name="failures", recipe=Recipe(model=model, loss=loss, task="classification")
-    )
+    recipe = Recipe(model=model, loss=loss, task="classification")
+    return dataclasses.replace(small, name="failures", recipe=recipe)
 
 
 WORDS = {"name": "sgd", "momentum": 0.9}
@@ -44,9 +43,8 @@ def test_an_impossible_proposal_fails_its_trial_and_not_the_run(tmp_path: Path) 
     assert one.attempts == 0
     check_same(state, ensemble, tmp_path)
     again = run(tmp_path, ensemble)
-    assert [m.attempts for m in again.members.values()] == [m.attempts for m in state.members.values()], (
-        "what is impossible is not tried again"
-    )
+    attempts, before = ([m.attempts for m in each.members.values()] for each in (again, state))
+    assert attempts == before, "what is impossible is not tried again"
 
 
 @pytest.mark.parametrize(
@@ -68,6 +66,5 @@ def test_a_search_of_which_everything_fails_is_given_up(
     state = run(tmp_path, ensemble)
     assert [m.state for m in state.members.values()] == ["failed"] * FIRST_TRIALS
     assert state.ended is not None and state.ended.type == "run_stopped"
-    assert re.match(
-        f"the first {FIRST_TRIALS} trials of the search all failed, the last one: .*{why}", (state.ended.reason)
-    )
+    reason = f"the first {FIRST_TRIALS} trials of the search all failed, the last one: .*{why}"
+    assert re.match(reason, state.ended.reason)

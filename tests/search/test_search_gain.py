@@ -17,11 +17,7 @@ from ensemble.search import marginal_gain
 from ensemble.search.marginal_gain import Gains, Views
 from ensemble.search.trials import SearchTrials
 from ensemble.spec import CLASSIFICATION, Ensemble, Recipe, Search, SpecError, Task, uniform
-from ensemble.store import (
-    RunDir,
-    RunState,
-    StoreError,
-)
+from ensemble.store import RunDir, RunState, StoreError
 from pipelines import Pipeline, sources
 
 ROWS, CLASSES = 200, 4
@@ -30,11 +26,7 @@ TARGET = np.random.default_rng(0).integers(0, CLASSES, ROWS)
 
 
 def compute_gains(
-    values: list[Any],
-    target: Any,
-    metric: str = "nll",
-    chosen: list[int] | None = None,
-    task: Task = CLASSIFICATION,
+    values: list[Any], target: Any, metric: str = "nll", chosen: Any = None, task: Task = CLASSIFICATION
 ) -> list[float]:
     guess = find_math(task).guess(values[0], target)
     return marginal_gain.compute_gains(Views.of(values, target, metric, task, guess), chosen)
@@ -69,9 +61,8 @@ def test_a_worse_but_different_member_adds_more_than_one_of_three_copies(metric:
 def test_a_lone_member_is_held_against_the_frequencies_of_the_classes() -> None:
     prior = find_math(CLASSIFICATION).guess(DIFFERENT, TARGET)
     assert prior[0].tolist() == (np.bincount(TARGET) / ROWS).tolist()
-    assert compute_gains([DIFFERENT], TARGET, "nll") == [
-        MATH.measure(prior, TARGET)["nll"] - MATH.measure(DIFFERENT, TARGET)["nll"]
-    ]
+    before, after = (MATH.measure(values, TARGET)["nll"] for values in (prior, DIFFERENT))
+    assert compute_gains([DIFFERENT], TARGET, "nll") == [before - after]
     assert compute_gains([prior], TARGET, "accuracy") == [0.0]
 
 
@@ -91,25 +82,18 @@ def test_gains_of_some_are_those_of_all(members: int, seed: int, metric: Any) ->
     assert [compute_gains(probabilities, target, metric, [i])[0] for i in range(members)] == whole
 
 
-AS_GOOD = 111
-"""The seed of two members with equally large errors."""
+AS_GOOD = 111  # the seed of two members with equally large errors
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 def test_in_every_task_what_a_member_adds_is_its_gain(task: Task) -> None:
-    """Of three copies of a member each adds little; one as good with errors of its own adds more; one that knows
-    nothing adds nothing.
-    """
     values, target = make_members(task, AS_GOOD, 2, n=300)
     worst = find_math(task).guess(values[0], np.random.default_rng(0).permutation(target)).astype(np.float32)
     *copies, other, nothing = compute_gains([values[0]] * 3 + [values[1], worst], target, task=task)
     assert max(copies) < other and other > 0
     assert nothing < other / 10
-    assert (
-        compute_gains([values[0]], target, task=task)[0]
-        > 0
-        == compute_gains([find_math(task).guess(values[0], target)], target, task=task)[0]
-    )
+    guess = find_math(task).guess(values[0], target)
+    assert compute_gains([values[0]], target, task=task)[0] > 0 == compute_gains([guess], target, task=task)[0]
 
 
 def test_the_gain_of_points_is_the_share_of_the_variance_that_is_explained() -> None:
@@ -120,25 +104,11 @@ def test_the_gain_of_points_is_the_share_of_the_variance_that_is_explained() -> 
     assert gain == pytest.approx(r2_score(target, values.astype(np.float64)))
 
 
-def test_a_gain_in_a_metric_that_the_task_has_not_is_refused() -> None:
-    values, target = make_members(Task("regression"), 0, 2)
-    with pytest.raises(
-        CombineError, match=r"the gain in 'accuracy' has no meaning for regression \(it has: rmse, mae\)"
-    ):
-        compute_gains(values, target, "accuracy", task=Task("regression"))
-
-
 def declared(**options: Any) -> Ensemble:
     search = Search({"lr": uniform(0, 1)}, trials=9, objective="gain")
     data = Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32)))
-    options = {"valid": data, **options}
-    return Ensemble(
-        name="gain",
-        recipe=Recipe(model=len, loss=len, task="classification"),
-        search=search,
-        train=data,
-        **options,
-    )
+    recipe = Recipe(model=len, loss=len, task="classification")
+    return Ensemble(name="gain", recipe=recipe, search=search, train=data, **{"valid": data, **options})
 
 
 class Run:
@@ -174,13 +144,9 @@ class Run:
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_a_search_values_all_trials_by_what_they_add_now_and_remembers_through_a_resume(
-    tmp_path: Path, mode: Any
-) -> None:
-    ensemble, sign = (
-        declared(mode=mode, objective="accuracy" if mode == "max" else "loss"),
-        1 if mode == "max" else -1,
-    )
+def test_a_search_values_all_trials_by_what_they_add_now_after_a_resume_too(tmp_path: Path, mode: Any) -> None:
+    objective, sign = ("accuracy", 1) if mode == "max" else ("loss", -1)
+    ensemble = declared(mode=mode, objective=objective)
     run = Run(tmp_path, ensemble)
     told = [run.next(p)["gain"] for p in (COPIES[0], DIFFERENT, COPIES[1], COPIES[2])]
     assert told[0] == pytest.approx(compute_gains([COPIES[0]], TARGET)[0]) and told[0] > 3 * told[1] > 0
@@ -189,7 +155,6 @@ def test_a_search_values_all_trials_by_what_they_add_now_and_remembers_through_a
     now = compute_gains([COPIES[0], DIFFERENT, COPIES[1], COPIES[2]], TARGET)
     assert run.values[:4] == pytest.approx([sign * gain for gain in now])
     assert max(range(4), key=now.__getitem__) == 1
-
     asked = journal.read_bytes().splitlines(keepends=True)
     assert b'"op_code":4' in asked[-1]
     journal.write_bytes(b"".join(asked[:-1]))
@@ -199,9 +164,7 @@ def test_a_search_values_all_trials_by_what_they_add_now_and_remembers_through_a
     assert resumed.values == run.values
 
 
-def test_a_member_without_predictions_teaches_nothing_and_stands_in_nobodys_way(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_member_without_predictions_teaches_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(tmp_path, declared())
     assert "gain" not in run.next(None) and "member-0 has no gain" in caplog.text
     assert "gain" in run.next(DIFFERENT)
@@ -230,5 +193,8 @@ def test_what_was_predicted_for_other_samples_is_refused(tmp_path: Path) -> None
 def test_a_gain_needs_validation_data_and_a_task() -> None:
     with pytest.raises(SpecError, match="is measured on Ensemble"):
         declared(valid=None)
+    points, values_of_points = make_members(Task("regression"), 0, 2)
+    with pytest.raises(CombineError, match=r"'accuracy' has no meaning for regression \(it has: rmse, mae\)"):
+        compute_gains(points, values_of_points, "accuracy", task=Task("regression"))
     with pytest.raises(CombineError, match="nothing says how outputs of the task free are combined"):
         compute_gains([DIFFERENT], TARGET, "nll", task=Task("free"))

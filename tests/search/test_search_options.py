@@ -44,19 +44,10 @@ def run(path: Path, declared: Ensemble) -> RunState:
     return state
 
 
-SPACE = {
-    "batch_size": choice(8, 16),
-    "epochs": choice(1, 3),
-    "optimizer": choice("sgd", "adam"),
-    "lr": choice(0.1, 0.01),
-    "seed": choice(5, 6),
-    "accumulate": choice(1, 2),
-    "precision": choice("fp32", "bf16"),
-    "clip_norm": choice(None, 0.1),
-    "label_smoothing": choice(0.0, 0.2),
-    "averaging": choice("none", "ema"),
-    "sizes": choice((4, 4), (5,)),
-}
+SPACE = {"batch_size": choice(8, 16), "epochs": choice(1, 3), "optimizer": choice("sgd", "adam")}
+SPACE |= {"lr": choice(0.1, 0.01), "seed": choice(5, 6), "accumulate": choice(1, 2)}
+SPACE |= {"precision": choice("fp32", "bf16"), "clip_norm": choice(None, 0.1)}
+SPACE |= {"label_smoothing": choice(0.0, 0.2), "averaging": choice("none", "ema"), "sizes": choice((4, 4), (5,))}
 
 
 def ask(trial: Any) -> dict[str, Any]:

@@ -29,12 +29,9 @@ def stopped_after(search: Searcher, number: int, values: list[float]) -> int | N
 @pytest.mark.parametrize(
     ("epochs", "min_delta", "values", "after"),
     [
-        (3, 0.0, [0.1, 0.5, 0.4, 0.4, 0.4, 0.9], 5),
-        (3, 0.0, [0.1, 0.5, 0.4, 0.4, 0.6, 0.9], None),
-        (1, 0.0, [0.1, 0.5, 0.4, 0.6], 3),
-        (2, 0.0, [0.5] * 6, None),
-        (2, 0.05, [0.1, 0.5, 0.46, 0.46, 0.46, 0.46], None),
-        (2, 0.05, [0.1, 0.5, 0.4, 0.4, 0.4, 0.4], 4),
+        *((3, 0.0, [0.1, 0.5, 0.4, 0.4, 0.4, 0.9], 5), (3, 0.0, [0.1, 0.5, 0.4, 0.4, 0.6, 0.9], None)),
+        *((1, 0.0, [0.1, 0.5, 0.4, 0.6], 3), (2, 0.0, [0.5] * 6, None)),
+        *((2, 0.05, [0.1, 0.5, *[0.46] * 4], None), (2, 0.05, [0.1, 0.5, *[0.4] * 4], 4)),
     ],
 )
 def test_patience_ends_a_trial_that_does_not_come_up_to_its_best_again(
@@ -71,10 +68,8 @@ def test_the_options_of_the_median_hold_it_back() -> None:
 @pytest.mark.parametrize(
     ("pruner", "rungs"),
     [
-        ({"name": "asha", "reduction_factor": 2, "min_resource": 2}, [2, 4, 8]),
-        ({"name": "asha"}, [1, 4]),
-        ("hyperband", [1, 3, 9]),
-        ({"name": "hyperband", "reduction_factor": 2, "min_resource": 4}, [4, 8]),
+        *(({"name": "asha", "reduction_factor": 2, "min_resource": 2}, [2, 4, 8]), ({"name": "asha"}, [1, 4])),
+        *(({"name": "hyperband", "reduction_factor": 2, "min_resource": 4}, [4, 8]), ("hyperband", [1, 3, 9])),
     ],
 )
 def test_halving_decides_where_its_options_say(pruner: Any, rungs: list[int]) -> None:

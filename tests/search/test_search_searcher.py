@@ -25,20 +25,6 @@ def whole(sampler: str, pruner: str, trials: int = 24) -> Run:
     return WHOLE[key]
 
 
-def test_proposals_lie_in_the_space_and_keep_its_fixed_values() -> None:
-    for params, _, _ in whole("tpe", "hyperband").outcome:
-        assert list(params) == list(SPACE) and params["epochs"] == 9
-        assert 1e-4 <= params["lr"] <= 1.0 and params["act"] in ("relu", "gelu") and 0 <= params["p"] <= 1
-        assert isinstance(params["width"], int) and 4 <= params["width"] <= 64
-
-
-def test_the_seed_decides_and_another_seed_decides_otherwise() -> None:
-    def first(seed: int) -> dict[str, Any]:
-        return open_searcher(Search(SPACE, seed=seed)).ask(0)
-
-    assert first(1) == first(1) != first(2)
-
-
 def test_no_trial_is_pruned_after_its_last_epoch_and_none_without_a_pruner() -> None:
     for run in (whole("tpe", "hyperband"), whole("tpe", "asha")):
         assert all(epochs < EPOCHS for _, state, epochs in run.outcome if state == "pruned")
@@ -64,7 +50,7 @@ def test_asking_again_gives_the_same_and_out_of_order_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("reason", "states"), [("disk", ["FAIL", "COMPLETE"]), ("nan", ["FAIL"])])
-def test_a_trial_that_failed_runs_again_after_a_resume_where_that_may_help(
+def test_a_failed_trial_runs_again_after_a_resume_if_that_may_help(
     reason: str, states: list[str], tmp_path: Path
 ) -> None:
     """Optuna changes no finished trial: it is another one, of the same member."""
@@ -98,9 +84,8 @@ def test_a_trial_ends_once() -> None:
     for number in range(4):
         searcher.ask(number)
         searcher.report(number, 0, 0.25)
-    for number, (state, value) in enumerate(
-        [("finished", None), ("finished", 0.5), ("failed", None), ("pruned", None)]
-    ):
+    ends = [("finished", None), ("finished", 0.5), ("failed", None), ("pruned", None)]
+    for number, (state, value) in enumerate(ends):
         searcher.tell(number, state, value)
         searcher.tell(number, "failed")
     told = [(trial.state, trial.value) for trial in searcher.study.trials]
@@ -159,27 +144,12 @@ def test_a_failed_try_with_a_retry_keeps_its_trial_running(tmp_path: Path) -> No
     assert [trial.state for trial in resumed.searcher.study.trials] == [TrialState.RUNNING]
 
 
-def test_the_storage_has_the_search(tmp_path: Path) -> None:
-    run = Run(Search(SPACE, trials=4, pruner="asha"), tmp_path / "optuna.journal").to_the_end()
-    study = read_study(tmp_path / "optuna.journal", "s")
-    mine = run.searcher.study.trials
-    assert [(t.state, t.values, t.params, t.intermediate_values) for t in study.trials] == (
-        [(t.state, t.values, t.params, t.intermediate_values) for t in mine]
-    )
-    assert study.trials[0].user_attrs == {"member": "member-0", "epochs": 9}
-    assert study.metric_names == ["accuracy"]
-    assert isinstance(study.trials[0].distributions["act"], optuna.distributions.CategoricalDistribution)
-
-
 @given(st.lists(st.tuples(st.integers(0, 11), st.floats(0, 1)), max_size=80))
 def test_hyperband_decides_as_optuna_s_own(reports: list[tuple[int, float]]) -> None:
-    searcher = open_searcher(
-        Search(SPACE, trials=12, pruner="hyperband", sampler="random"), direction="max", epochs=9
-    )
-    plain = optuna.create_study(
-        study_name="search", direction="maximize", pruner=optuna.pruners.HyperbandPruner(1, 9)
-    )
-    twins = []
+    search = Search(SPACE, trials=12, pruner="hyperband", sampler="random")
+    searcher = open_searcher(search, direction="max", epochs=9)
+    pruner = optuna.pruners.HyperbandPruner(1, 9)
+    plain, twins = optuna.create_study(study_name="search", direction="maximize", pruner=pruner), []
     for number in range(12):
         searcher.ask(number)
         twins.append(plain.ask())

@@ -31,15 +31,15 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 KEYS = (
     st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
 )
-STATES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | tensors(),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(KEYS, inner, max_size=3)
-    ),
-    max_leaves=12,
-)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | tensors()
+
+
+def nest(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    lists = st.lists(inner, max_size=3)
+    return lists | lists.map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+
+
+STATES = st.recursive(PLAIN, nest, max_leaves=12)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -19,15 +19,8 @@ from kit.event_dicts import apply_event, fold, read_events
 from kit.property_examples import examples
 
 from ensemble import store
-from ensemble.events import Event, Finished, make_event, to_dict
-from ensemble.store import (
-    DamagedError,
-    EventLog,
-    RunState,
-    StoreError,
-    end_of_events,
-    is_locked,
-)
+from ensemble.events import Finished, make_event, to_dict
+from ensemble.store import DamagedError, EventLog, RunState, StoreError, end_of_events, is_locked
 from ensemble.store.event_log import encode_line, read_batches
 
 PLAIN = st.recursive(
@@ -123,14 +116,10 @@ def test_a_changed_bit_never_changes_what_an_event_says(where: float, bit: int) 
 
 @pytest.mark.parametrize("open_it", [read_events, EventLog])
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_log_of_another_version_is_refused_and_left_alone(
-    tmp_path: Path, open_it: type[EventLog], version: int
-) -> None:
+def test_a_log_of_another_version_is_left_alone(tmp_path: Path, open_it: type[EventLog], version: int) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(json.dumps({"v": version, "t": 0.0, "type": "run_started"}) + "\n")
-    with pytest.raises(
-        StoreError, match=rf"another version of ray-ensemble \(format {version}, this one reads 2\)"
-    ):
+    with pytest.raises(StoreError, match=rf"another version .* \(format {version}, this one reads 2\)"):
         open_it(path)
     assert json.loads(path.read_text())["v"] == version
 
@@ -186,24 +175,16 @@ def test_a_full_disk_is_said_and_the_log_stays_whole(tmp_path: Path) -> None:
     assert len(read_events(tmp_path / "e")) >= 5
 
 
-def read_events_from(path: Path, offset: int) -> tuple[list[Event], int]:
-    batches = list(read_batches(path, offset))
-    return [event for batch, _ in batches for event in batch], batches[-1][1] if batches else offset
-
-
 def test_appending_is_fast_enough_for_a_large_run(tmp_path: Path) -> None:
     with EventLog(tmp_path / "e") as log:
         start = time.process_time()
         for number in range(20_000):
-            log.append(
-                "progress", member="member-7", attempt=0, epoch=3, step=number, steps=100, samples_per_s=1.5
-            )
+            where = {"member": "member-7", "attempt": 0, "epoch": 3}
+            log.append("progress", **where, step=number, steps=100, samples_per_s=1.5)
         assert time.process_time() - start < 1.0  # CPU time: other work on the machine does not count
 
 
-def test_events_gathered_reach_the_disk_together_and_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_gathered_reach_the_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushes: list[int] = []
     monkeypatch.setattr(os, "fsync", flushes.append)
     path = tmp_path / "events.jsonl"
@@ -218,7 +199,7 @@ def test_events_gathered_reach_the_disk_together_and_in_order(
         assert len(flushes) == 1, "nothing of it must survive a power failure"
 
 
-def test_a_gathering_that_the_disk_does_not_hold_leaves_the_log_as_it_was(
+def test_events_that_the_disk_does_not_hold_leave_the_log_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "events.jsonl"
@@ -227,7 +208,6 @@ def test_a_gathering_that_the_disk_does_not_hold_leaves_the_log_as_it_was(
         before = path.read_bytes()
         write = os.write
         monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
-
         events = [encode_line(make_event("combining", members=n), log.read_clock()) for n in range(1, 5)]
         with pytest.raises(StoreError, match="full"):
             log.write(events)
@@ -271,7 +251,7 @@ def test_following_begins_with_a_line_also_while_one_is_being_written(tmp_path: 
         begin = end_of_events(path)
         with open(path, "ab") as file:
             file.write(line[cut:])
-        assert len(read_events_from(path, begin)[0]) == 1
+        assert sum(len(batch) for batch, _ in read_batches(path, begin)) == 1
     assert end_of_events(tmp_path / "none") == 0
     path.write_bytes(b"torn")
     assert end_of_events(path) == 0
@@ -286,7 +266,7 @@ def test_text_that_utf_8_lacks_survives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0])
-def test_times_are_those_of_a_clock_that_nobody_sets(
+def test_times_follow_no_clock_that_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_by_s: float
 ) -> None:
     path, clock = tmp_path / "events.jsonl", time.time
@@ -305,18 +285,5 @@ def test_times_are_those_of_a_clock_that_nobody_sets(
 
 
 def test_a_start_counts_by_itself_where_an_older_log_has_the_clock_set_back() -> None:
-    times = {"run_started": 5000.0, "run_stopped": 5030.0}, {"run_started": 1400.0, "run_finished": 1410.0}
-    assert fold([{"v": 2, "t": t, "type": type} for start in times for type, t in start.items()]).wall_s == 40.0
-
-
-def test_a_dict_of_an_event_has_all_fields_as_json_has_them() -> None:
-    from ensemble.events import Power, PowerPart, Profiled
-
-    part = PowerPart(kind="gpu", energy_j=2.0, origin="measured")
-    shown = to_dict(Power(node="n", origin="measured", parts=[part]))
-    assert shown["parts"] == [
-        {"name": None, "kind": "gpu", "device": None, "energy_j": 2.0, "idle_j": None, "origin": "measured"}
-        | {"activity": None}
-    ]
-    profile = to_dict(Profiled(shape="s", device="cpu", step_s={1: 0.5}))
-    assert profile["step_s"] == {"1": 0.5} and json.loads(json.dumps(profile)) == profile
+    times = (5000.0, "started"), (5030.0, "stopped"), (1400.0, "started"), (1410.0, "finished")
+    assert fold([{"v": 2, "t": t, "type": f"run_{what}"} for t, what in times]).wall_s == 40.0

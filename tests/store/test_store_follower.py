@@ -70,9 +70,7 @@ def test_another_log_is_noticed_and_then_read_from_its_beginning(tmp_path: Path,
     assert (status.state.run_id, status.offset, status.state) == (fresh.state.run_id, fresh.offset, fresh.state)
 
 
-def test_a_reader_who_stops_within_a_log_goes_on_where_he_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_goes_on_where_he_stopped_within_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.store.event_log.BATCH_BYTES", 2000)
     follower = make_log(tmp_path, lines(EVENTS))
     first, offset = next(follower.read())

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,59 +40,28 @@ def declare(train: Any, members: int = 1, **options: Any) -> Ensemble:
     return Ensemble(name="frozen", recipe=recipe, train=train, members=rates, batch_size=32, **options)
 
 
-def drop_note(sample: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sample.items() if name != "note"}
-
-
 def make_array(nbytes: int) -> Any:
     return np.ones((ROWS, nbytes // ROWS // 4), np.float32)
 
 
-def check_run_keeps_its_data(
-    path: Path,
-    capfd: pytest.CaptureFixture[str],
-    nbytes: int,
-    executor: str,
-    *,
-    by_function: bool = False,
+@pytest.mark.parametrize(("nbytes", "by_function"), [(ROWS * 16, False), (LEAST_BYTES, True)])
+def test_an_array_that_is_changed_in_place_is_other_data_of_the_next_run_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, by_function: bool
 ) -> None:
     given = make_array(nbytes)
     pipeline = Pipeline(arrays(x=given, label=np.arange(ROWS) % 2))
     declared = declare((lambda params: pipeline) if by_function else pipeline, members=2)
     seen, fingerprints = [], []
     for name in ("first", "second"):
-        run = ensemble.submit(declared, path / name, executor=executor)
+        run = ensemble.submit(declared, tmp_path / name, executor="inline")
         given -= 5
         run.wait()
         assert {member.state for member in run.state.members.values()} == {"finished"}
         lines = [*capfd.readouterr().out.splitlines(), *run.logs("member-1").splitlines()]
         seen.append({line for line in lines if line.startswith("mean ")})
-        fingerprints.append(str(fold(read_events(path / name / "events.jsonl")).header.data))
+        fingerprints.append(str(fold(read_events(tmp_path / name / "events.jsonl")).header.data))
     assert seen == [{"mean 1"}, {"mean -4"}]
     assert fingerprints[0] != fingerprints[1]
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "by_function"),
-    [
-        (ROWS * 16, False),
-        (LEAST_BYTES, True),
-        pytest.param(ROWS * 16, True, marks=pytest.mark.more),
-        pytest.param(LEAST_BYTES, False, marks=pytest.mark.more),
-    ],
-)
-def test_an_array_that_is_changed_in_place_is_other_data_of_the_next_run_only(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, by_function: bool
-) -> None:
-    check_run_keeps_its_data(tmp_path, capfd, nbytes, "inline", by_function=by_function)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("nbytes", [ROWS * 16, LEAST_BYTES])
-def test_local_members_and_feeders_read_what_was_submitted(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int
-) -> None:
-    check_run_keeps_its_data(tmp_path, capfd, nbytes, "local")
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -151,11 +118,7 @@ def test_arrays_that_functions_hold_are_files_too_and_may_be_written_by_each_pro
 def test_arrays_that_no_declaration_has_any_more_are_removed_and_no_others(tmp_path: Path) -> None:
     given = make_array(LEAST_BYTES)
     declared = declare(Pipeline(arrays(x=given, label=np.arange(ROWS))))
-    of_user = [
-        tmp_path / "data" / "mine.npy",
-        tmp_path / "data" / f"x-{'0' * 32}.npy",
-        tmp_path / "code" / "mine.py",
-    ]
+    of_user = [tmp_path / name for name in ("data/mine.npy", f"data/x-{'0' * 32}.npy", "code/mine.py")]
     files = []
     for _ in range(2):
         run = RunDir.create(tmp_path, declared)
@@ -196,12 +159,11 @@ def test_a_damaged_array_is_said_and_written_again_by_its_spec(tmp_path: Path) -
 
 
 EDITED_SPEC = """
-import numpy as np, time, torch
-from pathlib import Path
+import numpy as np, torch
 from ensemble import Ensemble, Recipe
 from pipelines import Pipeline, sources
 
-ADDED, WAITING = 1.0, ""
+ADDED = 1.0
 
 class Add:
     def __call__(self, sample):
@@ -210,72 +172,29 @@ class Add:
 def add(sample):
     return {**sample, "x": sample["x"] + np.float32(ADDED)}
 
-def loss(model, batch):
-    print(f"mean {float(batch['x'].mean()):g}", flush=True)
-    while batch.epoch > 0 and Path(WAITING).exists():  # for another feeder
-        time.sleep(0.05)
-    return model(batch["x"]).mean(1)
-
 def spec():
     train = Pipeline(sources.arrays(x=np.zeros((64, 4), np.float32))).map(add).map(Add())
-    members = [{"lr": 0.1}, {"lr": 0.2}]
-    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 2), loss=loss, task="classification")
-    return Ensemble(name="edited", recipe=recipe, train=train, members=members, epochs=6, batch_size=8)
+    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 2), loss=len, task="classification")
+    return Ensemble(name="edited", recipe=recipe, train=train, members=[{"lr": 0.1}], batch_size=8)
 """
 
 
-@pytest.fixture
-def edited_spec(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "spec_that_is_edited.py"
-    path.write_text(EDITED_SPEC.replace('""', f'"{tmp_path / "waiting"}"', 1))
-    yield path
-    sys.modules.pop(path.stem, None)
-    sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
-
-
-def edit(spec: Path) -> None:
+def test_feeders_have_the_stages_that_were_submitted_whatever_the_spec_file_says_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = tmp_path / "spec_that_is_edited.py"
+    spec.write_text(EDITED_SPEC)
+    declared = pickle_ensemble(load_spec(spec), spec).load(tmp_path)
+    sys.modules.pop(spec.stem, None)
     spec.write_text(EDITED_SPEC.replace("= 1.0", "= 5.0"))
-
-
-def test_feeders_have_the_stages_that_were_submitted_whatever_the_spec_file_says_then(edited_spec: Path) -> None:
-    declared = pickle_ensemble(load_spec(edited_spec), edited_spec).load(edited_spec.parent)
-    edit(edited_spec)
     fd = memory_pickle.dump(declared.train)
     code = (
         "from pipelines.ipc.memory_pickle import load; from pipelines.prepare.sample_maker import SampleMaker; "
         f"print(SampleMaker(load({fd})).make(0, 0)['x'].mean())"
     )
-    path = {**os.environ, "PYTHONPATH": str(edited_spec.parent)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, env=path, pass_fds=[fd], capture_output=True, text=True, timeout=300, check=True
-    )
-    assert done.stdout == "2.0\n"
-
-
-@pytest.mark.more
-def test_a_feeder_that_starts_later_has_the_stages_that_were_submitted(edited_spec: Path, tmp_path: Path) -> None:
-    feeders: set[int] = set()
-    killed: set[int] = set()
-    waiting = tmp_path / "waiting"
-
-    def edit_and_kill(event: dict[str, Any]) -> None:
-        if event["type"] == "feeder" and event.get("pid"):
-            feeders.add(event["pid"])
-        if event["type"] == "epoch" and feeders and not killed:
-            edit(edited_spec)
-            killed.update(feeders)
-            os.kill(min(feeders), signal.SIGKILL)
-        elif feeders - killed:
-            waiting.unlink(missing_ok=True)
-
-    waiting.touch()
-    declared = load_spec(edited_spec)
-    run = ensemble.submit(declared, tmp_path / "run", "local", edit_and_kill, edited_spec)
-    run.wait()
-    means = [line for line in run.logs("member-0").splitlines() if line.startswith("mean ")]
-    # its 48 steps, and the looks at the first batch
-    assert len(feeders) == 2 and set(means) == {"mean 2"} and 48 <= len(means) < 54
+    path, command = {**os.environ, "PYTHONPATH": str(tmp_path)}, [sys.executable, "-c", code]
+    assert subprocess.check_output(command, env=path, pass_fds=[fd], text=True, timeout=300) == "2.0\n"
 
 
 class Unloadable:
@@ -296,7 +215,7 @@ def test_what_cannot_be_unpickled_is_said_before_anything_starts(tmp_path: Path)
         ensemble.submit(declared, tmp_path / "run", executor="local")
 
 
-def test_tensors_keep_the_order_of_their_axes_and_what_a_function_holds_says_when_it_is_cut_off(
+def test_tensors_keep_the_order_of_their_axes_and_a_file_that_is_cut_off_is_named(
     tmp_path: Path,
 ) -> None:
     pictures = torch.arange(LEAST_BYTES // 4).float().view(4, 4, 128, 128)

@@ -15,7 +15,6 @@ from ensemble.store import (
     RunDir,
     StoreError,
     keep_checkpoint,
-    load_checkpoint,
     load_initial_state,
     save_checkpoint,
     weights_sha256,
@@ -67,10 +66,9 @@ def test_the_same_checkpoint_may_be_given_again_and_nothing_is_left(tmp_path: Pa
         kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), LOGGED)
         kept.give_to(run_dir, "member-5")
         assert not kept.path.exists()
-    keep_checkpoint(
-        run_dir, run_dir.checkpoint("member-0", 1, 1, 0), LOGGED
-    )  # killed before it gave it to anybody
-    keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), LOGGED).remove()
+    source = run_dir.checkpoint("member-0", 1, 1, 0)
+    keep_checkpoint(run_dir, source, LOGGED)  # killed before it gave it to anybody
+    keep_checkpoint(run_dir, source, LOGGED).remove()
     assert sorted(os.listdir(run_dir.path / "members")) == ["member-0", "member-5"]
 
 
@@ -100,18 +98,8 @@ def test_other_weights_than_the_log_names_are_refused(tmp_path: Path) -> None:
     assert found.condition == "damaged" and "other weights" in found.detail
 
 
-def test_parts_of_a_checkpoint_are_read_without_the_others(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    model = a_checkpoint(run_dir, 3.0)
-    parts = load_checkpoint(run_dir.checkpoint("member-0", 1, 1, 0), parts=("model", "position"))
-    assert set(parts) == {"position", "model"} and parts["position"] == {"epoch": 4, "step": 7}
-    assert weights_sha256(parts["model"]) == weights_sha256(model)
-
-
 @pytest.mark.parametrize(("step", "is_of_the_log"), [(7, True), (6, False)])
-def test_the_digest_is_the_logs_where_that_has_the_step_and_else_that_of_the_file(
-    step: int, is_of_the_log: bool, tmp_path: Path
-) -> None:
+def test_the_digest_is_the_logs_if_that_has_the_step(step: int, is_of_the_log: bool, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     model = a_checkpoint(run_dir, 1.0)
     logged = Checkpoint(member="member-0", path="", epoch=4, step=step, weights_sha256="of the log")

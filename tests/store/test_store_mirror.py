@@ -20,12 +20,7 @@ import ensemble
 from ensemble import Recipe, Search, SpecError, loguniform
 from ensemble.cli.parser import main
 from ensemble.store import DamagedError, EventLog, RunDir, StoreError
-from ensemble.store.mirror import (
-    Copier,
-    TakenOverError,
-    begin_mirror,
-    is_of_run,
-)
+from ensemble.store.mirror import Copier, TakenOverError, begin_mirror, is_of_run
 from ensemble.store.mirror_objects import MANIFEST, Manifest, MirrorError, ObjectStore, check_url
 from ensemble.store.mirror_status import explain_incomplete, load_status
 from ensemble.store.verification import verify
@@ -54,6 +49,14 @@ def begin(run_dir: RunDir, url: str) -> Copier:
 def read_files(folder: Path) -> dict[str, bytes]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def read_own(folder: Path) -> dict[str, bytes]:
+    return {path: content for path, content in read_files(folder).items() if is_of_run(path)}
+
+
+def read_fetched(folder: Path) -> dict[str, bytes]:
+    return {path: content for path, content in read_files(folder).items() if path != "mirror.json"}
 
 
 def read_manifest(mirror: Path) -> Manifest:
@@ -86,12 +89,12 @@ def test_a_run_is_fetched_as_it_was_and_all_commands_work_on_it(
     url, run, fetched = f"file://{mirrored}/mirror", mirrored / "run", tmp_path / "new/fetched"
     assert main(["fetch", url, str(fetched)]) == 0
     assert f"ensemble resume {fetched}" in capsys.readouterr().out
-    own = {path: content for path, content in read_files(run).items() if is_of_run(path)}
+    own = read_own(run)
     assert {"run.json", "ensemble.pkl", "events.jsonl", "report.html", "members/member-0/log.txt"} <= own.keys()
-    assert {path: content for path, content in read_files(fetched).items() if path != "mirror.json"} == own
-    assert {path.stat().st_mode & 0o077 for path in (fetched, fetched / "ensemble.pkl", fetched / "members")} == {
-        0
-    }
+    assert read_fetched(fetched) == own
+    assert not any(
+        path.stat().st_mode & 0o077 for path in (fetched, fetched / "ensemble.pkl", fetched / "members")
+    )
     assert [check for check in verify(RunDir(fetched)) if not check.is_sound] == []
     batch = {"x": torch.ones(3, 4)}
     assert torch.equal(ensemble.load(fetched)(batch), ensemble.load(run)(batch))
@@ -118,81 +121,8 @@ def test_a_run_is_fetched_into_a_new_or_empty_directory_only(mirrored: Path, tmp
     assert os.listdir(tmp_path) == ["work"]
 
 
-class Failing(ObjectStore):
-    """A store that fails at its n-th request from here on; an object is written whole or not at all."""
-
-    allowed = 10**9
-
-    def _is_away(self) -> bool:
-        type(self).allowed -= 1
-        return type(self).allowed < 0
-
-    def call(self, method: str, name: str = "", *arguments: Any, **options: Any) -> Any:
-        if self._is_away():
-            raise MirrorError("it is away")
-        return super().call(method, name, *arguments, **options)
-
-    def write(self, name: str, content: Iterable[bytes], size: int = 0) -> None:
-        if self._is_away():
-            raise MirrorError("it is away")
-        super().write(name, content, size)
-
-
-@pytest.mark.more
-def test_each_state_of_a_mirror_is_one_that_a_resume_can_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mirror is brought up to date at events of a run, and fails at each of its requests in turn."""
-    url, seen, copiers, failures = f"file://{tmp_path}/mirror", list[int](), list[Copier](), 0
-    monkeypatch.setattr("ensemble.store.mirror.ObjectStore", Failing)
-    for limit in ("LISTING_SHARE", "LOG_RATE"):  # it is looked again at once
-        monkeypatch.setattr(f"ensemble.store.mirror.{limit}", float("inf"))
-
-    def follow(event: dict[str, Any]) -> None:
-        nonlocal failures
-        if event["type"] not in ("checkpoint", "finished", "combined"):
-            return
-        run_dir = RunDir(tmp_path / "run")
-        copiers[:] = copiers or [begin(run_dir, url)]
-        for allowed in range(80):
-            Failing.allowed = allowed
-            try:
-                copiers[0].copy(is_last=event["type"] == "combined")
-                is_done = copiers[0].behind.since is None
-            except MirrorError:
-                failures, is_done, Failing.allowed = failures + 1, False, 10**9
-                if allowed % 2:  # its process was killed: another one goes on
-                    options = begin_mirror(run_dir, url) if allowed % 4 == 1 else None
-                    copiers[:] = [Copier(run_dir, options)] if options else copiers
-            finally:
-                Failing.allowed = 10**9
-            if seen and (is_done or allowed % 6 == 0):
-                look()
-            if is_done:
-                break
-        else:
-            raise AssertionError("the mirror did not catch up")
-        look()
-
-    def look() -> None:
-        """What is there is whole, and no older than what was there before."""
-        shutil.rmtree(tmp_path / "fetched", ignore_errors=True)
-        fetched = RunDir(ensemble.fetch(url, tmp_path / "fetched"))
-        unsound = [check for check in verify(fetched) if not check.is_sound]
-        assert unsound == []
-        log = fetched.events.read_bytes()
-        assert (tmp_path / "run/events.jsonl").read_bytes()[: len(log)] == log
-        assert not seen or len(log) >= seen[-1]
-        seen.append(len(log))
-
-    train(tmp_path / "run", follow)
-    assert len(set(seen)) >= 4 and failures > 20
-
-
 @pytest.mark.parametrize("kind", ["members", "search"])
-def test_a_run_goes_on_from_its_mirror_with_the_weights_of_one_that_was_not_disturbed(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_from_its_mirror_with_the_weights_of_an_undisturbed_one(kind: str, tmp_path: Path) -> None:
     url, events = f"file://{tmp_path}/mirror", list[str]()
 
     def follow(event: dict[str, Any]) -> None:
@@ -223,19 +153,13 @@ def test_damage_at_the_address_is_named_and_not_used(copied: Path) -> None:
     find_object(mirror, "report.html").unlink()
     with pytest.raises(DamagedError) as damaged:
         ensemble.fetch(url, copied / "new")
-    for name in (
-        predictions,
-        "ledger.csv",
-        "report.html",
-        f"all other files are in {copied}/new",
-    ):
+    for name in (predictions, "ledger.csv", "report.html", f"all other files are in {copied}/new"):
         assert name in str(damaged.value)
     assert not (copied / "new/report.html").exists() and not (copied / "new/ledger.csv").exists()
     ensemble.resume(copied / "new").wait()
-    first, second = (fold(read_events(copied / name / "events.jsonl")) for name in ("run", "new"))
-    assert {name: member.weights_sha256 for name, member in first.members.items()} == {
-        name: member.weights_sha256 for name, member in second.members.items()
-    }
+    runs = [fold(read_events(copied / name / "events.jsonl")).members.values() for name in ("run", "new")]
+    first, second = ([(member.id, member.weights_sha256) for member in members] for members in runs)
+    assert first == second
     find_object(mirror, "events.jsonl").write_bytes(b"")
     with pytest.raises(DamagedError, match=r"events\.jsonl.* nothing was fetched"):
         ensemble.fetch(url, copied / "other")
@@ -267,10 +191,9 @@ def test_an_address_has_one_run_and_no_files_of_others(mirrored: Path, tmp_path:
     assert not (tmp_path / "other").exists(), "it is refused before anything is written"
 
 
-def test_a_driver_that_comes_back_writes_nothing_over_its_successor(
+def test_a_driver_that_comes_back_does_not_disturb_another(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run was fetched and trained on elsewhere while its first driver was believed dead."""
     url, run_dir = f"file://{copied}/mirror", RunDir(copied / "run")
     first = begin(run_dir, url)
     first.copy(is_last=True)
@@ -286,9 +209,7 @@ def test_a_driver_that_comes_back_writes_nothing_over_its_successor(
     assert main(["resume", str(run_dir.path), "--mirror", "none"]) == 0 and explain_incomplete(run_dir) is None
 
 
-def test_a_write_whose_answer_is_lost_is_taken_for_no_other_driver(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_whose_answer_is_lost_is_no_other_driver(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, mirror, write = RunDir(copied / "run"), copied / "mirror", ObjectStore.write
     copier = begin(run_dir, f"file://{mirror}")
 
@@ -316,9 +237,8 @@ class Killed(BaseException):
 def test_what_a_manifest_names_is_whole_whatever_a_copy_that_was_cut_off_has_sent(
     how: str, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its declaration is another one, after a resume with other options; a stale driver sends its own results."""
     run_dir, url, write = RunDir(copied / "run"), f"file://{copied}/mirror", ObjectStore.write
-    before = {path: content for path, content in read_files(run_dir.path).items() if is_of_run(path)}
+    before = read_own(run_dir.path)
     copier, other = begin(run_dir, url), None
     for path in before.keys() - {"events.jsonl"}:
         (run_dir.path / path).write_bytes(b"changed" + before[path])
@@ -339,8 +259,7 @@ def test_what_a_manifest_names_is_whole_whatever_a_copy_that_was_cut_off_has_sen
     monkeypatch.setattr(ObjectStore, "write", write_until_cut_off)
     with pytest.raises(Killed if how == "killed" else TakenOverError):
         copier.copy(is_last=True)
-    files = read_files(ensemble.fetch(url, copied / "new"))
-    assert {path: content for path, content in files.items() if path != "mirror.json"} == before
+    assert read_fetched(Path(ensemble.fetch(url, copied / "new"))) == before
 
 
 @pytest.mark.parametrize("is_entry", [False, True])
@@ -390,17 +309,7 @@ def test_a_mirror_of_another_format_is_not_called_damaged(copied: Path, tmp_path
         ensemble.fetch(f"file://{copied}/mirror", tmp_path / "fetched")
 
 
-def test_what_an_earlier_version_has_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "mirror/manifests").mkdir(parents=True)
-    (tmp_path / "mirror/manifests/00000001-0123").touch()
-    url = f"file://{tmp_path}/mirror"
-    for use in (lambda: ensemble.fetch(url, tmp_path / "new"), lambda: ObjectStore(url).read_manifest()):
-        with pytest.raises(StoreError, match="earlier version of ray-ensemble: fetch it with that one"):
-            use()
-
-
 def test_what_the_run_removes_while_it_is_copied_is_there(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is slower than checkpoints are written."""
     run_dir, write = RunDir(copied / "run"), ObjectStore.write
     contents = {f"members/member-0/checkpoint-9-{n}-0.safetensors": bytes([n]) * 1000 for n in range(3)}
 
@@ -434,36 +343,20 @@ def test_what_is_copied_while_it_is_fetched_is_not_mixed(copied: Path, monkeypat
 
     monkeypatch.setattr(ObjectStore, "call", change_meanwhile)
     monkeypatch.setattr("ensemble.store.mirror_fetch.READERS", 1)  # else it may have all of the state before
-    files = read_files(ensemble.fetch(f"file://{copied}/mirror", copied / "new"))
-    own = {path: content for path, content in read_files(run_dir.path).items() if is_of_run(path)}
-    assert {path: content for path, content in files.items() if path != "mirror.json"} == own
+    fetched, own = Path(ensemble.fetch(f"file://{copied}/mirror", copied / "new")), read_own(run_dir.path)
+    assert read_fetched(fetched) == own
     assert own["results.json"] == b"changed" and "ledger.csv" not in own and changes
 
 
+OTHER_FILES = """requests/stop-1.json loggers/mlflow-1.json usage/1.json mirror.json feeders/cohort-1/address
+    members/a/rendezvous-1 members/a/.checkpoint-1-1-1.safetensors.0.tmp members/a/predictions-2.safetensors
+    thesis.tex .env data/x.memory code/x wandb/run/config.yaml"""
+SECRET_URLS = "s3://key:secret@bucket/run s3://bucket/run?token=secret gs://bucket/* https://host/run memory://run"
+
+
 def test_what_is_secret_or_not_of_the_run_is_not_copied() -> None:
-    for path in (
-        "requests/stop-1.json",
-        "loggers/mlflow-1.json",
-        "usage/1.json",
-        "mirror.json",
-        "feeders/cohort-1/address",
-        "members/a/rendezvous-1",
-        "members/a/.checkpoint-1-1-1.safetensors.0.tmp",
-        "members/a/predictions-2.safetensors",
-        "thesis.tex",
-        ".env",
-        "data/x.memory",
-        "code/x",
-        "wandb/run/config.yaml",
-    ):
-        assert not is_of_run(path)
-    for url in (
-        "s3://key:secret@bucket/run",
-        "s3://bucket/run?token=secret",
-        "gs://bucket/*",
-        "https://host/run",
-        "memory://run",
-    ):
+    assert not any(map(is_of_run, OTHER_FILES.split()))
+    for url in SECRET_URLS.split():
         with pytest.raises(SpecError) as refused:
             check_url(url)
         assert "secret" not in str(refused.value)
@@ -476,7 +369,6 @@ def test_what_is_secret_or_not_of_the_run_is_not_copied() -> None:
 def test_a_mirror_that_is_not_complete_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The store takes nothing any more: the run ends well, says what is missing, and a later command copies it."""
     monkeypatch.setattr("ensemble.controller.ending.MIRROR_END_S", 0.0)
     run, url = str(tmp_path / "run"), f"file://{tmp_path}/full/mirror"
     (tmp_path / "full").mkdir()
@@ -494,15 +386,3 @@ def test_a_mirror_that_is_not_complete_is_said(
     (tmp_path / "full").unlink()
     assert main(["resume", run]) == 0 and f"mirror: {url}: complete" in str(load_status(RunDir(run)))
     assert fold(read_events(ensemble.fetch(url, tmp_path / "new") / "events.jsonl")).ended is not None
-
-
-def test_files_of_somebody_else_at_the_address_stay(copied: Path) -> None:
-    others = [
-        copied / "mirror" / name for name in ("spec.py", "data/labels.npy", "code/0123456789abcdef/x", "a.txt")
-    ]
-    for file in others:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("mine")
-    run_dir = RunDir(copied / "run")
-    begin(run_dir, f"file://{copied}/mirror").copy(is_last=True)
-    assert [file.read_text() for file in others] == ["mine"] * 4

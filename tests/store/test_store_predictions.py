@@ -11,14 +11,7 @@ from kit.kept_predictions import save_predictions
 from safetensors.numpy import load_file, save
 
 from ensemble.spec.task import Task, quantiles
-from ensemble.store import (
-    DamagedError,
-    PredictedRows,
-    StoreError,
-    UnlikeRows,
-    load_predictions,
-    save_checkpoint,
-)
+from ensemble.store import DamagedError, PredictedRows, StoreError, UnlikeRows, load_predictions, save_checkpoint
 from ensemble.store.predictions import VERSION, list_splits
 
 
@@ -26,9 +19,7 @@ from ensemble.store.predictions import VERSION, list_splits
 def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
     tmp_path: Path, target: type | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "ensemble.store.predicted_rows._SPOOL_BYTES", 100
-    )  # some rows are in memory, then in a file
+    monkeypatch.setattr("ensemble.store.predicted_rows._SPOOL_BYTES", 100)  # some are in memory, then in a file
     values = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
     truth = None if target is None else np.arange(40 * 5).reshape(40, 5).astype(target)
     expected = {"valid.values": values, "valid.index": np.arange(40)}
@@ -41,12 +32,9 @@ def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
             assert known is array is None or np.array_equal(known, array)
         rows.save(tmp_path / f"{number}", "valid", Task("gaussian"))
         rows.close()
-        about = {
-            "ensemble.predictions": json.dumps(
-                {"v": VERSION, "splits": {"valid": {"task": Task("gaussian").as_record()}}}
-            )
-        }
-        assert (tmp_path / f"{number}").read_bytes() == save(expected, metadata=about)
+        about = json.dumps({"v": VERSION, "splits": {"valid": {"task": Task("gaussian").as_record()}}})
+        content = save(expected, metadata={"ensemble.predictions": about})
+        assert (tmp_path / f"{number}").read_bytes() == content
     assert not list((tmp_path / "new").iterdir())
 
 
@@ -86,11 +74,10 @@ def test_rows_of_unlike_length_are_kept_as_they_are_and_filled_up_where_they_are
 @pytest.mark.parametrize(
     ("tail", "target", "positions", "shape"),
     [
-        (None, True, None, (3, 6, 2)),  # a free task
-        (1, False, None, (3, 6, 2)),
-        (1, True, [0, 3], (3, 6, 2)),  # a part of the positions of other samples
-        (1, True, None, (3, 5, 3)),  # other classes
+        *((None, True, None, (3, 6, 2)), (1, False, None, (3, 6, 2)), (1, True, [0, 3], (3, 6, 2))),
+        (1, True, None, (3, 5, 3)),
     ],
+    ids=["a free task", "no target", "a part of the positions of other samples", "other classes"],
 )
 def test_rows_that_differ_by_more_than_their_positions_are_refused(
     tmp_path: Path, tail: int | None, target: bool, positions: list[int] | None, shape: tuple[int, ...]
@@ -134,10 +121,8 @@ def test_fields_of_the_samples_are_kept_in_the_order_of_the_index(tmp_path: Path
 @pytest.mark.parametrize(
     ("shape", "index", "target", "said"),
     [
-        ((2,), [0, 1], None, "have shape"),
-        ((2, 3), [0], None, "have shapes"),
-        ((2, 3), [5, 5], None, "index 5 is there"),
-        ((2, 3), [0, 1], [1], "target must have 2 rows"),
+        *(((2,), [0, 1], None, "have shape"), ((2, 3), [0], None, "have shapes")),
+        *(((2, 3), [5, 5], None, "index 5 is there"), ((2, 3), [0, 1], [1], "target must have 2 rows")),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -166,9 +151,7 @@ save_predictions({str(tmp_path / "p")!r}, "valid", [[1.0]], [0], [0])
 load_predictions({str(tmp_path / "p")!r}, "valid")
 print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.modules])
 """
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
 @pytest.mark.parametrize("task", [Task("gaussian"), quantiles(0.1, 0.5, 0.9), Task("free")])

@@ -31,9 +31,7 @@ def text(**fields: object) -> str:
 
 BAD: dict[str, Callable[[Path], object]] = {
     "half-written": lambda path: path.write_text("{"),
-    "not-utf8": lambda path: path.write_bytes(
-        b'{"v":2,"t":1,"verb":"add","declared":{"params":{"tag":"caf\xe9"}}}'
-    ),
+    "not-utf8": lambda path: path.write_bytes(b'{"v":2,"t":1,"verb":"add","declared":{"params":{"tag":"\xe9"}}}'),
     "surrogate": lambda path: path.write_text(text(declared={"params": {"tag": "caf\udce9"}})),
     "not-a-number": lambda path: path.write_text(text(declared={"params": {"lr": float("nan")}})),
     "deep": lambda path: path.write_text("[" * 200_000),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.event_dicts import lines, project
-from kit.event_dicts import lines as log_lines
+from kit.run_events import list_run, measured
 
 from ensemble.reporting import RunProjection, status_rows
 from ensemble.store import RunDir, RunStatus
@@ -33,83 +31,13 @@ def rows(standing: RunStatus) -> list[dict[str, Any]]:
     return status_rows(RunProjection.from_status(standing))
 
 
-def a_run(seed: int, members: int = 6) -> list[Event]:
-    """Members that finish, fail, are tried again, on a node with a GPU and a meter; stopped once and resumed."""
-    rng, events, t = random.Random(seed), list[Event](), 1000.0
-    cpu: dict[int, float] = {}
-
-    def add(type: str, **fields: Any) -> None:
-        events.append({"v": 2, "t": t, "type": type, **fields})
-
-    def power() -> None:
-        parts = [
-            {
-                "name": kind,
-                "kind": kind,
-                "device": device,
-                "energy_j": rng.randrange(2**24) / 2**20,
-                "origin": origin,
-            }
-            for kind, device, origin in (("cpu", None, "estimated"), ("gpu", 0, "measured"))
-        ]
-        energy = {"energy_j": sum(part["energy_j"] for part in parts), "watts": 1.0, "origin": "estimated"}
-        add("power", node="n", **energy, source="s", interval_s=1.0, busy_s=rng.random() * 4, parts=parts)
-
-    def usage(role: str, member: str | None, pid: int) -> None:
-        cpu[pid] = cpu.get(pid, 0.0) + rng.random()
-        add("usage", node="n", role=role, member=member, rank=0, pid=pid, cpu_s=cpu[pid], origin="measured")
-
-    for start in range(2):
-        cpu.clear()
-        add("run_started", name="r", executor="local", objective="accuracy", epochs=4, members=members)
-        add("node", node="n", cpus=4.0, gpus=[0])
-        if not start:
-            for n in range(members):
-                add(
-                    "member",
-                    member=f"member-{n}",
-                    number=n,
-                    epochs=4,
-                    workers=1,
-                    gpus_per_worker=0.5,
-                    params={"lr": n},
-                    lineage={"from": "member-0", "warm": True, "epoch": 3} if n % 2 else None,
-                )
-        for n in range(members // 2 * start, members // 2 * (start + 1)):
-            who = {"member": f"member-{n}"}
-            attempt, first = 0, 0
-            while attempt < 2:
-                t += 0.5
-                add("placed", **who, attempt=attempt, node="n", devices=[0], cohort=0, feeder=None, first_epoch=0)
-                add("started", **who, attempt=attempt, epoch=first, step=0)
-                again = attempt == 0 and rng.random() < 0.5
-                for epoch in range(first, 2 if again else 4):
-                    for _ in range(3):
-                        t += 1.0
-                        power()
-                        usage("feed", None, 1)
-                    metrics = {"accuracy": rng.random(), "loss": rng.random()}
-                    add(
-                        "epoch",
-                        **who,
-                        attempt=attempt,
-                        epoch=epoch,
-                        metrics=metrics,
-                        samples=100,
-                        samples_per_s=rng.random() * 9,
-                        wall_s=3.0,
-                    )
-                    usage("train", f"member-{n}", 10 + n)
-                if again:
-                    add("failed", **who, attempt=attempt, error="x", reason="error", retry=True)
-                    first, attempt = 1, 1  # its checkpoint is an epoch old
-                    continue
-                add("finished", **who, attempt=attempt, epoch=3, metrics=metrics)
-                attempt = 2
-        t += 5.0
-        add("run_finished" if start else "run_stopped", reason="asked to")
-        t += 100.0
-    return events
+def a_run(seed: int) -> list[Event]:
+    """Members that finish, fail, are tried again; stopped once and resumed on nodes that have a meter."""
+    first = list_run(6, 4, seed, until=12.0)
+    stopped = {"v": 2, "t": first[-1]["t"], "type": "run_stopped", "reason": "asked to"}
+    again = [{**event, "t": event["t"] + 100.0} for event in measured(list_run(6, 4, seed))]
+    later = [event | ({"attempt": event["attempt"] + 2} if "attempt" in event else {}) for event in again]
+    return [*first, stopped, later[0] | {"resumed": True}, *(e for e in later[1:] if e["type"] != "member")]
 
 
 def write(path: Path, events: list[Event]) -> RunDir:
@@ -159,37 +87,28 @@ def test_a_snapshot_that_another_controller_wrote_is_gone_on_from(tmp_path: Path
     assert same(rows(RunStatus.load(run_dir)), rows_of(events))
 
 
-def damaged(path: Path, how: str) -> None:
-    content = path.read_bytes()
+def of_header(content: bytes, **changes: Any) -> bytes:
     head, _, body = content.partition(b"\n")
-    match how:
-        case "cut":
-            path.write_bytes(content[: len(content) // 2])
-        case "empty":
-            path.write_bytes(b"")
-        case "flipped":
-            path.write_bytes(content.replace(b"accuracy", b"occuracy", 1))
-        case "newer":
-            path.write_bytes(json.dumps({**json.loads(head), "v": 99}).encode() + b"\n" + body)
-        case "no header":
-            path.write_bytes(body)
-        case "deep":
-            path.write_bytes(b"[" * 100_000)
-        case "beyond the log":
-            path.write_bytes(json.dumps({**json.loads(head), "offset": 10**9}).encode() + b"\n" + body)
-        case "directory":
-            path.unlink()
-            path.mkdir()
+    return json.dumps({**json.loads(head), **changes}).encode() + b"\n" + body
 
 
-@pytest.mark.parametrize(
-    "how", ["cut", "empty", "flipped", "newer", "no header", "deep", "beyond the log", "directory"]
-)
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "flipped": lambda content: content.replace(b"accuracy", b"occuracy", 1),
+    "newer": lambda content: of_header(content, v=99),
+    "no header": lambda content: content.partition(b"\n")[2],
+    "deep": lambda content: b"[" * 100_000,
+    "beyond the log": lambda content: of_header(content, offset=10**9),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_snapshot_is_not_used(tmp_path: Path, how: str) -> None:
     events = a_run(1)
     run_dir = write(tmp_path, events)
     RunStatus(run_dir).save_if_grown()
-    damaged(run_dir.snapshot, how)
+    run_dir.snapshot.write_bytes(DAMAGES[how](run_dir.snapshot.read_bytes()))
     found = RunStatus(run_dir)
     found._load_snapshot()
     assert found.offset == 0 and found.state.members == {}
@@ -212,37 +131,3 @@ def test_a_member_that_ended_and_trains_again_after_all_is_counted_right(tmp_pat
     events.append({**again, "metrics": {"accuracy": 0.25}, "samples": 10, "samples_per_s": 1.0})
     write(tmp_path, events)
     assert same(rows(RunStatus.load(run_dir)), rows_of(events))
-
-
-@pytest.mark.slow
-def test_the_status_of_ten_thousand_members_takes_a_second_and_300_mb(tmp_path: Path) -> None:
-    """The log of a run that has finished, 20 epochs each; memory is the whole command's."""
-    with open(tmp_path / "events.jsonl", "w") as file:
-        file.write(log_lines(a_run(3, members=2)[:2]).decode())
-        for n in range(10_000):
-            t = 2000.0 + n
-            lines = [{"type": "member", "number": n, "epochs": 20, "params": {"lr": 0.1 * n}}]
-            lines += [{"type": "placed", "attempt": 0, "node": "n", "devices": [None], "cohort": 0}]
-            for e in range(20):
-                told = {
-                    "metrics": {"accuracy": 0.5, "loss": 0.1},
-                    "samples": 100,
-                    "samples_per_s": 9.0,
-                    "wall_s": 3.0,
-                }
-                lines += [{"type": "epoch", "attempt": 0, "epoch": e, **told, "padding": "x" * 400}]
-                count = {"node": "n", "role": "train", "rank": 0, "pid": n, "cpu_s": 0.5 * e, "origin": "measured"}
-                lines += [{"type": "usage", **count}]
-            lines += [{"type": "finished", "attempt": 0, "epoch": 19, "metrics": {"accuracy": 0.5}}]
-            file.write(log_lines([{"t": t, "member": f"member-{n}", **line} for line in lines]).decode())
-    RunStatus(RunDir(tmp_path)).save_if_grown()
-    code = f"""
-import contextlib, os, resource, subprocess, sys
-done = subprocess.run([sys.executable, "-m", "ensemble.cli", "status", {str(tmp_path)!r}], stdout=subprocess.PIPE)
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(done.stdout.count(b"finished"), used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    finished, cpu_s, most_mib = map(float, done.stdout.split())
-    assert finished == 10_000
-    assert most_mib < 300 and cpu_s < 3, "CPU time: one second on a machine that has nothing else to do"

@@ -59,26 +59,10 @@ def test_a_member_goes_from_waiting_to_finished() -> None:
 
 def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
     rows = rows_of(story(*BEGUN, epoch(0, 0.5)))
-    promised = {
-        "member": "member-0",
-        "state": "running",
-        "epoch": 1,
-        "metric": 0.5,
-        "node": "n0",
-        "attempts": 1,
-        "samples_per_s": 50.0,
-        "cpu_s": 0,
-        "energy_j": None,
-        "energy_origin": "unavailable",
-        "full_cpu_s": 0,
-        "full_energy_j": None,
-        "full_energy_origin": "unavailable",
-        "mean_w": None,
-        "gpu_s": None,
-        "metrics": {"accuracy": 0.5},
-        "params": {"lr": 0.1},
-        "seed": rows[0]["seed"],
-    }
+    promised = {"member": "member-0", "state": "running", "epoch": 1, "metric": 0.5, "node": "n0", "attempts": 1}
+    promised |= {"samples_per_s": 50.0, "cpu_s": 0, "energy_j": None, "energy_origin": "unavailable"}
+    promised |= {"full_cpu_s": 0, "full_energy_j": None, "full_energy_origin": "unavailable", "mean_w": None}
+    promised |= {"gpu_s": None, "metrics": {"accuracy": 0.5}, "params": {"lr": 0.1}, "seed": rows[0]["seed"]}
     assert rows[0] | {"cpu_s": 0, "full_cpu_s": 0} == promised and list(rows[0]) == list(promised)
     assert rows[1]["metric"] is None and rows[1]["cpu_s"] is None and rows[1]["attempts"] == 0
 
@@ -120,12 +104,6 @@ def test_a_run_that_was_killed_or_stopped_is_taken_up_again(ending: list[tuple[s
     assert state.members["member-0"].spans[0].ended is not None
 
 
-def test_what_had_ended_stays_so_after_a_resume() -> None:
-    ends = [of("finished", 0, metrics={}), of("cancelled", 1)]
-    state = fold(story(*BEGUN, *ends, ("run_stopped", {"reason": "x"}), started(resumed=True)))
-    assert [m.state for m in state.members.values()] == ["finished", "cancelled"]
-
-
 @pytest.mark.parametrize("reason", ["disk", "error", "oom", "lost", "hang", "nan"])
 def test_a_resume_takes_up_what_failed_unless_its_loss_was_no_number(reason: str) -> None:
     failed = of("failed", error="it broke", reason=reason, retry=False)
@@ -155,12 +133,6 @@ def test_an_epoch_that_a_killed_controller_did_not_hear_of_is_told_by_the_next_a
     assert all(event.t > 0 and event.member == "member-0" and event.attempt in (0, 1) for event in member.history)
 
 
-def test_a_stopped_member_says_where_it_stopped() -> None:
-    state = fold(story(*BEGUN, of("stopped", epoch=1, step=7), ("run_stopped", {"reason": "x"})))
-    member = state.members["member-0"]
-    assert (member.state, member.epoch, member.step) == ("stopped", 1, 7)
-
-
 def used(cpu_s: float, pid: int = 1, role: str = "train", number: int | None = 0) -> tuple[str, dict[str, Any]]:
     member = None if number is None else f"member-{number}"
     return "usage", {"node": "n0", "role": role, "member": member, "rank": 0, "pid": pid, "cpu_s": cpu_s}
@@ -178,19 +150,14 @@ def test_a_status_row_says_of_cpu_time_and_energy_what_the_ledger_says(origin: s
         assert (row["cpu_s"], row["energy_origin"]) == (total.cpu_s, given_as)
 
 
-def test_a_metric_that_was_no_number_is_missing() -> None:
-    member = fold(story(*BEGUN, epoch(0, None))).members["member-0"]
-    assert member.metrics == {} and member.history[0].metrics == {}
-
-
 def test_types_and_fields_of_a_later_minor_version_are_ignored() -> None:
     plain = fold(story(*BEGUN))
     state = fold([*story(*BEGUN), {"v": 2, "t": plain.updated, "type": "novelty", "member": "member-0", "x": 1}])
     assert state == plain
 
 
-@pytest.mark.parametrize("n", [20_000, pytest.param(80_000, marks=pytest.mark.more)])
-def test_a_log_four_times_as_long_takes_about_four_times_as_long_to_fold(n: int) -> None:
+def test_a_log_four_times_as_long_takes_about_four_times_as_long_to_fold() -> None:
+    n = 20_000
     many = [epoch(i // 50, 0.5) if i % 2 else used(float(i), pid=i % 50) for i in range(n)]
 
     def fold_s(count: int) -> float:
@@ -205,23 +172,12 @@ def test_a_log_four_times_as_long_takes_about_four_times_as_long_to_fold(n: int)
 
 
 def test_a_member_that_moves_is_in_one_cohort_after_the_other() -> None:
-    moves = [
-        of("moved", epoch=1, cohort=1, feeder="f-1", shared=True),
-        of("moved", epoch=2, cohort=None, feeder=None),
-    ]
-    finish = of("finished", epoch=3, metrics={}, weights_sha256="ab")
-    member = fold(story(*BEGUN, epoch(0, 0.5), moves[0], epoch(1, 0.5), moves[1], finish)).members["member-0"]
+    apart = of("moved", epoch=1, cohort=1, feeder="f-1", shared=True)
+    alone, finish = of("moved", epoch=2, cohort=None, feeder=None), of("finished", epoch=3, metrics={})
+    member = fold(story(*BEGUN, epoch(0, 0.5), apart, epoch(1, 0.5), alone, finish)).members["member-0"]
     assert (member.cohort, member.feeder, member.attempts) == (None, None, 1)
     spans = [(span.cohort, span.placed, span.ended, span.outcome) for span in member.spans]
     assert spans == [(0, 103.0, 106.0, "moved"), (1, 106.0, 108.0, "moved"), (None, 108.0, 109.0, "finished")]
-
-
-def test_a_widened_member_waits_to_be_placed_again() -> None:
-    wider = dict(declared(0)[1], workers=2, widened_from=1, widened={"from": 1, "epoch": 1})
-    state = fold(story(*BEGUN, epoch(0, 0.5), of("stopped", epoch=1, step=0), ("member", wider)))
-    member = state.members["member-0"]
-    assert (member.state, member.failures, member.epoch) == ("waiting", 0, 1)
-    assert member.identity["workers"] == 2 and len(member.history) == 1
 
 
 @pytest.mark.parametrize("ending", ["pruned", "cancelled", "failed", "finished"])
@@ -233,7 +189,6 @@ def test_a_member_that_has_ended_needs_its_last_checkpoint_only(ending: str) -> 
 
 
 def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_read_the_log() -> None:
-    """The controller applies the repair before the start that logs it, too."""
     start, again, more = (
         (kind, {**fields, "code": code}) for code in "abc" for kind, fields in [started(code != "a")]
     )
@@ -251,12 +206,8 @@ def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_rea
 @pytest.mark.parametrize(
     ("action", "split", "is_alone", "has_checkpoint"),
     [
-        ("none", "train", False, True),
-        ("alone", "train", True, True),
-        ("alone", "valid", False, True),
-        ("anew", "train", True, False),
-        ("anew", "valid", True, False),
-        ("fails", "train", False, False),
+        *(("none", "train", False, True), ("alone", "train", True, True), ("alone", "valid", False, True)),
+        *(("anew", "train", True, False), ("anew", "valid", True, False), ("fails", "train", False, False)),
     ],
 )
 def test_a_member_that_learned_from_samples_not_its_own_has_no_checkpoint_and_shares_no_more(

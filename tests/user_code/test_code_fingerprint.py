@@ -140,11 +140,23 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
+TEXTS = {"a_spec": SPEC, "helpers": HELPERS, "late": LATE}
+
+
 def write(folder: Path, **texts: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {"a_spec": SPEC, "helpers": HELPERS, "late": LATE, **texts}.items():
+    for name, text in (TEXTS | texts).items():
         (folder / f"{name}.py").write_text(text)
     return folder / "a_spec.py"
+
+
+def compare(tmp_path: Path, file: str, old: str, new: str, text: str | None = None) -> tuple[bool, list[str]]:
+    """Whether the fingerprint stays when a text is replaced in a file, in another folder; what has changed."""
+    text = TEXTS[file] if text is None else text
+    assert old in text
+    before = code(write(tmp_path / "one", **{file: text}))
+    after = code(write(tmp_path / "another" / "folder", **{file: text.replace(old, new)}))
+    return after.fingerprint == before.fingerprint, after.changed(before)
 
 
 def code(spec: Path) -> Code:
@@ -163,11 +175,7 @@ def code(spec: Path) -> Code:
         ("a_spec", '"""Builds it."""', '"""Builds\n    a model."""'),
         ("a_spec", '    """Builds it."""\n', ""),
         ("a_spec", "import enum\n", "import enum\nimport json\n\nUNUSED = 3\n"),
-        (
-            "a_spec",
-            'model(batch["x"])',
-            'model(\n            batch[\n                "x"\n            ]\n        )',
-        ),
+        ("a_spec", 'model(batch["x"])', 'model(\n            batch[\n              "x"\n            ]\n        )'),
         ("a_spec", '{"m": outputs.mean()}', '(\n    {"m": outputs.mean()}\n)'),
         ("helpers", "return x + 1", "return x + 2"),
         ("helpers", "import torch\n", "import torch\n\n\n\n"),
@@ -175,24 +183,23 @@ def code(spec: Path) -> Code:
     ],
 )
 def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str, old: str, new: str) -> None:
-    texts = {"a_spec": SPEC, "helpers": HELPERS, "late": LATE}
-    assert old in texts[file]
-    before = code(write(tmp_path / "one"))
-    after = code(write(tmp_path / "another" / "folder", **{file: texts[file].replace(old, new)}))
-    assert after.changed(before) == [] and after.fingerprint == before.fingerprint
+    assert compare(tmp_path, file, old, new) == (True, [])
+
+
+LOSS = "a_spec.make_loss.<locals>.loss"
+PARTS = ("Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING")  # that only this loss uses
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "names"),
     [
-        ("a_spec", "scale) ** power", "scale) * power", ["a_spec.make_loss.<locals>.loss"]),
-        ("a_spec", "make_loss(1.0)", "make_loss(2.0)", ["a_spec.make_loss.<locals>.loss"]),
+        ("a_spec", "scale) ** power", "scale) * power", [LOSS]),
+        ("a_spec", "make_loss(1.0)", "make_loss(2.0)", [LOSS]),
         (
             "a_spec",
             "make_loss(1.0)",
             "helpers.scaled",
-            ["Recipe.loss", "a_spec.make_loss.<locals>.loss"]  # and what only that loss used
-            + [f"a_spec.{name}" for name in ("Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING")],
+            ["Recipe.loss", LOSS, *(f"a_spec.{name}" for name in PARTS)],
         ),
         ("a_spec", "SMOOTHING = 0.1", "SMOOTHING = 0.2", ["a_spec.SMOOTHING"]),
         ("a_spec", '"b": [2, 3]', '"b": [2, 4]', ["a_spec.WEIGHTS"]),
@@ -208,13 +215,7 @@ def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str
     ],
 )
 def test_what_changes_a_result_is_named(tmp_path: Path, file: str, old: str, new: str, names: list[str]) -> None:
-    texts = {"a_spec": SPEC, "helpers": HELPERS, "late": LATE}
-    assert old in texts[file]
-    before = code(write(tmp_path / "one"))
-    after = code(write(tmp_path / "one", **{file: texts[file].replace(old, new)}))
-    changed = after.changed(before)
-    assert after.fingerprint != before.fingerprint
-    assert changed == names
+    assert compare(tmp_path, file, old, new) == (False, names)
 
 
 @pytest.mark.parametrize("decorated", ["@torch.no_grad()", "@torch.enable_grad()\n@torch.no_grad()"])
@@ -231,22 +232,17 @@ def test_a_function_under_an_installed_packages_decorator_is_looked_into(
 ) -> None:
     indent = definition[: len(definition) - len(definition.lstrip())]
     lines = "".join(f"{indent}{line}\n" for line in decorated.split("\n"))
-    text = {"a_spec": SPEC, "helpers": HELPERS}[file].replace(definition, lines + definition)
-    before = code(write(tmp_path / "one", **{file: text}))
-    after = code(write(tmp_path / "one", **{file: text.replace(old, new)}))
-    assert after.changed(before) == [name]
+    text = TEXTS[file].replace(definition, lines + definition)
+    assert compare(tmp_path, file, old, new, text) == (False, [name])
 
 
 def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(tmp_path: Path) -> None:
-    writes = SPEC.replace(
-        "        # a comment\n", '        SEEN[batch["x"].ndim + 1] = batch["y"] = WEIGHTS["a"]\n'
+    written = '        SEEN[batch["x"].ndim + 1] = batch["y"] = WEIGHTS["a"]\n'
+    writes = SPEC.replace("        # a comment\n", written).replace(
+        "SMOOTHING = 0.1\n", "SMOOTHING = 0.1\nSEEN = {}\n"
     )
-    writes = writes.replace("SMOOTHING = 0.1\n", "SMOOTHING = 0.1\nSEEN = {}\n")
-    before = code(write(tmp_path / "one", a_spec=writes))
-    filled = code(write(tmp_path / "one", a_spec=writes.replace("SEEN = {}", "SEEN = {2: 1.0}")))
-    assert filled.changed(before) == []
-    edited = code(write(tmp_path / "one", a_spec=writes.replace('"a": 1.0', '"a": 2.0')))
-    assert edited.changed(before) == ["a_spec.WEIGHTS"]
+    assert compare(tmp_path, "a_spec", "SEEN = {}", "SEEN = {2: 1.0}", writes)[1] == []
+    assert compare(tmp_path, "a_spec", '"a": 1.0', '"a": 2.0', writes)[1] == ["a_spec.WEIGHTS"]
 
 
 DECORATED = """
@@ -262,7 +258,7 @@ class Wraps:
 """
 
 
-def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_are_told_apart(
+def test_names_of_modules_are_no_part_of_it_and_functions_of_one_name_are_told_apart(
     tmp_path: Path,
 ) -> None:
     spec = SPEC.replace("        # a comment\n", "        assert __name__\n")
@@ -272,15 +268,11 @@ def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_ar
     renamed = code(tmp_path / "two" / "another.py")
     assert renamed.changed(before) == [] and renamed.fingerprint == before.fingerprint
     assert {"another.model", "another.Wraps"} < set(renamed.names.values())
-    edited = write(tmp_path / "two", a_spec=spec.replace("** power", "* power")).rename(
-        tmp_path / "two" / "third.py"
-    )
-    assert code(edited).changed(before) == ["third.make_loss.<locals>.loss"]
-
+    edited = write(tmp_path / "two", a_spec=spec.replace("** power", "* power"))
+    assert code(edited.rename(tmp_path / "two" / "third.py")).changed(before) == ["third.make_loss.<locals>.loss"]
     same, twice = "def scaled(values, by):\n    return values * by\n", "helpers.scaled(other.scaled({}, 1.0), 2.0)"
-    uses = spec.replace("import helpers\n", "import helpers\nimport other\n").replace(
-        "helpers.scaled(", twice[:15]
-    )
+    uses = spec.replace("import helpers\n", "import helpers\nimport other\n")
+    uses = uses.replace("helpers.scaled(", twice[:15])
     uses = uses.replace('scaled(criterion(out, batch["label"]), scale)', twice[8:].format("out"))
     texts = {"a_spec": uses, "helpers": HELPERS + same, "other": same.replace("*", "-")}
     one = code(write(tmp_path / "three", **texts))
@@ -291,17 +283,16 @@ def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_ar
     assert both.changed(one) == ["helpers.scaled", "other.scaled"] and both.fingerprint != one.fingerprint
 
 
+SCALED = [types.SimpleNamespace, argparse.Namespace]
+SCALED += [getattr(collections, name) for name in ("OrderedDict", "Counter", "UserDict")]
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda value: types.SimpleNamespace(scale=value),
-        lambda value: argparse.Namespace(scale=value),
-        lambda value: collections.OrderedDict(scale=value),
-        lambda value: collections.defaultdict(int, scale=value),
-        lambda value: collections.Counter(scale=value),
-        lambda value: collections.deque([value]),
+        *(lambda value, kind=kind: kind(scale=value) for kind in SCALED),
+        *(lambda value: collections.defaultdict(int, scale=value), lambda value: collections.deque([value])),
         lambda value: collections.ChainMap({"scale": value}),
-        lambda value: collections.UserDict(scale=value),
         lambda value: array.array("i", [value]),
         *(decimal.Decimal, fractions.Fraction, operator.itemgetter, datetime.date.fromordinal),
         *(np.matrix, np.poly1d, lambda value: np.vectorize(lambda x: x * value, otypes="d")),
@@ -336,7 +327,7 @@ def test_the_declaration_that_is_kept_has_the_same_and_needs_no_module_any_more(
     assert again.changed(before) == [] and again.fingerprint == before.fingerprint
 
 
-def test_of_the_loaded_modules_only_those_of_the_spec_s_name_are_looked_up(
+def test_of_loaded_modules_only_those_of_the_spec_are_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, realpath = write(tmp_path / "here"), os.path.realpath
@@ -381,7 +372,6 @@ print(*(code_of(each).fingerprint for each in (kept, load_spec(sys.argv[2]))))
 
 
 def test_it_is_the_same_in_every_process_whatever_its_hash_seed_declared_or_kept(tmp_path: Path) -> None:
-    """Also of a class within a function, of a dict made from a set, and of a pipeline that was used or not."""
     made = SPEC.replace("def make_loss", MAKE_MODEL + "def make_loss")
     spec = write(tmp_path / "here", a_spec=made.replace("model=model", "model=make_model()"))
     before = code(spec)
@@ -460,9 +450,8 @@ def test_what_is_ours_goes_by_name_version_and_bound_values(tmp_path: Path) -> N
 
 def test_a_module_that_cannot_be_kept_is_imported_and_its_change_is_seen(tmp_path: Path) -> None:
     locked = HELPERS.replace("def scaled", "import threading\nLOCK = threading.Lock()\n\ndef scaled")
-    locked = locked.replace(
-        "from late import shift\n", "LOCK.acquire(); LOCK.release()\n    from late import shift\n"
-    )
+    late = "from late import shift\n"
+    locked = locked.replace(late, f"LOCK.acquire(); LOCK.release()\n    {late}")
     spec = write(tmp_path / "here", helpers=locked)
     before = code(spec)
     run = RunDir.create(tmp_path / "run", load_spec(spec), spec)
@@ -483,11 +472,6 @@ def test_an_import_within_a_function_of_many_constants_is_found() -> None:
     space: dict[str, Any] = {}
     exec("\n".join(lines), space)
     assert find_use(space["busy"].__code__).imports == {("late", 0, ("shift",))}
-
-
-def test_what_is_not_used_any_more_is_named() -> None:
-    before = Code("3.11", {"spec.loss": "1", "spec.helper": "2"})
-    assert Code("3.11", {"spec.loss": "1"}).changed(before) == ["spec.helper"]
 
 
 def test_how_members_predict_is_compared_with_all_that_it_calls_and_with_nothing_else() -> None:
