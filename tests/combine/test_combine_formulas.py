@@ -72,9 +72,7 @@ def test_mixtures_and_their_calibration_of_tensors_are_those_of_arrays(
     math, (each, weights) = find_math(task), draw(task, *case)
     wanted = math.mix([math.normalise(values) for values in each], weights)
     found = mix(
-        task,
-        [normalise(task, values) for values in as_tensors(each)],
-        torch.tensor(weights, dtype=torch.float32),
+        task, [normalise(task, values) for values in as_tensors(each)], torch.tensor(weights, dtype=torch.float32)
     )
     assert_close(found, wanted)
     # A low temperature multiplies what two logits differ by: each computes from the same mixture here.

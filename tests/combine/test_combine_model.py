@@ -18,16 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.kept_predictions import save_predictions  # noqa: E402
-from small_nets import (  # noqa: E402
-    COMPUTED,
-    KNOWN,
-    NETS,
-    WEIGHTED,
-    batch_of,
-    build,
-    ensemble_of,
-    loss,
-)
+from small_nets import COMPUTED, KNOWN, NETS, WEIGHTED, batch_of, build, ensemble_of, loss  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.export import Dim  # noqa: E402
 

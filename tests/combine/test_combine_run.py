@@ -19,13 +19,7 @@ from torch import nn
 
 from ensemble.combine import CombineError, combine, load
 from ensemble.spec import Ensemble, Recipe
-from ensemble.store import (
-    EventLog,
-    RunDir,
-    StoreError,
-    load_checkpoint,
-    save_checkpoint,
-)
+from ensemble.store import EventLog, RunDir, StoreError, load_checkpoint, save_checkpoint
 from ensemble.store.digests import digest_file
 from ensemble.train.outputs import compute_values
 from pipelines import Pipeline, sources

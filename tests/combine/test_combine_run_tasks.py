@@ -22,12 +22,7 @@ from ensemble.controller.changes import is_combined_otherwise
 from ensemble.events import Combined
 from ensemble.spec import Ensemble, Recipe, SpecError
 from ensemble.spec.task import IGNORED, Task
-from ensemble.store import (
-    EventLog,
-    Predictions,
-    RunDir,
-    load_predictions,
-)
+from ensemble.store import EventLog, Predictions, RunDir, load_predictions
 from pipelines import Pipeline, sources
 
 PIPE = Pipeline(sources.arrays(x=np.zeros((3, 2), np.float32)))

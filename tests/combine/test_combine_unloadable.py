@@ -45,10 +45,7 @@ def predict_otherwise(model: Any, batch: Any) -> Any:
     ("recipe", "said"),
     [
         (loop, "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"),
-        (
-            Recipe(model=build, train=loop),
-            "function calls the model of member-0: declare Recipe.predict",
-        ),
+        (Recipe(model=build, train=loop), "function calls the model of member-0: declare Recipe.predict"),
         (Recipe(model=build, train=loop, predict=predict), None),
         (
             Recipe(model=build, train=loop, predict=predict_otherwise),

@@ -57,10 +57,7 @@ def test_a_label_that_takes_no_part_may_be_a_float() -> None:
     )
     assert NamedLoss("binary_cross_entropy", "y").find_samples(
         torch.tensor([[-100.0, 1.0], [-100.0, -100.0]])
-    ).tolist() == [
-        True,
-        False,
-    ]
+    ).tolist() == [True, False]
     assert NamedLoss("mse", "y").find_samples(torch.tensor([-100.0, float("nan")])).tolist() == [True, False]
 
 

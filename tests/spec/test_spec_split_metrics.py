@@ -177,8 +177,7 @@ def test_a_function_of_the_split_may_be_the_objective() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "objective"),
-    [("regression", "loss"), ("multilabel", "loss"), ("classification", "accuracy")],
+    ("task", "objective"), [("regression", "loss"), ("multilabel", "loss"), ("classification", "accuracy")]
 )
 def test_without_an_objective_a_task_without_classes_is_ranked_by_its_loss(task: str, objective: str) -> None:
     of = declared(recipe(task=task))

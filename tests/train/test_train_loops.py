@@ -31,11 +31,7 @@ from ensemble.store import RunDir, weights_sha256
 from pipelines import Feeder, attach
 
 #: "best of steps" is both of the others.
-DEAR = {
-    "compiled": pytest.mark.slow,
-    "stopping": pytest.mark.more,
-    "best": pytest.mark.more,
-}
+DEAR = {"compiled": pytest.mark.slow, "stopping": pytest.mark.more, "best": pytest.mark.more}
 
 
 @pytest.mark.parametrize("at_ends", [False, pytest.param(True, marks=pytest.mark.more)], ids=["within", "at ends"])

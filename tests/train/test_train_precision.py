@@ -89,11 +89,7 @@ def test_a_static_scale_skips_an_overflow_and_stays(precision: Any) -> None:
 
 
 def test_what_has_no_scale_has_the_scale_one() -> None:
-    for mixed in (
-        MixedPrecision("fp32", CPU),
-        MixedPrecision("fp32", CPU, 8.0),
-        MixedPrecision("bf16", CPU),
-    ):
+    for mixed in (MixedPrecision("fp32", CPU), MixedPrecision("fp32", CPU, 8.0), MixedPrecision("bf16", CPU)):
         assert (mixed.loss_scale, mixed.may_skip, mixed.state_dict()) == (1.0, False, {})
     assert MixedPrecision("fp16", CPU).loss_scale == 2.0**16
 

@@ -157,9 +157,7 @@ def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass")
 def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goes_on(tmp_path: Path) -> None:
     declared = an_ensemble(
-        test=breakable(tmp_path / "bad", 2, 3, 11),
-        epochs=2,
-        members=[{"lr": 0.01}, {"lr": 0.02}],
+        test=breakable(tmp_path / "bad", 2, 3, 11), epochs=2, members=[{"lr": 0.01}, {"lr": 0.02}]
     )
     clean = ensemble.submit(declared, tmp_path / "clean", "inline").wait()
     (tmp_path / "bad").touch()
