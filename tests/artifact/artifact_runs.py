@@ -83,7 +83,6 @@ def prepare(source: Any, *before: Any) -> Pipeline:
 
 
 def declare(**options: Any) -> Ensemble:
-    """An ensemble of three networks on the images."""
     splits = {
         name: prepare(sources.arrays(**make_images(seed))) for seed, name in enumerate(("train", "valid", "test"))
     }
@@ -99,7 +98,6 @@ def declare(**options: Any) -> Ensemble:
 
 
 def train(run_dir: Path, declared: Ensemble) -> Path:
-    """Run it to its end."""
     result = ensemble.submit(declared, run_dir=run_dir, executor="inline").wait()
     assert [row["state"] for row in result.members] == ["finished"] * len(declared.members or ())
     return run_dir

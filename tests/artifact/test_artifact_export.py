@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from pipelines import Pipeline, sources, stages
 
 
 def prepared(images: np.ndarray[Any, Any]) -> torch.Tensor:
-    """The images as the models were trained on them."""
     made = [SCALE(CROP({"image": image}))["image"] for image in images]
     return torch.from_numpy(np.stack(made))
 
@@ -43,7 +41,7 @@ def bits(value: torch.Tensor) -> bytes:
     return value.contiguous().numpy().tobytes()
 
 
-def test_a_process_with_torch_alone_predicts_bitwise_as_load_does_and_as_the_card_says(
+def test_torch_alone_predicts_bitwise_as_load_does_and_as_the_card_says(
     run: Path, artifact: Path, tmp_path: Path
 ) -> None:
     images = make_images(7, 33)["image"]
@@ -143,9 +141,7 @@ def test_the_card_has_data_members_metrics_calibration_cost_and_versions(run: Pa
     assert "| aps | 0.9000 |" in card
 
 
-def test_exporting_leaves_the_process_and_the_machine_as_they_were(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_exporting_leaves_all_else_as_it_was(run: Path, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     before = sorted(run.rglob("*")), torch.random.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
@@ -207,9 +203,7 @@ class Numpy(Branching):
         pytest.param(Numpy, "np.tanh(n.numpy())", marks=pytest.mark.more),
     ],
 )
-def test_what_cannot_be_exported_is_named_with_the_alternative(
-    network: Callable[[], nn.Module], line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_exported_has_an_alternative(network: Any, line: str, tmp_path: Path, capfd: Any) -> None:
     rng = np.random.default_rng(0)
     source = sources.arrays(
         x=rng.standard_normal((32, 5, 4)).astype(np.float32),
@@ -233,8 +227,6 @@ def test_what_cannot_be_exported_is_named_with_the_alternative(
 
 
 class Flat(nn.Module):
-    """Reads the batch size in the way that an exporter which only runs the code takes for a number."""
-
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(20, 2)
@@ -346,9 +338,7 @@ def test_members_of_several_architectures_are_one_program(tmp_path: Path, option
 
 
 @pytest.mark.more
-def test_the_card_of_a_run_that_was_not_combined_has_the_calibration_of_its_program(
-    run: Path, tmp_path: Path
-) -> None:
+def test_the_card_of_a_run_that_was_not_combined_has_its_calibration(run: Path, tmp_path: Path) -> None:
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     lines = (copied / "events.jsonl").read_text().splitlines()

@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -35,9 +36,7 @@ def recipe() -> Recipe:
 
 
 @pytest.mark.parametrize("executor", ["inline", "local"])
-def test_a_run_on_class_folders_of_latin_1_in_a_folder_of_latin_1(
-    executor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_on_folders_of_latin_1_in_a_folder_of_latin_1(executor: str, tmp_path: Path, capsys: Any) -> None:
     root = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"d\xe9")))
     pipes = {
         split: Pipeline(sources.image_folder(write_photos(root / split, seed=seed)))

@@ -22,8 +22,6 @@ pytestmark = pytest.mark.more
 
 
 class Flat(nn.Module):
-    """Takes images of one size alone."""
-
     def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
         self.last = nn.Linear(3 * size[0] * size[1], 3)
@@ -63,9 +61,7 @@ def test_photos_of_any_size_are_resized_as_in_training(photos: Path, model: str,
     assert predict(photos / model, tmp_path / "new", out) == 16
 
 
-def test_photos_of_another_size_than_in_training_are_refused_with_the_file_both_sizes_and_the_remedy(
-    tmp_path: Path,
-) -> None:
+def test_photos_of_another_size_are_refused_with_the_file_both_sizes_and_the_remedy(tmp_path: Path) -> None:
     run = train_on_photos(tmp_path)
     made = ensemble.export(run, tmp_path / "artifact", uncertainty=False)
     large = write_photos(tmp_path / "large", (48, 64))

@@ -34,7 +34,6 @@ from pipelines.errors import PipelineError
 
 
 def encode(image: np.ndarray[Any, Any]) -> bytes:
-    """A PNG file of an image [C, H, W] in RGB."""
     return bytes(cv2.imencode(".png", np.ascontiguousarray(image[::-1].transpose(1, 2, 0)))[1])
 
 
@@ -61,7 +60,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def decoding(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Any]) -> dict[str, Path]:
-    """A run whose records are PNG files of several sizes, and its artifact."""
     folder = tmp_path_factory.mktemp("decoding")
     images = make_images(3)
     rng = np.random.default_rng(0)
@@ -76,7 +74,6 @@ def decoding(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Any]) -
 
 
 def compute(run: Path, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The probabilities that the loaded ensemble gives for decoded images."""
     made = np.stack([SCALE(CROP({"image": image}))["image"] for image in images])
     return ensemble.load(run)({"image": torch.from_numpy(made)}).numpy()
 
@@ -107,7 +104,7 @@ def test_the_predictions_of_a_runs_split_are_those_of_its_combined_members(run: 
 
 
 @pytest.mark.parametrize(("name", "batch_size"), [("pixels.npz", 1), ("pixels.npy", 8), ("pixels.npz", 1000)])
-def test_an_artifact_predicts_for_arrays(
+def test_an_artifact_predicts_arrays(
     run: Path, artifact: Path, photos: dict[str, Any], tmp_path: Path, name: str, batch_size: int
 ) -> None:
     assert predict(artifact, photos["folder"] / name, tmp_path / "p.parquet", batch_size=batch_size) == 30
@@ -128,7 +125,7 @@ def test_an_artifact_predicts_for_arrays(
         pytest.param("pixels.npz", "artifact", marks=pytest.mark.more),
     ],
 )
-def test_records_of_every_format_are_prepared_as_the_validation_data_were(
+def test_every_format_is_prepared_as_in_training(
     decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path, name: str, model: str
 ) -> None:
     assert predict(decoding[model], photos["folder"] / name, tmp_path / "p.parquet", batch_size=16) == 30
@@ -143,9 +140,7 @@ def test_records_of_every_format_are_prepared_as_the_validation_data_were(
     assert found["file"].tolist() == files[name] if name in files else "file" not in found
 
 
-def test_images_of_several_sizes_are_cut_before_they_are_put_together(
-    decoding: dict[str, Path], tmp_path: Path
-) -> None:
+def test_images_of_several_sizes_are_cut_before_they_are_put_together(decoding: Any, tmp_path: Path) -> None:
     (tmp_path / "sizes").mkdir()
     rng = np.random.default_rng(1)
     images = [rng.integers(0, 256, (3, 8 + i, 20 - i), np.uint8) for i in range(6)]
@@ -172,9 +167,7 @@ def test_uncertainties_are_columns(run: Path, artifact: Path, photos: dict[str, 
     assert found["epistemic"].max() > 1e-4
 
 
-def test_an_artifact_without_uncertainties_says_so(
-    decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_artifact_without_uncertainties_says_so(decoding: dict[str, Path], photos: Any, tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactError, match=r"has no uncertainty.pt2: the task has none, or it was exported without"
     ):
@@ -186,9 +179,7 @@ def double(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.more
-def test_a_stage_of_the_users_is_done_by_the_run_and_asked_of_the_artifacts_caller(
-    photos: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_stage_of_the_users_is_done_by_the_run_and_asked_of_callers(photos: Any, tmp_path: Path) -> None:
     pipe = Pipeline(sources.arrays(**make_images(0))).map(double).map(CROP).map(SCALE)
     run = train(tmp_path / "run", declare(members=[{"width": 2, "lr": 0.1}], train=pipe, valid=pipe, test=None))
     made = ensemble.export(run, tmp_path / "artifact", uncertainty=False)
@@ -222,9 +213,7 @@ def test_numbers_of_other_types_are_cast_and_other_shapes_refused(artifact: Path
         predict(artifact, tmp_path / "named.npz", tmp_path / "p")
 
 
-def test_a_file_is_written_whole_or_not_at_all(
-    decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_file_is_written_whole_or_not_at_all(decoding: dict[str, Path], photos: Any, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
     for file in sorted((photos["folder"] / "flat").iterdir())[:9]:
@@ -240,8 +229,6 @@ def test_a_file_is_written_whole_or_not_at_all(
 
 
 class Counted(sources.Source):
-    """Records that count how many of them were read."""
-
     kind = "counted"
 
     def __init__(self) -> None:
@@ -261,9 +248,7 @@ class Counted(sources.Source):
         return None
 
 
-def test_records_are_read_as_their_predictions_are_written(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_read_as_their_predictions_are_written(artifact: Path, monkeypatch: Any) -> None:
     source = Counted()
     monkeypatch.setattr(predicting, "open_source", lambda data, image, fields, **_: source)
     predictor = predicting.open_predictor(artifact, "x", None, uncertainty=False, prepared=False, device="cpu")
@@ -272,9 +257,7 @@ def test_records_are_read_as_their_predictions_are_written(
         assert len(next(tables)[0]) == 50 and source.read < 50 * batches + 10
 
 
-def test_rows_are_written_in_groups(
-    artifact: Path, photos: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_written_in_groups(artifact: Path, photos: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(predicting, "GROUP_BYTES", 500)
     predict(artifact, photos["folder"] / "pixels.npz", tmp_path / "p", batch_size=3)
     file = pq.ParquetFile(tmp_path / "p")
@@ -347,9 +330,7 @@ def test_names_are_those_of_the_column_that_is_the_target_and_of_labels_that_sta
         (["{artifact}", "x.npz", "--out", "{folder}"], "it is a folder, or its folder does not exist"),
     ],
 )
-def test_a_usage_error_is_one_line(
-    run: Path, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_usage_errors(run: Path, artifact: Path, tmp_path: Path, capsys: Any, words: Any, message: str) -> None:
     given = {"run": run, "artifact": artifact, "folder": tmp_path, "p": tmp_path / "p"}
     assert main(["predict", *(word.format(**given) for word in words)]) == 2
     out, err = capsys.readouterr()
@@ -358,7 +339,7 @@ def test_a_usage_error_is_one_line(
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_predictions_are_csv_or_json_lines_with_fields_that_are_kept(
+def test_csv_and_json_lines_keep_fields(
     artifact: Path, photos: dict[str, Any], tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "named.npz"

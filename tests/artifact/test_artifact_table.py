@@ -22,7 +22,6 @@ from pipelines import Pipeline, sources, stages  # noqa: E402
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`run` and `model`, of a table in which numbers are missing and one category is a number."""
     path, rng = tmp_path_factory.mktemp("table"), np.random.default_rng(0)
     rows = ["age,zone,size,kind"]
     for _ in range(300):

@@ -25,8 +25,6 @@ LEVELS = (0.1, 0.5, 0.9)
 
 
 class Net(nn.Module):
-    """An LSTM that answers at each step, or at the last one."""
-
     def __init__(self, outputs: int, each_step: bool) -> None:
         super().__init__()
         self.body, self.head = nn.LSTM(FEATURES, 5, batch_first=True), nn.Linear(5, outputs)
@@ -38,8 +36,6 @@ class Net(nn.Module):
 
 
 class Gaussian(Net):
-    """Mean and variance."""
-
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         mean, raw = super().forward(x).unbind(-1)
         return mean, F.softplus(raw) + 1e-3
@@ -57,8 +53,6 @@ class Pixels(nn.Module):
 
 
 class OneLogit(Net):
-    """The logit of the second of two classes."""
-
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[:, 0]
 

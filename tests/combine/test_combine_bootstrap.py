@@ -57,7 +57,6 @@ def test_the_interval_of_an_accuracy_is_the_binomial_one() -> None:
 
 
 def cover(make: Any, truth: dict[str, float], repeats: int) -> dict[str, float]:
-    """How often the interval of each figure holds the true one."""
     hits: dict[str, list[bool]] = {name: [] for name in truth}
     for seed in range(repeats):
         values, target, task = make(seed)

@@ -54,7 +54,6 @@ def declare(**options: Any) -> Ensemble:
 
 @pytest.fixture
 def shrink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The calibrator `shrink`, of a distribution that is installed for the test."""
     metadata = tmp_path / "site" / "shrinking-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shrinking\nVersion: 1.0\n")
@@ -102,7 +101,7 @@ def test_a_calibrator_changes_arrays_and_tensors_alike() -> None:
     np.testing.assert_allclose(of_tensors.numpy(), of_arrays, rtol=1e-14)
 
 
-def test_a_calibrator_of_another_task_or_that_cannot_be_loaded_is_refused_before_anything_is_trained(
+def test_a_calibrator_of_another_task_or_that_cannot_be_loaded_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SpecError, match=r"calibrate: .*'variance_scale' is of gaussian, not of classification"):

@@ -35,8 +35,6 @@ LEVELS = st.sampled_from([0.5, 0.8, 0.9, 0.95])
 
 
 class Column(RegressorMixin, BaseEstimator):
-    """A fitted regressor for MAPIE: the prediction is a column of X."""
-
     def __init__(self, column: int = 0) -> None:
         self.column, self.fitted_ = column, True
 
@@ -48,8 +46,6 @@ class Column(RegressorMixin, BaseEstimator):
 
 
 class Given(ClassifierMixin, BaseEstimator):
-    """A fitted classifier for MAPIE: X are the probabilities."""
-
     def __init__(self, classes: int = 2) -> None:
         self.classes, self.classes_, self.fitted_ = classes, np.arange(classes), True
 
@@ -154,7 +150,6 @@ def test_intervals_are_mapies(n: int) -> None:
 
 
 def coverages(rng: np.random.Generator, way: str, n: int, level: float, rounds: int) -> float:
-    """The mean coverage of one new sample over calibrations of n samples by a model that is wrong."""
     covered = 0.0
     for _ in range(rounds):
         if way in ("thr", "aps"):
@@ -281,9 +276,7 @@ def test_an_interval_that_would_be_empty_is_its_middle() -> None:
 @pytest.mark.parametrize(
     ("levels", "columns"), [((0.05, 0.5, 0.95), (0, 2)), ((0.01, 0.1, 0.5, 0.9, 0.99), (0, 4)), ((0.5,), (0, 0))]
 )
-def test_the_quantiles_nearest_to_the_level_are_corrected(
-    levels: tuple[float, ...], columns: tuple[int, int]
-) -> None:
+def test_quantiles_nearest_to_the_level_are_corrected(levels: tuple[float, ...], columns: tuple[int, int]) -> None:
     values = np.sort(np.random.default_rng(0).random((50, len(levels))), axis=1)
     assert calibrate_interval(quantiles(*levels), values, np.zeros(50)).columns == columns
 

@@ -33,7 +33,6 @@ cases = st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 7
 
 
 def draw(task: Task, seed: int, members: int, samples: int, steps: bool) -> tuple[list[Any], Any]:
-    """Values of members as the task lays them out, sharp ones (0 and 1) among them, and weights that sum to 1."""
     rng = np.random.default_rng(seed)
     shape = (members, samples, *((3,) if steps else ()))
     if task.kind == "classification":
@@ -66,9 +65,7 @@ EACH_TASK = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 @EACH_TASK
 @examples(12)
 @given(case=cases, factor=st.sampled_from([0.05, 0.5, 1.0, 1.7, 20.0]))
-def test_mixtures_and_their_calibration_of_tensors_are_those_of_arrays(
-    task: Task, case: Any, factor: float
-) -> None:
+def test_mixtures_and_calibrations_of_tensors_are_those_of_arrays(task: Task, case: Any, factor: float) -> None:
     math, (each, weights) = find_math(task), draw(task, *case)
     wanted = math.mix([math.normalise(values) for values in each], weights)
     found = mix(

@@ -26,7 +26,6 @@ from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,7 +45,6 @@ FIRST = ("single", "regression", "quantiles", "predict")
     params=[pytest.param(name, marks=() if name in FIRST else pytest.mark.more) for name in cases.CASES],
 )
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunDir]:
-    """A run of one case with two members."""
     name, case = request.param, cases.CASES[request.param]
     declared = Ensemble(
         name="e",

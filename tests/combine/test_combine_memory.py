@@ -21,7 +21,6 @@ MEMBERS, N, CLASSES = 24, 4_000, 20
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[RunDir, Any]:
-    """A run directory with the validation predictions of all members."""
     run_dir, rng = RunDir(tmp_path), np.random.default_rng(0)
     target = rng.integers(0, CLASSES, N)
     members = {
@@ -39,9 +38,7 @@ def run(tmp_path: Path) -> tuple[RunDir, Any]:
 
 
 @pytest.mark.parametrize("method", ["average", "greedy"])
-def test_the_memory_taken_does_not_grow_with_the_members(
-    run: tuple[RunDir, Any], method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_taken_does_not_grow_with_the_members(run: Any, method: str, monkeypatch: Any) -> None:
     run_dir, state = run
     in_memory = {name: read_predictions(run_dir, member, "valid") for name, member in state.members.items()}
     before = prediction_matrix.align("valid", in_memory)

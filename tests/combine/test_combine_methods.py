@@ -27,7 +27,6 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def members_of(seed: int, members: int, n: int = 60, classes: int = 3) -> tuple[Members, np.ndarray]:
-    """Members of differing quality and confidence, float32 as they are saved."""
     rng = np.random.default_rng(seed)
     target = rng.integers(0, classes, n)
     quality = rng.uniform(-0.5, 3, members)
@@ -44,9 +43,7 @@ seeds = st.integers(0, 100_000)
 
 @examples(15)
 @given(seeds, st.integers(1, 6), st.sampled_from(COMBINERS), st.booleans())
-def test_any_method_gives_weights_on_the_simplex_and_probabilities(
-    seed: int, members: int, method: str, calibrate: bool
-) -> None:
+def test_any_method_gives_weights_and_probabilities(seed: int, members: int, method: str, calibrate: bool) -> None:
     p, target = members_of(seed, members)
     combination = fit(method, p, target, calibrate=calibrate)
     assert combination.weights.min() >= 0
@@ -184,7 +181,6 @@ def test_an_unknown_method_is_answered_with_the_valid_ones() -> None:
 
 
 def widen(values: torch.Tensor) -> torch.Tensor:
-    """The mean of each sample, and a variance that depends on its place in the batch."""
     mean, variance = values.mean(dim=0).unbind(dim=-1)
     return torch.stack([mean, variance * torch.linspace(1, 2, len(mean))], dim=-1)
 

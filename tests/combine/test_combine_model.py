@@ -33,7 +33,6 @@ from pipelines import Pipeline, sources  # noqa: E402
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -52,7 +51,6 @@ def assert_same_bits(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> Non
 
 
 def export(model: nn.Module, batch: dict[str, Tensor]) -> Any:
-    """The exported program, saved and read again."""
     dims = ({name: {0: Dim("batch")} for name in batch},)
     program = torch.export.export(model, (batch,), dynamic_shapes=dims, strict=False)
     with io.BytesIO() as file:
@@ -95,7 +93,7 @@ def test_an_exported_ensemble_is_bitwise_equal_for_any_batch(net: str, seen: Obs
     ("combination", "uncertainty"),
     [pytest.param(WEIGHTED, False, id="weighted", marks=pytest.mark.more), pytest.param(STACK, True, id="stack")],
 )
-def test_members_of_different_widths_a_stack_and_uncertainties_are_exported(
+def test_different_widths_a_stack_and_uncertainties_are_exported(
     combination: Combination, uncertainty: bool
 ) -> None:
     model = ensemble_of("mlp", (2, 8, 16), combination, uncertainty=uncertainty)
@@ -179,7 +177,6 @@ print(type(model).__name__)
 
 
 def run_of(path: Path, project: Any, **options: Any) -> RunDir:
-    """A run directory of members that were not trained."""
     data = Pipeline(sources.arrays(x=np.zeros((8, 5), np.float32), label=np.arange(8) % 3))
     recipe = Recipe(model=project.build, loss=project.loss, task="classification")
     combine = options.get("combine", "average")
@@ -241,7 +238,6 @@ def test_tied_weights_stay_tied_in_a_file(tmp_path: Path) -> None:
 
 
 def test_what_the_first_batch_showed_is_how_a_member_is_called(tmp_path: Path, project: Any) -> None:
-    """The loss doubles x, the recorded call does not."""
     record = Observation(Call(("x",)), Task("regression"), None, ("float32", (3,)), None).as_record()
     of = {"member-0": record, "member-1": record}
     model = load(run_of(tmp_path / "run", project, **of).path, uncertainty=True)
@@ -253,9 +249,7 @@ def test_what_the_first_batch_showed_is_how_a_member_is_called(tmp_path: Path, p
     torch.testing.assert_close(found["epistemic"], outputs.var(dim=0, correction=0).mean(dim=1))
 
 
-def test_a_stack_of_points_is_loaded_without_the_members_that_have_no_part_in_it(
-    tmp_path: Path, project: Any
-) -> None:
+def test_a_stack_of_points_is_loaded_without_members_that_have_no_part(tmp_path: Path, project: Any) -> None:
     seen = Observation(None, Task("regression"), None, ("float32", (3,))).as_record()
     run = run_of(tmp_path / "run", project, **{"member-0": seen, "member-1": seen})
     target = np.random.default_rng(0).normal(size=(40, 3))

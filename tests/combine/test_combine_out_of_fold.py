@@ -49,7 +49,6 @@ def test_folds_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("method", ["average", "weighted", "greedy", "stack"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 def test_a_fit_by_configurations_is_that_of_their_rows_alone(task: Task, method: str) -> None:
-    """Members of a configuration have one row out of fold: what is fitted, and predicted, does not change."""
     values, target = make_members(task, seed=5, members=3, n=80)
     groups = (0, 0, 0, 1, 1, 2)
     rows = [values[group] for group in groups]

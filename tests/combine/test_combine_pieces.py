@@ -28,7 +28,6 @@ TASKS = [Task("classification"), Task("regression"), Task("gaussian"), Task("qua
 
 
 def make(task: Task, seed: int, shape: tuple[int, ...] = (N, SIDE, SIDE)) -> tuple[Array, Array]:
-    """What a member predicts, and the targets, some of which take no part."""
     truth, rng = np.random.default_rng(0), np.random.default_rng(seed)
     target: Array = truth.normal(100, 3, shape)
     target[0, :3], target[-1] = np.nan, np.nan
@@ -98,7 +97,7 @@ def declare(task: Task, metrics: Sequence[Any] = (), **more: Any) -> Ensemble:
 
 @pytest.mark.parametrize("combiner", ["average", "greedy", "stack"])
 @pytest.mark.parametrize("task", TASKS[:2], ids=lambda task: task.kind)
-def test_what_is_fitted_to_a_part_of_the_positions_is_measured_on_all(
+def test_what_is_fitted_to_a_part_is_measured_on_all(
     task: Task, combiner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, declared = run(tmp_path, task, 3, (N, SIDE, SIDE)), declare(task, combine=combiner)
@@ -119,9 +118,7 @@ def test_what_is_fitted_to_a_part_of_the_positions_is_measured_on_all(
         assert list(part["weights"].values()) == pytest.approx(list(whole["weights"].values()), abs=0.1)
 
 
-def test_combining_takes_less_memory_than_two_members_have_predicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_combining_takes_less_memory_than_two_members_have_predicted(tmp_path: Path, monkeypatch: Any) -> None:
     task, shape = TASKS[0], (4, 512, 512)
     made, one = run(tmp_path, task, 3, shape), 4 * 512 * 512 * 3 * 4
     monkeypatch.setattr(prediction_matrix, "MOST_FITTED", one // 16)
@@ -140,21 +137,17 @@ def test_combining_takes_less_memory_than_two_members_have_predicted(
 
 
 def dice(values: Array, target: Array) -> float:
-    """Of class 1, the mean of the samples', as of segmentations."""
     predicted, true = (each.reshape(len(target), -1) == 1 for each in (values.argmax(axis=-1), target))
     size = predicted.sum(axis=1) + true.sum(axis=1)
     return float((2 * (predicted & true).sum(axis=1) / np.maximum(size, 1)).mean())
 
 
 def pooled_dice(values: Array, target: Array) -> float:
-    """Of class 1, of the positions of all samples together: no mean of theirs."""
     predicted, true = values.argmax(axis=-1) == 1, target == 1
     return float(2 * (predicted & true).sum() / (predicted.sum() + true.sum()))
 
 
-def test_metrics_of_a_whole_split_are_of_all_positions_however_many_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_of_a_whole_split_are_of_all_its_positions(tmp_path: Path, monkeypatch: Any) -> None:
     task, samples = TASKS[0], 12
     made = run(tmp_path, task, 3, (samples, SIDE, SIDE))
     declared = declare(task, [dice, pooled_dice], combine="average")
@@ -173,9 +166,7 @@ def test_metrics_of_a_whole_split_are_of_all_positions_however_many_there_are(
         assert f"{name} has no interval" in part["note"]
 
 
-def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(tmp_path: Path, monkeypatch: Any) -> None:
     task = TASKS[0]
     run_dir, state = run(tmp_path, task, 3, (N, SIDE, SIDE))
     monkeypatch.setattr(prediction_matrix, "MOST_FITTED", 3 * N * SIDE**2 * 3 // 2)

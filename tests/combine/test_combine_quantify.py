@@ -21,7 +21,6 @@ TASKS = [CLASSIFICATION, MULTILABEL, REGRESSION, GAUSSIAN, QUANTILES, FREE]
 
 
 def draw(task: Task, seed: int, n: int = 300) -> PredictionMatrix:
-    """Predictions of three members that resemble each other, and targets that resemble them."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=n)
     values, target = [], np.empty(0)

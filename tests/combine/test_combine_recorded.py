@@ -30,7 +30,6 @@ from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -137,7 +136,6 @@ def test_a_loaded_function_is_checked_for_each_batch(function: Any, says: str) -
 
 
 def test_a_stack_without_a_test_split_is_measured_on_rows_that_it_was_not_fitted_on(tmp_path: Path) -> None:
-    """Its own fit is far better than it is on the test split."""
     declared = declare(combine="stack")
     run = finish(tmp_path / "e", declared)
     found = combine(run, state_of(run), declared)["metrics"]["ensemble"]

@@ -52,7 +52,6 @@ PIPE = Pipeline(sources.arrays(x=np.zeros((300, FEATURES), np.float32)))
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -79,7 +78,6 @@ def trained(number: int, width: int) -> nn.Module:
 
 
 def finish(path: Path, declared: Ensemble, *, splits: tuple[str, ...] = ("valid", "test")) -> RunDir:
-    """A run directory whose members are trained, with their events, checkpoints and predictions."""
     run = RunDir.create(path, declared)
     log = EventLog(run.events)
     log.append("run_started", name="e", run_id="r", executor="inline", mode="list", objective="accuracy",
@@ -155,10 +153,9 @@ def test_without_a_test_pipeline_the_figures_are_of_validation_and_said_to_be_op
         pytest.param("stack", False, marks=pytest.mark.more),
     ],
 )
-def test_a_loaded_ensemble_says_what_was_measured(
+def test_a_loaded_ensemble_gives_what_was_measured(
     tmp_path: Path, run: RunDir, method: str, recorded: bool
 ) -> None:
-    """Its NLL and accuracy on the test split are the event's, with the event's weights or fitted again."""
     import shutil
 
     shutil.copytree(run.path, tmp_path / "e")
@@ -245,7 +242,6 @@ def overwrite(run: RunDir, member: str, p: Any, index: Any, target: Any) -> None
 
 
 def finish_with(path: Path, declared: Ensemble, values: Any) -> RunDir:
-    """A run whose members all predicted the same for four samples without a target."""
     run = finish(path, declared, splits=())
     for number in range(5):
         overwrite(run, f"member-{number}", values, np.arange(4), None)

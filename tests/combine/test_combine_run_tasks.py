@@ -46,7 +46,6 @@ def declare(task: Task, **options: Any) -> Ensemble:
 
 
 def finish(path: Path, declared: Ensemble, task: Task, *, target: bool = True) -> tuple[RunDir, Any]:
-    """A run whose members have finished, with their predictions on two splits of 200 samples."""
     run = RunDir.create(path, declared)
     log = EventLog(run.events)
     log.append("run_started", name="e", run_id="r", executor="inline", mode="list", objective=declared.objective,
@@ -69,7 +68,6 @@ def finish(path: Path, declared: Ensemble, task: Task, *, target: bool = True) -
 
 
 def finish_and_combine(path: Path, task: Task, **options: Any) -> tuple[RunDir, Any, dict[str, Any]]:
-    """A run that has finished, its state, and what its combination says."""
     declared = declare(task, **options)
     run, state = finish(path / "e", declared, task)
     return run, state, combine(run, state, declared)
@@ -115,9 +113,7 @@ def check_measured(task: Task, method: str, run: RunDir, combined: dict[str, Any
 
 
 @pytest.mark.parametrize("task", TWO_OF_THEM, ids=ident)
-def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_combination(
-    tmp_path: Path, task: Task
-) -> None:
+def test_calibration_says_what_it_is_and_asks_for_another_combination(tmp_path: Path, task: Task) -> None:
     on, off = declare(task), declare(task, calibrate=False)
     run, state = finish(tmp_path / "e", on, task)
     method = {"classification": "temperature", "multilabel": "temperature", "gaussian": "variance_scale"}.get(
@@ -136,7 +132,6 @@ def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_c
 
 
 def test_sets_are_calibrated_on_what_a_stack_says_of_rows_it_was_not_fitted_on(tmp_path: Path) -> None:
-    """Its own fit is too good: sets that trust it would be smaller."""
     run, state, combined = finish_and_combine(tmp_path, ONE, combine="stack")
     valid = align("valid", {member: load(run, member, "valid") for member in state.members})
     assert valid.target is not None
@@ -199,7 +194,6 @@ def test_metrics_of_a_whole_split_are_in_the_event_with_intervals(tmp_path: Path
 
 
 def rank_late(values: Array, target: Array) -> float:
-    """Of an event that only the test split lacks."""
     if np.nanmax(target) < 60:
         raise ValueError("no such event")
     return float(np.nanmax(values))
@@ -238,7 +232,7 @@ def report_own(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[st
         pytest.param({"train": len, "split_metrics": "spearman"}, True, marks=pytest.mark.more),
     ],
 )
-def test_an_objective_by_the_name_of_a_metric_of_the_split_is_that_metric_unless_a_train_function_reports_it(
+def test_an_objective_of_the_split_is_its_metric_unless_a_loop_reports_it(
     tmp_path: Path, options: dict[str, Any], has: bool
 ) -> None:
     declared = declare(POINTS, recipe=Recipe(model=len, task=POINTS, **options), objective="spearman", mode="max")
@@ -247,9 +241,7 @@ def test_an_objective_by_the_name_of_a_metric_of_the_split_is_that_metric_unless
     assert {of: "spearman" in figures for of, figures in metrics.items()} == dict.fromkeys(metrics, has)
 
 
-def test_a_metric_of_too_many_predictions_has_no_interval_and_that_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_of_too_many_predictions_has_no_interval_but_a_note(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("ensemble.combine.bootstrap.MOST_RESAMPLED", 200 * 2 * 40 - 1)
     *_, combined = finish_and_combine(tmp_path, POINTS, objective="spearman")
     assert "spearman" in combined["metrics"]["ensemble"] and "spearman" in combined["noise"]
@@ -291,8 +283,6 @@ def test_a_function_combines_what_it_is_given_as_torch_tensors(tmp_path: Path, t
 
 
 class Counting:
-    """A function that keeps how often it was called, and fails after that many."""
-
     def __init__(self, most: int) -> None:
         self.calls, self.most = 0, most
 

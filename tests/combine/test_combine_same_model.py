@@ -29,8 +29,6 @@ Y = (X[:, 0] * X[:, 1] > 0).astype(np.int64)
 
 
 class Net(nn.Module):
-    """A head on features that `frequencies` [2, 16] make; subclasses hold these in their own way."""
-
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(16, 2)

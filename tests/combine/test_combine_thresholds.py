@@ -104,7 +104,6 @@ def test_positions_count_like_samples_and_ignored_ones_not() -> None:
 
 
 def declare(**options: Any) -> Ensemble:
-    """One sample in twenty is of the second class, which a member seldom finds more probable than the first."""
     rng = np.random.default_rng(0)
     label = (rng.random(900) < 0.06).astype(np.int64)
     x = (rng.normal(size=(900, 4)) + label[:, None] * 0.8).astype(np.float32)
@@ -121,7 +120,6 @@ def run(declared: Ensemble, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def decided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A run that decides by thresholds, and its result."""
     path = tmp_path_factory.mktemp("decided") / "run"
     return path, run(declare(thresholds="f1"), path)
 

@@ -21,7 +21,6 @@ HALVES = np.array([0.5, 0.5])
 
 
 def draw_members(seed: int, members: int, *shape: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Probabilities of members [n, ..., C] and weights, some of both 0."""
     rng = np.random.default_rng(seed)
     sharpness = rng.choice([0.01, 0.3, 3.0], size=members)
     values = [rng.dirichlet(np.full(shape[-1], s), size=shape[:-1]).astype(np.float32) for s in sharpness]

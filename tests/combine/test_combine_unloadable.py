@@ -54,9 +54,7 @@ def predict_otherwise(model: Any, batch: Any) -> Any:
     ],
     ids=["a function", "without predict", "with predict", "with another predict"],
 )
-def test_the_summary_promises_a_loaded_model_where_loading_works(
-    recipe: Any, said: str | None, tmp_path: Path
-) -> None:
+def test_the_summary_promises_a_loaded_model_where_loading_works(recipe: Any, said: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     data = Pipeline(sources.arrays(x=rng.random((16, 4), np.float32), label=rng.integers(0, 3, 16)))
     declared = Ensemble(

@@ -28,7 +28,6 @@ MEMBERS = [{"seed": seed} for seed in range(4)]
 
 
 def loader(data: Any, order: Order | None, **options: Any) -> Any:
-    """A DataLoader in an order; None: one of its own."""
     chosen = {"batch_size": BATCH, "shuffle": True} if order is None else {"batch_sampler": InOrder(order)}
     return torch.utils.data.DataLoader(data, **chosen, **options)
 
@@ -39,7 +38,6 @@ BOTH, MONAI_EPOCHS = ("image", "label"), 4
 
 
 def discs(count: int, seed: int) -> dict[str, Any]:
-    """Noisy images with a disc, and where it is."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:40, :40]
     label = np.stack(
@@ -52,7 +50,6 @@ def discs(count: int, seed: int) -> dict[str, Any]:
 
 
 def transforms(draws: bool) -> tuple[Any, Any]:
-    """Those of training and of validation."""
     from monai import transforms as T
 
     first = [T.EnsureChannelFirstd(BOTH, channel_dim="no_channel"), T.ScaleIntensityd("image")]
@@ -71,7 +68,6 @@ def unet(params: dict[str, Any]) -> Any:
 def segment(
     model: Any, batches: Any, validation: Any, epochs: int, report: Callable[..., Any], steps: int = 0
 ) -> None:
-    """The loop of MONAI's tutorials."""
     from monai.losses import DiceCELoss
     from monai.metrics import DiceMetric
 
@@ -99,7 +95,6 @@ def with_adam(model: Any) -> Any:
 
 
 def monai_plain(params: dict[str, Any], order: Order | None = None, draws: bool = True) -> tuple[Any, float]:
-    """The program as it was: its model, and its Dice."""
     from monai.data import Dataset, list_data_collate
 
     reported: list[float] = []
@@ -121,14 +116,11 @@ def monai_plain(params: dict[str, Any], order: Order | None = None, draws: bool 
 
 
 def take_one(samples: Any) -> dict[str, Any]:
-    """The only crop, as a sample; the target of predictions has no channel."""
     sample = samples[0] if isinstance(samples, list) else samples
     return {**sample, "target": sample["label"][0]}
 
 
 def monai_members(params: Sequence[dict[str, Any]], draws: bool = True) -> Ensemble:
-    """The program's members."""
-
     def train(member: Any) -> None:
         model = with_adam(unet(member.params))
         member.prepare(model, model.optimizer)
@@ -216,7 +208,6 @@ TRAINER = {"gradient_clip_val": 0.1, "num_sanity_val_steps": 0}
 
 
 def forecast_plain(params: dict[str, Any], order: Order | None = None) -> tuple[Any, float]:
-    """The program as it was: its model, and its mean absolute error."""
     import lightning
 
     training, validation = series()
@@ -242,7 +233,6 @@ def split_target(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def forecast_members(params: Sequence[dict[str, Any]]) -> Ensemble:
-    """The program's members."""
     training, validation = series()
 
     def collate(samples: Any) -> Any:
@@ -293,7 +283,6 @@ TOKEN_FIELDS = ("input_ids", "attention_mask", "labels")
 
 
 def encode(sample: dict[str, Any]) -> dict[str, Any]:
-    """A text of 4 to 21 words, each with the tag of its third of the vocabulary, one in ten with another."""
     rng = np.random.default_rng(int(sample["at"]))
     ids = rng.integers(5, WORDS, int(rng.integers(4, 22)))
     tags = np.where(rng.random(len(ids)) < 0.1, rng.integers(0, TAGS, len(ids)), ids // 17)
@@ -347,7 +336,6 @@ def tag_arguments(**more: Any) -> Any:
 
 
 def tokens_plain(params: dict[str, Any], order: Order | None = None) -> tuple[Any, float]:
-    """The program as it was: its model, and its accuracy."""
     from transformers import Trainer
 
     class Ordered(Trainer):  # type: ignore[misc]
@@ -375,8 +363,6 @@ def tokens_plain(params: dict[str, Any], order: Order | None = None) -> tuple[An
 
 
 def tokens_members(params: Sequence[dict[str, Any]], collate: Any = None, **options: Any) -> Ensemble:
-    """The program's members."""
-
     def train(member: Any) -> None:
         from ensemble.integrations.transformers import MemberTrainer
 
@@ -433,7 +419,6 @@ def run_apart(command: str) -> tuple[float, float]:
 
 
 def measure(name: str) -> str:
-    """A row: the program once for each seed, in processes of their own, beside one run of as many members."""
     rows: list[tuple[float, ...]] = []
     plain, members = (each.__name__ for each in PROGRAMS[name])
     before = "import torch; torch.set_num_threads(1); import programs as P; "

@@ -61,7 +61,6 @@ def encoder(predict: Callable[[Any], Any] | None, forward: str = "features") -> 
 
 
 def run(folder: Path, build: Any, train: Any, parts: Any = None, **options: Any) -> tuple[Any, list[str]]:
-    """The result of a run of one member, and its remarks, of which none comes after its first epoch."""
     recipe = Recipe(model=build, train=train, **{"objective": "accuracy", **options})
     declared = ports.declare(recipe, parts or ports.points(), members=[Member({"width": 8, "lr": 0.01})], epochs=3)
     result = ensemble.submit(declared, folder, "inline").wait()

@@ -38,7 +38,6 @@ every = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 @pytest.fixture(autouse=True)
 def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The framework, and torchvision for it, which it imports where it is there."""
     import_torchvision(monkeypatch)
     if "framework" in request.fixturenames:
         pytest.importorskip({"torchrun": "torch"}.get(name := request.getfixturevalue("framework"), name))
@@ -51,7 +50,6 @@ def run(declared: Ensemble, folder: Path, executor: str = "inline") -> Any:
 
 
 def finished(folder: Path) -> dict[str, Any]:
-    """Of each member the digest of its weights, and its metrics."""
     ends = [event for event in read_events(folder / "events.jsonl") if event["type"] == "finished"]
     return {end["member"]: (end["weights_sha256"], end["metrics"]) for end in ends}
 
@@ -146,7 +144,7 @@ KEEPING_BEST: dict[str, dict[str, Any]] = {
 
 @every
 @pytest.mark.more
-def test_killed_and_resumed_members_end_with_the_bits_of_undisturbed_ones(
+def test_killed_members_end_with_the_bits_of_undisturbed_ones(
     tmp_path: Path, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declared = functools.partial(FRAMEWORKS[framework], **KEEPING_BEST.get(framework, {}))

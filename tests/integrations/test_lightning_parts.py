@@ -80,7 +80,6 @@ def make_module(params: Any = None) -> Any:
 
 
 def fit(path: Path, callbacks: Any = list, **options: Any) -> tuple[str | None, dict[str, float]]:
-    """Why a member failed, and its metrics."""
     of_ensemble = {name: options.pop(name) for name in ("averaging",) if name in options}
     members = [Member({"width": 8, "lr": 0.01}, callbacks=options.pop("own", None))]
     declared = ports.lightning(callbacks, members=members, epochs=2, fit=options, **of_ensemble)
@@ -193,9 +192,7 @@ def test_averages_are_what_is_validated(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused_before_training(
-    lightning: Any, tmp_path: Path
-) -> None:
+def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused(lightning: Any, tmp_path: Path) -> None:
     kinds = lightning.callbacks
     error, _ = fit(tmp_path / "timer", lambda: [kinds.Timer("00:00:00:01")])
     assert error is not None and "Timer(interval='epoch')" in error
@@ -213,9 +210,7 @@ def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused_before_trainin
 
 
 @pytest.mark.more
-def test_a_hook_that_adds_an_object_of_the_runs_own_class_is_refused_before_training(
-    lightning: Any, tmp_path: Path
-) -> None:
+def test_a_hook_that_adds_an_object_of_the_runs_own_class_is_refused(lightning: Any, tmp_path: Path) -> None:
     class Own:
         pass
 

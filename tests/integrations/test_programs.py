@@ -23,7 +23,6 @@ MEMBERS = programs.MEMBERS[:2]
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As members have it here: the sums of a convolution depend on it."""
     import_torchvision(monkeypatch)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,7 +31,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def finish(declared: Any, path: Path, executor: str = "inline") -> dict[str, Any]:
-    """Of each member its event of the end."""
     result = ensemble.submit(declared, path, executor).wait()
     assert not [event["error"] for event in of_kind(path, "failed")] or executor == "local"
     assert result.combined is not None and len(result.combined.metrics["ensemble"]) > 1
@@ -79,9 +77,7 @@ def test_random_transforms_of_monai_give_a_dice_like_that_of_the_program(tmp_pat
         assert metric > 0.8
 
 
-def test_a_killed_forecaster_resumes_with_the_bits_of_one_that_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_forecaster_resumes_with_the_bits_of_one_that_was_not(tmp_path: Path, monkeypatch: Any) -> None:
     """Its checkpoint holds what the module's `on_save_checkpoint` adds: a GroupNormalizer and encoders."""
     pytest.importorskip("pytorch_forecasting")
     whole = finish(programs.forecast_members(MEMBERS[:1]), tmp_path / "whole")

@@ -344,9 +344,7 @@ def test_arguments_without_meaning_change_nothing(transformers: Any, tmp_path: P
     assert [name for name in VOID if f"{name}=" not in log] == []
 
 
-def test_arguments_without_their_effect_are_refused_by_name_before_training(
-    transformers: Any, tmp_path: Path
-) -> None:
+def test_arguments_without_their_effect_are_refused_by_name(transformers: Any, tmp_path: Path) -> None:
     from ensemble.integrations.transformers import ARGUMENTS
 
     taken: list[str] = []
@@ -419,9 +417,7 @@ def test_a_model_init_makes_the_model_once(transformers: Any, tmp_path: Path) ->
     assert [row["state"] for row in result.members] == ["finished"] and len(made) == 1
 
 
-def test_samples_of_unlike_length_without_a_collator_are_refused_by_field(
-    transformers: Any, tmp_path: Path
-) -> None:
+def test_samples_of_unlike_length_without_a_collator_are_refused(transformers: Any, tmp_path: Path) -> None:
     from pipelines import Pipeline, stages
 
     def train(member: Any) -> None:
@@ -449,9 +445,7 @@ def shorten(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "input_ids": sample["input_ids"][: 3 + int(sample["label"])]}
 
 
-def test_evaluations_and_predictions_of_datasets_and_splits_are_those_of_a_trainer(
-    transformers: Any, tmp_path: Path
-) -> None:
+def test_evaluations_and_predictions_of_datasets_are_those_of_a_trainer(transformers: Any, tmp_path: Path) -> None:
     columns = {name: values[:7] for name, values in make_data()[1].items()}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     found: list[Any] = []

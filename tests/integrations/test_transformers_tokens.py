@@ -35,7 +35,7 @@ def pad_to_max(batch: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("executor", ["inline", "local"])
-def test_texts_padded_to_the_longest_of_a_batch_have_the_figures_of_texts_padded_to_one_length(
+def test_texts_padded_to_the_longest_have_the_figures_of_others(
     tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import_torchvision(monkeypatch)

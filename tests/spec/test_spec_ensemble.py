@@ -85,8 +85,6 @@ def test_a_members_number_decides_its_weights_unless_it_says_otherwise() -> None
 
 @dataclass(frozen=True)
 class Patient(Member):
-    """A member with a field of the user's, of which None is no default."""
-
     patience: int | None = 5
 
 

@@ -209,9 +209,7 @@ def test_a_file_beside_the_spec_that_hides_a_module_of_python_is_named(beside: s
     assert f"{path.parent / name}" in line and f"Python's own module '{name}'" in line and "rename it" in line
 
 
-def test_a_folder_of_data_may_have_the_name_of_the_spec(
-    written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_data_may_have_the_name_of_the_spec(written: Any, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "photographs").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert load_spec(written(WHOLE, "photographs.py")).epochs == 2

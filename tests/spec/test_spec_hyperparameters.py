@@ -43,8 +43,6 @@ BF16 = {"precision": "bf16"}  # that loss_scale may be set
 
 
 class Split:
-    """Stands for a validation split."""
-
     random_stage = None
 
     def __len__(self) -> int:

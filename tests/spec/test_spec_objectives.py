@@ -24,7 +24,6 @@ def samples() -> Pipeline:
 
 
 def train(member: Any) -> None:
-    """Reports what its hyperparameters say; an AUC after the first epoch only where they have `once`."""
     model = torch.nn.Linear(2, 2)
     model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for epoch in member.epochs():

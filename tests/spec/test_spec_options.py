@@ -11,8 +11,6 @@ from ensemble.spec.options import COMPRESSIONS, OPTIMIZERS, resolve
 
 
 class Data:
-    """A pipeline as a declaration knows it: something with a length and a loader."""
-
     def __len__(self) -> int:
         return 100
 

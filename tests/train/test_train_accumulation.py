@@ -131,9 +131,7 @@ def test_a_loss_that_is_not_a_number_in_the_first_part_ends_the_member(tmp_path:
     ids=str,
 )
 @pytest.mark.parametrize("clip_norm", [0.2, 1e3])
-def test_the_true_gradient_of_the_global_batch_is_clipped(
-    tmp_path: Path, options: dict[str, Any], clip_norm: float
-) -> None:
+def test_the_true_gradient_of_the_global_batch_is_clipped(tmp_path: Path, options: Any, clip_norm: float) -> None:
     data = cases.data(dtype="float64")
     recipe = replace(cases.SMOOTH, clip_norm=clip_norm)
     given = {"params": {"dtype": "float64"}, "train": data, "valid": None, "epochs": 2}
@@ -161,7 +159,6 @@ def test_the_true_gradient_of_the_global_batch_is_clipped(
 
 
 def weights_at_start(recipe: Any) -> Any:
-    """What the seed of member 0 makes."""
     from ensemble.train.seeding import seed_everything
 
     seed_everything(0, torch.device("cpu"))

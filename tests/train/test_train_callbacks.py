@@ -47,8 +47,6 @@ def finish(folder: Path, declared: Ensemble, **options: Any) -> RunState:
 
 
 class Everything(MemberCallback):
-    """Writes the name of each hook into a file."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
 
@@ -149,8 +147,6 @@ def test_a_callback_ends_a_member(tmp_path: Path) -> None:
 
 
 class FailsOnce:
-    """A loss that raises in its fifth step, once."""
-
     def __init__(self, marker: Path) -> None:
         self.marker, self.calls = marker, 0
 

@@ -59,10 +59,7 @@ def test_a_model_is_compiled(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("compiled/*/inductor/*")), "nothing was compiled to files"
 
 
-def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Several runs in one process: each has the folder of its own."""
+def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(tmp_path: Path, monkeypatch: Any) -> None:
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     for name in names:
         monkeypatch.delenv(name, raising=False)
@@ -90,7 +87,6 @@ def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(
 
 @pytest.mark.more
 def test_the_next_start_of_a_run_compiles_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernels outlive the temporary directory of the node."""
     if shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler, and there is no g++")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)

@@ -121,8 +121,6 @@ def test_what_is_evaluated_after_a_loop_that_was_left_is_what_is_saved(tmp_path:
 
 
 def handing_over(weights: Callable[[Any], Any], metrics: dict[str, float] | None = None) -> Any:
-    """A train function that hands over weights at its end."""
-
     def at_the_end(member: Any) -> None:
         member.use_weights(weights(member), metrics=metrics)
         with member.evaluating() as model:

@@ -103,7 +103,6 @@ def softly(scores: Any) -> Any:
 
 
 def dense(change: Any) -> Recipe:
-    """Scores of two positions, [b, 3, 2]."""
     return Recipe(
         model=lambda params: Parts(lambda s, x: torch.stack([s, s], 2)),
         loss=lambda model, batch: entropy()(model, batch).mean(1),
@@ -146,7 +145,6 @@ def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, sa
 @pytest.mark.more
 def test_accumulation_is_named_where_a_loss_compares_the_samples_of_a_batch(tmp_path: Path) -> None:
     def contrast(model: Any, batch: Any) -> Any:
-        """One number over the batch, for each of its samples."""
         items = model(batch["x"])
         return F.cross_entropy(items @ items.T, torch.arange(len(items))).expand(len(items))
 
@@ -158,8 +156,6 @@ def test_accumulation_is_named_where_a_loss_compares_the_samples_of_a_batch(tmp_
 
 
 class OfDict(nn.Linear):
-    """A model whose only argument is a dict of fields."""
-
     def forward(self, inputs: Any) -> Any:
         return super().forward(inputs["x"])
 
@@ -208,7 +204,6 @@ def test_the_logits_of_an_output_object_are_its_scores(tmp_path: Path) -> None:
 
 
 def script(losses: Any, make: Any = lambda params: Parts(lambda s, x: s), predicts: bool = True) -> Any:
-    """A train function without a metric of ours, that predicts at its end."""
     return own_loop(
         lambda member, epoch: member.report(own=1.0),
         lambda member: member.predict_all() if predicts else None,
@@ -244,8 +239,6 @@ def test_a_plain_train_function_predicts_by_what_it_calls_its_model_with(tmp_pat
 
 
 class Counting(nn.Module):
-    """Counts its calls in a number, a list, and a buffer that each replaces."""
-
     def __init__(self) -> None:
         super().__init__()
         self.line, self.calls, self.sizes = nn.Linear(4, 3), 0, list[int]()
@@ -342,7 +335,7 @@ def sharpen(scores: Any) -> Any:
     return scores * SHARPNESS
 
 
-def test_a_helper_of_predict_that_the_loss_calls_too_lets_finished_members_predict_again(
+def test_a_helper_that_the_loss_calls_too_lets_finished_members_predict_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(predicting(lambda scores: sharpen(scores).softmax(-1)), loss=entropy(sharpen))

@@ -33,8 +33,6 @@ def measure(model: nn.Module, batches: Any) -> float:
 def script(
     use: Callable[[Any, int], None] = lambda member, epoch: None, epochs: int = EPOCHS
 ) -> Callable[[Any], None]:
-    """A script as people write it: epochs from 0, a schedule that is stepped after each, averaged weights."""
-
     def loop(member: Any) -> None:
         model = cases.noisy(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -65,8 +63,6 @@ def loop_of(
     at_the_end: Callable[[Any], None] = nothing_more,
     make: Callable[[Any], nn.Module] = cases.plain,
 ) -> Callable[[Any], None]:
-    """A script that trains by SGD, and does something more: `before(member, optimizer)` and the others."""
-
     def loop(member: Any) -> None:
         model = make(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -88,8 +84,6 @@ def recipe(loop: Callable[[Any], None]) -> Recipe:
 
 
 def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) -> None:
-    """Up to the last bits of a mean."""
-
     def own(member: Any) -> None:
         model = cases.noisy(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -113,9 +107,7 @@ def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "options", [{}, {"keep": "best"}, {"averaging": EMA(0.8)}], ids=["last", "best", "averaged"]
 )
-def test_a_loop_that_counts_from_0_ends_with_the_same_bits_wherever_it_dies(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_loop_that_counts_from_0_ends_with_the_same_bits_wherever_it_dies(tmp_path: Path, options: Any) -> None:
     """Schedule and averaged weights, too, which its passes over trained epochs have stepped once more."""
     chosen, loop = {**OPTIONS, **options}, recipe(script())
     whole = finished(tmp_path / "whole", loop, **chosen)
@@ -197,8 +189,6 @@ def test_what_a_loop_does_in_empty_passes_is_undone(tmp_path: Path) -> None:
 
 
 def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
-    """A loop that predicts by a function of its own."""
-
     def report(member: Any, epoch: int) -> None:
         member.report(loss=0.0)
 
@@ -222,7 +212,7 @@ def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
         ),
     ],
 )
-def test_predictions_that_a_loaded_model_would_not_make_are_told_and_let_none_be_loaded(
+def test_predictions_that_no_loaded_model_would_make_are_told(
     tmp_path: Path, change: Any, options: dict[str, Any], is_other: bool
 ) -> None:
     outcome, events = train(tmp_path, predicting(change, **options), **OPTIONS)
@@ -297,9 +287,7 @@ def test_batches_stay_valid_and_have_the_shape_that_is_asked_for(tmp_path: Path)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_with_folds_it_reads_each_other_sample_once_an_epoch_and_no_empty_batch(
-    tmp_path: Path, batch_size: int
-) -> None:
+def test_with_folds_it_reads_each_other_sample_once_and_no_empty_batch(tmp_path: Path, batch_size: int) -> None:
     """A loop with one loss a batch; also where the last batches of an epoch are empty, and it reads no further."""
     kept = set(np.flatnonzero(weights.fold(cases.N, 4, 0, seed=0)(np.arange(cases.N))).tolist())
     read: list[list[int]] = []

@@ -18,8 +18,6 @@ N = 16
 
 
 class Net(nn.Module):
-    """A model with an error in its own forward pass."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Linear(8, 4)

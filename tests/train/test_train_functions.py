@@ -66,7 +66,6 @@ def own_loop(member: Any) -> None:
     ids=["stopping", "averaged", "compiled"],
 )
 def test_a_train_function_has_all_of_it(tmp_path: Path, options: dict[str, Any]) -> None:
-    """The same weights and predictions as the built-in loop."""
     built_in = finished(tmp_path / "recipe", **options)
     assert finished(tmp_path / "loop", own_loop, **options) == built_in
     within = Recipe(model=cases.noisy, train=own_loop)
@@ -76,8 +75,6 @@ def test_a_train_function_has_all_of_it(tmp_path: Path, options: dict[str, Any])
 
 
 def own_evaluation(measures: bool) -> Any:
-    """A train function that evaluates by hand, and says how its model is called or not."""
-
     def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
         return {"outputs": model(batch["x"]).sum(dim=1)}
 
@@ -94,9 +91,7 @@ BY_HAND: dict[str, Any] = {"epochs": 5, "averaging": SWA(0.4), "params": {"lr": 
 
 
 @pytest.mark.parametrize("keep", ["last", "best"])
-def test_averages_that_a_train_function_evaluates_by_hand_have_statistics_of_their_own(
-    tmp_path: Path, keep: str
-) -> None:
+def test_averages_that_are_evaluated_by_hand_have_statistics_of_their_own(tmp_path: Path, keep: str) -> None:
     options = {**BY_HAND, "keep": keep, "objective": "loss"}
     built_in = finished(tmp_path / "recipe", NORM, **options)
     told = finished(tmp_path / "told", own_evaluation(True), **options)
@@ -107,9 +102,7 @@ def test_averages_that_a_train_function_evaluates_by_hand_have_statistics_of_the
     )
 
 
-def test_averages_of_a_model_that_nobody_can_call_are_trained_on_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_averages_of_a_model_that_nobody_can_call_are_trained_on(tmp_path: Path, monkeypatch: Any) -> None:
     whole = cases.loss
     monkeypatch.setattr(cases, "loss", lambda model, batch: whole(model, {**batch, "x": batch["x"] + 0}))
     finished(tmp_path, own_evaluation(False), **BY_HAND)
@@ -127,7 +120,6 @@ def test_a_train_function_may_compute_the_statistics_of_averages_itself(tmp_path
 
 
 def test_statistics_are_computed_where_a_checkpoint_is_due(tmp_path: Path) -> None:
-    """Each time reads the training data once more."""
     passes: list[int] = []
 
     def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
@@ -198,9 +190,7 @@ def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_pa
         ("multilabel", torch.tensor([[0.0, 1.0], [1.0, torch.nan]]), np.array([[0, 1], [1, -100]])),
     ],
 )
-def test_a_target_that_a_function_gives_is_stored_as_its_task_has_it(
-    tmp_path: Path, task: str, target: torch.Tensor, stored: Any
-) -> None:
+def test_a_given_target_is_stored_as_its_task_has_it(tmp_path: Path, task: str, target: Any, stored: Any) -> None:
     def predict(member: Any) -> None:
         member.predictions("valid", torch.full(target.shape, 0.5), torch.arange(2), target, task)
 
@@ -226,8 +216,6 @@ def test_members_have_loops_of_their_own(tmp_path: Path) -> None:
 
 
 class Counting(nn.Module):
-    """Counts its calls in a buffer and in a loose tensor, whatever its mode."""
-
     def __init__(self) -> None:
         super().__init__()
         self.frozen, self.head = nn.BatchNorm1d(6), nn.Linear(6, 3)

@@ -121,14 +121,13 @@ def test_a_gpu_that_fails_leaves_what_was_counted() -> None:
 
 
 def evaluate_first(member: Any, model: Any, batch: Any) -> Any:
-    """In the middle of a training step."""
     losses = cases.loss(model, batch)
     member.evaluate(lambda model, batch: {"loss": cases.loss(model, batch)})
     return losses
 
 
 @pytest.mark.parametrize("own_loop", [False, True])
-def test_each_batch_is_measured_once_and_usage_says_the_sum(
+def test_each_batch_is_measured_once_and_usage_is_the_sum(
     tmp_path: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu()
@@ -156,9 +155,7 @@ def test_each_batch_is_measured_once_and_usage_says_the_sum(
     assert {e.get("gpu") for e in events if "gpu_busy_s" in e} == {"GPU-x"}
 
 
-def test_a_session_that_measures_says_which_gpu_it_kept_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_measures_says_which_gpu_it_kept_busy(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), measure(Gpu()))
     ensemble = cases.declare(cases.SMOOTH, 1)
     request = ProfileRequest(members=[], known=[], steps_s=0.1)

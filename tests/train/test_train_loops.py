@@ -37,7 +37,6 @@ DEAR = {"compiled": pytest.mark.slow, "stopping": pytest.mark.more, "best": pyte
 @pytest.mark.parametrize("at_ends", [False, pytest.param(True, marks=pytest.mark.more)], ids=["within", "at ends"])
 @pytest.mark.parametrize("loop", [pytest.param(name, marks=DEAR.get(name, ())) for name in LOOPS])
 def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, loop: str, at_ends: bool) -> None:
-    """Stopped within epochs, or at the end of one and of all."""
     whole = finished(tmp_path / "whole", **LOOPS[loop])
     steps = 5 * (whole["epoch"] + 1)
     for stop in (10, steps) if at_ends else (2, steps - 6):

@@ -51,7 +51,6 @@ def rates(
     batch_size: int = 32,
     params: dict[str, Any] | None = None,
 ) -> list[float]:
-    """The learning rate of each step."""
     steps = epochs * steps_per_epoch
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler = make_schedule(

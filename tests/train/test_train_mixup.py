@@ -106,8 +106,6 @@ def test_what_cannot_be_mixed_is_refused() -> None:
 
 
 class Twice(nn.Module):
-    """Counts its calls, and draws."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.calls = nn.Linear(1, 3), 0

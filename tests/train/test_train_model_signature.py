@@ -15,8 +15,6 @@ from pipelines import Pipeline, sources
 
 
 class Gate(nn.Module):
-    """Of the user's own."""
-
     def __init__(self, params: dict[str, Any]) -> None:
         super().__init__()
         self.dropout, self.steps = params.get("dropout", 0.1), params.get("steps", 3)
@@ -99,8 +97,6 @@ def test_where_it_cannot_be_told_hyperparameters_count_but_for_those_of_an_optim
 
 
 class Config:
-    """Its text says nothing of what it holds."""
-
     def __init__(self, depth: int) -> None:
         self.depth = depth
 

@@ -42,8 +42,6 @@ def test_what_waits_for_the_end_of_an_epoch_is_the_last_that_was_asked_but_an_en
 
 
 class Later(Inbox):
-    """Says one thing at the end of each epoch."""
-
     def __init__(self, *said: dict[str, Any] | None) -> None:
         super().__init__()
         self._said = list(said)

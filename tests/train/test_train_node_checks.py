@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -17,9 +16,7 @@ from ensemble.train.node_checks import NODE_DIRECTORY
 from ensemble.train.recipe import build_model
 
 
-def test_the_first_member_of_a_node_downloads_and_the_others_find_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_member_of_a_node_downloads_for_the_others(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv(NODE_DIRECTORY, str(tmp_path))
     downloads, all_at_once = [], threading.Barrier(4)
 
@@ -42,6 +39,5 @@ def test_the_first_member_of_a_node_downloads_and_the_others_find_the_file(
 
 
 def with_others(barrier: threading.Barrier) -> None:
-    """Waits for the other threads, where they come, so that all of them download if nothing holds them."""
     with contextlib.suppress(threading.BrokenBarrierError):
         barrier.wait(0.5)

@@ -46,7 +46,6 @@ def formula(
 
 
 def draw(seed: int, steps: int, dtype: Any, zero: int | None = None) -> tuple[list[Any], list[list[Any]]]:
-    """Weights and gradients of very different sizes; one of the gradients, or of the weights, is zero."""
     torch.manual_seed(seed)
     weights = [(torch.randn(shape) * 10 ** (i - 2)).to(dtype) for i, shape in enumerate(SHAPES)]
     grads = [[(torch.randn(s) * 10 ** (2 - i)).to(dtype) for i, s in enumerate(SHAPES)] for _ in range(steps)]
@@ -207,8 +206,6 @@ else:
 
 
 class Normed(nn.Module):
-    """Every kind of parameter, a normalization over several dimensions among them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)

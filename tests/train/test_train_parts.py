@@ -130,9 +130,7 @@ def test_steps_ranks_and_members_have_seeds_of_their_own(places: list[tuple[int,
         (nn.BatchNorm2d(3), (1, 3, 2, 1), False),
     ],
 )
-def test_too_few_values_are_normalized_by_running_statistics(
-    layer: Any, shape: tuple[int, ...], small: bool
-) -> None:
+def test_too_few_values_are_normalized_by_running_statistics(layer: Any, shape: Any, small: bool) -> None:
     model = nn.Sequential(layer)
     guard_small_batches(model)
     layer.running_mean.fill_(2.0)

@@ -17,7 +17,6 @@ from pipelines.samples.poison_records import PreparationNote
 
 
 def settle(run_dir: RunDir, attempt: int) -> PreparationNote | None:
-    """Begin an attempt; where it notes what it prepares."""
     declared, alone = an_ensemble([{"lr": 0.1}]), SimpleNamespace(world=1)
     made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
     job = Job(run_dir=str(run_dir.path), identity=declared.identify(0), attempt=attempt, rank=0, **made)

@@ -95,8 +95,6 @@ def test_what_has_no_scale_has_the_scale_one() -> None:
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer over six steps of one value, and scores from its last state."""
-
     def __init__(self, kind: Any) -> None:
         super().__init__()
         self.layer = kind(1, 16, num_layers=2, bidirectional=True, batch_first=True)

@@ -72,7 +72,6 @@ def not_finite(model: Any, batch: Any) -> Any:
 def measure(
     run_dir: Path, loss: Any, asked: dict[str, Any] | None = None, members: int = 1, **options: Any
 ) -> list[dict[str, Any]]:
-    """The events of a session that measures one member; `loss`, or the train function, is its own."""
     own = {"train": loss} if members > 1 else {"loss": loss}
     declared = cases.declare(
         Recipe(model=cases.plain, task="classification", **own), 1, **{**options, "out_of_fold": False}

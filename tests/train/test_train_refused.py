@@ -76,7 +76,6 @@ def test_no_validation_split_is_said_at_the_start(tmp_path: Path, caplog: pytest
 
 
 def show(result: Any, path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The end's summary, and what `ensemble status` prints."""
     capsys.readouterr()
     main(["status", str(path)])
     return [str(result), capsys.readouterr().out]
@@ -92,9 +91,7 @@ def test_the_end_says_why_no_member_finished(tmp_path: Path, capsys: pytest.Capt
         )
 
 
-def test_the_seed_is_a_column_where_members_differ_by_it_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_seed_is_a_column_where_members_differ_by_it_alone(tmp_path: Path, capsys: Any) -> None:
     result = ensemble.submit(declare(members=seeds(2, {"lr": 0.1}, start=70)), tmp_path, "inline").wait()
     for shown in show(result, tmp_path, capsys):
         lines = shown.splitlines()

@@ -16,8 +16,6 @@ Events = list[dict[str, Any]]
 
 
 class Clock:
-    """A clock that is set."""
-
     now = 100.0
 
     def __call__(self) -> float:

@@ -53,7 +53,6 @@ def submit(folder: Path, *args: Any, **options: Any) -> list[dict[str, Any]]:
 
 
 def precedes_epochs(events: list[dict[str, Any]], member: str | None = None) -> bool:
-    """Whether something is remarked, of a member or of all, before the first epoch has ended."""
     kinds = [event["type"] for event in events if member in (None, event.get("member"))]
     return kinds.index("remark") < kinds.index("epoch")
 
@@ -73,7 +72,7 @@ def list_remarks(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
         ("cross_entropy", "test", spoil(np.stack([LABEL, LABEL], axis=1), (7, 1), -2)),
     ],
 )
-def test_a_label_that_the_loss_does_not_take_is_named_before_anything_trains(
+def test_a_label_that_the_loss_does_not_take_is_named_first(
     tmp_path: Path, loss: str, split: str, label: Any
 ) -> None:
     value = label.min()
@@ -105,7 +104,7 @@ def own_loss(model: Any, batch: Any) -> Any:
 
 
 @pytest.mark.parametrize(("loss", "label"), [(own_loss, -1), ("cross_entropy", 3), ("binary_cross_entropy", 2)])
-def test_a_label_of_test_that_the_model_has_no_class_for_is_remarked_with_the_first_batch(
+def test_a_label_of_test_without_a_class_is_remarked_with_the_first_batch(
     tmp_path: Path, loss: Any, label: int
 ) -> None:
     most = 1 if loss == "binary_cross_entropy" else 2
@@ -149,7 +148,6 @@ def breakable(marker: Path, shift: int, *rows: int) -> Pipeline:
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No split fits."""
     monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
 
 
@@ -189,7 +187,6 @@ def test_labels_of_a_streamed_split_are_looked_at_before_members_train(tmp_path:
 
 
 def find_held() -> int:
-    """Bytes of sets that this process has mapped."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:resident" in line]
     ends = [[int(number, 16) for number in line.split()[0].split("-")] for line in lines]
     return sum(end - start for start, end in ends)
@@ -219,9 +216,7 @@ def own_numbers(model: Any, batch: Any) -> Any:
     return (model(batch["x"]).squeeze(-1) - batch["label"]).square()
 
 
-def test_members_that_predict_other_classes_than_the_first_one_are_remarked_with_their_first_batch(
-    tmp_path: Path,
-) -> None:
+def test_members_that_predict_other_classes_than_the_first_are_remarked(tmp_path: Path) -> None:
     events = submit(tmp_path / "run", members=[{"lr": 0.01}, {"lr": 0.01, "classes": 5}])
     ((member, text),) = list_remarks(events)
     assert member == "member-1" and "predicts 5 classes on training, member-0 3" in text
@@ -236,9 +231,7 @@ def test_members_that_predict_other_classes_than_the_first_one_are_remarked_with
         (lambda v: v.missing, "failed"),
     ],
 )
-def test_a_function_that_does_not_combine_is_remarked_with_the_first_batch(
-    tmp_path: Path, function: Any, said: str
-) -> None:
+def test_a_function_that_does_not_combine_is_remarked_early(tmp_path: Path, function: Any, said: str) -> None:
     events = submit(tmp_path / "run", combine=function, members=[{"lr": 0.01}, {"lr": 0.02}])
     remarks = [text for _, text in list_remarks(events)]
     assert any("Ensemble.combine=" in text and said in text for text in remarks), remarks
@@ -274,9 +267,7 @@ def test_samples_of_test_that_the_model_cannot_take_are_remarked_with_the_first_
     ],
     ids=["stack", "free"],
 )
-def test_a_combination_that_is_not_for_the_task_is_remarked_with_the_first_batch(
-    tmp_path: Path, options: dict[str, Any], said: str
-) -> None:
+def test_a_combination_that_is_not_for_the_task_is_remarked_early(tmp_path: Path, options: Any, said: str) -> None:
     numbers = X[:, 0]
     splits = {name: pipe(numbers, X + shift) for shift, name in enumerate(("train", "valid", "test"))}
     classes = 3 if options["loss"] == "pinball" else 1

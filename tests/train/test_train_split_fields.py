@@ -63,7 +63,7 @@ def declare(workers: int = 1, **options: Any) -> Ensemble:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.more)])
-def test_a_metric_gets_the_fields_it_names_and_the_loss_is_computed_in_training_alone(
+def test_a_metric_gets_the_fields_it_names_and_no_loss_is_computed_beside_training(
     workers: int, tmp_path: Path
 ) -> None:
     run = ensemble.submit(declare(workers), tmp_path, "inline" if workers == 1 else "local")
@@ -117,9 +117,7 @@ def judged_by_users(values: np.ndarray, target: np.ndarray, users: np.ndarray) -
         (judged_by_users, "the batch has no field 'users'; did you mean 'user'?"),
     ],
 )
-def test_a_field_that_no_metric_can_have_is_named_before_the_training(
-    tmp_path: Path, metric: Any, says: str
-) -> None:
+def test_a_field_that_no_metric_can_have_is_named_first(tmp_path: Path, metric: Any, says: str) -> None:
     declared = declare(split_metrics=[metric], objective=metric.__name__, collate=name_users)
     (row, _) = ensemble.submit(declared, tmp_path, "inline").wait().members
     assert says in row["error"] and row["attempts"] == 1 and not of_kind(tmp_path, "epoch")

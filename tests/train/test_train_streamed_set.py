@@ -21,7 +21,7 @@ def figures(path: Path) -> list[Any]:
     ]
 
 
-def test_figures_and_predictions_are_the_same_when_validation_data_are_streamed(
+def test_figures_and_predictions_are_the_same_of_streamed_validation_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = an_ensemble([{"lr": 0.1, "width": 4}], epochs=2, sharing="independent", batch_size=20, seed=3)

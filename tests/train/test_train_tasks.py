@@ -45,7 +45,6 @@ OF_SPLIT = {"one logit": ["roc_auc"], "free": [cases.spread]}
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every case was trained by one worker."""
     folder = tmp_path_factory.mktemp("one")
     said = {name: cases.train(name, folder) for name in cases.CASES}
     (folder / "0.json").write_text(json.dumps(said))
@@ -54,7 +53,6 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the cases of the first tier were trained by two workers."""
     folder = tmp_path_factory.mktemp("two")
     run_ranks(2, cases.train_first, folder)
     return folder
@@ -62,7 +60,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the cases of the second tier were trained by two workers."""
     folder = tmp_path_factory.mktemp("second")
     run_ranks(2, cases.train_second, folder)
     return folder
@@ -218,7 +215,6 @@ def test_a_model_that_gets_the_batch_is_called_with_it(tmp_path: Path) -> None:
 
 
 def rows_of(member: Any, split: str) -> list[torch.Tensor]:
-    """Outputs of a split, and the indices of its samples."""
     with member.evaluating() as model:
         rows = [(model(x=batch["x"]).squeeze(1), batch["index"].clone()) for batch in member.batches(split)]
     return [torch.cat(column) for column in zip(*rows, strict=True)]
@@ -308,9 +304,7 @@ def test_a_metric_of_the_split_selects_within_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["steps", "multilabel"])
-def test_a_finished_member_of_an_earlier_version_predicts_all_the_same(
-    one: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_finished_member_of_an_earlier_version_predicts(one: Path, tmp_path: Path, name: str) -> None:
     outcome, _ = cases.train(name, tmp_path)
     path = newest_checkpoint(RunDir(tmp_path / name), "member-0", 0)
     state = {key: part for key, part in load_checkpoint(path).items() if key not in ("call", "outputs")}

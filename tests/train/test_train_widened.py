@@ -31,7 +31,6 @@ LOOP: dict[str, Any] = {
 
 
 def train(rank: int, folder: Path, world: int = 1, stop: int | None = None) -> tuple[str, list[dict[str, Any]]]:
-    """Train the member, from its checkpoint where it has one; outcome and events."""
     ensemble = cases.declare(cases.SMOOTH, world, **LOOP)
     identity = replace(ensemble.identify(0), widened_from=1 if world > 1 else None)
     meet = (folder / "meet").as_uri() if world > 1 else None

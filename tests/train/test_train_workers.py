@@ -20,7 +20,6 @@ Said = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every case is trained, in a folder for each number of workers."""
     folder = tmp_path_factory.mktemp("workers")
     for world in (1, 2, 3):
         (folder / str(world)).mkdir()
@@ -29,20 +28,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Said:
-    """What each of two ranks said of the cases of the first tier."""
     return run_ranks(2, train_child.train_cases, 2, train_child.WITH_TWO, folder / "2")
 
 
 @pytest.fixture(scope="module")
 def second(folder: Path) -> Said:
-    """What each of two ranks said of the cases of the second tier."""
     return run_ranks(2, train_child.train_cases, 2, train_child.SECOND, folder / "2")
 
 
 @pytest.fixture
 def ask_two(request: pytest.FixtureRequest) -> Callable[[str], Said]:
-    """Returns what each of two ranks said of a case and of others."""
-
     def ask(case: str) -> Said:
         said: Said = request.getfixturevalue("second" if case in train_child.SECOND else "two")
         return said
@@ -51,19 +46,16 @@ def ask_two(request: pytest.FixtureRequest) -> Callable[[str], Said]:
 
 
 def tiered(*cases: str) -> list[Any]:
-    """Values of a parameter, each in the tier in which two workers train it."""
     return [pytest.param(each, marks=pytest.mark.more if each in train_child.SECOND else ()) for each in cases]
 
 
 @pytest.fixture(scope="module")
 def three(folder: Path) -> Said:
-    """What each of three ranks said of some cases."""
     return run_ranks(3, train_child.train_cases, 3, train_child.WITH_THREE, folder / "3")
 
 
 @pytest.fixture(scope="module")
 def one(folder: Path) -> dict[str, Any]:
-    """What the same members with one worker say, trained in this process."""
     names = ("smooth", "float64", "ragged", "folds", "clipped", "head")
     return {name: train_child.train_case(name, folder / "1") for name in names}
 
@@ -84,7 +76,6 @@ def test_two_workers_are_one(ask_two: Callable[[str], Said], one: dict[str, Any]
 
 @pytest.mark.parametrize("case", ["ragged", "clipped in 2"])
 def test_three_workers_are_one(three: Said, one: dict[str, Any], folder: Path, case: str) -> None:
-    """Two of them have no sample of the last batch."""
     as_in = train_child.ACCUMULATED.get(case, case)
     check_equal(folder / "1", folder / "3", one, three, case, 1e-12, as_in)
 
@@ -102,9 +93,7 @@ def test_what_was_measured_at_the_start_holds_after_a_resume(three: Said) -> Non
 
 
 @pytest.mark.parametrize("case", tiered("clipped", "clipped in 4", "scaled in 2", "folds in 2"))
-def test_workers_that_accumulate_and_clip_are_one_that_does_not_accumulate(
-    ask_two: Callable[[str], Said], one: dict[str, Any], folder: Path, case: str
-) -> None:
+def test_workers_that_accumulate_and_clip_are_one(ask_two: Any, one: Any, folder: Path, case: str) -> None:
     reference = train_child.ACCUMULATED.get(case, case)
     check_equal(folder / "1", folder / "2", one, ask_two(case), case, 1e-12, reference)
 
@@ -112,7 +101,6 @@ def test_workers_that_accumulate_and_clip_are_one_that_does_not_accumulate(
 def check_equal(
     alone: Path, together: Path, one: dict[str, Any], many: Said, case: str, rtol: float, as_in: str | None = None
 ) -> None:
-    """A case trained by many is the one trained alone, or `as_in` is."""
     as_in = as_in or case
     expected, found = read_weights(alone / as_in), read_weights(together / case)
     for name, value in expected.items():
@@ -164,9 +152,7 @@ def test_workers_that_see_different_checkpoints_say_so(two: Said) -> None:
 
 
 @pytest.mark.parametrize("case", tiered(*RESUMED))
-def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(
-    ask_two: Callable[[str], Said], case: str
-) -> None:
+def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(ask_two: Any, case: str) -> None:
     said = ask_two(case)
     check_resumed(said, case, RESUMED[case])
     stopped = {"mid-fp32": [(0, 3)], "end-fp32": [(1, 0)]}
@@ -250,9 +236,7 @@ def test_only_rank_0_tells_of_the_member_and_all_tell_their_use(two: Said) -> No
 
 
 @pytest.mark.parametrize("case", tiered("kept", "swa"))
-def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(
-    ask_two: Callable[[str], Said], folder: Path, case: str
-) -> None:
+def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(ask_two: Any, folder: Path, case: str) -> None:
     """They stop after the same epoch, and each predicts its rows with the weights of the checkpoint."""
     said = ask_two(case)
     assert [rank[case]["outcomes"] for rank in said] == [["finished"]] * 2
