@@ -14,29 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit.kept_predictions import save_predictions
+from small_nets import COMPUTED, KNOWN, NETS, WEIGHTED, batch_of, build, ensemble_of, loss
+from torch import Tensor, nn
+from torch.export import Dim
 
-torch = pytest.importorskip("torch")
-
-from kit.kept_predictions import save_predictions  # noqa: E402
-from small_nets import COMPUTED, KNOWN, NETS, WEIGHTED, batch_of, build, ensemble_of, loss  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.export import Dim  # noqa: E402
-
-from ensemble.combine import Combination, CombineError, load  # noqa: E402
-from ensemble.combine.stacks import ClassStack  # noqa: E402
-from ensemble.spec import Ensemble, Recipe  # noqa: E402
-from ensemble.spec.task import Task  # noqa: E402
-from ensemble.store import EventLog, RunDir, save_checkpoint  # noqa: E402
-from ensemble.train.call import Call, Observation  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from ensemble.combine import Combination, CombineError, load
+from ensemble.combine.stacks import ClassStack
+from ensemble.spec import Ensemble, Recipe
+from ensemble.spec.task import Task
+from ensemble.store import EventLog, RunDir, save_checkpoint
+from ensemble.train.call import Call, Observation
+from pipelines import Pipeline, sources
 
 
 def outputs_of(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:

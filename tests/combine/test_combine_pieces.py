@@ -15,12 +15,14 @@ from kit.kept_predictions import save_predictions
 
 from ensemble import Ensemble, Recipe
 from ensemble.combine import bootstrap, combine, find_math, formulas, prediction_matrix
+from ensemble.combine.combination import fit_held_out
 from ensemble.combine.metrics import Array
 from ensemble.combine.per_class import compute_per_class, read_per_class
 from ensemble.combine.run import combine_samples
+from ensemble.combine.uncertainty import quantify
 from ensemble.spec import positions
 from ensemble.spec.task import IGNORED, Task
-from ensemble.store import RunDir
+from ensemble.store import RunDir, read_predictions
 from pipelines import Pipeline, sources
 
 N, SIDE = 5, 40
@@ -183,3 +185,47 @@ def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(tmp_path: P
     for of, values in (("ensemble", shown.values), ("best", shown.best)):
         own = compute_per_class(task, values, shown.target, None, "valid")
         assert found[of].as_record() == own.as_record()
+
+
+MEMBERS, N_MEMORY, CLASSES = 24, 4_000, 20
+
+
+@pytest.fixture
+def run_memory(tmp_path: Path) -> tuple[RunDir, Any]:
+    run_dir, rng = RunDir(tmp_path), np.random.default_rng(0)
+    target = rng.integers(0, CLASSES, N_MEMORY)
+    members = {
+        f"{number:03d}": SimpleNamespace(id=f"{number:03d}", identity={}, predictions={}, outdated=None)
+        for number in range(MEMBERS)
+    }
+    for name, member in members.items():
+        values = rng.random((N_MEMORY, CLASSES), dtype=np.float32)
+        values[np.arange(N_MEMORY), target] += rng.random()
+        values /= values.sum(axis=1, keepdims=True)
+        member.predictions["valid"] = save_predictions(
+            run_dir.predictions(name), "valid", values, np.arange(N_MEMORY), target
+        )
+    return run_dir, SimpleNamespace(members=members)
+
+
+@pytest.mark.parametrize("method", ["average", "greedy"])
+def test_the_memory_taken_does_not_grow_with_the_members(run_memory: Any, method: str, monkeypatch: Any) -> None:
+    run_dir, state = run_memory
+    in_memory = {name: read_predictions(run_dir, member, "valid") for name, member in state.members.items()}
+    before = prediction_matrix.align("valid", in_memory)
+    combination, expected = fit_held_out(method, before.values, before.target, task=before.task)
+    surely = quantify("valid", before, combination).parts
+    del in_memory, before
+    one = N_MEMORY * CLASSES * 4
+    monkeypatch.setattr(formulas, "CHUNK_OF_ALL", N_MEMORY * CLASSES)  # blocks of rows change no bit
+    tracemalloc.start()
+    try:
+        found = prediction_matrix.read_prediction_matrix(run_dir, state, list(state.members), "valid")
+        combination, held_out = fit_held_out(method, found.values, found.target, task=found.task)
+        sure = quantify("valid", found, combination)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(expected, held_out)
+    assert sure.parts.keys() == surely.keys() and all(np.array_equal(surely[k], sure.parts[k]) for k in surely)
+    assert peak < 12 * one, f"{peak / one:.1f} times what one of {MEMBERS} members has predicted"

@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble import Ensemble, Recipe  # noqa: E402
-from ensemble.combine import CombineError  # noqa: E402
-from ensemble.inspection import load_predictions  # noqa: E402
-from ensemble.train.averaging import Averaging  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
+import ensemble
+from ensemble import Ensemble, Recipe
+from ensemble.combine import CombineError
+from ensemble.inspection import load_predictions
+from ensemble.train.averaging import Averaging
+from pipelines import Pipeline, sources
 
 X = np.random.default_rng(0).standard_normal((64, 2)).astype(np.float32)
 Y = (X[:, 0] * X[:, 1] > 0).astype(np.int64)

@@ -14,6 +14,7 @@ from kit.finished_runs import of_kind
 from kit.tv import import_torchvision
 
 import ensemble
+from ensemble import Resources
 from ensemble.store import RunDir, load_predictions, weights_sha256
 
 pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
@@ -86,3 +87,48 @@ def test_a_killed_forecaster_resumes_with_the_bits_of_one_that_was_not(tmp_path:
     assert (tmp_path / "died").exists() and len(of_kind(tmp_path / "killed", "failed")) == 1
     for name in ("weights_sha256", "metrics"):
         assert killed["member-0"][name] == whole["member-0"][name]
+
+
+#: All that is remarked.
+DEFAULTS = "TrainingArguments left at their defaults follow the Ensemble"
+LONGEST, MEMBERS_TOKENS = 24, [{"seed": seed, "dropout": 0.0} for seed in (0, 1)]
+
+
+def pad(samples: Any, length: int) -> dict[str, Any]:
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {name: samples[name].padded(value, length) for name, value in fill.items()}
+
+
+def pad_to_longest(batch: Any) -> dict[str, Any]:
+    return pad(batch, int(batch["input_ids"].lengths.max()))
+
+
+def pad_to_max(batch: Any) -> dict[str, Any]:
+    return pad(batch, LONGEST)
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_texts_padded_to_the_longest_have_the_figures_of_others(
+    tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_torchvision(monkeypatch)
+    pytest.importorskip("transformers")
+    results, epochs = [], []
+    for name, collate in (("longest", pad_to_longest), ("max", pad_to_max)):
+        declared = programs.tokens_members(MEMBERS_TOKENS, collate, resources=Resources(cpus_per_worker=0.5))
+        results.append(ensemble.submit(declared, tmp_path / name, executor).wait())
+        assert not [each["error"] for each in of_kind(tmp_path / name, "failed")]
+        assert len(of_kind(tmp_path / name, "finished")) == 2
+        assert {text["text"].partition(":")[0] for text in of_kind(tmp_path / name, "remark")} == {DEFAULTS}
+        epochs.append({(e["member"], e["epoch"]): e["metrics"] for e in of_kind(tmp_path / name, "epoch")})
+    for key, metrics in epochs[0].items():
+        assert metrics == pytest.approx(epochs[1][key], rel=1e-3)
+    saved = [
+        load_predictions(RunDir(tmp_path / name).predictions("member-1"), "valid") for name in ("longest", "max")
+    ]
+    assert [each.values.shape[2] for each in saved] == [programs.TAGS] * 2
+    assert saved[0].values.shape[1] < LONGEST == saved[1].values.shape[1]
+    values = [each.values[each.target != -100] for each in saved]
+    np.testing.assert_allclose(values[0], values[1], atol=1e-3)
+    for of, metrics in results[1].combined.metrics.items():
+        assert results[0].combined.metrics[of] == pytest.approx(metrics, rel=0.01, nan_ok=True)

@@ -21,8 +21,8 @@ class Gpu:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.launched: list[float | Event] = []
-        self.now_s = 0.0
-        self.has_failed = False
+        self.now_s, self.has_failed = 0.0, False
+        self.busy = GpuBusy(self.make_event, lambda: "the stream")
 
     def make_event(self) -> Event:
         self.events.append(Event(self))
@@ -36,11 +36,15 @@ class Gpu:
                 self.now_s += item
         del self.launched[:items]
 
+    def measure(self, work_s: float) -> None:
+        self.busy.begin()
+        self.launched.append(work_s)
+        self.busy.end()
+
 
 class Event:
     def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.reached_s: float | None = None
+        self.gpu, self.reached_s = gpu, None
 
     def record(self, stream: Any) -> None:
         assert stream == "the stream"
@@ -53,71 +57,52 @@ class Event:
         return self.reached_s is not None
 
     def elapsed_time(self, end: Event, /) -> float:
-        assert self.reached_s is not None and end.reached_s is not None
         return (end.reached_s - self.reached_s) * 1e3
-
-
-def measure(gpu: Gpu) -> GpuBusy:
-    return GpuBusy(gpu.make_event, lambda: "the stream")
 
 
 def test_only_work_between_the_marks_counts_and_only_when_it_is_done() -> None:
     gpu = Gpu()
-    busy = measure(gpu)
     for work_s in (2.0, 3.0):
-        busy.begin()
-        gpu.launched.append(work_s)
-        busy.end()
+        gpu.measure(work_s)
         gpu.launched.append(10.0)  # of others, or idle
-    assert busy.read() == 0.0
-    gpu.do(3)
-    assert busy.read() == 2.0
-    gpu.do(3)
-    assert busy.read() == 2.0, "the end of the second is not reached"
-    gpu.do(2)
-    assert busy.read() == pytest.approx(5.0)
-    assert busy.read() == pytest.approx(5.0)
+    for items, total in (
+        (0, 0.0),
+        (3, 2.0),
+        (3, 2.0),
+        (2, 5.0),
+        (0, 5.0),
+    ):  # the end of the second is reached last
+        gpu.do(items)
+        assert gpu.busy.read() == pytest.approx(total)
 
 
 def test_events_are_used_again() -> None:
     gpu = Gpu()
-    busy = measure(gpu)
     for _ in range(100):
-        busy.begin()
-        gpu.launched.append(0.5)
-        busy.end()
+        gpu.measure(0.5)
         gpu.do(3)
-    assert busy.read() == pytest.approx(50.0)
-    assert len(gpu.events) <= 4
+    assert gpu.busy.read() == pytest.approx(50.0) and len(gpu.events) <= 4
 
 
 def test_work_that_was_left_counts_for_nothing() -> None:
     gpu = Gpu()
-    busy = measure(gpu)
-    busy.end()
-    busy.begin()
+    gpu.busy.end()
+    gpu.busy.begin()
     gpu.launched.append(7.0)
-    busy.begin()
-    gpu.launched.append(1.0)
-    busy.end()
+    gpu.measure(1.0)
     gpu.do(5)
-    assert busy.read() == 1.0
+    assert gpu.busy.read() == 1.0
 
 
 def test_a_gpu_that_fails_leaves_what_was_counted() -> None:
     gpu = Gpu()
-    busy = measure(gpu)
     for _ in range(2):
-        busy.begin()
-        gpu.launched.append(1.0)
-        busy.end()
+        gpu.measure(1.0)
         gpu.do(3)
-    busy.begin()
-    gpu.launched.append(1.0)
     gpu.has_failed = True
     with pytest.raises(RuntimeError):
-        busy.end()
-    assert [busy.read(), busy.read()] == [1.0, 1.0]
+        gpu.measure(1.0)
+    assert [gpu.busy.read(), gpu.busy.read()] == [1.0, 1.0]
 
 
 def evaluate_first(member: Any, model: Any, batch: Any) -> Any:
@@ -126,9 +111,16 @@ def evaluate_first(member: Any, model: Any, batch: Any) -> Any:
     return losses
 
 
+def train(folder: Path, recipe: Any, do: Any = work, **job: Any) -> list[dict[str, Any]]:
+    """What a member tells of its usage."""
+    ensemble, events = cases.declare(recipe, 1), []
+    assert do(cases.make_job(folder, ensemble, **job), ensemble, events.append, Inbox()) == "finished"
+    return [event for event in events if event["type"] == "usage"]
+
+
 @pytest.mark.parametrize("own_loop", [False, True])
 def test_each_batch_is_measured_once_and_usage_is_the_sum(
-    tmp_path: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_loop: bool, monkeypatch: Any
 ) -> None:
     gpu = Gpu()
 
@@ -141,35 +133,29 @@ def test_each_batch_is_measured_once_and_usage_is_the_sum(
     busy = Busy(gpu.make_event, lambda: "the stream")
     monkeypatch.setattr("ensemble.train.state.open_gpu_busy", lambda device: busy)
     monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), busy)
-    ensemble = cases.declare(plain_loop(losses=evaluate_first) if own_loop else cases.SMOOTH, 1)
-    events: list[dict[str, Any]] = []
-    job = cases.make_job(tmp_path, ensemble, gpu="GPU-x")
-    assert work(job, ensemble, events.append, Inbox()) == "finished"
-    said = [e["gpu_busy_s"] for e in events if e["type"] == "usage" and e["role"] == "train"]
-    steps = 5  # and 13 samples of the validation set are three batches, which the recipe also predicts
-    epochs = [steps, 2 * steps, 3 * steps] if own_loop else [steps + 3, 2 * (steps + 3), 3 * (steps + 3)]
+    usage = train(tmp_path, plain_loop(losses=evaluate_first) if own_loop else cases.SMOOTH, gpu="GPU-x")
+    seconds = [e["gpu_busy_s"] for e in usage if e["role"] == "train"]
+    # 5 steps, and 13 samples of the validation set are three batches, which the recipe also predicts
+    epochs = [5, 10, 15] if own_loop else [8, 16, 24]
     total = epochs[-1] + (0 if own_loop else 3)
-    assert (said[0], said[-1]) == (0.0, total) and said == sorted(said)
-    assert set(said) <= {0.0, *epochs, total}, "at the end of an epoch, if some time has passed since the last one"
-    assert not any("gpu_busy_s" in e for e in events if e["type"] == "usage" and e["role"] != "train")
-    assert {e.get("gpu") for e in events if "gpu_busy_s" in e} == {"GPU-x"}
+    assert (seconds[0], seconds[-1]) == (0.0, total) and seconds == sorted(seconds)
+    assert set(seconds) <= {0.0, *epochs, total}, (
+        "at the end of an epoch, if some time has passed since the last one"
+    )
+    assert {e["role"] for e in usage if "gpu_busy_s" in e} == {"train"}
+    assert {e.get("gpu") for e in usage if "gpu_busy_s" in e} == {"GPU-x"}
 
 
-def test_a_session_that_measures_says_which_gpu_it_kept_busy(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), measure(Gpu()))
-    ensemble = cases.declare(cases.SMOOTH, 1)
+def test_a_session_that_measures_says_which_gpu_it_kept_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), Gpu().busy)
     request = ProfileRequest(members=[], known=[], steps_s=0.1)
-    events: list[dict[str, Any]] = []
-    job = cases.make_job(tmp_path, ensemble, gpu="GPU-x", profile=request)
-    assert profile.run(job, ensemble, events.append, Inbox()) == "finished"
-    (told,) = [event for event in events if event["type"] == "usage"]
-    assert (told["role"], told["gpu_busy_s"], told["gpu"]) == ("profile", 0.0, "GPU-x")
+    (usage,) = train(tmp_path, cases.SMOOTH, profile.run, gpu="GPU-x", profile=request)
+    assert (usage["role"], usage["gpu_busy_s"], usage["gpu"]) == ("profile", 0.0, "GPU-x")
 
 
 def test_on_the_cpu_nothing_is_measured(tmp_path: Path) -> None:
     assert open_gpu_busy(torch.device("cpu")) is None and describe_gpu_busy() == {}
-    ensemble = cases.declare(cases.SMOOTH, 1)
-    events: list[dict[str, Any]] = []
-    assert work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox()) == "finished"
-    usage = [event for event in events if event["type"] == "usage"]
+    usage = train(tmp_path, cases.SMOOTH)
     assert usage and not any("gpu_busy_s" in event for event in usage)

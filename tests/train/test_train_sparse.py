@@ -62,6 +62,7 @@ def overflowing(model: nn.Module, batch: Any) -> torch.Tensor:
     return losses + (huge - huge.detach())
 
 
+OVERFLOWING = Recipe(model=bag, loss=overflowing, task="classification")
 PLAIN = Recipe(model=bag, loss=train_child.loss, task="classification", clip_norm=0.05)
 MOMENTUM = Recipe(model=bag, loss=train_child.loss, task="classification", optimizer=momentum)
 ADAM = Recipe(model=words_only, loss=train_child.loss, task="classification", optimizer=sparse_adam)
@@ -73,41 +74,19 @@ def case(recipe: Recipe, sparse: bool = True, steps: tuple[int | None, ...] = (N
     return {"recipe": recipe, **given}, list(steps)
 
 
-CASES = {
-    "dense": case(PLAIN, sparse=False),
-    "sparse": case(PLAIN),
-    "in 2 parts": case(PLAIN, accumulate=2),
-    "scaled": case(PLAIN, precision="bf16", loss_scale=1000.0),
-    "dense momentum": case(MOMENTUM, sparse=False),
-    "momentum": case(MOMENTUM),
-    "mid-momentum": case(MOMENTUM, steps=(7, None)),
-    "adam": case(ADAM),
-    "mid-adam": case(ADAM, steps=(7, None)),
-    "dense tied": case(TIED, sparse=False),
-    "tied": case(TIED),
-    # of one sample each: a second worker has none of any batch
-    "lonely": case(PLAIN, batch_size=1, epochs=1),
-    "dense lonely": case(PLAIN, sparse=False, batch_size=1, epochs=1),
-    "compressed": case(PLAIN, compression={"name": "qsgd8", "bucket": 32, "min_size": 1000}),
-    "overflow": case(
-        Recipe(model=bag, loss=overflowing, task="classification"),
-        precision="fp16",
-        loss_scale=65536.0,
-        batch_size=5,
-        epochs=1,
-    ),
-}
+CASES = {"dense": case(PLAIN, sparse=False), "sparse": case(PLAIN), "in 2 parts": case(PLAIN, accumulate=2)}
+CASES |= {"scaled": case(PLAIN, precision="bf16", loss_scale=1000.0)}
+CASES |= {"dense momentum": case(MOMENTUM, sparse=False), "momentum": case(MOMENTUM)}
+CASES |= {"mid-momentum": case(MOMENTUM, steps=(7, None)), "adam": case(ADAM)}
+CASES |= {"mid-adam": case(ADAM, steps=(7, None)), "dense tied": case(TIED, sparse=False), "tied": case(TIED)}
+CASES |= {"lonely": case(PLAIN, batch_size=1, epochs=1)}
+CASES |= {"dense lonely": case(PLAIN, sparse=False, batch_size=1, epochs=1)}
+CASES |= {"compressed": case(PLAIN, compression={"name": "qsgd8", "bucket": 32, "min_size": 1000})}
+CASES |= {"overflow": case(OVERFLOWING, precision="fp16", loss_scale=65536.0, batch_size=5, epochs=1)}
 train_child.CASES.update(CASES)
-AS_DENSE = {
-    "sparse": "dense",
-    "in 2 parts": "dense",
-    "scaled": "dense",
-    "momentum": "dense momentum",
-    "mid-momentum": "dense momentum",
-    "tied": "dense tied",
-    "lonely": "dense lonely",
-    "compressed": "dense",
-}
+AS_DENSE = {"sparse": "dense", "in 2 parts": "dense", "scaled": "dense", "momentum": "dense momentum"}
+AS_DENSE |= {"mid-momentum": "dense momentum", "tied": "dense tied", "lonely": "dense lonely"}
+AS_DENSE |= {"compressed": "dense"}
 
 
 def train_all(rank: int, world: int, folder: Path) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.event_dicts import read_events
+from kit import execute_members
+from kit.event_dicts import fold, read_events
 from torch import nn
 from torch.nn import functional as F
 
@@ -275,3 +276,25 @@ def test_a_combination_that_is_not_for_the_task_is_remarked_early(tmp_path: Path
     events = submit(tmp_path / "run", **splits, **options, objective="loss", members=members)
     assert any(said in text for _, text in list_remarks(events)), list_remarks(events)
     assert precedes_epochs(events)
+
+
+def figures(path: Path) -> list[Any]:
+    events = read_events(RunDir(path).events)
+    members = fold(events).members.values()
+    return [[each.weights_sha256, each.predictions, each.metrics] for each in members] + [
+        event["metrics"] for event in events if event["type"] == "epoch"
+    ]
+
+
+def test_figures_and_predictions_are_the_same_of_streamed_validation_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = execute_members.an_ensemble(
+        [{"lr": 0.1, "width": 4}], epochs=2, sharing="independent", batch_size=20, seed=3
+    )
+    ensemble.submit(made, tmp_path / "held", "inline").wait()
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
+    with pytest.warns(UserWarning, match="'valid' is prepared anew at each pass"):
+        ensemble.submit(made, tmp_path / "streamed", "inline").wait()
+    assert figures(tmp_path / "streamed") == figures(tmp_path / "held")
+    assert figures(tmp_path / "held")[0][1]

@@ -111,16 +111,9 @@ def check_equal(
         assert ours["samples"] == theirs["samples"], "every sample counts once, over all workers"
 
 
-RESUMED = {
-    "mid-fp32": "whole-fp32",
-    "end-fp32": "whole-fp32",
-    "mid-bf16": "whole-bf16",
-    "mid-bootstrap": "bootstrap",
-    "mid-noisy in 2": "noisy in 2",
-    "mid-qsgd4": "qsgd4",
-    "mid-powersgd": "powersgd",
-    "mid-fp16-onebit": "fp16-onebit",
-}
+RESUMED = {"mid-fp32": "whole-fp32", "end-fp32": "whole-fp32", "mid-bf16": "whole-bf16"}
+RESUMED |= {"mid-bootstrap": "bootstrap", "mid-noisy in 2": "noisy in 2", "mid-qsgd4": "qsgd4"}
+RESUMED |= {"mid-powersgd": "powersgd", "mid-fp16-onebit": "fp16-onebit"}
 
 
 def check_resumed(said: Said, case: str, whole: str) -> None:
