@@ -104,12 +104,9 @@ def test_the_fitted_temperature_undoes_a_known_one(seed: int, made: float) -> No
     assert again * made == pytest.approx(1, rel=0.15)
 
 
-def test_temperature_stays_at_one_where_nothing_is_gained() -> None:
+def test_temperature_stays_at_one_where_nothing_is_gained_and_is_bounded() -> None:
     assert MATH.fit_calibration(np.full((10, 2), 0.5), np.arange(10) % 2) == 1.0
-
-
-def test_temperature_is_bounded_where_the_optimum_is_not() -> None:
-    """All sure and wrong: the softer the better, without end."""
+    # All sure and wrong: the softer the better, without end.
     assert 19 < MATH.fit_calibration([[0.99, 0.01]] * 5000, [1] * 5000) <= 20
 
 
@@ -179,12 +176,6 @@ def test_one_member_is_itself_under_every_mixture() -> None:
         assert np.array_equal(fit(method, p, target, calibrate=False).predict(p), p[0].astype(np.float64))
 
 
-def test_an_unknown_method_is_answered_with_the_valid_ones() -> None:
-    p, target = members_of(0, 1)
-    with pytest.raises(CombineError, match=r"did you mean 'greedy'\? \(valid: average, weighted, greedy, stack\)"):
-        fit("gredy", p, target)
-
-
 def widen(values: torch.Tensor) -> torch.Tensor:
     mean, variance = values.mean(dim=0).unbind(dim=-1)
     return torch.stack([mean, variance * torch.linspace(1, 2, len(mean))], dim=-1)
@@ -206,30 +197,16 @@ def predictions(seed: int, n: int = 40, classes: int = 4) -> tuple[np.ndarray, n
 
 def test_metrics_of_a_hand_computed_case() -> None:
     p = np.array([[0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.9, 0.1]])
-    target = np.array([0, 1, 1, 0])
-    assert accuracy(p, target) == 0.75
-    assert nll(p, target) == pytest.approx(-(math.log(0.8) + math.log(0.4) + math.log(0.7) + math.log(0.9)) / 4)
-    assert MATH.measure(p, target)["brier"] == pytest.approx((2 * 0.04 + 2 * 0.36 + 2 * 0.09 + 2 * 0.01) / 4)
+    figures = MATH.measure(p, np.array([0, 1, 1, 0]))
     # Every confidence falls into a bin of its own: |1-0.8|, |0-0.6|, |1-0.7|, |1-0.9|
-    assert MATH.measure(p, target)["ece"] == pytest.approx((0.2 + 0.6 + 0.3 + 0.1) / 4)
-    curve = MATH.reliability(p, target)
-    assert [(round(c, 6), a, n) for c, a, n in curve] == [
-        (0.6, 0.0, 1),
-        (0.7, 1.0, 1),
-        (0.8, 1.0, 1),
-        (0.9, 1.0, 1),
-    ]
-
-
-def test_a_class_declared_impossible_costs_a_finite_nll() -> None:
-    assert nll([[1.0, 0.0]], [1]) == pytest.approx(-math.log(1e-12))
-
-
-def test_bins_are_closed_above() -> None:
-    assert MATH.reliability(np.array([[0.6, 0.4], [0.61, 0.39]]), np.array([0, 0]), bins=5) == [
-        (0.6, 1.0, 1),
-        (0.61, 1.0, 1),
-    ]
+    expected = {"accuracy": 0.75, "brier": (2 * 0.04 + 2 * 0.36 + 2 * 0.09 + 2 * 0.01) / 4, "ece": 1.2 / 4}
+    expected["nll"] = -(math.log(0.8) + math.log(0.4) + math.log(0.7) + math.log(0.9)) / 4
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    curve = MATH.reliability(p, np.array([0, 1, 1, 0]))
+    assert [(round(c, 6), a, n) for c, a, n in curve] == [(0.6, 0, 1), (0.7, 1, 1), (0.8, 1, 1), (0.9, 1, 1)]
+    closed_above = MATH.reliability(np.array([[0.6, 0.4], [0.61, 0.39]]), np.array([0, 0]), bins=5)
+    assert closed_above == [(0.6, 1.0, 1), (0.61, 1.0, 1)]
+    assert nll([[1.0, 0.0]], [1]) == pytest.approx(-math.log(1e-12)), "a class declared impossible"
 
 
 @given(st.integers(0, 10_000), st.integers(1, 30))
@@ -243,19 +220,17 @@ def test_the_reliability_curve_counts_every_row_and_gives_accuracy_and_ece(seed:
     assert 0 <= MATH.measure(p, target)["brier"] <= 2
 
 
-@pytest.mark.parametrize(
-    ("p", "target", "says"),
-    [
-        ([[0.5, 0.5]], [2], "classes 0 ... 1, found 2"),
-        ([[0.5, 0.5]], [-1], "found -1"),
-        ([[0.5, 0.5]], [0.5], "integer classes"),
-        ([[0.5, 0.5]], [0, 1], r"\[1, 2\] and \[2\]"),
+def test_what_is_not_classification_is_refused_in_one_line() -> None:
+    p = [[0.5, 0.5]]
+    for values, target, says in (
+        (p, [2], "classes 0 ... 1, found 2"),
+        (p, [-1], "found -1"),
+        (p, [0.5], "integer classes"),
+        (p, [0, 1], r"\[1, 2\] and \[2\]"),
         ([0.5], [0], r"\[n, ..., C\]"),
-    ],
-)
-def test_what_is_not_classification_is_refused_in_one_line(p: list, target: list, says: str) -> None:
-    with pytest.raises(CombineError, match=says):
-        accuracy(p, target)
+    ):
+        with pytest.raises(CombineError, match=says):
+            accuracy(values, target)
 
 
 def test_a_label_that_nobody_has_said_anything_of_takes_no_part_in_the_mean_of_labels() -> None:

@@ -167,11 +167,11 @@ print(type(model).__name__)
 
 
 def run_of(path: Path, project: Any, **options: Any) -> RunDir:
+    """A run directory of members that were not trained."""
     data = Pipeline(sources.arrays(x=np.zeros((8, 5), np.float32), label=np.arange(8) % 3))
     recipe = Recipe(model=project.build, loss=project.loss, task="classification")
-    combine = options.get("combine", "average")
-    declared = Ensemble(name="e", recipe=recipe, train=data, combine=combine,
-                        members=[{"width": width} for width in (2, 4)])  # fmt: skip
+    about = {"combine": options.get("combine", "average"), "members": [{"width": width} for width in (2, 4)]}
+    declared = Ensemble(name="e", recipe=recipe, train=data, **about)
     run = RunDir.create(path, declared)
     log = EventLog(run.events)
     log.append("run_started", name="e", run_id="r", executor="inline", mode="list", objective="accuracy",
@@ -179,13 +179,14 @@ def run_of(path: Path, project: Any, **options: Any) -> RunDir:
     for number in range(2):
         identity = declared.identify(number)
         torch.manual_seed(number)
-        model = project.build(identity.params)
-        state = {"model": model.state_dict(), "epoch": 1, **options.get(identity.member, {})}
+        state = {"model": project.build(identity.params).state_dict(), "epoch": 1}
         saved = run.checkpoint(identity.member, 0, 1, 0)
-        save_checkpoint(saved, state)
+        save_checkpoint(saved, {**state, **options.get(identity.member, {})})
+        at = {"member": identity.member, "path": str(saved), "epoch": 1, "step": 0}
         log.append("member", **identity.as_dict())
-        log.append("finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="",
-                   checkpoint={"member": identity.member, "path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
+        log.append(
+            "finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="", checkpoint=at
+        )
     log.close()
     return run
 
@@ -272,13 +273,6 @@ def test_outputs_of_which_nothing_is_known_have_no_uncertainty(tmp_path: Path, p
         load(run.path, uncertainty=True)
 
 
-def gives(values: Any) -> Any:
-    def predict(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return torch.as_tensor(values).expand(len(batch["x"]), len(values))
-
-    return predict
-
-
 @pytest.mark.parametrize(
     ("task", "values", "says"),
     [
@@ -291,10 +285,12 @@ def gives(values: Any) -> Any:
     ],
 )
 def test_values_that_are_not_of_the_task_are_refused(task: Task, values: list[float], says: str) -> None:
-    recipe = Recipe(model=build, loss=loss, task="classification", predict=gives(values))
-    model = ensemble_of("mlp", task=task, recipe=recipe)
+    def predict(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return torch.as_tensor(values).expand(len(batch["x"]), len(values))
+
+    recipe = Recipe(model=build, loss=loss, task="classification", predict=predict)
     with pytest.raises(CombineError, match=f"Recipe.predict gives member-0 .*{says}"):
-        model(batch_of(5))
+        ensemble_of("mlp", task=task, recipe=recipe)(batch_of(5))
 
 
 def largest(values: Tensor) -> Tensor:
@@ -317,11 +313,10 @@ def test_a_function_combines_what_nothing_is_known_of(tmp_path: Path, project: A
 
 
 def test_what_is_no_batch_of_tensors_is_refused_with_the_form_of_one() -> None:
-    model = ensemble_of("mlp")
-    with pytest.raises(
-        CombineError, match=r"with a batch, a dict of tensors such as \{'x': \.\.\.\}, not with a Tensor"
+    model, batch = ensemble_of("mlp"), {name: value.numpy() for name, value in batch_of(2).items()}
+    for given, says in (
+        (batch_of(2)["x"], r"such as \{'x': \.\.\.\}, not with a Tensor"),
+        (batch, r"torch\.from_numpy"),
     ):
-        model(batch_of(2)["x"])
-    batch = {name: value.numpy() for name, value in batch_of(2).items()}
-    with pytest.raises(CombineError, match=r"is a numpy array: give torch\.from_numpy"):
-        model(batch)
+        with pytest.raises(CombineError, match=says):
+            model(given)

@@ -65,9 +65,6 @@ def declare(recipe: Recipe, parts: list[Any], **options: Any) -> Ensemble:
     return Ensemble(name="ported", recipe=recipe, train=Pipeline(train, seed=0), valid=Pipeline(valid), **given)
 
 
-# -- what options are compared by ------------------------------------------------------------------
-
-
 class InOrder:
     def __init__(self, order: list[list[list[int]]]) -> None:
         self._epochs, self._batches = iter(order), len(order[0])
@@ -122,9 +119,6 @@ def list_errors(folder: Path) -> list[str]:
     return [event["error"] for event in of_kind(folder, "failed")]
 
 
-# -- Lightning -------------------------------------------------------------------------------------
-
-
 def lightning_module(params: dict[str, Any]) -> Any:
     import lightning as L
 
@@ -169,9 +163,6 @@ def lightning(
 
     recipe = Recipe(model=lightning_module, train=train, objective="accuracy")
     return declare(recipe, parts or points(), **{k: v for k, v in options.items() if k != "fit"})
-
-
-# -- Hugging Face, accelerate ----------------------------------------------------------------------
 
 
 def bert(params: dict[str, Any]) -> Any:
@@ -247,9 +238,6 @@ def accelerate(**options: Any) -> Ensemble:
     return declare(Recipe(model=bert, train=train, predict=predict, objective="accuracy"), texts(), **options)
 
 
-# -- timm ------------------------------------------------------------------------------------------
-
-
 def timm(**options: Any) -> Ensemble:
     def build(params: dict[str, Any]) -> Any:
         return nn.Sequential(nn.Linear(8, params["width"]), nn.ReLU(), nn.Linear(params["width"], 2))
@@ -290,9 +278,6 @@ def timm(**options: Any) -> Ensemble:
         model=build, train=train, predict=lambda model, batch: model(batch["x"]).softmax(1), objective="accuracy"
     )
     return declare(recipe, points(), **options)
-
-
-# -- torchrun --------------------------------------------------------------------------------------
 
 
 def torchrun(wraps: bool = True, **options: Any) -> Ensemble:

@@ -32,8 +32,6 @@ def loader(data: Any, order: Order | None, **options: Any) -> Any:
     return torch.utils.data.DataLoader(data, **chosen, **options)
 
 
-# -- MONAI: segmentation ---------------------------------------------------------------------------
-
 BOTH, MONAI_EPOCHS = ("image", "label"), 4
 
 
@@ -150,8 +148,6 @@ def monai_members(params: Sequence[dict[str, Any]], draws: bool = True) -> Ensem
         batch_size=BATCH,
     )
 
-
-# -- pytorch-forecasting, through Lightning --------------------------------------------------------
 
 FORECAST_EPOCHS = 3
 
@@ -276,8 +272,6 @@ def forecast_members(params: Sequence[dict[str, Any]]) -> Ensemble:
     )
 
 
-# -- Transformers: token classification, padded to the longest --------------------------------------
-
 WORDS, TAGS, TOKEN_EPOCHS = 50, 3, 4
 TOKEN_FIELDS = ("input_ids", "attention_mask", "labels")
 
@@ -395,8 +389,6 @@ def tokens_members(params: Sequence[dict[str, Any]], collate: Any = None, **opti
         **options,
     )
 
-
-# -- what both need --------------------------------------------------------------------------------
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Ensemble]]] = {
     "MONAI": (monai_plain, monai_members),

@@ -110,17 +110,6 @@ def test_predict_step_predicts_where_it_can(tmp_path: Path, predict: Any, forwar
     check_predictions(tmp_path / "run", result.members[0]["metric"], ("x",), ports.points()[1])
 
 
-@pytest.mark.more
-def test_an_exported_program_asks_for_no_labels(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
-    build = encoder(lambda scores: scores.softmax(1))
-    run(tmp_path / "run", build, lambda member: fit(member, build))
-    ensemble.export(tmp_path / "run", tmp_path / "out", uncertainty=False)
-    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
-    x = {"x": torch.randn(5, 8)}
-    assert torch.equal(program(x), ensemble.load(tmp_path / "run")(x))
-
-
 @pytest.mark.parametrize("forward", ["none", "features"])
 def test_what_cannot_predict_is_named_and_ranked(tmp_path: Path, forward: str) -> None:
     pytest.importorskip("lightning")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 from collections.abc import Callable
@@ -19,9 +18,8 @@ from kit.event_dicts import read_events
 from kit.tv import import_torchvision
 
 import ensemble
-from ensemble import Ensemble, Folds, Member, Recipe, Search, loguniform
+from ensemble import Ensemble, Folds, Search, loguniform
 from ensemble.store import RunDir, load_predictions
-from ensemble.train.seeding import seed_everything, step_seed
 
 FRAMEWORKS: dict[str, Callable[..., Ensemble]] = {
     "lightning": ports.lightning,
@@ -188,39 +186,3 @@ def test_workers_of_which_each_trains_a_model_of_its_own_are_refused(tmp_path: P
     assert {row["state"] for row in result.members} == {"failed"}
     (why,) = {each["error"] for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"}
     assert "different weights after epoch 0" in why and "DistributedDataParallel" in why
-
-
-@pytest.mark.more
-def test_a_loop_of_accelerate_takes_the_steps_that_it_takes_alone(tmp_path: Path) -> None:
-    """The weights are those of a plain loop with the same first weights, batches and draws, bit for bit."""
-    framework = pytest.importorskip("accelerate").__name__
-    same: list[bool] = []
-
-    def train(member: Any) -> None:
-        from ensemble.integrations.accelerate import prepare
-
-        model = ports.bert(member.params)
-        alone = copy.deepcopy(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        accelerator, model, optimizer, batches, _ = prepare(member, model, optimizer, fields=ports.TEXT_FIELDS)
-        seen = [step for _ in range(2) for step in fit(model, optimizer, batches, accelerator.backward)]
-        theirs = torch.optim.AdamW(alone.parameters(), lr=0.01)
-        for number, batch in enumerate(seen):
-            seed_everything(step_seed(member.identity.seed, 0, number), member.device)
-            list(fit(alone, theirs, [batch], torch.Tensor.backward))
-        pairs = zip(model.state_dict().values(), alone.state_dict().values(), strict=True)
-        same.extend(torch.equal(one, other) for one, other in pairs)
-        member.predict_all()
-
-    def fit(model: Any, optimizer: Any, batches: Any, backward: Any) -> Any:
-        model.train()
-        for batch in batches:
-            kept = {name: values.clone() for name, values in batch.items()}
-            backward(model(**batch).loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            yield kept
-
-    recipe = Recipe(model=ports.bert, train=train, predict=ports.predict)
-    run(ports.declare(recipe, ports.texts(), members=[Member({"width": 8})], epochs=2), tmp_path / framework)
-    assert same and all(same)

@@ -60,9 +60,6 @@ def refusal(path: Path, *settings: str) -> str:
     return line
 
 
-# --- settings --------------------------------------------------------------------------------------------
-
-
 def options(
     number: int = 3,
     rate: float = 1,
@@ -117,8 +114,6 @@ def test_a_value_written_out_is_read_back(value: Any) -> None:
     got = options_of(call_spec(spec, [f"option={written}"]))["option"]
     assert (got, type(got)) == (value, type(value))
 
-
-# --- files -----------------------------------------------------------------------------------------------
 
 WHOLE = """
 import numpy as np

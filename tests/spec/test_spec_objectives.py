@@ -123,7 +123,8 @@ def test_the_member_of_the_least_loss_is_the_best_where_it_is_asked_for(tmp_path
 def test_a_search_prunes_the_large_losses_and_not_the_small_ones(tmp_path: Path) -> None:
     pruner = {"name": "asha", "reduction_factor": 2}
     search = Search({"loss": uniform(0, 1)}, trials=8, sampler="random", pruner=pruner)
-    result = submit(declared(members=None, search=search, objective="loss", epochs=4), tmp_path)
+    made = Ensemble(name="s", recipe=train, train=samples(), search=search, objective="loss", epochs=4)
+    result = submit(made, tmp_path)
     values = {row["member"]: row["metric"] for row in result.members}
     pruned = [values[row["member"]] for row in result.members if row["state"] == "pruned"]
     assert result.best["metric"] == min(values.values())

@@ -30,47 +30,25 @@ RNG = np.random.default_rng(0)
 PROBABILITIES = RNG.dirichlet(np.ones(3), 6).astype(np.float32)
 NUMBERS = RNG.normal(size=6).astype(np.float32)
 
+SOFT_LABELS = [[0, 1, NAN], [1, 1, 0], [NAN] * 3, [0, 0, 1], [1, IGNORED, 0], [0, 1, 1]]
+HARD_LABELS = np.array([[IGNORED if value != value else value for value in row] for row in SOFT_LABELS])
+GAUSSIAN = np.stack([NUMBERS, np.ones_like(NUMBERS)], axis=1)
+MANY, MANY_CLASSES = (
+    np.eye(200, dtype=np.float32)[[156, 3, 156, 4, 5, 6]],
+    np.array([156, 3, 156, 5, 5, 6], np.uint8),
+)
+LEVELLED = np.stack([NUMBERS, NUMBERS + 1], axis=1)
 #: kind, values, target, which take part
 TARGETS: dict[str, tuple[Task, np.ndarray, np.ndarray, list[Any]]] = {
     "classes": (Task("classification"), PROBABILITIES, np.array([0, 1, IGNORED, 2, IGNORED, 1]), [0, 1, 3, 5]),
-    "classes as floats": (
-        Task("classification"),
-        PROBABILITIES,
-        np.array([0, 1, NAN, 2, IGNORED, 1.0]),
-        [0, 1, 3, 5],
-    ),
-    "many classes": (
-        Task("classification"),
-        np.eye(200, dtype=np.float32)[[156, 3, 156, 4, 5, 6]],
-        np.array([156, 3, 156, 5, 5, 6], np.uint8),
-        [0, 1, 2, 3, 4, 5],
-    ),
-    "labels": (
-        Task("multilabel"),
-        PROBABILITIES,
-        np.array([[0, 1, IGNORED], [1, 1, 0], [IGNORED] * 3, [0, 0, 1], [1, IGNORED, 0], [0, 1, 1]]),
-        [],
-    ),
-    "labels as floats": (
-        Task("multilabel"),
-        PROBABILITIES,
-        np.array([[0, 1, NAN], [1, 1, 0], [NAN] * 3, [0, 0, 1], [1, IGNORED, 0], [0, 1, 1]]),
-        [],
-    ),
+    "as floats": (Task("classification"), PROBABILITIES, np.array([0, 1, NAN, 2, IGNORED, 1.0]), [0, 1, 3, 5]),
+    "many classes": (Task("classification"), MANY, MANY_CLASSES, [0, 1, 2, 3, 4, 5]),
+    "labels": (Task("multilabel"), PROBABILITIES, HARD_LABELS, []),
+    "labels as floats": (Task("multilabel"), PROBABILITIES, np.array(SOFT_LABELS), []),
     "counts": (Task("regression"), NUMBERS, np.array([1, 2, IGNORED, 3, 0, 2]), [0, 1, 3, 4, 5]),
     "numbers": (Task("regression"), NUMBERS, np.array([1, NAN, IGNORED, 3, 0, 2.0]), [0, 2, 3, 4, 5]),
-    "gaussian": (
-        Task("gaussian"),
-        np.stack([NUMBERS, np.ones_like(NUMBERS)], axis=1),
-        np.array([1, 2, NAN, 3, 0, 2.0]),
-        [0, 1, 3, 4, 5],
-    ),
-    "quantiles": (
-        quantiles(0.1, 0.5),
-        np.stack([NUMBERS, NUMBERS + 1], axis=1),
-        np.array([1, 2, IGNORED, 3, 0, 2]),
-        [0, 1, 3, 4, 5],
-    ),
+    "gaussian": (Task("gaussian"), GAUSSIAN, np.array([1, 2, NAN, 3, 0, 2.0]), [0, 1, 3, 4, 5]),
+    "quantiles": (quantiles(0.1, 0.5), LEVELLED, np.array([1, 2, IGNORED, 3, 0, 2]), [0, 1, 3, 4, 5]),
 }
 
 
@@ -281,15 +259,11 @@ def test_a_student_learns_from_an_ensemble_with_a_scale(tmp_path: Path) -> None:
     assert student.best["metrics"]["rmse"] < 0.5 * STD
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_what_is_no_scale_is_refused() -> None:
+    for options, says in (
         ({"target_scale": (0.0, 0.0)}, "standard deviation must be above 0"),
         ({"target_scale": 3.0}, r"must be \(mean, standard deviation\)"),
-        ({"task": "classification", "loss": "cross_entropy"}, "is for numbers"),
-        ({"task": None, "loss": "cross_entropy"}, "is for numbers"),
-    ],
-)
-def test_what_is_no_scale_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        Recipe(**{"model": len, "loss": "mse", "target_scale": (0.0, 1.0), **options})
+        *(({"task": task, "loss": "cross_entropy"}, "is for numbers") for task in ("classification", None)),
+    ):
+        with pytest.raises(SpecError, match=says):
+            Recipe(**{"model": len, "loss": "mse", "target_scale": (0.0, 1.0), **options})

@@ -60,9 +60,6 @@ def test_a_member_that_dies_anywhere_ends_with_the_same_bits(tmp_path: Path, loo
         assert {**again, "attempt": 0} == whole, f"died at step {at}"
 
 
-# -- early stopping, and the best epoch ------------------------------------------------------------
-
-
 def test_a_member_ends_after_epochs_without_an_improvement(tmp_path: Path) -> None:
     outcome, events = train(tmp_path, **STOPPING)
     assert outcome == "finished"
@@ -177,9 +174,6 @@ def test_more_epochs_are_those_of_a_longer_training(tmp_path: Path, loop: dict[s
     assert {**give_more_epochs(tmp_path / "more", cases.SMOOTH, 3, epochs=7, **loop), "attempt": 0} == whole
 
 
-# -- averages --------------------------------------------------------------------------------------
-
-
 def average_beside(make: Callable[[nn.Module], AveragedModel], *, from_epoch: int | None) -> Any:
     """A train function that trains as NOISY does and averages weights by torch's own class, in `loop.average`.
 
@@ -252,9 +246,6 @@ def test_the_initial_weights_are_soon_forgotten(tmp_path: Path) -> None:
         for name in ("none", "ema")
     )
     assert abs(averaged - plain) < 0.15
-
-
-# -- validation within epochs ----------------------------------------------------------------------
 
 
 def test_a_member_is_evaluated_within_epochs(tmp_path: Path) -> None:

@@ -138,23 +138,15 @@ def test_an_lstm_trains_where_onednn_has_no_kernel_for_it(monkeypatch: Any, prec
         layer(torch.ones(2, 3, 4))[0].float().sum().backward()
     assert seen == [False] and torch.backends.mkldnn.enabled
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in layer.parameters())
-
-
-def test_onednn_is_on_again_after_an_lstm_that_fails(monkeypatch: Any) -> None:
-    monkeypatch.setattr("ensemble.train.precision.has_onednn_lstm", lambda dtype: False)
-    mixed, layer = MixedPrecision("fp16", CPU), nn.LSTM(4, 4)
-    mixed.prepare(layer)
     with mixed.autocast(), pytest.raises(RuntimeError, match="input"):
         layer(torch.zeros(2, 3, 5))
-    assert torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled, "also after an LSTM that fails"
 
 
-def test_weights_in_fp16_are_refused(tmp_path: Path) -> None:
-    for options in ({"precision": "fp16"}, {"precision": "bf16", "loss_scale": 8.0}):
+def test_weights_in_fp16_are_refused() -> None:
+    for mixed in (MixedPrecision("fp16", CPU, "dynamic"), MixedPrecision("bf16", CPU, 8.0)):
         with pytest.raises(TrainingError, match=r"keeps the weights in fp32: leave out model.half\(\)"):
-            MixedPrecision(options["precision"], CPU, options.get("loss_scale", "dynamic")).prepare(  # type: ignore
-                nn.Linear(2, 2).half()
-            )
+            mixed.prepare(nn.Linear(2, 2).half())
 
 
 def test_what_the_optimizer_does_not_hold_does_not_count_for_clipping(tmp_path: Path) -> None:
@@ -242,19 +234,15 @@ def test_the_next_start_of_a_run_compiles_nothing_again(tmp_path: Path, monkeypa
         pytest.skip("inductor needs a C++ compiler, and there is no g++")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     train = Pipeline(sources.arrays(x=np.eye(16, 6, dtype=np.float32), label=np.arange(16) % 3), seed=0)
-    declared = ensemble.Ensemble(
-        name="compiled",
-        recipe=Recipe(model=cases.plain, loss=cases.loss, task="classification"),
-        members=[{"lr": 0.1}],
-        train=train,
-        epochs=1,
-        batch_size=8,
-        compile=True,
-        devices="cpu",
-    )
+    recipe = Recipe(model=cases.plain, loss=cases.loss, task="classification")
+    options = {"epochs": 1, "batch_size": 8, "compile": True, "devices": "cpu"}
+    declared = ensemble.Ensemble(name="compiled", recipe=recipe, members=[{"lr": 0.1}], train=train, **options)
     ensemble.submit(declared, tmp_path / "run", "local").wait()
-    kernels = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "compiled").rglob("*.so")}
-    assert kernels
+
+    def list_kernels() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "compiled").rglob("*.so")}
+
+    kernels = list_kernels()
     result = ensemble.resume(tmp_path / "run", epochs=2).wait()
     assert {row["state"] for row in result.members} == {"finished"}
-    assert kernels == {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "compiled").rglob("*.so")}
+    assert kernels and kernels == list_kernels()
