@@ -39,14 +39,10 @@ def bits(value: torch.Tensor) -> bytes:
     return value.contiguous().numpy().tobytes()
 
 
-def test_torch_alone_predicts_bitwise_as_load_does_and_as_the_card_says(
-    run: Path, artifact: Path, tmp_path: Path
-) -> None:
+def test_torch_alone_predicts_bitwise_as_load_and_the_card_say(run: Path, artifact: Path, tmp_path: Path) -> None:
     images = make_images(7, 33)["image"]
     torch.save(torch.from_numpy(images), tmp_path / "images")
-    _, lines, moved = (
-        (each.split("```")[0]) for each in (artifact / "README.md").read_text().split("```python\n")
-    )
+    _, lines, moved = (part.split("```")[0] for part in (artifact / "README.md").read_text().split("```python\n"))
     assert len(lines.splitlines()) == 3 and '"cuda"' in moved  # of which there may be none here
     code = f"""
 {lines}

@@ -242,9 +242,7 @@ class Counted(sources.Source):
         return None
 
 
-def test_records_are_read_as_their_predictions_are_written(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_read_as_their_predictions_are_kept(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Counted()
     monkeypatch.setattr(predicting, "open_source", lambda data, image, fields, **_: source)
     predictor = predicting.open_predictor(artifact, "x", None, uncertainty=False, prepared=False, device="cpu")

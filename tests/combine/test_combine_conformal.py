@@ -59,9 +59,7 @@ class Given(ClassifierMixin, BaseEstimator):
         return np.asarray(x)
 
 
-def draw_classes(
-    rng: np.random.Generator, n: int, classes: int, skew: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
+def draw_classes(rng: Any, n: int, classes: int, skew: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities [n, C] that are wrong by a power, and classes drawn by the true ones."""
     truth = rng.dirichlet(np.full(classes, 0.4), size=n)
     target = (truth.cumsum(axis=1) > rng.random((n, 1))).argmax(axis=1)

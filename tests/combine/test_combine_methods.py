@@ -112,9 +112,7 @@ def test_temperature_stays_at_one_where_nothing_is_gained_and_is_bounded() -> No
 
 def test_few_rows_change_the_temperature_little() -> None:
     """Nine of ten sure rows right: a hundred such rows say that the pool is too sure, ten may be bad luck."""
-    few, many = (
-        MATH.fit_calibration([[0.999, 0.001]] * 10 * times, ([0] * 9 + [1]) * times) for times in (1, 100)
-    )
+    few, many = (MATH.fit_calibration([[0.999, 0.001]] * 10 * n, ([0] * 9 + [1]) * n) for n in (1, 100))
     assert 1.3 < few < 2.5 < 3 < many < math.log(999) / math.log(9)
 
 

@@ -83,9 +83,7 @@ def test_an_exported_ensemble_is_bitwise_equal_for_any_batch(net: str, seen: Obs
     ("combination", "uncertainty"),
     [pytest.param(WEIGHTED, False, id="weighted", marks=pytest.mark.more), pytest.param(STACK, True, id="stack")],
 )
-def test_different_widths_a_stack_and_uncertainties_are_exported(
-    combination: Combination, uncertainty: bool
-) -> None:
+def test_widths_a_stack_and_uncertainties_are_exported(combination: Combination, uncertainty: bool) -> None:
     model = ensemble_of("mlp", (2, 8, 16), combination, uncertainty=uncertainty)
     program = export(model, batch_of(5))
     assert_same_bits(outputs_of(program, batch_of(9, seed=1)), outputs_of(model, batch_of(9, seed=1)))

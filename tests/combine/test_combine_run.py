@@ -148,9 +148,7 @@ def test_without_a_test_pipeline_the_figures_are_of_validation_and_said_to_be_op
         pytest.param("stack", False, marks=pytest.mark.more),
     ],
 )
-def test_a_loaded_ensemble_gives_what_was_measured(
-    tmp_path: Path, run: RunDir, method: str, recorded: bool
-) -> None:
+def test_a_loaded_ensemble_is_what_was_measured(tmp_path: Path, run: RunDir, method: str, recorded: bool) -> None:
     import shutil
 
     shutil.copytree(run.path, tmp_path / "e")

@@ -169,9 +169,7 @@ def test_a_model_that_predicts_something_else_is_not_handed_out(tmp_path: Path) 
     with pytest.raises(CombineError, match=wanted):
         ensemble.export(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    ended = train(
-        tmp_path / "run", declare(UnknownNumbers, epochs=3, retries=0)
-    )  # as it was declared: nothing to do
+    ended = train(tmp_path / "run", declare(UnknownNumbers, epochs=3, retries=0))
     assert [member["state"] for member in ended.members] == ["finished", "finished"]
 
 

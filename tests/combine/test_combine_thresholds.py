@@ -256,9 +256,7 @@ def test_a_calibrator_changes_arrays_and_tensors_alike() -> None:
     np.testing.assert_allclose(of_tensors.numpy(), of_arrays, rtol=1e-14)
 
 
-def test_a_calibrator_of_another_task_or_that_cannot_be_loaded_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_calibrator_that_cannot_be_loaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match=r"calibrate: .*'variance_scale' is of gaussian, not of classification"):
         ensemble.submit(declare_calibrators(calibrate="variance_scale"), tmp_path / "run", "inline")
     gone = Provider("calibrators", "gone", "no_such_module:Gone", "gone 1.0")

@@ -151,9 +151,7 @@ def lightning_module(params: dict[str, Any]) -> Any:
     return Points(**params)
 
 
-def lightning(
-    callbacks: Callable[[], list[Any]] = list, fields: Any = ("x", "label"), parts: Any = None, **options: Any
-) -> Ensemble:
+def lightning(callbacks: Any = list, fields: Any = ("x", "label"), parts: Any = None, **options: Any) -> Ensemble:
     def train(member: Any) -> None:
         from ensemble.integrations.lightning import fit
 

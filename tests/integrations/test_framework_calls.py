@@ -146,7 +146,5 @@ def test_logits_predict_without_a_function_and_without_labels(tmp_path: Path, fr
     result, remarks = run(
         tmp_path / "run", ports.bert, declared.recipe.train, ports.texts(), objective=objective, mode="max"
     )
-    assert [
-        remark for remark in remarks if not remark.startswith("TrainingArguments left at their defaults")
-    ] == []
+    assert all(remark.startswith("TrainingArguments left at their defaults") for remark in remarks)
     check_predictions(tmp_path / "run", result.members[0]["metric"], ports.INPUTS, ports.texts()[1])

@@ -118,9 +118,7 @@ def stop_by_transformers() -> list[Any]:
 @pytest.mark.parametrize("framework", ["lightning", "transformers", "timm"])
 def test_members_are_exported_as_those_of_a_recipe(tmp_path: Path, framework: str) -> None:
     run(FRAMEWORKS[framework](), tmp_path / "run")
-    ensemble.export(
-        tmp_path / "run", tmp_path / "out", uncertainty=False
-    )  # bitwise what `load` predicts, or refused
+    ensemble.export(tmp_path / "run", tmp_path / "out", uncertainty=False)
     program = torch.export.load(tmp_path / "out" / "model.pt2").module()
     (batch,) = ports.points()[1:] if framework != "transformers" else ports.texts()[1:]
     taken = [batch[number] for number in range(5)]

@@ -108,9 +108,7 @@ def pad_to_max(batch: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("executor", ["inline", "local"])
-def test_texts_padded_to_the_longest_have_the_figures_of_others(
-    tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_padded_to_the_longest_are_like_others(tmp_path: Path, executor: str, monkeypatch: Any) -> None:
     import_torchvision(monkeypatch)
     pytest.importorskip("transformers")
     results, epochs = [], []

@@ -201,9 +201,7 @@ def make_seeds(transformers: Any) -> Any:
     return Seeds()
 
 
-def compare(
-    path: Path, transformers: Any, options: dict[str, dict[str, Any]], epochs: int = EPOCHS
-) -> dict[str, Any]:
+def compare(path: Path, transformers: Any, options: Any, epochs: int = EPOCHS) -> dict[str, Any]:
     """What differs between a member with options and a plain Trainer with them, by their names."""
     trained: dict[str, Any] = {}
 

@@ -232,9 +232,7 @@ def test_a_spec_in_a_package_is_run_as_python_does_it_and_goes_on_from_any_folde
     )
 
 
-def test_a_spec_file_imports_what_lies_beside_it_and_another_of_its_name_may_follow(
-    written: Any, tmp_path: Path
-) -> None:
+def test_a_spec_file_imports_what_lies_beside_it_and_another_may_follow(written: Any, tmp_path: Path) -> None:
     written("EPOCHS = 7", "numbers_beside.py")
     path = written("from numbers_beside import EPOCHS\n" + WHOLE.replace("int = 2", "int = EPOCHS"))
     assert load_spec(path).epochs == 7

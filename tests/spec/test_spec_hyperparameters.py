@@ -271,9 +271,10 @@ def test_choices_that_depend_on_another_choice_are_refused_with_the_way_out() ->
         Search(ask)
     with pytest.raises(SpecError, match=rf"'width' is asked for as .*{way_out}"):
         Search(ask_in_two_kinds)
-    Search(
-        lambda trial: trial.suggest_int("width", 1, 8 if trial.suggest_int("n", 0, 1) else 4)
-    )  # Optuna takes that
+    def ask_in_intervals(trial: Any) -> None:
+        trial.suggest_int("width", 1, 8 if trial.suggest_int("n", 0, 1) else 4)
+
+    Search(ask_in_intervals)  # Optuna takes that
 
 
 def test_what_is_not_searched_is_said_when_it_is_declared() -> None:

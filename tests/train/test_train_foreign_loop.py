@@ -30,9 +30,7 @@ def measure(model: nn.Module, batches: Any) -> float:
     return float(torch.cat(losses).mean())
 
 
-def script(
-    use: Callable[[Any, int], None] = lambda member, epoch: None, epochs: int = EPOCHS
-) -> Callable[[Any], None]:
+def script(use: Any = lambda member, epoch: None, epochs: int = EPOCHS) -> Callable[[Any], None]:
     def loop(member: Any) -> None:
         model = cases.noisy(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

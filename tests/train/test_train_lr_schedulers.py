@@ -33,9 +33,7 @@ class Frnn:
         return min(self.lr * self.num_replicas, self.max_lr)
 
 
-def rates(
-    schedule: Any, lr: float = 0.1, *, epochs: int = 3, steps_per_epoch: int = 4, **options: Any
-) -> list[float]:
+def rates(schedule: Any, lr: float = 0.1, *, epochs: int = 3, steps_per_epoch: int = 4, **options: Any) -> Any:
     """The learning rate of each step."""
     steps = epochs * steps_per_epoch
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)

@@ -152,9 +152,7 @@ LOOP: dict[str, Any] = {
 }
 
 
-def train_widened(
-    rank: int, folder: Path, world: int = 1, stop: int | None = None
-) -> tuple[str, list[dict[str, Any]]]:
+def train_widened(rank: int, folder: Path, world: int = 1, stop: Any = None) -> tuple[str, list[dict[str, Any]]]:
     ensemble = cases.declare(cases.SMOOTH, world, **LOOP)
     identity = replace(ensemble.identify(0), widened_from=1 if world > 1 else None)
     meet = (folder / "meet").as_uri() if world > 1 else None

@@ -27,9 +27,7 @@ from ensemble.train.optimizers import make_optimizer
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (3, 1)]
 
 
-def formula(
-    weights: list[Any], grads: list[list[Any]], rates: list[float], adapt: list[bool], **options: Any
-) -> list[Any]:
+def formula(weights: list[Any], grads: Any, rates: list[float], adapt: list[bool], **options: Any) -> list[Any]:
     """LARS as You et al. write it, in float64: the weights after a step with each of the gradients."""
     eta, beta, m = options["trust"], options["weight_decay"], options["momentum"]
     weights = [w.double().numpy() for w in weights]

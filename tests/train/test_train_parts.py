@@ -88,9 +88,7 @@ def test_an_inbox_keeps_order_and_refuses_unknown_commands() -> None:
         inbox.put("halt")
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 8), st.integers(0, 10_000)), unique=True, max_size=50)
-)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 8), st.integers(0, 9999)), unique=True, max_size=50))
 def test_steps_ranks_and_members_have_seeds_of_their_own(places: list[tuple[int, int, int]]) -> None:
     seeds = [step_seed(*place) for place in places]
     assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**63 for seed in seeds)
@@ -325,9 +323,7 @@ def test_what_cannot_be_pickled_is_named_by_its_place_and_by_the_hook_that_may_h
     says = r"lightning\.taken\.lock\.0, a lock .*on_save_checkpoint"
     with pytest.raises(TrainingError, match=says):
         own.state_dict()
-    with pytest.raises(
-        TrainingError, match=says
-    ):  # before anything is trained, where the object has a state by then
+    with pytest.raises(TrainingError, match=says):
         OwnStates().add("lightning", Holder({"taken": state}))
 
 

@@ -169,9 +169,7 @@ def test_what_the_optimizer_does_not_hold_does_not_count_for_clipping(tmp_path: 
 def test_a_compiled_model_has_the_checkpoint_of_any_other(tmp_path: Path, backend: str) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler, and there is no g++")
-    recipe = Recipe(
-        model=lambda params: cases.Net(norm=True), loss=cases.loss, task="classification"
-    )  # dropout would draw otherwise
+    recipe = Recipe(model=lambda params: cases.Net(norm=True), loss=cases.loss, task="classification")
     plain = finished(tmp_path / "plain", recipe, epochs=2)
     made = finished(tmp_path / "made", recipe, epochs=2, compile={"name": "default", "backend": backend})
     ours, theirs = checkpoint(tmp_path / "made")["model"], checkpoint(tmp_path / "plain")["model"]
@@ -217,9 +215,7 @@ def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(tmp_pat
         finished(tmp_path / run, recipe, epochs=1, compile={"name": "default", "backend": "eager"})
         (folder,) = set(seen)
         assert folder is not None and Path(folder).parents[1] == tmp_path / run / "compiled"
-        assert stat.S_IMODE(Path(folder).parents[1].stat().st_mode) == 0o700, (
-            "what is loaded from there is the user's"
-        )
+        assert stat.S_IMODE(Path(folder).parents[1].stat().st_mode) == 0o700
         assert not [name for name in names if name in os.environ]
         seen.clear()
     elsewhere = str(tmp_path / "elsewhere")

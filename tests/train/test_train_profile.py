@@ -73,9 +73,7 @@ def not_finite(model: Any, batch: Any) -> Any:
     return cases.loss(model, batch) * float("nan")
 
 
-def measure(
-    run_dir: Path, loss: Any, asked: dict[str, Any] | None = None, members: int = 1, **options: Any
-) -> list[dict[str, Any]]:
+def measure(run_dir: Path, loss: Any, asked: Any | None = None, members: int = 1, **options: Any) -> Any:
     own = {"train": loss} if members > 1 else {"loss": loss}
     declared = cases.declare(
         Recipe(model=cases.plain, task="classification", **own), 1, **{**options, "out_of_fold": False}

@@ -211,9 +211,7 @@ def test_members_that_predict_other_classes_than_the_first_are_remarked(tmp_path
         (lambda values: values.mean(dim=0), None),
     ],
 )
-def test_a_function_that_does_not_combine_is_remarked_early(
-    tmp_path: Path, function: Any, reason: str | None
-) -> None:
+def test_a_function_that_does_not_combine_is_remarked_early(tmp_path: Path, function: Any, reason: Any) -> None:
     events = submit(tmp_path / "run", combine=function, members=[{"lr": 0.01}, {"lr": 0.02}])
     remarks = [text for _, text in list_remarks(events)]
     if reason is None:
@@ -268,9 +266,7 @@ def figures(path: Path) -> list[Any]:
     ]
 
 
-def test_figures_and_predictions_are_the_same_of_streamed_validation_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_are_the_same_of_streamed_validation_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = execute_members.an_ensemble(
         [{"lr": 0.1, "width": 4}], epochs=2, sharing="independent", batch_size=20, seed=3
     )

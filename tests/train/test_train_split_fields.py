@@ -63,9 +63,7 @@ def declare(workers: int = 1, **options: Any) -> Ensemble:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.more)])
-def test_a_metric_gets_the_fields_it_names_and_no_loss_is_computed_beside_training(
-    workers: int, tmp_path: Path
-) -> None:
+def test_a_metric_gets_the_fields_it_names_and_no_loss_is_evaluated(workers: int, tmp_path: Path) -> None:
     run = ensemble.submit(declare(workers), tmp_path, "inline" if workers == 1 else "local")
     result = run.wait()
     saved = [ensemble.load_predictions(tmp_path, "valid", row["member"]) for row in result.members]

@@ -191,9 +191,7 @@ def test_a_train_function_says_the_task_of_its_predictions(tmp_path: Path) -> No
     assert outcome == "finished", events[-1]
     for split, rows in (("valid", 13), ("test", 4)):
         saved = predictions(tmp_path, "regression", split)
-        assert (
-            saved.task == Task("regression") and saved.values.shape == (rows,) and saved.target.dtype == np.float64
-        )
+        assert (saved.task, saved.values.shape, saved.target.dtype) == (Task("regression"), (rows,), np.float64)
 
 
 @pytest.mark.parametrize("name", ["steps", "predict"])
