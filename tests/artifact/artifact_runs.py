@@ -136,12 +136,6 @@ def run_alone(packages: Path, folder: Path, code: str) -> subprocess.CompletedPr
         f"import importlib.util\n"
         f"assert not any(map(importlib.util.find_spec, {forbidden!r}))\n"
     )
-    return subprocess.run(
-        [sys.executable, "-I", "-S", "-c", setup],
-        cwd=folder,
-        env={"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    about = {"cwd": folder, "env": {"OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True, "timeout": 300}
+    about |= {"check": False}
+    return subprocess.run([sys.executable, "-I", "-S", "-c", setup], **about)

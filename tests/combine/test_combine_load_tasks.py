@@ -40,17 +40,10 @@ FIRST = ("single", "regression", "quantiles", "predict")
 )
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunDir]:
     name, case = request.param, cases.CASES[request.param]
-    declared = Ensemble(
-        name="e",
-        recipe=case.recipe,
-        train=cases.data(case),
-        valid=cases.data(case, 30, seed=1),
-        test=cases.data(case, 20, seed=2),
-        members=[{"lr": lr} for lr in (0.05, 0.2)],
-        combine=median if name == "free" else "weighted",
-        epochs=1,
-        batch_size=8,
-    )
+    about = {"name": "e", "recipe": case.recipe, "train": cases.data(case), "valid": cases.data(case, 30, seed=1)}
+    about |= {"test": cases.data(case, 20, seed=2), "members": [{"lr": lr} for lr in (0.05, 0.2)]}
+    about |= {"combine": median if name == "free" else "weighted", "epochs": 1, "batch_size": 8}
+    declared = Ensemble(**about)
     path = tmp_path_factory.mktemp(name.replace(" ", "_")) / "run"
     result = ensemble.submit(declared, path, "inline").wait()
     assert {row["state"] for row in result.members} == {"finished"}

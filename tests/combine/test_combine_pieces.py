@@ -73,16 +73,9 @@ def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[R
         values, target = make(task, number, shape)
         name = f"member-{number}"
         digest = save_predictions(run_dir.predictions(name), "valid", values, np.arange(len(values)), target, task)
-        known[name] = SimpleNamespace(
-            id=name,
-            state="finished",
-            identity={},
-            predictions={"valid": digest},
-            metrics={},
-            is_checkpoint_removed=False,
-            outdated=None,
-            remarks=[],
-        )
+        about = {"id": name, "state": "finished", "identity": {}, "predictions": {"valid": digest}, "metrics": {}}
+        about |= {"is_checkpoint_removed": False, "outdated": None, "remarks": []}
+        known[name] = SimpleNamespace(**about)
     return run_dir, SimpleNamespace(members=known, ended=None)
 
 

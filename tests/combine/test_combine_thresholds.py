@@ -166,14 +166,10 @@ def test_a_resume_that_asks_for_them_combines_anew(tmp_path: Path) -> None:
 
 
 def test_numbers_have_none() -> None:
+    about = {"name": "a", "recipe": Recipe(model=len, loss="mse", inputs=("x",)), "members": [{"lr": 1}]}
+    about |= {"train": declare().train, "thresholds": "f1"}
     with pytest.raises(SpecError, match="thresholds are of classes and labels; the task is regression"):
-        Ensemble(
-            name="a",
-            recipe=Recipe(model=len, loss="mse", inputs=("x",)),
-            members=[{"lr": 1}],
-            train=declare().train,
-            thresholds="f1",
-        )
+        Ensemble(**about)
 
 
 SHRINK = """

@@ -162,18 +162,10 @@ def series() -> tuple[Any, Any]:
     waves = [(1 + number) * (2 + np.sin(time / 5 + number)) + rng.normal(0, 0.1, len(time)) for number in range(6)]
     rows = {"series": np.repeat(list("012345"), len(time)), "time": np.tile(time, 6)}
     table = pandas.DataFrame({**rows, "value": np.concatenate(waves).astype(np.float32)})
-    training = TimeSeriesDataSet(
-        table[table.time < 48],
-        time_idx="time",
-        target="value",
-        group_ids=["series"],
-        max_encoder_length=12,
-        max_prediction_length=4,
-        static_categoricals=["series"],
-        time_varying_known_reals=["time"],
-        time_varying_unknown_reals=["value"],
-        target_normalizer=GroupNormalizer(groups=["series"]),
-    )
+    about = {"time_idx": "time", "target": "value", "group_ids": ["series"], "max_encoder_length": 12}
+    about |= {"max_prediction_length": 4, "static_categoricals": ["series"], "time_varying_known_reals": ["time"]}
+    about |= {"time_varying_unknown_reals": ["value"], "target_normalizer": GroupNormalizer(groups=["series"])}
+    training = TimeSeriesDataSet(table[table.time < 48], **about)
     return training, TimeSeriesDataSet.from_dataset(training, table, min_prediction_idx=48)
 
 
@@ -342,15 +334,9 @@ def tokens_plain(params: dict[str, Any], order: Order | None = None) -> tuple[An
     with tempfile.TemporaryDirectory() as folder:
         more = {"output_dir": folder, "use_cpu": True, "num_train_epochs": TOKEN_EPOCHS, "disable_tqdm": True}
         args = tag_arguments(**sizes, **more)
-        trainer = Ordered(
-            tagger(params),
-            args,
-            data_collator=collator(),
-            train_dataset=parts[0],
-            eval_dataset=parts[1],
-            compute_metrics=tag_metrics,
-            callbacks=tag_callbacks(),
-        )
+        about = {"data_collator": collator(), "train_dataset": parts[0], "eval_dataset": parts[1]}
+        about |= {"compute_metrics": tag_metrics, "callbacks": tag_callbacks()}
+        trainer = Ordered(tagger(params), args, **about)
         trainer.train()
     evaluated = [each for each in trainer.state.log_history if "eval_accuracy" in each]
     return trainer.model, evaluated[-1]["eval_accuracy"]
@@ -378,16 +364,9 @@ def tokens_members(params: Sequence[dict[str, Any]], collate: Any = None, **opti
         pipelines = [each.map(stages.ragged(name, most=24)) for each in pipelines]
     collate = collate or from_samples(collator())
     recipe = Recipe(model=tagger, train=train, target="labels", collate=collate, objective="eval_accuracy")
-    return Ensemble(
-        name="tags",
-        recipe=recipe,
-        train=pipelines[0],
-        valid=pipelines[1],
-        members=[Member(each) for each in params],
-        epochs=TOKEN_EPOCHS,
-        batch_size=BATCH,
-        **options,
-    )
+    about = {"name": "tags", "recipe": recipe, "train": pipelines[0], "valid": pipelines[1]}
+    about |= {"members": [Member(each) for each in params], "epochs": TOKEN_EPOCHS, "batch_size": BATCH}
+    return Ensemble(**about, **options)
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Ensemble]]] = {

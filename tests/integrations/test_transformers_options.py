@@ -165,14 +165,9 @@ def train_plain(transformers: Any, declared: Any, seed: int, folder: Path, optio
     given = {"num_train_epochs": declared.epochs, "seed": seed, **options}
     callbacks = given.pop("callbacks", list)()
     args = transformers.TrainingArguments(**{"output_dir": str(folder), **sizes, **given})
-    trainer = Plain(
-        model=build(),
-        args=args,
-        train_dataset=train_part,
-        eval_dataset=valid_part,
-        compute_metrics=compute_metrics,
-        callbacks=[make_seeds(transformers), *callbacks],
-    )
+    about = {"model": build(), "args": args, "train_dataset": train_part, "eval_dataset": valid_part}
+    about |= {"compute_metrics": compute_metrics, "callbacks": [make_seeds(transformers), *callbacks]}
+    trainer = Plain(**about)
     trainer.train()
     return trainer
 
@@ -361,14 +356,9 @@ def test_samples_of_unlike_length_without_a_collator_are_refused(transformers: A
         for columns in make_data()
     ]
     recipe = Recipe(model=ports.bert, train=train, predict=ports.predict, objective="eval_loss", mode="min")
-    declared = ensemble.Ensemble(
-        name="ragged",
-        recipe=recipe,
-        train=parts[0],
-        valid=parts[1],
-        members=[Member({"width": 8})],
-        batch_size=BATCH,
-    )
+    about = {"name": "ragged", "recipe": recipe, "train": parts[0], "valid": parts[1]}
+    about |= {"members": [Member({"width": 8})], "batch_size": BATCH}
+    declared = ensemble.Ensemble(**about)
     ensemble.submit(declared, tmp_path / "run", "inline").wait()
     (error,) = ports.list_errors(tmp_path / "run")
     assert "unlike length in input_ids" in error and "Recipe(collate=" in error

@@ -271,6 +271,7 @@ def test_choices_that_depend_on_another_choice_are_refused_with_the_way_out() ->
         Search(ask)
     with pytest.raises(SpecError, match=rf"'width' is asked for as .*{way_out}"):
         Search(ask_in_two_kinds)
+
     def ask_in_intervals(trial: Any) -> None:
         trial.suggest_int("width", 1, 8 if trial.suggest_int("n", 0, 1) else 4)
 

@@ -34,15 +34,9 @@ def loss(net: Any, batch: Any) -> Any:
 def declared(loggers: Any = (), **options: Any) -> Ensemble:
     train = Pipeline(sources.arrays(x=np.ones((32, 2), np.float32)), seed=0)
     recipe = Recipe(model=model, loss=loss, task="regression", objective="loss", mode="min")
-    return Ensemble(
-        name="logged",
-        recipe=recipe,
-        members=[{"lr": 0.1}],
-        train=train,
-        valid=Pipeline(sources.arrays(x=np.ones((32, 2), np.float32))),
-        loggers=loggers,
-        **options,
-    )
+    about = {"name": "logged", "recipe": recipe, "members": [{"lr": 0.1}], "train": train}
+    about |= {"valid": Pipeline(sources.arrays(x=np.ones((32, 2), np.float32))), "loggers": loggers}
+    return Ensemble(**about, **options)
 
 
 def test_loggers_are_given_by_name_or_with_options() -> None:

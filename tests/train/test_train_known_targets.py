@@ -209,14 +209,9 @@ def declare(loss: str, **options: Any) -> Ensemble:
     x = rng.normal(size=(400, 3)).astype(np.float32)
     price = (MEAN + STD * (x @ [0.8, -0.4, 0.2] + 0.3 * rng.normal(size=400))).astype(np.float32)
     train, valid = sources.arrays(x=x, price=price).split(0.75, seed=0)
-    recipe = Recipe(
-        model=lambda params: Heads(outputs, loss == "gaussian_nll"),
-        loss=loss,
-        inputs=("x",),
-        target="price",
-        task=task,
-        **{"target_scale": (MEAN, STD), **options},
-    )
+    about = {"model": lambda params: Heads(outputs, loss == "gaussian_nll"), "loss": loss, "inputs": ("x",)}
+    about |= {"target": "price", "task": task}
+    recipe = Recipe(**about, **{"target_scale": (MEAN, STD), **options})
     members, splits = [{"lr": 0.05}] * 2, {"train": Pipeline(train), "valid": Pipeline(valid)}
     return Ensemble(
         name="scaled", recipe=recipe, members=members, optimizer="adam", epochs=8, batch_size=32, **splits

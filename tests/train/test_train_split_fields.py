@@ -50,16 +50,9 @@ def declare(workers: int = 1, **options: Any) -> Ensemble:
     given = {"task": "regression", "split_metrics": [hit_rate], "objective": "hit_rate", "valid_loss": False}
     recipe = Recipe(model=lambda params: Towers(), loss=in_batch, **{"mode": "max", **given, **options})
     pipe = Pipeline(pairs)
-    return Ensemble(
-        name="m",
-        recipe=recipe,
-        members=[{"lr": 0.1}] * 2,
-        train=pipe,
-        valid=pipe,
-        batch_size=16,
-        epochs=1,
-        resources=Resources(workers=workers),
-    )
+    about = {"name": "m", "recipe": recipe, "members": [{"lr": 0.1}] * 2, "train": pipe, "valid": pipe}
+    about |= {"batch_size": 16, "epochs": 1, "resources": Resources(workers=workers)}
+    return Ensemble(**about)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.more)])
