@@ -6,14 +6,13 @@ import csv
 import io
 import json
 import os
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from artifact_runs import FOLDERS, declare, train, write_photos
+from artifact_runs import declare, train, write_photos
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -81,29 +80,6 @@ def test_a_run_on_folders_of_latin_1_in_a_folder_of_latin_1(executor: str, tmp_p
             assert one["set_thr_names"] == [CLASSES[place] for place in one["set_thr"]]
     assert main(["predict", str(run), str(root / "absent"), "--out", str(root / "x.csv")]) == 2
     assert r"d\udce9" in capsys.readouterr().err
-
-
-def test_texts_and_keys_of_an_archive_that_are_latin_1_are_classes_and_places(tmp_path: Path) -> None:
-    path = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"t\xe9.tar")))
-    write_photos(tmp_path / "photos")
-    with tarfile.open(path, "w", encoding="utf-8", errors="surrogateescape") as archive:
-        for number, folder in enumerate(FOLDERS):
-            for name in (b"a", b"c\xe9"):
-                with open(os.path.join(os.fsencode(tmp_path / "photos"), folder, name + b".jpg"), "rb") as file:
-                    photo = file.read()
-                for ending, content in (("jpg", photo), ("cls", str(number).encode())):
-                    member = tarfile.TarInfo(f"{os.fsdecode(folder)}/{os.fsdecode(name)}.{ending}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
-    pipe = Pipeline(sources.tar(path, rename={"jpg": "image", "cls": "label"})).map(stages.decode_image("image"))
-    pipe = pipe.map(stages.cast("label", "int64")).map(stages.scale("image")).map(stages.select("image", "label"))
-    run = tmp_path / "run"
-    made = declare(recipe=recipe(), members=[{"lr": 0.01}], train=pipe, valid=pipe, test=None, batch_size=4)
-    ensemble.submit(made, run, "local").wait()
-    assert predict(run, path, tmp_path / "p.csv") == 6
-    assert r"t\udce9.tar:caf\udce9/c\udce9.jpg" in (tmp_path / "p.csv").read_text(encoding="utf-8")
-    with pytest.raises(PipelineError, match=r"t\\udce9\.tar"):
-        sources.tar(path, rename={"absent": "x"})
 
 
 class Flat(nn.Module):
