@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ensemble.combine.model import EnsembleModel, StackModel
 from ensemble.combine.prediction_matrix import read_prediction_matrix
 from ensemble.events import NOT_COMBINED
 from ensemble.spec import COMBINERS, Ensemble
-from ensemble.spec.task import Task
+from ensemble.spec.task import Task, quantiles
 from ensemble.store import RunDir, RunState, load_predictions
 
 
@@ -54,24 +53,26 @@ def state_of(run: RunDir) -> RunState:
     return fold(read_events(run.events))
 
 
+BATCH = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
+
+
 def test_a_loaded_run_says_what_was_measured(finished: tuple[str, RunDir]) -> None:
     name, run = finished
     event: Any = state_of(run).combined
-    model = ensemble.load(run.path)
-    saved = load_predictions(run.predictions("member-0"), "test")
-    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
-    values = model(batch)
-    assert isinstance(model, EnsembleModel)
+    model, saved = ensemble.load(run.path), load_predictions(run.predictions("member-0"), "test")
+    values = model(BATCH)
+    assert isinstance(model, EnsembleModel) and model.member_ids == event.members
     assert (model.task, values.dtype, values.shape) == (saved.task, torch.float32, saved.values.shape)
-    assert model.member_ids == event.members
-    math = find_math(model.task)
     recipe = cases.CASES[name].recipe
     more = [*recipe.split_metrics, *filter(None, [recipe.objective])]
-    found = math.measure(values.numpy(), saved.target, more)
-    wanted = event.metrics["ensemble"]
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    figures, expected = (
+        find_math(model.task).measure(values.numpy(), saved.target, more),
+        event.metrics["ensemble"],
+    )
+    assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # what cannot be stacked is averaged, with a warning
 def test_every_method_is_loaded_as_it_is_fitted(finished: tuple[str, RunDir]) -> None:
     name, run = finished
     if name == "free":
@@ -79,38 +80,32 @@ def test_every_method_is_loaded_as_it_is_fitted(finished: tuple[str, RunDir]) ->
     state = state_of(run)
     valid, test = (read_prediction_matrix(run, state, list(state.members), split) for split in ("valid", "test"))
     objective = find_math(valid.task).choose_criterion(state.objective, state.direction)
-    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
     for method in COMBINERS:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what cannot be stacked is averaged, with a warning
-            values = ensemble.load(run.path, combine=method)(batch)
         fitted = fit(method, valid.values, valid.target, task=valid.task, objective=objective)
-        np.testing.assert_allclose(values.numpy(), fitted.predict(test.values), rtol=1e-4, atol=1e-4)
+        values = ensemble.load(run.path, combine=method)(BATCH).numpy()
+        np.testing.assert_allclose(values, fitted.predict(test.values), rtol=1e-4, atol=1e-4)
 
 
 def test_uncertainties_are_those_of_the_saved_predictions(finished: tuple[str, RunDir]) -> None:
     name, run = finished
     if name in ("free", "steps"):  # of steps those that are padding are left out where targets are known
         return
-    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
-    found = ensemble.load(run.path, uncertainty=True)(batch)
+    parts = ensemble.load(run.path, uncertainty=True)(BATCH)
     weights = (state_of(run).combined or NOT_COMBINED).weights
     saved = read_prediction_matrix(run, state_of(run), list(weights), "test")
-    wanted = uncertainty.decompose(saved.task, saved.values, np.array(list(weights.values())))
-    assert set(wanted) == set(found) - {"values"}
-    for part, values in wanted.items():
-        np.testing.assert_allclose(found[part].numpy(), values, rtol=1e-3, atol=3e-6, err_msg=part)
+    expected = uncertainty.decompose(saved.task, saved.values, np.array(list(weights.values())))
+    assert set(expected) == set(parts) - {"values"}
+    for part, values in expected.items():
+        np.testing.assert_allclose(parts[part].numpy(), values, rtol=1e-3, atol=3e-6, err_msg=part)
 
 
 def test_each_member_predicts_what_it_saved(finished: tuple[str, RunDir]) -> None:
     name, run = finished
-    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
-    alone: Any = median if name == "free" else "average"
     for member in state_of(run).members:
-        model = ensemble.load(run.path, combine=alone, members=[member])
+        model = ensemble.load(run.path, combine=median if name == "free" else "average", members=[member])
         model.calibration = 1.0
         saved = load_predictions(run.predictions(member), "test").values
-        np.testing.assert_allclose(model(batch).numpy(), saved, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(model(BATCH).numpy(), saved, rtol=1e-5, atol=1e-6)
 
 
 #: Largest difference between float32 and float64, for values of the order of 1.
@@ -121,7 +116,7 @@ TASKS = [
     Task("multilabel"),
     Task("regression"),
     Task("gaussian"),
-    Task("quantiles", (0.1, 0.5, 0.9)),
+    quantiles(0.1, 0.5, 0.9),
 ]
 
 cases_formulas = st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 7), st.booleans())
@@ -218,15 +213,11 @@ def test_a_probability_a_hair_below_0_is_0() -> None:
         assert one.numpy() == pytest.approx(wanted[name], abs=TOLERANCE), name
 
 
-def test_a_member_without_weight_leaves_no_pair_to_disagree() -> None:
-    """As in a stack, whose shares may be 0."""
-    each = [torch.tensor([[0.2, 0.8]]), torch.tensor([[0.8, 0.2]])]
-    found = decompose(Task("classification"), each, torch.tensor([1.0, 0.0]))
-    assert found["disagreement"].tolist() == [0.0] and found["epistemic"].tolist() == [0.0]
-
-
-def test_a_single_quantile_has_no_width() -> None:
-    median, half = Task("quantiles", (0.5,)), np.array([0.5, 0.5])
+def test_a_single_quantile_has_no_width_and_a_member_without_weight_no_pair_to_disagree() -> None:
+    median, half = quantiles(0.5), np.array([0.5, 0.5])
     each = [np.ones((3, 1)), np.zeros((3, 1))]
     assert list(uncertainty.decompose(median, each, half)) == ["epistemic"]
     assert list(decompose(median, as_tensors(each), torch.tensor(half))) == ["epistemic"]
+    pair = [torch.tensor([[0.2, 0.8]]), torch.tensor([[0.8, 0.2]])]
+    parts = decompose(Task("classification"), pair, torch.tensor([1.0, 0.0]))
+    assert parts["disagreement"].tolist() == [0.0] and parts["epistemic"].tolist() == [0.0]
