@@ -16,7 +16,7 @@ from kit.saved_splits import drop_split
 from torch import nn
 
 from ensemble.combine import CombineError, combine, load
-from ensemble.spec import Ensemble, Recipe
+from ensemble.spec import Ensemble, Recipe, SpecError
 from ensemble.store import EventLog, RunDir, StoreError, load_checkpoint, save_checkpoint
 from ensemble.store.digests import digest_file
 from ensemble.train.outputs import compute_values
@@ -316,6 +316,8 @@ def train(member: Any) -> None:
 def test_loading_says_what_is_wrong(tmp_path: Path, run: RunDir) -> None:
     with pytest.raises(CombineError, match="did you mean 'stack'"):
         load(run.path, combine="stak")
+    with pytest.raises(SpecError, match=r"Ensemble\.combine cannot be 'medain'"):
+        declare(combine="medain")
     with pytest.raises(CombineError, match="did you mean 'member-4'"):
         load(run.path, members=["membr-4"])
     of_a_function = RunDir.create(tmp_path / "f", declare(recipe=train))
