@@ -83,7 +83,6 @@ def prepare(source: Any, *before: Any) -> Pipeline:
 
 
 def declare(**options: Any) -> Ensemble:
-    """An ensemble of three networks on the images."""
     splits = {
         name: prepare(sources.arrays(**make_images(seed))) for seed, name in enumerate(("train", "valid", "test"))
     }
@@ -99,7 +98,6 @@ def declare(**options: Any) -> Ensemble:
 
 
 def train(run_dir: Path, declared: Ensemble) -> Path:
-    """Run it to its end."""
     result = ensemble.submit(declared, run_dir=run_dir, executor="inline").wait()
     assert [row["state"] for row in result.members] == ["finished"] * len(declared.members or ())
     return run_dir
@@ -138,12 +136,6 @@ def run_alone(packages: Path, folder: Path, code: str) -> subprocess.CompletedPr
         f"import importlib.util\n"
         f"assert not any(map(importlib.util.find_spec, {forbidden!r}))\n"
     )
-    return subprocess.run(
-        [sys.executable, "-I", "-S", "-c", setup],
-        cwd=folder,
-        env={"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    about = {"cwd": folder, "env": {"OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True, "timeout": 300}
+    about |= {"check": False}
+    return subprocess.run([sys.executable, "-I", "-S", "-c", setup], **about)

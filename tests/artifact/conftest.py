@@ -14,7 +14,6 @@ import ensemble
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As in the process that loads artifacts: the number of threads changes the last bit."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -23,11 +22,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three networks on images of four classes."""
     return train(tmp_path_factory.mktemp("runs") / "images", declare())
 
 
 @pytest.fixture(scope="session")
 def artifact(run: Path) -> Path:
-    """Of the run, with names of the classes."""
     return ensemble.export(run, run.parent / "artifact", classes=NAMES)

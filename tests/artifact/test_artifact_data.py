@@ -56,16 +56,10 @@ def negate(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "x": -sample["x"]}
 
 
-PIPES: dict[str, list[Any]] = {
-    "dropped": [stages.rename(y="label"), stages.drop("note"), stages.cast("label", "int64")],
-    "before a stage outside": [stages.rename(y="label"), stages.select("x", "label"), stages.pad("x", 4)],
-    "before the user's": [
-        stages.rename(y="label"),
-        stages.cast("label", "int64"),
-        stages.select("x", "label"),
-        negate,
-    ],
-}
+LABELLED = stages.rename(y="label")
+PIPES: dict[str, list[Any]] = {"dropped": [LABELLED, stages.drop("note"), stages.cast("label", "int64")]}
+PIPES["before a stage outside"] = [LABELLED, stages.select("x", "label"), stages.pad("x", 4)]
+PIPES["before the user's"] = [LABELLED, stages.cast("label", "int64"), stages.select("x", "label"), negate]
 
 
 @pytest.mark.parametrize(
@@ -106,41 +100,35 @@ def test_a_plan_has_the_stages_that_the_fields_need() -> None:
     assert plan([negate, stages.select("x"), stages.pad("y", 2)], "x") == (["negate"], None, None)
 
 
-@pytest.mark.parametrize(
-    ("given", "dtype", "wanted"),
-    [
-        (np.array([0, 255], np.int64), "uint8", [0, 255]),
-        (np.array([0, 256], np.uint16), "uint8", 256),
-        (np.array([-1], np.int8), "uint8", -1),
-        (np.array([2**31], np.int64), "int32", 2**31),
-        (np.array([0, 1]), "bool", [False, True]),
-        (np.array([2]), "bool", 2),
-        (np.array([True]), "int64", [1]),
-        (np.array([1e39]), "float32", 1e39),
-        (np.array([np.inf, np.nan, 0.1]), "float32", [np.inf, np.nan, np.float32(0.1)]),
-        (np.array([2**24 + 1]), "float32", [2**24]),
-        (np.float64(3), "float32", 3),
-        (np.array([3.0, -0.0]), "int32", [3, 0]),
-        (np.array([2.5]), "int64", 2.5),
-        (np.array([np.nan]), "int64", np.nan),
-        (np.array([256.0]), "uint8", 256.0),
-    ],
-)
-def test_numbers_are_cast_where_the_dtype_holds_them(given: Any, dtype: str, wanted: Any) -> None:
-    if isinstance(wanted, list) or given.ndim == 0:
-        found = As("x", dtype)({"x": given})["x"]
-        assert found.dtype == dtype and np.array_equal(found, wanted, equal_nan=dtype == "float32")
-        return
-    with pytest.raises(PipelineError, match=re.escape(f"holds {wanted}, which {dtype} cannot hold")):
-        As("x", dtype)({"x": given})
+INF, NAN = np.inf, np.nan
+CAST = [
+    ([0, 255], "int64", "uint8", [0, 255]),
+    ([0, 1], "int64", "bool", [False, True]),
+    ([True], "bool", "int64", [1]),
+]
+CAST += [
+    ([INF, NAN, 0.1], "float64", "float32", [INF, NAN, np.float32(0.1)]),
+    ([3.0, -0.0], "float64", "int32", [3, 0]),
+]
+CAST += [([2**24 + 1], "int64", "float32", [2**24]), (3, "float64", "float32", 3)]
+NOT_CAST = [([0, 256], "uint16", "uint8", 256), ([-1], "int8", "uint8", -1), ([2**31], "int64", "int32", 2**31)]
+NOT_CAST += [([2], "int64", "bool", 2), ([1e39], "float64", "float32", 1e39), ([2.5], "float64", "int64", 2.5)]
+NOT_CAST += [([NAN], "float64", "int64", NAN), ([256.0], "float64", "uint8", 256.0)]
 
 
-@pytest.mark.parametrize(
-    ("given", "dtype"), [(X.astype(np.complex128), "complex64"), (X, "complex64"), (X + 0j, "float32")]
-)
-def test_what_is_not_a_real_number_is_not_cast(given: Any, dtype: str) -> None:
-    with pytest.raises(PipelineError, match=f"field 'x' holds {given.dtype}, not {dtype}"):
-        As("x", dtype)({"x": given})
+def test_numbers_are_cast_where_the_dtype_holds_them() -> None:
+    for values, given, dtype, expected in CAST:
+        made = As("x", dtype)({"x": np.array(values, given)})["x"]
+        assert made.dtype == dtype and np.array_equal(made, expected, equal_nan=dtype == "float32"), (
+            values,
+            dtype,
+        )
+    for values, given, dtype, held in NOT_CAST:
+        with pytest.raises(PipelineError, match=re.escape(f"holds {held}, which {dtype} cannot hold")):
+            As("x", dtype)({"x": np.array(values, given)})
+    for array, dtype in ((X.astype(np.complex128), "complex64"), (X, "complex64"), (X + 0j, "float32")):
+        with pytest.raises(PipelineError, match=f"field 'x' holds {array.dtype}, not {dtype}"):
+            As("x", dtype)({"x": array})
 
 
 def test_images_of_16_bits_do_not_wrap_into_8(run: Path, artifact: Path, tmp_path: Path) -> None:
@@ -150,22 +138,6 @@ def test_images_of_16_bits_do_not_wrap_into_8(run: Path, artifact: Path, tmp_pat
         with pytest.raises(PipelineError, match=r"sample 0 .*deep\.npz:row 0.* which uint8 cannot hold"):
             predict(model, deep, tmp_path / "p")
     assert predict(artifact, save(tmp_path / "wide.npz", image=images.astype(np.int64)), tmp_path / "p") == 5
-
-
-@pytest.mark.more
-def test_a_prediction_that_is_nan_is_no_class(tmp_path: Path) -> None:
-    run = train_on(tmp_path / "run", Pipeline(sources.arrays(x=X, label=Y)))
-    made = ensemble.export(run, tmp_path / "artifact", classes=["no", "yes"])
-    bad = X.copy()
-    bad[[3, 7]] = np.nan
-    with pytest.warns(UserWarning, match="2 of 40 rows have predictions that are NaN"):
-        assert predict(made, save(tmp_path / "x.npz", x=bad), tmp_path / "p", uncertainty=True) == 40
-    rows = pq.read_table(tmp_path / "p").to_pylist()
-    names = ("class", "class_name", "set_thr", "set_aps")
-    assert [i for i, row in enumerate(rows) if row["class"] is None] == [3, 7]
-    assert all(row[name] is None for row in (rows[3], rows[7]) for name in names)
-    assert all(row[name] is not None for row in rows[:3] for name in names)
-    assert np.isnan(rows[3]["disagreement"]) and not np.isnan(rows[2]["disagreement"])
 
 
 def test_labels_of_nan_are_unknown_and_steps_keep_theirs() -> None:
@@ -181,7 +153,6 @@ def test_labels_of_nan_are_unknown_and_steps_keep_theirs() -> None:
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of single numbers `a` and `id`, and its artifact."""
     folder = tmp_path_factory.mktemp("numbers")
 
     class Both(nn.Linear):
@@ -210,27 +181,25 @@ def test_columns_beside_the_models_own_are_not_read(numbers: dict[str, Path], tm
     assert pq.read_table(tmp_path / "csv").equals(pq.read_table(tmp_path / "pq"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,id\n1.5,1\n,2\n", r"sample 1 \(.*t\.csv:record 2\): column 'a' is null"),
-        ("a,id\n1.5,1\n2.5,\n", r"sample 1 \(.*t\.csv:record 2\): column 'id' is null"),
-        ("a,id,id\n1.5,1,2\n", r"columns must name each column once, got .*'id', 'id'"),
-        ("a,id\n", "holds no record"),
-        ("", "is empty"),
-        ("a\n1.5\n", "the model needs the fields a, id; the data have a: id is missing"),
-        ("a,id\n1.5,x\n", "'id'"),
-        ("a,id\n1.5,2.5\n", "'id' holds 2.5, which int64 cannot hold"),
-        ("a,id\n1.5,1\n#N/A,2\n", r"sample 1 \(.*t\.csv:record 2\): column 'a' is null"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_refused(
-    numbers: dict[str, Path], tmp_path: Path, text: str, message: str
-) -> None:
-    (tmp_path / "t.csv").write_text(text)
-    with pytest.raises((ArtifactError, PipelineError), match=message):
-        predict(numbers["artifact"], tmp_path / "t.csv", tmp_path / "p")
-    assert not (tmp_path / "p").exists()
+TABLES = {
+    "a,id\n1.5,1\n,2\n": r"sample 1 \(.*t\.csv:record 2\): column 'a' is null",
+    "a,id\n1.5,1\n2.5,\n": r"sample 1 \(.*t\.csv:record 2\): column 'id' is null",
+    "a,id,id\n1.5,1,2\n": r"columns must name each column once, got .*'id', 'id'",
+    "a,id\n": "holds no record",
+    "": "is empty",
+    "a\n1.5\n": "the model needs the fields a, id; the data have a: id is missing",
+    "a,id\n1.5,x\n": "'id'",
+    "a,id\n1.5,2.5\n": "'id' holds 2.5, which int64 cannot hold",
+    "a,id\n1.5,1\n#N/A,2\n": r"sample 1 \(.*t\.csv:record 2\): column 'a' is null",
+}
+
+
+def test_a_table_that_does_not_fit_is_refused(numbers: dict[str, Path], tmp_path: Path) -> None:
+    for text, message in TABLES.items():
+        (tmp_path / "t.csv").write_text(text)
+        with pytest.raises((ArtifactError, PipelineError), match=message):
+            predict(numbers["artifact"], tmp_path / "t.csv", tmp_path / "p")
+        assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.parametrize("model", ["run", "artifact"])
@@ -377,12 +346,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(numbers: dict[str, Pat
         predict(numbers["artifact"], tmp_path / "b" / "*.parquet", tmp_path / "b" / "p.parquet")
 
 
-def test_predictions_do_not_make_a_folder_of_images_one_of_tables(artifact: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="would lie among the data"):
-        predict(artifact, tmp_path, tmp_path / "p.parquet")
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", "xla"])
-def test_a_device_that_is_not_there_is_refused(artifact: Path, tmp_path: Path, device: str) -> None:
-    with pytest.raises(ArtifactError, match=f"the device '{device}' cannot be used here: "):
-        predict(artifact, make_npz(tmp_path), tmp_path / "p", device=device)
+def test_a_device_that_is_not_there_is_refused(artifact: Path, tmp_path: Path) -> None:
+    for device in ("gpu", "cuda:99", "xla"):
+        with pytest.raises(ArtifactError, match=f"the device '{device}' cannot be used here: "):
+            predict(artifact, make_npz(tmp_path), tmp_path / "p", device=device)

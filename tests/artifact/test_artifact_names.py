@@ -6,12 +6,12 @@ import csv
 import io
 import json
 import os
-import tarfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from artifact_runs import FOLDERS, declare, write_photos
+from artifact_runs import declare, train, write_photos
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,7 +19,7 @@ import ensemble
 from ensemble import Recipe
 from ensemble.artifact import predict, read_record
 from ensemble.cli.parser import main
-from pipelines import Pipeline, PipelineError, sources, stages
+from pipelines import Pipeline, sources, stages
 
 pytestmark = pytest.mark.more
 
@@ -35,9 +35,7 @@ def recipe() -> Recipe:
 
 
 @pytest.mark.parametrize("executor", ["inline", "local"])
-def test_a_run_on_class_folders_of_latin_1_in_a_folder_of_latin_1(
-    executor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_on_folders_of_latin_1_in_a_folder_of_latin_1(executor: str, tmp_path: Path, capsys: Any) -> None:
     root = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"d\xe9")))
     pipes = {
         split: Pipeline(sources.image_folder(write_photos(root / split, seed=seed)))
@@ -82,24 +80,20 @@ def test_a_run_on_class_folders_of_latin_1_in_a_folder_of_latin_1(
     assert r"d\udce9" in capsys.readouterr().err
 
 
-def test_texts_and_keys_of_an_archive_that_are_latin_1_are_classes_and_places(tmp_path: Path) -> None:
-    path = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"t\xe9.tar")))
-    write_photos(tmp_path / "photos")
-    with tarfile.open(path, "w", encoding="utf-8", errors="surrogateescape") as archive:
-        for number, folder in enumerate(FOLDERS):
-            for name in (b"a", b"c\xe9"):
-                with open(os.path.join(os.fsencode(tmp_path / "photos"), folder, name + b".jpg"), "rb") as file:
-                    photo = file.read()
-                for ending, content in (("jpg", photo), ("cls", str(number).encode())):
-                    member = tarfile.TarInfo(f"{os.fsdecode(folder)}/{os.fsdecode(name)}.{ending}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
-    pipe = Pipeline(sources.tar(path, rename={"jpg": "image", "cls": "label"})).map(stages.decode_image("image"))
-    pipe = pipe.map(stages.cast("label", "int64")).map(stages.scale("image")).map(stages.select("image", "label"))
-    run = tmp_path / "run"
-    made = declare(recipe=recipe(), members=[{"lr": 0.01}], train=pipe, valid=pipe, test=None, batch_size=4)
-    ensemble.submit(made, run, "local").wait()
-    assert predict(run, path, tmp_path / "p.csv") == 6
-    assert r"t\udce9.tar:caf\udce9/c\udce9.jpg" in (tmp_path / "p.csv").read_text(encoding="utf-8")
-    with pytest.raises(PipelineError, match=r"t\\udce9\.tar"):
-        sources.tar(path, rename={"absent": "x"})
+def test_photos_of_any_size_are_resized_as_in_training(tmp_path: Path) -> None:
+    pipe = Pipeline(sources.image_folder(write_photos(tmp_path / "train"))).map(stages.rename(image="photo"))
+    for stage in (
+        stages.decode_image("photo"),
+        stages.resize("photo", (12, 16)),
+        stages.scale("photo", mean=(0.5, 0.4, 0.3)),
+    ):
+        pipe = pipe.map(stage)
+    flat = lambda params: nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 16, 3))  # noqa: E731
+    own = Recipe(model=flat, loss="cross_entropy", inputs=("photo",))
+    run = train(tmp_path / "run", declare(recipe=own, members=[{"lr": 0.01}], train=pipe, valid=pipe, test=None))
+    write_photos(tmp_path / "new", (48, 64))
+    write_photos(tmp_path / "others", (30, 30), extension=".png")
+    for name in os.listdir(tmp_path / "others" / "ant"):
+        os.rename(tmp_path / "others" / "ant" / name, tmp_path / "new" / "ant" / name)
+    for model in (run, ensemble.export(run, tmp_path / "artifact")):
+        assert predict(model, tmp_path / "new", tmp_path / "out.parquet") == 16

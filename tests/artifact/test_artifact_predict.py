@@ -34,7 +34,6 @@ from pipelines.errors import PipelineError
 
 
 def encode(image: np.ndarray[Any, Any]) -> bytes:
-    """A PNG file of an image [C, H, W] in RGB."""
     return bytes(cv2.imencode(".png", np.ascontiguousarray(image[::-1].transpose(1, 2, 0)))[1])
 
 
@@ -61,7 +60,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def decoding(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Any]) -> dict[str, Path]:
-    """A run whose records are PNG files of several sizes, and its artifact."""
     folder = tmp_path_factory.mktemp("decoding")
     images = make_images(3)
     rng = np.random.default_rng(0)
@@ -76,7 +74,6 @@ def decoding(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Any]) -
 
 
 def compute(run: Path, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The probabilities that the loaded ensemble gives for decoded images."""
     made = np.stack([SCALE(CROP({"image": image}))["image"] for image in images])
     return ensemble.load(run)({"image": torch.from_numpy(made)}).numpy()
 
@@ -107,7 +104,7 @@ def test_the_predictions_of_a_runs_split_are_those_of_its_combined_members(run: 
 
 
 @pytest.mark.parametrize(("name", "batch_size"), [("pixels.npz", 1), ("pixels.npy", 8), ("pixels.npz", 1000)])
-def test_an_artifact_predicts_for_arrays(
+def test_an_artifact_predicts_arrays(
     run: Path, artifact: Path, photos: dict[str, Any], tmp_path: Path, name: str, batch_size: int
 ) -> None:
     assert predict(artifact, photos["folder"] / name, tmp_path / "p.parquet", batch_size=batch_size) == 30
@@ -128,7 +125,7 @@ def test_an_artifact_predicts_for_arrays(
         pytest.param("pixels.npz", "artifact", marks=pytest.mark.more),
     ],
 )
-def test_records_of_every_format_are_prepared_as_the_validation_data_were(
+def test_every_format_is_prepared_as_in_training(
     decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path, name: str, model: str
 ) -> None:
     assert predict(decoding[model], photos["folder"] / name, tmp_path / "p.parquet", batch_size=16) == 30
@@ -143,9 +140,7 @@ def test_records_of_every_format_are_prepared_as_the_validation_data_were(
     assert found["file"].tolist() == files[name] if name in files else "file" not in found
 
 
-def test_images_of_several_sizes_are_cut_before_they_are_put_together(
-    decoding: dict[str, Path], tmp_path: Path
-) -> None:
+def test_images_of_several_sizes_are_cut_before_they_are_put_together(decoding: Any, tmp_path: Path) -> None:
     (tmp_path / "sizes").mkdir()
     rng = np.random.default_rng(1)
     images = [rng.integers(0, 256, (3, 8 + i, 20 - i), np.uint8) for i in range(6)]
@@ -172,9 +167,7 @@ def test_uncertainties_are_columns(run: Path, artifact: Path, photos: dict[str, 
     assert found["epistemic"].max() > 1e-4
 
 
-def test_an_artifact_without_uncertainties_says_so(
-    decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_artifact_without_uncertainties_says_so(decoding: dict[str, Path], photos: Any, tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactError, match=r"has no uncertainty.pt2: the task has none, or it was exported without"
     ):
@@ -186,9 +179,7 @@ def double(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.more
-def test_a_stage_of_the_users_is_done_by_the_run_and_asked_of_the_artifacts_caller(
-    photos: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_stage_of_the_users_is_done_by_the_run_and_asked_of_callers(photos: Any, tmp_path: Path) -> None:
     pipe = Pipeline(sources.arrays(**make_images(0))).map(double).map(CROP).map(SCALE)
     run = train(tmp_path / "run", declare(members=[{"width": 2, "lr": 0.1}], train=pipe, valid=pipe, test=None))
     made = ensemble.export(run, tmp_path / "artifact", uncertainty=False)
@@ -208,23 +199,18 @@ def test_numbers_of_other_types_are_cast_and_other_shapes_refused(artifact: Path
     images = make_images(1, 5)["image"]
     np.savez(tmp_path / "ok.npz", image=images, more=np.zeros(5))
     assert predict(artifact, tmp_path / "ok.npz", tmp_path / "p") == 5
-    np.savez(tmp_path / "floats.npz", image=images / 255)
-    with pytest.raises(PipelineError, match=r"'image' holds 0\.\d+, which uint8 cannot hold"):
-        predict(artifact, tmp_path / "floats.npz", tmp_path / "p")
-    np.savez(tmp_path / "complex.npz", image=images.astype(np.complex64))
-    with pytest.raises(ArtifactError, match=r"'image' is complex64 .*, but the program takes uint8"):
-        predict(artifact, tmp_path / "complex.npz", tmp_path / "p")
-    np.savez(tmp_path / "grey.npz", image=images[:, :1])
-    with pytest.raises(ArtifactError, match=r"'image' is uint8 \[1, 8, 8\], but the program takes"):
-        predict(artifact, tmp_path / "grey.npz", tmp_path / "p")
-    np.savez(tmp_path / "named.npz", photo=images, more=np.zeros(5))
-    with pytest.raises(ArtifactError, match="needs the field image; the data have photo, more: image is missing"):
-        predict(artifact, tmp_path / "named.npz", tmp_path / "p")
+    for error, message, columns in (
+        (PipelineError, r"'image' holds 0\.\d+, which uint8 cannot hold", {"image": images / 255}),
+        (ArtifactError, r"'image' is complex64 .*, but the program takes", {"image": images.astype(np.complex64)}),
+        (ArtifactError, r"'image' is uint8 \[1, 8, 8\], but the program takes", {"image": images[:, :1]}),
+        (ArtifactError, "the data have photo, more: image is missing", {"photo": images, "more": np.zeros(5)}),
+    ):
+        np.savez(tmp_path / "bad.npz", **columns)
+        with pytest.raises(error, match=message):
+            predict(artifact, tmp_path / "bad.npz", tmp_path / "p")
 
 
-def test_a_file_is_written_whole_or_not_at_all(
-    decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_file_is_written_whole_or_not_at_all(decoding: dict[str, Path], photos: Any, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
     for file in sorted((photos["folder"] / "flat").iterdir())[:9]:
@@ -240,18 +226,13 @@ def test_a_file_is_written_whole_or_not_at_all(
 
 
 class Counted(sources.Source):
-    """Records that count how many of them were read."""
-
-    kind = "counted"
-
-    def __init__(self) -> None:
-        self.read = 0
+    kind, reads = "counted", 0
 
     def __len__(self) -> int:
         return 100_000
 
     def _read(self, index: int) -> dict[str, Any]:
-        self.read += 1
+        self.reads += 1
         return {"image": np.full((3, 8, 8), index % 256, np.uint8)}
 
     def where(self, index: int) -> str:
@@ -261,20 +242,16 @@ class Counted(sources.Source):
         return None
 
 
-def test_records_are_read_as_their_predictions_are_written(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_read_as_their_predictions_are_kept(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Counted()
     monkeypatch.setattr(predicting, "open_source", lambda data, image, fields, **_: source)
     predictor = predicting.open_predictor(artifact, "x", None, uncertainty=False, prepared=False, device="cpu")
     tables = predicting._compute(predictor, 50)
     for batches in (1, 2, 3):
-        assert len(next(tables)[0]) == 50 and source.read < 50 * batches + 10
+        assert len(next(tables)[0]) == 50 and source.reads < 50 * batches + 10
 
 
-def test_rows_are_written_in_groups(
-    artifact: Path, photos: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_written_in_groups(artifact: Path, photos: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(predicting, "GROUP_BYTES", 500)
     predict(artifact, photos["folder"] / "pixels.npz", tmp_path / "p", batch_size=3)
     file = pq.ParquetFile(tmp_path / "p")
@@ -282,31 +259,30 @@ def test_rows_are_written_in_groups(
     assert read(tmp_path / "p")["index"].tolist() == list(range(30))
 
 
-@pytest.mark.parametrize(
-    ("task", "shape", "columns"),
-    [
-        (Task("classification"), (5, 3), {"class": (5,), "probabilities": (5, 3)}),
-        (Task("classification"), (5, 7, 3), {"class": (5, 7), "probabilities": (5, 7, 3)}),
-        (Task("regression"), (5,), {"prediction": (5,)}),
-        (Task("regression"), (5, 2), {"prediction": (5, 2)}),
-        (Task("gaussian"), (5, 2), {"mean": (5,), "variance": (5,)}),
-        (Task("gaussian"), (5, 4, 2), {"mean": (5, 4), "variance": (5, 4)}),
-        (quantiles(0.1, 0.5, 0.9), (5, 3), {"quantiles": (5, 3)}),
-        (Task("free"), (5, 3, 4), {"values": (5, 3, 4)}),
-    ],
-)
-def test_columns_follow_the_task(task: Task, shape: tuple[int, ...], columns: dict[str, tuple[int, ...]]) -> None:
-    values = np.random.default_rng(0).random(shape).astype(np.float32)
-    table = make_columns(np.arange(5), {"values": values, "total": values.reshape(5, -1)[:, 0]}, task, ())
-    assert table.column_names == ["index", *columns, "total"]
-    found = {name: np.array(table.column(name).to_pylist()) for name in columns}
-    assert {name: value.shape for name, value in found.items()} == columns
-    if task.kind == "gaussian":
-        assert same(found["mean"], values[..., 0]) and same(found["variance"], values[..., 1])
-    elif task.kind == "classification":
-        assert (found["class"] == values.argmax(-1)).all() and same(found["probabilities"], values)
-    else:
-        assert same(next(iter(found.values())), values)
+COLUMNS: list[tuple[Task, tuple[int, ...], dict[str, tuple[int, ...]]]] = [
+    (Task("classification"), (5, 3), {"class": (5,), "probabilities": (5, 3)}),
+    (Task("classification"), (5, 7, 3), {"class": (5, 7), "probabilities": (5, 7, 3)}),
+    (Task("gaussian"), (5, 4, 2), {"mean": (5, 4), "variance": (5, 4)}),
+    (Task("gaussian"), (5, 2), {"mean": (5,), "variance": (5,)}),
+    *((Task("regression"), shape, {"prediction": shape}) for shape in ((5,), (5, 2))),
+    (quantiles(0.1, 0.5, 0.9), (5, 3), {"quantiles": (5, 3)}),
+    (Task("free"), (5, 3, 4), {"values": (5, 3, 4)}),
+]
+
+
+def test_columns_follow_the_task() -> None:
+    for task, shape, columns in COLUMNS:
+        values = np.random.default_rng(0).random(shape).astype(np.float32)
+        table = make_columns(np.arange(5), {"values": values, "total": values.reshape(5, -1)[:, 0]}, task, ())
+        assert table.column_names == ["index", *columns, "total"]
+        made = {name: np.array(table.column(name).to_pylist()) for name in columns}
+        assert {name: value.shape for name, value in made.items()} == columns
+        if task.kind == "gaussian":
+            assert same(made["mean"], values[..., 0]) and same(made["variance"], values[..., 1])
+        elif task.kind == "classification":
+            assert (made["class"] == values.argmax(-1)).all() and same(made["probabilities"], values)
+        else:
+            assert same(next(iter(made.values())), values)
 
 
 def test_names_are_those_of_the_column_that_is_the_target_and_of_labels_that_stay(tmp_path: Path) -> None:
@@ -331,69 +307,50 @@ def test_names_are_those_of_the_column_that_is_the_target_and_of_labels_that_sta
     assert find_known_classes(declare(train=kept, valid=kept, test=None), Task("classification")) == tuple(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["{artifact}", "--out", "{p}"], "give data to predict for, or --split with a run"),
-        (["{artifact}", "--split", "test", "--out", "{p}"], "is an artifact, which has no data"),
-        (["{artifact}", "nothing.npz", "--out", "{p}"], "there is no file or folder 'nothing.npz'"),
-        (["{artifact}", "{run}/run.json", "--out", "{p}"], "is of no known format; data are .parquet"),
-        (["{folder}", "x.npz", "--out", "{p}"], "is neither an artifact nor a run directory"),
-        (["{run}", "x.npz", "--prepared", "--out", "{p}"], "--prepared is for artifacts"),
-        (
-            ["{artifact}", "x.npz", "--out", "{p}.xlsx"],
-            "predictions are written as Parquet, CSV or JSON lines: name the file p.parquet, .csv or .jsonl",
-        ),
-        (["{artifact}", "x.npz", "--out", "{folder}"], "it is a folder, or its folder does not exist"),
-    ],
-)
-def test_a_usage_error_is_one_line(
-    run: Path, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+USAGE = {
+    "{artifact} --out {p}": "give data to predict for, or --split with a run",
+    "{artifact} --split test --out {p}": "is an artifact, which has no data",
+    "{artifact} nothing.npz --out {p}": "there is no file or folder 'nothing.npz'",
+    "{artifact} {run}/run.json --out {p}": "is of no known format; data are .parquet",
+    "{folder} x.npz --out {p}": "is neither an artifact nor a run directory",
+    "{run} x.npz --prepared --out {p}": "--prepared is for artifacts",
+    "{artifact} x.npz --out {p}.xlsx": "as Parquet, CSV or JSON lines: name the file p.parquet, .csv or .jsonl",
+    "{artifact} x.npz --out {folder}": "it is a folder, or its folder does not exist",
+}
+
+
+def test_usage_errors(run: Path, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"run": run, "artifact": artifact, "folder": tmp_path, "p": tmp_path / "p"}
-    assert main(["predict", *(word.format(**given) for word in words)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.splitlines()) == 1 and message in err
+    for words, message in USAGE.items():
+        assert main(["predict", *(word.format(**given) for word in words.split())]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and len(err.splitlines()) == 1 and message in err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_predictions_are_csv_or_json_lines_with_fields_that_are_kept(
-    artifact: Path, photos: dict[str, Any], tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+def test_csv_and_json_lines_keep_fields(
+    artifact: Path, photos: Any, tmp_path: Path, suffix: str, capsys: Any
 ) -> None:
-    data = tmp_path / "named.npz"
-    arrays = dict(np.load(photos["folder"] / "pixels.npz"))
-    count = len(next(iter(arrays.values())))
-    names = np.array([f"{number:04d}" for number in range(count)])
-    np.savez(data, **arrays, name=names)
-    columns = predict_columns(artifact, data, tmp_path / "p.parquet")
-    out = tmp_path / f"p{suffix}"
+    data, out = tmp_path / "named.npz", tmp_path / f"p{suffix}"
+    names = [f"{number:04d}" for number in range(30)]
+    np.savez(data, image=photos["pixels"], name=np.array(names))
+    predict(artifact, data, tmp_path / "p.parquet")
+    columns = pq.read_table(tmp_path / "p.parquet").to_pydict()
     words = ["predict", str(artifact), str(data), "--out", str(out), "--keep", "name", "--uncertainty"]
     assert main([*words, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"out": str(out), "rows": 30}]
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file)) if suffix == ".csv" else [json.loads(line) for line in file]
-    assert [row["name"] for row in rows] == names.tolist()
-    assert [int(row["class"]) for row in rows] == columns["class"]
+    assert [row["name"] for row in rows] == names and [int(row["class"]) for row in rows] == columns["class"]
     for row, probabilities, name in zip(rows, columns["probabilities"], columns["class_name"], strict=True):
-        by_name = (
-            row if suffix == ".csv" else {f"probabilities.{key}": p for key, p in row["probabilities"].items()}
-        )
-        given_ = [by_name[f"probabilities.{each}"] for each in NAMES]
-        assert (
-            np.allclose([float(each) for each in given_], probabilities, rtol=1e-6) and row["class_name"] == name
-        )
-        numbers, said = row["set_aps"], row["set_aps_names"]
-        numbers, said = (json.loads(each) if suffix == ".csv" else each for each in (numbers, said))
-        assert said == [NAMES[number] for number in numbers]
+        if suffix == ".csv":
+            row["probabilities"] = {each: row[f"probabilities.{each}"] for each in NAMES}
+            row |= {key: json.loads(row[key]) for key in ("set_aps", "set_aps_names")}
+        assert np.allclose([float(row["probabilities"][each]) for each in NAMES], probabilities, rtol=1e-6)
+        assert row["class_name"] == name and row["set_aps_names"] == [NAMES[number] for number in row["set_aps"]]
     assert main(words) == 2, "a file that is not provably one of predictions is not replaced"
     assert main([*words[:4], str(tmp_path / "q.csv"), "--keep", "nothing"]) != 0
-
-
-def predict_columns(artifact: Path, data: Path, out: Path) -> dict[str, list[Any]]:
-    predict(artifact, data, out)
-    found: dict[str, list[Any]] = pq.read_table(out).to_pydict()
-    return found
 
 
 def test_images_of_another_size_are_named_with_both_sizes_and_the_remedy(tmp_path: Path) -> None:

@@ -97,12 +97,8 @@ def test_it_answers_nobody_without_the_token(served: dict[str, Any]) -> None:
     [
         (b"{", "Expecting property name"),
         ({"picture": 1}, "the body must be a JSON object with image"),
-        ({"image": "x"}, "image: "),
         ({"image": [[1, 2], [3]]}, "image: "),
         ({"image": [1, 2]}, "image "),
-        ({"image": [[[1]]]}, "image "),
-        ({"image": [[[1.7] * 12] * 10] * 3}, "image: there is a number that torch.uint8 cannot hold"),
-        ({"image": [[[-1] * 12] * 10] * 3}, "image: there is a number that torch.uint8 cannot hold"),
         ({"image": [[[300] * 12] * 10] * 3}, "image: there is a number that torch.uint8 cannot hold"),
         ({"image": [[[True] * 12] * 10] * 3}, "image: expected torch.uint8, got torch.bool"),
         ({"image": 10**400}, "image: "),

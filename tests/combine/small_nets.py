@@ -27,8 +27,6 @@ def mlp(width: int, outputs: int = OUTPUTS) -> nn.Module:
 
 
 class ConvNet(nn.Module):
-    """Convolutions over steps, with batch normalization and dropout."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -41,8 +39,6 @@ class ConvNet(nn.Module):
 
 
 class Lstm(nn.Module):
-    """Two layers, read at their final state."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.LSTM(FEATURES, width, 2, batch_first=True)
@@ -85,7 +81,6 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def scaled_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """A loss that computes the argument of its model."""
     return nn.functional.cross_entropy(model(batch["x"] * 0.5), batch["label"], reduction="none")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,26 +54,17 @@ def test_the_interval_of_an_accuracy_is_the_binomial_one() -> None:
     assert low == pytest.approx(0.8 - 0.0392, abs=0.006) and high == pytest.approx(0.8 + 0.0392, abs=0.006)
 
 
-def cover(make: Any, truth: dict[str, float], repeats: int) -> dict[str, float]:
-    """How often the interval of each figure holds the true one."""
-    hits: dict[str, list[bool]] = {name: [] for name in truth}
-    for seed in range(repeats):
-        values, target, task = make(seed)
-        found = intervals({"ensemble": find_math(task).statistics(values, target)}, len(target), draws=300)
-        for name, true in truth.items():
-            low, high = found["ensemble"][name]
-            hits[name].append(low <= true <= high)
-    return {name: float(np.mean(each)) for name, each in hits.items()}
-
-
 def test_intervals_hold_the_true_figure_about_as_often_as_they_say() -> None:
-    def points(seed: int) -> tuple[Array, Array, Task]:
+    truth = {"rmse": 0.5, "mae": 0.5 * np.sqrt(2 / np.pi), "r2": 0.75}
+    hits = dict.fromkeys(truth, 0)
+    for seed in range(150):
         rng = np.random.default_rng(seed)
         target = rng.normal(size=150)
-        return target + 0.5 * rng.normal(size=150), target, POINTS
-
-    covered = cover(points, {"rmse": 0.5, "mae": 0.5 * np.sqrt(2 / np.pi), "r2": 0.75}, 150)
-    assert min(covered.values()) > 0.87
+        of = find_math(POINTS).statistics(target + 0.5 * rng.normal(size=150), target)
+        found = intervals({"ensemble": of}, 150, draws=300)["ensemble"]
+        for name, true in truth.items():
+            hits[name] += found[name][0] <= true <= found[name][1]
+    assert min(hits.values()) > 0.87 * 150
 
 
 def test_the_interval_of_an_error_of_calibration_reaches_below_what_chance_has_added() -> None:
@@ -112,14 +101,11 @@ def test_a_difference_is_drawn_in_pairs_and_known_better_than_its_parts() -> Non
     assert found["difference"]["nll"][1] < 0 and "nll" not in find_noise(found)
 
 
-def test_equal_models_differ_by_noise_alone() -> None:
+def test_equal_models_and_errors_of_calibration_that_are_0_within_noise_do_not_differ() -> None:
     (values,), target = make_members(SEVERAL, 1, 1)
     of = find_math(SEVERAL).statistics(values, target)
     found = intervals({"ensemble": of, "best": of}, len(target))
     assert set(find_noise(found)) == set(found["ensemble"]) and found["difference"]["nll"] == [0, 0]
-
-
-def test_errors_of_calibration_that_are_both_0_within_noise_do_not_differ() -> None:
     drawn = [0.04, 0.07], [0.0, 0.09], [0.0, 0.0]
     apart, combined, best = [{"ece": each, "rmse": each} for each in drawn]
     known = {"ensemble": combined, "best": best, "difference": apart}
@@ -194,23 +180,20 @@ def test_equal_targets_in_most_draws_do_not_make_a_coefficient_of_determination(
 
 def test_a_figure_that_no_draw_moves_has_no_interval_but_a_difference_has() -> None:
     """All of 20 samples are right: the accuracy of others need not be 1, and the draws cannot tell."""
-    p, other = np.tile([0.9, 0.1], (20, 1)), np.tile([0.6, 0.4], (20, 1))
-    p[:5] = [0.8, 0.2]
-    of = {name: find_math(ONE).statistics(each, np.zeros(20, np.int64)) for name, each in
-          (("ensemble", p), ("best", other))}  # fmt: skip
-    found = intervals(of, 20)
+    both = {"ensemble": np.tile([0.9, 0.1], (20, 1)), "best": np.tile([0.6, 0.4], (20, 1))}
+    both["ensemble"][:5] = [0.8, 0.2]
+    found = intervals({name: find_math(ONE).statistics(p, np.zeros(20, np.int64)) for name, p in both.items()}, 20)
     assert "accuracy" not in found["ensemble"] and found["ensemble"]["nll"][0] < found["ensemble"]["nll"][1]
     assert found["best"] == {} and found["difference"]["accuracy"] == [0, 0]
 
 
 def test_of_a_single_sample_no_difference_is_more_than_noise() -> None:
-    of = {name: find_math(ONE).statistics(np.array([[p, 1 - p]]), np.array([0])) for p, name in
-          ((0.9, "ensemble"), (0.6, "best"))}  # fmt: skip
+    one = {name: np.array([[p, 1 - p]]) for name, p in (("ensemble", 0.9), ("best", 0.6))}
+    of = {name: find_math(ONE).statistics(p, np.array([0])) for name, p in one.items()}
     found = intervals(of, 1)
     assert not any(found.values()) and list(found) == ["ensemble", "best", "difference"]
-    assert "difference" not in intervals({"ensemble": of["ensemble"]}, 1) and find_noise(
-        found, ["nll", "brier"]
-    ) == ["nll", "brier"]
+    assert "difference" not in intervals({"ensemble": of["ensemble"]}, 1)
+    assert find_noise(found, ["nll", "brier"]) == ["nll", "brier"]
     known = {"difference": {"nll": [-2.0, -1.0], "ece": [-1.0, 1.0]}}
     assert find_noise(known, ["accuracy", "nll"]) == ["ece", "accuracy"]
 

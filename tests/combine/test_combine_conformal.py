@@ -35,8 +35,6 @@ LEVELS = st.sampled_from([0.5, 0.8, 0.9, 0.95])
 
 
 class Column(RegressorMixin, BaseEstimator):
-    """A fitted regressor for MAPIE: the prediction is a column of X."""
-
     def __init__(self, column: int = 0) -> None:
         self.column, self.fitted_ = column, True
 
@@ -48,8 +46,6 @@ class Column(RegressorMixin, BaseEstimator):
 
 
 class Given(ClassifierMixin, BaseEstimator):
-    """A fitted classifier for MAPIE: X are the probabilities."""
-
     def __init__(self, classes: int = 2) -> None:
         self.classes, self.classes_, self.fitted_ = classes, np.arange(classes), True
 
@@ -63,9 +59,7 @@ class Given(ClassifierMixin, BaseEstimator):
         return np.asarray(x)
 
 
-def draw_classes(
-    rng: np.random.Generator, n: int, classes: int, skew: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
+def draw_classes(rng: Any, n: int, classes: int, skew: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities [n, C] that are wrong by a power, and classes drawn by the true ones."""
     truth = rng.dirichlet(np.full(classes, 0.4), size=n)
     target = (truth.cumsum(axis=1) > rng.random((n, 1))).argmax(axis=1)
@@ -154,7 +148,6 @@ def test_intervals_are_mapies(n: int) -> None:
 
 
 def coverages(rng: np.random.Generator, way: str, n: int, level: float, rounds: int) -> float:
-    """The mean coverage of one new sample over calibrations of n samples by a model that is wrong."""
     covered = 0.0
     for _ in range(rounds):
         if way in ("thr", "aps"):
@@ -231,15 +224,6 @@ def test_each_label_has_a_threshold_of_its_own() -> None:
     assert sets.thresholds == (*alone[0].thresholds, *alone[1].thresholds)
 
 
-def test_chunks_are_invisible(monkeypatch: pytest.MonkeyPatch) -> None:
-    p, target = draw_classes(np.random.default_rng(4), 90, 5)
-    made = calibrate_sets(CLASSIFICATION, p, target, method="aps")
-    whole = made.predict(p)
-    monkeypatch.setattr("ensemble.combine.formulas.CHUNK", 20)
-    assert calibrate_sets(CLASSIFICATION, p, target, method="aps") == made
-    assert np.array_equal(made.predict(p), whole)
-
-
 def example(task: Task) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(7)
     values = {
@@ -258,16 +242,15 @@ def predict(conformal: Conformal, values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("task", [CLASSIFICATION, MULTILABEL, REGRESSION, GAUSSIAN, CQR], ids=lambda t: t.kind)
-@pytest.mark.parametrize("enough", [True, False])
-def test_what_is_calibrated_goes_through_json(task: Task, enough: bool) -> None:
+def test_what_is_calibrated_goes_through_json(task: Task) -> None:
     values, target = example(task)
-    few = slice(None) if enough else slice(5)
-    for conformal in calibrate(task, values[few], target[few]):
-        record = json.loads(json.dumps(conformal.as_record(), allow_nan=False))
-        assert load_conformal(record) == conformal
-        assert np.array_equal(predict(load_conformal(record), values), predict(conformal, values))
-        if not enough:  # nothing can be promised: everything is predicted
-            assert measure(conformal, values, target)["coverage"] == 1
+    for few in (slice(None), slice(5)):
+        for conformal in calibrate(task, values[few], target[few]):
+            record = json.loads(json.dumps(conformal.as_record(), allow_nan=False))
+            assert load_conformal(record) == conformal
+            assert np.array_equal(predict(load_conformal(record), values), predict(conformal, values))
+            if few.stop == 5:  # nothing can be promised: everything is predicted
+                assert measure(conformal, values, target)["coverage"] == 1
 
 
 def test_an_interval_that_would_be_empty_is_its_middle() -> None:
@@ -278,14 +261,10 @@ def test_an_interval_that_would_be_empty_is_its_middle() -> None:
     assert (low, high) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("levels", "columns"), [((0.05, 0.5, 0.95), (0, 2)), ((0.01, 0.1, 0.5, 0.9, 0.99), (0, 4)), ((0.5,), (0, 0))]
-)
-def test_the_quantiles_nearest_to_the_level_are_corrected(
-    levels: tuple[float, ...], columns: tuple[int, int]
-) -> None:
-    values = np.sort(np.random.default_rng(0).random((50, len(levels))), axis=1)
-    assert calibrate_interval(quantiles(*levels), values, np.zeros(50)).columns == columns
+def test_quantiles_nearest_to_the_level_are_corrected() -> None:
+    for levels, columns in (((0.05, 0.5, 0.95), (0, 2)), ((0.01, 0.1, 0.5, 0.9, 0.99), (0, 4)), ((0.5,), (0, 0))):
+        values = np.sort(np.random.default_rng(0).random((50, len(levels))), axis=1)
+        assert calibrate_interval(quantiles(*levels), values, np.zeros(50)).columns == columns
 
 
 def test_what_has_no_meaning_is_refused() -> None:

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import task_cases as cases
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.event_dicts import fold, read_events
+from kit.property_examples import examples
 
-torch = pytest.importorskip("torch")
-
-import task_cases as cases  # noqa: E402
-from kit.event_dicts import fold, read_events  # noqa: E402
-
-import ensemble  # noqa: E402
-from ensemble.combine import find_math, fit  # noqa: E402
-from ensemble.combine.model import EnsembleModel  # noqa: E402
-from ensemble.combine.prediction_matrix import read_prediction_matrix  # noqa: E402
-from ensemble.combine.uncertainty import decompose  # noqa: E402
-from ensemble.events import NOT_COMBINED  # noqa: E402
-from ensemble.spec import COMBINERS, Ensemble  # noqa: E402
-from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+import ensemble
+from ensemble.combine import find_math, fit, uncertainty
+from ensemble.combine.calibrators import apply_calibration
+from ensemble.combine.formulas import decompose, explain_invalid, mix, normalise
+from ensemble.combine.model import EnsembleModel, StackModel
+from ensemble.combine.prediction_matrix import read_prediction_matrix
+from ensemble.events import NOT_COMBINED
+from ensemble.spec import COMBINERS, Ensemble
+from ensemble.spec.task import Task, quantiles
+from ensemble.store import RunDir, RunState, load_predictions
 
 
 def median(values: torch.Tensor) -> torch.Tensor:
@@ -46,19 +38,11 @@ FIRST = ("single", "regression", "quantiles", "predict")
     params=[pytest.param(name, marks=() if name in FIRST else pytest.mark.more) for name in cases.CASES],
 )
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunDir]:
-    """A run of one case with two members."""
     name, case = request.param, cases.CASES[request.param]
-    declared = Ensemble(
-        name="e",
-        recipe=case.recipe,
-        train=cases.data(case),
-        valid=cases.data(case, 30, seed=1),
-        test=cases.data(case, 20, seed=2),
-        members=[{"lr": lr} for lr in (0.05, 0.2)],
-        combine=median if name == "free" else "weighted",
-        epochs=1,
-        batch_size=8,
-    )
+    about = {"name": "e", "recipe": case.recipe, "train": cases.data(case), "valid": cases.data(case, 30, seed=1)}
+    about |= {"test": cases.data(case, 20, seed=2), "members": [{"lr": lr} for lr in (0.05, 0.2)]}
+    about |= {"combine": median if name == "free" else "weighted", "epochs": 1, "batch_size": 8}
+    declared = Ensemble(**about)
     path = tmp_path_factory.mktemp(name.replace(" ", "_")) / "run"
     result = ensemble.submit(declared, path, "inline").wait()
     assert {row["state"] for row in result.members} == {"finished"}
@@ -69,24 +53,26 @@ def state_of(run: RunDir) -> RunState:
     return fold(read_events(run.events))
 
 
+BATCH = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
+
+
 def test_a_loaded_run_says_what_was_measured(finished: tuple[str, RunDir]) -> None:
     name, run = finished
     event: Any = state_of(run).combined
-    model = ensemble.load(run.path)
-    saved = load_predictions(run.predictions("member-0"), "test")
-    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
-    values = model(batch)
-    assert isinstance(model, EnsembleModel)
+    model, saved = ensemble.load(run.path), load_predictions(run.predictions("member-0"), "test")
+    values = model(BATCH)
+    assert isinstance(model, EnsembleModel) and model.member_ids == event.members
     assert (model.task, values.dtype, values.shape) == (saved.task, torch.float32, saved.values.shape)
-    assert model.member_ids == event.members
-    math = find_math(model.task)
     recipe = cases.CASES[name].recipe
     more = [*recipe.split_metrics, *filter(None, [recipe.objective])]
-    found = math.measure(values.numpy(), saved.target, more)
-    wanted = event.metrics["ensemble"]
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    figures, expected = (
+        find_math(model.task).measure(values.numpy(), saved.target, more),
+        event.metrics["ensemble"],
+    )
+    assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # what cannot be stacked is averaged, with a warning
 def test_every_method_is_loaded_as_it_is_fitted(finished: tuple[str, RunDir]) -> None:
     name, run = finished
     if name == "free":
@@ -94,35 +80,144 @@ def test_every_method_is_loaded_as_it_is_fitted(finished: tuple[str, RunDir]) ->
     state = state_of(run)
     valid, test = (read_prediction_matrix(run, state, list(state.members), split) for split in ("valid", "test"))
     objective = find_math(valid.task).choose_criterion(state.objective, state.direction)
-    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
     for method in COMBINERS:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what cannot be stacked is averaged, with a warning
-            values = ensemble.load(run.path, combine=method)(batch)
         fitted = fit(method, valid.values, valid.target, task=valid.task, objective=objective)
-        np.testing.assert_allclose(values.numpy(), fitted.predict(test.values), rtol=1e-4, atol=1e-4)
+        values = ensemble.load(run.path, combine=method)(BATCH).numpy()
+        np.testing.assert_allclose(values, fitted.predict(test.values), rtol=1e-4, atol=1e-4)
 
 
 def test_uncertainties_are_those_of_the_saved_predictions(finished: tuple[str, RunDir]) -> None:
     name, run = finished
     if name in ("free", "steps"):  # of steps those that are padding are left out where targets are known
         return
-    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
-    found = ensemble.load(run.path, uncertainty=True)(batch)
+    parts = ensemble.load(run.path, uncertainty=True)(BATCH)
     weights = (state_of(run).combined or NOT_COMBINED).weights
     saved = read_prediction_matrix(run, state_of(run), list(weights), "test")
-    wanted = decompose(saved.task, saved.values, np.array(list(weights.values())))
-    assert set(wanted) == set(found) - {"values"}
-    for part, values in wanted.items():
-        np.testing.assert_allclose(found[part].numpy(), values, rtol=1e-3, atol=3e-6, err_msg=part)
+    expected = uncertainty.decompose(saved.task, saved.values, np.array(list(weights.values())))
+    assert set(expected) == set(parts) - {"values"}
+    for part, values in expected.items():
+        np.testing.assert_allclose(parts[part].numpy(), values, rtol=1e-3, atol=3e-6, err_msg=part)
 
 
 def test_each_member_predicts_what_it_saved(finished: tuple[str, RunDir]) -> None:
     name, run = finished
-    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
-    alone: Any = median if name == "free" else "average"
     for member in state_of(run).members:
-        model = ensemble.load(run.path, combine=alone, members=[member])
+        model = ensemble.load(run.path, combine=median if name == "free" else "average", members=[member])
         model.calibration = 1.0
         saved = load_predictions(run.predictions(member), "test").values
-        np.testing.assert_allclose(model(batch).numpy(), saved, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(model(BATCH).numpy(), saved, rtol=1e-5, atol=1e-6)
+
+
+#: Largest difference between float32 and float64, for values of the order of 1.
+TOLERANCE = 3e-6
+
+TASKS = [
+    Task("classification"),
+    Task("multilabel"),
+    Task("regression"),
+    Task("gaussian"),
+    quantiles(0.1, 0.5, 0.9),
+]
+
+cases_formulas = st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 7), st.booleans())
+
+
+def draw(task: Task, seed: int, members: int, samples: int, steps: bool) -> tuple[list[Any], Any]:
+    rng = np.random.default_rng(seed)
+    shape = (members, samples, *((3,) if steps else ()))
+    if task.kind == "classification":
+        scores = rng.normal(size=(*shape, 4)) * rng.choice([1.0, 100.0])
+        values = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        values /= values.sum(axis=-1, keepdims=True)
+    elif task.kind == "multilabel":
+        values = 1 / (1 + np.exp(-rng.normal(size=(members, samples, 4)) * rng.choice([1.0, 30.0])))
+    elif task.kind == "gaussian":
+        values = np.stack([rng.normal(size=shape), rng.exponential(size=shape) + 1e-3], axis=-1)
+    elif task.kind == "quantiles":
+        values = np.sort(rng.normal(size=(*shape, 3)), axis=-1)
+    else:
+        values = rng.normal(size=shape)
+    weights = rng.dirichlet(np.ones(members))
+    return list(values.astype(np.float32)), weights
+
+
+def as_tensors(each: list[Any]) -> list[Any]:
+    return [torch.from_numpy(values) for values in each]
+
+
+def assert_close(found: Any, wanted: Any, scale: float = 1.0) -> None:
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5 * scale, atol=TOLERANCE * scale)
+
+
+EACH_TASK = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+
+
+@EACH_TASK
+@examples(12)
+@given(case=cases_formulas, factor=st.sampled_from([0.05, 0.5, 1.0, 1.7, 20.0]))
+def test_mixtures_and_calibrations_of_tensors_are_those_of_arrays(task: Task, case: Any, factor: float) -> None:
+    math, (each, weights) = find_math(task), draw(task, *case)
+    wanted = math.mix([math.normalise(values) for values in each], weights)
+    found = mix(
+        task, [normalise(task, values) for values in as_tensors(each)], torch.tensor(weights, dtype=torch.float32)
+    )
+    assert_close(found, wanted)
+    # A low temperature multiplies what two logits differ by: each computes from the same mixture here.
+    assert_close(
+        apply_calibration(task, found, factor), math.calibrate(found.numpy(), factor), scale=1 / min(factor, 1)
+    )
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.more) for seed in range(2, 8))])
+def test_stacks_of_tensors_are_those_of_arrays(kind: Any, seed: int) -> None:
+    task = Task(kind)
+    math, rng = find_math(task), np.random.default_rng(seed)
+    each, _ = draw(task, seed, 3, 40, steps=kind != "multilabel" and seed % 2 == 1)
+    if kind == "regression":
+        target: Any = each[0] + 0.1 * rng.normal(size=each[0].shape)
+    elif kind == "multilabel":
+        target = (rng.random(each[0].shape) < each[0]).astype(np.int64)
+        target[:, 1] = 0  # a label that validation never has is averaged
+    else:
+        target = each[0].argmax(axis=-1) % 3  # the last class is never seen
+    stack, _ = math.fit_stack(each, target)
+    assert_close(StackModel(stack)(as_tensors(each)), stack.predict(each))
+
+
+@EACH_TASK
+@examples(12)
+@given(case=cases_formulas)
+def test_uncertainties_of_tensors_are_those_of_arrays(task: Task, case: Any) -> None:
+    each, weights = draw(task, *case)
+    wanted = uncertainty.decompose(task, each, weights)
+    found = decompose(task, as_tensors(each), torch.tensor(weights, dtype=torch.float32))
+    assert list(found) == list(wanted)
+    for name, own in wanted.items():
+        # the square root of a rounding is larger than it
+        tolerance = 1e-3 if (task.kind, name) == ("quantiles", "epistemic") else TOLERANCE
+        positions = found[name].flatten(1).mean(dim=1) if found[name].dim() > 1 else found[name]
+        np.testing.assert_allclose(positions.numpy(), own, rtol=1e-5, atol=tolerance)
+    if len(each) > 1 and task.kind == "classification":
+        same = decompose(task, as_tensors([each[0]] * len(each)), torch.tensor(weights, dtype=torch.float32))
+        assert not same["disagreement"].any()
+
+
+def test_a_probability_a_hair_below_0_is_0() -> None:
+    """As `Recipe.predict` may give it: 1 less the sum of the others."""
+    task, values = Task("classification"), np.array([[-1e-9, 0.5, 0.5 + 1e-9]], np.float32)
+    assert explain_invalid(task, torch.from_numpy(values), read=True) is None
+    each, half = [normalise(task, torch.from_numpy(values))] * 2, np.array([0.5, 0.5])
+    wanted = uncertainty.decompose(task, [find_math(task).normalise(values)] * 2, half)
+    for name, one in decompose(task, each, torch.tensor(half)).items():
+        assert one.numpy() == pytest.approx(wanted[name], abs=TOLERANCE), name
+
+
+def test_a_single_quantile_has_no_width_and_a_member_without_weight_no_pair_to_disagree() -> None:
+    median, half = quantiles(0.5), np.array([0.5, 0.5])
+    each = [np.ones((3, 1)), np.zeros((3, 1))]
+    assert list(uncertainty.decompose(median, each, half)) == ["epistemic"]
+    assert list(decompose(median, as_tensors(each), torch.tensor(half))) == ["epistemic"]
+    pair = [torch.tensor([[0.2, 0.8]]), torch.tensor([[0.8, 0.2]])]
+    parts = decompose(Task("classification"), pair, torch.tensor([1.0, 0.0]))
+    assert parts["disagreement"].tolist() == [0.0] and parts["epistemic"].tolist() == [0.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ from class_figures import MATH, accuracy, nll
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.property_examples import examples
+from kit.task_members import TASKS, make_members
 
-from ensemble.combine import CombineError, fit
-from ensemble.combine.combination import CALIBRATION_SAMPLES, call_function
-from ensemble.combine.methods import average_weights, mix
+from ensemble.combine import CombineError, find_math, fit
+from ensemble.combine.combination import CALIBRATION_SAMPLES, call_function, fit_held_out
+from ensemble.combine.methods import average_weights, mix, share_out
+from ensemble.combine.out_of_fold import merge_folds
+from ensemble.combine.split_metrics import compute
 from ensemble.spec import COMBINERS
-from ensemble.spec.task import Task
+from ensemble.spec.task import IGNORED, Task
+from ensemble.store import Predictions
 
 Members = list[np.ndarray]
 
@@ -27,7 +32,6 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def members_of(seed: int, members: int, n: int = 60, classes: int = 3) -> tuple[Members, np.ndarray]:
-    """Members of differing quality and confidence, float32 as they are saved."""
     rng = np.random.default_rng(seed)
     target = rng.integers(0, classes, n)
     quality = rng.uniform(-0.5, 3, members)
@@ -44,9 +48,7 @@ seeds = st.integers(0, 100_000)
 
 @examples(15)
 @given(seeds, st.integers(1, 6), st.sampled_from(COMBINERS), st.booleans())
-def test_any_method_gives_weights_on_the_simplex_and_probabilities(
-    seed: int, members: int, method: str, calibrate: bool
-) -> None:
+def test_any_method_gives_weights_and_probabilities(seed: int, members: int, method: str, calibrate: bool) -> None:
     p, target = members_of(seed, members)
     combination = fit(method, p, target, calibrate=calibrate)
     assert combination.weights.min() >= 0
@@ -102,20 +104,15 @@ def test_the_fitted_temperature_undoes_a_known_one(seed: int, made: float) -> No
     assert again * made == pytest.approx(1, rel=0.15)
 
 
-def test_temperature_stays_at_one_where_nothing_is_gained() -> None:
+def test_temperature_stays_at_one_where_nothing_is_gained_and_is_bounded() -> None:
     assert MATH.fit_calibration(np.full((10, 2), 0.5), np.arange(10) % 2) == 1.0
-
-
-def test_temperature_is_bounded_where_the_optimum_is_not() -> None:
-    """All sure and wrong: the softer the better, without end."""
+    # All sure and wrong: the softer the better, without end.
     assert 19 < MATH.fit_calibration([[0.99, 0.01]] * 5000, [1] * 5000) <= 20
 
 
 def test_few_rows_change_the_temperature_little() -> None:
     """Nine of ten sure rows right: a hundred such rows say that the pool is too sure, ten may be bad luck."""
-    few, many = (
-        MATH.fit_calibration([[0.999, 0.001]] * 10 * times, ([0] * 9 + [1]) * times) for times in (1, 100)
-    )
+    few, many = (MATH.fit_calibration([[0.999, 0.001]] * 10 * n, ([0] * 9 + [1]) * n) for n in (1, 100))
     assert 1.3 < few < 2.5 < 3 < many < math.log(999) / math.log(9)
 
 
@@ -177,14 +174,7 @@ def test_one_member_is_itself_under_every_mixture() -> None:
         assert np.array_equal(fit(method, p, target, calibrate=False).predict(p), p[0].astype(np.float64))
 
 
-def test_an_unknown_method_is_answered_with_the_valid_ones() -> None:
-    p, target = members_of(0, 1)
-    with pytest.raises(CombineError, match=r"did you mean 'greedy'\? \(valid: average, weighted, greedy, stack\)"):
-        fit("gredy", p, target)
-
-
 def widen(values: torch.Tensor) -> torch.Tensor:
-    """The mean of each sample, and a variance that depends on its place in the batch."""
     mean, variance = values.mean(dim=0).unbind(dim=-1)
     return torch.stack([mean, variance * torch.linspace(1, 2, len(mean))], dim=-1)
 
@@ -194,3 +184,109 @@ def test_a_small_variance_that_depends_on_the_batch_is_seen_beside_large_means()
     values = [np.stack([1e4 + rng.normal(size=50), rng.uniform(0.01, 0.02, 50)], axis=-1) for _ in range(3)]
     with pytest.raises(CombineError, match="other values for a sample when the batch has other samples"):
         call_function(widen, values, Task("gaussian"))
+
+
+def predictions(seed: int, n: int = 40, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(n, classes)) * rng.uniform(0.1, 5)
+    p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    return p.astype(np.float32), rng.integers(0, classes, n)
+
+
+def test_metrics_of_a_hand_computed_case() -> None:
+    p = np.array([[0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.9, 0.1]])
+    figures = MATH.measure(p, np.array([0, 1, 1, 0]))
+    # Every confidence falls into a bin of its own: |1-0.8|, |0-0.6|, |1-0.7|, |1-0.9|
+    expected = {"accuracy": 0.75, "brier": (2 * 0.04 + 2 * 0.36 + 2 * 0.09 + 2 * 0.01) / 4, "ece": 1.2 / 4}
+    expected["nll"] = -(math.log(0.8) + math.log(0.4) + math.log(0.7) + math.log(0.9)) / 4
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    curve = MATH.reliability(p, np.array([0, 1, 1, 0]))
+    assert [(round(c, 6), a, n) for c, a, n in curve] == [(0.6, 0, 1), (0.7, 1, 1), (0.8, 1, 1), (0.9, 1, 1)]
+    closed_above = MATH.reliability(np.array([[0.6, 0.4], [0.61, 0.39]]), np.array([0, 0]), bins=5)
+    assert closed_above == [(0.6, 1.0, 1), (0.61, 1.0, 1)]
+    assert nll([[1.0, 0.0]], [1]) == pytest.approx(-math.log(1e-12)), "a class declared impossible"
+
+
+@given(st.integers(0, 10_000), st.integers(1, 30))
+def test_the_reliability_curve_counts_every_row_and_gives_accuracy_and_ece(seed: int, bins: int) -> None:
+    p, target = predictions(seed)
+    curve = MATH.reliability(p, target, bins)
+    assert sum(count for _, _, count in curve) == len(target)
+    assert sum(right * count for _, right, count in curve) / len(target) == pytest.approx(accuracy(p, target))
+    mean_gap = abs(p.max(axis=1).mean() - accuracy(p, target))
+    assert mean_gap - 1e-6 <= sum(count * abs(right - sure) for sure, right, count in curve) / len(target) <= 1
+    assert 0 <= MATH.measure(p, target)["brier"] <= 2
+
+
+def test_what_is_not_classification_is_refused_in_one_line() -> None:
+    p = [[0.5, 0.5]]
+    for values, target, says in (
+        (p, [2], "classes 0 ... 1, found 2"),
+        (p, [-1], "found -1"),
+        (p, [0.5], "integer classes"),
+        (p, [0, 1], r"\[1, 2\] and \[2\]"),
+        ([0.5], [0], r"\[n, ..., C\]"),
+    ):
+        with pytest.raises(CombineError, match=says):
+            accuracy(values, target)
+
+
+def test_a_label_that_nobody_has_said_anything_of_takes_no_part_in_the_mean_of_labels() -> None:
+    p, target = np.array([[0.9, 0.1, 0.3], [0.2, 0.8, 0.4]]), np.array([[1, 0, IGNORED], [0, 1, IGNORED]])
+    task = Task("multilabel")
+    found = find_math(task).measure(p, target)
+    assert found["f1_macro"] == compute(["f1_macro"], p, target, task)["f1_macro"] == 1
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+def test_folds_are_merged_by_sample_and_repeats_are_mixed(task: Task) -> None:
+    values, target = make_members(task, seed=3, members=2, n=30)
+    rng = np.random.default_rng(1)
+    saved = []
+    for own in values:  # two partitions: one of all samples, one of the first 20
+        order = rng.permutation(30 if own is values[0] else 20)
+        for start, stop in pairwise((0, 7, 13, len(order))):
+            index = np.sort(order[start:stop])
+            saved.append(Predictions(own[index], index, target[index], task))
+    found = merge_folds([f"member-{at}" for at in range(6)], saved)
+    assert np.array_equal(found.index, np.arange(30)) and np.array_equal(found.target, target, equal_nan=True)
+    both = find_math(task).mix([values[0][:20], values[1][:20]], np.array([0.5, 0.5]))
+    assert np.allclose(found.values[:20], both, atol=1e-6) and np.array_equal(found.values[20:], values[0][20:])
+
+
+def test_folds_that_do_not_fit_are_refused() -> None:
+    one = Predictions(np.full((2, 2), 0.5, np.float32), np.arange(2), np.array([0, 1]))
+    other = Predictions(one.values[:1], np.array([1]), np.array([0]))
+    with pytest.raises(CombineError, match="a, b saw different targets for one sample"):
+        merge_folds(["a", "b"], [one, other])
+    three = Predictions(np.full((1, 3), 1 / 3, np.float32), np.array([2]), np.array([0]))
+    with pytest.raises(CombineError, match="a and b, of one configuration, predict values of different kinds"):
+        merge_folds(["a", "b"], [one, three])
+    without = Predictions(one.values[:1], np.array([2]), None)
+    with pytest.raises(CombineError, match="one saved targets"):
+        merge_folds(["a", "b"], [one, without])
+
+
+@pytest.mark.parametrize("method", ["average", "weighted", "greedy", "stack"])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+def test_a_fit_by_configurations_is_that_of_their_rows_alone(task: Task, method: str) -> None:
+    values, target = make_members(task, seed=5, members=3, n=80)
+    groups = (0, 0, 0, 1, 1, 2)
+    rows = [values[group] for group in groups]
+    try:
+        alone, expected = fit_held_out(method, values, target, task=task)
+    except CombineError:
+        with pytest.raises(CombineError):
+            fit_held_out(method, rows, target, task=task, groups=groups)
+        return
+    found, held_out = fit_held_out(method, rows, target, task=task, groups=groups)
+    assert found.method == alone.method and found.calibration == pytest.approx(alone.calibration, rel=1e-6)
+    assert np.allclose(held_out, expected, atol=1e-6)
+    assert np.allclose(found.predict(rows), alone.predict(values), atol=1e-6)
+    shares = np.bincount(groups, weights=found.weights)
+    assert np.allclose(shares, alone.weights, atol=1e-9) and np.ptp(found.weights[:3]) < 1e-12
+
+
+def test_coefficients_are_shared_within_a_configuration_wherever_its_members_are() -> None:
+    shared = share_out(np.array([[6.0, 1.0]]), (4, 2, 4, 4))
+    assert shared.tolist() == [[2.0, 1.0, 2.0, 2.0]]

@@ -14,39 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from kit.kept_predictions import save_predictions
+from small_nets import COMPUTED, KNOWN, NETS, WEIGHTED, batch_of, build, ensemble_of, loss
+from torch import Tensor, nn
+from torch.export import Dim
 
-torch = pytest.importorskip("torch")
-
-from kit.kept_predictions import save_predictions  # noqa: E402
-from small_nets import (  # noqa: E402
-    COMPUTED,
-    KNOWN,
-    NETS,
-    WEIGHTED,
-    batch_of,
-    build,
-    ensemble_of,
-    loss,
-)
-from torch import Tensor, nn  # noqa: E402
-from torch.export import Dim  # noqa: E402
-
-from ensemble.combine import Combination, CombineError, load  # noqa: E402
-from ensemble.combine.stacks import ClassStack  # noqa: E402
-from ensemble.spec import Ensemble, Recipe  # noqa: E402
-from ensemble.spec.task import Task  # noqa: E402
-from ensemble.store import EventLog, RunDir, save_checkpoint  # noqa: E402
-from ensemble.train.call import Call, Observation  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from ensemble.combine import Combination, CombineError, load
+from ensemble.combine.stacks import ClassStack
+from ensemble.spec import Ensemble, Recipe
+from ensemble.spec.task import Task
+from ensemble.store import EventLog, RunDir, save_checkpoint
+from ensemble.train.call import Call, Observation
+from pipelines import Pipeline, sources
 
 
 def outputs_of(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -61,7 +41,6 @@ def assert_same_bits(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> Non
 
 
 def export(model: nn.Module, batch: dict[str, Tensor]) -> Any:
-    """The exported program, saved and read again."""
     dims = ({name: {0: Dim("batch")} for name in batch},)
     program = torch.export.export(model, (batch,), dynamic_shapes=dims, strict=False)
     with io.BytesIO() as file:
@@ -104,9 +83,7 @@ def test_an_exported_ensemble_is_bitwise_equal_for_any_batch(net: str, seen: Obs
     ("combination", "uncertainty"),
     [pytest.param(WEIGHTED, False, id="weighted", marks=pytest.mark.more), pytest.param(STACK, True, id="stack")],
 )
-def test_members_of_different_widths_a_stack_and_uncertainties_are_exported(
-    combination: Combination, uncertainty: bool
-) -> None:
+def test_widths_a_stack_and_uncertainties_are_exported(combination: Combination, uncertainty: bool) -> None:
     model = ensemble_of("mlp", (2, 8, 16), combination, uncertainty=uncertainty)
     program = export(model, batch_of(5))
     assert_same_bits(outputs_of(program, batch_of(9, seed=1)), outputs_of(model, batch_of(9, seed=1)))
@@ -191,9 +168,8 @@ def run_of(path: Path, project: Any, **options: Any) -> RunDir:
     """A run directory of members that were not trained."""
     data = Pipeline(sources.arrays(x=np.zeros((8, 5), np.float32), label=np.arange(8) % 3))
     recipe = Recipe(model=project.build, loss=project.loss, task="classification")
-    combine = options.get("combine", "average")
-    declared = Ensemble(name="e", recipe=recipe, train=data, combine=combine,
-                        members=[{"width": width} for width in (2, 4)])  # fmt: skip
+    about = {"combine": options.get("combine", "average"), "members": [{"width": width} for width in (2, 4)]}
+    declared = Ensemble(name="e", recipe=recipe, train=data, **about)
     run = RunDir.create(path, declared)
     log = EventLog(run.events)
     log.append("run_started", name="e", run_id="r", executor="inline", mode="list", objective="accuracy",
@@ -201,13 +177,14 @@ def run_of(path: Path, project: Any, **options: Any) -> RunDir:
     for number in range(2):
         identity = declared.identify(number)
         torch.manual_seed(number)
-        model = project.build(identity.params)
-        state = {"model": model.state_dict(), "epoch": 1, **options.get(identity.member, {})}
+        state = {"model": project.build(identity.params).state_dict(), "epoch": 1}
         saved = run.checkpoint(identity.member, 0, 1, 0)
-        save_checkpoint(saved, state)
+        save_checkpoint(saved, {**state, **options.get(identity.member, {})})
+        at = {"member": identity.member, "path": str(saved), "epoch": 1, "step": 0}
         log.append("member", **identity.as_dict())
-        log.append("finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="",
-                   checkpoint={"member": identity.member, "path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
+        log.append(
+            "finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="", checkpoint=at
+        )
     log.close()
     return run
 
@@ -250,7 +227,6 @@ def test_tied_weights_stay_tied_in_a_file(tmp_path: Path) -> None:
 
 
 def test_what_the_first_batch_showed_is_how_a_member_is_called(tmp_path: Path, project: Any) -> None:
-    """The loss doubles x, the recorded call does not."""
     record = Observation(Call(("x",)), Task("regression"), None, ("float32", (3,)), None).as_record()
     of = {"member-0": record, "member-1": record}
     model = load(run_of(tmp_path / "run", project, **of).path, uncertainty=True)
@@ -262,9 +238,7 @@ def test_what_the_first_batch_showed_is_how_a_member_is_called(tmp_path: Path, p
     torch.testing.assert_close(found["epistemic"], outputs.var(dim=0, correction=0).mean(dim=1))
 
 
-def test_a_stack_of_points_is_loaded_without_the_members_that_have_no_part_in_it(
-    tmp_path: Path, project: Any
-) -> None:
+def test_a_stack_of_points_is_loaded_without_members_that_have_no_part(tmp_path: Path, project: Any) -> None:
     seen = Observation(None, Task("regression"), None, ("float32", (3,))).as_record()
     run = run_of(tmp_path / "run", project, **{"member-0": seen, "member-1": seen})
     target = np.random.default_rng(0).normal(size=(40, 3))
@@ -297,13 +271,6 @@ def test_outputs_of_which_nothing_is_known_have_no_uncertainty(tmp_path: Path, p
         load(run.path, uncertainty=True)
 
 
-def gives(values: Any) -> Any:
-    def predict(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return torch.as_tensor(values).expand(len(batch["x"]), len(values))
-
-    return predict
-
-
 @pytest.mark.parametrize(
     ("task", "values", "says"),
     [
@@ -316,10 +283,12 @@ def gives(values: Any) -> Any:
     ],
 )
 def test_values_that_are_not_of_the_task_are_refused(task: Task, values: list[float], says: str) -> None:
-    recipe = Recipe(model=build, loss=loss, task="classification", predict=gives(values))
-    model = ensemble_of("mlp", task=task, recipe=recipe)
+    def predict(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return torch.as_tensor(values).expand(len(batch["x"]), len(values))
+
+    recipe = Recipe(model=build, loss=loss, task="classification", predict=predict)
     with pytest.raises(CombineError, match=f"Recipe.predict gives member-0 .*{says}"):
-        model(batch_of(5))
+        ensemble_of("mlp", task=task, recipe=recipe)(batch_of(5))
 
 
 def largest(values: Tensor) -> Tensor:
@@ -342,11 +311,10 @@ def test_a_function_combines_what_nothing_is_known_of(tmp_path: Path, project: A
 
 
 def test_what_is_no_batch_of_tensors_is_refused_with_the_form_of_one() -> None:
-    model = ensemble_of("mlp")
-    with pytest.raises(
-        CombineError, match=r"with a batch, a dict of tensors such as \{'x': \.\.\.\}, not with a Tensor"
+    model, batch = ensemble_of("mlp"), {name: value.numpy() for name, value in batch_of(2).items()}
+    for given, says in (
+        (batch_of(2)["x"], r"such as \{'x': \.\.\.\}, not with a Tensor"),
+        (batch, r"torch\.from_numpy"),
     ):
-        model(batch_of(2)["x"])
-    batch = {name: value.numpy() for name, value in batch_of(2).items()}
-    with pytest.raises(CombineError, match=r"is a numpy array: give torch\.from_numpy"):
-        model(batch)
+        with pytest.raises(CombineError, match=says):
+            model(given)

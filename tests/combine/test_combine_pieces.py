@@ -15,12 +15,14 @@ from kit.kept_predictions import save_predictions
 
 from ensemble import Ensemble, Recipe
 from ensemble.combine import bootstrap, combine, find_math, formulas, prediction_matrix
+from ensemble.combine.combination import fit_held_out
 from ensemble.combine.metrics import Array
 from ensemble.combine.per_class import compute_per_class, read_per_class
 from ensemble.combine.run import combine_samples
+from ensemble.combine.uncertainty import quantify
 from ensemble.spec import positions
 from ensemble.spec.task import IGNORED, Task
-from ensemble.store import RunDir
+from ensemble.store import RunDir, read_predictions
 from pipelines import Pipeline, sources
 
 N, SIDE = 5, 40
@@ -28,7 +30,6 @@ TASKS = [Task("classification"), Task("regression"), Task("gaussian"), Task("qua
 
 
 def make(task: Task, seed: int, shape: tuple[int, ...] = (N, SIDE, SIDE)) -> tuple[Array, Array]:
-    """What a member predicts, and the targets, some of which take no part."""
     truth, rng = np.random.default_rng(0), np.random.default_rng(seed)
     target: Array = truth.normal(100, 3, shape)
     target[0, :3], target[-1] = np.nan, np.nan
@@ -72,16 +73,9 @@ def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[R
         values, target = make(task, number, shape)
         name = f"member-{number}"
         digest = save_predictions(run_dir.predictions(name), "valid", values, np.arange(len(values)), target, task)
-        known[name] = SimpleNamespace(
-            id=name,
-            state="finished",
-            identity={},
-            predictions={"valid": digest},
-            metrics={},
-            is_checkpoint_removed=False,
-            outdated=None,
-            remarks=[],
-        )
+        about = {"id": name, "state": "finished", "identity": {}, "predictions": {"valid": digest}, "metrics": {}}
+        about |= {"is_checkpoint_removed": False, "outdated": None, "remarks": []}
+        known[name] = SimpleNamespace(**about)
     return run_dir, SimpleNamespace(members=known, ended=None)
 
 
@@ -98,7 +92,7 @@ def declare(task: Task, metrics: Sequence[Any] = (), **more: Any) -> Ensemble:
 
 @pytest.mark.parametrize("combiner", ["average", "greedy", "stack"])
 @pytest.mark.parametrize("task", TASKS[:2], ids=lambda task: task.kind)
-def test_what_is_fitted_to_a_part_of_the_positions_is_measured_on_all(
+def test_what_is_fitted_to_a_part_is_measured_on_all(
     task: Task, combiner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, declared = run(tmp_path, task, 3, (N, SIDE, SIDE)), declare(task, combine=combiner)
@@ -119,9 +113,7 @@ def test_what_is_fitted_to_a_part_of_the_positions_is_measured_on_all(
         assert list(part["weights"].values()) == pytest.approx(list(whole["weights"].values()), abs=0.1)
 
 
-def test_combining_takes_less_memory_than_two_members_have_predicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_combining_takes_less_memory_than_two_members_have_predicted(tmp_path: Path, monkeypatch: Any) -> None:
     task, shape = TASKS[0], (4, 512, 512)
     made, one = run(tmp_path, task, 3, shape), 4 * 512 * 512 * 3 * 4
     monkeypatch.setattr(prediction_matrix, "MOST_FITTED", one // 16)
@@ -140,21 +132,17 @@ def test_combining_takes_less_memory_than_two_members_have_predicted(
 
 
 def dice(values: Array, target: Array) -> float:
-    """Of class 1, the mean of the samples', as of segmentations."""
     predicted, true = (each.reshape(len(target), -1) == 1 for each in (values.argmax(axis=-1), target))
     size = predicted.sum(axis=1) + true.sum(axis=1)
     return float((2 * (predicted & true).sum(axis=1) / np.maximum(size, 1)).mean())
 
 
 def pooled_dice(values: Array, target: Array) -> float:
-    """Of class 1, of the positions of all samples together: no mean of theirs."""
     predicted, true = values.argmax(axis=-1) == 1, target == 1
     return float(2 * (predicted & true).sum() / (predicted.sum() + true.sum()))
 
 
-def test_metrics_of_a_whole_split_are_of_all_positions_however_many_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_of_a_whole_split_are_of_all_its_positions(tmp_path: Path, monkeypatch: Any) -> None:
     task, samples = TASKS[0], 12
     made = run(tmp_path, task, 3, (samples, SIDE, SIDE))
     declared = declare(task, [dice, pooled_dice], combine="average")
@@ -173,9 +161,7 @@ def test_metrics_of_a_whole_split_are_of_all_positions_however_many_there_are(
         assert f"{name} has no interval" in part["note"]
 
 
-def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(tmp_path: Path, monkeypatch: Any) -> None:
     task = TASKS[0]
     run_dir, state = run(tmp_path, task, 3, (N, SIDE, SIDE))
     monkeypatch.setattr(prediction_matrix, "MOST_FITTED", 3 * N * SIDE**2 * 3 // 2)
@@ -192,3 +178,47 @@ def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(
     for of, values in (("ensemble", shown.values), ("best", shown.best)):
         own = compute_per_class(task, values, shown.target, None, "valid")
         assert found[of].as_record() == own.as_record()
+
+
+MEMBERS, N_MEMORY, CLASSES = 24, 4_000, 20
+
+
+@pytest.fixture
+def run_memory(tmp_path: Path) -> tuple[RunDir, Any]:
+    run_dir, rng = RunDir(tmp_path), np.random.default_rng(0)
+    target = rng.integers(0, CLASSES, N_MEMORY)
+    members = {
+        f"{number:03d}": SimpleNamespace(id=f"{number:03d}", identity={}, predictions={}, outdated=None)
+        for number in range(MEMBERS)
+    }
+    for name, member in members.items():
+        values = rng.random((N_MEMORY, CLASSES), dtype=np.float32)
+        values[np.arange(N_MEMORY), target] += rng.random()
+        values /= values.sum(axis=1, keepdims=True)
+        member.predictions["valid"] = save_predictions(
+            run_dir.predictions(name), "valid", values, np.arange(N_MEMORY), target
+        )
+    return run_dir, SimpleNamespace(members=members)
+
+
+@pytest.mark.parametrize("method", ["average", "greedy"])
+def test_the_memory_taken_does_not_grow_with_the_members(run_memory: Any, method: str, monkeypatch: Any) -> None:
+    run_dir, state = run_memory
+    in_memory = {name: read_predictions(run_dir, member, "valid") for name, member in state.members.items()}
+    before = prediction_matrix.align("valid", in_memory)
+    combination, expected = fit_held_out(method, before.values, before.target, task=before.task)
+    surely = quantify("valid", before, combination).parts
+    del in_memory, before
+    one = N_MEMORY * CLASSES * 4
+    monkeypatch.setattr(formulas, "CHUNK_OF_ALL", N_MEMORY * CLASSES)  # blocks of rows change no bit
+    tracemalloc.start()
+    try:
+        found = prediction_matrix.read_prediction_matrix(run_dir, state, list(state.members), "valid")
+        combination, held_out = fit_held_out(method, found.values, found.target, task=found.task)
+        sure = quantify("valid", found, combination)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(expected, held_out)
+    assert sure.parts.keys() == surely.keys() and all(np.array_equal(surely[k], sure.parts[k]) for k in surely)
+    assert peak < 12 * one, f"{peak / one:.1f} times what one of {MEMBERS} members has predicted"

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import test_combine_run_tasks as of_tasks
+import torch
 from class_figures import accuracy, nll
 from kit.saved_splits import drop_split
+from small_nets import batch_of, ensemble_of
+from test_combine_run import TEST, VALID, declare, finish, overwrite, record, state_of
 
+import ensemble
+from ensemble import Ensemble, Recipe
+from ensemble.combine import Combination, CombineError, combine, load
+from ensemble.combine.combination import call_function, fingerprint_function, fit_held_out
+from ensemble.combine.prediction_matrix import read_prediction_matrix
 from ensemble.events import Combined
-
-torch = pytest.importorskip("torch")
-
-import test_combine_run_tasks as of_tasks  # noqa: E402
-from small_nets import batch_of, ensemble_of  # noqa: E402
-from test_combine_run import TEST, VALID, declare, finish, overwrite, record, state_of  # noqa: E402
-
-from ensemble.combine import Combination, CombineError, combine, load  # noqa: E402
-from ensemble.combine.combination import call_function, fingerprint_function, fit_held_out  # noqa: E402
-from ensemble.combine.prediction_matrix import read_prediction_matrix  # noqa: E402
-from ensemble.reporting.dashboard.analysis import read_quality  # noqa: E402
-from ensemble.spec.task import CLASSIFICATION, Task  # noqa: E402
-from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from ensemble.reporting.dashboard.analysis import read_quality
+from ensemble.spec.task import CLASSIFICATION, Task
+from ensemble.store import RunDir, RunState, load_predictions
+from ensemble.train.outputs import OutputError
+from pipelines import Pipeline, sources
 
 
 def test_a_stack_is_fitted_again_to_the_members_that_it_was_measured_with(tmp_path: Path) -> None:
@@ -99,23 +90,19 @@ def across_samples(values: torch.Tensor) -> torch.Tensor:
     return (scores - scores.mean(dim=0)).softmax(dim=1)
 
 
-def test_a_function_that_looks_at_other_samples_is_refused() -> None:
+def test_what_a_function_gives_sums_to_one_and_one_that_looks_at_other_samples_is_refused() -> None:
     values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
     with pytest.raises(
         CombineError, match="across_samples gives other values for a sample when the batch has other"
     ):
         call_function(across_samples, values, CLASSIFICATION)
+    assert call_function(nearly, values, CLASSIFICATION).sum(axis=1) == pytest.approx(1, abs=1e-6)
+    model = ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=nearly))
+    assert model(batch_of(5)).sum(dim=1).numpy() == pytest.approx(1, abs=1e-6)
 
 
 def nearly(values: torch.Tensor) -> torch.Tensor:
     return 1.01 * values.mean(dim=0)
-
-
-def test_what_a_function_gives_sums_to_one_as_measured_and_as_loaded() -> None:
-    values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
-    assert call_function(nearly, values, CLASSIFICATION).sum(axis=1) == pytest.approx(1, abs=1e-6)
-    model = ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=nearly))
-    assert model(batch_of(5)).sum(dim=1).numpy() == pytest.approx(1, abs=1e-6)
 
 
 def halve(values: torch.Tensor) -> torch.Tensor:
@@ -137,7 +124,6 @@ def test_a_loaded_function_is_checked_for_each_batch(function: Any, says: str) -
 
 
 def test_a_stack_without_a_test_split_is_measured_on_rows_that_it_was_not_fitted_on(tmp_path: Path) -> None:
-    """Its own fit is far better than it is on the test split."""
     declared = declare(combine="stack")
     run = finish(tmp_path / "e", declared)
     found = combine(run, state_of(run), declared)["metrics"]["ensemble"]
@@ -191,3 +177,59 @@ def test_the_page_shows_the_stack_that_was_measured(tmp_path: Path, has_test: bo
     assert target is not None
     known = np.isfinite(target)
     np.testing.assert_allclose(dots, np.stack([target[known], values[known]], axis=1), rtol=1e-4)
+
+
+def build(params: Any) -> torch.nn.Module:
+    return torch.nn.Linear(4, 3)
+
+
+def loop(member: Any) -> None:
+    """Calls its model with something that is no field of the batch."""
+    model = build(member.params)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in member.epochs():
+        for batch in member.batches():
+            scores = model(batch["x"] * 2)
+            member.backward(torch.nn.functional.cross_entropy(scores, batch["label"], reduction="none"))
+            member.step()
+        member.report(accuracy=0.5)
+    member.predict_all(predict)
+
+
+def predict(model: Any, batch: Any) -> Any:
+    return model(batch["x"] * 2).softmax(dim=1)
+
+
+def predict_otherwise(model: Any, batch: Any) -> Any:
+    return model(batch["x"]).softmax(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (loop, "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"),
+        (Recipe(model=build, train=loop), "function calls the model of member-0: declare Recipe.predict"),
+        (Recipe(model=build, train=loop, predict=predict), None),
+        (
+            Recipe(model=build, train=loop, predict=predict_otherwise),
+            "member-0: predict_all(function) predicts otherwise than a loaded model would",
+        ),
+    ],
+    ids=["a function", "without predict", "with predict", "with another predict"],
+)
+def test_the_summary_promises_a_loaded_model_where_loading_works(recipe: Any, said: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = Pipeline(sources.arrays(x=rng.random((16, 4), np.float32), label=rng.integers(0, 3, 16)))
+    declared = Ensemble(
+        name="m", recipe=recipe, members=[{"lr": 0.1}], train=data, valid=data, batch_size=8, epochs=1
+    )
+    result = ensemble.submit(declared, tmp_path, "inline").wait()
+    shown = " ".join(result.summary(width=500).split())
+    assert ("gives the combined model" in shown) is (said is None)
+    batch = {"x": torch.zeros(2, 4)}
+    if said is None:
+        assert ensemble.load(tmp_path)(batch).shape == (2, 3)
+        return
+    assert "it cannot be loaded as one model" in shown and said in shown
+    with pytest.raises((CombineError, OutputError), match=r"declare (the function as )?Recipe"):
+        ensemble.load(tmp_path)(batch)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,8 @@ from kit.saved_splits import drop_split
 from torch import nn
 
 from ensemble.combine import CombineError, combine, load
-from ensemble.spec import Ensemble, Recipe
-from ensemble.store import (
-    EventLog,
-    RunDir,
-    StoreError,
-    load_checkpoint,
-    save_checkpoint,
-)
+from ensemble.spec import Ensemble, Recipe, SpecError
+from ensemble.store import EventLog, RunDir, StoreError, load_checkpoint, save_checkpoint
 from ensemble.store.digests import digest_file
 from ensemble.train.outputs import compute_values
 from pipelines import Pipeline, sources
@@ -56,19 +48,17 @@ RECIPE = Recipe(model=build, loss=loss)
 PIPE = Pipeline(sources.arrays(x=np.zeros((300, FEATURES), np.float32)))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def declare(**options: Any) -> Ensemble:
     members = [{"width": width} for width in (1, 2, 4, 8, 8)]
     usual = {"name": "e", "recipe": RECIPE, "train": PIPE, "valid": PIPE, "members": members}
     return Ensemble(**usual | {"allow_overlap": True} | options)  # nothing is trained on it
+
+
+SPLITS = {"valid": VALID, "test": TEST}
+
+
+def rows(data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return data["index"], data["label"]
 
 
 @functools.cache
@@ -92,21 +82,18 @@ def finish(path: Path, declared: Ensemble, *, splits: tuple[str, ...] = ("valid"
                direction="max", epochs=1, members=len(declared.members or ()))  # fmt: skip
     for number in range(len(declared.members or ())):
         identity = declared.identify(number)
-        member = identity.member
-        model = trained(number, identity.params["width"])
-        saved = run.checkpoint(member, 0, 1, 0)
+        model, own = trained(number, identity.params["width"]), {"member": identity.member, "attempt": 0}
+        saved = run.checkpoint(identity.member, 0, 1, 0)
         save_checkpoint(saved, {"model": model.state_dict(), "epoch": 1})
-        for name, data in (("valid", VALID), ("test", TEST)):
-            if name in splits:
-                with torch.no_grad():
-                    p = compute_values(RECIPE, model, data)
-                save_predictions(run.predictions(member), name, p, data["index"], data["label"])
+        values = {name: compute_values(RECIPE, model, data).detach() for name, data in SPLITS.items()}
+        for name in splits:
+            save_predictions(run.predictions(identity.member), name, values[name], *rows(SPLITS[name]))
         log.append("member", **identity.as_dict())
-        log.append("placed", member=member, attempt=0, node="local", devices=[None], cohort=0, feeder=None)
-        log.append("started", member=member, attempt=0, pid=1, epoch=0, step=0, startup_cpu_s=0.0)
-        metrics = {"accuracy": accuracy(compute_values(RECIPE, model, VALID).detach(), VALID["label"])}
-        log.append("finished", member=member, attempt=0, epoch=1, metrics=metrics, weights_sha256="",
-                   checkpoint={"member": member, "path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
+        log.append("placed", node="local", devices=[None], cohort=0, feeder=None, **own)
+        log.append("started", pid=1, epoch=0, step=0, startup_cpu_s=0.0, **own)
+        at = {"member": identity.member, "path": str(saved), "epoch": 1, "step": 0}
+        metrics = {"accuracy": accuracy(values["valid"], VALID["label"])}
+        log.append("finished", epoch=1, metrics=metrics, weights_sha256="", checkpoint=at, **own)
     log.close()
     return run
 
@@ -133,15 +120,15 @@ def record(run: RunDir, combined: dict[str, Any]) -> None:
 
 def test_best_is_the_member_best_on_validation_reported_on_test(run: RunDir, declared: Ensemble) -> None:
     combined = combine(run, state_of(run), declared)
-    on_valid, on_test = {}, {}
-    for number, member in enumerate(declared.members or ()):
-        model = trained(number, member.params["width"])  # type: ignore[union-attr]
-        for found, data in ((on_valid, VALID), (on_test, TEST)):
-            found[f"member-{number}"] = accuracy(compute_values(RECIPE, model, data).detach(), data["label"])
-    best = max(on_valid, key=on_valid.__getitem__)
-    assert combined["best_member"] == best
+    models = [trained(number, member.params["width"]) for number, member in enumerate(declared.members)]
+    on_valid, on_test = (
+        [accuracy(compute_values(RECIPE, model, data).detach(), data["label"]) for model in models]
+        for data in SPLITS.values()
+    )
+    best = int(np.argmax(on_valid))
+    assert combined["best_member"] == f"member-{best}"
     assert combined["metrics"]["best"]["accuracy"] == pytest.approx(on_test[best])
-    assert combined["metrics"]["mean"]["accuracy"] == pytest.approx(sum(on_test.values()) / 5)
+    assert combined["metrics"]["mean"]["accuracy"] == pytest.approx(sum(on_test) / 5)
 
 
 def test_without_a_test_pipeline_the_figures_are_of_validation_and_said_to_be_optimistic(run: RunDir) -> None:
@@ -161,10 +148,7 @@ def test_without_a_test_pipeline_the_figures_are_of_validation_and_said_to_be_op
         pytest.param("stack", False, marks=pytest.mark.more),
     ],
 )
-def test_a_loaded_ensemble_says_what_was_measured(
-    tmp_path: Path, run: RunDir, method: str, recorded: bool
-) -> None:
-    """Its NLL and accuracy on the test split are the event's, with the event's weights or fitted again."""
+def test_a_loaded_ensemble_is_what_was_measured(tmp_path: Path, run: RunDir, method: str, recorded: bool) -> None:
     import shutil
 
     shutil.copytree(run.path, tmp_path / "e")
@@ -192,24 +176,16 @@ def test_loading_takes_the_recorded_weights_and_not_new_ones(tmp_path: Path, dec
     about = {"method": "greedy", "declared": "greedy", "reason": None, "weights": weights}
     record(run, {**about, "calibration": calibration})
     model = load(run.path)
-    assert (model.member_ids, model.weights.tolist(), model.temperature) == (
-        ["member-1", "member-3"],
-        [0.25, 0.75],
-        2.0,
-    )
-    pooled = sum(
-        w * compute_values(RECIPE, trained(i, width), TEST) for w, i, width in ((0.25, 1, 2), (0.75, 3, 8))
-    )
-    assert torch.allclose(model(TEST), torch.softmax(pooled.log() / 2, dim=1), atol=1e-6)
+    assert dict(zip(model.member_ids, model.weights.tolist(), strict=True)) == weights and model.temperature == 2.0
+    parts = [w * compute_values(RECIPE, trained(i, width), TEST) for w, i, width in ((0.25, 1, 2), (0.75, 3, 8))]
+    assert torch.allclose(model(TEST), torch.softmax(sum(parts).log() / 2, dim=1), atol=1e-6)
 
 
-def test_chosen_members_are_fitted_again(run: RunDir) -> None:
+@pytest.mark.filterwarnings("error")  # loading is silent when all is well
+def test_chosen_members_are_fitted_again_and_the_parameters_move_together(run: RunDir) -> None:
     model = load(run.path, combine="weighted", members=["member-4", "member-2"])
     assert set(model.member_ids) <= {"member-4", "member-2"}
     assert load(run.path, combine="average", members=["member-0"]).member_ids == ["member-0"]
-
-
-def test_the_parameters_move_together_and_the_batch_follows(run: RunDir) -> None:
     model = load(run.path, combine="stack").to("meta")
     assert {p.device.type for p in [*model.parameters(), *model.buffers()]} == {"meta"}
     assert model({"x": TEST["x"]}).device.type == "meta"
@@ -226,20 +202,11 @@ def test_a_gradient_reaches_the_batch_and_no_weight(run: RunDir) -> None:
 def test_members_that_failed_or_were_pruned_take_no_part(tmp_path: Path, declared: Ensemble) -> None:
     run = finish(tmp_path / "e", declared)
     state = state_of(run)
-    state.members["member-2"].state = "failed"
-    state.members["member-3"].state = "pruned"
+    state.members["member-2"].state, state.members["member-3"].state = "failed", "pruned"
     drop_split(run.predictions("member-4"), "test")
     combined = combine(run, state, declared)
-    assert combined["left_out"] == {
-        "member-2": "failed",
-        "member-3": "pruned",
-        "member-4": "saved no test predictions",
-    }
-    assert set(combined["members"]) <= {"member-0", "member-1"}
-
-
-def test_nothing_finished_is_an_answer(run: RunDir, declared: Ensemble) -> None:
-    state = state_of(run)
+    left_out = {"member-2": "failed", "member-3": "pruned", "member-4": "saved no test predictions"}
+    assert combined["left_out"] == left_out and set(combined["members"]) <= {"member-0", "member-1"}
     for member in state.members.values():
         member.state = "failed"
     combined = combine(run, state, declared)
@@ -251,7 +218,6 @@ def overwrite(run: RunDir, member: str, p: Any, index: Any, target: Any) -> None
 
 
 def finish_with(path: Path, declared: Ensemble, values: Any) -> RunDir:
-    """A run whose members all predicted the same for four samples without a target."""
     run = finish(path, declared, splits=())
     for number in range(5):
         overwrite(run, f"member-{number}", values, np.arange(4), None)
@@ -262,9 +228,12 @@ def test_outputs_that_are_no_probabilities_are_refused_in_a_line_and_the_run_end
     declared = declare()
     run = finish_with(tmp_path / "e", declared, np.ones((4, 1)))
     combined = combine(run, state_of(run), declared)
-    assert combined["metrics"] is None
+    assert combined["metrics"] is None and "Recipe.predict" in combined["reason"]
     assert "member-0 (and 4 more members): valid outputs of shape [4, 1]" in combined["reason"]
-    assert "Recipe.predict" in combined["reason"]
+    of_sigmoids = Recipe(model=build, loss=loss, predict=lambda model, batch: model(batch["x"]).sigmoid())
+    run = finish_with(tmp_path / "f", declare(recipe=of_sigmoids, combine="average"), np.full((4, 3), 0.7))
+    with pytest.raises(CombineError, match=r"member-0 cannot be combined: valid outputs .* not probabilities"):
+        load(run.path)
 
 
 def test_one_member_with_nan_is_left_out_and_the_others_combined(tmp_path: Path) -> None:
@@ -302,17 +271,6 @@ def test_members_of_a_declared_task_that_saved_nothing_are_not_said_to_be_no_cla
     )
 
 
-def several(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return model(batch["x"]).sigmoid()
-
-
-def test_rows_that_recipe_predict_gives_are_not_made_to_sum_to_one(tmp_path: Path) -> None:
-    declared = declare(recipe=Recipe(model=build, loss=loss, predict=several), combine="average")
-    run = finish_with(tmp_path / "e", declared, np.full((4, 3), 0.7))
-    with pytest.raises(CombineError, match=r"member-0 cannot be combined: valid outputs .* not probabilities"):
-        load(run.path)
-
-
 def test_one_sample_is_not_taken_for_a_batch(run: RunDir, tmp_path: Path) -> None:
     model = load(run.path)
     with pytest.raises(
@@ -330,11 +288,7 @@ def test_one_sample_is_not_taken_for_a_batch(run: RunDir, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("index", "target", "says"),
     [
-        (
-            torch.arange(200) + 1,
-            VALID["label"],
-            "different valid samples .* member-0 has index 0, member-2 does not",
-        ),
+        (torch.arange(200) + 1, VALID["label"], "valid samples .* member-0 has index 0, member-2 does not"),
         (VALID["index"], (VALID["label"] + 1) % 3, "different targets for valid sample 0"),
         (VALID["index"], None, "member-0 saved targets with its valid predictions, member-2 did not"),
     ],
@@ -362,6 +316,8 @@ def train(member: Any) -> None:
 def test_loading_says_what_is_wrong(tmp_path: Path, run: RunDir) -> None:
     with pytest.raises(CombineError, match="did you mean 'stack'"):
         load(run.path, combine="stak")
+    with pytest.raises(SpecError, match=r"Ensemble\.combine cannot be 'medain'"):
+        declare(combine="medain")
     with pytest.raises(CombineError, match="did you mean 'member-4'"):
         load(run.path, members=["membr-4"])
     of_a_function = RunDir.create(tmp_path / "f", declare(recipe=train))
@@ -391,9 +347,3 @@ def test_a_file_with_other_weights_than_the_log_says_is_named(tmp_path: Path) ->
     save_checkpoint(file, state)
     with pytest.raises(StoreError, match=f"^{file} is damaged: its digest is .*, and was .* when it was written"):
         load(run.path, combine="average")
-
-
-def test_loading_is_silent_when_all_is_well(run: RunDir) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load(run.path, combine="stack")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,9 @@ from ensemble.combine.conformal import calibrate_sets
 from ensemble.combine.prediction_matrix import align
 from ensemble.controller.changes import is_combined_otherwise
 from ensemble.events import Combined
-from ensemble.spec import Ensemble, Recipe, SpecError
+from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.task import IGNORED, Task
-from ensemble.store import (
-    EventLog,
-    Predictions,
-    RunDir,
-    load_predictions,
-)
+from ensemble.store import EventLog, Predictions, RunDir, load_predictions
 from pipelines import Pipeline, sources
 
 PIPE = Pipeline(sources.arrays(x=np.zeros((3, 2), np.float32)))
@@ -57,39 +53,37 @@ def finish(path: Path, declared: Ensemble, task: Task, *, target: bool = True) -
     log.append("run_started", name="e", run_id="r", executor="inline", mode="list", objective=declared.objective,
                direction=declared.mode, epochs=1, members=MEMBERS)  # fmt: skip
     values, truth = make_members(task, 7, MEMBERS, n=400, positions=(2,), ignored=0.1)
-    rows = {"valid": slice(0, 200), "test": slice(200, 400)}
     for number in range(MEMBERS):
         identity = declared.identify(number)
-        for split, at in rows.items():
+        for split, at in {"valid": slice(0, 200), "test": slice(200, 400)}.items():
             to = run.predictions(identity.member)
             save_predictions(to, split, values[number][at], np.arange(200), truth[at] if target else None, task)
+        own = {"member": identity.member, "attempt": 0}
         log.append("member", **identity.as_dict())
-        log.append(
-            "placed", member=identity.member, attempt=0, node="local", devices=[None], cohort=0, feeder=None
-        )
-        log.append("started", member=identity.member, attempt=0, pid=1, epoch=0, step=0, startup_cpu_s=0.0)
-        log.append("finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="")
+        log.append("placed", node="local", devices=[None], cohort=0, feeder=None, **own)
+        log.append("started", pid=1, epoch=0, step=0, startup_cpu_s=0.0, **own)
+        log.append("finished", epoch=1, metrics={}, weights_sha256="", **own)
     log.close()
     return run, fold(read_events(run.events))
 
 
 def finish_and_combine(path: Path, task: Task, **options: Any) -> tuple[RunDir, Any, dict[str, Any]]:
-    """A run that has finished, its state, and what its combination says."""
     declared = declare(task, **options)
     run, state = finish(path / "e", declared, task)
     return run, state, combine(run, state, declared)
 
 
+METHODS = (
+    ("average", "stack"),
+    ("weighted", "stack"),
+    ("greedy", "stack"),
+    ("stack", "weighted"),
+    ("stack", "greedy"),
+)
+
+
 @pytest.mark.parametrize(
-    ("task", "methods"),
-    [
-        (ONE, ("average", "stack")),
-        (SEVERAL, ("weighted", "stack")),
-        (POINTS, ("greedy", "stack")),
-        (NORMAL, ("stack", "weighted")),
-        (LEVELLED, ("stack", "greedy")),
-    ],
-    ids=lambda each: getattr(each, "kind", ""),
+    ("task", "methods"), zip(TASKS, METHODS, strict=True), ids=lambda each: getattr(each, "kind", "")
 )
 def test_every_task_is_combined_and_measured_on_test(tmp_path: Path, task: Task, methods: tuple[str, ...]) -> None:
     run, state = finish(tmp_path / "e", declare(task), task)
@@ -120,18 +114,16 @@ def check_measured(task: Task, method: str, run: RunDir, combined: dict[str, Any
 
 
 @pytest.mark.parametrize("task", TWO_OF_THEM, ids=ident)
-def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_combination(
-    tmp_path: Path, task: Task
-) -> None:
+def test_calibration_says_what_it_is_and_asks_for_another_combination(tmp_path: Path, task: Task) -> None:
+    """Or why there is none."""
     on, off = declare(task), declare(task, calibrate=False)
     run, state = finish(tmp_path / "e", on, task)
-    method = {"classification": "temperature", "multilabel": "temperature", "gaussian": "variance_scale"}.get(
-        task.kind
-    )
+    temperature = dict.fromkeys(("classification", "multilabel"), "temperature")
+    method = {**temperature, "gaussian": "variance_scale"}.get(task.kind)
     combined, without = combine(run, state, on), combine(run, state, off)
-    assert combined["calibration"]["method"] == method == find_math(task).calibrator
-    assert (combined["calibration"]["value"] is None) == (combined["calibration"]["reason"] is not None)
-    assert (combined["calibration"]["value"] is None) == (method is None)
+    calibration = combined["calibration"]
+    assert calibration["method"] == method == find_math(task).calibrator
+    assert (calibration["value"] is None) == (calibration["reason"] is not None) == (method is None)
     assert without["calibration"]["value"] is None and without["best_calibrated"] is None
     assert method is None or without["calibration"]["reason"] == "Ensemble.calibrate is off"
     for event, same, other in ((combined, on, off), (without, off, on)):
@@ -141,7 +133,6 @@ def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_c
 
 
 def test_sets_are_calibrated_on_what_a_stack_says_of_rows_it_was_not_fitted_on(tmp_path: Path) -> None:
-    """Its own fit is too good: sets that trust it would be smaller."""
     run, state, combined = finish_and_combine(tmp_path, ONE, combine="stack")
     valid = align("valid", {member: load(run, member, "valid") for member in state.members})
     assert valid.target is not None
@@ -164,13 +155,10 @@ def test_a_test_split_that_is_the_validation_split_is_no_test_split(tmp_path: Pa
     assert not any("coverage" in record for record in combined["conformal"].values())
 
 
-@pytest.mark.parametrize("task", TASKS, ids=ident)
+@pytest.mark.parametrize("task", TASKS[1:], ids=ident)  # of classes nothing says then that outputs are some
 def test_without_targets_members_are_averaged_and_their_uncertainty_is_known(tmp_path: Path, task: Task) -> None:
-    if task.kind == "classification":
-        return  # then nothing says that outputs are classes
     declared = declare(task)
-    run, state = finish(tmp_path / "e", declared, task, target=False)
-    combined = combine(run, state, declared)
+    combined = combine(*finish(tmp_path / "e", declared, task, target=False), declared)
     assert (combined["method"], combined["metrics"]) == ("average", None)
     assert "no target" in combined["reason"] and combined["uncertainty"]
 
@@ -197,14 +185,16 @@ def bias(values: Array, target: Array) -> float:
 
 
 def test_metrics_of_a_whole_split_are_in_the_event_with_intervals(tmp_path: Path) -> None:
-    *_, combined = finish_and_combine(tmp_path, POINTS, split_metrics=("spearman", "medae", bias))
+    *_, combined = finish_and_combine(tmp_path, POINTS, split_metrics=("medae", bias), objective="spearman")
     for name in ("spearman", "medae", "bias"):
         low, high = combined["intervals"]["ensemble"][name]
         assert low <= combined["metrics"]["ensemble"][name] <= high
+    for of in ("ensemble", "best", "mean"):
+        assert 0 < combined["metrics"][of]["spearman"] <= 1
+    assert "spearman" in combined["intervals"]["difference"]
 
 
 def rank_late(values: Array, target: Array) -> float:
-    """Of an event that only the test split lacks."""
     if np.nanmax(target) < 60:
         raise ValueError("no such event")
     return float(np.nanmax(values))
@@ -224,37 +214,20 @@ def test_a_metric_that_fails_is_named_and_hinders_nothing(tmp_path: Path) -> Non
     assert "rank_late" not in combined["metrics"]["ensemble"] and "bias" in combined["intervals"]["ensemble"]
 
 
-def test_the_objective_is_among_the_figures_where_it_is_one_of_the_whole_split(tmp_path: Path) -> None:
-    *_, combined = finish_and_combine(tmp_path, POINTS, objective="spearman")
-    for of in ("ensemble", "best", "mean"):
-        assert 0 < combined["metrics"][of]["spearman"] <= 1
-    assert "spearman" in combined["intervals"]["difference"]
-
-
-def report_own(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {"spearman": outputs.mean()}
+OWN = {"loss": len, "metrics": lambda outputs, batch: {"spearman": outputs.mean()}}
+LOOPS = ({"train": len}, False), ({"train": len, "split_metrics": "spearman"}, True)
 
 
 @pytest.mark.parametrize(
-    ("options", "has"),
-    [
-        ({"loss": len, "metrics": report_own}, True),
-        pytest.param({"train": len}, False, marks=pytest.mark.more),
-        pytest.param({"train": len, "split_metrics": "spearman"}, True, marks=pytest.mark.more),
-    ],
+    ("options", "has"), [(OWN, True), *(pytest.param(*loop, marks=pytest.mark.more) for loop in LOOPS)]
 )
-def test_an_objective_by_the_name_of_a_metric_of_the_split_is_that_metric_unless_a_train_function_reports_it(
-    tmp_path: Path, options: dict[str, Any], has: bool
-) -> None:
-    declared = declare(POINTS, recipe=Recipe(model=len, task=POINTS, **options), objective="spearman", mode="max")
-    run, state = finish(tmp_path / "e", declared, POINTS)
-    metrics = combine(run, state, declared)["metrics"]
-    assert {of: "spearman" in figures for of, figures in metrics.items()} == dict.fromkeys(metrics, has)
+def test_an_objective_of_the_split_is_its_metric_unless_reported(tmp_path: Path, options: Any, has: bool) -> None:
+    recipe = Recipe(model=len, task=POINTS, **options)
+    *_, combined = finish_and_combine(tmp_path, POINTS, recipe=recipe, objective="spearman", mode="max")
+    assert {"spearman" in figures for figures in combined["metrics"].values()} == {has}
 
 
-def test_a_metric_of_too_many_predictions_has_no_interval_and_that_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_of_too_many_predictions_has_no_interval_but_a_note(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("ensemble.combine.bootstrap.MOST_RESAMPLED", 200 * 2 * 40 - 1)
     *_, combined = finish_and_combine(tmp_path, POINTS, objective="spearman")
     assert "spearman" in combined["metrics"]["ensemble"] and "spearman" in combined["noise"]
@@ -296,8 +269,6 @@ def test_a_function_combines_what_it_is_given_as_torch_tensors(tmp_path: Path, t
 
 
 class Counting:
-    """A function that keeps how often it was called, and fails after that many."""
-
     def __init__(self, most: int) -> None:
         self.calls, self.most = 0, most
 
@@ -323,13 +294,7 @@ def test_a_function_that_fails_is_named_and_the_run_ends_well(tmp_path: Path, fu
     *_, combined = finish_and_combine(tmp_path, POINTS, combine=function)
     assert combined["metrics"] is None
     assert (combined["declared"], combined["code"]) == ("function", fingerprint_function(function))
-    with pytest.raises(AssertionError, match=f"Ensemble.combine={function.__name__} .*{says}"):
-        raise AssertionError(combined["reason"])
-
-
-def test_what_is_no_way_to_combine_is_refused_when_declared() -> None:
-    with pytest.raises(SpecError, match=r"Ensemble\.combine cannot be 'medain'"):
-        declare(POINTS, combine="medain")
+    assert re.search(f"Ensemble.combine={function.__name__} .*{says}", combined["reason"])
 
 
 def predictions(task: Task, seed: int, **options: Any) -> Predictions:
@@ -337,14 +302,11 @@ def predictions(task: Task, seed: int, **options: Any) -> Predictions:
     return Predictions(values, np.arange(10), target, task)
 
 
-def test_members_of_different_tasks_are_refused() -> None:
-    with pytest.raises(CombineError, match=r"a and b saved valid .* \(regression and gaussian\)"):
-        align("valid", {"a": predictions(POINTS, 0), "b": predictions(NORMAL, 0)})
-
-
-def test_members_that_predict_other_shapes_are_refused() -> None:
-    first = predictions(NORMAL, 0)
+def test_members_of_different_tasks_or_shapes_are_refused() -> None:
+    first, points = predictions(NORMAL, 0), predictions(POINTS, 0)
     other = replace(first, values=np.ones((10, 3, 2), np.float32))
+    with pytest.raises(CombineError, match=r"a and b saved valid .* \(regression and gaussian\)"):
+        align("valid", {"a": points, "b": first})
     with pytest.raises(CombineError, match=r"b predicts values of shape \[3, 2\] .* a of \[2\]"):
         align("valid", {"a": first, "b": other})
 
@@ -361,9 +323,8 @@ def test_targets_are_the_same_where_the_same_are_ignored() -> None:
 
 def test_rows_of_members_that_saved_them_in_another_order_are_matched_by_index() -> None:
     one = predictions(NORMAL, 0)
-    turned = Predictions(
-        one.values[::-1], one.index[::-1], None if one.target is None else one.target[::-1], one.task
-    )
+    assert one.target is not None
+    turned = Predictions(one.values[::-1], one.index[::-1], one.target[::-1], one.task)
     aligned = align("valid", {"a": one, "b": turned})
     np.testing.assert_array_equal(aligned.values[0], aligned.values[1])
     assert aligned.index.tolist() == sorted(one.index.tolist())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +15,11 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from ensemble.combine import CombineError
+from ensemble.combine.combination import Combination, fit
+from ensemble.combine.conformal import describe, load_conformal, measure
 from ensemble.combine.metrics import find_known
-from ensemble.combine.uncertainty import PARTS, average, decompose, decompose_positions
+from ensemble.combine.prediction_matrix import PredictionMatrix
+from ensemble.combine.uncertainty import PARTS, Quantified, average, decompose, decompose_positions, quantify
 from ensemble.spec.task import CLASSIFICATION, Task, quantiles
 
 MULTILABEL, REGRESSION, GAUSSIAN, FREE = (Task(kind) for kind in ("multilabel", "regression", "gaussian", "free"))
@@ -21,7 +27,6 @@ HALVES = np.array([0.5, 0.5])
 
 
 def draw_members(seed: int, members: int, *shape: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Probabilities of members [n, ..., C] and weights, some of both 0."""
     rng = np.random.default_rng(seed)
     sharpness = rng.choice([0.01, 0.3, 3.0], size=members)
     values = [rng.dirichlet(np.full(shape[-1], s), size=shape[:-1]).astype(np.float32) for s in sharpness]
@@ -154,8 +159,93 @@ def test_points_have_a_variance_and_quantiles_a_width_and_a_spread() -> None:
     assert decompose(FREE, points, HALVES) == {}
 
 
-@pytest.mark.parametrize("weights", [[1.0], [0.5, -0.5], [0.0, 0.0], [math.nan, 1.0]])
-def test_weights_that_are_none_are_refused(weights: list[float]) -> None:
+def test_weights_that_are_none_are_refused() -> None:
     values, _ = draw_members(4, 2, 3, 2)
-    with pytest.raises(CombineError, match="weights"):
-        decompose(CLASSIFICATION, values, np.array(weights))
+    for weights in ([1.0], [0.5, -0.5], [0.0, 0.0], [math.nan, 1.0]):
+        with pytest.raises(CombineError, match="weights"):
+            decompose(CLASSIFICATION, values, np.array(weights))
+
+
+QUANTILES = quantiles(0.05, 0.4, 0.95)
+TASKS = [CLASSIFICATION, MULTILABEL, REGRESSION, GAUSSIAN, QUANTILES, FREE]
+
+
+def draw(task: Task, seed: int, n: int = 300) -> PredictionMatrix:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    values, target = [], np.empty(0)
+    for _ in range(3):
+        own = x + 0.3 * rng.normal(size=n)
+        if task == CLASSIFICATION:
+            scores = np.exp(np.stack([own, -own, np.zeros(n)], axis=1))
+            values.append(scores / scores.sum(axis=1, keepdims=True))
+            target = np.where(np.abs(x) < 0.3, 2, x < 0)
+        elif task == MULTILABEL:
+            values.append(1 / (1 + np.exp(-np.stack([own, 2 * own], axis=1))))
+            target = (rng.random((n, 2)) < 1 / (1 + np.exp(-np.stack([x, 2 * x], axis=1)))).astype(np.int64)
+        else:
+            spread = {GAUSSIAN: [0, 1], QUANTILES: [-1, 0, 1.5]}.get(task)
+            values.append(own if spread is None else np.stack([own, np.full(n, 0.7)], 1) if task == GAUSSIAN
+                          else own[:, None] + spread)  # fmt: skip
+            target = x + rng.normal(size=n)
+    rows = [np.asarray(own, np.float32) for own in values]
+    return PredictionMatrix(["a", "b", "c"], rows, np.arange(10, 10 + n), target, {}, task)
+
+
+def describe_both(valid: Quantified, report: Quantified) -> Any:
+    assert valid.target is not None and report.target is not None
+    both = (valid.values, valid.target), (report.values, report.target)
+    return describe(valid.task, *both, level=0.9, is_same=valid is report)
+
+
+def combine_equally(task: Task) -> Combination:
+    return Combination("average", np.full(3, 1 / 3), task=task, function=mean if task == FREE else None)
+
+
+def mean(values: Any) -> Any:
+    return values.mean(dim=0)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+def test_the_event_says_how_sure_a_model_of_any_task_is(task: Task) -> None:
+    aligned = {split: draw(task, seed) for seed, split in enumerate(("valid", "test"))}
+    combination = combine_equally(task)
+    valid, test = (quantify(split, own, combination) for split, own in aligned.items())
+    found = {"uncertainty": average(test.parts) or None, "conformal": describe_both(valid, test)}
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    if task == FREE:
+        assert found == dict.fromkeys(("uncertainty", "conformal"))
+        return
+    parts = decompose(task, aligned["test"].values, combination.weights)
+    assert found["uncertainty"] == {name: pytest.approx(one.mean()) for name, one in parts.items()}
+    assert test.target is not None
+    for method, record in found["conformal"].items():
+        assert record["method"] == method
+        assert record["coverage"] == pytest.approx(0.9, abs=0.08)  # 300 samples: a deviation of 0.025
+        again = measure(load_conformal(record), test.values, test.target)
+        assert again.items() <= record.items()
+
+
+def test_coverage_is_not_measured_on_what_conformal_prediction_was_calibrated_on() -> None:
+    valid = quantify("valid", draw(CLASSIFICATION, 0), combine_equally(CLASSIFICATION))
+    alone = describe_both(valid, valid)
+    assert set(alone) == {"thr", "aps"}
+    assert all("coverage" not in record and record["size"] > 0 for record in alone.values())
+
+
+def test_calibration_comes_before_conformal_prediction() -> None:
+    valid, test = draw(CLASSIFICATION, 0), draw(CLASSIFICATION, 1)
+    combination = fit("average", valid.values, valid.target)
+    assert combination.calibration != 1
+    sure, unsure = (
+        describe_both(quantify("valid", valid, one), quantify("test", test, one))["thr"]["thresholds"]
+        for one in (combination, combine_equally(CLASSIFICATION))
+    )
+    assert sure != unsure
+
+
+def test_targets_that_members_do_not_know_hinder_nothing() -> None:
+    aligned, combination = draw(CLASSIFICATION, 0, 30), combine_equally(CLASSIFICATION)
+    strange = replace(aligned, target=np.full((30, 2), 57))
+    found, expected = (quantify("test", each, combination).parts["total"] for each in (strange, aligned))
+    assert found == pytest.approx(expected)

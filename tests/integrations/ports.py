@@ -25,8 +25,6 @@ TEXT_FIELDS = {"input_ids": "input_ids", "attention_mask": "attention_mask", "la
 
 
 class HalvedWeights(MemberCallback):
-    """Half of the weights in training is what counts."""
-
     @contextlib.contextmanager
     def _halved(self, model: nn.Module) -> Iterator[None]:
         trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -49,13 +47,11 @@ def die_once(steps: int) -> None:
 
 
 def points() -> list[Any]:
-    """Points of which three coordinates say the class."""
     x = np.random.default_rng(0).normal(size=(600, 8)).astype(np.float32)
     return sources.arrays(x=x, label=(x[:, :3].sum(axis=1) > 0).astype(np.int64)).split(0.8, seed=0)
 
 
 def texts() -> list[Any]:
-    """Texts of twelve words, with two of six that count or more."""
     ids = np.random.default_rng(0).integers(5, 50, (600, 12))
     label = (np.isin(ids, range(7, 13)).sum(axis=1) > 1).astype(np.int64)
     return sources.arrays(input_ids=ids, attention_mask=np.ones_like(ids), label=label).split(0.8, seed=0)
@@ -69,12 +65,7 @@ def declare(recipe: Recipe, parts: list[Any], **options: Any) -> Ensemble:
     return Ensemble(name="ported", recipe=recipe, train=Pipeline(train, seed=0), valid=Pipeline(valid), **given)
 
 
-# -- what options are compared by ------------------------------------------------------------------
-
-
 class InOrder:
-    """A batch sampler that gives a given order, epoch by epoch."""
-
     def __init__(self, order: list[list[list[int]]]) -> None:
         self._epochs, self._batches = iter(order), len(order[0])
 
@@ -86,7 +77,6 @@ class InOrder:
 
 
 def order_of(declared: Ensemble) -> list[list[list[int]]]:
-    """The samples in each batch of a member, epoch by epoch."""
     return [
         [batch["index"].tolist() for batch in declared.train.loader(declared.batch_size, epochs=range(at, at + 1))]
         for at in range(declared.epochs)
@@ -94,7 +84,6 @@ def order_of(declared: Ensemble) -> list[list[list[int]]]:
 
 
 def few_points() -> tuple[list[Any], list[Any]]:
-    """72 points to train on and 20 to evaluate: as sources, and as Datasets of torch."""
     x = np.random.default_rng(0).normal(size=(92, 8)).astype(np.float32)
     label = (x[:, :3].sum(axis=1) > 0).astype(np.int64)
     parts = [(x[rows], label[rows]) for rows in (slice(72), slice(72, 92))]
@@ -105,7 +94,6 @@ def few_points() -> tuple[list[Any], list[Any]]:
 
 
 def load_plainly(datasets: list[Any], declared: Ensemble) -> list[Any]:
-    """DataLoaders of both with the batches of a member."""
     return [
         torch.utils.data.DataLoader(datasets[0], batch_sampler=InOrder(order_of(declared))),
         torch.utils.data.DataLoader(datasets[1], batch_size=declared.batch_size),
@@ -129,9 +117,6 @@ def list_names(table: Any) -> dict[str, set[str]]:
 
 def list_errors(folder: Path) -> list[str]:
     return [event["error"] for event in of_kind(folder, "failed")]
-
-
-# -- Lightning -------------------------------------------------------------------------------------
 
 
 def lightning_module(params: dict[str, Any]) -> Any:
@@ -166,9 +151,7 @@ def lightning_module(params: dict[str, Any]) -> Any:
     return Points(**params)
 
 
-def lightning(
-    callbacks: Callable[[], list[Any]] = list, fields: Any = ("x", "label"), parts: Any = None, **options: Any
-) -> Ensemble:
+def lightning(callbacks: Any = list, fields: Any = ("x", "label"), parts: Any = None, **options: Any) -> Ensemble:
     def train(member: Any) -> None:
         from ensemble.integrations.lightning import fit
 
@@ -178,9 +161,6 @@ def lightning(
 
     recipe = Recipe(model=lightning_module, train=train, objective="accuracy")
     return declare(recipe, parts or points(), **{k: v for k, v in options.items() if k != "fit"})
-
-
-# -- Hugging Face, accelerate ----------------------------------------------------------------------
 
 
 def bert(params: dict[str, Any]) -> Any:
@@ -256,9 +236,6 @@ def accelerate(**options: Any) -> Ensemble:
     return declare(Recipe(model=bert, train=train, predict=predict, objective="accuracy"), texts(), **options)
 
 
-# -- timm ------------------------------------------------------------------------------------------
-
-
 def timm(**options: Any) -> Ensemble:
     def build(params: dict[str, Any]) -> Any:
         return nn.Sequential(nn.Linear(8, params["width"]), nn.ReLU(), nn.Linear(params["width"], 2))
@@ -299,9 +276,6 @@ def timm(**options: Any) -> Ensemble:
         model=build, train=train, predict=lambda model, batch: model(batch["x"]).softmax(1), objective="accuracy"
     )
     return declare(recipe, points(), **options)
-
-
-# -- torchrun --------------------------------------------------------------------------------------
 
 
 def torchrun(wraps: bool = True, **options: Any) -> Ensemble:

@@ -28,18 +28,14 @@ MEMBERS = [{"seed": seed} for seed in range(4)]
 
 
 def loader(data: Any, order: Order | None, **options: Any) -> Any:
-    """A DataLoader in an order; None: one of its own."""
     chosen = {"batch_size": BATCH, "shuffle": True} if order is None else {"batch_sampler": InOrder(order)}
     return torch.utils.data.DataLoader(data, **chosen, **options)
 
-
-# -- MONAI: segmentation ---------------------------------------------------------------------------
 
 BOTH, MONAI_EPOCHS = ("image", "label"), 4
 
 
 def discs(count: int, seed: int) -> dict[str, Any]:
-    """Noisy images with a disc, and where it is."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:40, :40]
     label = np.stack(
@@ -52,7 +48,6 @@ def discs(count: int, seed: int) -> dict[str, Any]:
 
 
 def transforms(draws: bool) -> tuple[Any, Any]:
-    """Those of training and of validation."""
     from monai import transforms as T
 
     first = [T.EnsureChannelFirstd(BOTH, channel_dim="no_channel"), T.ScaleIntensityd("image")]
@@ -71,7 +66,6 @@ def unet(params: dict[str, Any]) -> Any:
 def segment(
     model: Any, batches: Any, validation: Any, epochs: int, report: Callable[..., Any], steps: int = 0
 ) -> None:
-    """The loop of MONAI's tutorials."""
     from monai.losses import DiceCELoss
     from monai.metrics import DiceMetric
 
@@ -99,7 +93,6 @@ def with_adam(model: Any) -> Any:
 
 
 def monai_plain(params: dict[str, Any], order: Order | None = None, draws: bool = True) -> tuple[Any, float]:
-    """The program as it was: its model, and its Dice."""
     from monai.data import Dataset, list_data_collate
 
     reported: list[float] = []
@@ -121,14 +114,11 @@ def monai_plain(params: dict[str, Any], order: Order | None = None, draws: bool 
 
 
 def take_one(samples: Any) -> dict[str, Any]:
-    """The only crop, as a sample; the target of predictions has no channel."""
     sample = samples[0] if isinstance(samples, list) else samples
     return {**sample, "target": sample["label"][0]}
 
 
 def monai_members(params: Sequence[dict[str, Any]], draws: bool = True) -> Ensemble:
-    """The program's members."""
-
     def train(member: Any) -> None:
         model = with_adam(unet(member.params))
         member.prepare(model, model.optimizer)
@@ -159,8 +149,6 @@ def monai_members(params: Sequence[dict[str, Any]], draws: bool = True) -> Ensem
     )
 
 
-# -- pytorch-forecasting, through Lightning --------------------------------------------------------
-
 FORECAST_EPOCHS = 3
 
 
@@ -174,18 +162,10 @@ def series() -> tuple[Any, Any]:
     waves = [(1 + number) * (2 + np.sin(time / 5 + number)) + rng.normal(0, 0.1, len(time)) for number in range(6)]
     rows = {"series": np.repeat(list("012345"), len(time)), "time": np.tile(time, 6)}
     table = pandas.DataFrame({**rows, "value": np.concatenate(waves).astype(np.float32)})
-    training = TimeSeriesDataSet(
-        table[table.time < 48],
-        time_idx="time",
-        target="value",
-        group_ids=["series"],
-        max_encoder_length=12,
-        max_prediction_length=4,
-        static_categoricals=["series"],
-        time_varying_known_reals=["time"],
-        time_varying_unknown_reals=["value"],
-        target_normalizer=GroupNormalizer(groups=["series"]),
-    )
+    about = {"time_idx": "time", "target": "value", "group_ids": ["series"], "max_encoder_length": 12}
+    about |= {"max_prediction_length": 4, "static_categoricals": ["series"], "time_varying_known_reals": ["time"]}
+    about |= {"time_varying_unknown_reals": ["value"], "target_normalizer": GroupNormalizer(groups=["series"])}
+    training = TimeSeriesDataSet(table[table.time < 48], **about)
     return training, TimeSeriesDataSet.from_dataset(training, table, min_prediction_idx=48)
 
 
@@ -216,7 +196,6 @@ TRAINER = {"gradient_clip_val": 0.1, "num_sanity_val_steps": 0}
 
 
 def forecast_plain(params: dict[str, Any], order: Order | None = None) -> tuple[Any, float]:
-    """The program as it was: its model, and its mean absolute error."""
     import lightning
 
     training, validation = series()
@@ -242,7 +221,6 @@ def split_target(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def forecast_members(params: Sequence[dict[str, Any]]) -> Ensemble:
-    """The program's members."""
     training, validation = series()
 
     def collate(samples: Any) -> Any:
@@ -286,14 +264,11 @@ def forecast_members(params: Sequence[dict[str, Any]]) -> Ensemble:
     )
 
 
-# -- Transformers: token classification, padded to the longest --------------------------------------
-
 WORDS, TAGS, TOKEN_EPOCHS = 50, 3, 4
 TOKEN_FIELDS = ("input_ids", "attention_mask", "labels")
 
 
 def encode(sample: dict[str, Any]) -> dict[str, Any]:
-    """A text of 4 to 21 words, each with the tag of its third of the vocabulary, one in ten with another."""
     rng = np.random.default_rng(int(sample["at"]))
     ids = rng.integers(5, WORDS, int(rng.integers(4, 22)))
     tags = np.where(rng.random(len(ids)) < 0.1, rng.integers(0, TAGS, len(ids)), ids // 17)
@@ -347,7 +322,6 @@ def tag_arguments(**more: Any) -> Any:
 
 
 def tokens_plain(params: dict[str, Any], order: Order | None = None) -> tuple[Any, float]:
-    """The program as it was: its model, and its accuracy."""
     from transformers import Trainer
 
     class Ordered(Trainer):  # type: ignore[misc]
@@ -360,23 +334,15 @@ def tokens_plain(params: dict[str, Any], order: Order | None = None) -> tuple[An
     with tempfile.TemporaryDirectory() as folder:
         more = {"output_dir": folder, "use_cpu": True, "num_train_epochs": TOKEN_EPOCHS, "disable_tqdm": True}
         args = tag_arguments(**sizes, **more)
-        trainer = Ordered(
-            tagger(params),
-            args,
-            data_collator=collator(),
-            train_dataset=parts[0],
-            eval_dataset=parts[1],
-            compute_metrics=tag_metrics,
-            callbacks=tag_callbacks(),
-        )
+        about = {"data_collator": collator(), "train_dataset": parts[0], "eval_dataset": parts[1]}
+        about |= {"compute_metrics": tag_metrics, "callbacks": tag_callbacks()}
+        trainer = Ordered(tagger(params), args, **about)
         trainer.train()
     evaluated = [each for each in trainer.state.log_history if "eval_accuracy" in each]
     return trainer.model, evaluated[-1]["eval_accuracy"]
 
 
 def tokens_members(params: Sequence[dict[str, Any]], collate: Any = None, **options: Any) -> Ensemble:
-    """The program's members."""
-
     def train(member: Any) -> None:
         from ensemble.integrations.transformers import MemberTrainer
 
@@ -398,19 +364,10 @@ def tokens_members(params: Sequence[dict[str, Any]], collate: Any = None, **opti
         pipelines = [each.map(stages.ragged(name, most=24)) for each in pipelines]
     collate = collate or from_samples(collator())
     recipe = Recipe(model=tagger, train=train, target="labels", collate=collate, objective="eval_accuracy")
-    return Ensemble(
-        name="tags",
-        recipe=recipe,
-        train=pipelines[0],
-        valid=pipelines[1],
-        members=[Member(each) for each in params],
-        epochs=TOKEN_EPOCHS,
-        batch_size=BATCH,
-        **options,
-    )
+    about = {"name": "tags", "recipe": recipe, "train": pipelines[0], "valid": pipelines[1]}
+    about |= {"members": [Member(each) for each in params], "epochs": TOKEN_EPOCHS, "batch_size": BATCH}
+    return Ensemble(**about, **options)
 
-
-# -- what both need --------------------------------------------------------------------------------
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Ensemble]]] = {
     "MONAI": (monai_plain, monai_members),
@@ -433,7 +390,6 @@ def run_apart(command: str) -> tuple[float, float]:
 
 
 def measure(name: str) -> str:
-    """A row: the program once for each seed, in processes of their own, beside one run of as many members."""
     rows: list[tuple[float, ...]] = []
     plain, members = (each.__name__ for each in PROGRAMS[name])
     before = "import torch; torch.set_num_threads(1); import programs as P; "

@@ -61,7 +61,6 @@ def test_every_option_of_an_accelerator_is_placed_once(accelerate: Any) -> None:
 def train_epochs(
     report: Any, accelerator: Any, model: Any, optimizer: Any, schedule: Any, batches: Any, validation: Any
 ) -> list[Any]:
-    """Train as scripts do; what is found in each epoch."""
     found = []
     for _ in range(EPOCHS):
         stepped = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 from collections.abc import Callable
@@ -17,11 +16,12 @@ import pytest
 import torch
 from kit.event_dicts import read_events
 from kit.tv import import_torchvision
+from torch import nn
+from torch.nn import functional as F
 
 import ensemble
 from ensemble import Ensemble, Folds, Member, Recipe, Search, loguniform
 from ensemble.store import RunDir, load_predictions
-from ensemble.train.seeding import seed_everything, step_seed
 
 FRAMEWORKS: dict[str, Callable[..., Ensemble]] = {
     "lightning": ports.lightning,
@@ -38,7 +38,6 @@ every = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 @pytest.fixture(autouse=True)
 def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The framework, and torchvision for it, which it imports where it is there."""
     import_torchvision(monkeypatch)
     if "framework" in request.fixturenames:
         pytest.importorskip({"torchrun": "torch"}.get(name := request.getfixturevalue("framework"), name))
@@ -51,7 +50,6 @@ def run(declared: Ensemble, folder: Path, executor: str = "inline") -> Any:
 
 
 def finished(folder: Path) -> dict[str, Any]:
-    """Of each member the digest of its weights, and its metrics."""
     ends = [event for event in read_events(folder / "events.jsonl") if event["type"] == "finished"]
     return {end["member"]: (end["weights_sha256"], end["metrics"]) for end in ends}
 
@@ -122,9 +120,7 @@ def stop_by_transformers() -> list[Any]:
 @pytest.mark.parametrize("framework", ["lightning", "transformers", "timm"])
 def test_members_are_exported_as_those_of_a_recipe(tmp_path: Path, framework: str) -> None:
     run(FRAMEWORKS[framework](), tmp_path / "run")
-    ensemble.export(
-        tmp_path / "run", tmp_path / "out", uncertainty=False
-    )  # bitwise what `load` predicts, or refused
+    ensemble.export(tmp_path / "run", tmp_path / "out", uncertainty=False)
     program = torch.export.load(tmp_path / "out" / "model.pt2").module()
     (batch,) = ports.points()[1:] if framework != "transformers" else ports.texts()[1:]
     taken = [batch[number] for number in range(5)]
@@ -146,7 +142,7 @@ KEEPING_BEST: dict[str, dict[str, Any]] = {
 
 @every
 @pytest.mark.more
-def test_killed_and_resumed_members_end_with_the_bits_of_undisturbed_ones(
+def test_killed_members_end_with_the_bits_of_undisturbed_ones(
     tmp_path: Path, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declared = functools.partial(FRAMEWORKS[framework], **KEEPING_BEST.get(framework, {}))
@@ -192,37 +188,126 @@ def test_workers_of_which_each_trains_a_model_of_its_own_are_refused(tmp_path: P
     assert "different weights after epoch 0" in why and "DistributedDataParallel" in why
 
 
-@pytest.mark.more
-def test_a_loop_of_accelerate_takes_the_steps_that_it_takes_alone(tmp_path: Path) -> None:
-    """The weights are those of a plain loop with the same first weights, batches and draws, bit for bit."""
-    framework = pytest.importorskip("accelerate").__name__
-    same: list[bool] = []
+# Warnings of a class of Lightning's would have pytest's own process import Lightning, without the fixture below.
+
+
+def encoder(predict: Callable[[Any], Any] | None, forward: str = "features") -> Callable[[dict[str, Any]], Any]:
+    """A module that trains by its parts; its `predict_step` returns `predict(scores)`, its forward features."""
+
+    def build(params: dict[str, Any]) -> Any:
+        import lightning as L
+
+        class Encoder(L.LightningModule):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net, self.head = nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Linear(16, 2)
+
+            def training_step(self, batch: Any, index: int) -> Any:
+                x, label = batch
+                scores = self(x) if forward == "scores" else self.head(self.net(x))
+                return F.cross_entropy(scores, label)
+
+            def validation_step(self, batch: Any, index: int) -> None:
+                x, label = batch
+                self.log("accuracy", (self.head(self.net(x)).argmax(1) == label).float().mean())
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.Adam(self.parameters(), lr=0.01)
+
+        if forward != "none":
+            Encoder.forward = lambda self, x: self.head(self.net(x)) if forward == "scores" else self.net(x)
+        if predict is not None:
+            Encoder.predict_step = lambda self, batch, index: predict(self.head(self.net(batch[0])))
+        return Encoder()
+
+    return build
+
+
+def run_calls(folder: Path, build: Any, train: Any, parts: Any = None, **options: Any) -> tuple[Any, list[str]]:
+    recipe = Recipe(model=build, train=train, **{"objective": "accuracy", **options})
+    declared = ports.declare(recipe, parts or ports.points(), members=[Member({"width": 8, "lr": 0.01})], epochs=3)
+    result = ensemble.submit(declared, folder, "inline").wait()
+    assert [row["state"] for row in result.members] == ["finished"], result
+    events = list(read_events(folder / "events.jsonl"))
+    first = next(number for number, event in enumerate(events) if event["type"] == "epoch")
+    assert all(number < first for number, event in enumerate(events) if event["type"] == "remark")
+    return result, [event["text"] for event in events if event["type"] == "remark"]
+
+
+def check_predictions(folder: Path, metric: float, fields: tuple[str, ...], batch: Any) -> None:
+    """Saved predictions are those of the metric, and what the loaded model predicts without labels."""
+    saved = load_predictions(RunDir(folder).predictions("member-0"), "valid")
+    np.testing.assert_allclose(saved.values.sum(axis=1), 1, atol=1e-5)
+    assert (saved.values.argmax(1) == saved.target).mean() == pytest.approx(metric, abs=1e-6)
+    assert metric < 0.7 or saved.values.max() > 0.75  # after a second softmax none is
+    loaded = ensemble.load(folder)
+    assert set(loaded.fields) == set(fields)
+    few = {name: torch.stack([torch.as_tensor(batch[int(i)][name]) for i in saved.index[:5]]) for name in fields}
+    np.testing.assert_array_equal(loaded(few).argmax(1).numpy(), saved.values[:5].argmax(1))
+
+
+def fit(member: Any, build: Any) -> None:
+    from ensemble.integrations.lightning import fit
+
+    fit(member, build(member.params), fields=("x", "label"))
+
+
+@pytest.mark.parametrize(
+    ("predict", "forward", "says"),
+    [
+        (lambda scores: scores.softmax(1), "features", ""),
+        (lambda scores: scores, "none", ""),
+        (
+            lambda scores: scores.argmax(1),
+            "scores",
+            "predict_step does not predict for the member: the model returned a Tensor",
+        ),
+    ],
+    ids=["probabilities", "scores", "classes"],
+)
+def test_predict_step_predicts_where_it_can(tmp_path: Path, predict: Any, forward: str, says: str) -> None:
+    pytest.importorskip("lightning")
+    build = encoder(predict, forward)
+    result, remarks = run_calls(tmp_path / "run", build, lambda member: fit(member, build))
+    assert [says in text for text in remarks] == [True] * bool(says)
+    check_predictions(tmp_path / "run", result.members[0]["metric"], ("x",), ports.points()[1])
+
+
+@pytest.mark.parametrize("forward", ["none", "features"])
+def test_what_cannot_predict_is_named_and_ranked(tmp_path: Path, forward: str) -> None:
+    pytest.importorskip("lightning")
+    build = encoder(None, forward)
+    result, remarks = run_calls(tmp_path / "run", build, lambda member: fit(member, build))
+    assert len(remarks) == 1 and remarks[0].startswith("there will be no combined model: ")
+    assert "Recipe.predict" in remarks[0]
+    assert result.best is not None and result.members[0]["metric"] > 0.7
+    assert not list((tmp_path / "run").rglob("predictions*"))
+
+
+def test_a_training_step_that_returns_no_loss_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    build = encoder(None)
 
     def train(member: Any) -> None:
-        from ensemble.integrations.accelerate import prepare
+        module = build({})
+        type(module).training_step = lambda self, batch, index: None
+        fit(member, lambda params: module)
 
-        model = ports.bert(member.params)
-        alone = copy.deepcopy(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        accelerator, model, optimizer, batches, _ = prepare(member, model, optimizer, fields=ports.TEXT_FIELDS)
-        seen = [step for _ in range(2) for step in fit(model, optimizer, batches, accelerator.backward)]
-        theirs = torch.optim.AdamW(alone.parameters(), lr=0.01)
-        for number, batch in enumerate(seen):
-            seed_everything(step_seed(member.identity.seed, 0, number), member.device)
-            list(fit(alone, theirs, [batch], torch.Tensor.backward))
-        pairs = zip(model.state_dict().values(), alone.state_dict().values(), strict=True)
-        same.extend(torch.equal(one, other) for one, other in pairs)
-        member.predict_all()
+    declared = ports.declare(Recipe(model=build, train=train, objective="accuracy"), ports.points())
+    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    assert {row["state"] for row in result.members} == {"failed"}
+    assert all("returned no loss" in row["error"] for row in result.members)
 
-    def fit(model: Any, optimizer: Any, batches: Any, backward: Any) -> Any:
-        model.train()
-        for batch in batches:
-            kept = {name: values.clone() for name, values in batch.items()}
-            backward(model(**batch).loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            yield kept
 
-    recipe = Recipe(model=ports.bert, train=train, predict=ports.predict)
-    run(ports.declare(recipe, ports.texts(), members=[Member({"width": 8})], epochs=2), tmp_path / framework)
-    assert same and all(same)
+@pytest.mark.more
+@pytest.mark.parametrize("framework", ["transformers", "accelerate"])
+def test_logits_predict_without_a_function_and_without_labels(tmp_path: Path, framework: str) -> None:
+    pytest.importorskip(framework)
+    declared = {"transformers": ports.transformers, "accelerate": ports.accelerate}[framework]()
+    assert isinstance(declared.recipe, Recipe) and declared.recipe.train is not None
+    objective = str(declared.recipe.objective)
+    result, remarks = run_calls(
+        tmp_path / "run", ports.bert, declared.recipe.train, ports.texts(), objective=objective, mode="max"
+    )
+    assert all(remark.startswith("TrainingArguments left at their defaults") for remark in remarks)
+    check_predictions(tmp_path / "run", result.members[0]["metric"], ports.INPUTS, ports.texts()[1])

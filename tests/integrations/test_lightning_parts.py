@@ -21,16 +21,8 @@ from ensemble.train.job import TrainingError
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 LOGGED = {"DeviceStatsMonitor", "LearningRateMonitor", "ThroughputMonitor"}
-ACTING = {
-    "BackboneFinetuning",
-    "EarlyStopping",
-    "GradientAccumulationScheduler",
-    "LambdaCallback",
-    "ModelCheckpoint",
-    "OnExceptionCheckpoint",
-    "SpikeDetection",
-    "Timer",
-}
+ACTING = {"BackboneFinetuning", "EarlyStopping", "GradientAccumulationScheduler", "LambdaCallback"}
+ACTING |= {"ModelCheckpoint", "OnExceptionCheckpoint", "SpikeDetection", "Timer"}
 #: Bases of others, and what only shows.
 SHOWN = {"BaseFinetuning", "Callback", "Checkpoint", "ProgressBar"}
 SHOWN |= {"ModelSummary", "RichModelSummary", "RichProgressBar", "TQDMProgressBar"}
@@ -41,31 +33,16 @@ REFUSED_VALUES |= {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 9, "num
 REFUSED_VALUES |= {"precision": "bf16-mixed", "accelerator": "gpu", "strategy": "ddp"}
 REFUSED_VALUES |= {"fast_dev_run": True, "barebones": True}
 #: Options with a Trainer's own effect, and what each needs beside it.
-SAME: dict[str, tuple[Any, dict[str, Any]]] = {
-    "accumulate_grad_batches": (2, {}),
-    "benchmark": (True, {}),
-    "callbacks": (["EarlyStopping", "GradientAccumulationScheduler"], {}),
-    "check_val_every_n_epoch": (3, {}),
-    "default_root_dir": ("here", {}),
-    "detect_anomaly": (True, {}),
-    "deterministic": (True, {}),
-    "enable_autolog_hparams": (False, {}),
-    "enable_checkpointing": (True, {}),
-    "enable_model_summary": (True, {}),
-    "enable_progress_bar": (True, {}),
-    "gradient_clip_algorithm": ("value", {"gradient_clip_val": 0.01}),
-    "gradient_clip_val": (0.05, {}),
-    "inference_mode": (False, {}),
-    "limit_val_batches": (1, {}),
-    "log_every_n_steps": (1, {}),
-    "logger": (True, {}),
-    "min_epochs": (1, {}),
-    "model_registry": ("named", {}),
-    "num_sanity_val_steps": (0, {}),
-    "plugins": ([], {}),
-    "profiler": ("simple", {}),
-    "val_check_interval": (2, {}),
-}
+SAME: dict[str, Any] = {"accumulate_grad_batches": 2, "benchmark": True}
+SAME |= {"callbacks": ["EarlyStopping", "GradientAccumulationScheduler"], "check_val_every_n_epoch": 3}
+SAME |= {"default_root_dir": "here", "detect_anomaly": True, "deterministic": True}
+SAME |= {"enable_autolog_hparams": False, "enable_checkpointing": True, "enable_model_summary": True}
+SAME |= {"enable_progress_bar": True, "gradient_clip_algorithm": "value", "gradient_clip_val": 0.05}
+SAME |= {"inference_mode": False, "limit_val_batches": 1, "log_every_n_steps": 1, "logger": True, "min_epochs": 1}
+SAME |= {"model_registry": "named", "num_sanity_val_steps": 0, "plugins": [], "profiler": "simple"}
+SAME |= {"val_check_interval": 2}
+#: What an option of them needs beside it.
+BESIDE: dict[str, Any] = {"gradient_clip_algorithm": {"gradient_clip_val": 0.01}}
 VOID = {"sync_batchnorm": True, "use_distributed_sampler": False}
 
 
@@ -80,7 +57,6 @@ def make_module(params: Any = None) -> Any:
 
 
 def fit(path: Path, callbacks: Any = list, **options: Any) -> tuple[str | None, dict[str, float]]:
-    """Why a member failed, and its metrics."""
     of_ensemble = {name: options.pop(name) for name in ("averaging",) if name in options}
     members = [Member({"width": 8, "lr": 0.01}, callbacks=options.pop("own", None))]
     declared = ports.lightning(callbacks, members=members, epochs=2, fit=options, **of_ensemble)
@@ -107,7 +83,7 @@ def test_every_callback_and_option_of_lightning_is_placed(lightning: Any) -> Non
 
 @pytest.mark.more
 def test_options_have_the_effect_that_they_have_in_a_plain_trainer(lightning: Any, tmp_path: Path) -> None:
-    options = {name: {**beside, name: value} for name, (value, beside) in SAME.items()}
+    options = {name: {**BESIDE.get(name, {}), name: value} for name, value in SAME.items()}
     options["no meaning"] = VOID
     trained: dict[str, Any] = {}
 
@@ -193,9 +169,7 @@ def test_averages_are_what_is_validated(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused_before_training(
-    lightning: Any, tmp_path: Path
-) -> None:
+def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused(lightning: Any, tmp_path: Path) -> None:
     kinds = lightning.callbacks
     error, _ = fit(tmp_path / "timer", lambda: [kinds.Timer("00:00:00:01")])
     assert error is not None and "Timer(interval='epoch')" in error
@@ -213,9 +187,7 @@ def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused_before_trainin
 
 
 @pytest.mark.more
-def test_a_hook_that_adds_an_object_of_the_runs_own_class_is_refused_before_training(
-    lightning: Any, tmp_path: Path
-) -> None:
+def test_a_hook_that_adds_an_object_of_the_runs_own_class_is_refused(lightning: Any, tmp_path: Path) -> None:
     class Own:
         pass
 

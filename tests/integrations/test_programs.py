@@ -14,6 +14,7 @@ from kit.finished_runs import of_kind
 from kit.tv import import_torchvision
 
 import ensemble
+from ensemble import Resources
 from ensemble.store import RunDir, load_predictions, weights_sha256
 
 pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
@@ -23,7 +24,6 @@ MEMBERS = programs.MEMBERS[:2]
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As members have it here: the sums of a convolution depend on it."""
     import_torchvision(monkeypatch)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,7 +32,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def finish(declared: Any, path: Path, executor: str = "inline") -> dict[str, Any]:
-    """Of each member its event of the end."""
     result = ensemble.submit(declared, path, executor).wait()
     assert not [event["error"] for event in of_kind(path, "failed")] or executor == "local"
     assert result.combined is not None and len(result.combined.metrics["ensemble"]) > 1
@@ -79,9 +78,7 @@ def test_random_transforms_of_monai_give_a_dice_like_that_of_the_program(tmp_pat
         assert metric > 0.8
 
 
-def test_a_killed_forecaster_resumes_with_the_bits_of_one_that_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_forecaster_resumes_with_the_bits_of_one_that_was_not(tmp_path: Path, monkeypatch: Any) -> None:
     """Its checkpoint holds what the module's `on_save_checkpoint` adds: a GroupNormalizer and encoders."""
     pytest.importorskip("pytorch_forecasting")
     whole = finish(programs.forecast_members(MEMBERS[:1]), tmp_path / "whole")
@@ -90,3 +87,46 @@ def test_a_killed_forecaster_resumes_with_the_bits_of_one_that_was_not(
     assert (tmp_path / "died").exists() and len(of_kind(tmp_path / "killed", "failed")) == 1
     for name in ("weights_sha256", "metrics"):
         assert killed["member-0"][name] == whole["member-0"][name]
+
+
+#: All that is remarked.
+DEFAULTS = "TrainingArguments left at their defaults follow the Ensemble"
+LONGEST, MEMBERS_TOKENS = 24, [{"seed": seed, "dropout": 0.0} for seed in (0, 1)]
+
+
+def pad(samples: Any, length: int) -> dict[str, Any]:
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {name: samples[name].padded(value, length) for name, value in fill.items()}
+
+
+def pad_to_longest(batch: Any) -> dict[str, Any]:
+    return pad(batch, int(batch["input_ids"].lengths.max()))
+
+
+def pad_to_max(batch: Any) -> dict[str, Any]:
+    return pad(batch, LONGEST)
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_texts_padded_to_the_longest_are_like_others(tmp_path: Path, executor: str, monkeypatch: Any) -> None:
+    import_torchvision(monkeypatch)
+    pytest.importorskip("transformers")
+    results, epochs = [], []
+    for name, collate in (("longest", pad_to_longest), ("max", pad_to_max)):
+        declared = programs.tokens_members(MEMBERS_TOKENS, collate, resources=Resources(cpus_per_worker=0.5))
+        results.append(ensemble.submit(declared, tmp_path / name, executor).wait())
+        assert not [each["error"] for each in of_kind(tmp_path / name, "failed")]
+        assert len(of_kind(tmp_path / name, "finished")) == 2
+        assert {text["text"].partition(":")[0] for text in of_kind(tmp_path / name, "remark")} == {DEFAULTS}
+        epochs.append({(e["member"], e["epoch"]): e["metrics"] for e in of_kind(tmp_path / name, "epoch")})
+    for key, metrics in epochs[0].items():
+        assert metrics == pytest.approx(epochs[1][key], rel=1e-3)
+    saved = [
+        load_predictions(RunDir(tmp_path / name).predictions("member-1"), "valid") for name in ("longest", "max")
+    ]
+    assert [each.values.shape[2] for each in saved] == [programs.TAGS] * 2
+    assert saved[0].values.shape[1] < LONGEST == saved[1].values.shape[1]
+    values = [each.values[each.target != -100] for each in saved]
+    np.testing.assert_allclose(values[0], values[1], atol=1e-3)
+    for of, metrics in results[1].combined.metrics.items():
+        assert results[0].combined.metrics[of] == pytest.approx(metrics, rel=0.01, nan_ok=True)

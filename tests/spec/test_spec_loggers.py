@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +32,9 @@ def loss(net: Any, batch: Any) -> Any:
 def declared(loggers: Any = (), **options: Any) -> Ensemble:
     train = Pipeline(sources.arrays(x=np.ones((32, 2), np.float32)), seed=0)
     recipe = Recipe(model=model, loss=loss, task="regression", objective="loss", mode="min")
-    return Ensemble(
-        name="logged",
-        recipe=recipe,
-        members=[{"lr": 0.1}],
-        train=train,
-        valid=Pipeline(sources.arrays(x=np.ones((32, 2), np.float32))),
-        loggers=loggers,
-        **options,
-    )
+    about = {"name": "logged", "recipe": recipe, "members": [{"lr": 0.1}], "train": train}
+    about |= {"valid": Pipeline(sources.arrays(x=np.ones((32, 2), np.float32))), "loggers": loggers}
+    return Ensemble(**about, **options)
 
 
 def test_loggers_are_given_by_name_or_with_options() -> None:
@@ -52,39 +44,26 @@ def test_loggers_are_given_by_name_or_with_options() -> None:
     assert declared([{"name": "wandb", "project": "theses"}]).loggers == (WandB(project="theses"),)
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_starts(tmp_path: Path) -> None:
-    spec = tmp_path / "spec.py"
-    spec.write_text(
-        "import sys\n"
-        "sys.path.insert(0, '" + str(Path(__file__).parent) + "')\n"
-        "from test_spec_loggers import declared\n"
-        "def spec():\n"
-        "    import importlib.util\n"
-        "    found = importlib.util.find_spec\n"
-        "    importlib.util.find_spec = lambda name, *of: None if name == 'wandb' else found(name, *of)\n"
-        "    return declared(['tensorboard', 'wandb'])\n"
+def hide(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *of: None if name == package else there(name, *of)
     )
-    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
-    tests = Path(__file__).parents[1]
-    roots = [str(tests.parent), str(tests / "support")]
-    done = subprocess.run(
-        [*command, "--executor", "inline"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ":".join(roots)},
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines() == [
-        "ensemble: Ensemble.loggers has 'wandb', but wandb cannot be imported: pip install 'ray-ensemble[wandb]'"
-    ]
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_starts(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    hide("wandb", monkeypatch)
+    with pytest.raises(
+        SpecError, match=r"has 'wandb', but wandb cannot be imported: pip install 'ray-ensemble\[wandb\]'"
+    ):
+        ensemble.submit(declared(["tensorboard", "wandb"]), tmp_path / "run", "inline")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_tracking_server_needs_no_database_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else found(name))
+    hide("sqlalchemy", monkeypatch)
     check_installed([MLflow(uri="https://tracking.example")])
     with pytest.raises(SpecError, match=r"sqlalchemy cannot be imported: pip install 'ray-ensemble\[mlflow\]'"):
         check_installed(["mlflow"])

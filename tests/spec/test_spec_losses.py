@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch.nn import functional  # noqa: E402
-
-from ensemble.spec import SpecError  # noqa: E402
-from ensemble.spec.losses import LOSSES, NamedLoss  # noqa: E402
+from ensemble import Ensemble, Recipe, SpecError, Task, quantiles
+from ensemble.spec.losses import LOSSES, NamedLoss
+from ensemble.spec.task import IGNORED, find_known
+from pipelines import Pipeline, sources
 
 
 def compute(name: str, outputs: Any, target: Any, **options: Any) -> Any:
@@ -25,42 +28,38 @@ def seeded(*shape: int) -> Any:
 
 def test_cross_entropy_is_torchs() -> None:
     scores, target = seeded(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
-    torch.testing.assert_close(
-        compute("cross_entropy", scores, target), functional.cross_entropy(scores, target, reduction="none")
-    )
-    smooth = functional.cross_entropy(scores, target, reduction="none", label_smoothing=0.2)
-    own = compute("cross_entropy", scores, target, label_smoothing=0.2, training=True)
-    torch.testing.assert_close(own, smooth)
-    torch.testing.assert_close(
-        compute("cross_entropy", scores, target, label_smoothing=0.2), compute("cross_entropy", scores, target)
-    )
+    for smoothing, training in ((0.0, False), (0.2, True), (0.2, False)):
+        theirs = {"reduction": "none", "label_smoothing": smoothing if training else 0.0}
+        own = compute("cross_entropy", scores, target, label_smoothing=smoothing, training=training)
+        torch.testing.assert_close(own, functional.cross_entropy(scores, target, **theirs))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_classes_are_integers_of_any_width(dtype: Any) -> None:
+def test_classes_are_integers_of_any_width() -> None:
     scores, target = seeded(3, 200), torch.tensor([156, 1, 199])  # 156 is what -100 would be in uint8
-    expected = functional.cross_entropy(scores, target, reduction="none")
-    for given in (target.to(dtype), target) if dtype == torch.uint8 else (target.clamp(max=120).to(dtype),):
-        losses = compute("cross_entropy", scores, given)
-        torch.testing.assert_close(losses, functional.cross_entropy(scores, given.long(), reduction="none"))
-    assert (expected > 0).all()
+    for given in (
+        target,
+        target.to(torch.uint8),
+        *(target.clamp(max=120).to(t) for t in (torch.int16, torch.int32)),
+    ):
+        expected = functional.cross_entropy(scores, given.long(), reduction="none")
+        torch.testing.assert_close(compute("cross_entropy", scores, given), expected)
+        assert (expected > 0).all()
     two = compute("cross_entropy", scores[:, :2], torch.tensor([True, False, True]))
     torch.testing.assert_close(two, compute("cross_entropy", scores[:, :2], torch.tensor([1, 0, 1])))
 
 
-def test_a_label_that_takes_no_part_may_be_a_float() -> None:
-    logits = seeded(2, 3)
-    target = torch.tensor([[0.0, 1.0, -100.0], [float("nan"), 1.0, 0.0]])
-    losses = compute("binary_cross_entropy", logits, target)
+def test_labels_have_a_logit_each_and_one_that_takes_no_part_may_be_a_float() -> None:
+    theirs, name = functional.binary_cross_entropy_with_logits, "binary_cross_entropy"
+    logits, target = seeded(5, 3), torch.tensor([[0, 1, 1]] * 4 + [[1, -100, 0]])
     torch.testing.assert_close(
-        losses[0], functional.binary_cross_entropy_with_logits(logits[0, :2], target[0, :2])
+        compute(name, logits, target)[4], theirs(logits[4, [0, 2]], torch.tensor([1.0, 0.0]))
     )
-    assert NamedLoss("binary_cross_entropy", "y").find_samples(
-        torch.tensor([[-100.0, 1.0], [-100.0, -100.0]])
-    ).tolist() == [
-        True,
-        False,
-    ]
+    one = compute(name, logits[:, :1], target[:, 0])
+    torch.testing.assert_close(one, theirs(logits[:, 0], target[:, 0].float(), reduction="none"))
+    logits, target = seeded(2, 3), torch.tensor([[0.0, 1.0, -100.0], [float("nan"), 1.0, 0.0]])
+    torch.testing.assert_close(compute(name, logits, target)[0], theirs(logits[0, :2], target[0, :2]))
+    samples = NamedLoss(name, "y").find_samples(torch.tensor([[-100.0, 1.0], [-100.0, -100.0]]))
+    assert samples.tolist() == [True, False]
     assert NamedLoss("mse", "y").find_samples(torch.tensor([-100.0, float("nan")])).tolist() == [True, False]
 
 
@@ -74,17 +73,6 @@ def test_steps_and_pixels_have_their_classes_on_either_axis(axis: int) -> None:
     losses = compute("cross_entropy", given, target)
     torch.testing.assert_close(losses, torch.stack(means))
     assert losses[0] == 0, "a sample of which nothing counts"
-
-
-def test_labels_have_a_logit_each() -> None:
-    logits, target = seeded(5, 3), torch.tensor([[0, 1, 1]] * 4 + [[1, -100, 0]])
-    losses = compute("binary_cross_entropy", logits, target)
-    known = functional.binary_cross_entropy_with_logits(logits[4, [0, 2]], torch.tensor([1.0, 0.0]))
-    torch.testing.assert_close(losses[4], known)
-    one = compute("binary_cross_entropy", logits[:, :1], target[:, 0])
-    torch.testing.assert_close(
-        one, functional.binary_cross_entropy_with_logits(logits[:, 0], target[:, 0].float(), reduction="none")
-    )
 
 
 @pytest.mark.parametrize(("name", "of"), [("mse", functional.mse_loss), ("huber", functional.huber_loss)])
@@ -121,27 +109,129 @@ def test_pinball_is_least_at_the_quantiles() -> None:
 
 
 def test_half_precision_is_widened() -> None:
+    half = seeded(4).half()
+    given = {
+        "cross_entropy": (seeded(4, 3).half(), torch.tensor([0, 1, 2, 0])),
+        "pinball": (seeded(4, 2).half(), seeded(4)),
+    }
+    given["gaussian_nll"] = (half, half.exp()), seeded(4)
     for name in LOSSES:
-        if name == "cross_entropy":
-            outputs, target = seeded(4, 3).half(), torch.tensor([0, 1, 2, 0])
-        elif name == "gaussian_nll":
-            outputs, target = (seeded(4).half(), seeded(4).half().exp()), seeded(4)
-        elif name == "pinball":
-            outputs, target = seeded(4, 2).half(), seeded(4)
-        else:
-            outputs, target = seeded(4).half(), torch.zeros(4)
-        assert compute(name, outputs, target, levels=(0.1, 0.9)).dtype == torch.float32
+        assert compute(name, *given.get(name, (half, torch.zeros(4))), levels=(0.1, 0.9)).dtype == torch.float32
 
 
 def test_the_model_gets_the_fields_that_are_named() -> None:
     fields = {"a": seeded(3), "b": seeded(3), "y": seeded(3), "index": torch.arange(3), "weight": torch.ones(3)}
-    loss = NamedLoss("mse", "y", ("b", "a"))
-    torch.testing.assert_close(
-        loss(lambda b, a: 2 * b - a, fields), (2 * fields["b"] - fields["a"] - fields["y"]) ** 2
-    )
-    with pytest.raises(
-        SpecError, match=r"which fields are the model's inputs \(a, b\): .* Recipe\(inputs=\.\.\.\)"
-    ):
+    losses = NamedLoss("mse", "y", ("b", "a"))(lambda b, a: 2 * b - a, fields)
+    torch.testing.assert_close(losses, (2 * fields["b"] - fields["a"] - fields["y"]) ** 2)
+    with pytest.raises(SpecError, match=r"which fields are the model's inputs \(a, b\): .* Recipe\(inputs="):
         NamedLoss("mse", "y")(lambda b, a: b, fields)
     del fields["b"]
     torch.testing.assert_close(NamedLoss("mse", "y")(lambda a: a, fields), (fields["a"] - fields["y"]) ** 2)
+
+
+CRITERION = torch.nn.CrossEntropyLoss(reduction="none")
+
+
+def test_a_task_is_the_same_after_its_record() -> None:
+    for task in (Task("gaussian"), quantiles(0.1, 0.5, 0.9), Task("classification")):
+        assert Task.from_record(task.as_record()) == task == Recipe(model=len, loss=len, task=task).task
+
+
+def of_module(model: Any, batch: Any) -> Any:
+    return CRITERION(model(batch["x"]), batch["label"])
+
+
+def of_two_kinds(model: Any, batch: Any) -> Any:
+    return functional.cross_entropy(model(batch), batch) + functional.mse_loss(model(batch), batch)
+
+
+def of_logits(model: Any, batch: Any) -> Any:
+    hidden = model.encode(batch["x"])
+    labels = functional.binary_cross_entropy_with_logits(model(hidden), batch["label"], reduction="none")
+    return labels + 0.01 * functional.mse_loss(model.decode(hidden), batch["x"])
+
+
+def of_margins(model: Any, batch: Any) -> Any:
+    margins = torch.nn.MultiMarginLoss(reduction="none")(model(batch["x"]), batch["label"])
+    return margins + functional.l1_loss(model.decode(batch["x"]), batch["x"])
+
+
+def of_a_divergence(model: Any, batch: Any) -> Any:
+    return functional.kl_div(model(batch), batch["soft"]) + functional.mse_loss(model(batch), batch["y"])
+
+
+def my_loss(values: Any) -> Any:
+    return values
+
+
+def of_my_own(model: Any, batch: Any) -> Any:
+    return my_loss(functional.mse_loss(model(batch), batch["y"], reduction="none"))
+
+
+class Smoothed:
+    def __call__(self, model: Any, batch: Any) -> Any:
+        return functional.cross_entropy(model(batch), batch, label_smoothing=0.1)
+
+
+def make_loss(name: str) -> Any:
+    function = getattr(functional, name)
+    return lambda model, batch: function(model(batch["x"]), batch["label"], reduction="none")
+
+
+IMPLIED: list[tuple[Any, Any]] = [
+    ("cross_entropy", "classification"),
+    ("huber", "regression"),
+    (of_my_own, "regression"),
+]
+IMPLIED += [(make_loss("cross_entropy"), "classification"), (make_loss("l1_loss"), "regression")]
+IMPLIED += [(functools.partial(make_loss("gaussian_nll_loss")), "gaussian"), (of_module, "classification")]
+IMPLIED += [(Smoothed(), "classification")]
+
+
+def test_the_task_follows_from_the_loss_or_is_asked_for() -> None:
+    for loss, task in IMPLIED:
+        assert Recipe(model=dict, loss=loss).known_task == Task(task)
+        assert Recipe(model=dict, loss=loss, task="free").known_task == Task("free"), "what is declared counts"
+    for loss in ("binary_cross_entropy", len, of_two_kinds, of_logits, of_margins, of_a_divergence):
+        with pytest.raises(SpecError, match=r"Recipe\(task=...\), one of classification, multilabel, regression"):
+            Recipe(model=dict, loss=loss)
+        assert Recipe(model=dict, loss=loss, task="multilabel").task == Task("multilabel")
+
+
+def test_another_loss_implies_another_task() -> None:
+    recipe = Recipe(model=dict, loss="mse")
+    assert recipe.find_task() == Task("regression")
+    pipe = Pipeline(sources.arrays(x=np.zeros((4, 2), np.float32), label=np.zeros(4, np.int64)))
+    options: Any = {"name": "ranked", "train": pipe, "valid": pipe, "epochs": 1, "batch_size": 2, "members": [{}]}
+    options |= {"allow_overlap": True, "optimizer": {"name": "sgd", "lr": 0.1}}
+    assert str(Ensemble(recipe=recipe, **options).objective) == "loss"
+    classes = Ensemble(recipe=dataclasses.replace(recipe, loss=of_module), **options)
+    assert str(classes.objective) == "accuracy"
+    assert dataclasses.replace(recipe, loss=of_module).find_task() == Task("classification")
+    assert dataclasses.replace(recipe, loss=of_module, task="regression").find_task() == Task("regression")
+
+
+def test_what_is_predicted_is_laid_out_as_the_target() -> None:
+    recipe = Recipe(model=dict, train=lambda member: None)  # which predicts classes unless it says otherwise
+    assert recipe.known_task is None and recipe.find_task() == Task("classification")
+    assert Task("classification").decide(np.array([[0.2, 0.8], [0.6, 0.4]])).tolist() == [1, 0]
+    assert Task("multilabel").decide(np.array([[0.5, 0.4]])).tolist() == [[True, False]]
+    assert Task("gaussian").decide(np.array([[1.5, 0.2], [2.5, 9.0]])).tolist() == [1.5, 2.5]
+    assert quantiles(0.1, 0.4, 0.9).decide(np.array([[1.0, 2.0, 3.0]])).tolist() == [2.0]
+    assert Task("regression").decide(np.array([4.0])).tolist() == [4.0]
+
+
+KNOWN = [
+    (np.array([0, IGNORED, 3]), False, [True, False, True]),
+    (np.array([156, 3], np.uint8), True, [True, True]),
+]
+KNOWN += [(np.array([0, IGNORED], np.int8), True, [True, False]), (np.array([True, False]), True, [True, True])]
+KNOWN += [(np.array([1.0, np.nan, IGNORED]), False, [True, False, True])]
+KNOWN += [(np.array([1.0, np.nan, IGNORED], np.float32), True, [True, False, False])]
+
+
+def test_what_takes_part_is_the_same_of_arrays_and_tensors() -> None:
+    for target, of_labels, known in KNOWN:
+        assert find_known(target, of_labels=of_labels).tolist() == known
+        of_tensor = find_known(torch.from_numpy(target), of_labels=of_labels)
+        assert of_tensor.dtype == torch.bool and of_tensor.tolist() == known

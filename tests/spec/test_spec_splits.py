@@ -84,14 +84,12 @@ def test_texts_are_numbered_in_all_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_a_class_that_the_training_data_lack_is_named(split: str, tmp_path: Path) -> None:
-    train, other = (
-        Pipeline(make_folder(tmp_path / "train", "ab")),
-        Pipeline(make_folder(tmp_path / "other", "bdd")),
-    )
-    said = (
+    folders = {"train": "ab", "other": "bdd"}
+    train, other = (Pipeline(make_folder(tmp_path / name, letters)) for name, letters in folders.items())
+    says = (
         rf"Ensemble.{split}: the class 'd' \({tmp_path}/other/d/1.png\) is none of .* 'a', 'b' \({tmp_path}/train"
     )
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=says):
         declare(train, **{split: other})
     known = declare(train, **{split: other.take(1)})  # a part without it
     assert read_labels(getattr(known, split)) == [1]
@@ -116,18 +114,17 @@ def test_labels_that_stages_change_are_those_of_the_training_data_or_refused(tmp
 def test_samples_that_splits_share_are_counted_and_refused_in_test() -> None:
     source = sources.arrays(x=np.arange(10.0))
     train, valid = (Pipeline(part) for part in source.split(0.6))
-    declared = declare(train, valid=Pipeline(source), test=None)
-    (row,) = declared.list_overlaps()
+    (row,) = declare(train, valid=Pipeline(source), test=None).list_overlaps()
     assert describe_overlap(row) == (
         "valid shares 6 of its 10 samples with train: members are selected, and the combined model is calibrated, "
         "on samples that they were trained on"
     )
     assert declare(train, valid=valid).list_overlaps() == []
-    for test, said in (
+    for test, says in (
         (Pipeline(source), "shares 6 of its 10 samples with train"),
         (valid, "4 of its 4 .* valid"),
     ):
-        with pytest.raises(SpecError, match=f"Ensemble.test .*{said}.*; .*allow_overlap=True"):
+        with pytest.raises(SpecError, match=f"Ensemble.test .*{says}.*; .*allow_overlap=True"):
             declare(train, valid=valid, test=test)
         assert declare(train, valid=valid, test=test, allow_overlap=True).test is test
     assert declare(lambda params: train, valid=train).list_overlaps()[0]["shared"] == 6

@@ -25,8 +25,6 @@ Batch = Any
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe, and the targets float64 [n, WIDE] -> [n, ...] of its inputs."""
-
     recipe: Recipe
     target: Callable[[np.ndarray], np.ndarray]
 
@@ -183,7 +181,6 @@ def declare(name: str, workers: int = 1, **options: Any) -> Ensemble:
 def train(
     name: str, folder: Path, rank: int = 0, world: int = 1, inbox: Inbox | None = None, **options: Any
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Train a case on one rank; outcome and events."""
     events: list[dict[str, Any]] = []
     meet = (folder / f"{name}-meet").as_uri() if world > 1 else None
     ensemble = declare(name, world, **options)
@@ -218,13 +215,11 @@ SECOND = ("multilabel", "pixels", "regression", "rain", "predict", "computed arg
 
 
 def train_second(rank: int, folder: Path) -> None:
-    """Train the cases of the second tier as one of two ranks; see `train_first`."""
     said: dict[str, Any] = {name: train(name, folder, rank, 2) for name in SECOND}
     (folder / f"{rank}.json").write_text(json.dumps(said))
 
 
 def train_first(rank: int, folder: Path) -> None:
-    """Train the other cases as one of two ranks, and leave what it said in files of the rank's number."""
     said: dict[str, Any] = {name: train(name, folder, rank, 2) for name in CASES if name not in SECOND}
     (folder / f"{rank}.json").write_text(json.dumps(said))
     (folder / "tiny").mkdir(exist_ok=True)

@@ -19,7 +19,6 @@ from kit.loop_cases import (
     own_loop,
     predictions,
     train,
-    train_answered,
 )
 
 from ensemble.reporting.sections.notices import describe_early_stop
@@ -53,12 +52,9 @@ def test_ending_after_a_whole_epoch_is_what_fewer_epochs_are(tmp_path: Path) -> 
             assert end == short, (name, way)
             assert np.array_equal(predictions(folder), predictions(tmp_path / name / "short"))
             assert [epoch["samples"] for epoch in of(events, "epoch")] == [23, 23], "each sees every sample once"
-    said = describe_early_stop("member-0", 2, stop)
-    assert said == "member-0: ended after 2 of 6 epochs: its train function left member.epochs()"
-
-
-def test_a_stop_in_the_last_epoch_is_no_early_one(tmp_path: Path) -> None:
-    assert "early_stopping" not in finished(tmp_path, cases.ending("stop", 2), epochs=3)
+    text = describe_early_stop("member-0", 2, stop)
+    assert text == "member-0: ended after 2 of 6 epochs: its train function left member.epochs()"
+    assert "early_stopping" not in finished(tmp_path / "last", cases.ending("stop", 2), epochs=3)
 
 
 def test_a_member_that_has_ended_itself_trains_no_more_when_it_is_resumed(tmp_path: Path) -> None:
@@ -78,19 +74,6 @@ def test_a_resume_within_the_epoch_in_which_it_was_asked_to_end_ends_after_it(tm
         train(tmp_path / "again", cases.ending("stop once", 1), cases.Script(8, "stop"), **options)[0] == "stopped"
     )
     assert finished(tmp_path / "again", cases.ending("stop once", 1), **options) == whole
-
-
-@pytest.mark.parametrize("way", ["stop", "break"])
-def test_a_trial_that_has_ended_itself_is_not_pruned_in_that_epoch(way: str, tmp_path: Path) -> None:
-    outcome, events = train_answered(
-        tmp_path,
-        cases.ending(way, 1),
-        lambda epoch: "prune" if epoch == 1 else "continue",
-        epochs=6,
-        **KEPT["best"],
-    )
-    assert outcome == "finished"
-    assert len(of(events, "epoch")) == 2 and of(events, "finished")[0]["early_stopping"]["epochs"] == 6
 
 
 def test_what_is_evaluated_after_a_loop_that_was_left_is_what_is_saved(tmp_path: Path) -> None:
@@ -117,12 +100,7 @@ def test_what_is_evaluated_after_a_loop_that_was_left_is_what_is_saved(tmp_path:
     assert found == [pytest.approx(float(cases.loss(saved, valid).mean()), rel=1e-6)]
 
 
-# -- weights of a framework ------------------------------------------------------------------------
-
-
 def handing_over(weights: Callable[[Any], Any], metrics: dict[str, float] | None = None) -> Any:
-    """A train function that hands over weights at its end."""
-
     def at_the_end(member: Any) -> None:
         member.use_weights(weights(member), metrics=metrics)
         with member.evaluating() as model:

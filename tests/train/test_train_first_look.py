@@ -45,15 +45,9 @@ def declare(recipe: Any, label: Any = LABEL, **options: Any) -> Ensemble:
     return Ensemble(name="looked", recipe=recipe, **{**usual, "batch_size": 20, **options})
 
 
-def run(
-    folder: Path,
-    recipe: Any,
-    label: Any = LABEL,
-    executor: str = "inline",
-    accept_code: bool = False,
-    **options: Any,
-) -> RunProjection:
-    ensemble.submit(declare(recipe, label, **options), folder, executor, accept_code=accept_code).wait()
+def run(folder: Path, recipe: Any, label: Any = LABEL, executor: str = "inline", **options: Any) -> RunProjection:
+    accepted = {"accept_code": options.pop("accept_code", False)}
+    ensemble.submit(declare(recipe, label, **options), folder, executor, **accepted).wait()
     return RunProjection.from_events(read_events(RunDir(folder).events))
 
 
@@ -103,13 +97,16 @@ def softly(scores: Any) -> Any:
 
 
 def dense(change: Any) -> Recipe:
-    """Scores of two positions, [b, 3, 2]."""
     return Recipe(
         model=lambda params: Parts(lambda s, x: torch.stack([s, s], 2)),
         loss=lambda model, batch: entropy()(model, batch).mean(1),
         task="classification",
         predict=lambda model, batch: change(model(batch["x"])),
     )
+
+
+BOTH = np.stack([LABEL, LABEL], 1)
+ON_THE_LAST = "the task has them on the last: end it by"
 
 
 @pytest.mark.parametrize(
@@ -119,34 +116,24 @@ def dense(change: Any) -> Recipe:
         (predicting(lambda s: s), LABEL, "end it by .softmax(-1)"),
         (predicting(lambda s: s.log_softmax(-1)), LABEL, "end it by .exp()"),
         (predicting(lambda s: s.argmax(-1)), LABEL, "as argmax does"),
-        (
-            dense(lambda s: s),
-            np.stack([LABEL, LABEL], 1),
-            "the task has them on the last: end it by .softmax(1).movedim(1, -1)",
-        ),
-        (
-            dense(lambda s: s.softmax(1)),
-            np.stack([LABEL, LABEL], 1),
-            "the task has them on the last: end it by .movedim(1, -1)",
-        ),
+        (dense(lambda s: s), BOTH, f"{ON_THE_LAST} .softmax(1).movedim(1, -1)"),
+        (dense(lambda s: s.softmax(1)), BOTH, f"{ON_THE_LAST} .movedim(1, -1)"),
         (Recipe(model=one, loss=broadcast, task="regression"), NUMBER, "changes with the other samples"),
         (Recipe(model=one, loss="mse"), NUMBER * 1e6, "declare Recipe(target_scale=("),
     ],
 )
 def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, says: str) -> None:
     ran = run(tmp_path / "run", recipe, label)
-    assert any(says in text for text in remarks(ran))
     events = list(read_events(RunDir(tmp_path / "run").events))
     kinds = [event.type for event in events]
     assert kinds.index("remark") < kinds.index("epoch")  # known before the first epoch has ended
-    assert any(says in notice.text for notice in collect_notices(events))
-    assert any(says in note for note in status_notes(ran))
+    for texts in (remarks(ran), [notice.text for notice in collect_notices(events)], status_notes(ran)):
+        assert any(says in text for text in texts)
 
 
 @pytest.mark.more
 def test_accumulation_is_named_where_a_loss_compares_the_samples_of_a_batch(tmp_path: Path) -> None:
     def contrast(model: Any, batch: Any) -> Any:
-        """One number over the batch, for each of its samples."""
         items = model(batch["x"])
         return F.cross_entropy(items @ items.T, torch.arange(len(items))).expand(len(items))
 
@@ -158,8 +145,6 @@ def test_accumulation_is_named_where_a_loss_compares_the_samples_of_a_batch(tmp_
 
 
 class OfDict(nn.Linear):
-    """A model whose only argument is a dict of fields."""
-
     def forward(self, inputs: Any) -> Any:
         return super().forward(inputs["x"])
 
@@ -176,6 +161,9 @@ def drawing(model: Any, batch: Any) -> Any:
     return F.cross_entropy(model(batch["x"] + torch.randn_like(batch["x"])), batch["label"], reduction="none")
 
 
+NORMED = lambda p: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3))  # noqa: E731
+
+
 @pytest.mark.parametrize(
     ("recipe", "label"),
     [
@@ -186,10 +174,9 @@ def drawing(model: Any, batch: Any) -> Any:
         (Recipe(model=lambda params: Parts(lambda s, x: s.log_softmax(-1)), loss=entropy()), LABEL),
         (Recipe(model=one, loss="mse"), NUMBER),
         (Recipe(model=scores, loss=ignoring), np.where(np.arange(60) % 5, LABEL, IGNORED)),
-        (Recipe(model=lambda p: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)),
-                loss="cross_entropy"), LABEL),
+        (Recipe(model=NORMED, loss="cross_entropy"), LABEL),
     ],
-)  # fmt: skip
+)
 def test_what_is_right_is_not_remarked(tmp_path: Path, recipe: Recipe, label: Any) -> None:
     assert remarks(run(tmp_path / "run", recipe, label)) == []
 
@@ -201,14 +188,15 @@ def test_predictions_that_are_none_of_the_task_are_an_error_that_the_page_names(
     assert any(notice.text.startswith("there is no combined model: ") for notice in notices)
 
 
-def test_the_logits_of_an_output_object_are_its_scores(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_logits_of_an_object_and_what_a_loop_calls_its_model_with_predict(tmp_path: Path, is_loop: bool) -> None:
     model = lambda params: Parts(lambda s, x: SimpleNamespace(logits=s, hidden=x))  # noqa: E731
-    ran = run(tmp_path / "run", Recipe(model=model, loss=entropy(lambda outputs: outputs.logits)))
+    by_recipe = Recipe(model=model, loss=entropy(lambda outputs: outputs.logits))
+    ran = run(tmp_path / "run", plain if is_loop else by_recipe, objective="own" if is_loop else None, mode="max")
     assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
 
 
 def script(losses: Any, make: Any = lambda params: Parts(lambda s, x: s), predicts: bool = True) -> Any:
-    """A train function without a metric of ours, that predicts at its end."""
     return own_loop(
         lambda member, epoch: member.report(own=1.0),
         lambda member: member.predict_all() if predicts else None,
@@ -238,14 +226,7 @@ def test_a_train_function_on_numbers_is_asked_for_its_task(tmp_path: Path, numbe
     assert str(IGNORED) not in texts and (describe_failed_combination(ran.state) is None) == (task is not None)
 
 
-def test_a_plain_train_function_predicts_by_what_it_calls_its_model_with(tmp_path: Path) -> None:
-    ran = run(tmp_path / "run", plain, objective="own", mode="max")
-    assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
-
-
 class Counting(nn.Module):
-    """Counts its calls in a number, a list, and a buffer that each replaces."""
-
     def __init__(self) -> None:
         super().__init__()
         self.line, self.calls, self.sizes = nn.Linear(4, 3), 0, list[int]()
@@ -303,27 +284,16 @@ def test_nan_in_the_validation_data_is_named_with_row_and_field(tmp_path: Path) 
 
 
 def test_another_predict_combines_finished_members_without_training(tmp_path: Path) -> None:
-    def go_on(recipe: Recipe) -> RunProjection:
-        return run(tmp_path / "run", recipe, executor="local", accept_code=True)
-
-    def count_epochs() -> int:
-        return [type(event).__name__ for event in read_events(RunDir(tmp_path / "run").events)].count("Epoch")
-
-    recipe = replace(PARTS, predict=lambda model, batch: model(batch["x"])[1].softmax(-1))
-    first = go_on(recipe)
-    weights = first.state.members["member-0"].weights_sha256
-    for take in (lambda outputs: outputs[1] - 1, lambda outputs: 2 * outputs[1]):
-        later = replace(PARTS, predict=lambda model, batch, take=take: take(model(batch["x"])).softmax(-1))
-        saved = first.state.members["member-0"].predictions
-        first = go_on(later)
-        member = first.state.members["member-0"]
-        assert first.state.combined is not None and first.state.combined.members == ["member-0"]
-        assert (
-            member.remarks == []
-            and member.weights_sha256 == weights
-            and member.predictions != saved
-            and count_epochs() == 1
-        )
+    saved, weights = set(), set()
+    for take in (lambda o: o[1].softmax(-1), lambda o: (o[1] - 1).softmax(-1), lambda o: (2 * o[1]).softmax(-1)):
+        recipe = replace(PARTS, predict=lambda model, batch, take=take: take(model(batch["x"])))
+        state = run(tmp_path / "run", recipe, executor="local", accept_code=True).state
+        member = state.members["member-0"]
+        assert state.combined is not None and state.combined.members == ["member-0"] and member.remarks == []
+        saved.add(str(member.predictions))
+        weights.add(member.weights_sha256)
+        assert [event.type for event in read_events(RunDir(tmp_path / "run").events)].count("epoch") == 1
+    assert len(saved) == 3 and len(weights) == 1
 
 
 def test_another_edited_lambda_lets_no_finished_member_predict_again(tmp_path: Path) -> None:
@@ -342,14 +312,12 @@ def sharpen(scores: Any) -> Any:
     return scores * SHARPNESS
 
 
-def test_a_helper_of_predict_that_the_loss_calls_too_lets_finished_members_predict_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_helper_that_the_loss_calls_too_lets_members_predict_again(tmp_path: Path, monkeypatch: Any) -> None:
     recipe = replace(predicting(lambda scores: sharpen(scores).softmax(-1)), loss=entropy(sharpen))
     first = run(tmp_path / "run", recipe, executor="local")
     monkeypatch.setitem(globals(), "SHARPNESS", 2.0)
     later = run(tmp_path / "run", recipe, executor="local", accept_code=True)
-    before, after = (each.state.members["member-0"] for each in (first, later))
+    before, after = first.state.members["member-0"], later.state.members["member-0"]
     assert before.predictions != after.predictions and before.weights_sha256 == after.weights_sha256
 
 

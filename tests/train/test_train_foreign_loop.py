@@ -30,11 +30,7 @@ def measure(model: nn.Module, batches: Any) -> float:
     return float(torch.cat(losses).mean())
 
 
-def script(
-    use: Callable[[Any, int], None] = lambda member, epoch: None, epochs: int = EPOCHS
-) -> Callable[[Any], None]:
-    """A script as people write it: epochs from 0, a schedule that is stepped after each, averaged weights."""
-
+def script(use: Any = lambda member, epoch: None, epochs: int = EPOCHS) -> Callable[[Any], None]:
     def loop(member: Any) -> None:
         model = cases.noisy(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -65,8 +61,6 @@ def loop_of(
     at_the_end: Callable[[Any], None] = nothing_more,
     make: Callable[[Any], nn.Module] = cases.plain,
 ) -> Callable[[Any], None]:
-    """A script that trains by SGD, and does something more: `before(member, optimizer)` and the others."""
-
     def loop(member: Any) -> None:
         model = make(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -88,8 +82,6 @@ def recipe(loop: Callable[[Any], None]) -> Recipe:
 
 
 def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) -> None:
-    """Up to the last bits of a mean."""
-
     def own(member: Any) -> None:
         model = cases.noisy(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -97,25 +89,22 @@ def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) ->
         for _ in member.epochs():
             model.train()
             for batch in member.batches():
-                member.backward(nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+                member.backward(cases.loss(model, batch))
                 member.step()
             member.report(**member.evaluate(lambda model, batch: {"loss": cases.loss(model, batch)}))
         member.predict_all()
 
-    end, same = (
-        finished(tmp_path / "script", recipe(script()), **OPTIONS),
-        finished(tmp_path / "own", recipe(own), **OPTIONS),
-    )
-    assert end["metrics"]["loss"] == pytest.approx(same["metrics"]["loss"], rel=1e-4)
-    np.testing.assert_allclose(predictions(tmp_path / "script"), predictions(tmp_path / "own"), atol=1e-4)
+    ends = [
+        finished(tmp_path / loop.__name__, recipe(loop), **OPTIONS)["metrics"]["loss"] for loop in (script(), own)
+    ]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-4), "up to the last bits of a mean"
+    np.testing.assert_allclose(predictions(tmp_path / "loop"), predictions(tmp_path / "own"), atol=1e-4)
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"keep": "best"}, {"averaging": EMA(0.8)}], ids=["last", "best", "averaged"]
 )
-def test_a_loop_that_counts_from_0_ends_with_the_same_bits_wherever_it_dies(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_loop_that_counts_from_0_ends_with_the_same_bits_wherever_it_dies(tmp_path: Path, options: Any) -> None:
     """Schedule and averaged weights, too, which its passes over trained epochs have stepped once more."""
     chosen, loop = {**OPTIONS, **options}, recipe(script())
     whole = finished(tmp_path / "whole", loop, **chosen)
@@ -197,8 +186,6 @@ def test_what_a_loop_does_in_empty_passes_is_undone(tmp_path: Path) -> None:
 
 
 def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
-    """A loop that predicts by a function of its own."""
-
     def report(member: Any, epoch: int) -> None:
         member.report(loss=0.0)
 
@@ -208,23 +195,26 @@ def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
     return Recipe(model=cases.noisy, train=loop_of(nothing_more, report, predict, cases.noisy), **options)
 
 
+def softmax(scores: Any) -> Any:
+    return scores.softmax(1)
+
+
+def third(scores: Any) -> Any:
+    return (scores / 3).softmax(1)
+
+
+def drop(scores: Any) -> Any:
+    return nn.functional.dropout(scores).softmax(1)
+
+
 @pytest.mark.parametrize(
-    ("change", "options", "is_other"),
-    [
-        (lambda scores: scores.softmax(1), {}, False),
-        (lambda scores: (scores / 3).softmax(1), {}, True),
-        (lambda scores: (scores / 3).softmax(1), {"predict": lambda m, batch: m(batch["x"]).softmax(1)}, True),
-        (lambda scores: nn.functional.dropout(scores).softmax(1), {}, True),
-        (
-            lambda scores: nn.functional.dropout(scores).softmax(1),
-            {"predict": lambda m, batch: nn.functional.dropout(m(batch["x"])).softmax(1)},
-            False,
-        ),
-    ],
+    ("change", "declared", "is_other"),
+    [(softmax, None, False), (third, None, True), (third, softmax, True), (drop, None, True), (drop, drop, False)],
 )
-def test_predictions_that_a_loaded_model_would_not_make_are_told_and_let_none_be_loaded(
-    tmp_path: Path, change: Any, options: dict[str, Any], is_other: bool
+def test_predictions_that_no_loaded_model_would_make_are_told(
+    tmp_path: Path, change: Any, declared: Any, is_other: bool
 ) -> None:
+    options = {"predict": lambda model, batch: declared(model(batch["x"]))} if declared else {}
     outcome, events = train(tmp_path, predicting(change, **options), **OPTIONS)
     assert outcome == "finished" and len(predictions(tmp_path))
     remarks = [event["text"] for event in of(events, "remark")]
@@ -233,17 +223,6 @@ def test_predictions_that_a_loaded_model_would_not_make_are_told_and_let_none_be
     reason = None if seen is None else seen.reason
     assert (reason is not None and "none can be loaded" in reason) == is_other
     assert seen is None or is_other or seen.reason is None
-
-
-def test_a_stop_while_it_waits_for_a_batch_saves_nothing_of_the_epoch(tmp_path: Path) -> None:
-    def stop(member: Any, epoch: int) -> None:
-        if epoch == 1:
-            member._life._state.poll_command = lambda: "stop"
-            member._life._wait()
-
-    outcome, _ = train(tmp_path / "run", recipe(script(stop)), **OPTIONS)
-    assert outcome == "stopped" and checkpoint(tmp_path / "run")["position"]["step"] == 0
-    assert checkpoint(tmp_path / "run")["position"]["epoch"] == 1
 
 
 def test_it_stops_early_by_itself_and_by_the_objective(tmp_path: Path) -> None:
@@ -297,9 +276,7 @@ def test_batches_stay_valid_and_have_the_shape_that_is_asked_for(tmp_path: Path)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_with_folds_it_reads_each_other_sample_once_an_epoch_and_no_empty_batch(
-    tmp_path: Path, batch_size: int
-) -> None:
+def test_with_folds_it_reads_each_other_sample_once_and_no_empty_batch(tmp_path: Path, batch_size: int) -> None:
     """A loop with one loss a batch; also where the last batches of an epoch are empty, and it reads no further."""
     kept = set(np.flatnonzero(weights.fold(cases.N, 4, 0, seed=0)(np.arange(cases.N))).tolist())
     read: list[list[int]] = []

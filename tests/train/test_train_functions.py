@@ -44,13 +44,12 @@ def own_loop(member: Any) -> None:
             member.backward(losses)
             member.step()
         member.report(**member.evaluate(measure))
-
-    values, index = [], []
     with member.evaluating():
-        for batch in member.batches("valid"):
-            values.append(model(batch["x"]).softmax(dim=1))
-            index.append(batch["index"].clone())
-    member.predictions("valid", torch.cat(values), torch.cat(index))
+        rows = [(model(batch["x"]).softmax(dim=1), batch["index"].clone()) for batch in member.batches("valid")]
+    member.predictions("valid", *map(torch.cat, zip(*rows, strict=True)))
+
+
+COMPILED = {"epochs": 3, "averaging": "ema", "compile": {"name": "default", "backend": "aot_eager"}}
 
 
 @pytest.mark.parametrize(
@@ -58,26 +57,18 @@ def own_loop(member: Any) -> None:
     [
         {**STOPPING, "keep": "best", "validate_every": 2},
         {"epochs": 5, "averaging": SWA(0.4), "mixup": 0.3},
-        pytest.param(
-            {"epochs": 3, "averaging": "ema", "compile": {"name": "default", "backend": "aot_eager"}},
-            marks=pytest.mark.more,
-        ),
+        pytest.param(COMPILED, marks=pytest.mark.more),
     ],
     ids=["stopping", "averaged", "compiled"],
 )
 def test_a_train_function_has_all_of_it(tmp_path: Path, options: dict[str, Any]) -> None:
-    """The same weights and predictions as the built-in loop."""
     built_in = finished(tmp_path / "recipe", **options)
-    assert finished(tmp_path / "loop", own_loop, **options) == built_in
-    within = Recipe(model=cases.noisy, train=own_loop)
-    assert finished(tmp_path / "within", within, **options) == built_in
-    for folder in ("loop", "within"):
+    for folder, recipe in (("loop", own_loop), ("within", Recipe(model=cases.noisy, train=own_loop))):
+        assert finished(tmp_path / folder, recipe, **options) == built_in
         np.testing.assert_array_equal(predictions(tmp_path / folder), predictions(tmp_path / "recipe"))
 
 
 def own_evaluation(measures: bool) -> Any:
-    """A train function that evaluates by hand, and says how its model is called or not."""
-
     def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
         return {"outputs": model(batch["x"]).sum(dim=1)}
 
@@ -94,22 +85,24 @@ BY_HAND: dict[str, Any] = {"epochs": 5, "averaging": SWA(0.4), "params": {"lr": 
 
 
 @pytest.mark.parametrize("keep", ["last", "best"])
-def test_averages_that_a_train_function_evaluates_by_hand_have_statistics_of_their_own(
-    tmp_path: Path, keep: str
-) -> None:
+def test_averages_that_are_evaluated_by_hand_have_statistics_of_their_own(tmp_path: Path, keep: str) -> None:
+    def update(member: Any, epoch: int) -> None:
+        with member.evaluating() as averaged:
+            update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), averaged)
+
+    loops = {"recipe": NORM, "told": own_evaluation(True), "plain": own_evaluation(False)}
+    loops["seen"] = Recipe(model=NORM.model, train=own_evaluation(False))
+    if keep == "last":  # they may be computed by the function itself, which reports nothing then
+        loops["own"] = plain_loop(update, make=cases.normed)
     options = {**BY_HAND, "keep": keep, "objective": "loss"}
-    built_in = finished(tmp_path / "recipe", NORM, **options)
-    told = finished(tmp_path / "told", own_evaluation(True), **options)
-    seen = finished(tmp_path / "seen", Recipe(model=NORM.model, train=own_evaluation(False)), **options)
-    plain = finished(tmp_path / "plain", own_evaluation(False), **options)
-    assert (
-        plain["weights_sha256"] == told["weights_sha256"] == seen["weights_sha256"] == built_in["weights_sha256"]
-    )
+    ends = {
+        name: finished(tmp_path / name, loop, **(BY_HAND if name == "own" else options))
+        for name, loop in loops.items()
+    }
+    assert len({end["weights_sha256"] for end in ends.values()}) == 1, ends
 
 
-def test_averages_of_a_model_that_nobody_can_call_are_trained_on_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_averages_of_a_model_that_nobody_can_call_are_trained_on(tmp_path: Path, monkeypatch: Any) -> None:
     whole = cases.loss
     monkeypatch.setattr(cases, "loss", lambda model, batch: whole(model, {**batch, "x": batch["x"] + 0}))
     finished(tmp_path, own_evaluation(False), **BY_HAND)
@@ -117,17 +110,7 @@ def test_averages_of_a_model_that_nobody_can_call_are_trained_on_and_that_is_sai
     assert log.count("call member.validate_with(measure) before the loop") == 1
 
 
-def test_a_train_function_may_compute_the_statistics_of_averages_itself(tmp_path: Path) -> None:
-    def update(member: Any, epoch: int) -> None:
-        with member.evaluating() as averaged:
-            update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), averaged)
-
-    own = finished(tmp_path / "own", plain_loop(update, make=cases.normed), **BY_HAND)
-    assert own["weights_sha256"] == finished(tmp_path / "recipe", NORM, **BY_HAND)["weights_sha256"]
-
-
 def test_statistics_are_computed_where_a_checkpoint_is_due(tmp_path: Path) -> None:
-    """Each time reads the training data once more."""
     passes: list[int] = []
 
     def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
@@ -167,40 +150,32 @@ def test_mixup_weighs_samples_where_the_member_has_weights(tmp_path: Path, weigh
     assert seen == [weights == "bootstrap"] * 5
 
 
-def now_and_then(epochs: range, value: Any) -> Any:
-    """A train function that reports its objective after some epochs, and something else after all."""
-
-    def report(member: Any, epoch: int) -> None:
-        if epoch in epochs:
-            member.report(loss=value(epoch), other=1.0)
-        elif epoch % 2:
-            member.report(other=1.0)
-
-    return plain_loop(report)
-
-
 def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_path: Path) -> None:
-    options = {"objective": "loss", "early_stopping": EarlyStopping(2), "keep": "best"}
-    better = finished(
-        tmp_path / "better", now_and_then(range(0, 9, 3), lambda epoch: 1 / (1 + epoch)), epochs=9, **options
-    )
+    def train_with(value: Any, epochs: int) -> dict[str, Any]:
+        """The objective is reported after each third epoch, and something else after others."""
+
+        def report(member: Any, epoch: int) -> None:
+            if epoch % 3 == 0:
+                member.report(loss=value(epoch), other=1.0)
+            elif epoch % 2:
+                member.report(other=1.0)
+
+        options = {"objective": "loss", "early_stopping": EarlyStopping(2), "keep": "best", "epochs": epochs}
+        return finished(tmp_path / str(epochs), plain_loop(report), **options)
+
+    better, worse = train_with(lambda epoch: 1 / (1 + epoch), 9), train_with(float, 12)
     assert better["epoch"] == 8 and better["kept"]["epoch"] == 6
-    worse = finished(tmp_path / "worse", now_and_then(range(0, 12, 3), float), epochs=12, **options)
     assert (worse["epoch"], worse["kept"]["epoch"]) == (6, 0), "the third and the sixth epoch were worse"
 
 
-@pytest.mark.parametrize(
-    ("task", "target", "stored"),
-    [
-        ("regression", torch.tensor([0.5, 2.0], dtype=torch.bfloat16), np.array([0.5, 2.0])),
-        ("regression", torch.tensor([1, 2]), np.array([1.0, 2.0])),
-        ("free", torch.tensor([0.5, 2.0], dtype=torch.bfloat16), np.array([0.5, 2.0])),
-        ("multilabel", torch.tensor([[0.0, 1.0], [1.0, torch.nan]]), np.array([[0, 1], [1, -100]])),
-    ],
-)
-def test_a_target_that_a_function_gives_is_stored_as_its_task_has_it(
-    tmp_path: Path, task: str, target: torch.Tensor, stored: Any
-) -> None:
+GIVEN = [("regression", torch.tensor([0.5, 2.0], dtype=torch.bfloat16), np.array([0.5, 2.0]))]
+GIVEN += [("regression", torch.tensor([1, 2]), np.array([1.0, 2.0]))]
+GIVEN += [("free", torch.tensor([0.5, 2.0], dtype=torch.bfloat16), np.array([0.5, 2.0]))]
+GIVEN += [("multilabel", torch.tensor([[0.0, 1.0], [1.0, torch.nan]]), np.array([[0, 1], [1, -100]]))]
+
+
+@pytest.mark.parametrize(("task", "target", "stored"), GIVEN)
+def test_a_given_target_is_stored_as_its_task_has_it(tmp_path: Path, task: str, target: Any, stored: Any) -> None:
     def predict(member: Any) -> None:
         member.predictions("valid", torch.full(target.shape, 0.5), torch.arange(2), target, task)
 
@@ -210,24 +185,17 @@ def test_a_target_that_a_function_gives_is_stored_as_its_task_has_it(
 
 
 def test_members_have_loops_of_their_own(tmp_path: Path) -> None:
-    ensemble = replace(
-        cases.declare(cases.NOISY, 1, epochs=4),
-        members=[Member({"lr": 0.05}, averaging="ema"), Member({"lr": 0.05}, seed=0)],
-    )
-    digests = []
-    for number in (0, 1):
+    members = [Member({"lr": 0.05}, averaging="ema"), Member({"lr": 0.05}, seed=0)]
+    ensemble = replace(cases.declare(cases.NOISY, 1, epochs=4), members=members)
+    for number, options in enumerate(({"averaging": "ema"}, {})):
         job = cases.make_job(tmp_path / str(number), ensemble, identity=ensemble.identify(number))
         events: Events = []
         assert work(job, ensemble, events.append, Inbox()) == "finished"
-        digests.append(of(events, "finished")[0]["weights_sha256"])
-    plain = finished(tmp_path / "plain", epochs=4)
-    averaged = finished(tmp_path / "averaged", epochs=4, averaging="ema")
-    assert digests == [averaged["weights_sha256"], plain["weights_sha256"]]
+        alone = finished(tmp_path / f"alone-{number}", epochs=4, **options)
+        assert of(events, "finished")[0]["weights_sha256"] == alone["weights_sha256"]
 
 
 class Counting(nn.Module):
-    """Counts its calls in a buffer and in a loose tensor, whatever its mode."""
-
     def __init__(self) -> None:
         super().__init__()
         self.frozen, self.head = nn.BatchNorm1d(6), nn.Linear(6, 3)

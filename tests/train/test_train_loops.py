@@ -31,17 +31,12 @@ from ensemble.store import RunDir, weights_sha256
 from pipelines import Feeder, attach
 
 #: "best of steps" is both of the others.
-DEAR = {
-    "compiled": pytest.mark.slow,
-    "stopping": pytest.mark.more,
-    "best": pytest.mark.more,
-}
+DEAR = {"compiled": pytest.mark.slow, "stopping": pytest.mark.more, "best": pytest.mark.more}
 
 
 @pytest.mark.parametrize("at_ends", [False, pytest.param(True, marks=pytest.mark.more)], ids=["within", "at ends"])
 @pytest.mark.parametrize("loop", [pytest.param(name, marks=DEAR.get(name, ())) for name in LOOPS])
 def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, loop: str, at_ends: bool) -> None:
-    """Stopped within epochs, or at the end of one and of all."""
     whole = finished(tmp_path / "whole", **LOOPS[loop])
     steps = 5 * (whole["epoch"] + 1)
     for stop in (10, steps) if at_ends else (2, steps - 6):
@@ -63,9 +58,6 @@ def test_a_member_that_dies_anywhere_ends_with_the_same_bits(tmp_path: Path, loo
         assert outcome == "finished"
         (again,) = of(events, "finished")
         assert {**again, "attempt": 0} == whole, f"died at step {at}"
-
-
-# -- early stopping, and the best epoch ------------------------------------------------------------
 
 
 def test_a_member_ends_after_epochs_without_an_improvement(tmp_path: Path) -> None:
@@ -182,9 +174,6 @@ def test_more_epochs_are_those_of_a_longer_training(tmp_path: Path, loop: dict[s
     assert {**give_more_epochs(tmp_path / "more", cases.SMOOTH, 3, epochs=7, **loop), "attempt": 0} == whole
 
 
-# -- averages --------------------------------------------------------------------------------------
-
-
 def average_beside(make: Callable[[nn.Module], AveragedModel], *, from_epoch: int | None) -> Any:
     """A train function that trains as NOISY does and averages weights by torch's own class, in `loop.average`.
 
@@ -257,9 +246,6 @@ def test_the_initial_weights_are_soon_forgotten(tmp_path: Path) -> None:
         for name in ("none", "ema")
     )
     assert abs(averaged - plain) < 0.15
-
-
-# -- validation within epochs ----------------------------------------------------------------------
 
 
 def test_a_member_is_evaluated_within_epochs(tmp_path: Path) -> None:

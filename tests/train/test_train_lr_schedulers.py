@@ -26,49 +26,29 @@ class Frnn:
     max_lr = 0.1
 
     def __init__(self, lr: float, num_replicas: int, damping: bool) -> None:
-        self.lr = lr if lr < self.max_lr else self.max_lr
-        if damping:
-            self.lr = self.lr / (1.0 + num_replicas / 100.0)
+        self.lr = min(lr, self.max_lr) / (1.0 + num_replicas / 100.0 if damping else 1)
         self.num_replicas = num_replicas
 
-    def set_lr(self, lr: float) -> None:
-        self.lr = lr
-
     def get_effective_lr(self) -> float:
-        effective_lr = self.lr * self.num_replicas
-        if effective_lr > self.max_lr:
-            effective_lr = self.max_lr
-        return effective_lr
+        return min(self.lr * self.num_replicas, self.max_lr)
 
 
-def rates(
-    schedule: Any,
-    lr: float = 0.1,
-    *,
-    epochs: int = 3,
-    steps_per_epoch: int = 4,
-    workers: int = 1,
-    batch_size: int = 32,
-    params: dict[str, Any] | None = None,
-) -> list[float]:
+def rates(schedule: Any, lr: float = 0.1, *, epochs: int = 3, steps_per_epoch: int = 4, **options: Any) -> Any:
     """The learning rate of each step."""
     steps = epochs * steps_per_epoch
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
-    scheduler = make_schedule(
-        schedule,
-        optimizer,
-        params or {},
-        steps=steps,
-        steps_per_epoch=steps_per_epoch,
-        workers=workers,
-        batch_size=batch_size,
-    )
-    found = []
+    params = options.pop("params", {})
+    about = {"steps": steps, "steps_per_epoch": steps_per_epoch, "workers": 1, "batch_size": 32, **options}
+    return walk(optimizer, make_schedule(schedule, optimizer, params, **about), steps)
+
+
+def walk(optimizer: Any, scheduler: Any, steps: int) -> list[float]:
+    passed = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        passed.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return passed
 
 
 @pytest.mark.parametrize("damping", [True, False], ids=["the damped law", "linear scaling up to a cap"])
@@ -79,11 +59,10 @@ def test_the_rates_of_1_to_256_workers_are_those_of_frnn(lr0: float, damping: bo
         model = Frnn(lr0, n, damping=damping)
         start, expected = model.lr if damping else lr0, []
         for epoch in range(3):
-            model.set_lr(start * 0.97**epoch)
+            model.lr = start * 0.97**epoch
             expected += [model.get_effective_lr()] * 2
-        name = "damped" if damping else "capped_linear"
-        found = rates({"name": name, "gamma": 0.97}, lr0, workers=n, steps_per_epoch=2)
-        assert found == pytest.approx(expected, rel=1e-12), n
+        schedule = {"name": "damped" if damping else "capped_linear", "gamma": 0.97}
+        assert rates(schedule, lr0, workers=n, steps_per_epoch=2) == pytest.approx(expected, rel=1e-12), n
 
 
 def test_the_damped_law_in_figures() -> None:
@@ -126,23 +105,14 @@ def test_polynomial_decay_after_a_warm_up() -> None:
 
 def test_cosine_is_torchs() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12, eta_min=0.05)
-    expected = []
-    for _ in range(12):
-        expected.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        theirs.step()
+    expected = walk(optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12, eta_min=0.05), 12)
     assert rates({"name": "cosine", "end": 0.1}, 0.5) == pytest.approx(expected)
 
 
 def test_cycles_are_torchs_after_a_warm_up_in_the_first() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
     theirs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=6, eta_min=0.05)
-    expected = []
-    for _ in range(12):
-        expected.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        theirs.step()
+    expected = walk(optimizer, theirs, 12)
     cycles = {"name": "cyclic", "cycle_epochs": 1.5, "end": 0.1}  # of 4 steps
     assert rates(cycles, 0.5) == pytest.approx(expected)
     warm = rates({**cycles, "warmup_epochs": 0.5}, 0.5)
@@ -156,21 +126,15 @@ def test_steps_by_epochs_and_by_milestones() -> None:
     assert found == pytest.approx([1.0] * 2 + [0.1] * 6 + [0.01] * 4)
 
 
-@given(
-    steps=st.integers(1, 200),
-    share=st.floats(0, 1.2),
-    end=st.floats(0, 0.99),
-    power=st.floats(0.5, 4),
-    per_epoch=st.integers(1, 30),
-)
+@given(st.integers(1, 200), st.floats(0, 1.2), st.floats(0, 0.99), st.floats(0.5, 4), st.integers(1, 30))
 def test_factors_rise_to_one_and_then_never_rise(
-    steps: int, share: float, end: float, power: float, per_epoch: int
+    steps: int, share: float, end: float, power: float, per: int
 ) -> None:
     warm = round(share * steps)
     for factor in (
         [polynomial(t, steps, power=power, end=end, warmup_steps=warm) for t in range(steps)],
         [cosine(t, steps, end=end, warmup_steps=warm) for t in range(steps)],
-        [step_decay(t, per_epoch, gamma=0.5, every_epochs=1e9, warmup_steps=warm) for t in range(steps)],
+        [step_decay(t, per, gamma=0.5, every_epochs=1e9, warmup_steps=warm) for t in range(steps)],
     ):
         up, down = factor[:warm], factor[max(0, warm - 1) :]
         assert up == sorted(up) and all(0 < f <= 1 for f in up)
@@ -195,20 +159,13 @@ def test_a_resume_has_the_same_rates(name: str) -> None:
 
     def begin() -> tuple[Any, Any]:
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.03)
-        return optimizer, make_schedule(
-            options, optimizer, {}, steps=12, steps_per_epoch=3, workers=3, batch_size=8
-        )
+        about = {"steps": 12, "steps_per_epoch": 3, "workers": 3, "batch_size": 8}
+        return optimizer, make_schedule(options, optimizer, {}, **about)
 
-    whole = []
     optimizer, scheduler = begin()
-    for step in range(12):
-        if step == 5:
-            saved = json.loads(json.dumps(to_builtin(scheduler.state_dict())))
-            state = copy.deepcopy(optimizer.state_dict())
-            optimizer, scheduler = begin()
-            optimizer.load_state_dict(state)
-            scheduler.load_state_dict(saved)
-        whole.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
+    whole = walk(optimizer, scheduler, 5)
+    resumed, schedule = begin()
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    schedule.load_state_dict(json.loads(json.dumps(to_builtin(scheduler.state_dict()))))
+    whole += walk(resumed, schedule, 7)
     assert whole == rates(options, 0.03, epochs=4, steps_per_epoch=3, workers=3, batch_size=8)

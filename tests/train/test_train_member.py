@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from kit.loop_cases import Events, failed, finished, of
 from ensemble.spec import Bootstrap, Folds, Recipe
 from ensemble.store import RunDir
 from ensemble.train import Inbox, lifecycle, work
-from pipelines import Feeder, Pipeline, sources
+from pipelines import Feeder, Pipeline, sources, weights
 
 
 def train(folder: Path, recipe: Any = cases.SMOOTH, *given: Any, **options: Any) -> tuple[str, Events]:
@@ -34,9 +35,8 @@ def test_what_is_told_of_a_training(tmp_path: Path) -> None:
     assert outcome == "finished"
     told = [e["type"] for e in events if e["type"] not in ("usage", "progress", "first_outputs", "remark")]
     assert told == ["started", *["epoch", "checkpoint"] * 3, "finished"]
-    (started,) = of(events, "started")
+    (started,), epoch = of(events, "started"), of(events, "epoch")[1]
     assert (started["epoch"], started["step"], started["first_epoch"]) == (0, 0, 0)
-    epoch = of(events, "epoch")[1]
     assert (epoch["epoch"], epoch["step"], epoch["samples"], epoch["skipped_steps"]) == (1, 5, 23, 0)
     assert set(epoch["metrics"]) == {"loss", "accuracy", "margin"}
     assert epoch["private_batches"] == 5 and epoch["shared_batches"] == 0 and epoch["lr"] == 0.05
@@ -47,12 +47,11 @@ def test_what_is_told_of_a_training(tmp_path: Path) -> None:
     log = RunDir(tmp_path).log("member-0").read_text()
     assert "started" in log and "finished" in log
     for role in ("startup", "train", "prepare"):
-        told = [e["cpu_s"] for e in of(events, "usage") if e["role"] == role]
-        assert told == sorted(told) and told[-1] > 0
-
-
-def test_checkpoints_come_as_often_as_asked(tmp_path: Path) -> None:
-    events = train(tmp_path, epochs=5, checkpoint_every=2)[1]
+        used = [e["cpu_s"] for e in of(events, "usage") if e["role"] == role]
+        assert used == sorted(used) and used[-1] > 0
+    again = train(tmp_path)[1]
+    assert of(again, "finished") == [finished] and not of(again, "epoch"), "started again it only says so"
+    events = train(tmp_path / "seldom", epochs=5, checkpoint_every=2)[1]
     assert [e["epoch"] for e in of(events, "checkpoint")] == [2, 4, 5]
 
 
@@ -71,9 +70,7 @@ def test_a_checkpoint_is_written_within_an_epoch_when_it_is_due(tmp_path: Path) 
     assert of(again, "finished")[0] == {**whole, "attempt": 1}
 
 
-def test_a_member_says_before_it_writes_a_large_checkpoint_how_large_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_a_large_checkpoint_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "LARGE_BYTES", 1)
     _, events = train(tmp_path, cases.NOISY)
     written = [number for number, event in enumerate(events) if event["type"] == "checkpoint"]
@@ -100,26 +97,21 @@ def test_a_member_is_stopped_in_its_evaluation_and_goes_on_with_it(tmp_path: Pat
     assert seen.count((0, 2)) == 1 + 3 and seen.count((0, 4)) == 1 + 3 and seen.count((0, 5)) == 3, seen
 
 
-#: A second attempt, which `make_job` tells what to go on from.
-AGAIN = {"attempt": 1}
+@pytest.mark.parametrize(("answer", "outcome"), [("prune", "pruned"), ("stop", "stopped")])
+def test_a_pruner_ends_a_member_between_epochs(tmp_path: Path, answer: str, outcome: str) -> None:
+    def awaits_pruner(*answers: str, attempt: int = 0) -> tuple[str, Events]:
+        return loop_cases.train_answered(tmp_path, cases.SMOOTH, lambda epoch: answers[epoch], attempt)
 
-
-def awaits_pruner(folder: Path, answers: list[str], attempt: int = 0) -> tuple[str, Events]:
-    return loop_cases.train_answered(folder, cases.SMOOTH, lambda epoch: answers.pop(0), attempt)
-
-
-def test_a_pruner_ends_a_member_between_epochs(tmp_path: Path) -> None:
-    outcome, events = awaits_pruner(tmp_path, ["continue", "prune"])
-    assert outcome == "pruned" and len(of(events, "epoch")) == 2
-    assert of(events, "pruned")[0]["epoch"] == 1
-    assert len(of(events, "checkpoint")) == 1, "none is written for the member that is given up"
-
-
-def test_a_member_stopped_at_the_gate_goes_on_from_there(tmp_path: Path) -> None:
-    outcome, events = awaits_pruner(tmp_path, ["continue", "stop"])
-    assert outcome == "stopped" and (of(events, "stopped")[0]["epoch"], of(events, "stopped")[0]["step"]) == (2, 0)
-    outcome, events = awaits_pruner(tmp_path, ["continue"], **AGAIN)
-    assert outcome == "finished" and [e["epoch"] for e in of(events, "epoch")] == [2]
+    ended, events = awaits_pruner("continue", answer)
+    (end,) = of(events, outcome)
+    assert ended == outcome and len(of(events, "epoch")) == 2
+    if outcome == "pruned":
+        assert end["epoch"] == 1
+        assert len(of(events, "checkpoint")) == 1, "none is written for the member that is given up"
+        return
+    assert (end["epoch"], end["step"]) == (2, 0)
+    ended, events = awaits_pruner("", "", "continue", attempt=1)
+    assert ended == "finished" and [e["epoch"] for e in of(events, "epoch")] == [2]
 
 
 @pytest.mark.parametrize(("command", "outcome"), [("cancel", "cancelled"), ("prune", "pruned")])
@@ -162,13 +154,6 @@ def test_a_resume_tells_the_last_epoch_again_with_its_start(tmp_path: Path) -> N
     assert (started["epoch"], started["step"], started["last_epoch"]) == (1, 2, told)
 
 
-def test_a_finished_member_that_is_started_again_only_says_so(tmp_path: Path) -> None:
-    first = train(tmp_path)[1]
-    outcome, events = train(tmp_path)
-    assert outcome == "finished" and not of(events, "epoch")
-    assert of(events, "finished") == of(first, "finished")
-
-
 def test_a_batch_of_one_trains_through_batch_normalization(tmp_path: Path) -> None:
     norm = Recipe(model=cases.noisy, loss=cases.loss, task="classification")
     outcome, events = train(tmp_path, norm, train=cases.data(11))
@@ -203,22 +188,16 @@ def test_what_a_member_asks_of_a_node_may_change(tmp_path: Path) -> None:
 
 
 def test_training_does_not_depend_on_the_process_and_leaves_it_alone(tmp_path: Path) -> None:
-    digests = []
+    digests = [finished(tmp_path / "other", cases.SMOOTH, seed=1)["weights_sha256"]]
     for seed in (1, 2):
         torch.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
         before = torch.get_num_threads(), torch.get_rng_state(), random.getstate()
-        events = train(tmp_path / str(seed), cases.NOISY)[1]
-        digests.append(of(events, "finished")[0]["weights_sha256"])
+        digests.append(finished(tmp_path / str(seed), cases.NOISY)["weights_sha256"])
         assert torch.get_num_threads() == before[0] and random.getstate() == before[2]
         assert torch.equal(torch.get_rng_state(), before[1])
-    assert digests[0] == digests[1]
-
-
-def test_seeds_make_members_differ(tmp_path: Path) -> None:
-    digests = {of(train(tmp_path / str(s), seed=s)[1], "finished")[0]["weights_sha256"] for s in (1, 2)}
-    assert len(digests) == 2
+    assert digests[0] != digests[1] == digests[2]
 
 
 @pytest.mark.parametrize(
@@ -226,17 +205,15 @@ def test_seeds_make_members_differ(tmp_path: Path) -> None:
     ["uniform", "balanced", *(pytest.param(each, marks=pytest.mark.more) for each in ("bootstrap", Folds(3)))],
 )
 def test_a_feeder_gives_the_same_weights(tmp_path: Path, weights: Any) -> None:
-    alone = of(train(tmp_path / "alone", cases.NOISY, weights=weights)[1], "finished")[0]
+    alone = finished(tmp_path / "alone", cases.NOISY, weights=weights)
     pipe = cases.data()
     with Feeder(pipe, workers=1, capacity=64, expect=1) as feeder:
         ensemble = cases.declare(cases.NOISY, 1, train=pipe, weights=weights)
-        # the identity leaves it to the feeder where the member joins
-        identity = replace(ensemble.identify(0), first_epoch=None)
+        identity = replace(ensemble.identify(0), first_epoch=None)  # the feeder says where the member joins
         job = cases.make_job(tmp_path / "fed", ensemble, feeder=feeder.address, identity=identity)
         events: Events = []
         # the feeder was not given the validation set
-        ensemble = replace(ensemble, valid=None)
-        assert work(job, ensemble, events.append, Inbox()) == "finished"
+        assert work(job, replace(ensemble, valid=None), events.append, Inbox()) == "finished"
     assert of(events, "finished")[0]["weights_sha256"] == alone["weights_sha256"]
     assert of(events, "started")[0]["first_epoch"] == 0
     assert sum(e["shared_batches"] for e in of(events, "epoch")) == 15
@@ -244,66 +221,54 @@ def test_a_feeder_gives_the_same_weights(tmp_path: Path, weights: Any) -> None:
 
 def test_a_held_out_sample_teaches_nothing_and_validation_is_unweighted(tmp_path: Path) -> None:
     """Without dropout and batch normalization, weight 0 is absence: labels of the held-out fold are any."""
-    from pipelines import weights
-
     held_out = weights.fold(cases.N, 4, 0, seed=0)(np.arange(cases.N)) == 0
-    source = cases.data().source
-    x, label = source.columns["x"], source.columns["label"]
-    told = []
+    columns, ends = cases.data().source.columns, []
     for shift in (0, 1):
-        labels = np.where(held_out, (label + shift) % cases.CLASSES, label)
-        pipe = Pipeline(sources.arrays(x=x, label=labels))
-        outcome, events = train(tmp_path / str(shift), train=pipe, valid=pipe, weights=Folds(4))
-        assert outcome == "finished"
-        told.append(events)
-    one, other = (of(events, "finished")[0] for events in told)
+        labels = np.where(held_out, (columns["label"] + shift) % cases.CLASSES, columns["label"])
+        pipe = Pipeline(sources.arrays(x=columns["x"], label=labels))
+        ends.append(finished(tmp_path / str(shift), cases.SMOOTH, train=pipe, valid=pipe, weights=Folds(4)))
+    one, other = ends
     assert one["weights_sha256"] == other["weights_sha256"], "the same model"
     assert one["metrics"]["loss"] != other["metrics"]["loss"], "judged by all samples alike"
-    unweighted = of(train(tmp_path / "all", train=Pipeline(source), valid=None)[1], "finished")[0]
+    unweighted = finished(tmp_path / "all", cases.SMOOTH, train=Pipeline(sources.arrays(**columns)), valid=None)
     assert unweighted["weights_sha256"] != one["weights_sha256"]
 
 
 def test_a_gradient_is_of_the_weighted_losses_over_the_true_size(tmp_path: Path) -> None:
-    from pipelines import weights
-
-    seen: dict[str, Any] = {}
+    pairs: list[Any] = []
 
     def one_step(member: Any) -> None:
         model = cases.plain(member.params)
         model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-        before = [p.detach().clone() for p in model.parameters()]
+        fresh = copy.deepcopy(model)
         for _ in member.epochs():
             for batch in member.batches():
-                losses = cases.loss(model, batch)
-                member.backward(losses)
+                member.backward(cases.loss(model, batch))
                 member.step()
                 own = weights.bootstrap(5)(batch["index"].numpy())
                 assert batch["weight"].tolist() == own.tolist()
-                fresh = cases.plain(member.params)
-                fresh.load_state_dict(dict(zip(fresh.state_dict(), before, strict=True)))
                 (cases.loss(fresh, batch) * batch["weight"]).sum().div(len(own)).backward()
-                seen["expected"] = [b - p.grad for b, p in zip(before, fresh.parameters(), strict=True)]
-                seen["got"] = [p.detach() for p in model.parameters()]
+                expected = [p.detach() - p.grad for p in fresh.parameters()]
+                pairs.extend(zip([p.detach() for p in model.parameters()], expected, strict=True))
 
-    outcome, _ = train(tmp_path, one_step, weights=Bootstrap(5), epochs=1, batch_size=cases.N, valid=None)
-    assert outcome == "finished"
-    for got, expected in zip(seen["got"], seen["expected"], strict=True):
-        torch.testing.assert_close(got, expected)
+    finished(tmp_path, one_step, weights=Bootstrap(5), epochs=1, batch_size=cases.N, valid=None)
+    assert pairs
+    for trained, expected in pairs:
+        torch.testing.assert_close(trained, expected)
 
 
 def test_a_stream_epoch_that_is_not_0_is_gone_on_from(tmp_path: Path) -> None:
-    def trained(folder: Path, first_epoch: int, stop: int | None) -> str:
+    def trained(folder: Path, first_epoch: int, *stops: int | None) -> str:
         ensemble = cases.declare(cases.NOISY, 1)
         identity = replace(ensemble.identify(0), first_epoch=first_epoch)
-        for attempt, steps in enumerate((stop, None) if stop else (None,)):
+        for attempt, steps in enumerate(stops):
             events: Events = []
-            job = cases.make_job(folder, ensemble, identity=identity, **(AGAIN if attempt else {}))
+            job = cases.make_job(folder, ensemble, identity=identity, attempt=attempt)
             work(job, ensemble, events.append, cases.Script(steps, "stop"))
         return str(of(events, "finished")[0]["weights_sha256"])
 
     late = trained(tmp_path / "late", 4, None)
-    assert trained(tmp_path / "late-stopped", 4, 8) == late
-    assert trained(tmp_path / "early", 0, None) != late
+    assert trained(tmp_path / "late-stopped", 4, 8, None) == late != trained(tmp_path / "early", 0, None)
 
 
 @pytest.mark.filterwarnings("ignore:left out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,21 +13,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import train_child as cases
+from kit.loop_cases import checkpoint, finished, of, train
 from kit.property_examples import examples
 from torch import nn
 
+from ensemble.spec import Recipe
 from ensemble.spec.validation import SpecError
 from ensemble.train.batchnorm import bias_and_norm
-from ensemble.train.job import TrainingError
 from ensemble.train.lars import LARS
 from ensemble.train.optimizers import make_optimizer
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (3, 1)]
 
 
-def formula(
-    weights: list[Any], grads: list[list[Any]], rates: list[float], adapt: list[bool], **options: Any
-) -> list[Any]:
+def formula(weights: list[Any], grads: Any, rates: list[float], adapt: list[bool], **options: Any) -> list[Any]:
     """LARS as You et al. write it, in float64: the weights after a step with each of the gradients."""
     eta, beta, m = options["trust"], options["weight_decay"], options["momentum"]
     weights = [w.double().numpy() for w in weights]
@@ -46,7 +47,6 @@ def formula(
 
 
 def draw(seed: int, steps: int, dtype: Any, zero: int | None = None) -> tuple[list[Any], list[list[Any]]]:
-    """Weights and gradients of very different sizes; one of the gradients, or of the weights, is zero."""
     torch.manual_seed(seed)
     weights = [(torch.randn(shape) * 10 ** (i - 2)).to(dtype) for i, shape in enumerate(SHAPES)]
     grads = [[(torch.randn(s) * 10 ** (2 - i)).to(dtype) for i, s in enumerate(SHAPES)] for _ in range(steps)]
@@ -70,31 +70,26 @@ def lars_steps(weights: list[Any], grads: list[list[Any]], rates: list[float], *
 @given(
     seed=st.integers(0, 10**6),
     rates=st.lists(st.just(0.0) | st.floats(1e-6, 30.0), min_size=1, max_size=4),
-    momentum=st.sampled_from([0.0, 0.9]),
-    weight_decay=st.sampled_from([0.0, 1e-4, 0.3]),
+    options=st.fixed_dictionaries(
+        {
+            "momentum": st.sampled_from([0.0, 0.9]),
+            "weight_decay": st.sampled_from([0.0, 1e-4, 0.3]),
+            "nesterov": st.booleans(),
+        }
+    ),
     adapt=st.sampled_from([None, True, False]),
-    nesterov=st.booleans(),
     foreach=st.booleans(),
     zero=st.none() | st.integers(0, 7),
     double=st.booleans(),
 )
 def test_lars_is_its_formula(
-    seed: int,
-    rates: list[float],
-    momentum: float,
-    weight_decay: float,
-    adapt: bool | None,
-    nesterov: bool,
-    foreach: bool,
-    zero: int | None,
-    double: bool,
+    seed: int, rates: Any, options: Any, adapt: Any, foreach: Any, zero: Any, double: bool
 ) -> None:
-    options: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "trust": 0.001}
-    options["nesterov"] = nesterov and momentum > 0
+    options |= {"trust": 0.001, "nesterov": options["nesterov"] and options["momentum"] > 0}
     weights, grads = draw(seed, len(rates), torch.float64 if double else torch.float32, zero)
-    found = lars_steps(weights, grads, rates, adapt=adapt, foreach=foreach, **options)
+    stepped = lars_steps(weights, grads, rates, adapt=adapt, foreach=foreach, **options)
     adapted = [w.dim() > 1 if adapt is None else adapt for w in weights]
-    for ours, exact in zip(found, formula(weights, grads, rates, adapted, **options), strict=True):
+    for ours, exact in zip(stepped, formula(weights, grads, rates, adapted, **options), strict=True):
         rtol = 1e-12 if double else 2e-5
         np.testing.assert_allclose(ours.numpy(), exact, rtol=rtol, atol=rtol * max(1e-30, np.abs(exact).max()))
 
@@ -173,42 +168,7 @@ def test_after_the_first_no_optimizer_imports_a_module_and_no_thread_has_begun()
     assert others.strip() == "[]"
 
 
-@pytest.mark.more
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="nothing is computed where torch is built for CUDA")
-def test_forked_processes_share_what_torch_sets_up_in_its_first_step() -> None:
-    code = """
-import os, sys, torch
-from benchmarks.sc18.processes import read_memory
-from ensemble.train.optimizers import warm_up
-
-drawn = torch.get_rng_state()
-if sys.argv[1] == "warm":
-    warm_up()
-else:
-    torch.optim.SGD([torch.nn.Parameter(torch.empty(0))], lr=0.0)
-assert torch.equal(torch.get_rng_state(), drawn) and len(os.listdir("/proc/self/task")) == 1
-if os.fork():
-    os.wait()
-else:
-    torch.set_num_threads(1)
-    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(1568, 2)
-    net = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    before = read_memory(os.getpid())["Private_Dirty"]
-    torch.nn.functional.cross_entropy(net(torch.ones(4, 3, 16, 16)), torch.zeros(4, dtype=torch.int64)).backward()
-    optimizer.step()
-    print(read_memory(os.getpid())["Private_Dirty"] - before, flush=True)
-"""
-    written = [
-        int(subprocess.run([sys.executable, "-c", code, each], capture_output=True, text=True, check=True).stdout)
-        for each in ("warm", "cold")
-    ]
-    assert written[0] < written[1] / 2, written
-
-
 class Normed(nn.Module):
-    """Every kind of parameter, a normalization over several dimensions among them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)
@@ -242,11 +202,6 @@ def test_biases_and_normalizations_are_kept_from_decay() -> None:
     assert everything["weight_decay"] == 0.01 and len(everything["params"]) == 11
 
 
-def test_a_model_of_normalizations_alone_has_one_group() -> None:
-    (group,) = make_optimizer("lars", nn.BatchNorm1d(3), {"lr": 1.0}).param_groups
-    assert group["adapt"] is False
-
-
 def test_a_hyperparameter_takes_an_options_place() -> None:
     net = nn.Linear(2, 2)
     sgd = make_optimizer({"name": "sgd", "lr": 0.1, "momentum": 0.5}, net, {"lr": 0.3, "weight_decay": 0.02})
@@ -255,18 +210,44 @@ def test_a_hyperparameter_takes_an_options_place() -> None:
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.5, 0.02)
     adam = make_optimizer("adam", net, {"lr": 0.001, "betas": [0.8, 0.9], "width": 3})
     assert adam.param_groups[0]["betas"] in ((0.8, 0.9), [0.8, 0.9])
+    (group,) = make_optimizer("lars", nn.BatchNorm1d(3), {"lr": 1.0}).param_groups
+    assert group["adapt"] is False
+    for options, params in (("sgd", {"lr": "fast"}), ({"name": "sgd", "nesterov": True}, {"lr": 0.1})):
+        with pytest.raises(SpecError, match=r"^optimizer"):
+            make_optimizer(options, net, params)
 
 
-@pytest.mark.parametrize(
-    ("options", "params", "error", "says"),
-    [
-        ("lars", {}, TrainingError, "'lars' has no learning rate: give the member the hyperparameter 'lr'"),
-        ("sgd", {"lr": "fast"}, SpecError, "optimizer['lr'] must be a number"),
-        ("sgd", {"lr": 0.1, "momentum": 1.5}, SpecError, "optimizer['momentum'] must be below 1"),
-        ({"name": "sgd", "nesterov": True}, {"lr": 0.1}, SpecError, "needs a momentum above 0"),
-    ],
-)
-def test_a_mistake_is_one_line(options: Any, params: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error) as raised:
-        make_optimizer(options, nn.Linear(2, 2), params)
-    assert says in str(raised.value) and "\n" not in str(raised.value)
+PLAIN = Recipe(model=cases.noisy, loss=cases.loss, task="classification")
+
+
+WORDS = [
+    {"optimizer": "sgd", "schedule": "constant"},
+    {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}, "schedule": "damped"},
+    {"optimizer": "adam", "schedule": {"name": "capped_linear", "gamma": 0.9}},
+    {"optimizer": {"name": "adamw", "decay_norm": False}, "schedule": {"name": "cosine", "warmup_epochs": 0.6}},
+    {"optimizer": "lars", "schedule": {"name": "polynomial", "warmup_epochs": 1}, "params": {"lr": 5.0}},
+    {"optimizer": {"name": "lars", "decay_norm": True}, "schedule": {"name": "step", "milestones": [0.4, 2]}},
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda w: f"{w['optimizer']}"[:20])
+def test_a_declared_optimizer_and_schedule_resume_to_the_same_bits(tmp_path: Path, words: dict[str, Any]) -> None:
+    whole = train(tmp_path / "whole", PLAIN, **words)[1]
+    assert train(tmp_path / "cut", PLAIN, cases.Script(7, "stop"), **words)[0] == "stopped"
+    outcome, events = train(tmp_path / "cut", PLAIN, **words)
+    assert outcome == "finished" and of(events, "finished") == of(whole, "finished")
+    assert [e["lr"] for e in of(whole, "epoch")][1:] == [e["lr"] for e in of(events, "epoch")]
+
+
+def test_without_words_a_member_is_trained_by_sgd(tmp_path: Path) -> None:
+    found = [finished(tmp_path / f"{i}", PLAIN, **words) for i, words in enumerate([{}, WORDS[0]])]
+    assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
+
+
+def test_the_declared_rate_is_the_one_that_is_used(tmp_path: Path) -> None:
+    schedule = {"name": "step", "every_epochs": 1, "gamma": 0.5}
+    events = train(tmp_path, PLAIN, optimizer="sgd", schedule=schedule)[1]
+    # told after the last step of an epoch, whose schedule is at the next epoch by then
+    assert [e["lr"] for e in of(events, "epoch")] == pytest.approx([0.025, 0.0125, 0.00625])
+    state = checkpoint(tmp_path)
+    assert state["schedule"]["last_epoch"] == 15 and state["identity"]["schedule"]["gamma"] == 0.5

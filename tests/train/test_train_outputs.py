@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ensemble.spec import Recipe
 from ensemble.spec.task import CLASSIFICATION, Task, quantiles
 from ensemble.train.call import Call, Observation, find_call
+from ensemble.train.forward_errors import explain_forward_error, is_repeatable
 from ensemble.train.output_shapes import OutputError, find_class_axis
 from ensemble.train.outputs import compute_outputs, compute_values, to_values
+from pipelines.loader.batch import Batch
 
 
 def test_a_call_names_fields_by_identity() -> None:
@@ -35,42 +40,33 @@ def test_an_observation_survives_a_checkpoint() -> None:
     assert Observation.from_checkpoint({"model": {}}) is None
 
 
-@pytest.mark.parametrize(
-    ("outputs", "target", "axis"),
-    [
-        ((8, 3), (8,), -1),
-        ((8, 1), (8,), -1),
-        ((8,), (8,), 0),
-        ((8, 5, 3), (8, 5), -1),
-        ((8, 3, 5), (8, 5), 1),
-        ((8, 5), (8, 5), 0),
-        ((8, 5, 1), (8, 5), -1),
-        ((8, 1, 5), (8, 5), 1),
-        ((8, 3, 4, 6), (8, 4, 6), 1),
-        ((8, 4, 6, 3), (8, 4, 6), -1),
-        ((8,), (8, 1), 0),
-        ((8, 3), None, -1),
-    ],
-)
-def test_the_axis_of_the_classes_follows_from_the_targets_shape(
-    outputs: tuple[int, ...], target: tuple[int, ...] | None, axis: int
-) -> None:
-    assert find_class_axis(outputs, target) == axis
+AXES = {
+    -1: [
+        ((8, 3), (8,)),
+        ((8, 1), (8,)),
+        ((8, 5, 3), (8, 5)),
+        ((8, 5, 1), (8, 5)),
+        ((8, 4, 6, 3), (8, 4, 6)),
+        ((8, 3), None),
+    ]
+}
+AXES |= {
+    0: [((8,), (8,)), ((8, 5), (8, 5)), ((8,), (8, 1))],
+    1: [((8, 3, 5), (8, 5)), ((8, 1, 5), (8, 5)), ((8, 3, 4, 6), (8, 4, 6))],
+}
 
 
-@pytest.mark.parametrize(
-    ("outputs", "target", "message"),
-    [
+def test_the_axis_of_the_classes_follows_from_the_targets_shape() -> None:
+    for axis, shapes in AXES.items():
+        for outputs, target in shapes:
+            assert find_class_axis(outputs, target) == axis, (outputs, target)
+    for outputs, target, message in (
         ((8, 5, 5), (8, 5), "along axis 1 or along the last one"),
         ((8, 3), (8, 5), "no scores of classes for the target"),
         ((8, 3, 3), (8,), "no scores of classes for the target"),
-    ],
-)
-def test_an_axis_that_does_not_follow_is_not_guessed(
-    outputs: tuple[int, ...], target: tuple[int, ...], message: str
-) -> None:
-    with pytest.raises(OutputError, match=message):
-        find_class_axis(outputs, target)
+    ):
+        with pytest.raises(OutputError, match=message):
+            find_class_axis(outputs, target)
 
 
 def seen(*shape: int, axis: int | None = None) -> Observation:
@@ -119,6 +115,8 @@ def test_numbers_have_the_targets_shape() -> None:
         (quantiles(0.1, 0.9), torch.zeros(4, 3), "not 2 quantiles along the last axis"),
         (Task("free"), (torch.zeros(4),), "a tuple, not numbers"),
         (Task("multilabel"), torch.zeros(4, 2, dtype=torch.int64), "not numbers"),
+        (CLASSIFICATION, {}, "a dict"),
+        (CLASSIFICATION, torch.tensor([1, 2]), r"shape \[2\] and dtype torch.int64"),
     ],
 )
 def test_outputs_that_the_task_does_not_know_are_refused(task: Task, outputs: Any, message: str) -> None:
@@ -172,3 +170,60 @@ def test_what_a_loss_raises_after_the_call_does_not_matter_and_before_it_does() 
     assert torch.equal(outputs, torch.full((2, 3), 2.0))
     with pytest.raises(KeyError, match="y"):
         compute_outputs(Recipe(model=lambda params: None, loss=before, task="classification"), Doubles(), batch)
+
+
+N = 16
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x).view(3, 4)  # type: ignore[no-any-return]
+
+
+def batch(**fields: torch.Tensor) -> Batch:
+    given = {"x": torch.rand(N, 8), "label": torch.arange(N) % 4, "index": torch.arange(N), **fields}
+    return Batch(given, epoch=0, step=0, global_size=N)
+
+
+def cross_entropy(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+
+def error_of(model: nn.Module, given: Batch, loss: Callable[..., Any] = cross_entropy) -> Exception:
+    with pytest.raises(Exception) as caught:
+        loss(model, given)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "said"),
+    [
+        (
+            nn.Sequential(nn.Linear(8, 16), nn.Linear(17, 4)),
+            {},
+            "in Linear(in_features=17, out_features=4, bias=True), where the batch has 'x' [16, 8] float32, "
+            "'label' [16] int64, 'index' [16] int64",
+        ),
+        (nn.Linear(8, 4), {"x": torch.zeros(N, 8, dtype=torch.uint8)}, "in Linear("),
+        (nn.LSTM(9, 2), {}, "in LSTM(9, 2), where the batch has"),
+        (Net(), {}, "in Net("),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_layer_and_the_fields_are_named(model: nn.Module, fields: dict[str, torch.Tensor], said: str) -> None:
+    error = error_of(model, batch(**fields))
+    assert said in str(explain_forward_error(error))
+    assert is_repeatable(error)
+
+
+def test_of_what_was_raised_elsewhere_nothing_is_said() -> None:
+    def read(model: nn.Module, batch: Batch) -> None:
+        (Path(__file__).parent / "no such file").read_bytes()
+
+    error = error_of(nn.Linear(8, 4), batch(), read)
+    assert explain_forward_error(error) is None and not is_repeatable(error)
+    assert not is_repeatable(RuntimeError("CUDA error: an illegal memory access of size 4"))

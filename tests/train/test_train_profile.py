@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from kit import train_child as cases
+from kit.loop_cases import own_loop as plain_loop
+from torch import nn
 
 import ensemble
-from ensemble.spec import Folds, Recipe
+from ensemble import Ensemble, Member, Recipe
+from ensemble.spec import Folds
 from ensemble.store import RunDir
-from ensemble.train import Inbox, profile
+from ensemble.train import Inbox, gpu_busy, profile, work
+from ensemble.train.gpu_busy import GpuBusy, describe_gpu_busy, open_gpu_busy
 from ensemble.train.job import ProfileRequest
-from pipelines import weights
+from ensemble.train.model_signature import signature_of
+from pipelines import Pipeline, sources, weights
 
 
 def test_evaluations_within_epochs_are_no_part_of_a_step(tmp_path: Path) -> None:
@@ -69,10 +75,7 @@ def not_finite(model: Any, batch: Any) -> Any:
     return cases.loss(model, batch) * float("nan")
 
 
-def measure(
-    run_dir: Path, loss: Any, asked: dict[str, Any] | None = None, members: int = 1, **options: Any
-) -> list[dict[str, Any]]:
-    """The events of a session that measures one member; `loss`, or the train function, is its own."""
+def measure(run_dir: Path, loss: Any, asked: Any | None = None, members: int = 1, **options: Any) -> Any:
     own = {"train": loss} if members > 1 else {"loss": loss}
     declared = cases.declare(
         Recipe(model=cases.plain, task="classification", **own), 1, **{**options, "out_of_fold": False}
@@ -93,3 +96,256 @@ def test_a_dry_run_shows_the_sizes_of_a_member_whose_loss_is_not_finite() -> Non
     for name in ("parameters", "trainable", "checkpoint_bytes", "predictions_bytes"):
         assert rows[0][name] == rows[1][name] > 0
     assert rows[1]["evaluate_s"] is not None
+
+
+class Gate(nn.Module):
+    def __init__(self, params: dict[str, Any]) -> None:
+        super().__init__()
+        self.dropout, self.steps = params.get("dropout", 0.1), params.get("steps", 3)
+        self.weight = nn.Parameter(torch.ones(4))
+
+
+def loss(model: nn.Module, batch: Any) -> Any:
+    raise AssertionError("no step is needed")
+
+
+def plain(params: dict[str, Any]) -> nn.Module:
+    width = params.get("width", 8)
+    return nn.Sequential(nn.Linear(4, width), nn.Dropout(params.get("drop", 0.1)), nn.LSTM(width, 3), Gate(params))
+
+
+def not_on_meta(params: dict[str, Any]) -> nn.Module:
+    model = plain(params)
+    float(model[0].weight.detach().sum())  # there is no number on the meta device
+    return model
+
+
+def with_a_closure(params: dict[str, Any]) -> nn.Module:
+    model = plain(params)
+    model.f = lambda x: x * params.get("scale", 1)  # type: ignore[assignment]
+    return model
+
+
+def of_a_local_class(params: dict[str, Any]) -> nn.Module:
+    class Local(nn.Linear):
+        pass
+
+    return Local(4, 8)
+
+
+def momentum(model: nn.Module, params: dict[str, Any]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=params.get("m", 0.0))
+
+
+def data(params: dict[str, Any]) -> Pipeline:
+    return Pipeline(sources.arrays(x=np.zeros((64, params.get("features", 4)), np.float32)))
+
+
+def shape(member: dict[str, Any] | Member, model: Any = plain, recipe: Any = None, **options: Any) -> str:
+    declared = Ensemble(
+        name="shapes",
+        recipe=recipe or Recipe(model=model, loss=loss, task="classification", optimizer=momentum),
+        members=[member],
+        train=data,
+        **options,
+    )
+    return signature_of(declared, declared.identify(0))[0]
+
+
+def test_what_changes_no_kernel_changes_no_shape() -> None:
+    same = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.1, "drop": 0.5}, {"lr": 0.1, "dropout": 0.7}, {"lr": 0.1, "x": 1}]
+    assert len({shape(one) for one in same}) == 1
+    assert shape({"lr": 0.1}) == shape(Member({"lr": 0.1}, seed=9, epochs=7))
+    assert shape({"lr": 0.1, "m": 0.5}) == shape({"lr": 0.1, "m": 0.9})
+
+
+@pytest.mark.parametrize("other", [{"width": 16}, {"drop": 0.0}, {"steps": 4}, {"m": 0.9}, {"features": 5}])
+def test_what_may_cost_more_is_another_shape(other: dict[str, Any]) -> None:
+    assert shape({"lr": 0.1}) != shape({"lr": 0.1, **other})
+
+
+def test_words_that_may_cost_more_are_another_shape() -> None:
+    words: dict[str, Any] = {"batch_size": 16, "precision": "bf16", "accumulate": 2, "workers": "auto"}
+    shapes = {shape(Member({"lr": 0.1}, **{name: value})) for name, value in words.items()}
+    assert len(shapes | {shape({"lr": 0.1})}) == 1 + len(words)
+    recipe = Recipe(model=plain, loss=loss, task="classification")
+    assert shape({"lr": 0.1}, recipe=recipe, optimizer="sgd") != shape(
+        {"lr": 0.1}, recipe=recipe, optimizer="adam"
+    )
+
+
+def test_where_it_cannot_be_told_hyperparameters_count_but_for_those_of_an_optimizer() -> None:
+    for model in (with_a_closure, of_a_local_class):
+        assert shape({"lr": 0.1, "scale": 1}, model) != shape({"lr": 0.1, "scale": 2}, model)
+        assert shape({"lr": 0.1, "scale": 1}, model) == shape({"lr": 0.2, "scale": 1}, model)
+
+
+class Config:
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def __repr__(self) -> str:
+        return "Config"
+
+
+def with_a_config(params: dict[str, Any]) -> nn.Module:
+    model = plain(params)
+    model.config = Config(params["depth"])  # type: ignore[assignment]
+    return model
+
+
+def test_an_object_whose_text_hides_what_it_holds_cannot_be_compared() -> None:
+    one, other = (shape({"lr": 0.1, "depth": depth}, with_a_config) for depth in (1, 1000))
+    assert one != other
+
+
+def test_a_train_function_is_told_by_its_hyperparameters() -> None:
+    def train(member: Any) -> None:
+        raise AssertionError("it is not called")
+
+    assert shape({"lr": 0.1, "width": 8}, recipe=train) == shape({"lr": 0.3, "width": 8}, recipe=train)
+    assert shape({"lr": 0.1, "width": 8}, recipe=train) != shape({"lr": 0.1, "width": 9}, recipe=train)
+
+
+def test_a_network_that_needs_its_numbers_is_really_built() -> None:
+    assert shape({"lr": 0.1}, not_on_meta) == shape({"lr": 0.1}, plain)
+
+
+class Gpu:
+    """Does the work that was launched when it is told to, and has events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.launched: list[float | Event] = []
+        self.now_s, self.has_failed = 0.0, False
+        self.busy = GpuBusy(self.make_event, lambda: "the stream")
+
+    def make_event(self) -> Event:
+        self.events.append(Event(self))
+        return self.events[-1]
+
+    def do(self, items: int) -> None:
+        for item in self.launched[:items]:
+            if isinstance(item, Event):
+                item.reached_s = self.now_s
+            else:
+                self.now_s += item
+        del self.launched[:items]
+
+    def measure(self, work_s: float) -> None:
+        self.busy.begin()
+        self.launched.append(work_s)
+        self.busy.end()
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.reached_s = gpu, None
+
+    def record(self, stream: Any) -> None:
+        assert stream == "the stream"
+        self.reached_s = None
+        self.gpu.launched.append(self)
+
+    def query(self) -> bool:
+        if self.gpu.has_failed:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return self.reached_s is not None
+
+    def elapsed_time(self, end: Event, /) -> float:
+        return (end.reached_s - self.reached_s) * 1e3
+
+
+def test_only_work_between_the_marks_counts_and_only_when_it_is_done() -> None:
+    gpu = Gpu()
+    for work_s in (2.0, 3.0):
+        gpu.measure(work_s)
+        gpu.launched.append(10.0)  # of others, or idle
+    for items, total in (
+        (0, 0.0),
+        (3, 2.0),
+        (3, 2.0),
+        (2, 5.0),
+        (0, 5.0),
+    ):  # the end of the second is reached last
+        gpu.do(items)
+        assert gpu.busy.read() == pytest.approx(total)
+
+
+def test_events_are_used_again() -> None:
+    gpu = Gpu()
+    for _ in range(100):
+        gpu.measure(0.5)
+        gpu.do(3)
+    assert gpu.busy.read() == pytest.approx(50.0) and len(gpu.events) <= 4
+
+
+def test_work_that_was_left_counts_for_nothing() -> None:
+    gpu = Gpu()
+    gpu.busy.end()
+    gpu.busy.begin()
+    gpu.launched.append(7.0)
+    gpu.measure(1.0)
+    gpu.do(5)
+    assert gpu.busy.read() == 1.0
+
+
+def test_a_gpu_that_fails_leaves_what_was_counted() -> None:
+    gpu = Gpu()
+    for _ in range(2):
+        gpu.measure(1.0)
+        gpu.do(3)
+    gpu.has_failed = True
+    with pytest.raises(RuntimeError):
+        gpu.measure(1.0)
+    assert [gpu.busy.read(), gpu.busy.read()] == [1.0, 1.0]
+
+
+def evaluate_first(member: Any, model: Any, batch: Any) -> Any:
+    losses = cases.loss(model, batch)
+    member.evaluate(lambda model, batch: {"loss": cases.loss(model, batch)})
+    return losses
+
+
+def train(folder: Path, recipe: Any, do: Any = work, **job: Any) -> list[dict[str, Any]]:
+    """What a member tells of its usage."""
+    ensemble, events = cases.declare(recipe, 1), []
+    assert do(cases.make_job(folder, ensemble, **job), ensemble, events.append, Inbox()) == "finished"
+    return [event for event in events if event["type"] == "usage"]
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_each_batch_is_measured_once_and_summed(tmp_path: Path, own_loop: bool, monkeypatch: Any) -> None:
+    gpu = Gpu()
+
+    class Busy(GpuBusy):
+        def end(self) -> None:
+            gpu.launched.append(1.0)  # a second of work for each batch
+            super().end()
+            gpu.do(3)
+
+    busy = Busy(gpu.make_event, lambda: "the stream")
+    monkeypatch.setattr("ensemble.train.state.open_gpu_busy", lambda device: busy)
+    monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), busy)
+    usage = train(tmp_path, plain_loop(losses=evaluate_first) if own_loop else cases.SMOOTH, gpu="GPU-x")
+    seconds = [e["gpu_busy_s"] for e in usage if e["role"] == "train"]
+    # 5 steps, and 13 samples of the validation set are three batches, which the recipe also predicts
+    epochs = [5, 10, 15] if own_loop else [8, 16, 24]
+    total = epochs[-1] + (0 if own_loop else 3)
+    assert (seconds[0], seconds[-1]) == (0.0, total) and seconds == sorted(seconds)
+    assert set(seconds) <= {0.0, *epochs, total}
+    assert {e["role"] for e in usage if "gpu_busy_s" in e} == {"train"}
+    assert {e.get("gpu") for e in usage if "gpu_busy_s" in e} == {"GPU-x"}
+
+
+def test_a_session_that_measures_says_which_gpu_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), Gpu().busy)
+    request = ProfileRequest(members=[], known=[], steps_s=0.1)
+    (usage,) = train(tmp_path, cases.SMOOTH, profile.run, gpu="GPU-x", profile=request)
+    assert (usage["role"], usage["gpu_busy_s"], usage["gpu"]) == ("profile", 0.0, "GPU-x")
+
+
+def test_on_the_cpu_nothing_is_measured(tmp_path: Path) -> None:
+    assert open_gpu_busy(torch.device("cpu")) is None and describe_gpu_busy() == {}
+    usage = train(tmp_path, cases.SMOOTH)
+    assert usage and not any("gpu_busy_s" in event for event in usage)

@@ -22,8 +22,6 @@ WORDS, WIDTH = 40, 4
 
 
 class Bag(nn.Module):
-    """The mean of six words' vectors, and one layer; `tied` compares words with the words' own vectors."""
-
     def __init__(self, sparse: bool, head: bool = True, tied: bool = False) -> None:
         super().__init__()
         width = WIDTH if head else train_child.CLASSES
@@ -64,6 +62,7 @@ def overflowing(model: nn.Module, batch: Any) -> torch.Tensor:
     return losses + (huge - huge.detach())
 
 
+OVERFLOWING = Recipe(model=bag, loss=overflowing, task="classification")
 PLAIN = Recipe(model=bag, loss=train_child.loss, task="classification", clip_norm=0.05)
 MOMENTUM = Recipe(model=bag, loss=train_child.loss, task="classification", optimizer=momentum)
 ADAM = Recipe(model=words_only, loss=train_child.loss, task="classification", optimizer=sparse_adam)
@@ -75,58 +74,33 @@ def case(recipe: Recipe, sparse: bool = True, steps: tuple[int | None, ...] = (N
     return {"recipe": recipe, **given}, list(steps)
 
 
-CASES = {
-    "dense": case(PLAIN, sparse=False),
-    "sparse": case(PLAIN),
-    "in 2 parts": case(PLAIN, accumulate=2),
-    "scaled": case(PLAIN, precision="bf16", loss_scale=1000.0),
-    "dense momentum": case(MOMENTUM, sparse=False),
-    "momentum": case(MOMENTUM),
-    "mid-momentum": case(MOMENTUM, steps=(7, None)),
-    "adam": case(ADAM),
-    "mid-adam": case(ADAM, steps=(7, None)),
-    "dense tied": case(TIED, sparse=False),
-    "tied": case(TIED),
-    # of one sample each: a second worker has none of any batch
-    "lonely": case(PLAIN, batch_size=1, epochs=1),
-    "dense lonely": case(PLAIN, sparse=False, batch_size=1, epochs=1),
-    "compressed": case(PLAIN, compression={"name": "qsgd8", "bucket": 32, "min_size": 1000}),
-    "overflow": case(
-        Recipe(model=bag, loss=overflowing, task="classification"),
-        precision="fp16",
-        loss_scale=65536.0,
-        batch_size=5,
-        epochs=1,
-    ),
-}
+CASES = {"dense": case(PLAIN, sparse=False), "sparse": case(PLAIN), "in 2 parts": case(PLAIN, accumulate=2)}
+CASES |= {"scaled": case(PLAIN, precision="bf16", loss_scale=1000.0)}
+CASES |= {"dense momentum": case(MOMENTUM, sparse=False), "momentum": case(MOMENTUM)}
+CASES |= {"mid-momentum": case(MOMENTUM, steps=(7, None)), "adam": case(ADAM)}
+CASES |= {"mid-adam": case(ADAM, steps=(7, None)), "dense tied": case(TIED, sparse=False), "tied": case(TIED)}
+CASES |= {"lonely": case(PLAIN, batch_size=1, epochs=1)}
+CASES |= {"dense lonely": case(PLAIN, sparse=False, batch_size=1, epochs=1)}
+CASES |= {"compressed": case(PLAIN, compression={"name": "qsgd8", "bucket": 32, "min_size": 1000})}
+CASES |= {"overflow": case(OVERFLOWING, precision="fp16", loss_scale=65536.0, batch_size=5, epochs=1)}
 train_child.CASES.update(CASES)
-AS_DENSE = {
-    "sparse": "dense",
-    "in 2 parts": "dense",
-    "scaled": "dense",
-    "momentum": "dense momentum",
-    "mid-momentum": "dense momentum",
-    "tied": "dense tied",
-    "lonely": "dense lonely",
-    "compressed": "dense",
-}
+AS_DENSE = {"sparse": "dense", "in 2 parts": "dense", "scaled": "dense", "momentum": "dense momentum"}
+AS_DENSE |= {"mid-momentum": "dense momentum", "tied": "dense tied", "lonely": "dense lonely"}
+AS_DENSE |= {"compressed": "dense"}
 
 
 def train_all(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """What one rank says of each case."""
     return train_child.train_cases(rank, world, tuple(CASES), folder)
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Where one worker has trained all cases, and what it said."""
     folder = tmp_path_factory.mktemp("one")
     return folder, train_all(0, 1, folder)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.more)])
 def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Where several workers have trained all cases, and what the first one said."""
     folder = tmp_path_factory.mktemp("many")
     return folder, run_ranks(request.param, train_all, request.param, folder)[0]
 
@@ -148,17 +122,13 @@ def test_one_worker_trains_a_sparse_embedding_as_a_dense_one(one: tuple[Path, An
 
 
 @pytest.mark.parametrize("case", [*AS_DENSE, "dense", "adam"])
-def test_several_workers_train_a_sparse_embedding_as_one_does(
-    one: tuple[Path, Any], many: tuple[Path, Any], case: str
-) -> None:
+def test_several_workers_train_a_sparse_embedding_as_one_does(one: Any, many: Any, case: str) -> None:
     assert many[1][case]["outcomes"][-1] == "finished"
     check_equal(read_weights(many[0] / case), read_weights(one[0] / AS_DENSE.get(case, case)))
 
 
 @pytest.mark.parametrize("case", ["momentum", "adam"])
-def test_a_sparse_embedding_resumes_to_the_same_bits(
-    one: tuple[Path, Any], many: tuple[Path, Any], case: str
-) -> None:
+def test_a_sparse_embedding_resumes_to_the_same_bits(one: Any, many: Any, case: str) -> None:
     for _, said in (one, many):
         assert said[f"mid-{case}"]["outcomes"] == ["stopped", "finished"]
         ends = [of(said[name], "finished")[0]["weights_sha256"] for name in (case, f"mid-{case}")]
@@ -171,9 +141,7 @@ def test_the_rows_of_a_batch_are_fewer_bytes_than_the_table(many: tuple[Path, An
     assert sent["lonely"] < sent["dense lonely"]
 
 
-def test_an_overflow_in_a_sparse_gradient_skips_the_step_on_all_workers(
-    one: tuple[Path, Any], many: tuple[Path, Any]
-) -> None:
+def test_an_overflow_in_a_sparse_gradient_skips_the_step_on_all_workers(one: Any, many: Any) -> None:
     for folder, said in (one, many):
         assert [epoch["skipped_steps"] for epoch in of(said["overflow"], "epoch")] == [1]
         assert all(np.isfinite(value).all() for value in read_weights(folder / "overflow").values())

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.event_dicts import read_events
+from kit import execute_members
+from kit.event_dicts import fold, read_events
 from torch import nn
 from torch.nn import functional as F
 
@@ -53,7 +54,6 @@ def submit(folder: Path, *args: Any, **options: Any) -> list[dict[str, Any]]:
 
 
 def precedes_epochs(events: list[dict[str, Any]], member: str | None = None) -> bool:
-    """Whether something is remarked, of a member or of all, before the first epoch has ended."""
     kinds = [event["type"] for event in events if member in (None, event.get("member"))]
     return kinds.index("remark") < kinds.index("epoch")
 
@@ -62,26 +62,18 @@ def list_remarks(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(event["member"], event["text"]) for event in events if event["type"] == "remark"]
 
 
-# --- labels ---------------------------------------------------------------------------------------------------
+UNTAKEN = {"test": LABEL, "valid": LABEL.astype(np.int8), "of several": np.stack([LABEL, LABEL], axis=1)}
 
 
-@pytest.mark.parametrize(
-    ("loss", "split", "label"),
-    [
-        ("cross_entropy", "test", spoil(LABEL, 7, -1)),
-        ("cross_entropy", "valid", spoil(LABEL.astype(np.int8), 7, -1)),
-        ("cross_entropy", "test", spoil(np.stack([LABEL, LABEL], axis=1), (7, 1), -2)),
-    ],
-)
-def test_a_label_that_the_loss_does_not_take_is_named_before_anything_trains(
-    tmp_path: Path, loss: str, split: str, label: Any
-) -> None:
-    value = label.min()
+@pytest.mark.parametrize("name", UNTAKEN)
+def test_a_label_that_the_loss_does_not_take_is_named_first(tmp_path: Path, name: str) -> None:
+    split, value = ("valid", -1) if name == "valid" else ("test", -2 if name == "of several" else -1)
+    label = spoil(UNTAKEN[name], (7, 1) if name == "of several" else 7, value)
     with pytest.raises(PipelineError, match="nothing was trained") as refused:
-        submit(tmp_path / "run", loss, **{split: pipe(label, X + 3)})
-    said = str(refused.value)
-    assert re.search(rf"Ensemble.{split}: sample 7 \(.*row 7\) has the label {value:g}", said)
-    assert "-100" in said and f"leave out {split}=" in said
+        submit(tmp_path / "run", **{split: pipe(label, X + 3)})
+    message = str(refused.value)
+    assert re.search(rf"Ensemble.{split}: sample 7 \(.*row 7\) has the label {value}", message)
+    assert "-100" in message and f"leave out {split}=" in message
     events = read_events(RunDir(tmp_path / "run").events)
     assert not [event for event in events if event["type"] in ("started", "epoch", "failed")]
 
@@ -105,23 +97,16 @@ def own_loss(model: Any, batch: Any) -> Any:
 
 
 @pytest.mark.parametrize(("loss", "label"), [(own_loss, -1), ("cross_entropy", 3), ("binary_cross_entropy", 2)])
-def test_a_label_of_test_that_the_model_has_no_class_for_is_remarked_with_the_first_batch(
-    tmp_path: Path, loss: Any, label: int
-) -> None:
+def test_a_label_of_test_without_a_class_is_remarked_early(tmp_path: Path, loss: Any, label: int) -> None:
     most = 1 if loss == "binary_cross_entropy" else 2
-    train, valid, test = (LABEL.clip(0, most) for _ in range(3))
-    test[7] = label
-    splits = {"train": pipe(train), "valid": pipe(valid, X + 1), "test": pipe(test, X + 3)}
+    known = LABEL.clip(0, most)
+    splits = {"train": pipe(known), "valid": pipe(known, X + 1), "test": pipe(spoil(known, 7, label), X + 3)}
     task = {"task": "classification"} if loss == "binary_cross_entropy" else {}
-    events = submit(
-        tmp_path / "run", loss, **splits, **task, members=[{"lr": 0.01, "classes": most if most == 1 else 3}]
-    )
-    ((_, text),) = [each for each in list_remarks(events) if "Ensemble.test" in each[1]]
+    members = [{"lr": 0.01, "classes": most if most == 1 else 3}]
+    events = submit(tmp_path / "run", loss, **splits, **task, members=members)
+    ((_, text),) = [remark for remark in list_remarks(events) if "Ensemble.test" in remark[1]]
     assert f"row 7) has the label {label}" in text and f"0 ... {most}" in text
     assert precedes_epochs(events)
-
-
-# --- records of splits that memory does not hold --------------------------------------------------------------
 
 
 PREPARE_S = 0.002
@@ -149,7 +134,6 @@ def breakable(marker: Path, shift: int, *rows: int) -> Pipeline:
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No split fits."""
     monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
 
 
@@ -157,9 +141,7 @@ def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass")
 def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goes_on(tmp_path: Path) -> None:
     declared = an_ensemble(
-        test=breakable(tmp_path / "bad", 2, 3, 11),
-        epochs=2,
-        members=[{"lr": 0.01}, {"lr": 0.02}],
+        test=breakable(tmp_path / "bad", 2, 3, 11), epochs=2, members=[{"lr": 0.01}, {"lr": 0.02}]
     )
     clean = ensemble.submit(declared, tmp_path / "clean", "inline").wait()
     (tmp_path / "bad").touch()
@@ -176,7 +158,6 @@ def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goe
     result = ensemble.resume(run, executor="inline").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 2
     assert [row["metrics"] for row in result.members] == [row["metrics"] for row in clean.members]
-    events = read_events(RunDir(run).events)
 
 
 @pytest.mark.usefixtures("no_memory")
@@ -187,11 +168,7 @@ def test_labels_of_a_streamed_split_are_looked_at_before_members_train(tmp_path:
     assert not [event for event in read_events(RunDir(tmp_path / "run").events) if event["type"] == "epoch"]
 
 
-# --- what a member without a feeder holds ---------------------------------------------------------------------
-
-
 def find_held() -> int:
-    """Bytes of sets that this process has mapped."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:resident" in line]
     ends = [[int(number, 16) for number in line.split()[0].split("-")] for line in lines]
     return sum(end - start for start, end in ends)
@@ -214,16 +191,11 @@ def test_a_member_without_a_feeder_holds_validation_data_alone_while_it_trains(t
     assert large.nbytes <= max(held) - before < 1.5 * large.nbytes
 
 
-# --- the combination --------------------------------------------------------------------------------------------
-
-
 def own_numbers(model: Any, batch: Any) -> Any:
     return (model(batch["x"]).squeeze(-1) - batch["label"]).square()
 
 
-def test_members_that_predict_other_classes_than_the_first_one_are_remarked_with_their_first_batch(
-    tmp_path: Path,
-) -> None:
+def test_members_that_predict_other_classes_than_the_first_are_remarked(tmp_path: Path) -> None:
     events = submit(tmp_path / "run", members=[{"lr": 0.01}, {"lr": 0.01, "classes": 5}])
     ((member, text),) = list_remarks(events)
     assert member == "member-1" and "predicts 5 classes on training, member-0 3" in text
@@ -231,25 +203,22 @@ def test_members_that_predict_other_classes_than_the_first_one_are_remarked_with
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "reason"),
     [
         (lambda values: values.mean(dim=1), "gives"),
         (lambda values: values[0] / 0, "NaN"),
         (lambda v: v.missing, "failed"),
+        (lambda values: values.mean(dim=0), None),
     ],
 )
-def test_a_function_that_does_not_combine_is_remarked_with_the_first_batch(
-    tmp_path: Path, function: Any, said: str
-) -> None:
+def test_a_function_that_does_not_combine_is_remarked_early(tmp_path: Path, function: Any, reason: Any) -> None:
     events = submit(tmp_path / "run", combine=function, members=[{"lr": 0.01}, {"lr": 0.02}])
     remarks = [text for _, text in list_remarks(events)]
-    assert any("Ensemble.combine=" in text and said in text for text in remarks), remarks
+    if reason is None:
+        assert not remarks
+        return
+    assert any("Ensemble.combine=" in text and reason in text for text in remarks), remarks
     assert precedes_epochs(events)
-
-
-def test_nothing_is_remarked_of_a_function_that_combines(tmp_path: Path) -> None:
-    events = submit(tmp_path / "run", combine=lambda values: values.mean(dim=0), members=[{"lr": 0.01}] * 2)
-    assert not list_remarks(events)
 
 
 def test_too_few_validation_samples_for_a_stack_are_said_at_the_start() -> None:
@@ -268,21 +237,42 @@ def test_samples_of_test_that_the_model_cannot_take_are_remarked_with_the_first_
     assert kinds.index("remark") < kinds.index("epoch") < kinds.index("failed")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"loss": "pinball", "task": quantiles(0.1, 0.5, 0.9), "combine": "stack"}, "'weighted' or 'greedy'"),
-        ({"loss": own_numbers, "task": "free", "predict": lambda model, batch: model(batch["x"])}, "combine"),
-    ],
-    ids=["stack", "free"],
-)
-def test_a_combination_that_is_not_for_the_task_is_remarked_with_the_first_batch(
-    tmp_path: Path, options: dict[str, Any], said: str
-) -> None:
-    numbers = X[:, 0]
-    splits = {name: pipe(numbers, X + shift) for shift, name in enumerate(("train", "valid", "test"))}
-    classes = 3 if options["loss"] == "pinball" else 1
-    members = [{"lr": 0.01, "classes": classes}]
+@pytest.mark.parametrize("task", ["quantiles", "free"])
+def test_a_combination_that_is_not_for_the_task_is_remarked_early(tmp_path: Path, task: str) -> None:
+    splits = {name: pipe(X[:, 0], X + shift) for shift, name in enumerate(("train", "valid", "test"))}
+    options, outputs, reason = {
+        "quantiles": (
+            {"loss": "pinball", "task": quantiles(0.1, 0.5, 0.9), "combine": "stack"},
+            3,
+            "'weighted' or 'gr",
+        ),
+        "free": (
+            {"loss": own_numbers, "task": "free", "predict": lambda model, batch: model(batch["x"])},
+            1,
+            "combine",
+        ),
+    }[task]
+    members = [{"lr": 0.01, "classes": outputs}]
     events = submit(tmp_path / "run", **splits, **options, objective="loss", members=members)
-    assert any(said in text for _, text in list_remarks(events)), list_remarks(events)
+    assert any(reason in text for _, text in list_remarks(events)), list_remarks(events)
     assert precedes_epochs(events)
+
+
+def figures(path: Path) -> list[Any]:
+    events = read_events(RunDir(path).events)
+    members = fold(events).members.values()
+    return [[each.weights_sha256, each.predictions, each.metrics] for each in members] + [
+        event["metrics"] for event in events if event["type"] == "epoch"
+    ]
+
+
+def test_figures_are_the_same_of_streamed_validation_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = execute_members.an_ensemble(
+        [{"lr": 0.1, "width": 4}], epochs=2, sharing="independent", batch_size=20, seed=3
+    )
+    ensemble.submit(made, tmp_path / "held", "inline").wait()
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
+    with pytest.warns(UserWarning, match="'valid' is prepared anew at each pass"):
+        ensemble.submit(made, tmp_path / "streamed", "inline").wait()
+    assert figures(tmp_path / "streamed") == figures(tmp_path / "held")
+    assert figures(tmp_path / "held")[0][1]

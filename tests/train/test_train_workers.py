@@ -20,34 +20,43 @@ Said = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every case is trained, in a folder for each number of workers."""
     folder = tmp_path_factory.mktemp("workers")
     for world in (1, 2, 3):
         (folder / str(world)).mkdir()
     return folder
 
 
-@pytest.fixture(scope="module")
-def two(folder: Path) -> Said:
-    """What each of two ranks said of the cases of the first tier."""
-    return run_ranks(2, train_child.train_cases, 2, train_child.WITH_TWO, folder / "2")
+RANKS = {"two": (2, train_child.WITH_TWO), "second": (2, train_child.SECOND), "three": (3, train_child.WITH_THREE)}
 
 
 @pytest.fixture(scope="module")
-def second(folder: Path) -> Said:
-    """What each of two ranks said of the cases of the second tier."""
-    return run_ranks(2, train_child.train_cases, 2, train_child.SECOND, folder / "2")
-
-
-@pytest.fixture
-def ask_two(request: pytest.FixtureRequest) -> Callable[[str], Said]:
-    """Returns what each of two ranks said of a case and of others."""
+def ask(folder: Path) -> Callable[[str], Said]:
+    """What each of the ranks said of the cases of a tier, or of the tier that has this case."""
+    trained: dict[str, Said] = {}
 
     def ask(case: str) -> Said:
-        said: Said = request.getfixturevalue("second" if case in train_child.SECOND else "two")
-        return said
+        tier = case if case in RANKS else "second" if case in train_child.SECOND else "two"
+        world, cases = RANKS[tier]
+        if tier not in trained:
+            trained[tier] = run_ranks(world, train_child.train_cases, world, cases, folder / str(world))
+        return trained[tier]
 
     return ask
+
+
+@pytest.fixture(scope="module")
+def two(ask: Callable[[str], Said]) -> Said:
+    return ask("two")
+
+
+@pytest.fixture(scope="module")
+def second(ask: Callable[[str], Said]) -> Said:
+    return ask("second")
+
+
+@pytest.fixture(scope="module")
+def three(ask: Callable[[str], Said]) -> Said:
+    return ask("three")
 
 
 def tiered(*cases: str) -> list[Any]:
@@ -56,14 +65,7 @@ def tiered(*cases: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def three(folder: Path) -> Said:
-    """What each of three ranks said of some cases."""
-    return run_ranks(3, train_child.train_cases, 3, train_child.WITH_THREE, folder / "3")
-
-
-@pytest.fixture(scope="module")
 def one(folder: Path) -> dict[str, Any]:
-    """What the same members with one worker say, trained in this process."""
     names = ("smooth", "float64", "ragged", "folds", "clipped", "head")
     return {name: train_child.train_case(name, folder / "1") for name in names}
 
@@ -77,14 +79,13 @@ def digest(said: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("case", tiered("smooth", "float64", "ragged", "folds", "head"))
-def test_two_workers_are_one(ask_two: Callable[[str], Said], one: dict[str, Any], folder: Path, case: str) -> None:
+def test_two_workers_are_one(ask: Callable[[str], Said], one: dict[str, Any], folder: Path, case: str) -> None:
     rtol = 1e-5 if case == "smooth" else 1e-12
-    check_equal(folder / "1", folder / "2", one, ask_two(case), case, rtol)
+    check_equal(folder / "1", folder / "2", one, ask(case), case, rtol)
 
 
 @pytest.mark.parametrize("case", ["ragged", "clipped in 2"])
 def test_three_workers_are_one(three: Said, one: dict[str, Any], folder: Path, case: str) -> None:
-    """Two of them have no sample of the last batch."""
     as_in = train_child.ACCUMULATED.get(case, case)
     check_equal(folder / "1", folder / "3", one, three, case, 1e-12, as_in)
 
@@ -102,17 +103,14 @@ def test_what_was_measured_at_the_start_holds_after_a_resume(three: Said) -> Non
 
 
 @pytest.mark.parametrize("case", tiered("clipped", "clipped in 4", "scaled in 2", "folds in 2"))
-def test_workers_that_accumulate_and_clip_are_one_that_does_not_accumulate(
-    ask_two: Callable[[str], Said], one: dict[str, Any], folder: Path, case: str
-) -> None:
+def test_workers_that_accumulate_and_clip_are_one(ask: Any, one: dict[str, Any], folder: Path, case: str) -> None:
     reference = train_child.ACCUMULATED.get(case, case)
-    check_equal(folder / "1", folder / "2", one, ask_two(case), case, 1e-12, reference)
+    check_equal(folder / "1", folder / "2", one, ask(case), case, 1e-12, reference)
 
 
 def check_equal(
     alone: Path, together: Path, one: dict[str, Any], many: Said, case: str, rtol: float, as_in: str | None = None
 ) -> None:
-    """A case trained by many is the one trained alone, or `as_in` is."""
     as_in = as_in or case
     expected, found = read_weights(alone / as_in), read_weights(together / case)
     for name, value in expected.items():
@@ -123,16 +121,9 @@ def check_equal(
         assert ours["samples"] == theirs["samples"], "every sample counts once, over all workers"
 
 
-RESUMED = {
-    "mid-fp32": "whole-fp32",
-    "end-fp32": "whole-fp32",
-    "mid-bf16": "whole-bf16",
-    "mid-bootstrap": "bootstrap",
-    "mid-noisy in 2": "noisy in 2",
-    "mid-qsgd4": "qsgd4",
-    "mid-powersgd": "powersgd",
-    "mid-fp16-onebit": "fp16-onebit",
-}
+RESUMED = {"mid-fp32": "whole-fp32", "end-fp32": "whole-fp32", "mid-bf16": "whole-bf16"}
+RESUMED |= {"mid-bootstrap": "bootstrap", "mid-noisy in 2": "noisy in 2", "mid-qsgd4": "qsgd4"}
+RESUMED |= {"mid-powersgd": "powersgd", "mid-fp16-onebit": "fp16-onebit"}
 
 
 def check_resumed(said: Said, case: str, whole: str) -> None:
@@ -164,14 +155,11 @@ def test_workers_that_see_different_checkpoints_say_so(two: Said) -> None:
 
 
 @pytest.mark.parametrize("case", tiered(*RESUMED))
-def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(
-    ask_two: Callable[[str], Said], case: str
-) -> None:
-    said = ask_two(case)
-    check_resumed(said, case, RESUMED[case])
+def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(ask: Callable[[str], Said], case: str) -> None:
+    check_resumed(ask(case), case, RESUMED[case])
     stopped = {"mid-fp32": [(0, 3)], "end-fp32": [(1, 0)]}
     if case in stopped:
-        assert [(e["epoch"], e["step"]) for e in of(said[0][case], "stopped")] == stopped[case]
+        assert [(e["epoch"], e["step"]) for e in of(ask(case)[0][case], "stopped")] == stopped[case]
 
 
 def test_three_workers_in_groups_resume_to_the_bits_of_an_undisturbed_training(three: Said) -> None:
@@ -191,23 +179,20 @@ def test_predictions_of_all_workers_are_saved_in_order(two: Said, folder: Path) 
         assert (saved.values.argmax(axis=1) == saved.target).mean() == pytest.approx(accuracy)
 
 
+def check_overflow(said: Said, case: str, skipped: list[int], scale: float, folder: Path) -> None:
+    assert all(rank[case]["outcomes"] == ["stopped", "finished"] for rank in said)
+    assert [e["skipped_steps"] for e in of(said[0][case], "epoch")] == skipped
+    assert loop_cases.checkpoint(folder / "2" / case)["precision"]["scaler"]["scale"] == scale
+    assert all(np.isfinite(value).all() for value in read_weights(folder / "2" / case).values())
+
+
 def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path) -> None:
-    assert all(rank["fp16"]["outcomes"] == ["stopped", "finished"] for rank in two)
-    skipped = [e["skipped_steps"] for e in of(two[0]["fp16"], "epoch")]
-    assert skipped == [1, 0, 0], "once, then the scale is low enough for good"
-    state = loop_cases.checkpoint(folder / "2" / "fp16")
-    assert state["precision"]["scaler"]["scale"] == 2.0**15
-    assert all(np.isfinite(value).all() for value in read_weights(folder / "2" / "fp16").values())
+    check_overflow(two, "fp16", [1, 0, 0], 2.0**15, folder)  # once, then the scale is low enough for good
 
 
 @pytest.mark.more
 def test_a_static_loss_scale_stays_through_overflows_and_a_resume(second: Said, folder: Path) -> None:
-    assert all(rank["fp16-static"]["outcomes"] == ["stopped", "finished"] for rank in second)
-    skipped = [e["skipped_steps"] for e in of(second[0]["fp16-static"], "epoch")]
-    assert skipped == [1, 1, 1], "sample 7 overflows in each epoch"
-    state = loop_cases.checkpoint(folder / "2" / "fp16-static")
-    assert state["precision"]["scaler"]["scale"] == 2.0**16
-    assert all(np.isfinite(value).all() for value in read_weights(folder / "2" / "fp16-static").values())
+    check_overflow(second, "fp16-static", [1, 1, 1], 2.0**16, folder)  # sample 7 overflows in each epoch
 
 
 def test_a_worker_without_a_sample_trains_in_fp16_from_the_first_step_and_after_a_resume(two: Said) -> None:
@@ -250,11 +235,9 @@ def test_only_rank_0_tells_of_the_member_and_all_tell_their_use(two: Said) -> No
 
 
 @pytest.mark.parametrize("case", tiered("kept", "swa"))
-def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(
-    ask_two: Callable[[str], Said], folder: Path, case: str
-) -> None:
+def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(ask: Any, folder: Path, case: str) -> None:
     """They stop after the same epoch, and each predicts its rows with the weights of the checkpoint."""
-    said = ask_two(case)
+    said = ask(case)
     assert [rank[case]["outcomes"] for rank in said] == [["finished"]] * 2
     (end,) = of(said[0][case], "finished")
     assert end["early_stopping"] and end["epoch"] < 8 and end["kept"]["epoch"] <= end["epoch"] - 2
@@ -265,12 +248,7 @@ def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(
         expected = model.eval()(batch["x"][batch["index"].argsort()]).softmax(dim=1).numpy()
     found = load_predictions(RunDir(folder / "2" / case).predictions("member-0", 0), "valid").values
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("case", tiered("kept", "swa"))
-def test_workers_that_resume_keep_and_stop_as_if_undisturbed(ask_two: Callable[[str], Said], case: str) -> None:
-    said = ask_two(case)
-    assert of(said[0][f"mid-{case}"], "finished") == of(said[0][case], "finished")
+    assert of(said[0][f"mid-{case}"], "finished") == [end], "resumed, they keep and stop as if undisturbed"
     assert [rank[f"mid-{case}"]["outcomes"][-1] for rank in said] == ["finished"] * 2
 
 
