@@ -446,10 +446,7 @@ class OnTerminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         command = [*ENSEMBLE, *map(str, arguments)]
         terminal = {**environment(), "TERM": "xterm-256color"}
-        for size in (
-            "COLUMNS",
-            "LINES",
-        ):  # of whoever runs the tests: a program believes them first
+        for size in ("COLUMNS", "LINES"):  # of whoever runs the tests: a program believes them first
             terminal.pop(size, None)
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=terminal)
         os.close(slave)

@@ -16,13 +16,7 @@ import pytest
 from kit import run_events as runs
 from kit.event_dicts import fold, ledger, project
 
-from ensemble.reporting import (
-    describe_lost_controller,
-    status_head,
-    status_lines,
-    status_notes,
-    status_rows,
-)
+from ensemble.reporting import describe_lost_controller, status_head, status_lines, status_notes, status_rows
 from ensemble.reporting.summary import summary
 from ensemble.reporting.text import number
 from ensemble.store import EventLog, RunDir
