@@ -25,7 +25,7 @@ from ensemble import Energy
 from ensemble.cli.parser import main
 from ensemble.meter.origin import to_ticks
 from ensemble.reporting.comparison.page import describe_comparison
-from ensemble.reporting.comparison.result import format_comparison, list_tables
+from ensemble.reporting.comparison.result import list_tables
 from ensemble.reporting.dashboard.feed import encode
 from ensemble.reporting.dashboard.runs import make_key
 from ensemble.store import RunDir, RunStatus, load_predictions
@@ -126,13 +126,6 @@ def test_a_name_over_two_lines_is_one_row_of_the_list(
     assert (found.combined_split, Path(found.run_dir).name) == ("test", "two\nlines \u7a7a")
 
 
-def test_in_a_narrow_terminal_tables_are_folded(folder: Path) -> None:
-    found = ensemble.compare(folder / "first", folder / "slow")
-    narrow = format_comparison(found, 60)
-    assert max(len(line) for line in narrow.splitlines() if not line.startswith(("figures;", "note:"))) <= 60
-    assert max(map(len, str(found).splitlines())) > 60
-
-
 def test_data_of_a_log_without_a_start_are_not_known_rather_than_other(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "events.jsonl").write_text("")
@@ -227,7 +220,6 @@ def test_the_command_compares_runs(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def compare_on_the_page(folder: Path, *names: str) -> dict[str, Any]:
-    """The document of these runs, as a page gets it."""
     return dict(
         json.loads(encode(describe_comparison({make_key(folder / name): folder / name for name in names})))
     )

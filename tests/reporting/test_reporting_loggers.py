@@ -189,7 +189,6 @@ def test_a_run_is_logged_with_nothing_sent_written_elsewhere_or_left_running(tmp
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, list[str]]:
-    """The eventful run, logged by all loggers at a time."""
     folder = tmp_path_factory.mktemp("logged")
     return log_apart(folder, EVENTFUL, "tensorboard", "mlflow", WandB(project="theses"))
 
@@ -280,7 +279,6 @@ def test_wandb_has_a_run_for_each_member_in_one_group(logged: tuple[RunDir, list
 
 
 def run_until(processes: Observers, run_dir: RunDir, name: str, events: int) -> psutil.Process:
-    """Start loggers and wait until one has written so many events; returns its process."""
     before = set(psutil.Process().children())
     processes.start()
     while not (run_dir.loggers / f"{name}.json").exists() or kept(run_dir, name)["events"] < events:
@@ -323,7 +321,6 @@ def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str
 
 
 def content_of(name: str, run_dir: RunDir) -> Any:
-    """All that a logger has written."""
     if name == "tensorboard":
         root = run_dir.path / name
         return {path.relative_to(root): path.read_bytes() for path in root.rglob("events.out.*")}

@@ -51,7 +51,6 @@ class Watch:
 
 
 def played(events: list[dict[str, Any]], stream: io.StringIO) -> str:
-    """What a progress shows of these events when they come at their own times."""
     watch = Watch(stream=stream)
     for event in events:
         watch.apply(**event)
@@ -61,8 +60,6 @@ def played(events: list[dict[str, Any]], stream: io.StringIO) -> str:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Terminal]:
-    """`terminal(columns, lines)` is one of that size."""
-
     def make(columns: int, lines: int = 40) -> Terminal:
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("LINES", str(lines))

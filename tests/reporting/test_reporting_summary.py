@@ -30,7 +30,6 @@ def events() -> list[dict[str, Any]]:
 
 
 def summary_text(*given: Any, width: int = 110) -> str:
-    """The summary as plain lines."""
     return "\n".join(line for line, _ in summary(*given, width=width)) + "\n"
 
 
@@ -109,33 +108,6 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any
     assert named(restarted) == named(slow_link), "the levels of the feeder before it"
     assert named([e for e in events if e["type"] != "feeder"]) == ""
     assert f"bottleneck: {named(slow_link)}" in status_notes(project(slow_link))
-
-
-def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lies(events: Any) -> None:
-    def last_lines(shown: list[Event]) -> list[str]:
-        lines = [" ".join(line.split()) for line in wide(shown)]
-        return lines[next(at for at, line in enumerate(lines) if line.startswith(("model ", "next "))) :]
-
-    def wide(shown: list[Event]) -> list[str]:
-        return summary_text(project(shown), Path("runs/digits"), width=300).splitlines()
-
-    load = '`ensemble.load("runs/digits")` in Python gives the combined model'
-    page = "`ensemble dashboard runs/digits` shows the run in a browser"
-    assert last_lines(events) == [
-        f"model in runs/digits/members; {load}, `ensemble export runs/digits OUT` exports it",
-        "next `ensemble resume runs/digits` tries what failed again",
-        page,
-    ]
-    well = [e for e in events if e.get("member") != "member-6" or e["type"] != "failed"]
-    well += [e | {"member": "member-6"} for e in well if e["type"] == "finished"][:1]
-    more = "next `ensemble resume runs/digits --epochs N` trains the members on, to N epochs in all"
-    assert last_lines(well)[1:] == [more, page]
-    why = "its recipe is a train function alone"
-    alone = [e | {"unloadable": why} if e["type"] == "combined" else e for e in events]
-    assert last_lines(alone)[0] == f"model in runs/digits/members; it cannot be loaded as one model: {why}"
-    none = [e for e in events if e["type"] in ("run_started", "run_finished", "member")]
-    assert last_lines(none) == [f"next {page}"]
-    assert any(line.split() == ["samples", "none", "were", "prepared"] for line in wide(none))
 
 
 def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any) -> None:
@@ -246,29 +218,21 @@ def test_at_100_columns_there_is_room_for_full_joules_and_mean_watts() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 1000])
-def test_joules_have_three_digits_however_few_they_are(width: int) -> None:
-    run = project(runs.list_run())
-    vars(run)["own"] = {name: replace(used, energy_j=1.2345, mean_w=12.3456) for name, used in run.own.items()}
-    vars(run)["full"] = {name: replace(used, energy_j=0.0567) for name, used in run.full.items()}
-    head, line, *_ = [re.split("  +", each) for each in status_lines(run, width)]
-    shown = dict(zip(head, line, strict=True))
-    assert shown["J (estimated)"] == "1.23" and shown.get("full J", "0.0567") == "0.0567"
-    assert shown.get("mean W", "12.3") == "12.3"
+def test_joules_have_three_digits_and_an_origin_of_each_view_where_one_differs(width: int) -> None:
+    def show_first(**changed: Any) -> dict[str, str]:
+        run = project(runs.list_run())
+        for view, fields in changed.items():
+            vars(run)[view] = {name: replace(used, **fields) for name, used in getattr(run, view).items()}
+        head, line, *_ = [re.split("  +", text) for text in status_lines(run, width)]
+        return dict(zip(head, line, strict=True))
 
-
-def test_joules_of_either_view_have_an_origin_of_their_own_where_one_differs() -> None:
-    run = project(runs.list_run())
-    own = {name: replace(used, energy_j=1.0, origin="attributed") for name, used in run.own.items()}
-    vars(run)["own"] = own
-    head, line, *_ = [re.split("  +", each) for each in status_lines(run, 1000)]
-    shown = dict(zip(head, line, strict=True))
-    assert shown["J"] == "1 attributed"
-    assert shown["full J"] == f"{number(run.full['member-0'].energy_j)} estimated"
-
-
-def test_an_attempt_after_the_first_is_marked() -> None:
-    (line,) = [line for line in shown(runs.list_run(), 80) if line.startswith("member-3")]
-    assert "finished (2)" in line and "6/6" in line
+    few = show_first(own={"energy_j": 1.2345, "mean_w": 12.3456}, full={"energy_j": 0.0567})
+    assert few["J (estimated)"] == "1.23" and few.get("full J", "0.0567") == "0.0567"
+    assert few.get("mean W", "12.3") == "12.3"
+    if width == 1000:
+        both = show_first(own={"energy_j": 1.0, "origin": "attributed"})
+        full_j = project(runs.list_run()).full["member-0"].energy_j
+        assert (both["J"], both["full J"]) == ("1 attributed", f"{number(full_j)} estimated")
 
 
 def test_failures_of_one_cause_are_one_line_and_notes_keep_to_the_width() -> None:

@@ -14,7 +14,6 @@ ROWS = "tr[data-member]:not([hidden])"
 
 
 def names(tab: Any) -> list[str]:
-    """The members in the rows that are drawn, from the top."""
     found: list[str] = tab.eval_on_selector_all(ROWS, "rows => rows.map(row => row.dataset.member)")
     return found
 

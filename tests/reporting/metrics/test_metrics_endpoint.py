@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
 
 from dashboard_process import Server, serve
 from kit.event_dicts import ledger, lines
+from kit.leftovers import wait_until
 from kit.run_events import START, list_run, measured, write_run
-from local_prometheus import CONFIG, Prometheus, started, wait_until
+from local_prometheus import CONFIG, Prometheus, started
 
 from ensemble.reporting.metrics.families import FAMILIES
 
@@ -25,7 +26,6 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Serves a folder with two runs."""
     folder = tmp_path_factory.mktemp("metrics")
     write_run(folder / "digits", list_run())
     write_run(folder / "more" / "digits", list_run(members=3))
@@ -82,7 +82,6 @@ def test_the_format_is_negotiated(server: Server) -> None:
 
 
 def find_one(prometheus: Prometheus, expression: str) -> float:
-    """The value of an expression that has one series."""
     [(_, value)] = prometheus.query(expression)
     return value
 

@@ -28,7 +28,6 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(exposition: Exposition, accept: str = OPENMETRICS) -> Series:
-    """Each series by its name and labels."""
     body, content_type = exposition.render(accept)
     assert content_type.startswith(accept.partition(";")[0] or "text/plain")
     parse = parse_openmetrics if accept else parse_text
@@ -43,7 +42,6 @@ def one(path: Path, most_members: int = 1000, **options: Any) -> Exposition:
 
 
 def values(series: Series, name: str, by: str = "member") -> dict[str, float]:
-    """The values of a family by one of its labels."""
     return {dict(labels)[by]: value for (of, labels), value in series.items() if of == name}
 
 
