@@ -251,6 +251,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     "given",
     [
         ["--set", "nonsense=3"],
+        ["--set", "width=many"],
         ["--executor", "inline", "--set", "workers=2"],
         ["--executor", "local", "--set", "cpus=4000"],
     ],

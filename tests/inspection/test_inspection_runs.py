@@ -67,18 +67,6 @@ def test_a_second_run_in_one_process_is_not_charged_for_the_first(tmp_path: Path
     assert 0 < rows["second"].cpu_s < 1.05 * used, "CPU-seconds of the run, and of the process meanwhile"
 
 
-def test_states_of_runs_that_did_not_finish(tmp_path: Path) -> None:
-    for name, until in (("whole", None), ("cut", 8.0)):
-        events = run_events.list_run() if until is None else run_events.list_run(until=until)
-        run_events.write_run(tmp_path / name, events)
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "events.jsonl").write_bytes(lines([{"t": 1, "type": "run_started", "v": 99}]))
-    rows = {Path(row["run_dir"]).name: row for row in ensemble.list_runs(tmp_path)}
-    assert rows["whole"].state == "finished, with failures" and rows["whole"].failed == 1
-    assert rows["odd"].state == "unreadable" and rows["odd"].best is None
-    assert rows["cut"].state in ("running", "interrupted")
-
-
 def test_runs_of_other_users_hide_no_run_and_are_not_written_to(tmp_path: Path) -> None:
     for name in ("mine", "closed", "unreadable"):
         run_events.write_run(tmp_path / name, run_events.list_run())

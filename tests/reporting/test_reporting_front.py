@@ -71,9 +71,7 @@ def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule
 
 
 @pytest.mark.parametrize("direction", ["max", "min"])
-def test_the_front_of_three_objectives_names_both_others_and_leaves_out_who_violates_a_constraint(
-    direction: str,
-) -> None:
+def test_a_front_of_three_objectives_names_both_and_nobody_who_violates_a_constraint(direction: str) -> None:
     events = minimizing("cpu_s", "speed")
     events[0] |= {"direction": direction}
     state, sign = fold(events), 1 if direction == "min" else -1

@@ -200,9 +200,7 @@ def test_no_logger_sends_writes_elsewhere_or_leaves_anything(logged: tuple[RunDi
 
 @pytest.mark.more
 @pytest.mark.parametrize("load_fast", [False, True], ids=["python", "rust"])
-def test_tensorboard_shows_the_curves_and_the_hparams_view(
-    logged: tuple[RunDir, list[str]], load_fast: bool
-) -> None:
+def test_tensorboard_shows_curves_and_the_hparams_view(logged: tuple[RunDir, list[str]], load_fast: bool) -> None:
     used = ledger(EVENTFUL)
     with tensorboard(logged[0].path / "tensorboard", load_fast) as ask:
         scalars, groups = read_tensorboard(ask), read_session_groups(ask)
@@ -354,9 +352,7 @@ def test_a_run_that_was_deleted_from_mlflow_is_written_again_and_one_declared_an
         pytest.param("wandb", HALF, marks=pytest.mark.more),
     ],
 )
-def test_what_was_written_beyond_the_loggers_file_is_not_there_twice(
-    name: str, counted: int, tmp_path: Path
-) -> None:
+def test_what_was_written_beyond_the_file_is_not_there_twice(name: str, counted: int, tmp_path: Path) -> None:
     whole = log_run(tmp_path / "whole", EVENTS, name)
     run_dir = write_log(tmp_path / "run", EVENTS[:counted])
     processes = Observers(run_dir, resolve_loggers([name]))
@@ -466,9 +462,7 @@ class Lines(Logger):
 """
 
 
-def test_a_logger_of_another_distribution_is_used_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_of_another_package_is_used_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "other" / "other-2.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")

@@ -250,9 +250,7 @@ def tell(run_dir: RunDir, webhook: Webhook, last: dict[str, Any]) -> list[str]:
     return observers.end_loggers(typed(last), members=8)
 
 
-def test_a_webhook_that_fails_twice_is_told_at_the_third_try_and_only_once(
-    webhook: Webhook, tmp_path: Path
-) -> None:
+def test_a_webhook_that_fails_twice_is_told_at_the_third_try_only_once(webhook: Webhook, tmp_path: Path) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
     webhook.answers = [503, 500]
     assert tell(run_dir, webhook, EVENTS[-1]) == []

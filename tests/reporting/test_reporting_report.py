@@ -90,9 +90,7 @@ def interrupted() -> list[runs.Event]:
     ],
     ids=["just started", "running", "search", "interrupted", "empty log"],
 )
-def test_a_run_at_any_point_has_a_report(
-    tmp_path: Path, events: list[runs.Event], word: str, members: int
-) -> None:
+def test_a_run_at_any_time_has_a_report(tmp_path: Path, events: list[runs.Event], word: str, members: int) -> None:
     page = write_report(RunDir(runs.write_run(tmp_path / "run", events)))
     state = read_documents(page)["state"]
     assert state["run"]["state"]["word"] == word and len(state["members"]["rows"]) == members

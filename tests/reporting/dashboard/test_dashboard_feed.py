@@ -110,9 +110,7 @@ def test_the_log_is_looked_at_only_while_somebody_watches(tmp_path: Path, monkey
     with_feed(run, use)
 
 
-def test_changes_are_encoded_once_for_all_pages_and_at_most_five_times_a_second(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_changes_are_encoded_once_for_all_at_most_five_times_a_second(tmp_path: Path, monkeypatch: Any) -> None:
     events = run_events.list_run()
     run = run_events.write_run(tmp_path / "run", events[:20])
     encoded: list[Any] = []

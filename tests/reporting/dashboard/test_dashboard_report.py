@@ -109,9 +109,7 @@ def test_the_log_of_a_member_that_failed_is_on_its_page(alone: Any, full: Path) 
     alone.wait_for_selector("text=not in this page; it lies in the run directory")
 
 
-def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands_still(
-    alone: Any, tmp_path: Path
-) -> None:
+def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands(alone: Any, tmp_path: Path) -> None:
     page = write_report(RunDir(runs.write_run(tmp_path / "run", runs.list_run(until=9.0))))
     alone.clock.install()
     alone.goto(page.as_uri())

@@ -75,9 +75,7 @@ def resumed(seed: int) -> list[Event]:
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.more), 1])
-def test_counters_never_fall_whoever_reads_the_log_and_in_the_end_are_the_ledgers(
-    tmp_path: Path, seed: int
-) -> None:
+def test_counters_never_fall_whoever_reads_the_log_and_end_as_the_ledgers(tmp_path: Path, seed: int) -> None:
     events, rng = resumed(seed), random.Random(seed)
     path = write_run(tmp_path / "run", [])
     counters = {family.name for family in FAMILIES if family.kind == "counter"}
