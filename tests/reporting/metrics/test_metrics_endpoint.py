@@ -36,18 +36,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize(
-    ("token", "status"),
-    [
-        (None, 401),
-        (f"Bearer {TOKEN}0", 401),
-        (f"Bearer {TOKEN[:-1]}", 401),
-        ("Bearer ", 401),
-        (f"Basic {TOKEN}", 401),
-        (f"Bearer {TOKEN}", 200),
-        (f"bearer {TOKEN}", 200),
-    ],
-)
+WRONG = (None, f"Bearer {TOKEN}0", f"Bearer {TOKEN[:-1]}", "Bearer ", f"Basic {TOKEN}")
+RIGHT = (f"Bearer {TOKEN}", f"bearer {TOKEN}")
+
+
+@pytest.mark.parametrize(("token", "status"), [*((t, 401) for t in WRONG), *((t, 200) for t in RIGHT)])
 def test_the_token_opens_the_metrics(server: Server, token: str | None, status: int) -> None:
     found, _, body = server.ask("/metrics", cookie="", at_root=True, Authorization=token)
     assert found == status
