@@ -57,19 +57,16 @@ class Command:
             pass
 
     def wait_for(self, text: str) -> re.Match[str]:
-        """The first place where it has said so."""
         wait_until(lambda: re.search(text, self.said) is not None or self.process.poll() is not None, text)
         found = re.search(text, self.said)
         assert found is not None, self.said
         return found
 
     def page(self) -> psutil.Process:
-        """The process that serves the page."""
         (found,) = (p for p in psutil.Process(self.process.pid).children() if "dashboard" in p.cmdline())
         return found
 
     def end(self) -> int:
-        """Its exit status."""
         status = self.process.wait(300.0)
         self._reader.join(300.0)
         return status

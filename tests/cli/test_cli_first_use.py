@@ -179,32 +179,19 @@ def test_members_without_a_combined_model_are_a_success_only_where_that_is_allow
     assert "could not be combined" in capsys.readouterr().out
 
 
-FOREIGN = """
-import numpy as np
-from torch import nn
-from ensemble import Ensemble, Recipe
-from pipelines import Pipeline, sources
-
-def model(params):
-    print("Modell für ∑", flush=True)
-    return nn.Linear(2, 2)
-
-def spec():
-    x = np.random.default_rng(0).normal(size=(32, 2)).astype("f4")
-    data = Pipeline(sources.arrays(x=x, label=np.arange(32) % 2))
-    members = [{"lr": 0.1, "note": "größer"}]
-    recipe = Recipe(model=model, loss="cross_entropy")
-    return Ensemble(name="Prüfung", recipe=recipe, train=data, valid=data, members=members, epochs=1)
-"""
-
-
 @pytest.mark.more
 def test_a_run_of_a_locale_without_utf_8_is_like_any_other(tmp_path: Path) -> None:
-    spec, run_dir = tmp_path / "a_spec.py", tmp_path / "größer"
-    spec.write_text(FOREIGN, encoding="utf-8")
+    path, run_dir, foreign = tmp_path / "a_spec.py", tmp_path / "größer", SPEC
+    for ours, theirs in {
+        '"again"': '"Prüfung"',
+        '"lr": 0.01}': '"lr": 0.01, "note": "größer"}',
+        "(params):": '(params):\n    print("Modell für ∑", flush=True)',
+    }.items():
+        foreign = foreign.replace(ours, theirs)
+    path.write_text(foreign, encoding="utf-8")
     locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ensemble = [sys.executable, "-m", "ensemble"]
-    trains = [*ensemble, "run", str(spec), "--run-dir", str(run_dir), "--executor", "local"]
+    trains = [*ensemble, "run", str(path), "--run-dir", str(run_dir), "--executor", "local"]
     for command in (trains, [*ensemble, "report", str(run_dir)]):
         ended = subprocess.run(command, env=locale, capture_output=True, timeout=300, check=False)
         assert ended.returncode == 0, ended.stderr

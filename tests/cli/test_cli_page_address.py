@@ -12,20 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.leftovers import wait_until
 from test_cli import ENSEMBLE, environment
 
-from ensemble.cli import parser
 from ensemble.cli.dashboard import PageProcess
 from ensemble.cli.page_address import announced
 from ensemble.spec import SpecError
 
 URL = "http://127.0.0.1:8270/"
-
-
-def test_on_a_terminal_the_address_is_printed_with_its_token(capsys: pytest.CaptureFixture[str]) -> None:
-    with announced(f"{URL}?token=one", is_shown=True):
-        assert capsys.readouterr().out == f"live page: {URL}?token=one\n"
 
 
 def test_elsewhere_the_token_is_in_a_private_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,22 +35,6 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(SpecError, match="TMPDIR"), announced(f"{URL}?token=one", is_shown=False):
         pass
-
-
-@pytest.mark.more
-def test_the_output_of_a_batch_job_has_no_token(tmp_path: Path) -> None:
-    output = tmp_path / "slurm-1.out"
-    with output.open("w") as opened:
-        command = [*ENSEMBLE, "dashboard", str(tmp_path), "--port", "0"]
-        server = subprocess.Popen(command, env=environment(), stdout=opened, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: " there\n" in output.read_text() or server.poll() is not None, "it is served")
-        assert "token=" not in output.read_text()
-        file = re.findall(r"token is in (\S+) there", output.read_text())
-        assert "?token=" in Path(file[0]).read_text()
-    finally:
-        server.terminate()
-        server.wait(300.0)
 
 
 @pytest.mark.more
@@ -90,13 +67,3 @@ def test_the_page_beside_a_run_is_served_when_its_output_cannot_be_written(
         with PageProcess(tmp_path / "run", 0) as page:
             is_read = page._printer.is_alive()
     assert is_read, "what the page prints"
-
-
-def test_the_help_of_a_run_names_the_command_that_serves_its_page_behind_a_proxy(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        parser.main(["run", "--help"])
-    assert "`ensemble dashboard RUN_DIR`, beside the run, has options for other hosts and proxies" in " ".join(
-        capsys.readouterr().out.split()
-    )

@@ -168,6 +168,11 @@ def read_all() -> dict[str, Any]:
     return {str(path): path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ended")
@@ -180,10 +185,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_ours_is_refused_in_one_line_and_unchanged(
-    case: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_not_ours_is_refused_in_one_line_and_unchanged(case: str, run: Path) -> None:
     put(REFUSED[case][0])
     before = read_all()
     status, _, err = call(REFUSED[case][1], run)
@@ -193,12 +195,9 @@ def test_what_is_not_ours_is_refused_in_one_line_and_unchanged(
 
 
 @pytest.mark.parametrize("case", BESIDE)
-def test_files_of_a_user_stay_beside_ours(
-    case: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_files_of_a_user_stay_beside_ours(case: str, run: Path) -> None:
     put(BESIDE[case][0])
-    for path in tmp_path.rglob("*.tmp*"):
+    for path in Path().rglob("*.tmp*"):
         os.utime(path, (0, 0))  # as old as what a killed process has left
     before = read_all()
     status, _, err = call(BESIDE[case][1], run)
@@ -208,25 +207,18 @@ def test_files_of_a_user_stay_beside_ours(
 
 
 @pytest.mark.parametrize("command", ["status RUN --json a.json", "predict RUN --split valid --out a.parquet"])
-def test_our_own_output_is_replaced(
-    command: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_our_own_output_is_replaced(command: str, run: Path) -> None:
     assert [call(command, run)[0] for _ in range(2)] == [0, 0]
 
 
-def test_a_link_to_a_users_file_is_not_written_through(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_link_to_a_users_file_is_not_written_through(run: Path) -> None:
     put({"a.csv": CSV})
     Path("link.json").symlink_to("a.csv")
     assert call("status RUN --json link.json", run)[0] == 2
     assert Path("a.csv").read_bytes() == CSV and Path("link.json").is_symlink()
 
 
-def test_the_demo_moves_what_an_earlier_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_demo_moves_what_an_earlier_one_left(tmp_path: Path) -> None:
     RunDir.create("runs/demo", demo.spec())
     put({"runs/demo/notes.txt": b"mine"})
     (Path("runs/demo") / "events.jsonl").touch()
@@ -235,10 +227,7 @@ def test_the_demo_moves_what_an_earlier_one_left(tmp_path: Path, monkeypatch: py
     assert Path("runs/demo-2/notes.txt").read_bytes() == b"mine" and not Path("runs/demo/notes.txt").exists()
 
 
-def test_folders_and_addresses_of_pipelines_leave_a_users_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_folders_and_addresses_of_pipelines_leave_a_users_files(tmp_path: Path) -> None:
     put(
         {f"peers{number}/{name}": b"mine" for number, name in enumerate(("time-0", "wait-1.json", "group-3.json"))}
     )
@@ -260,7 +249,6 @@ def test_folders_and_addresses_of_pipelines_leave_a_users_files(
 def test_a_study_in_a_database_is_kept_and_one_database_is_meant_from_any_folder(
     storage: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     optuna.create_study(storage="sqlite:///mine.db", study_name="mine").enqueue_trial({"x": 1})
     assert call(f"run SPEC --run-dir new --executor inline --set storage={storage}", run)[0] == 0
     Path("elsewhere").mkdir()

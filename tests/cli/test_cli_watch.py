@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kit.leftovers import wait_until
 from kit.run_events import list_run, write_run
-from test_cli import ENSEMBLE, SPEC, OnTerminal, environment, history, refused, states
+from test_cli import ENSEMBLE, SPEC, OnTerminal, environment, history, states
 
 
 @pytest.fixture
@@ -65,8 +65,3 @@ def test_the_watch_ends_when_the_controller_is_lost(driver: tuple[subprocess.Pop
 def test_a_run_that_has_ended_is_shown_once(tmp_path: Path) -> None:
     watch = OnTerminal("status", write_run(tmp_path, list_run()), "--watch")
     assert watch.end() == 0 and "7/8 finished" in watch.shown
-
-
-def test_a_watch_writes_no_json_and_needs_a_run(tmp_path: Path) -> None:
-    assert "give one of them" in refused("status", tmp_path, "--watch", "--json", "-")
-    assert "no run here" in refused("status", tmp_path / "nowhere", "--watch")

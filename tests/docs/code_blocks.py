@@ -54,7 +54,6 @@ class Block:
 
     @property
     def reason(self) -> str:
-        """Why the block is not run; empty if it is."""
         return self.comment.removeprefix("not run:").strip() if self.comment.startswith("not run:") else ""
 
     @property
@@ -63,7 +62,6 @@ class Block:
 
 
 def read_blocks(page: Path) -> list[Block]:
-    """The blocks of a page, in their order."""
     text = page.read_text(encoding="utf-8")
     found = []
     for match in FENCE.finditer(text):
@@ -104,6 +102,5 @@ def read_commands(block: Block) -> list[list[str]]:
 
 
 def inline_codes(page: Path) -> list[str]:
-    """What stands between backticks outside of blocks."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     return [match[1] for match in re.finditer(r"(?<!`)`([^`\n]+)`(?!`)", text)]

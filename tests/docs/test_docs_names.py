@@ -52,7 +52,6 @@ def find_wrong(is_wrong: Callable[[str], bool]) -> tuple[int, list[str]]:
 
 @functools.cache
 def commands() -> dict[str, str]:
-    """The help of each command, in full."""
     found = {"ensemble": make_command_parser().format_help()}
     for command, whole in (("ensemble", make_command_parser()), ("python -m benchmarks", make_parser())):
         action = next(a for a in whole._actions if isinstance(a, argparse._SubParsersAction))

@@ -111,9 +111,7 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
 
 
 @pytest.mark.more
-def test_nodes_that_members_select_are_looked_for_here_or_in_the_cluster_at_the_start(
-    tmp_path: Path,
-) -> None:
+def test_nodes_that_members_select_are_looked_for_here_or_in_the_cluster_at_the_start(tmp_path: Path) -> None:
     declared = inspected_runs.declare(resources=Resources(nodes={"team": "vision", "spot": False}))
     said = r"member-0 asks for .*no node has team=vision \(local: no such label; labels are of the nodes of a Ray"
     for executor in ("local", "inline"):
@@ -232,9 +230,7 @@ def fail(params: dict[str, Any]) -> Any:
     return inspected_runs.build_model(params)
 
 
-def test_members_whose_first_steps_fail_are_named_once_for_all_architectures(
-    tmp_path: Path,
-) -> None:
+def test_members_whose_first_steps_fail_are_named_once_for_all_architectures(tmp_path: Path) -> None:
     members = [{"width": width, "depth": depth, "lr": 0.1} for width, depth in ((13, 1), (8, 1), (13, 2))]
     declared = inspected_runs.declare(members=members, recipe=Recipe(model=fail, loss="cross_entropy"))
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
@@ -255,6 +251,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     "given",
     [
         ["--set", "nonsense=3"],
+        ["--set", "width=many"],
         ["--executor", "inline", "--set", "workers=2"],
         ["--executor", "local", "--set", "cpus=4000"],
     ],

@@ -116,9 +116,7 @@ def test_only_what_has_changed_is_logged_again() -> None:
 
 
 @pytest.mark.more
-def test_a_run_that_has_ended_still_says_what_its_node_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ended_run_still_says_what_its_node_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run"
     faults = [{"lr": 0.1}, {"lr": 0.1, "fault": "exit", "after": 1}]
     ensemble.submit(an_ensemble(faults, epochs=1, retries=1), path, executor="local").wait()

@@ -48,6 +48,11 @@ declared = Ensemble(
 """
 
 
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+
+
 def make_client(folder: Path, *cells: str) -> NotebookClient:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     path = str(Path(ensemble.__file__).parents[1])
@@ -67,10 +72,7 @@ def declare(step_s: float = 0.0, epochs: int = 3) -> str:
 
 @pytest.mark.more
 @pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.slow)])
-def test_functions_of_cells_train_and_one_table_shows_the_progress(
-    tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")
+def test_functions_of_cells_train_and_one_table_shows_the_progress(tmp_path: Path, executor: str) -> None:
     run = f"run = ensemble.submit(declared, 'run', executor={executor!r})\nresult = run.wait()"
     client = make_client(tmp_path, declare(step_s=0.05), run, "result", "run", "print(declared.members[1].seed)")
     notebook = client.execute()
@@ -91,8 +93,7 @@ def test_functions_of_cells_train_and_one_table_shows_the_progress(
 
 
 @pytest.mark.more
-def test_a_changed_cell_is_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")
+def test_a_changed_cell_is_other_code(tmp_path: Path) -> None:
     submit = "ensemble.submit(declared, 'run', executor='inline').wait();"
     client = make_client(tmp_path, declare(epochs=1), submit, "SCALE = 3.0", submit)
     with pytest.raises(CellExecutionError, match="the code has changed"):
@@ -100,10 +101,7 @@ def test_a_changed_cell_is_other_code(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_the_kernel_stops_the_run_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")
+def test_an_interrupt_of_a_kernel_stops_the_run_in_order(tmp_path: Path) -> None:
     submit = "ensemble.submit(declared, 'run', executor='local').wait()"
     client = make_client(tmp_path, declare(step_s=0.05, epochs=1000), submit)
     run_dir = RunDir(tmp_path / "run")

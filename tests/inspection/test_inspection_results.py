@@ -51,10 +51,7 @@ def test_a_result_is_a_frame_with_hyperparameters_and_metrics_as_columns(trained
 
 def test_without_pandas_a_frame_says_what_to_install(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    for call in (
-        make_result(RunDir(trained)).to_frame,
-        ensemble.attach(trained).history().to_frame,
-    ):
+    for call in (make_result(RunDir(trained)).to_frame, ensemble.attach(trained).history().to_frame):
         with pytest.raises(ImportError, match=r"ray-ensemble\[notebook\]"):
             call()
 

@@ -26,7 +26,7 @@ from ensemble import Energy
 from ensemble.cli.parser import main
 from ensemble.meter.origin import to_ticks
 from ensemble.reporting.comparison.page import describe_comparison
-from ensemble.reporting.comparison.result import format_comparison, list_tables
+from ensemble.reporting.comparison.result import list_tables
 from ensemble.reporting.dashboard.feed import encode
 from ensemble.reporting.dashboard.runs import make_key
 from ensemble.store import EventLog, RunDir, RunStatus, load_predictions
@@ -66,18 +66,6 @@ def test_a_second_run_in_one_process_is_not_charged_for_the_first(tmp_path: Path
     used = time.process_time() - began
     rows = {Path(row.run_dir).name: row for row in ensemble.list_runs(tmp_path)}
     assert 0 < rows["second"].cpu_s < 1.05 * used, "CPU-seconds of the run, and of the process meanwhile"
-
-
-def test_states_of_runs_that_did_not_finish(tmp_path: Path) -> None:
-    for name, until in (("whole", None), ("cut", 8.0)):
-        events = run_events.list_run() if until is None else run_events.list_run(until=until)
-        run_events.write_run(tmp_path / name, events)
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "events.jsonl").write_bytes(lines([{"t": 1, "type": "run_started", "v": 99}]))
-    rows = {Path(row["run_dir"]).name: row for row in ensemble.list_runs(tmp_path)}
-    assert rows["whole"].state == "finished, with failures" and rows["whole"].failed == 1
-    assert rows["odd"].state == "unreadable" and rows["odd"].best is None
-    assert rows["cut"].state in ("running", "interrupted")
 
 
 def test_runs_of_other_users_hide_no_run_and_are_not_written_to(tmp_path: Path) -> None:
@@ -125,13 +113,6 @@ def test_a_name_over_two_lines_is_one_row_of_the_list(
     assert row.startswith(str(tmp_path / "two")) and "\\nlines \u7a7a" in row
     (found,) = ensemble.list_runs(tmp_path)
     assert (found.combined_split, Path(found.run_dir).name) == ("test", "two\nlines \u7a7a")
-
-
-def test_in_a_narrow_terminal_tables_are_folded(folder: Path) -> None:
-    found = ensemble.compare(folder / "first", folder / "slow")
-    narrow = format_comparison(found, 60)
-    assert max(len(line) for line in narrow.splitlines() if not line.startswith(("figures;", "note:"))) <= 60
-    assert max(map(len, str(found).splitlines())) > 60
 
 
 def test_data_of_a_log_without_a_start_are_not_known_rather_than_other(folder: Path, tmp_path: Path) -> None:
@@ -228,7 +209,6 @@ def test_the_command_compares_runs(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def compare_on_the_page(folder: Path, *names: str) -> dict[str, Any]:
-    """The document of these runs, as a page gets it."""
     return dict(
         json.loads(encode(describe_comparison({make_key(folder / name): folder / name for name in names})))
     )

@@ -50,7 +50,6 @@ def log_run(run_dir: Path, events: Sequence[Event], *loggers: Any) -> RunDir:
 
 
 def kept(run_dir: RunDir, name: str) -> dict[str, Any]:
-    """The file of a logger."""
     found: dict[str, Any] = json.loads((run_dir.loggers / f"{name}.json").read_text())
     return found
 
@@ -102,7 +101,6 @@ def read_tensorboard(ask: Any) -> Scalars:
 
 
 def read_session_groups(ask: Any) -> dict[str, dict[str, Any]]:
-    """The rows of TensorBoard's HParams view by member."""
     statuses = ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"]
     body = {"experimentName": "", "allowedStatuses": statuses, "colParams": [], "startIndex": 0, "sliceSize": 100}
     return {

@@ -189,7 +189,6 @@ def test_a_run_is_logged_with_nothing_sent_written_elsewhere_or_left_running(tmp
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, list[str]]:
-    """The eventful run, logged by all loggers at a time."""
     folder = tmp_path_factory.mktemp("logged")
     return log_apart(folder, EVENTFUL, "tensorboard", "mlflow", WandB(project="theses"))
 
@@ -201,9 +200,7 @@ def test_no_logger_sends_writes_elsewhere_or_leaves_anything(logged: tuple[RunDi
 
 @pytest.mark.more
 @pytest.mark.parametrize("load_fast", [False, True], ids=["python", "rust"])
-def test_tensorboard_shows_the_curves_and_the_hparams_view(
-    logged: tuple[RunDir, list[str]], load_fast: bool
-) -> None:
+def test_tensorboard_shows_curves_and_the_hparams_view(logged: tuple[RunDir, list[str]], load_fast: bool) -> None:
     used = ledger(EVENTFUL)
     with tensorboard(logged[0].path / "tensorboard", load_fast) as ask:
         scalars, groups = read_tensorboard(ask), read_session_groups(ask)
@@ -280,7 +277,6 @@ def test_wandb_has_a_run_for_each_member_in_one_group(logged: tuple[RunDir, list
 
 
 def run_until(processes: Observers, run_dir: RunDir, name: str, events: int) -> psutil.Process:
-    """Start loggers and wait until one has written so many events; returns its process."""
     before = set(psutil.Process().children())
     processes.start()
     while not (run_dir.loggers / f"{name}.json").exists() or kept(run_dir, name)["events"] < events:
@@ -323,7 +319,6 @@ def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str
 
 
 def content_of(name: str, run_dir: RunDir) -> Any:
-    """All that a logger has written."""
     if name == "tensorboard":
         root = run_dir.path / name
         return {path.relative_to(root): path.read_bytes() for path in root.rglob("events.out.*")}
@@ -357,9 +352,7 @@ def test_a_run_that_was_deleted_from_mlflow_is_written_again_and_one_declared_an
         pytest.param("wandb", HALF, marks=pytest.mark.more),
     ],
 )
-def test_what_was_written_beyond_the_loggers_file_is_not_there_twice(
-    name: str, counted: int, tmp_path: Path
-) -> None:
+def test_what_was_written_beyond_the_file_is_not_there_twice(name: str, counted: int, tmp_path: Path) -> None:
     whole = log_run(tmp_path / "whole", EVENTS, name)
     run_dir = write_log(tmp_path / "run", EVENTS[:counted])
     processes = Observers(run_dir, resolve_loggers([name]))
@@ -469,9 +462,7 @@ class Lines(Logger):
 """
 
 
-def test_a_logger_of_another_distribution_is_used_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_of_another_package_is_used_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "other" / "other-2.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")

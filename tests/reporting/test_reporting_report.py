@@ -14,21 +14,13 @@ from kit import run_events as runs
 
 from ensemble.reporting import write_report
 from ensemble.reporting.report import LOG_LINES, LOGS_BYTES
-from ensemble.reporting.text import clock, duration, joules
 from ensemble.store import RunDir
 
 
 def read_documents(page: Path) -> dict[str, Any]:
-    """The documents that lie in a report."""
     (found,) = re.findall(r'<script type="application/json" id="documents">(.*?)</script>', page.read_text())
     documents: dict[str, Any] = json.loads(found)
     return documents
-
-
-def read_plain(page: Path) -> str:
-    """What a reader without JavaScript sees."""
-    (found,) = re.findall(r"<noscript>(.*?)</noscript>", page.read_text(), re.DOTALL)
-    return str(found)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +90,7 @@ def interrupted() -> list[runs.Event]:
     ],
     ids=["just started", "running", "search", "interrupted", "empty log"],
 )
-def test_a_run_at_any_point_has_a_report(
-    tmp_path: Path, events: list[runs.Event], word: str, members: int
-) -> None:
+def test_a_run_at_any_time_has_a_report(tmp_path: Path, events: list[runs.Event], word: str, members: int) -> None:
     page = write_report(RunDir(runs.write_run(tmp_path / "run", events)))
     state = read_documents(page)["state"]
     assert state["run"]["state"]["word"] == word and len(state["members"]["rows"]) == members
@@ -128,19 +118,6 @@ def test_names_and_errors_from_the_run_cannot_inject_html(tmp_path: Path) -> Non
     text = page.read_text()
     assert "<script>alert" not in text and text.count("</script>") == 2 and text.count("</noscript>") == 1
     assert read_documents(page)["state"]["run"]["name"] == evil
-
-
-def test_numbers_read_well() -> None:
-    assert [duration(s) for s in (0.04, 9.94, 59.6, 185, 7620, 1e5)] == [
-        "0.0 s",
-        "9.9 s",
-        "1 min 00 s",
-        "3 min 05 s",
-        "2 h 07 min",
-        "1 d 3 h",
-    ]
-    assert [clock(s) for s in (7, 750, 3723)] == ["0:07", "12:30", "1:02:03"]
-    assert [joules(j) for j in (None, 12.34, 41_300.0)] == ["–", "12.3 J", "41.3 kJ"]
 
 
 def test_a_part_that_fails_takes_no_other_with_it(

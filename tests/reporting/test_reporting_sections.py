@@ -29,7 +29,7 @@ from ensemble.reporting.sections.cost import (
 from ensemble.reporting.sections.member_details import describe_plan, list_details, measure_time
 from ensemble.reporting.sections.training import summarize_exchange
 from ensemble.reporting.summary import summary_lines
-from ensemble.reporting.text import amount, emissions
+from ensemble.reporting.text import amount, clock, duration, emissions, joules
 from ensemble.spec import Energy
 
 Event = dict[str, Any]
@@ -152,7 +152,6 @@ def read_roles(events: list[Event]) -> list[dict[str, Any]]:
 
 
 def texts(events: list[Event]) -> str:
-    """What is to be known of the columns and of the table."""
     abouts = dict.fromkeys(column["about"] for column in list_details(project(events))[0])
     return " ".join([*abouts, *(table.text for table in tabulate(fold(events), ledger(events)))])
 
@@ -281,13 +280,13 @@ def test_there_is_a_row_for_each_quantity_and_others_are_said_to_be_absent(energ
     assert "location-based" in table.text and all("estimated" in row for row in table.rows)
 
 
-def test_small_sums_have_no_exponent() -> None:
-    assert [amount(value) for value in (0.0, 1234.567, 0.0123, 1.49e-05)] == [
-        "0.00",
-        "1,234.57",
-        "0.012",
-        "0.000015",
-    ]
+def test_numbers_read_well() -> None:
+    spans = ["0.0 s", "9.9 s", "1 min 00 s", "3 min 05 s", "2 h 07 min", "1 d 3 h"]
+    assert [duration(s) for s in (0.04, 9.94, 59.6, 185, 7620, 1e5)] == spans
+    assert [clock(s) for s in (7, 750, 3723)] == ["0:07", "12:30", "1:02:03"]
+    assert [joules(j) for j in (None, 12.34, 41_300.0)] == ["–", "12.3 J", "41.3 kJ"]
+    sums = ["0.00", "1,234.57", "0.012", "0.000015"]
+    assert [amount(value) for value in (0.0, 1234.567, 0.0123, 1.49e-05)] == sums, "no exponent"
     shown = ["17.9 mgCO2e", "12.3 gCO2e", "5.6 kgCO2e", "2.5 tCO2e"]
     assert [emissions(grams) for grams in (0.0179, 12.34, 5600.0, 2.5e6)] == shown
 

@@ -16,13 +16,7 @@ import pytest
 from kit import run_events as runs
 from kit.event_dicts import fold, ledger, project
 
-from ensemble.reporting import (
-    describe_lost_controller,
-    status_head,
-    status_lines,
-    status_notes,
-    status_rows,
-)
+from ensemble.reporting import describe_lost_controller, status_head, status_lines, status_notes, status_rows
 from ensemble.reporting.summary import summary
 from ensemble.reporting.text import number
 from ensemble.store import EventLog, RunDir
@@ -36,7 +30,6 @@ def events() -> list[dict[str, Any]]:
 
 
 def summary_text(*given: Any, width: int = 110) -> str:
-    """The summary as plain lines."""
     return "\n".join(line for line, _ in summary(*given, width=width)) + "\n"
 
 
@@ -117,33 +110,6 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any
     assert f"bottleneck: {named(slow_link)}" in status_notes(project(slow_link))
 
 
-def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lies(events: Any) -> None:
-    def last_lines(shown: list[Event]) -> list[str]:
-        lines = [" ".join(line.split()) for line in wide(shown)]
-        return lines[next(at for at, line in enumerate(lines) if line.startswith(("model ", "next "))) :]
-
-    def wide(shown: list[Event]) -> list[str]:
-        return summary_text(project(shown), Path("runs/digits"), width=300).splitlines()
-
-    load = '`ensemble.load("runs/digits")` in Python gives the combined model'
-    page = "`ensemble dashboard runs/digits` shows the run in a browser"
-    assert last_lines(events) == [
-        f"model in runs/digits/members; {load}, `ensemble export runs/digits OUT` exports it",
-        "next `ensemble resume runs/digits` tries what failed again",
-        page,
-    ]
-    well = [e for e in events if e.get("member") != "member-6" or e["type"] != "failed"]
-    well += [e | {"member": "member-6"} for e in well if e["type"] == "finished"][:1]
-    more = "next `ensemble resume runs/digits --epochs N` trains the members on, to N epochs in all"
-    assert last_lines(well)[1:] == [more, page]
-    why = "its recipe is a train function alone"
-    alone = [e | {"unloadable": why} if e["type"] == "combined" else e for e in events]
-    assert last_lines(alone)[0] == f"model in runs/digits/members; it cannot be loaded as one model: {why}"
-    none = [e for e in events if e["type"] in ("run_started", "run_finished", "member")]
-    assert last_lines(none) == [f"next {page}"]
-    assert any(line.split() == ["samples", "none", "were", "prepared"] for line in wide(none))
-
-
 def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any) -> None:
     killed = [e for e in events if e["t"] < runs.START + 10]
     again = events[0] | {"t": killed[-1]["t"] + 7200, "resumed": True}
@@ -222,18 +188,11 @@ def shown(events: list[dict[str, Any]], width: int) -> list[str]:
     return status_lines(project(events), width)
 
 
-@pytest.mark.parametrize("until", [9.0, 1e9])
-def test_a_member_is_one_whole_line_at_80_columns(until: float) -> None:
-    head, *lines = shown(runs.list_run(until=until), 80)
-    assert len(lines) == 8 and all(len(line.rstrip()) <= 80 for line in lines)
-    assert head.split()[:5] == ["member", "state", "epoch", "accuracy", "samples/s"]
-    assert "J (estimated)" in head and "…" not in "".join([head, *lines])
-    assert "node" in head
-
-
 def test_nodes_are_left_out_where_their_names_do_not_fit() -> None:
     events = [e | {"node": f"rack-17-{e['node']}.cluster"} if e.get("node") else e for e in runs.list_run()]
     narrow, wide = shown(events, 80), shown(events, 120)
+    assert narrow[0].split()[:5] == ["member", "state", "epoch", "accuracy", "samples/s"] and "J (" in narrow[0]
+    assert "node" in shown(runs.list_run(until=9.0), 80)[0]
     assert "node" not in narrow[0] and len(narrow) == 9 and all(len(line.rstrip()) <= 80 for line in narrow)
     assert "node" in wide[0] and "rack-17-node-0.cluster" in wide[1]
 
@@ -252,29 +211,21 @@ def test_at_100_columns_there_is_room_for_full_joules_and_mean_watts() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 1000])
-def test_joules_have_three_digits_however_few_they_are(width: int) -> None:
-    run = project(runs.list_run())
-    vars(run)["own"] = {name: replace(used, energy_j=1.2345, mean_w=12.3456) for name, used in run.own.items()}
-    vars(run)["full"] = {name: replace(used, energy_j=0.0567) for name, used in run.full.items()}
-    head, line, *_ = [re.split("  +", each) for each in status_lines(run, width)]
-    shown = dict(zip(head, line, strict=True))
-    assert shown["J (estimated)"] == "1.23" and shown.get("full J", "0.0567") == "0.0567"
-    assert shown.get("mean W", "12.3") == "12.3"
+def test_joules_have_three_digits_and_an_origin_of_each_view_where_one_differs(width: int) -> None:
+    def show_first(**changed: Any) -> dict[str, str]:
+        run = project(runs.list_run())
+        for view, fields in changed.items():
+            vars(run)[view] = {name: replace(used, **fields) for name, used in getattr(run, view).items()}
+        head, line, *_ = [re.split("  +", text) for text in status_lines(run, width)]
+        return dict(zip(head, line, strict=True))
 
-
-def test_joules_of_either_view_have_an_origin_of_their_own_where_one_differs() -> None:
-    run = project(runs.list_run())
-    own = {name: replace(used, energy_j=1.0, origin="attributed") for name, used in run.own.items()}
-    vars(run)["own"] = own
-    head, line, *_ = [re.split("  +", each) for each in status_lines(run, 1000)]
-    shown = dict(zip(head, line, strict=True))
-    assert shown["J"] == "1 attributed"
-    assert shown["full J"] == f"{number(run.full['member-0'].energy_j)} estimated"
-
-
-def test_an_attempt_after_the_first_is_marked() -> None:
-    (line,) = [line for line in shown(runs.list_run(), 80) if line.startswith("member-3")]
-    assert "finished (2)" in line and "6/6" in line
+    few = show_first(own={"energy_j": 1.2345, "mean_w": 12.3456}, full={"energy_j": 0.0567})
+    assert few["J (estimated)"] == "1.23" and few.get("full J", "0.0567") == "0.0567"
+    assert few.get("mean W", "12.3") == "12.3"
+    if width == 1000:
+        both = show_first(own={"energy_j": 1.0, "origin": "attributed"})
+        full_j = project(runs.list_run()).full["member-0"].energy_j
+        assert (both["J"], both["full J"]) == ("1 attributed", f"{number(full_j)} estimated")
 
 
 def test_failures_of_one_cause_are_one_line_and_notes_keep_to_the_width() -> None:

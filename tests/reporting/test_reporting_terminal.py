@@ -22,7 +22,6 @@ from kit import run_events as runs
 from kit.event_dicts import apply_event, fold
 
 from ensemble.reporting import Progress
-from ensemble.reporting.terminal import PlainConsole
 from ensemble.reporting.text import visible
 from ensemble.store import RunState
 
@@ -48,17 +47,6 @@ def strange() -> list[dict[str, object]]:
 def test_commands_for_terminals_become_visible_or_go() -> None:
     assert visible(ERROR) == SHOWN + "\udce9"
     assert visible("a\tb\nä·✓") == "a\tb\nä·✓"
-
-
-def test_a_table_shows_names_as_they_are() -> None:
-    from rich.table import Table
-
-    stream = io.StringIO()
-    table = Table(OBJECTIVE)
-    table.add_row("[/y]\x1b[31m:x:")
-    PlainConsole(file=stream, width=80, force_terminal=True).print(table)
-    assert OBJECTIVE in stream.getvalue() and "[/y]:x:" in stream.getvalue()
-    assert "\x1b[31m" not in stream.getvalue()
 
 
 class Terminal(io.StringIO):

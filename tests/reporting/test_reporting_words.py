@@ -29,12 +29,10 @@ LEDGER, END_T = ledger(MEASURED), RUN[-1]["t"]
 
 
 def change(kind: str, events: list[Event] = RUN, **fields: Any) -> list[Event]:
-    """The run with other fields in events of a type."""
     return [event | fields if event["type"] == kind else event for event in events]
 
 
 def add(kind: str, *more: Event, events: list[Event] = RUN, **fields: Any) -> list[Event]:
-    """The run with a last event, and perhaps some more."""
     return [*events, *({"v": 2, "t": events[-1]["t"], **event} for event in ({"type": kind, **fields}, *more))]
 
 
@@ -43,7 +41,6 @@ def alone(kind: str, **fields: Any) -> list[Event]:
 
 
 def split_energy(events: list[Event] = MEASURED, **part: Any) -> list[Event]:
-    """The run with other fields in the parts of which a node's energy is the sum."""
     return [
         event | {"parts": [each | part for each in event["parts"]]} if event["type"] == "power" else event
         for event in events
@@ -90,6 +87,10 @@ MEASURING = add("measuring", events=[*RUN, *NEW], members=["new-0", "new-1"])
 PROFILE = {"shape": "s", "device": "cpu", "step_s": {"1": 0.0125}, "samples_per_s": {"1": 5120.0}}
 PROFILE |= {"cpus": {"1": 0.9}, "memory_gb": 0.25, "members": ["new-0"]}
 HALF = add("profile", events=MEASURING, **PROFILE)
+WHY = "its recipe is a train function alone"
+NOT_COMBINED = [event for event in RUN if event["type"] in ("run_started", "run_finished", "member")]
+WELL = [e for e in RUN if e.get("member") != "member-6" or e["type"] != "failed"]
+WELL += [e | {"member": "member-6"} for e in WELL if e["type"] == "finished"][:1]
 LONG = "ValueError: " + "it says much " * 20  # said in full where the member fails
 ROWS = [
     Says("a run that just started", "summary", FRESH, ("none prepared yet",), ("combined", "next")),
@@ -103,6 +104,15 @@ ROWS = [
          ("0 within noise",), ("0.0000 … 0.0000",)),
     Says("a cause", "summary", RUN, ("failed member-6 (nan): loss is nan at epoch 5, step 12",
          "log `ensemble logs 'runs/a digit'"), ("(lost)",)),
+    Says("a model", "summary", RUN, ("model in runs/a digit/members; `ensemble.load(",
+         "`ensemble export 'runs/a digit' OUT`", "next `ensemble resume 'runs/a digit'` tries what failed again\n",
+         "`ensemble dashboard 'runs/a digit'` shows the run")),
+    Says("all went well", "summary", WELL,
+         ("`ensemble resume 'runs/a digit' --epochs N` trains", "to N epochs in all"), ("failed again",)),
+    Says("no model", "summary", change("combined", unloadable=WHY), (f"cannot be loaded as one model: {WHY}",),
+         ("ensemble export",)),
+    Says("no members trained", "summary", NOT_COMBINED, ("samples none were prepared", "next `ensemble dashboard"),
+         ("model ", "ensemble resume")),
     Says("no cause", "summary", runs.list_run(members=2), ("combined",), ("failed",)),
     Says("joules", "status", MEASURED,
          (f"energy: {joules(LEDGER.run.energy_j)} attributed, of {joules(LEDGER.total.energy_j)} ",

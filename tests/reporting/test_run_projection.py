@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 from collections.abc import Mapping
@@ -40,96 +39,51 @@ def resumed() -> list[Event]:
 RUNS = {"list": measured(list_run()), "search": search_run(), "resumed": resumed()}
 
 
-@dataclasses.dataclass
-class Figures:
-    """What a view says; None where it does not say it."""
-
-    word: str | None = None
-    counts: Mapping[str, int] | None = None
-    best: tuple[str, float] | None = None
-    cpu_s: float | None = None
-    energy_j: float | None = None
-    states: dict[str, str] | None = None
-    epochs: dict[str, int] | None = None
-    values: dict[str, float | None] | None = None
-    members_cpu_s: dict[str, float] | None = None
-    members_full_j: dict[str, float] | None = None
-
-    @classmethod
-    def of_rows(cls, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Those of members, from rows as `ensemble status --json` has them."""
-        return {
-            "states": {row["member"]: row["state"] for row in rows},
-            "epochs": {row["member"]: row["epoch"] for row in rows},
-            "values": {row["member"]: row["metric"] for row in rows},
-            "members_cpu_s": {row["member"]: row["cpu_s"] for row in rows if row["cpu_s"]},
-            "members_full_j": {row["member"]: row["full_energy_j"] for row in rows if row["full_energy_j"]},
-        }
+def of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of members, from rows as `ensemble status --json` has them."""
+    names = {"states": "state", "epochs": "epoch", "values": "metric"}
+    used = {"members_cpu_s": "cpu_s", "members_full_j": "full_energy_j"}
+    found = {of: {row["member"]: row[name] for row in rows} for of, name in names.items()}
+    return found | {of: {row["member"]: row[name] for row in rows if row[name]} for of, name in used.items()}
 
 
-def read_views(run_dir: RunDir, events: list[Event], reader: LogReader, capsys: Any) -> dict[str, Figures]:
-    """What each view says of the run in a directory."""
+def of_run(
+    row: Mapping[str, Any], word: str | None, best: tuple[str | None, float | None] | None
+) -> dict[str, Any]:
+    shown = best if best is not None and None not in best else None
+    return {"word": word, "best": shown, "cpu_s": row["cpu_s"], "energy_j": row["energy_j"]}
+
+
+def read_views(run_dir: RunDir, events: list[Event], reader: LogReader, capsys: Any) -> dict[str, dict[str, Any]]:
+    """What each view says of the run in a directory: figures by their names, as far as it says them."""
     path = str(run_dir.path)
     assert main(["status", path, "--json", "-"]) == 0
     command = json.loads(capsys.readouterr().out)
     page = reader.read().view.state_document()
-    members = [dict(zip(page["members"]["columns"], row, strict=True)) for row in page["members"]["rows"].values()]
-    cost = {
-        name: dict(zip(page["cost"]["members"]["columns"], row, strict=True))
-        for name, row in page["cost"]["members"]["rows"].items()
-    }
+    cost, on_page = page["cost"]["members"], []
+    for cells in page["members"]["rows"].values():
+        row = dict(zip(page["members"]["columns"], cells, strict=True))
+        used = dict(zip(cost["columns"], cost["rows"].get(row["id"], []), strict=False))
+        of_cost = {name: used.get(name) for name in ("cpu_s", "full_energy_j")}
+        on_page.append(
+            {"member": row["id"], **{name: row[name] for name in ("state", "epoch", "metric")}, **of_cost}
+        )
     [listed] = ensemble.list_runs(path)
     compared = read_declared(path).as_row("one")
     run = RunProjection(fold(events), ledger(events), reader.view.driver)
-    found = make_results(run)
-    end = describe_end(run)
-
-    def best(member: str | None, value: float | None) -> tuple[str, float] | None:
-        return None if member is None or value is None else (member, value)
-
+    found, end, shown = make_results(run), describe_end(run), page["run"]
+    cpu_s = {name: member.values["cost/cpu_s"] for name, member in end.members.items()}
     return {
-        "command": Figures(**Figures.of_rows(command)),
-        "handle": Figures(**Figures.of_rows(ensemble.attach(path).status())),
-        "page": Figures(
-            word=page["run"]["state"]["word"],
-            counts=page["run"]["counts"],
-            best=page["run"]["best"] and best(*page["run"]["best"].values()),
-            cpu_s=page["run"]["used"]["cpu_s"],
-            energy_j=page["run"]["used"]["energy_j"],
-            states={row["id"]: row["state"] for row in members},
-            epochs={row["id"]: row["epoch"] for row in members},
-            values={row["id"]: row["metric"] for row in members},
-            members_cpu_s={name: row["cpu_s"] for name, row in cost.items() if row["cpu_s"]},
-            members_full_j={name: row["full_energy_j"] for name, row in cost.items() if row["full_energy_j"]},
-        ),
-        "list": Figures(
-            word=listed["state"],
-            best=best(listed["best_member"], listed["best"]),
-            cpu_s=listed["cpu_s"],
-            energy_j=listed["energy_j"],
-        ),
-        "comparison": Figures(
-            word=compared["state"],
-            best=best(compared["best_member"], compared["best"]),
-            cpu_s=compared["cpu_s"],
-            energy_j=compared["energy_j"],
-        ),
-        "results.json": Figures(
-            word=found["run"]["state"],
-            cpu_s=found["totals"]["cpu_s"],
-            energy_j=found["totals"]["energy_j"],
-            **Figures.of_rows(found["members"]),
-        ),
-        "loggers": Figures(
-            cpu_s=end.values.get("cost/cpu_s"),
-            energy_j=end.values.get("cost/energy_j"),
-            epochs={name: member.epochs for name, member in end.members.items()},
-            members_cpu_s={
-                name: member.values["cost/cpu_s"]
-                for name, member in end.members.items()
-                if member.values["cost/cpu_s"]
-            },
-        ),
+        "command": of_rows(command),
+        "handle": of_rows(ensemble.attach(path).status()),
+        "page": of_run(shown["used"], shown["state"]["word"], shown["best"] and tuple(shown["best"].values()))
+        | {"counts": shown["counts"], **of_rows(on_page)},
+        "list": of_run(listed, listed["state"], (listed["best_member"], listed["best"])),
+        "comparison": of_run(compared, compared["state"], (compared["best_member"], compared["best"])),
+        "results.json": of_run(found["totals"], found["run"]["state"], None) | of_rows(found["members"]),
+        "loggers": {name: end.values.get(f"cost/{name}") for name in ("cpu_s", "energy_j")}
+        | {"epochs": {name: member.epochs for name, member in end.members.items()}}
+        | {"members_cpu_s": {name: value for name, value in cpu_s.items() if value}},
     }
 
 
@@ -149,7 +103,7 @@ def check_texts(run_dir: RunDir, run: RunProjection) -> None:
         assert f"best {run.best.id} {run.state.objective} {shown}" in line and shown in closing and shown in table
 
 
-def check_metrics(state: Any, events: list[Event], figures: Figures) -> None:
+def check_metrics(state: Any, events: list[Event], figures: dict[str, Any]) -> None:
     """A scrape has the same counts and the same best, and what is settled of the rest: all of it in the end."""
     account = LedgerView()
     for event in events:
@@ -165,15 +119,15 @@ def check_metrics(state: Any, events: list[Event], figures: Figures) -> None:
         said["waiting"] == logged["waiting"] + logged["measuring"]
     )
     assert [s.value for s in by_family.get("ensemble_run_best_objective", [])] == (
-        [figures.best[1]] if figures.best else []
+        [figures["best"][1]] if figures["best"] else []
     )
     cpu_s = sum(sample.value for sample in by_family.get("ensemble_run_cpu_seconds_total", []))
     energies = by_family.get("ensemble_run_energy_joules_total", [])
     energy_j = sum(s.value for s in energies if s.labels[1] not in ("idle", "other"))
-    known_j = figures.energy_j or 0.0
+    known_j = figures["energy_j"] or 0.0
     if state.ended is not None:
-        assert cpu_s == pytest.approx(figures.cpu_s, rel=1e-9) and energy_j == pytest.approx(known_j, rel=1e-9)
-    assert cpu_s <= (figures.cpu_s or 0.0) * (1 + 1e-9) and energy_j <= known_j * (1 + 1e-9)
+        assert cpu_s == pytest.approx(figures["cpu_s"], rel=1e-9) and energy_j == pytest.approx(known_j, rel=1e-9)
+    assert cpu_s <= (figures["cpu_s"] or 0.0) * (1 + 1e-9) and energy_j <= known_j * (1 + 1e-9)
 
 
 @settings(examples(9), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -198,13 +152,12 @@ def test_every_view_says_the_same_at_any_prefix_of_the_log(
         views = read_views(run_dir, shown, reader, capsys)
         run = RunProjection(fold(shown), ledger(shown), reader.view.driver)
         assert (reader.view.driver is not None) == (is_lost and run.state.ended is None)
-        for field in dataclasses.fields(Figures):
-            said = {of: getattr(view, field.name) for of, view in views.items()}
-            known = {of: value for of, value in said.items() if value is not None}
+        for figure in set().union(*views.values()):
+            known = {of: view[figure] for of, view in views.items() if view.get(figure) is not None}
             first = next(iter(known.values()), None)
             for of, value in known.items():
                 assert same(value, first), (
-                    f"{field.name} at {end} of {len(events)} events: {of} and {next(iter(known))}"
+                    f"{figure} at {end} of {len(events)} events: {of} and {next(iter(known))}"
                 )
         check_texts(run_dir, run)
         check_metrics(run.state, shown, views["page"])

@@ -42,7 +42,6 @@ class Server:
         self.host = f"127.0.0.1:{self.port}"
 
     def _find(self, pattern: str) -> str:
-        """The group of the first line that has the pattern."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line.rstrip("\n"))
@@ -52,7 +51,6 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address with the token."""
         return self._address.read_text().strip()
 
     def log_in(self, url: str | None = None) -> str:
@@ -100,7 +98,6 @@ class Server:
             return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
 
     def get(self, target: str) -> Any:
-        """The JSON of a document."""
         status, _, body = self.ask(target)
         assert status == 200, (status, body)
         return json.loads(body)
@@ -120,7 +117,6 @@ class Server:
 
     @contextlib.contextmanager
     def stream(self, target: str, **headers: str) -> Iterator[Messages]:
-        """Server-sent events."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         with contextlib.closing(connection):
             named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -132,30 +128,24 @@ class Server:
 
     @property
     def page(self) -> str:
-        """The address of the page for a browser with a session."""
         return f"http://{self.host}{self.root}/"
 
     @property
     def key(self) -> str:
-        """Of the first run."""
         return str(self.get("/api/runs")[0]["key"])
 
     def close(self, number: int = signal.SIGTERM) -> int:
-        """Ends it; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:
-        """Waits for its end; returns its exit status."""
         out, _ = self.process.communicate(timeout=HANG_S)
         self.said += (out or "").splitlines()
         return self.process.returncode
 
 
 class Messages:
-    """The server-sent events of one stream."""
-
     def __init__(self, answer: http.client.HTTPResponse) -> None:
         self._answer = answer
 

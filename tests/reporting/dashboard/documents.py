@@ -21,18 +21,21 @@ from ensemble.reporting.dashboard.projection import RunView
 from ensemble.store import RunDir
 
 HOSTILE = (
-    "<img src=x onerror=alert(1)>",
-    '"><script>window.hacked=1</script>',
-    "javascript:alert(1)",
-    "a,b&c=d?e#f%20g%",
-    "%{x}<b>bold</b><br>line",
-    "‮reversed‬",
-    "__proto__",
-    "constructor",
-    "new\nline\ttab\x00nul",
-    "ö" * 300,
-    "' OR 1=1 --",
-    "{{7*7}}${7*7}",
+    *(
+        "<img src=x onerror=alert(1)>",
+        '"><script>window.hacked=1</script>',
+        "javascript:alert(1)",
+        "a,b&c=d?e#f%20g%",
+    ),
+    *(
+        "%{x}<b>bold</b><br>line",
+        "\u202ereversed\u202c",
+        "__proto__",
+        "constructor",
+        "new\nline\ttab\x00nul",
+        "ö" * 300,
+    ),
+    *("' OR 1=1 --", "{{7*7}}${7*7}"),
 )
 EPOCHS = 12
 NOW_S = 300.0
@@ -85,7 +88,6 @@ def make_documents(
 def _log_member(
     log: Log, rng: random.Random, number: int, name: str, state: str, node: str, gpus: int, hostile: bool
 ) -> None:
-    """A member's life up to this state."""
     params = {"lr": round(10 ** rng.uniform(-4, -1), 6), "width": rng.choice((16, 32, 64, 128))}
     params |= {"depth": rng.choice((1, 2, 3)), "optimizer": "sgd"}
     params |= {"<i>evil</i>&amp;": HOSTILE[number % len(HOSTILE)]} if hostile else {}
@@ -124,7 +126,6 @@ def _log_member(
 
 
 def _make_tables(names: list[str]) -> Document:
-    """Columns of members, and a table of another kind."""
     heads = (("computing", ""), ("sent by a worker", ""), ("planned", "text"))
     about = {"about": "Where their time went. All epochs."}
     cells = {
@@ -173,7 +174,6 @@ def renew(documents: dict[str, Document], step: int, **parts: Any) -> dict[str, 
 
 
 def make_notice(at_s: float, level: str, text: str) -> Document:
-    """One notice, of nobody else."""
     return {"at_s": at_s, "level": level, "text": text, "who": "", "count": 1}
 
 

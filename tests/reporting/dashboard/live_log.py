@@ -47,7 +47,6 @@ class LiveLog:
         self._append(list(self._past()))
 
     def close(self) -> None:
-        """Lets go of the lock."""
         self._file.close()
 
     def write(self, bursts: int, *, at_once: int = 1, while_true: threading.Event | None = None) -> None:
@@ -71,7 +70,6 @@ class LiveLog:
         self._file.flush()
 
     def _past(self) -> Iterator[Event]:
-        """All that came before: the members before the last 64 have finished, these have trained an epoch."""
         began, log = self.now - (MEMBERS / RUNNING) * EPOCHS * EPOCH_S, Log()
         run_started(log, "digits", "list", EPOCHS, MEMBERS)
         power = {"source": "12 W per busy core", "origin": "estimated"}

@@ -64,7 +64,6 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """The page's address."""
         return f"http://127.0.0.1:{self._server.server_port}/"
 
     def __enter__(self) -> PageServer:
@@ -77,7 +76,6 @@ class PageServer:
         self._server.server_close()
 
     def push(self, documents: dict[str, Any]) -> None:
-        """Serves these documents from now on, and sends the state to every page."""
         self.documents = documents
         self.send("run", self.state_message())
 
@@ -86,7 +84,6 @@ class PageServer:
         return f"data: {json.dumps(self.documents['state'])}\n\n"
 
     def push_log(self, member: str, text: str, begin: int) -> None:
-        """Sends a piece of a member's log."""
         piece = {"text": text, "from": begin, "to": begin + len(text)}
         self.send(f"log {member}", f"id: {piece['to']}\ndata: {json.dumps(piece)}\n\n")
 
@@ -96,7 +93,6 @@ class PageServer:
             each.put(text)
 
     def followers(self, stream: str) -> int:
-        """How many follow a stream."""
         return len(self._streams.get(stream, []))
 
     def drop(self) -> None:
@@ -105,7 +101,6 @@ class PageServer:
             each.put(None)
 
     def runs(self) -> list[dict[str, Any]]:
-        """The list of runs."""
         run = self.documents["state"]["run"]
         names = describe_head("", RunProjection(RunState()), with_used=False)
         rows = ({**names, **{name: run.get(name) for name in names}, "key": key} for key in self.keys)

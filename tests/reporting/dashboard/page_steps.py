@@ -26,7 +26,6 @@ COMPARED = "() => !document.querySelector('[data-view]').innerText.includes('are
 
 
 def wait_until(page: Any, is_so: Callable[[], Any]) -> None:
-    """Waits until something holds in the page or in the server; the browser's events go on meanwhile."""
     until = time.monotonic() + HANG_S
     while not is_so():
         assert time.monotonic() < until, "it did not happen"
@@ -42,7 +41,6 @@ def enter(tab: Any, server: Server) -> None:
 
 
 def show(tab: Any, view: str) -> str:
-    """Opens a view, by its address without the `#`; returns its text once it is drawn."""
     tab.evaluate("view => { location.hash = view; }", view)
     drawn = tab.locator(f"[data-view={view.partition('?')[0]}]:not([data-drawn='0'])")
     return str(drawn.inner_text())  # no handle is kept, which would keep the view after it was closed

@@ -113,13 +113,8 @@ def test_the_runs_answer_is_shown_where_screen_readers_hear_it(tab: Any, open_pa
     press(tab, "Pause")
     posted(tab, server)
     tab.wait_for_selector("[aria-live=polite] >> text=Sent: pause member-1.")
-    answer = {
-        "request": "request-1",
-        "verb": "pause",
-        "member": "member-1",
-        "done": False,
-        "message": "it <b>ended</b>",
-    }
+    answer = {"request": "request-1", "verb": "pause", "member": "member-1", "done": False}
+    answer |= {"message": "it <b>ended</b>"}
     others = {**answer, "request": "of-somebody-else", "message": "not ours"}
     server.push(renew(server.documents, 1, answers=[others, answer]))
     told = tab.wait_for_selector("[aria-live=polite] >> text=pause member-1: refused, it <b>ended</b>")
@@ -143,13 +138,8 @@ def test_a_refused_clone_keeps_what_was_typed_and_the_refusal_stays_to_be_read(t
     server.refusal = None
     press(tab, "Add the clone")
     tab.wait_for_selector("dialog [role=status] >> text=not answered yet")
-    answer = {
-        "request": "request-2",
-        "verb": "add",
-        "member": None,
-        "done": False,
-        "message": "lr must be positive",
-    }
+    answer = {"request": "request-2", "verb": "add", "member": None, "done": False}
+    answer |= {"message": "lr must be positive"}
     server.push(renew(server.documents, 1, answers=[answer]))
     tab.wait_for_selector("dialog [role=alert] >> text=lr must be positive")
     assert tab.input_value("dialog input[name='lr']") == "-1"

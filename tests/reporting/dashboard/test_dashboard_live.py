@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,61 +33,45 @@ def count(tab: Any, selector: str) -> int:
     return len(set(tab.eval_on_selector_all(selector, named)))
 
 
-def is_overview(tab: Any, text: str, state: RunState) -> bool:
-    named = f"{state.executor} executor" in tab.inner_text(".lead") and tab.inner_text("h1") == state.name
-    return named and "member-" in tab.inner_text(".tiles") and tab.locator("[data-mark=tile]").count() >= 7
+def list_params(state: RunState, *members: str) -> list[str]:
+    return [f"{state.members[name].identity['params']['lr']:g}" for name in members]
 
 
-def is_table_of_members(tab: Any, text: str, state: RunState) -> bool:
-    lines = {name: tab.inner_text(f"tr[data-member={name}]") for name in state.members}
-    params = {name: f"{member.identity['params']['lr']:g}" for name, member in state.members.items()}
-    has_all = all(state.members[name].state in line and params[name] in line for name, line in lines.items())
-    return has_all and count(tab, "tbody tr[data-member]") == len(state.members)
-
-
-def is_curves(tab: Any, text: str, state: RunState) -> bool:
-    return count(tab, "[data-metric] g[data-member]") == len(state.members) and str(state.objective) in text
-
-
-def is_placement(tab: Any, text: str, state: RunState) -> bool:
-    nodes = tab.eval_on_selector_all("[data-node]", "each => each.map(e => e.dataset.node)")
-    known = {name for name, node in state.nodes.items() if node.info}
-    return set(nodes) == known and count(tab, "[data-mark=piece][data-member]") > 0
-
-
-def is_cost(tab: Any, text: str, state: RunState) -> bool:
+def list_origins(state: RunState) -> list[str]:
     """Joules that were estimated are called so; nobody may take them for measured ones."""
-    origins = {node.info.power["origin"] for node in state.nodes.values() if node.info}
-    return "training" in text and origins <= set(re.findall(r"\w+", text))
+    return [node.info.power["origin"] for node in state.nodes.values() if node.info]
 
 
-def is_page_of_a_member(tab: Any, text: str, state: RunState) -> bool:
-    params = state.members["member-1"].identity["params"]
-    marks = tab.locator("[data-mark=param]").count()
-    drawn = tab.locator("[data-mark=attempt]").count() == 1 and marks == len({"seed", *params})
-    return drawn and "member-1" in text and f"{params['lr']:g}" in text
-
-
-VIEWS: dict[str, Callable[[Any, str, RunState], bool]] = {
-    "overview": is_overview,
-    "members": is_table_of_members,
-    "curves": is_curves,
-    "placement": is_placement,
-    "search": lambda tab, text, state: "lr" in text,
-    "ensemble": lambda tab, text, state: ("Calibration" if state.combined else "combine") in text,
-    "cost": is_cost,
-    "notices": lambda tab, text, state: bool(text),
-    "member?member=member-1": is_page_of_a_member,
+#: The words that a view has of a run, and a mark of which there is one for each member.
+VIEWS: dict[str, tuple[Callable[[RunState], list[str]], str]] = {
+    "overview": (lambda state: [state.name, f"{state.executor} executor", "member-"], ""),
+    "members": (
+        lambda state: [*state.members, "finished", *list_params(state, *state.members)],
+        "tbody tr[data-member]",
+    ),
+    "curves": (lambda state: [str(state.objective)], "[data-metric] g[data-member]"),
+    "placement": (lambda state: [name for name, node in state.nodes.items() if node.info], ""),
+    "search": (lambda state: ["lr"], ""),
+    "ensemble": (lambda state: ["Calibration" if state.combined else "combine"], ""),
+    "cost": (lambda state: ["training", *list_origins(state)], ""),
+    "notices": (lambda state: [""], ""),
+    "member?member=member-1": (lambda state: ["member-1", *list_params(state, "member-1")], ""),
 }
 
 
 def check_views(tab: Any, read: Callable[[], RunState]) -> None:
     """Every view shows what the log says; some fetch a document first."""
-    for view, is_right in VIEWS.items():
-        name = view.partition("?")[0]
+    for view, (list_words, mark) in VIEWS.items():
         show(tab, view)
+        drawn = "#app" if view == "overview" else f"[data-view={view.partition('?')[0]}]"
+
+        def is_right(list_words: Any = list_words, mark: str = mark, drawn: str = drawn) -> bool:
+            text, state = tab.inner_text(drawn), read()
+            marked = not mark or count(tab, mark) == len(state.members)
+            return marked and all(word in text for word in list_words(state))
+
         print(view)  # the last one is the one that is not right
-        wait_until(tab, lambda: is_right(tab, tab.inner_text(f"[data-view={name}]"), read()))  # noqa: B023
+        wait_until(tab, is_right)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ ROWS = "tr[data-member]:not([hidden])"
 
 
 def names(tab: Any) -> list[str]:
-    """The members in the rows that are drawn, from the top."""
     found: list[str] = tab.eval_on_selector_all(ROWS, "rows => rows.map(row => row.dataset.member)")
     return found
 
@@ -28,9 +27,7 @@ def rows_of(documents: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: dict(zip(members["columns"], row, strict=True)) for name, row in members["rows"].items()}
 
 
-def test_every_member_has_a_row_and_a_column_sorts_both_ways_with_what_is_unknown_last(
-    tab: Any, open_page: Open
-) -> None:
+def test_every_member_has_a_row_and_a_column_sorts_both_ways_with_unknown_last(tab: Any, open_page: Open) -> None:
     documents = make_documents(12)
     open_page(documents, "#members")
     assert names(tab) == list(rows_of(documents))

@@ -238,7 +238,6 @@ def test_an_address_says_what_was_put_into_it(
 
 
 def with_spans(documents: dict[str, Any], spans: dict[str, list[list[Any]]]) -> dict[str, Any]:
-    """The documents, with these attempts alone."""
     documents["state"]["spans"] = {name: spans.get(name, []) for name in documents["state"]["spans"]}
     return documents
 

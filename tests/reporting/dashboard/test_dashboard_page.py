@@ -237,9 +237,7 @@ def test_the_button_changes_the_colours_and_the_choice_stays(tab: Any, open_page
     assert tab.evaluate(ground) == dark
 
 
-def test_number_keys_open_the_views_in_the_order_of_the_tabs_and_the_help_names_them(
-    tab: Any, open_page: Open
-) -> None:
+def test_number_keys_open_the_views_as_the_tabs_stand_and_the_help_names_them(tab: Any, open_page: Open) -> None:
     open_page(make_documents(8))
     titles = tab.eval_on_selector_all("nav a", "all => all.map(each => each.textContent)")
     for number, title in reversed(list(enumerate(titles[:9], start=1))):
@@ -255,9 +253,7 @@ def test_number_keys_open_the_views_in_the_order_of_the_tabs_and_the_help_names_
     tab.wait_for_selector("dialog", state="detached")
 
 
-def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_screen(
-    tab: Any, open_page: Open
-) -> None:
+def test_hostile_names_stay_text_in_every_view_and_nothing_is_too_wide(tab: Any, open_page: Open) -> None:
     for ended in (False, True):
         documents = make_documents(40, hostile=True, ended=ended)
         documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]

@@ -1,4 +1,4 @@
-"""The live page behind a proxy that serves it below a path, and where the browser sends its cookie."""
+"""The live page behind a proxy that serves it below a path."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from http.cookiejar import CookieJar
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 from urllib.parse import urljoin, urlsplit
 
 import psutil
@@ -18,7 +16,6 @@ import pytest
 from aiohttp import ClientSession, web
 from dashboard_process import serve
 from kit import run_events
-from page_steps import DRAWN
 
 PREFIX = "/team/run"
 
@@ -78,43 +75,3 @@ def test_the_page_works_behind_a_proxy_that_serves_it_below_a_path(proxy: Proxy,
         for link in (*links, "api/runs", "metrics"):
             with browser.open(urljoin(root, link)) as answer:
                 assert answer.status == 200, link
-
-
-class Neighbour(BaseHTTPRequestHandler):
-    """A server of another user on the same host, which keeps the cookies that it gets."""
-
-    cookies: ClassVar[list[str | None]] = []
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.cookies.append(self.headers["Cookie"])
-        self.send_response(200)
-        self.end_headers()
-
-
-@pytest.fixture
-def neighbour() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Neighbour) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.browser
-@pytest.mark.more
-def test_the_cookie_goes_to_no_other_port_of_the_host(tab: Any, neighbour: str, tmp_path: Path) -> None:
-    run = run_events.write_run(tmp_path / "run", run_events.list_run())
-    with serve(run, log_in=False) as server:
-        tab.goto(server.url)
-        tab.wait_for_selector(DRAWN)
-        page = tab.url
-        for path in ("", "api/runs", "p/", "metrics"):
-            tab.goto(neighbour + path)
-        assert len(Neighbour.cookies) >= 4 and not any(Neighbour.cookies)
-        tab.goto(page)
-        tab.wait_for_selector(DRAWN)
-        tab.goto("about:blank")

@@ -25,8 +25,6 @@ RUNS = {"list": NODES, "search": search_run()}
 
 
 class RunView(projection.RunView):
-    """Takes events as dicts."""
-
     def apply(self, events: Any, offset: int) -> None:
         super().apply([typed(event) for event in events], offset)
 
@@ -39,7 +37,6 @@ def make_view(events: list[Document] | None = None) -> RunView:
 
 
 def plain(document: Any) -> Any:
-    """As a page receives it."""
     return json.loads(json.dumps(document, allow_nan=False))
 
 

@@ -22,7 +22,6 @@ DRAWN = "section[data-view='{}'][data-drawn]:not([data-drawn='0'])"
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run of eight members, of which one failed."""
     run_dir = RunDir(
         runs.write_run(
             tmp_path_factory.mktemp("runs") / "digits", runs.list_run(), [i for i in range(8) if i != 6]
@@ -45,7 +44,6 @@ def alone(own_tab: Any) -> Iterator[Any]:
 
 
 def open_views(tab: Any, page: Path) -> list[str]:
-    """Opens every view that has a tab; returns their ids."""
     tab.goto(page.as_uri())
     tab.wait_for_selector(DRAWN.format("overview"))
     views: list[str] = tab.eval_on_selector_all(".tab", "tabs => tabs.map(tab => tab.hash.slice(1).split('?')[0])")
@@ -56,7 +54,6 @@ def open_views(tab: Any, page: Path) -> list[str]:
 
 
 def save(tmp_path: Path, documents: dict[str, Any]) -> Path:
-    """Writes a report of documents made by hand."""
     page = tmp_path / "report.html"
     page.write_bytes(compose_report({"logs": {}, **documents}).encode(errors="backslashreplace"))
     return page
@@ -112,9 +109,7 @@ def test_the_log_of_a_member_that_failed_is_on_its_page(alone: Any, full: Path) 
     alone.wait_for_selector("text=not in this page; it lies in the run directory")
 
 
-def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands_still(
-    alone: Any, tmp_path: Path
-) -> None:
+def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands(alone: Any, tmp_path: Path) -> None:
     page = write_report(RunDir(runs.write_run(tmp_path / "run", runs.list_run(until=9.0))))
     alone.clock.install()
     alone.goto(page.as_uri())

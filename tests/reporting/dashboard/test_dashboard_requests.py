@@ -42,31 +42,27 @@ def test_an_action_is_the_request_that_a_command_writes(asked: Any, verb: str, f
     assert parse_action(json.dumps(asked).encode(), MEMBERS) == (verb, fields)
 
 
+OF_NOBODY = (
+    *('{"verb":"pause","member":"member-9"}', '{"verb":"pause","members":["member-0","../member-0"]}'),
+    '{"verb":"add","from":"member-9"}',
+)
+NO_ACTIONS: tuple[str | bytes, ...] = (
+    *("", '{"verb":"resum"}', "[" * 50_000, '{"verb":"stop","member":"member-0"}', '{"verb":"stop","at_once":1}'),
+    *(
+        '{"verb":"stop","path":"/etc"}',
+        b'{"verb":"pause","member":"\xff"}',
+        '{"verb":"pause","member":["member-0"]}',
+    ),
+    *('{"verb":"pause","members":[]}', '{"verb":"pause","members":["member-0"],"member":"member-0"}'),
+    *('{"verb":"add","warm":true}', '{"verb":"add","params":[1]}', '{"verb":"add","params":{"lr":[1]}}'),
+    *('{"verb":"add","params":{"lr":NaN}}', '{"verb":"add","params":{"":1}}'),
+    *('{"verb":"add","params":{"lr":"\\ud800"}}', json.dumps({"verb": "add", "params": {"lr": "x" * 20_000}})),
+    json.dumps({"verb": "add", "params": {str(n): n for n in range(300)}}),
+)
+
+
 @pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ("", 400),
-        ('{"verb":"resum"}', 400),
-        ("[" * 50_000, 400),
-        ('{"verb":"stop","member":"member-0"}', 400),
-        ('{"verb":"stop","at_once":1}', 400),
-        ('{"verb":"stop","path":"/etc"}', 400),
-        ('{"verb":"pause","member":"member-9"}', 404),
-        (b'{"verb":"pause","member":"\xff"}', 400),
-        ('{"verb":"pause","member":["member-0"]}', 400),
-        ('{"verb":"pause","members":["member-0","../member-0"]}', 404),
-        ('{"verb":"pause","members":[]}', 400),
-        ('{"verb":"pause","members":["member-0"],"member":"member-0"}', 400),
-        ('{"verb":"add","from":"member-9"}', 404),
-        ('{"verb":"add","warm":true}', 400),
-        ('{"verb":"add","params":[1]}', 400),
-        ('{"verb":"add","params":{"lr":[1]}}', 400),
-        ('{"verb":"add","params":{"lr":NaN}}', 400),
-        ('{"verb":"add","params":{"":1}}', 400),
-        ('{"verb":"add","params":{"lr":"\\ud800"}}', 400),
-        (json.dumps({"verb": "add", "params": {"lr": "x" * 20_000}}), 400),
-        (json.dumps({"verb": "add", "params": {str(n): n for n in range(300)}}), 400),
-    ],
+    ("body", "status"), [*((body, 400) for body in NO_ACTIONS), *((body, 404) for body in OF_NOBODY)]
 )
 def test_what_is_no_action_is_refused_in_one_line(body: str | bytes, status: int) -> None:
     with pytest.raises(ActionError) as refusal:

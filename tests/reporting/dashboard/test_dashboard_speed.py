@@ -46,7 +46,6 @@ new MutationObserver(() => {
 
 @contextmanager
 def growing(log: LiveLog) -> Iterator[None]:
-    """The log grows within the context."""
     going = threading.Event()
     going.set()
     thread = threading.Thread(target=log.write, args=(10**6,), kwargs={"while_true": going})
@@ -67,7 +66,6 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveLog]:
 
 @pytest.fixture(scope="module")
 def server(log: LiveLog) -> Iterator[Server]:
-    """A server that has read the log."""
     with serve(log.path) as server:
         for name in ("state", "importances"):  # an analysis is made when it is first asked for
             server.get(f"/api/runs/{server.key}/{name}")
@@ -75,7 +73,6 @@ def server(log: LiveLog) -> Iterator[Server]:
 
 
 def enter(tab: Any, server: Server) -> None:
-    """Opens the page, which notes what it draws."""
     tab.add_init_script(WATCH)
     page_steps.enter(tab, server)
 
@@ -121,7 +118,6 @@ def measure_latency(tab: Any, log: LiveLog) -> list[float]:
 
 
 def wait_for_the_end(tab: Any, log: LiveLog) -> int:
-    """Waits until all that was written is shown; returns the offset."""
     end = log.path.joinpath("events.jsonl").stat().st_size
     wait_until(tab, lambda: tab.evaluate("document.body.dataset.offset") == str(end))
     return end
@@ -143,7 +139,6 @@ def test_a_thousand_members_are_painted_within_two_seconds_of_the_first_byte(tab
 
 
 def describe_latency(milliseconds: list[float]) -> str:
-    """Median and 95th percentile."""
     return f"{statistics.median(milliseconds):5.0f} ms {statistics.quantiles(milliseconds, n=20)[-1]:5.0f} ms"
 
 

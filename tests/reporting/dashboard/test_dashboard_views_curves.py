@@ -64,9 +64,7 @@ def test_of_many_members_only_the_selected_and_the_best_are_strong(tab: Any, ope
     assert sorted(legend) == sorted(chosen)
 
 
-def test_a_click_on_a_line_and_the_keyboard_select_and_the_hover_names_the_member(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_click_and_the_keyboard_select_and_the_hover_names_the_member(tab: Any, open_page: Open) -> None:
     server = open_page(make_documents(60), "#curves")
     chart = tab.locator(f"{ACCURACY} .chart")
     chart.focus()

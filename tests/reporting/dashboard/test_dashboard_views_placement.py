@@ -26,9 +26,7 @@ def place(documents: dict[str, Any], spans: dict[str, list[Any]], shares: dict[s
             row[columns.index(column)] = value
 
 
-def test_gpus_show_who_uses_them_memory_use_watts_quarantine_and_nodes_that_are_gone(
-    tab: Any, open_page: Open
-) -> None:
+def test_gpus_show_users_memory_use_watts_quarantine_and_nodes_that_are_gone(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, gpus=2)
     gpu = "GPU-node-0-{}"
     spans = {f"member-{i}": [0, "node-0", [gpu.format(0)], 0, START, START + 1, None, "running"] for i in range(2)}

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.more]
 
 
 def names(tab: Any) -> list[str]:
-    """The names of the rows that are shown, in their order."""
     cells = "rows => rows.filter(row => !row.hidden).map(row => row.cells[1].textContent)"
     return list(tab.eval_on_selector_all("tr[data-member]", cells))
 

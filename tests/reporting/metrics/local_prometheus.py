@@ -5,44 +5,31 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.free_ports import find_free_ports
+from kit.leftovers import wait_until
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "grafana" / "prometheus.yml"
 ALERTS = CONFIG.with_name("alerts.yml")
 PATIENCE_S = 300.0
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until a condition holds, and return what it says."""
-    until = time.monotonic() + PATIENCE_S
-    while not (said := condition()):
-        assert time.monotonic() < until, what
-        time.sleep(0.1)
-    return said
-
-
 class Prometheus:
-    """One that is running."""
-
     def __init__(self, url: str) -> None:
         self._url = url
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """The labels and the present value of each series of a PromQL expression."""
         found = self._get("query", query=expression)
         return [(each["metric"], float(each["value"][1])) for each in found["result"]]
 
     def describe_targets(self) -> list[dict[str, Any]]:
-        """What it scrapes, and how that went."""
         targets: list[dict[str, Any]] = self._get("targets")["activeTargets"]
         return targets
 

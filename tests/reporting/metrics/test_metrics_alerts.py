@@ -32,7 +32,6 @@ ALL = {
 
 
 def promtool(*arguments: str) -> str:
-    """What it prints where it finds no fault."""
     if shutil.which("promtool") is None:
         pytest.skip("no promtool (package prometheus)")
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=300)
@@ -63,7 +62,6 @@ def compute_series(events: Sequence[Event], minutes: int) -> list[dict[str, str]
 
 
 def evaluate(path: Path, series: list[dict[str, str]], expected: dict[str, set[str]], *more: Any) -> None:
-    """Assert which alerts fire at these times."""
     tests = [
         {
             "expr": 'count by (alertname) (ALERTS{alertstate="firing"}) > bool 0',
@@ -101,16 +99,9 @@ def test_members_of_a_real_run_that_fail_one_after_another_wake_somebody(tmp_pat
     minutes = int((events[-1]["t"] - begin) / 60) + 2
     summary = "digits: 6 attempts have failed since a member last ended an epoch"
     said = ALERTS.read_text().partition("EnsembleFailuresInRow")[2].partition('description: "')[2]
-    alert = {
-        "eval_time": f"{minutes - 1}m",
-        "alertname": "EnsembleFailuresInRow",
-        "exp_alerts": [
-            {
-                "exp_labels": {"severity": "page", "run": "digits"},
-                "exp_annotations": {"summary": summary, "description": said.partition('"')[0]},
-            }
-        ],
-    }
+    told = {"summary": summary, "description": said.partition('"')[0]}
+    fires = [{"exp_labels": {"severity": "page", "run": "digits"}, "exp_annotations": told}]
+    alert = {"eval_time": f"{minutes - 1}m", "alertname": "EnsembleFailuresInRow", "exp_alerts": fires}
     series = compute_series(events, minutes)
     assert any("free_bytes" in each["series"] for each in series), "the space of the real machine"
     evaluate(tmp_path, series, {"0m": set()}, alert)

@@ -28,7 +28,6 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(exposition: Exposition, accept: str = OPENMETRICS) -> Series:
-    """Each series by its name and labels."""
     body, content_type = exposition.render(accept)
     assert content_type.startswith(accept.partition(";")[0] or "text/plain")
     parse = parse_openmetrics if accept else parse_text
@@ -43,7 +42,6 @@ def one(path: Path, most_members: int = 1000, **options: Any) -> Exposition:
 
 
 def values(series: Series, name: str, by: str = "member") -> dict[str, float]:
-    """The values of a family by one of its labels."""
     return {dict(labels)[by]: value for (of, labels), value in series.items() if of == name}
 
 
@@ -77,9 +75,7 @@ def resumed(seed: int) -> list[Event]:
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.more), 1])
-def test_counters_never_fall_whoever_reads_the_log_and_in_the_end_are_the_ledgers(
-    tmp_path: Path, seed: int
-) -> None:
+def test_counters_never_fall_whoever_reads_the_log_and_end_as_the_ledgers(tmp_path: Path, seed: int) -> None:
     events, rng = resumed(seed), random.Random(seed)
     path = write_run(tmp_path / "run", [])
     counters = {family.name for family in FAMILIES if family.kind == "counter"}
