@@ -114,9 +114,9 @@ ENDS_WITH_PARENT = """if True:
 
 @pytest.mark.parametrize("ending", [pytest.param("SIGTERM", marks=pytest.mark.more), "end of the parent"])
 def test_a_feeder_that_is_told_to_end_leaves_nothing(ending: str) -> None:
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command, folder = [sys.executable, "-c", ENDS_WITH_PARENT], Path(__file__).parent
-    with subprocess.Popen(command, cwd=folder, env=child_environment(), **pipes) as parent:
+    with subprocess.Popen(command, cwd=folder, env=child_environment(), **streams) as parent:
         assert parent.stdout is not None
         address, *pids = parent.stdout.readline().split()
         assert os.path.exists(address) and len(pids) == 3
