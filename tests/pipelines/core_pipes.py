@@ -74,13 +74,11 @@ def laid_out(sample: dict[str, Any]) -> dict[str, Any]:
 
 def summed_up(sample: dict[str, Any]) -> dict[str, Any]:
     """Last bits that depend on the memory order; writes into what it was given."""
-    image = sample["image"]
+    image, total = sample["image"], np.float32(0)
     image *= np.float32(1.1)
     sample["mask"][:2] = 9
     assert isinstance(sample["label"], int | np.ndarray) and image.flags.writeable
-    ordered = image.ravel(order="K")
-    total = np.float32(0)
-    for value in ordered:
+    for value in image.ravel(order="K"):
         total += value
     return {**sample, "total": total, "kind": np.int64(isinstance(sample["label"], int))}
 
@@ -97,41 +95,29 @@ def plain_label(sample: dict[str, Any]) -> dict[str, Any]:
 
 def data(n: int = N) -> Any:
     """Records of float, byte, boolean and scalar fields; rows of 84 and 5 bytes lie across page bounds."""
-    rng = np.random.default_rng(0)
-    return sources.arrays(
-        image=rng.random((n, 3, 7), dtype=np.float32),
-        mask=rng.integers(0, 255, (n, 5), dtype=np.uint8),
-        flag=np.arange(n) % 2 == 0,
-        label=np.arange(n),
-    )
+    rng, label = np.random.default_rng(0), np.arange(n)
+    image, mask = rng.random((n, 3, 7), dtype=np.float32), rng.integers(0, 255, (n, 5), dtype=np.uint8)
+    return sources.arrays(image=image, mask=mask, flag=label % 2 == 0, label=label)
 
 
 def pipe(kind: str, seed: int = 3) -> Pipeline:
     """One of the pipelines that parent and children build alike."""
-    if kind == "plain":
-        return Pipeline(data(), seed=seed)
-    if kind == "numpy":
-        return Pipeline(data(), seed=seed).map(noise)
-    if kind == "torch":
-        return Pipeline(data(), seed=seed).map(noise).map(dropped_pixels, field="image", random="torch")
-    if kind == "skip":
-        return Pipeline(data(), seed=seed, on_error="skip", max_skipped=1.0).map(refuse_some).map(noise)
-    if kind == "slow":
-        return Pipeline(data(), seed=seed).map(noise).map(slowly)
     if kind == "still":
         return Pipeline(data(), shuffle=False)
-    if kind.startswith("begun"):
-        return Pipeline(data(), seed=seed, on_error="skip" if "skip" in kind else "raise", max_skipped=1.0).map(
-            laid_out
-        )
     if kind.startswith("ended"):
-        begun = pipe(kind.replace("ended", "begun"), seed)
+        made = pipe(kind.replace("ended", "begun"), seed)
         if "skip" in kind:
-            begun = begun.map(refuse_others)
-        longer = begun.map(summed_up).map(plain_label)
-        longer = longer.map(noise) if "numpy" in kind else longer
-        return longer.map(dropped_pixels, field="image", random="torch") if "torch" in kind else longer
-    raise ValueError(kind)
+            made = made.map(refuse_others)
+        made = made.map(summed_up).map(plain_label)
+        made = made.map(noise) if "numpy" in kind else made
+    else:
+        made = Pipeline(data(), seed=seed, on_error="skip" if "skip" in kind else "raise", max_skipped=1.0)
+        if kind.startswith("begun"):
+            return made.map(laid_out)
+        made = made.map(refuse_some) if kind == "skip" else made
+        made = made.map(noise) if kind != "plain" else made
+        made = made.map(slowly) if kind == "slow" else made
+    return made.map(dropped_pixels, field="image", random="torch") if "torch" in kind else made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,15 +149,15 @@ def record(batch: Batch) -> list[Any]:
     fields = {}
     for name, tensor in batch.items():
         assert tensor.numel() == 0 or tensor.data_ptr() % 64 == 0, f"{name} is not aligned"
-        said = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
-        fields[name] = [str(tensor.dtype), list(tensor.shape), said]
+        digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
+        fields[name] = [str(tensor.dtype), list(tensor.shape), digest]
     return [batch.epoch, batch.step, batch.global_size, batch["index"].tolist(), fields]
 
 
 def spoil(batch: Batch) -> None:
     """Overwrite all of a batch, as a user's in-place operations do."""
     for tensor in batch.values():
-        tensor.fill_(True if str(tensor.dtype) == "torch.bool" else 77)
+        tensor.fill_(77)
 
 
 def read(loader: Any, job: Job) -> list[Any]:
@@ -221,11 +207,18 @@ def shared(job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
     return read(loader, job), loader.stats()
 
 
+def check_shared(pipeline: Pipeline, epochs: int = 2, **options: Any) -> None:
+    """That a feeder shares its batches to the last bit."""
+    with Feeder(pipeline, capacity=64, expect=1, **options) as feeder:
+        loader = attach(feeder.address, pipeline, 8, epochs=range(epochs))
+        assert [record(batch) for batch in loader] == [record(batch) for batch in pipeline.loader(8, epochs)]
+        assert loader.stats()["private_batches"] == 0
+
+
 class Feeder(pipelines.Feeder):
     """A feeder whose time limits no busy machine comes to, where a test does not set them.
 
-    Args:
-        overwrite_released: overwrite released samples at once: who still reads one has other bits then.
+    With `overwrite_released` it overwrites released samples at once: who still reads one has other bits then.
     """
 
     def __init__(self, pipeline: Pipeline, *, overwrite_released: bool = False, **options: Any) -> None:
@@ -245,13 +238,8 @@ class Feeder(pipelines.Feeder):
         return super()._timeout_s()
 
 
-def until(over: threading.Event, job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
-    """What a job reads to the end of the first epoch that began when all was over, and the loader's counters."""
-    return read_until(over, job, job.attach(address))
-
-
 def read_until(over: threading.Event, job: Job, loader: Loader) -> tuple[list[Any], dict[str, Any]]:
-    """See `until`."""
+    """What a job reads to the end of the first epoch that began when all was over, and the loader's counters."""
     records = []
     for epoch in loader.epochs():
         last = over.is_set()
@@ -262,9 +250,9 @@ def read_until(over: threading.Event, job: Job, loader: Loader) -> tuple[list[An
     return records, loader.stats()
 
 
-def check_until(found: list[tuple[list[Any], dict[str, Any]]], wanted: list[Job]) -> None:
+def check_until(results: list[tuple[list[Any], dict[str, Any]]], jobs: list[Job]) -> None:
     """That each has read what it reads alone, in as many epochs."""
-    for (records, _), job in zip(found, wanted, strict=True):
+    for (records, _), job in zip(results, jobs, strict=True):
         assert records == alone(dataclasses.replace(job, epochs=(job.epochs[0], records[-1][0] + 1)))
 
 
@@ -272,10 +260,8 @@ class Child:
     """A consumer process."""
 
     def __init__(self, address: str, *jobs: Job) -> None:
-        listed = json.dumps([dataclasses.asdict(job) for job in jobs])
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, address, listed], stdout=subprocess.PIPE, env=child_environment()
-        )
+        command = [sys.executable, __file__, address, json.dumps([dataclasses.asdict(job) for job in jobs])]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment())
 
     def results(self) -> list[tuple[list[Any], dict[str, Any]]]:
         """(records, counters) of each job."""
@@ -340,21 +326,17 @@ def leaves_nothing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
             for child in set(psutil.Process().children(recursive=True)) - others:
                 child.kill()
         assert os.listdir(directory) == []
-
-    def new() -> set[tuple[str, str]]:
-        return set(descriptors().items()) - before
-
-    if new():
+    if not set(descriptors().items()) <= before:
         gc.collect()  # dear with torch among the objects
     # A Ray that an earlier test has used opens and closes sockets of its own for a while.
     end = time.monotonic() + 30
-    while (left := new()) and time.monotonic() < end:
+    while (opened := set(descriptors().items()) - before) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not left, f"left open: {sorted(left)}"
+    assert not opened, f"left open: {sorted(opened)}"
 
 
 def main(address: str, listed: str) -> None:
-    jobs = [Job(**{**said, "epochs": tuple(said["epochs"])}) for said in json.loads(listed)]
+    jobs = [Job(**{**fields, "epochs": tuple(fields["epochs"])}) for fields in json.loads(listed)]
     for result in together([functools.partial(shared, job, address) for job in jobs]):
         print(json.dumps(result), flush=True)
 

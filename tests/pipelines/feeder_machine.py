@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 
 import psutil
 import torch
-from core_pipes import LIMIT_S, Feeder, descriptors, wait_until
-from forked_children import BAD, Child, Record, Say, pipeline, record, spoil
+from core_pipes import LIMIT_S, Feeder, descriptors, record, spoil, wait_until
+from forked_children import BAD, Child, Record, Say, pipeline
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -92,17 +92,9 @@ def consume(kind: str, address: str, member: Member, rank: int, say: Say, listen
         if not (epochs := range(done[-1][0] + passed, epochs.stop)):
             say(stats={"shared_batches": 0})
             return
-    loader = attach(
-        address,
-        pipeline(kind, N, SLOW_S),
-        member.batch_size,
-        member.epochs if epochs is None else epochs,
-        name=member.name,
-        rank=rank,
-        world=member.world,
-        drop_last=member.drop_last,
-        start_step=step,
-    )
+    options: dict[str, Any] = {"world": member.world, "drop_last": member.drop_last, "start_step": step}
+    asked, made = member.epochs if epochs is None else epochs, pipeline(kind, N, SLOW_S)
+    loader = attach(address, made, member.batch_size, asked, name=member.name, rank=rank, **options)
     if not done:
         say(epochs=[loader.reading.epochs.start, loader.reading.epochs.stop])
     batches = iter(loader)
@@ -150,6 +142,7 @@ class FeederMachine(RuleBasedStateMachine):
         self.feeder: Child | None = None
         self.directory = Path(tempfile.mkdtemp(prefix="feeder-", dir=BASE))
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.directory)  # what anyone forgets is found there
+        self.address = str(self.directory / "socket")
         self.before = set(descriptors().items()), named_memory()
 
     @initialize(
@@ -176,20 +169,17 @@ class FeederMachine(RuleBasedStateMachine):
         self.stalls_are_short = options["policy"] == "detach" or options["stall_limit_s"] < 1
         if not late:
             self.start_feeder()
-        for batch_size, world in ((8, 1), (13, 2)):
-            self.join(
-                batch_size=batch_size, world=world, first_epoch=0, epochs=3, drop_last=False, spoils=True, count=9
-            )
+        common = {"first_epoch": 0, "epochs": 3, "drop_last": False, "spoils": True, "count": 9}
+        self.join(batch_size=8, world=1, **common)
+        self.join(batch_size=13, world=2, **common)
 
     # --- who comes ------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.feeder is None)
     @rule()
     def start_feeder(self) -> None:
-        self.feeder = feeder = Child(
-            functools.partial(feed, self.kind, str(self.directory / "socket"), self.options)
-        )
-        fail_if(self.hear(feeder)[0].get("error"), "a feeder")
+        self.feeder = Child(functools.partial(feed, self.kind, self.address, self.options))
+        fail_if(self.hear(self.feeder)[0].get("error"), "a feeder")
         self.options = {**self.options, "expect": 0}
 
     @precondition(lambda self: len(self.members) < 6)
@@ -216,10 +206,8 @@ class FeederMachine(RuleBasedStateMachine):
         for records in member.records:
             del records[complete:]
         member.ended.clear()
-        address = str(self.directory / "socket")
-        member.ranks = [
-            Child(functools.partial(consume, self.kind, address, member, rank)) for rank in range(member.world)
-        ]
+        lives = [functools.partial(consume, self.kind, self.address, member, r) for r in range(member.world)]
+        member.ranks = [Child(life) for life in lives]
         for child in member.ranks:
             child.order(READ * (member.ordered - complete))
 
@@ -370,9 +358,8 @@ class FeederMachine(RuleBasedStateMachine):
         self.listen_until(lambda: all(member.is_done for member in self.members))
         for member in self.members:
             for epoch in () if member.has_left else member.reading or ():
-                seen = [
-                    i for records in member.records for e, _, _, index, _ in records if e == epoch for i in index
-                ]
+                listed = [index for records in member.records for e, _, _, index, _ in records if e == epoch]
+                seen = [i for index in listed for i in index]
                 good = set(range(N)) - (BAD if self.kind == "skip" else set())
                 dropped = N % member.batch_size if member.drop_last else 0
                 assert len(seen) == len(set(seen)) and set(seen) <= good and len(good) - len(seen) <= dropped

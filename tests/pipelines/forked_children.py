@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import signal
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from core_pipes import noise
 
-from pipelines import Batch, Pipeline, sources
+from pipelines import Pipeline, sources
 from pipelines.loader import stream_client
 
 Record = list[Any]
@@ -32,12 +31,8 @@ BAD = frozenset({3, 13, 14, 15, 16, 17, 30})  # records that cannot be prepared,
 def data(n: int) -> Any:
     """Rows that are views of the ring (6912 bytes, a multiple of 64), that sometimes are, and that never are."""
     rng = np.random.default_rng(n)
-    return sources.arrays(
-        id=f"rows {n}",
-        image=rng.random((n, 3, 24, 24), dtype=np.float32),
-        mask=rng.integers(0, 255, (n, 1000), dtype=np.uint8),
-        label=np.arange(n),
-    )
+    image, mask = rng.random((n, 3, 24, 24), dtype=np.float32), rng.integers(0, 255, (n, 1000), dtype=np.uint8)
+    return sources.arrays(id=f"rows {n}", image=image, mask=mask, label=np.arange(n))
 
 
 def refuse_bad(sample: dict[str, Any]) -> dict[str, Any]:
@@ -67,15 +62,11 @@ def pipeline(kind: str, n: int, slow_s: float = 0.0) -> Pipeline:
 class Say(Protocol):
     """Send one message to the parent."""
 
-    def __call__(self, **said: Any) -> None: ...
+    def __call__(self, **message: Any) -> None: ...
 
 
 class Child:
-    """A forked process; `lines` takes what it has said.
-
-    Attributes:
-        ended: whether its pipe has come to an end, and so has it.
-    """
+    """A forked process; `lines` takes what it has said; it has `ended` where its pipe has."""
 
     def __init__(self, body: Callable[[Say, int], None]) -> None:
         self.reading, writing = os.pipe()
@@ -93,19 +84,13 @@ class Child:
 
     def lines(self) -> list[dict[str, Any]]:
         """The messages that have come since the last call."""
-        while not self.ended:
-            try:
-                got = os.read(self.reading, 1 << 16)
-            except BlockingIOError:
-                break
-            self._buffer += got
-            self.ended = not got
+        with contextlib.suppress(BlockingIOError):
+            while not self.ended:
+                received = os.read(self.reading, 1 << 16)
+                self._buffer += received
+                self.ended = not received
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines]
-
-    def signal(self, number: int) -> None:
-        """Send a signal; one that has ended is still our child, so its number is nobody else's."""
-        os.kill(self.pid, number)
 
     def order(self, orders: bytes) -> None:
         """Write to what it listens at; one that has just died hears nothing."""
@@ -120,10 +105,10 @@ class Child:
             self._hold = -1
 
     def close(self) -> None:
-        """Kill it if it lives, and wait for its end."""
+        """Kill it if it lives, and wait for its end: it is still our child, so its number is nobody else's."""
         if not self.is_closed:
             self.is_closed = True
-            self.signal(signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.ask_to_end()
             os.close(self.reading)
@@ -131,24 +116,21 @@ class Child:
 
 def _be(body: Callable[[Say, int], None], writing: int, listening: int) -> None:
     """The child's life; does not return."""
+
+    def say(**message: Any) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        while line:
+            line = line[os.write(writing, line) :]
+
     status = 1
     try:
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > 2 and fd not in (writing, listening):
-                # Another's end of a pipe, kept open here, would hide that other's death.
-                try:
-                    os.close(fd)
-                except OSError:
-                    continue
-
-        def say(**said: Any) -> None:
-            line = json.dumps(said).encode() + b"\n"
-            while line:
-                line = line[os.write(writing, line) :]
-
+                with contextlib.suppress(OSError):
+                    os.close(fd)  # another's end of a pipe, kept open here, would hide that other's death
         warnings.simplefilter("error")
-        alone = ("working alone: (no feeder|the stream is not)", ".* goes on alone")
-        for expected in (*alone, "left out", "no feeder answers"):
+        alone = ("working alone: (no feeder|the stream is not)", ".* goes on alone", "no feeder answers")
+        for expected in (*alone, "left out"):
             warnings.filterwarnings("ignore", message=expected)
         try:
             body(say, listening)
@@ -157,20 +139,3 @@ def _be(body: Callable[[Say, int], None], writing: int, listening: int) -> None:
             say(error=traceback.format_exc())
     finally:
         os._exit(status)
-
-
-def record(batch: Batch) -> Record:
-    """All of a batch to the last bit: [epoch, step, global size, indices, digest]."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(batch.items()):
-        if tensor.numel() and tensor.data_ptr() % 64:
-            raise AssertionError(f"{name} is not aligned")
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().numpy().data)
-    return [batch.epoch, batch.step, batch.global_size, batch["index"].tolist(), digest.hexdigest()[:24]]
-
-
-def spoil(batch: Batch) -> None:
-    """Overwrite all of a batch in place."""
-    for tensor in batch.values():
-        tensor.fill_(77)

@@ -11,27 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import core_pipes as pipes
 import numpy as np
 import pytest
-from core_pipes import (
-    Feeder,
-    Job,
-    N,
-    alone,
-    data,
-    laid_out,
-    leaves_nothing,  # noqa: F401
-    nameless,
-    noise,
-    pipe,
-    read,
-    shared,
-    together,
-)
+from core_pipes import Feeder, Job, N, leaves_nothing, pipe  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Pipeline, PipelineError, attach
+from pipelines import Pipeline, PipelineError, attach, sources
 from pipelines.cache import codec, file
 from pipelines.cache.file import Cache
 from pipelines.ipc.child_processes import child_environment
@@ -49,29 +36,24 @@ def traced(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "text": "a dog", "number": float("nan") if sample["label"] == 1 else 3, "raw": b"\0" * 40}
 
 
-def scribbled(sample: dict[str, Any]) -> dict[str, Any]:
-    """Writes into what it was given."""
-    assert sample.pop("text") == "a dog" and sample.pop("raw") == b"\0" * 40
-    sample["number"] = np.float64(sample["number"])
-    sample["image"] *= 2
-    return sample
-
-
-def kept_pipe(on_error: Any = "raise") -> Pipeline:
-    base = Pipeline(data(), seed=3, on_error=on_error, max_skipped=1.0).map(laid_out).map(traced, version=1)
-    if on_error == "skip":
-        base = base.map(refuse_seven)
-    return base.map(noise).map(scribbled).map(labelled)
-
-
 def refuse_seven(sample: dict[str, Any]) -> dict[str, Any]:
     if int(sample["label"]) % 10 == 7:
         raise ValueError("a bad record")
     return sample
 
 
-def labelled(sample: dict[str, Any]) -> dict[str, Any]:
+def scribbled(sample: dict[str, Any]) -> dict[str, Any]:
+    """Writes into what it was given."""
+    assert sample.pop("text") == "a dog" and sample.pop("raw") == b"\0" * 40
+    sample["number"] = np.float64(sample["number"])
+    sample["image"] *= 2
     return {**sample, "label": np.int64(sample["label"])}
+
+
+def kept_pipe(on_error: Any = "raise", **options: Any) -> Pipeline:
+    options = {"seed": 3, "on_error": on_error, "max_skipped": 1.0, **options}
+    base = Pipeline(pipes.data(), **options).map(pipes.laid_out).map(traced, version=1)
+    return (base.map(refuse_seven) if on_error == "skip" else base).map(pipes.noise).map(scribbled)
 
 
 @pytest.fixture
@@ -87,7 +69,7 @@ def prepared(trace: Path) -> int:
 
 def reading(pipeline: Pipeline, loader: Any = None) -> list[Any]:
     job = Job(epochs=(0, 3), spoil=loader is not None)
-    return read(loader or pipeline.loader(8, range(3)), job)
+    return pipes.read(loader or pipeline.loader(8, range(3)), job)
 
 
 @pytest.mark.parametrize(("where", "workers"), [("memory", 1), ("disk", 2)])
@@ -109,29 +91,26 @@ def test_later_epochs_prepare_nothing_that_is_kept(where: Any, workers: int, tra
 
 
 def test_a_disk_keeps_samples_for_the_next_feeder(trace: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cache": "disk", "cache_dir": tmp_path / "cache"}
     expected = reading(kept_pipe())
     for turn in range(2):
         pipeline = kept_pipe()
-        with Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache") as feeder:
+        with Feeder(pipeline, **options) as feeder:
             before = prepared(trace)
             assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
         assert prepared(trace) - before == (0 if turn else N)
         assert feeder.stats()["cache"]["samples"] == N
+    another = Pipeline(pipes.data()).map(traced, version=1).map(pipes.noise).map(scribbled)
     # Another seed sees the same decoded samples; another stage does not.
-    for other, new in (
-        (Pipeline(data(), seed=9).map(laid_out).map(traced, version=1), 0),
-        (Pipeline(data()).map(traced, version=1), N),
-    ):
-        with Feeder(
-            other.map(noise).map(scribbled).map(labelled), cache="disk", cache_dir=tmp_path / "cache"
-        ) as feeder:
+    for other, new in ((kept_pipe(seed=9), 0), (another, N)):
+        with Feeder(other, **options) as feeder:
             before = prepared(trace)
             list(attach(feeder.address, feeder.pipeline, 8, range(1)))
         assert prepared(trace) - before == new
 
 
 def test_what_has_no_sure_name_is_not_kept_on_disk(tmp_path: Path) -> None:
-    pipeline = Pipeline(data(), seed=3).map(nameless).map(noise)
+    pipeline = Pipeline(pipes.data(), seed=3).map(pipes.nameless).map(pipes.noise)
     with pytest.raises(PipelineError, match=r"identified: .*nameless reads the environment.*cache='memory'"):
         Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache")
 
@@ -149,20 +128,24 @@ def test_bad_records_are_bad_in_every_epoch_and_never_kept() -> None:
 def test_members_with_ends_of_their_own_share_what_is_kept() -> None:
     jobs = [Job(kind="ended numpy", epochs=(0, 3), name="one"), Job(kind="ended", epochs=(0, 3), name="two")]
     with Feeder(pipe("begun"), expect=2, capacity=32, cache="memory", cache_bytes=MIB) as feeder:
-        results = together([partial(shared, job, feeder.address) for job in jobs])
-    assert [codec for codec, _ in results] == [alone(dataclasses.replace(job, name="")) for job in jobs]
+        results = pipes.together([partial(pipes.shared, job, feeder.address) for job in jobs])
+    assert [codec for codec, _ in results] == [pipes.alone(dataclasses.replace(job, name="")) for job in jobs]
     assert feeder.stats()["cache"]["hits"] >= 2 * 50
 
 
-# --- the file itself -----------------------------------------------------------------------------------------
+def test_too_little_room_is_said_when_the_first_samples_are_known() -> None:
+    images = np.random.default_rng(0).integers(0, 255, (60, 300_000), np.uint8)
+    pipeline = Pipeline(sources.arrays(image=images), seed=4).map(dict)
+    words, expected = r"room for about \d+% of the samples: all need about \d+ MiB", reading(pipeline)
+    with pytest.warns(UserWarning, match=words), Feeder(pipeline, cache="memory", cache_bytes=12 * MIB) as feeder:
+        assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
+    kept = feeder.stats()["cache"]
+    assert kept["samples"] < 60 and kept["bytes"] <= 12 * MIB < kept["expected_bytes"]
 
 
 def sample(index: int) -> dict[str, Any]:
-    return {
-        "image": np.full((3, 40, 30), index, np.uint8).transpose(0, 2, 1),
-        "label": np.int64(index),
-        "key": "x",
-    }
+    image = np.full((3, 40, 30), index, np.uint8).transpose(0, 2, 1)
+    return {"image": image, "label": np.int64(index), "key": "x"}
 
 
 @pytest.fixture
@@ -173,27 +156,27 @@ def fd(tmp_path: Path) -> Any:
     os.close(fd)
 
 
-def test_a_record_that_was_not_finished_is_not_in_the_index(fd: int) -> None:
-    """The child dies with the bytes half written, between two of the calls that `put` makes."""
-    code = f"""
+HALF = f"""
 import os, sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
 from test_cache import Cache, sample
-whole = os.pwritev
 def half(fd, buffers, offset):
     os.pwrite(fd, b"".join(bytes(b) for b in buffers)[:1000], offset)
     os._exit(9)
-mine = Cache({fd}, 100, 1, 10**6)
+mine = Cache(int(sys.argv[1]), 100, 1, 10**6)
 mine.put(1, sample(1))
 os.pwritev = half
 mine.put(2, sample(2))
 """
-    done = subprocess.run([sys.executable, "-c", code], pass_fds=(fd,), env=child_environment(), timeout=300)
-    assert done.returncode == 9
+
+
+def test_a_record_that_was_not_finished_is_not_in_the_index(fd: int) -> None:
+    """The child dies with the bytes half written, between two of the calls that `put` makes."""
+    command = [sys.executable, "-c", HALF, str(fd)]
+    assert subprocess.run(command, pass_fds=(fd,), env=child_environment(), timeout=300).returncode == 9
     mine = Cache(fd, 100, 1, 10**6)
     assert mine.get(2) is None and mine.wrong == 0
-    found = mine.get(1)
-    assert found is not None and (found["image"] == 1).all()
+    assert (mine.get(1)["image"] == 1).all()
     mine.put(2, sample(2))
     assert mine.get(2) is not None and mine.get(1) is not None, "the dead one's stretch is nobody's"
 
@@ -211,22 +194,18 @@ def test_a_wrong_byte_is_noticed_wherever_it_is(fd: int, place: int) -> None:
     assert mine.get(5) is not None
 
 
-def test_a_truncated_file_has_what_is_left_of_it(fd: int) -> None:
+def test_a_truncated_file_has_what_is_left_of_it_and_another_samples_record_is_not_taken(fd: int) -> None:
     mine = Cache(fd, 100, 1, 10**6)
     for index in range(20):
         mine.put(index, sample(index))
     os.ftruncate(fd, file.records_offset(100) + 20_000)
-    left = [index for index in range(20) if mine.get(index) is not None]
-    assert left == list(range(len(left))) and 3 < len(left) < 10 and mine.wrong == 20 - len(left)
+    whole = [index for index in range(20) if mine.get(index) is not None]
+    assert whole == list(range(len(whole))) and 3 < len(whole) < 10 and mine.wrong == 20 - len(whole)
+    os.pwrite(fd, os.pread(fd, 8, 4096 + 8 * 2), 4096 + 8 * 50)
+    wrong = mine.wrong
+    assert mine.get(50) is None and mine.wrong == wrong + 1 and mine.get(2) is not None
     os.ftruncate(fd, 10)
     assert mine.get(0) is None
-
-
-def test_another_samples_record_is_not_taken(fd: int) -> None:
-    mine = Cache(fd, 100, 1, 10**6)
-    mine.put(5, sample(5))
-    os.pwrite(fd, os.pread(fd, 8, 4096 + 40), 4096 + 48)
-    assert mine.get(6) is None and mine.wrong == 1 and mine.get(5) is not None
 
 
 def test_the_limit_is_kept_to_by_all_writers_together(fd: int) -> None:
@@ -271,9 +250,6 @@ def test_a_record_gives_back_exactly_what_it_was_given(given: dict[str, Any]) ->
             assert repr(got[name]) == repr(value)
 
 
-# --- what is refused -----------------------------------------------------------------------------------------
-
-
 def as_set(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "label": {1}}
 
@@ -283,7 +259,7 @@ def without_label(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
         ({"cache": "ram"}, "cache must be 'memory', 'disk' or None, got 'ram'"),
         ({"cache": "memory", "cache_bytes": 0}, "cache_bytes must be at least 1, got 0"),
@@ -293,8 +269,8 @@ def without_label(sample: dict[str, Any]) -> dict[str, Any]:
         ({"cache": "memory", "cache_dir": "x"}, "cache_dir= is for cache='disk'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PipelineError, match=words):
         Feeder(kept_pipe(), **options)
 
 
@@ -304,11 +280,11 @@ def test_a_pipeline_with_nothing_to_keep_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"nothing to keep .*: it has no stages"):
         Feeder(pipe("plain"), cache="memory")
     with pytest.raises(PipelineError, match=r"nothing to keep .*after as_set the field 'label' is builtins.set"):
-        Feeder(pipe("plain").map(as_set).map(noise).map(without_label), cache="memory")
+        Feeder(pipe("plain").map(as_set).map(pipes.noise).map(without_label), cache="memory")
 
 
 def test_an_earlier_stage_is_kept_where_the_last_cannot_be() -> None:
-    pipeline = pipe("plain").map(laid_out).map(as_set).map(noise).map(without_label)
+    pipeline = pipe("plain").map(pipes.laid_out).map(as_set).map(pipes.noise).map(without_label)
     with pytest.warns(UserWarning, match="kept are samples up to laid_out: after as_set"):
         feeder = Feeder(pipeline, cache="memory")
     with feeder:
@@ -316,25 +292,18 @@ def test_an_earlier_stage_is_kept_where_the_last_cannot_be() -> None:
     assert feeder.stats()["cache"]["hits"] == N
 
 
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    with Feeder(kept_pipe(), cache="disk", cache_dir=tmp_path / "cache"):
-        pass
-    (own,) = (tmp_path / "cache").glob("[0-9a-f]*[0-9a-f]")
-    assert own.stat().st_mode & 0o777 == 0o700 and (own / "samples").stat().st_mode & 0o777 == 0o600
-    own.chmod(0o755)
-    with pytest.raises(PipelineError, match="not a directory of yours alone"):
-        Feeder(kept_pipe(), cache="disk", cache_dir=tmp_path / "cache")
-    own.chmod(0o700)
-    if os.geteuid() == 0:
-        os.chown(own, 12345, -1)
-        with pytest.raises(PipelineError, match="not a directory of yours alone"):
-            Feeder(kept_pipe(), cache="disk", cache_dir=tmp_path / "cache")
-
-
-def test_a_file_that_is_no_cache_is_replaced(tmp_path: Path) -> None:
+def test_a_file_that_is_no_cache_is_replaced_and_a_directory_of_somebody_else_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cache": "disk", "cache_dir": tmp_path / "cache"}
     for damage in (b"\0" * 9000, json.dumps({"pipelines": "cache", "v": 0}).encode(), b"at its end"):
-        with Feeder(kept_pipe(), cache="disk", cache_dir=tmp_path / "cache") as feeder:
+        with Feeder(kept_pipe(), **options) as feeder:
             list(attach(feeder.address, kept_pipe(), 8, range(1)))
         assert feeder.stats()["cache"]["samples"] == N
         (own,) = (tmp_path / "cache").glob("[0-9a-f]*[0-9a-f]")
+        assert own.stat().st_mode & 0o777 == 0o700 and (own / "samples").stat().st_mode & 0o777 == 0o600
         (own / "samples").write_bytes(damage)
+    for mode, user in ((0o755, -1), (0o700, 12345)):
+        own.chmod(mode)
+        if user < 0 or os.geteuid() == 0:
+            os.chown(own, user, -1)
+            with pytest.raises(PipelineError, match="not a directory of yours alone"):
+                Feeder(kept_pipe(), **options)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,11 +65,10 @@ def feed(folder: Any, number: int, **options: Any) -> Feeder:
     return feeder
 
 
-def use(folder: Path, number: int, **options: Any) -> dict[str, Any] | None:
+def use(folder: Path, number: int, **options: Any) -> Any:
     with feed(folder, number, **options) as feeder:
         pass
-    found: dict[str, Any] | None = feeder.stats()["cache"]
-    return found
+    return feeder.stats()["cache"]
 
 
 def keys(folder: Path) -> list[str]:
@@ -80,26 +80,17 @@ def remove_all(folder: Path) -> int:
     return sum(map(remove, CacheFolder(str(folder), 1).list_caches()))
 
 
-def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def start(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     environment = child_environment()
     environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
-    command = [sys.executable, "-c", script, *map(str, arguments)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, text=True, **pipes)
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-@pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.communicate()
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_least_recently_used_cache_goes_when_a_new_one_needs_room(tmp_path: Path) -> None:
@@ -117,33 +108,26 @@ def test_the_least_recently_used_cache_goes_when_a_new_one_needs_room(tmp_path: 
     assert keys(tmp_path) == [first], "a lower limit is kept from the next opening on"
 
 
-def test_a_cache_that_another_process_has_open_is_never_removed(
-    tmp_path: Path, processes: list[subprocess.Popen[str]]
-) -> None:
-    processes.append(holder := start(HOLDER, tmp_path, 0))
-    assert first_line(holder) == str(N)
+def test_a_cache_that_another_process_has_open_is_never_removed(tmp_path: Path) -> None:
     folder = CacheFolder(str(tmp_path), SIZE)
-    assert folder.make_room("another") < 0 and remove_all(tmp_path) == 0
-    (entry,) = folder.list_caches()
-    assert entry.in_use
-    with pytest.warns(UserWarning, match="the feeder goes on without a cache: .*the limit of all its caches is"):
-        assert use(tmp_path, 1, cache_dir_bytes=SIZE) is None
-    holder.kill()  # the lock ends with its process
-    holder.wait()
-    wait_until(lambda: not folder.list_caches()[0].in_use)
+    with start(HOLDER, tmp_path, 0) as holder:
+        assert holder.stdout is not None and holder.stdout.readline().strip() == str(N)
+        assert folder.make_room("another") < 0 and remove_all(tmp_path) == 0
+        (entry,) = folder.list_caches()
+        assert entry.in_use
+        with pytest.warns(UserWarning, match="goes on without a cache: .*the limit of all its caches is"):
+            assert use(tmp_path, 1, cache_dir_bytes=SIZE) is None
+    wait_until(lambda: not folder.list_caches()[0].in_use)  # the lock ends with its process
     assert folder.make_room("another") > SIZE // 2 and Path(entry.path).name not in keys(tmp_path)
 
 
 @pytest.mark.parametrize("removals", [1, *(pytest.param(n, marks=pytest.mark.more) for n in (0, 2))])
-def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
-    removals: int, tmp_path: Path, processes: list[subprocess.Popen[str]]
-) -> None:
+def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(removals: int, tmp_path: Path) -> None:
     use(tmp_path, 0)
-    processes.append(pruner := start(KILLED, tmp_path, removals))
-    pruner.communicate(timeout=60)
-    assert pruner.returncode == (0 if removals == 2 else -signal.SIGKILL)
-    left = [(tmp_path / name / "samples").exists() for name in keys(tmp_path)]
-    assert left == [[True], [False], []][removals]
+    with start(KILLED, tmp_path, removals) as pruner:
+        assert pruner.wait(60) == (0 if removals == 2 else -signal.SIGKILL)
+    whole = [(tmp_path / name / "samples").exists() for name in keys(tmp_path)]
+    assert whole == [[True], [False], []][removals]
     assert use(tmp_path, 0)["hits"] == (0 if removals else N)
     assert use(tmp_path, 0)["hits"] == N
     if removals == 1:
@@ -156,19 +140,18 @@ def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
 def test_what_is_not_certainly_a_cache_of_ours_is_left(tmp_path: Path) -> None:
     use(tmp_path, 0)
     (own,) = tmp_path.glob("*/samples")
-    other = tmp_path / ("0" * 32)
-    other.mkdir(0o700)
+    other, link = tmp_path / ("0" * 32), tmp_path / ("1" * 32)
+    # A header with another key, an unknown name, a lock with text.
     for name, content in (("samples", own.read_bytes()), ("notes", b"mine"), ("used", b"text")):
-        for each in other.iterdir():
-            each.unlink()
-        (other / name).write_bytes(content)  # a header with another key, an unknown name, a lock with text
+        other.mkdir(0o700)
+        (other / name).write_bytes(content)
         (other / name).chmod(0o600)
         assert remove_all(tmp_path) == 1
         assert (other / name).read_bytes() == content
+        shutil.rmtree(other)
         use(tmp_path, 0)
     (own.parent / "notes").write_text("mine")
     (tmp_path / "f").write_text("mine")
-    link = tmp_path / ("1" * 32)
     link.symlink_to(own.parent)
     assert remove_all(tmp_path) == 0 and own.exists()
     (own.parent / "notes").unlink()
@@ -179,55 +162,47 @@ def test_the_limit_comes_from_the_option_or_the_disk(tmp_path: Path) -> None:
     disk = os.statvfs(tmp_path)
     assert CacheFolder(str(tmp_path)).limit == pytest.approx(disk.f_bavail * disk.f_frsize / 2, rel=0.2)
     assert CacheFolder(str(tmp_path), 7).limit == 7
-    for options, said in (({"cache": "memory"}, "is for cache='disk'"), ({"cache_dir": "x"}, "at least 1")):
-        with pytest.raises(PipelineError, match=said):
-            Feeder(pipe(0), **{"cache": "disk", "cache_dir_bytes": 0 if "cache_dir" in options else 9, **options})
-
-
-# --- a disk that is full ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", where], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", where], check=True)
+    with pytest.raises(PipelineError, match="is for cache='disk'"):
+        Feeder(pipe(0), cache="memory", cache_dir_bytes=9)
+    with pytest.raises(PipelineError, match="at least 1"):
+        Feeder(pipe(0), cache="disk", cache_dir="x", cache_dir_bytes=0)
 
 
 READER = """
 import sys
-from test_cache_folder import pipe
-from pipelines import Feeder, attach
-with Feeder(pipe(int(sys.argv[2])), cache="disk", cache_dir=sys.argv[1], cache_dir_bytes=10**9) as feeder:
-    for batch in attach(feeder.address, feeder.pipeline, 8, epochs=range(3)):
-        assert len(batch["image"]) == 8
-print(feeder.stats()["cache"])
+from test_cache_folder import use
+print(use(sys.argv[1], int(sys.argv[2]), cache_dir_bytes=10**9))
 """
 
 
 @pytest.mark.more
-def test_a_full_disk_is_said(small_disk: Path) -> None:
-    def read(number: int) -> tuple[str, str]:
-        with start(READER, small_disk, number) as done:
-            out, errors = done.communicate(timeout=120)
-        assert done.returncode == 0, errors
-        return out, errors
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
 
-    (small_disk / "of-others").write_bytes(bytes(3 * 2**18))
-    out, errors = read(2)
-    assert "nothing is added to the cache any more: [Errno 28] No space left on device" in errors
-    assert f"'samples': {N}" not in out and len(keys(small_disk)) == 1
-    assert remove_all(small_disk) == 1
-    with open(small_disk / "rest", "wb", buffering=0) as rest, contextlib.suppress(OSError):
-        while rest.write(bytes(4096)):
-            pass
-    out, errors = read(3)
-    assert "the feeder goes on without a cache" in errors and "None" in out
+    def read(number: int) -> tuple[str, str]:
+        with start(READER, disk, number) as done:
+            out, errors = done.communicate(timeout=120)
+            assert done.returncode == 0, errors
+            return out, errors
+
+    try:
+        (disk / "of-others").write_bytes(bytes(3 * 2**18))
+        out, errors = read(2)
+        assert "nothing is added to the cache any more: [Errno 28] No space left on device" in errors
+        assert f"'samples': {N}" not in out and len(keys(disk)) == 1
+        assert remove_all(disk) == 1
+        with open(disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while filler.write(bytes(4096)):
+                pass
+        out, errors = read(3)
+        assert "the feeder goes on without a cache" in errors and "None" in out
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_a_file_of_the_largest_size_ends_the_adding(tmp_path: Path) -> None:

@@ -10,28 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import core_pipes as pipes
 import pytest
 import torch
-from core_pipes import (
-    LIMIT_S,
-    Feeder,
-    Job,
-    N,
-    alone,
-    leaves_nothing,  # noqa: F401
-    pipe,
-    read,
-    record,
-    together,
-    wait_until,
-)
+from core_pipes import Feeder, Job, N, leaves_nothing, pipe  # noqa: F401
 from forked_children import data
 
 from pipelines import Batch, Pipeline, attach
 from pipelines.ipc.child_processes import child_environment
 from pipelines.order.stream import min_capacity
-
-# --- where it begins -------------------------------------------------------------------------------------
 
 
 def test_one_that_begins_an_epoch_ahead_works_alone_until_it_meets_the_stream() -> None:
@@ -41,26 +28,24 @@ def test_one_that_begins_an_epoch_ahead_works_alone_until_it_meets_the_stream() 
     read_ahead: list[Any] = []
     with Feeder(pipe("numpy"), capacity=16) as feeder:
         stream = iter(behind.attach(feeder.address))
-        read_behind = [record(next(stream))]
+        read_behind = [pipes.record(next(stream))]
         loader = ahead.attach(feeder.address)
         assert not loader.shared, "the stream is two epochs away"
 
         def go_ahead() -> None:
             for batch in loader:
-                read_ahead.append(record(batch))
-                wait_until(lambda: loader.shared or len(read_behind) >= 2 * len(read_ahead))
+                read_ahead.append(pipes.record(batch))
+                pipes.wait_until(lambda: loader.shared or len(read_behind) >= 2 * len(read_ahead))
 
         def follow() -> None:
             for batch in stream:
-                read_behind.append(record(batch))
-                wait_until(lambda: loader.shared or len(read_behind) <= 2 * len(read_ahead) + epoch)
+                read_behind.append(pipes.record(batch))
+                pipes.wait_until(lambda: loader.shared or len(read_behind) <= 2 * len(read_ahead) + epoch)
 
-        together([go_ahead, follow])
-    assert read_ahead == alone(ahead) and read_behind == alone(behind)
+        pipes.together([go_ahead, follow])
+    assert read_ahead == pipes.alone(ahead) and read_behind == pipes.alone(behind)
     assert loader.stats()["private_batches"] > 0 and loader.stats()["shared_batches"] > 0
 
-
-# --- processes that a process forks ----------------------------------------------------------------------
 
 FORKED = """if True:
     import os, sys, time
@@ -86,60 +71,44 @@ class Forking:
     """A feeder or a consumer process that has forked a helper, which outlives it."""
 
     def __init__(self, what: str, address: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", FORKED, address, what],
-            stdout=subprocess.PIPE,
-            env=child_environment(),
-            cwd=Path(__file__).parent,
-            text=True,
-        )
+        command, here = [sys.executable, "-c", FORKED, address, what], Path(__file__).parent
+        options: dict[str, Any] = {"env": child_environment(), "cwd": here, "text": True}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, **options)
         assert self.process.stdout is not None
         self.helper, self.worker = map(int, self.process.stdout.readline().split())
+
+    def __enter__(self) -> Forking:
+        return self
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
         assert Path(f"/proc/{self.helper}").exists()
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         os.kill(self.helper, signal.SIGKILL)
         self.process.kill()
         self.process.communicate()
 
 
 def test_a_feeder_that_has_forked_is_missed_when_it_dies(tmp_path: Path) -> None:
-    forking = Forking("feeder", str(tmp_path / "socket"))
-    try:
-        job = Job(epochs=(0, 9))
-        batches = iter(job.attach(str(tmp_path / "socket")))
-        begun = [record(next(batches))]
+    job, address = Job(epochs=(0, 9)), str(tmp_path / "socket")
+    with Forking("feeder", address) as forking:
+        batches = iter(job.attach(address))
+        begun = [pipes.record(next(batches))]
         forking.kill()
-        rest = together([lambda: [record(batch) for batch in batches]])[0]
-        assert begun + rest == alone(job)
-        wait_until(lambda: "Z" in state_of(forking.worker))
-    finally:
-        forking.close()
-
-
-def state_of(pid: int) -> str:
-    """A process's state as proc(5) has it; Z for one that is no more."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
+        assert begun + pipes.together([lambda: [pipes.record(batch) for batch in batches]])[0] == pipes.alone(job)
+        pipes.wait_until(lambda: pipes.gone(forking.worker))
 
 
 def test_a_consumer_that_has_forked_paces_nobody_when_it_dies() -> None:
     with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
         job = Job(epochs=(0, 3), name="other")
         other = job.attach(feeder.address)
-        forking = Forking("consumer", feeder.address)
-        try:
+        with Forking("consumer", feeder.address) as forking:
             forking.kill()
-            records = together([partial(read, other, job)])[0]
-        finally:
-            forking.close()
-    assert records == alone(Job(epochs=(0, 3)))
+            records = pipes.together([partial(pipes.read, other, job)])[0]
+    assert records == pipes.alone(Job(epochs=(0, 3)))
     assert other.stats()["private_batches"] == 0
 
 
@@ -159,24 +128,9 @@ FORKED_READER = """if True:
 
 
 def test_what_a_forked_reader_wrote_is_gone_when_it_reads_again() -> None:
-    command = [sys.executable, "-c", FORKED_READER]
-    done = subprocess.run(
-        command,
-        env=child_environment(),
-        cwd=Path(__file__).parent,
-        stdout=subprocess.PIPE,
-        timeout=LIMIT_S,
-        check=True,
-    )
-    assert done.stdout == b"0\n"
-
-
-# --- writing in place ------------------------------------------------------------------------------------
-
-
-def wide(n: int = 53) -> Pipeline:
-    """Samples of which some fields are views of the ring, some sometimes, some never."""
-    return Pipeline(data(n), seed=1)
+    command, here = [sys.executable, "-c", FORKED_READER], Path(__file__).parent
+    output = subprocess.check_output(command, env=child_environment(), cwd=here, timeout=pipes.LIMIT_S)
+    assert output == b"0\n"
 
 
 def by_torch(batch: Batch) -> None:
@@ -199,31 +153,22 @@ def by_view(batch: Batch) -> None:
 def test_who_writes_in_place_changes_nothing_for_anybody_where_a_batch_wraps_too(
     write: Any, capacity: int
 ) -> None:
-    def write_all(name: str) -> tuple[list[Any], dict[str, Any]]:
-        loader = attach(feeder.address, wide(), 13, range(6), name=name)
-        records = []
+    wide = Pipeline(data(53), seed=1)  # fields that are views of the ring, that sometimes are, and that never are
+
+    def read_through(name: str, batch_size: int, write: Any = None) -> tuple[list[Any], dict[str, Any]]:
+        loader, records = attach(feeder.address, wide, batch_size, range(6), name=name), []
         for batch in loader:
-            records.append(record(batch))
-            if capacity == 32:
-                assert batch["image"].untyped_storage().nbytes() == batch["image"].nbytes, "it is no view"
-            before = {field: tensor.data_ptr() for field, tensor in batch.items()}
-            write(batch)
-            assert before == {field: tensor.data_ptr() for field, tensor in batch.items()}
+            records.append(pipes.record(batch))
+            if write is not None:
+                assert capacity != 32 or batch["image"].untyped_storage().nbytes() == batch["image"].nbytes
+                before = {field: tensor.data_ptr() for field, tensor in batch.items()}
+                write(batch)
+                assert before == {field: tensor.data_ptr() for field, tensor in batch.items()}
         return records, loader.stats()
 
-    def look(name: str, batch_size: int) -> tuple[list[Any], dict[str, Any]]:
-        loader = attach(feeder.address, wide(), batch_size, range(6), name=name)
-        return [record(batch) for batch in loader], loader.stats()
-
-    with Feeder(wide(), capacity=capacity, expect=4, overwrite_released=True) as feeder:
-        results = together(
-            [
-                partial(write_all, "writer"),
-                partial(write_all, "other writer"),
-                partial(look, "reader", 13),
-                partial(look, "by eights", 8),
-            ]
-        )
-    expected = [[record(batch) for batch in wide().loader(size, range(6))] for size in (13, 8)]
+    readers = [("writer", 13, write), ("other writer", 13, write), ("reader", 13), ("by eights", 8)]
+    with Feeder(wide, capacity=capacity, expect=4, overwrite_released=True) as feeder:
+        results = pipes.together([partial(read_through, *reader) for reader in readers])
+    expected = [[pipes.record(batch) for batch in wide.loader(size, range(6))] for size in (13, 8)]
     assert [records for records, _ in results] == [expected[0]] * 3 + [expected[1]]
     assert all(stats["private_batches"] == 0 for _, stats in results)

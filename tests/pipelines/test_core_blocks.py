@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
+import tarfile
 import time
 import tracemalloc
 from pathlib import Path
@@ -62,30 +65,24 @@ def test_each_epoch_has_every_index_once_window_by_window(
 
 def test_epochs_seeds_and_windows_have_orders_of_their_own() -> None:
     edges = bounds([3, 5, 2, 7, 4] * 4)
-    orders = {
-        tuple(BlockOrder(edges, seed, window)(epoch, 0, 84))
-        for seed in range(5)
-        for epoch in range(5)
-        for window in (1, 2, 8, 20)
-    }
-    assert len(orders) == 100
+    keys = itertools.product(range(5), range(5), (1, 2, 8, 20))
+    orders = [tuple(BlockOrder(edges, seed, window)(epoch, 0, 84)) for seed, epoch, window in keys]
+    assert len(orders) == len(set(orders)) == 100
 
 
 def test_within_a_window_all_places_are_as_likely() -> None:
     """Chi-square over where each of 12 indices comes: its mean is 121, its deviation sqrt(242)."""
-    edges, rounds = bounds([4] * 3), 1000
-    order = BlockOrder(edges, 1, 3)
-    table = np.zeros((12, 12))
+    order, table, rounds = BlockOrder(bounds([4] * 3), 1, 3), np.zeros((12, 12)), 1000
     for epoch in range(rounds):
         table[np.arange(12), order(epoch, 0, 12)] += 1
-    expected = rounds / 12
-    assert abs(((table - expected) ** 2 / expected).sum() - 121) < 5 * np.sqrt(242)
+    assert abs(((table - rounds / 12) ** 2 / (rounds / 12)).sum() - 121) < 5 * np.sqrt(242)
 
 
 class Endless(sources.Source):
     """A billion records in a hundred thousand groups; each is its own index."""
 
     kind = "endless"
+    groups = np.arange(0, BILLION + 1, 10_000)
 
     def __len__(self) -> int:
         return BILLION
@@ -99,44 +96,33 @@ class Endless(sources.Source):
     def identity(self) -> Any:
         return "endless"
 
-    @property
-    def groups(self) -> Any:
-        return np.arange(0, BILLION + 1, 10_000)
-
 
 @pytest.mark.parametrize("shuffle", [True, False, "blocks"])
 def test_a_resume_in_the_middle_of_a_billion_samples_takes_neither_memory_nor_time(shuffle: Any) -> None:
     import torch  # noqa: F401 - none of what is measured
 
-    source = Endless()
+    source, began = Endless(), time.process_time()
     tracemalloc.start()
-    began = time.process_time()
     for whole in (source, source.take(BILLION - 1)):
         pipe = Pipeline(whole, seed=1, shuffle=shuffle)
         assert pipe.fingerprint is not None
         steps = -(-len(whole) // 64)
         loader = pipe.loader(64, epochs=range(7, 9), start_step=steps - 2)
-        got = [batch["index"].tolist() for _, batch in zip(range(4), loader, strict=False)]
-        assert [len(g) for g in got] == [64, len(whole) - (steps - 1) * 64, 64, 64]
-        assert len({*got[0], *got[1]}) == len(got[0]) + len(got[1])
-        assert all(0 <= i < len(whole) for g in got for i in g)
-    took = time.process_time() - began
-    _, peak = tracemalloc.get_traced_memory()
+        read = [batch["index"].tolist() for _, batch in zip(range(4), loader, strict=False)]
+        assert [len(index) for index in read] == [64, len(whole) - (steps - 1) * 64, 64, 64]
+        assert len({*read[0], *read[1]}) == len(read[0]) + len(read[1])
+        assert all(0 <= i < len(whole) for index in read for i in index)
+    took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # A few numbers for each group; 8 bytes for each sample would be 8 GB, and take a minute to make.
     assert peak < (20 << 20 if shuffle == "blocks" else 1 << 20)
     assert took < 10
 
 
-# --- sources ------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, groups: int, rows: int, width: int = 64) -> Path:
-    x = np.random.default_rng(0).integers(0, 255, (groups * rows, width), dtype=np.uint8)
-    table = pa.table(
-        {"x": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), width), "label": np.arange(groups * rows)}
-    )
-    pq.write_table(table, path, row_group_size=rows)
+def write(path: Path, groups: int, rows: int) -> Path:
+    x = np.random.default_rng(0).integers(0, 255, groups * rows * 64, dtype=np.uint8)
+    columns = {"x": pa.FixedSizeListArray.from_arrays(pa.array(x), 64), "label": np.arange(groups * rows)}
+    pq.write_table(pa.table(columns), path, row_group_size=rows)
     return path
 
 
@@ -160,25 +146,21 @@ def test_groups_are_row_groups_ranges_of_archives_and_what_is_left_of_them(tmp_p
 def decoded(pipe: Pipeline, batches: int | None = None, start_step: int = 0) -> tuple[list[int], int]:
     """The indices that a loader gives, and how many row groups were decoded for them."""
     pipe.fields  # noqa: B018 - found out by reading a row
-    got: list[int] = []
-    groups: list[int] = []
+    read, groups = list[int](), list[int]()
     decode = pipe.source._decode
     pipe.source._decode = lambda group: (groups.append(group), decode(group))[1]
-    for number, batch in enumerate(pipe.loader(16, start_step=start_step)):
-        got += batch["index"].tolist()
+    for batch in itertools.islice(pipe.loader(16, start_step=start_step), batches):
+        read += batch["index"].tolist()
         assert np.array_equal(batch["label"], batch["index"])
-        if number + 1 == batches:
-            break
-    return got, len(groups)
+    return read, len(groups)
 
 
 def test_a_block_shuffle_decodes_each_row_group_once_where_a_full_one_thrashes_and_resumes(tmp_path: Path) -> None:
     groups, rows = 40, 64
-    path = write(tmp_path / "a.parquet", groups, rows)
-    cache = 5 * rows * (64 + 8) + 500  # five groups
+    path, cache_bytes = write(tmp_path / "a.parquet", groups, rows), 5 * rows * (64 + 8) + 500  # five groups
 
     def made(shuffle: Any) -> Pipeline:
-        return Pipeline(sources.parquet(path, cache_bytes=cache), shuffle=shuffle, shuffle_window=4)
+        return Pipeline(sources.parquet(path, cache_bytes=cache_bytes), shuffle=shuffle, shuffle_window=4)
 
     whole, blocks = decoded(made("blocks"))
     assert sorted(whole) == list(range(groups * rows)) and blocks == groups
@@ -189,20 +171,11 @@ def test_a_block_shuffle_decodes_each_row_group_once_where_a_full_one_thrashes_a
 
 
 def test_a_feeder_shares_a_block_shuffle_to_the_last_bit(tmp_path: Path) -> None:
-    source = sources.parquet(write(tmp_path / "a.parquet", groups=11, rows=7))
-    pipe = Pipeline(source.take(75), seed=5, shuffle="blocks", shuffle_window=3)
-    job = pipes.Job(batch_size=8, epochs=(0, 3), start_step=4, spoil=False)
-    with Feeder(pipe, workers=2, capacity=64, block=4, expect=1) as feeder:
-        loader = attach(feeder.address, pipe, **job.arguments())
-        shared = pipes.read(loader, job)
-        assert loader.stats()["private_batches"] == 0
-    assert shared == pipes.read(pipe.loader(**job.arguments()), job)
+    source = sources.parquet(write(tmp_path / "a.parquet", groups=11, rows=7)).take(75)
+    pipes.check_shared(Pipeline(source, seed=5, shuffle="blocks", shuffle_window=3), 3, workers=2, block=4)
 
 
 def archive(path: Path, records: int) -> Any:
-    import io
-    import tarfile
-
     with tarfile.open(path, "w") as out:
         for i in range(records):
             info = tarfile.TarInfo(f"{i:04}.bin")
@@ -235,12 +208,8 @@ def test_ranges_of_archives_are_of_a_size_and_read_ahead(tmp_path: Path, monkeyp
 def test_the_shuffle_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     source = sources.parquet(write(tmp_path / "a.parquet", groups=4, rows=8))
     regrouped = sources.parquet(write(tmp_path / "b.parquet", groups=8, rows=4))
-    made = [
-        Pipeline(source, shuffle=True),
-        Pipeline(source, shuffle=False),
-        Pipeline(source, shuffle="blocks"),
-        Pipeline(source, shuffle="blocks", shuffle_window=3),
-    ]
+    made = [Pipeline(source, shuffle=shuffle) for shuffle in (True, False, "blocks")]
+    made.append(Pipeline(source, shuffle="blocks", shuffle_window=3))
     assert len({pipe.fingerprint for pipe in made}) == 4
     assert Pipeline(source, shuffle="blocks").fingerprint == made[2].fingerprint
     # id= vouches for the records, not for how the file is cut
@@ -250,20 +219,11 @@ def test_the_shuffle_is_part_of_the_fingerprint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"shuffle": "blocks"}, r"shuffle='blocks' is for a source that is read in groups .*leave shuffle=True"),
-        ({"shuffle": "block"}, "shuffle must be True, False or 'blocks', got 'block'"),
-        ({"shuffle_window": 0}, "shuffle_window must be at least 1, got 0"),
-        ({"shuffle_window": 1.5}, "shuffle_window must be an integer, at least 1, got 1.5"),
-    ],
+    "options", [{"shuffle": "block"}, {"shuffle_window": 0}, {"shuffle_window": 1.5}], ids=str
 )
-def test_a_shuffle_that_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
+def test_a_shuffle_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(PipelineError, match=f"{next(iter(options))} must be "):
         Pipeline(sources.arrays(x=np.arange(5)), **options)
-
-
-# --- resume -------------------------------------------------------------------------------------------------
 
 
 class Counted:
@@ -276,33 +236,25 @@ class Counted:
         return 103
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(descriptor, b"%d\n" % index)
-        os.close(descriptor)
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(b"%d\n" % index)
         return {"x": np.full(3, index)}
 
 
-def test_a_resume_in_the_middle_of_an_epoch_reads_nothing_of_what_went_before(tmp_path: Path) -> None:
-    notes = tmp_path / "reads"
-
-    def made() -> Pipeline:
-        pipe = Pipeline(sources.dataset(Counted(str(notes)), id="counted"), seed=2)
-        assert pipe.fields["x"].shape == (3,)  # which reads a record
-        notes.unlink()
-        return pipe
-
-    def reads() -> list[int]:
-        return sorted(map(int, notes.read_text().split()))
-
-    for rank, world in ((0, 1), (1, 2)):
-        pipe = made()
-        loader = pipe.loader(10, epochs=range(4, 5), start_step=7, rank=rank, world=world)
-        got = sorted(i for batch in loader for i in batch["index"].tolist())
-        assert reads() == got and len(got) in (33, 17)
-
-    pipe = made()
-    with Feeder(pipe, workers=2, capacity=32, block=4, expect=1) as feeder:
-        loader = attach(feeder.address, pipe, 10, epochs=range(4, 5), start_step=7)
-        got = sorted(i for batch in loader for i in batch["index"].tolist())
-        assert loader.stats()["shared_batches"] == 4
-    assert reads() == got and len(got) == 33
+@pytest.mark.parametrize(("rank", "world", "is_shared"), [(0, 1, False), (1, 2, False), (0, 1, True)])
+def test_a_resume_in_the_middle_of_an_epoch_reads_nothing_of_what_went_before(
+    tmp_path: Path, rank: int, world: int, is_shared: bool
+) -> None:
+    notes, options = tmp_path / "reads", {"rank": rank, "world": world, "epochs": range(4, 5), "start_step": 7}
+    pipe = Pipeline(sources.dataset(Counted(str(notes)), id="counted"), seed=2)
+    assert pipe.fields["x"].shape == (3,)  # which reads a record
+    notes.unlink()
+    with contextlib.ExitStack() as stack:
+        if is_shared:
+            feeder = stack.enter_context(Feeder(pipe, workers=2, capacity=32, block=4, expect=1))
+            loader = attach(feeder.address, pipe, 10, **options)
+        else:
+            loader = pipe.loader(10, **options)
+        read = sorted(i for batch in loader for i in batch["index"].tolist())
+        assert not is_shared or loader.stats()["shared_batches"] == 4
+    assert sorted(map(int, notes.read_text().split())) == read and len(read) == (33 if world == 1 else 17)

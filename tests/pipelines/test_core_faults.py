@@ -13,42 +13,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import core_pipes as pipes
 import psutil
 import pytest
-from core_pipes import (
-    LIMIT_S,
-    Feeder,
-    Job,
-    N,
-    alone,
-    check_until,
-    gone,
-    leaves_nothing,  # noqa: F401
-    pipe,
-    read,
-    read_until,
-    record,
-    shared,
-    slowly,
-    together,
-    wait_until,
-)
+from core_pipes import Feeder, Job, N, leaves_nothing, pipe  # noqa: F401
 
 from pipelines import Pipeline, PipelineError, attach, sources
 from pipelines.feeder.process import spawn
 from pipelines.ipc.child_processes import child_environment
 
 
-def test_what_a_stage_prints_does_not_reach_the_reports_and_a_killed_feeder_leaves_no_directory() -> None:
-    def talkative(sample: dict[str, Any]) -> dict[str, Any]:
-        print("a stage prints", flush=True)
-        return sample
+def talkative(sample: dict[str, Any]) -> dict[str, Any]:
+    print("a stage prints", flush=True)
+    return sample
 
+
+def test_what_a_stage_prints_does_not_reach_the_reports_and_a_killed_feeder_leaves_no_directory() -> None:
     made = Pipeline(pipe("plain").source).map(talkative)
     process = spawn(made, every_s=0.02)
     assert len(list(attach(process.address, made, N))) == 1
-    reports = process.read()
-    reports = [*(reports or []), *process.stop()]
+    reports = [*(process.read() or []), *process.stop()]
     assert reports[-1]["prepared"] == N and {r["type"] for r in reports} == {"feeder"}
     assert set(reports[-1]["cpu"]) == {"feed", "prepare"} and reports[-1]["cpu"]["prepare"] > 0
     assert process.stop() == []
@@ -58,25 +42,17 @@ def test_what_a_stage_prints_does_not_reach_the_reports_and_a_killed_feeder_leav
     assert not os.path.exists(os.path.dirname(killed.address))
 
 
-# --- the feeder ------------------------------------------------------------------------------------------
-
-
-def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    address = tmp_path / "s" / "feeder"
-    jobs = [
-        Job(epochs=(0, 1 << 20), pause_s=0.01),
-        *(Job(batch_size=7, epochs=(0, 1 << 20), rank=r, world=2, pause_s=0.01) for r in range(2)),
-    ]
-    over = threading.Event()
+def test_a_killed_feeder_is_done_without_until_another_takes_its_address(tmp_path: Path, recwarn: Any) -> None:
+    address, over = tmp_path / "s" / "feeder", threading.Event()
+    slow: dict[str, Any] = {"epochs": (0, 1 << 20), "pause_s": 0.01}
+    jobs = [Job(**slow), *(Job(batch_size=7, rank=r, world=2, **slow) for r in range(2))]
     first = spawn(pipe("numpy"), capacity=24, address=address, every_s=0.02)
     loaders = [job.attach(str(address)) for job in jobs]
     reports: list[Any] = []
 
     def wait_for_more(which: str) -> None:
         before = [loader.stats()[which] for loader in loaders]
-        wait_until(lambda: all(loader.stats()[which] > n for loader, n in zip(loaders, before, strict=True)))
+        pipes.wait_until(lambda: all(loader.stats()[which] > n for loader, n in zip(loaders, before, strict=True)))
 
     def consumed() -> int:
         reports.extend(first.read() or [])
@@ -84,9 +60,9 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
 
     def kill_and_replace() -> Any:
         wait_for_more("shared_batches")
-        wait_until(lambda: consumed() > N)
+        pipes.wait_until(lambda: consumed() > N)
         first.kill()
-        wait_until(lambda: first.read() is None)
+        pipes.wait_until(lambda: first.read() is None)
         wait_for_more("private_batches")
         second = spawn(pipe("numpy"), capacity=24, address=address, every_s=0.02)
         first.stop()  # finds that the address is another's now
@@ -96,19 +72,18 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
         return second
 
     try:
-        running = [partial(read_until, over, job, loader) for job, loader in zip(jobs, loaders, strict=True)]
-        second, *results = together([kill_and_replace, *running])
+        running = [partial(pipes.read_until, over, job, loader) for job, loader in zip(jobs, loaders, strict=True)]
+        second, *results = pipes.together([kill_and_replace, *running])
         assert second.stop()[-1]["consumed"] > 0
     finally:
         first.kill()
         first.stop()
-    check_until(results, jobs)
+    pipes.check_until(results, jobs)
     for records, counts in results:
         assert counts["private_batches"] + counts["shared_batches"] == len(records)
-    said = [str(warning.message) for warning in recwarn]
-    assert any("goes on alone from epoch" in words for words in said)
+    assert any("goes on alone from epoch" in str(warning.message) for warning in recwarn)
     pids = {pid for report in reports for pid in (*report["pids"]["prepare"], report["pids"]["feed"])}
-    wait_until(lambda: all(map(gone, pids)))
+    pipes.wait_until(lambda: all(map(pipes.gone, pids)))
     assert list(address.parent.iterdir()) == []
 
 
@@ -125,37 +100,33 @@ def test_a_loader_says_that_its_feeder_is_gone_also_between_two_epochs() -> None
         assert len(list(next(epochs))) == loader.steps_per_epoch == loader.stats()["private_batches"]
 
 
+ENDS_WITH_PARENT = """if True:
+    import sys, time
+    from core_pipes import pipe
+    from pipelines.feeder.process import spawn
+    process = spawn(pipe("plain"), workers=2, every_s=0.02)
+    while not (reports := process.read()):
+        time.sleep(0.01)
+    print(process.address, process.pid, *reports[0]["pids"]["prepare"], flush=True)
+    sys.stdin.read()
+"""
+
+
 @pytest.mark.parametrize("ending", [pytest.param("SIGTERM", marks=pytest.mark.more), "end of the parent"])
-def test_a_feeder_that_is_told_to_end_leaves_nothing(ending: str, tmp_path: Path) -> None:
-    code = """if True:
-        import sys, time
-        from core_pipes import pipe
-        from pipelines.feeder.process import spawn
-        process = spawn(pipe("plain"), workers=2, every_s=0.02)
-        while not (reports := process.read()):
-            time.sleep(0.01)
-        print(process.address, process.pid, *reports[0]["pids"]["prepare"], flush=True)
-        sys.stdin.read()
-    """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        env=child_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert parent.stdout is not None and parent.stdin is not None
-    address, *pids = parent.stdout.readline().split()
-    assert os.path.exists(address) and len(pids) == 3
-    if ending == "SIGTERM":
-        os.kill(int(pids[0]), signal.SIGTERM)
-    else:
+def test_a_feeder_that_is_told_to_end_leaves_nothing(ending: str) -> None:
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command, folder = [sys.executable, "-c", ENDS_WITH_PARENT], Path(__file__).parent
+    with subprocess.Popen(command, cwd=folder, env=child_environment(), **streams) as parent:
+        assert parent.stdout is not None
+        address, *pids = parent.stdout.readline().split()
+        assert os.path.exists(address) and len(pids) == 3
+        if ending == "SIGTERM":
+            os.kill(int(pids[0]), signal.SIGTERM)
+        else:
+            parent.kill()
+        pipes.wait_until(lambda: all(pipes.gone(int(pid)) for pid in pids))
+        assert not os.path.exists(os.path.dirname(address))
         parent.kill()
-    wait_until(lambda: all(gone(int(pid)) for pid in pids))
-    assert not os.path.exists(os.path.dirname(address))
-    parent.kill()
-    parent.communicate()
 
 
 def test_closing_twice_writes_into_nobodys_file() -> None:
@@ -170,19 +141,13 @@ def test_closing_twice_writes_into_nobodys_file() -> None:
 
 
 def test_a_member_at_work_goes_on_when_the_next_feeder_does_not_fit_it(tmp_path: Path) -> None:
-    address = tmp_path / "feeder"
-    job = Job(epochs=(0, 8))
-    records = []
+    address, job = tmp_path / "feeder", Job(epochs=(0, 8))
     with Feeder(pipe("numpy"), capacity=24, address=address):
-        loader = job.attach(str(address))
-        batches = iter(loader)
-        records += [record(next(batches)) for _ in range(3)]
+        batches = iter(job.attach(str(address)))
+        records = [pipes.record(next(batches)) for _ in range(3)]
     with Feeder(pipe("torch"), capacity=24, address=address), pytest.warns(UserWarning, match="stages at the"):
-        records += [record(batch) for batch in batches]
-    assert records == alone(job)
-
-
-# --- consumers -------------------------------------------------------------------------------------------
+        records += map(pipes.record, batches)
+    assert records == pipes.alone(job)
 
 
 def test_two_consumers_of_one_name_do_not_disturb_each_other() -> None:
@@ -190,49 +155,37 @@ def test_two_consumers_of_one_name_do_not_disturb_each_other() -> None:
     with Feeder(pipe("numpy"), capacity=16, expect=1, workers=2) as feeder:
         old = job.attach(feeder.address)
         batches = iter(old)
-        held = [record(next(batches))]
+        held = [pipes.record(next(batches))]
         # A new life of the member, while the old one has not been noticed to be gone.
         new = job.attach(feeder.address)
-        slow = Job(pause_s=0.001)
-        rest, records = together([lambda: [record(b) for b in batches], partial(read, new, slow)])
-    assert [*held, *rest] == records == alone(job)
+        slow = partial(pipes.read, new, Job(pause_s=0.001))
+        later, records = pipes.together([lambda: [*map(pipes.record, batches)], slow])
+    assert [*held, *later] == records == pipes.alone(job)
     assert old.stats()["private_batches"] == new.stats()["private_batches"] == 0
 
 
-# --- bad records -----------------------------------------------------------------------------------------
-
-
-def bad_pipe() -> Pipeline:
-    def fail_at_17(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["label"] == 17:
-            raise ValueError("unreadable")
-        return sample
-
-    return Pipeline(pipe("plain").source, seed=3, on_error="skip").map(fail_at_17).map(slowly)
+def fail_at_17(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 17:
+        raise ValueError("unreadable")
+    return sample
 
 
 @pytest.mark.filterwarnings("ignore:left out")
 def test_a_record_left_out_is_left_out_for_all_counted_and_named(recwarn: pytest.WarningsRecorder) -> None:
-    def read_rank(loader: Any) -> list[Any]:
-        return [record(batch) for batch in loader]
-
-    with Feeder(bad_pipe(), capacity=24) as feeder:
-        loaders = [attach(feeder.address, bad_pipe(), 8, range(2), name="m", rank=r, world=2) for r in range(2)]
-        ranks = together([partial(read_rank, loader) for loader in loaders])
+    made = Pipeline(pipe("plain").source, seed=3, on_error="skip").map(fail_at_17).map(pipes.slowly)
+    with Feeder(made, capacity=24) as feeder:
+        loaders = [attach(feeder.address, made, 8, range(2), name="m", rank=r, world=2) for r in range(2)]
+        ranks = pipes.together([lambda loader=loader: [*map(pipes.record, loader)] for loader in loaders])
         assert feeder.stats()["skipped"] == 2, "once an epoch"
-        n = 2 * (len(bad_pipe()) - 1)
-        wait_until(lambda: feeder.stats()["consumed"] == n)
+        n = 2 * (len(made) - 1)
+        pipes.wait_until(lambda: feeder.stats()["consumed"] == n)
         assert feeder.stats()["prepared"] == n, "what is left out is neither prepared nor consumed"
         assert list(feeder.stats()["bad"]) == [17]
-    messages = [str(warning.message) for warning in recwarn]
-    assert sum("left out for all: sample 17" in words for words in messages) == 1
+    assert sum("left out for all: sample 17" in str(warning.message) for warning in recwarn) == 1
     assert [loader.stats()["skipped"] for loader in loaders] == [2, 2]
-    assert ranks == [read_rank(bad_pipe().loader(8, range(2), rank=rank, world=2)) for rank in range(2)]
+    assert ranks == [[*map(pipes.record, made.loader(8, range(2), rank=rank, world=2))] for rank in range(2)]
     for one, other in zip(*ranks, strict=True):
         assert one[2] == other[2] == len(one[3]) + len(other[3])
-
-
-# --- descriptors -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:working alone")
@@ -246,16 +199,14 @@ def test_a_feeder_without_descriptors_refuses_newcomers_and_serves_the_others() 
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free, hard))
         late = Job(epochs=(0, 2), name="late").attach(process.address)
         assert not late.shared
-        assert read(early, Job(epochs=(0, 1))) == alone(Job(epochs=(0, 1)))
+        assert pipes.read(early, Job(epochs=(0, 1))) == pipes.alone(Job(epochs=(0, 1)))
         assert early.stats()["private_batches"] == 0
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (hard, hard))
-        assert read(late, Job(epochs=(0, 2))) == alone(Job(epochs=(0, 2)))
+        assert pipes.read(late, Job(epochs=(0, 2))) == pipes.alone(Job(epochs=(0, 2)))
         assert late.stats()["shared_batches"] > 0, "it has come in later"
     finally:
         process.stop()
 
-
-# --- scripts ---------------------------------------------------------------------------------------------
 
 SCRIPT = """
 import os, sys
@@ -283,28 +234,18 @@ print(os.path.dirname(feeder.address), *feeder.stats()["workers"])
 
 
 def test_stages_of_a_script_reach_the_workers_and_a_forgotten_feeder_ends_with_it(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(SCRIPT)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "types.py").write_text("raise ImportError('a file of the working directory in the way')")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=elsewhere,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": pipes.LIMIT_S, "cwd": elsewhere}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, **options)
+    assert (done.returncode, done.stderr) == (0, "")
     started, last = done.stdout.splitlines()
     directory, *pids = last.split()
     assert started == "started" and not os.path.exists(directory)
-    wait_until(lambda: all(gone(int(pid)) for pid in pids))
-
-
-# --- rest ------------------------------------------------------------------------------------------------
+    pipes.wait_until(lambda: all(pipes.gone(int(pid)) for pid in pids))
 
 
 def test_a_full_ring_and_idle_consumers_use_no_cpu() -> None:
@@ -321,26 +262,21 @@ def test_a_full_ring_and_idle_consumers_use_no_cpu() -> None:
             time.sleep(1.0)
             return sum(sum(p.cpu_times()[:2]) for p in family) - before <= 0.03
 
-        wait_until(is_idle)  # as soon as the ring is full: one that polls would never be
+        pipes.wait_until(is_idle)  # as soon as the ring is full: one that polls would never be
     finally:
         loader.close()
         process.stop()
 
 
 def test_the_sources_of_a_failed_start_are_given_back(tmp_path: Path) -> None:
-    with pytest.raises(
-        PipelineError, match=r"the feeder did not start: SampleError: sample 0 .*no field 'nothing'"
-    ):
-        spawn(Pipeline(sources.arrays(x=[1.0])).map(slowly, field="nothing"))
+    with pytest.raises(PipelineError, match=r"did not start: SampleError: sample 0 .*no field 'nothing'"):
+        spawn(Pipeline(sources.arrays(x=[1.0])).map(pipes.slowly, field="nothing"))
     (tmp_path / "file").write_text("")
-    for address, said in (
-        (tmp_path / "file", "cannot listen at .*file"),
-        (tmp_path / ("long" * 40), "cannot listen at .*long"),
-    ):
-        with pytest.raises(PipelineError, match=said):
-            Feeder(pipe("plain"), resident={"still": pipe("still")}, address=address)
+    for name in ("file", "long" * 40):
+        with pytest.raises(PipelineError, match=f"cannot listen at .*{name[:4]}"):
+            Feeder(pipe("plain"), resident={"still": pipe("still")}, address=tmp_path / name)
     assert (tmp_path / "file").exists()
     with Feeder(pipe("plain"), address=tmp_path / "a"):
         with pytest.raises(PipelineError, match=r"a feeder is listening at .* already"):
             Feeder(pipe("plain"), address=tmp_path / "a")
-        shared(Job(kind="plain"), str(tmp_path / "a"))
+        pipes.shared(Job(kind="plain"), str(tmp_path / "a"))

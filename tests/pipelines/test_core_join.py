@@ -14,24 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import core_pipes as pipes
 import numpy as np
 import pytest
-from core_pipes import (
-    LIMIT_S,
-    Feeder,
-    Job,
-    N,
-    alone,
-    leaves_nothing,  # noqa: F401
-    nameless,
-    noise,
-    pipe,
-    read,
-    record,
-    shared,
-    together,
-    wait_until,
-)
+from core_pipes import Feeder, Job, N, leaves_nothing, pipe  # noqa: F401
 
 from pipelines import Pipeline, PipelineError, attach, sources
 from pipelines.fingerprint import SCHEME
@@ -40,38 +26,21 @@ from pipelines.order.stream import min_capacity
 from pipelines.shm import words
 from pipelines.shm.ring import Layout
 
-# --- the gate --------------------------------------------------------------------------------------------
 
-
-def test_the_gate_opens_when_every_rank_of_every_expected_member_is_there() -> None:
-    jobs = [*(Job(name="wide", rank=rank, world=2) for rank in range(2)), Job(name="narrow", batch_size=5)]
+def test_the_gate_opens_when_every_rank_of_every_expected_member_is_there_or_after_its_time_limit() -> None:
+    jobs = [Job(name="wide", world=2), Job(name="narrow", batch_size=5), Job(name="wide", rank=1, world=2)]
     with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
-        loaders = [jobs[0].attach(feeder.address), jobs[2].attach(feeder.address)]
-        leaver = jobs[1].attach(feeder.address)
-        wait_until(lambda: feeder.stats()["prepared"])
-        assert leaver.shared
-        leaver.close()
-        for loader in loaders:
-            loader.close()
-    with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
-        jobs[1].attach(feeder.address).close()  # has been there, but is no more
-        loaders = [jobs[0].attach(feeder.address), jobs[2].attach(feeder.address)]
+        jobs[2].attach(feeder.address).close()  # has been there, but is no more
+        loaders = [job.attach(feeder.address) for job in jobs[:2]]
         time.sleep(0.2)
         assert feeder.stats()["prepared"] == 0
-        loaders.append(jobs[1].attach(feeder.address))
-        order = [jobs[0], jobs[2], jobs[1]]
-        results = together([partial(read, loader, job) for loader, job in zip(loaders, order, strict=True)])
-        assert results == [alone(job) for job in order]
+        loaders.append(jobs[2].attach(feeder.address))
+        results = pipes.together([partial(pipes.read, *pair) for pair in zip(loaders, jobs, strict=True)])
+        assert results == [pipes.alone(job) for job in jobs]
         assert all(loader.stats()["private_batches"] == 0 for loader in loaders)
-
-
-def test_the_gate_opens_after_its_time_limit_for_those_who_came() -> None:
     with Feeder(pipe("numpy"), capacity=16, expect=5, gate_timeout_s=0.4) as feeder:
-        records, counts = shared(Job(), feeder.address)
-    assert records == alone(Job()) and counts["private_batches"] == 0
-
-
-# --- joining ---------------------------------------------------------------------------------------------
+        records, counts = pipes.shared(Job(), feeder.address)
+    assert records == pipes.alone(Job()) and counts["private_batches"] == 0
 
 
 def test_a_newcomer_joins_at_the_next_boundary_and_says_which_it_is() -> None:
@@ -82,14 +51,9 @@ def test_a_newcomer_joins_at_the_next_boundary_and_says_which_it_is() -> None:
         ranks = [attach(feeder.address, pipe("numpy"), 6, 2, name="new", rank=rank, world=2) for rank in range(2)]
         jobs = [Job(batch_size=6, epochs=(3, 5), rank=rank, world=2) for rank in range(2)]
         assert [loader.reading.epochs for loader in ranks] == [range(3, 5)] * 2
-        rest, *results = together(
-            [
-                partial(lambda it: [record(b) for b in it], old),
-                *(partial(read, *x) for x in zip(ranks, jobs, strict=True)),
-            ]
-        )
-        assert results == [alone(job) for job in jobs]
-        assert rest == alone(Job(epochs=(2, 9)))[3:]
+        reading = [partial(pipes.read, *pair) for pair in zip(ranks, jobs, strict=True)]
+        olds, *results = pipes.together([lambda: [*map(pipes.record, old)], *reading])
+        assert results == [pipes.alone(job) for job in jobs] and olds == pipes.alone(Job(epochs=(2, 9)))[3:]
         assert all(loader.stats()["private_batches"] == 0 for loader in ranks)
 
 
@@ -100,26 +64,26 @@ def test_a_late_rank_reads_the_epochs_of_its_member_though_the_stream_has_gone_p
         others = iter(other)
         early = attach(feeder.address, pipe("numpy"), 8, 3, name="member", rank=0, world=2)
         start = early.reading.epochs.start
-        together([partial(read, early, job), lambda: [next(others) for _ in range(8 * (start + 3))]])
+        pipes.together([partial(pipes.read, early, job), lambda: [next(others) for _ in range(8 * (start + 3))]])
         late = attach(feeder.address, pipe("numpy"), 8, 3, name="member", rank=1, world=2)
         assert late.reading.epochs == early.reading.epochs
         assert not late.shared
         others.close()
-        assert read(late, job) == alone(Job(epochs=(start, start + 3), batch_size=8, world=2, rank=1))
+        assert pipes.read(late, job) == pipes.alone(Job(epochs=(start, start + 3), batch_size=8, world=2, rank=1))
 
 
 def test_a_gate_that_waits_for_one_who_will_not_come_can_be_told() -> None:
     with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
-        kept = []
+        waits: list[int] = []
 
-        def told() -> None:
-            kept.append(feeder.stats()["prepared"])
-            feeder.set_expect(1)
+        def expect_one() -> None:
+            if not waits:
+                waits.append(feeder.stats()["prepared"])
+                feeder.set_expect(1)
 
-        numbers = pipe("numpy")
-        loader = attach(feeder.address, numbers, 8, range(1), on_wait=lambda: told() if not kept else None)
-        assert sum(len(batch["index"]) for batch in loader) == len(numbers)
-        assert kept == [0] and loader.stats()["private_batches"] == 0
+        loader = attach(feeder.address, pipe("numpy"), 8, range(1), on_wait=expect_one)
+        assert sum(len(batch["index"]) for batch in loader) == N
+        assert waits == [0] and loader.stats()["private_batches"] == 0
 
 
 def test_a_reader_behind_the_stream_works_alone_and_joins_when_it_can() -> None:
@@ -131,25 +95,23 @@ def test_a_reader_behind_the_stream_works_alone_and_joins_when_it_can() -> None:
         assert not loader.shared
         records = []
         for batch in loader:
-            records.append(record(batch))
+            records.append(pipes.record(batch))
             if batch.epoch == 0 and batch.step == 3:
                 ahead.close()
-        assert records == alone(job)
+        assert records == pipes.alone(job)
         assert loader.stats()["private_batches"] >= 8 and loader.stats()["shared_batches"] >= 8
 
 
-# --- mistakes --------------------------------------------------------------------------------------------
-
-
 def other_noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return {**noise(sample, rng), "label": 0}
+    return {**pipes.noise(sample, rng), "label": 0}
 
 
-def numpy_pipe(stage: Any = noise, **other: Any) -> Pipeline:
-    return Pipeline(pipe("plain").source, **{"seed": 3, **other}).map(stage)
+def numpy_pipe(stage: Any = pipes.noise, fields: Any = None, **other: Any) -> Pipeline:
+    return Pipeline(pipe("plain").source, **{"seed": 3, **other}).map(stage, fields=fields)
 
 
 def test_another_pipeline_is_refused_and_the_difference_named() -> None:
+    fields = dict(numpy_pipe().fields)
     others = [
         (numpy_pipe(other_noise), "differ: stage 0 other_noise at the consumer, another stage 0 noise at"),
         (numpy_pipe(seed=4), "differ: seed at the consumer"),
@@ -157,32 +119,22 @@ def test_another_pipeline_is_refused_and_the_difference_named() -> None:
         (numpy_pipe(on_error="skip"), "differ: on_error"),
         (numpy_pipe().take_stages(0), "differ: 0 stages at the consumer, 1 at the feeder"),
         (Pipeline(sources.arrays(x=[1]), seed=3), "differ: source at the consumer"),
+        (numpy_pipe(fields={**fields, "label": ((), "int32")}), "the fields differ: .*int32"),
     ]
     with Feeder(numpy_pipe()) as feeder:
-        for mine, said in others:
-            with pytest.raises(PipelineError, match=said):
+        for mine, difference in others:
+            with pytest.raises(PipelineError, match=difference):
                 attach(feeder.address, mine, 8)
-        assert shared(Job(), feeder.address)[0] == alone(Job())
-
-
-def test_fields_declared_otherwise_are_refused_but_not_their_order() -> None:
-    fields = dict(numpy_pipe().fields)
-    turned = Pipeline(pipe("plain").source, seed=3).map(noise, fields=dict(reversed(fields.items())))
-    wrong = Pipeline(pipe("plain").source, seed=3).map(noise, fields={**fields, "label": ((), "int32")})
-    with Feeder(numpy_pipe()) as feeder:
-        batches = list(attach(feeder.address, turned, 8, range(2), copy=True))
-        assert [{**record(b)[-1]} for b in batches] == [fields for *_, fields in alone(Job())]
-        with pytest.raises(PipelineError, match=r"the fields differ: .*int32"):
-            attach(feeder.address, wrong, 8)
+        turned = numpy_pipe(fields=dict(reversed(fields.items())))  # their order is none
+        batches = [pipes.record(batch) for batch in attach(feeder.address, turned, 8, range(2), copy=True)]
+        assert [{**record[-1]} for record in batches] == [fields for *_, fields in pipes.alone(Job())]
+        assert pipes.shared(Job(), feeder.address)[0] == pipes.alone(Job())
 
 
 def test_what_cannot_be_compared_works_alone_with_a_warning() -> None:
-    with Feeder(numpy_pipe(nameless), capacity=24) as feeder:
-        with pytest.warns(
-            UserWarning,
-            match=r"working alone: .*nameless has no sure identity: nameless reads the environment .*give id=",
-        ):
-            loader = attach(feeder.address, numpy_pipe(nameless), 8, 1)
+    with Feeder(numpy_pipe(pipes.nameless), capacity=24) as feeder:
+        with pytest.warns(UserWarning, match=r"working alone: .*nameless has no sure identity: .*give id="):
+            loader = attach(feeder.address, numpy_pipe(pipes.nameless), 8, 1)
         assert len(list(loader)) == 8 and loader.stats()["shared_batches"] == 0
         # The very same object, or its pickled copy, needs no comparison.
         loader = attach(feeder.address, feeder.pipeline, 8, 1)
@@ -190,18 +142,14 @@ def test_what_cannot_be_compared_works_alone_with_a_warning() -> None:
 
 
 def test_a_batch_too_large_for_the_ring_is_told_the_capacity_it_needs() -> None:
-    capacity, block, batch, big = 40, 20, 30, partial(Pipeline, sources.arrays(x=np.arange(1000)))
-    with (
-        Feeder(big(), capacity=capacity, block=block) as feeder,
-        pytest.raises(PipelineError, match=rf"batch of {batch} does not fit .* at least \d+, it is") as caught,
-    ):
-        attach(feeder.address, big(), batch)
-    needed = int(str(caught.value).split("at least ")[1].split(",")[0])
+    block, batch, big = 20, 30, partial(Pipeline, sources.arrays(x=np.arange(1000)))
+    needed = min_capacity(batch, block)
+    for capacity in (40, needed - 1):
+        with Feeder(big(), capacity=capacity, block=block) as feeder, pytest.raises(PipelineError) as caught:
+            attach(feeder.address, big(), batch)
+        assert f"batch of {batch} does not fit" in (text := str(caught.value)) and f"at least {needed}, it" in text
     with Feeder(big(), capacity=needed, block=block) as feeder:
         assert len(list(attach(feeder.address, big(), batch))) == -(-1000 // batch)
-    with Feeder(big(), capacity=needed - 1, block=block) as feeder, pytest.raises(PipelineError):
-        attach(feeder.address, big(), batch)
-    assert needed == min_capacity(batch, block)
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "deserted"])
@@ -213,46 +161,35 @@ def test_where_no_feeder_answers_one_works_alone_and_says_so(kind: str, tmp_path
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
             left.bind(str(address))
     with pytest.warns(UserWarning, match="working alone: no feeder at .*socket"):
-        records, counts = shared(Job(), str(address))
-    assert records == alone(Job()) and counts["shared_batches"] == 0
+        records, counts = pipes.shared(Job(), str(address))
+    assert records == pipes.alone(Job()) and counts["shared_batches"] == 0
     if kind != "a file":
         with Feeder(pipe("numpy"), address=address):  # takes a deserted address
-            assert shared(Job(), str(address))[1]["private_batches"] == 0
+            assert pipes.shared(Job(), str(address))[1]["private_batches"] == 0
 
 
 def test_a_feeder_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.send(json.dumps({"v": 1, "kind": "welcome"}).encode())
+
     address = str(tmp_path / "socket")
     with messages.listen(address) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.send(json.dumps({"v": 1, "kind": "welcome"}).encode())
-
-        server = threading.Thread(target=answer)
+        server = threading.Thread(target=answer, args=(listener,))
         server.start()
-        with pytest.raises(
-            PipelineError,
-            match=r"no feeder of this version at .*: a peer sent a message of version 1: .* version 2",
-        ):
+        with pytest.raises(PipelineError, match=r"of this version .* message of version 1: .* version 2"):
             attach(address, pipe("numpy"), 8)
         server.join()
 
 
-HELLO: dict[str, Any] = {
-    "v": 2, "kind": "hello", "scheme": SCHEME, "tokens": ["t"], "parts": [], "why_unsure": None, "fields": [],
-    "name": "x", "rank": 0, "world": 1, "batch_size": 8, "first_epoch": 0, "place": 0, "epochs": 1,
-}  # fmt: skip
-GARBAGE = [b"x", b"\xff\xfe", b"{}", b"[" * 50_000, b'"text"', b"[1]", messages.LOOK, b"0" * 200_000] + [
-    json.dumps(hello).encode()
-    for hello in (
-        {**HELLO, "v": 1},
-        {"v": 2, "kind": "resident"},
-        {"v": 2, "kind": "resident", "key": ["a"]},
-        {"v": 2},
-    )
-]
+HELLO: dict[str, Any] = {"v": 2, "kind": "hello", "scheme": SCHEME, "tokens": ["t"], "parts": [], "fields": []}
+HELLO |= {"why_unsure": None, "name": "x", "rank": 0, "world": 1, "batch_size": 8}
+HELLO |= {"first_epoch": 0, "place": 0, "epochs": 1}
+GARBAGE = [b"x", b"\xff\xfe", b"{}", b"[" * 50_000, b'"text"', b"[1]", messages.LOOK, b"0" * 200_000]
+GARBAGE += [b'{"v": 2}', b'{"v": 2, "kind": "resident"}', b'{"v": 2, "kind": "resident", "key": ["a"]}']
+GARBAGE += [json.dumps({**HELLO, "v": 1}).encode()]
 # What nobody can be or read, and how that is called.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "name must be a text of 1 to 255 characters"),
@@ -261,7 +198,6 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"world": 10**30}, "world must be in 1..1048576"),
     ({"rank": 10**30, "world": 4}, "rank must be in 0..3 of world 4"),
     ({"rank": True, "world": 2}, "rank must be an integer"),
-    ({"rank": "0"}, "rank must be an integer"),
     ({"batch_size": 10**30}, "batch_size must be in 1..4611686018427387904"),
     ({"batch_size": 0}, "batch_size must be in"),
     ({"epochs": 1.5}, "epochs must be an integer"),
@@ -275,33 +211,31 @@ ODD += [("epochs", 1 << 80), ("parts", 7), ("parts", [1, 2]), ("name", None)]
 
 def fitting(pipeline: Pipeline) -> dict[str, Any]:
     """A hello that a feeder of this pipeline takes."""
-    return {
-        **HELLO,
-        "tokens": pipeline.describe_for_peers()["tokens"],
-        "fields": [[k, list(s), d] for k, (s, d) in sorted(pipeline.fields.items())],
-    }
+    fields = [[k, list(s), d] for k, (s, d) in sorted(pipeline.fields.items())]
+    return {**HELLO, "tokens": pipeline.describe_for_peers()["tokens"], "fields": fields}
 
 
 def connected(address: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
-    connection.settimeout(LIMIT_S)
+    connection.settimeout(pipes.LIMIT_S)
     return connection
 
 
-def test_a_hello_that_cannot_be_is_refused_at_the_door() -> None:
+def test_a_hello_that_cannot_be_is_refused_at_the_door(tmp_path: Path) -> None:
     pipeline = pipe("numpy")
-    with Feeder(pipeline, capacity=16) as feeder:
-        for wrong, said in IMPOSSIBLE:
+    with Feeder(pipeline, capacity=16, address=tmp_path / "made" / "socket") as feeder:
+        assert os.stat(feeder.address).st_mode & 0o777 == 0o600, "it is for this user only"
+        assert os.stat(os.path.dirname(feeder.address)).st_mode & 0o777 == 0o700
+        for wrong, reason in IMPOSSIBLE:
             with connected(feeder.address) as connection:
                 connection.send(json.dumps({**fitting(pipeline), **wrong}).encode())
                 answer = json.loads(connection.recv(1 << 16))
-            assert answer["kind"] == "refused" and said in answer["reason"], (wrong, answer)
+            assert answer["kind"] == "refused" and reason in answer["reason"], (wrong, answer)
             assert len(answer["reason"]) < 300 and feeder.stats()["members"] == 0
-        with pytest.raises(PipelineError, match="name must be a text of 1 to 255 characters, got 'nnn"):
-            attach(feeder.address, pipeline, 8, name="n" * 300)
-        with pytest.raises(PipelineError, match=r"world must be in 1\.\.1048576"):
-            attach(feeder.address, pipeline, 8, world=10**30)
+        for options in ({"name": "n" * 300}, {"world": 10**30}):
+            with pytest.raises(PipelineError, match="must be"):
+                attach(feeder.address, pipeline, 8, **options)
 
 
 @pytest.mark.parametrize("what", ["ring", "resident set", "renewed ring"])
@@ -333,7 +267,7 @@ def test_a_reader_can_neither_write_to_the_memory_that_it_is_given_nor_make_it_s
             mmap.mmap(given, size, flags=mmap.MAP_SHARED)
         for descriptor in memory:
             os.close(descriptor)
-        assert shared(job, feeder.address)[0] == alone(job)
+        assert pipes.shared(job, feeder.address)[0] == pipes.alone(job)
         assert feeder.stats()["failure"] is None
 
 
@@ -343,7 +277,7 @@ def renewed(feeder: Feeder, connection: socket.socket, pipeline: Pipeline, given
     batches = iter(idle)
     next(batches)
     ring_words = words.map_ring_words(given, Layout(pipeline.fields, 16), writable=False)
-    wait_until(lambda: ring_words[words.READY] == 16)
+    pipes.wait_until(lambda: ring_words[words.READY] == 16)
     mine = words.map_words(own, writable=True)
     mine[words.RELEASED], mine[words.WANT] = 16, 24  # the ring has 16: the idle one is in the way
     connection.send(messages.LOOK)
@@ -358,38 +292,31 @@ def renewed(feeder: Feeder, connection: socket.socket, pipeline: Pipeline, given
 
 def test_a_feeder_survives_whatever_is_said_to_it() -> None:
     pipeline = pipe("numpy")
-    fit = fitting(pipeline)
+    fit, job = fitting(pipeline), Job(epochs=(0, 3))
+    hello = json.dumps(fit).encode()
     with Feeder(pipeline, capacity=16) as feeder:
-        connect = partial(connected, feeder.address)
         for message in [*GARBAGE, *(json.dumps({**fit, name: value}).encode() for name, value in ODD)]:
-            with connect() as connection:
+            with connected(feeder.address) as connection:
                 connection.send(message)
-                said = json.loads(connection.recv(1 << 16))
-                assert said["kind"] in ("refused", "welcome"), said
-        connect().close()  # says nothing
+                assert json.loads(connection.recv(1 << 16))["kind"] in ("refused", "welcome")
+        connected(feeder.address).close()  # says nothing
         for nonsense in (b"", b"x" * 17, b"{}"):
-            with connect() as connection:
-                connection.send(json.dumps(fit).encode())
+            with connected(feeder.address) as connection:
+                connection.send(hello)
                 assert json.loads(connection.recv(1 << 16))["kind"] == "welcome"
                 connection.send(nonsense)
         for values in itertools.product((2**63 - 1, -(2**63), 0), repeat=3):
-            with connect() as connection:
-                connection.send(json.dumps(fit).encode())
+            with connected(feeder.address) as connection:
+                connection.send(hello)
                 _, given, _, _ = socket.recv_fds(connection, 1 << 16, 3)
                 own = words.map_words(given[1], writable=True)
                 own[words.RELEASED], own[words.WANT], own[words.SINCE] = values
                 connection.send(messages.LOOK)
                 for descriptor in given:
                     os.close(descriptor)
-        with connect() as greedy:  # asks and asks and never reads the answers
+        with connected(feeder.address) as greedy:  # asks and asks and never reads the answers
             greedy.send(json.dumps({**fit, "name": "greedy"}).encode())
             for _ in range(3000):
                 greedy.send(messages.LOOK)
-        assert shared(Job(epochs=(0, 3)), feeder.address)[0] == alone(Job(epochs=(0, 3)))
+        assert pipes.shared(job, feeder.address)[0] == pipes.alone(job)
         assert feeder.stats()["failure"] is None and feeder.stats()["restarts"] == 0
-
-
-def test_the_socket_is_for_this_user_only(tmp_path: Path) -> None:
-    with Feeder(pipe("plain"), address=tmp_path / "made" / "socket") as feeder:
-        assert os.stat(feeder.address).st_mode & 0o777 == 0o600
-        assert os.stat(os.path.dirname(feeder.address)).st_mode & 0o777 == 0o700

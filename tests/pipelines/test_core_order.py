@@ -27,30 +27,22 @@ seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)
 
 
-@given(n=st.integers(1, 3000), seed=seeds, epoch=epochs)
-def test_each_epoch_has_every_index_once(n: int, seed: int, epoch: int) -> None:
-    order = epoch_indices(n, seed, epoch, 0, n)
-    assert order.dtype == np.int64
-    assert np.array_equal(np.sort(order), np.arange(n))
-
-
-@given(data=st.data(), n=st.integers(1, 500), seed=seeds, epoch=epochs)
-def test_a_piece_of_an_order_equals_that_piece_of_the_whole(
+@given(data=st.data(), n=st.integers(1, 3000), seed=seeds, epoch=epochs)
+def test_each_epoch_has_every_index_once_and_a_piece_equals_that_piece_of_the_whole(
     data: st.DataObject, n: int, seed: int, epoch: int
 ) -> None:
+    order = epoch_indices(n, seed, epoch, 0, n)
+    assert order.dtype == np.int64 and np.array_equal(np.sort(order), np.arange(n))
     start = data.draw(st.integers(0, n))
     stop = data.draw(st.integers(start, n))
-    whole = epoch_indices(n, seed, epoch, 0, n)
-    assert np.array_equal(epoch_indices(n, seed, epoch, start, stop), whole[start:stop])
+    assert np.array_equal(epoch_indices(n, seed, epoch, start, stop), order[start:stop])
 
 
-def test_without_shuffling_the_order_is_the_sources() -> None:
+def test_epochs_and_seeds_have_orders_of_their_own_that_keep_no_neighbours_together() -> None:
     assert epoch_indices(10, 1, 2, 3, 7, shuffle=False).tolist() == [3, 4, 5, 6]
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     orders = {tuple(epoch_indices(100, seed, epoch, 0, 100)) for seed in range(20) for epoch in range(20)}
     assert len(orders) == 400
+    assert np.mean([np.diff(epoch_indices(1000, 3, e, 0, 1000)) == 1 for e in range(50)]) < 5 / 1000
 
 
 @pytest.mark.parametrize("n", [3, 5])
@@ -65,19 +57,11 @@ def test_a_small_source_comes_in_every_order_about_equally_often(n: int) -> None
 
 @pytest.mark.parametrize("n", [7, 33])
 def test_each_index_stands_at_every_place_about_equally_often(n: int) -> None:
-    rounds = 1000
-    table = np.zeros((n, n))
+    rounds, freedom, table = 1000, (n - 1) ** 2, np.zeros((n, n))
     for epoch in range(rounds):
         table[np.arange(n), epoch_indices(n, 5, epoch, 0, n)] += 1
     expected = rounds / n
-    freedom = (n - 1) ** 2
     assert abs(((table - expected) ** 2 / expected).sum() - freedom) < 5 * np.sqrt(2 * freedom)
-
-
-def test_neighbours_are_not_kept_together() -> None:
-    n = 1000
-    following = sum(np.mean(np.diff(epoch_indices(n, 3, e, 0, n)) == 1) for e in range(50)) / 50
-    assert following < 5 / n
 
 
 @given(n=st.integers(1, 2000), batch=st.integers(1, 300), world=st.integers(1, 17), drop_last=st.booleans())
@@ -111,15 +95,9 @@ def test_a_generator_depends_on_its_key_alone(seed: int, asked: list[tuple[int, 
     assert len(set(first.values())) == len(asked)
 
 
-def test_another_seed_draws_other_numbers() -> None:
-    assert _numbers(Generators(1).at(0, 0, 0)) != _numbers(Generators(2).at(0, 0, 0))
-
-
 @given(seed=seeds, asked=st.lists(keys, min_size=1, max_size=10))
 def test_setting_a_generators_memory_is_setting_its_state(seed: int, asked: list[tuple[int, int, int]]) -> None:
-    assert epoch_order._is_philox_known(), (
-        f"numpy {np.__version__} has Philox in memory otherwise: samples take longer"
-    )
+    assert epoch_order._is_philox_known(), "this numpy has Philox in memory otherwise: samples take longer"
     generators = pickle.loads(pickle.dumps(Generators(seed)))
     for epoch, index, stage in asked:
         expected = epoch_order._StateStream(np.frombuffer(derive_bytes("sample", seed, stage, size=16), np.uint64))
@@ -133,18 +111,7 @@ def test_a_state_that_a_stage_assigns_is_gone_with_the_next_sample() -> None:
     expected = _numbers(Generators(1).at(0, 5, 0))
     generators = Generators(1)
     generators.at(0, 4, 0).bit_generator.state = np.random.Philox(key=7).state
-    assert _numbers(generators.at(0, 5, 0)) == expected
-
-
-def crowd(kind: str) -> list[Job]:
-    """Members of many kinds: batch sizes, ranks, dropped last batches, resumes; each spoils what it got."""
-    return [
-        Job(kind=kind, batch_size=16, epochs=(0, 3)),
-        *(Job(kind=kind, batch_size=7, epochs=(0, 3), rank=r, world=2) for r in range(2)),
-        *(Job(kind=kind, batch_size=25, epochs=(0, 3), rank=r, world=3, drop_last=True) for r in range(3)),
-        Job(kind=kind, batch_size=1, epochs=(0, 2)),
-        Job(kind=kind, batch_size=10, epochs=(0, 3), start_step=4),
-    ]
+    assert _numbers(generators.at(0, 5, 0)) == expected != _numbers(Generators(2).at(0, 5, 0))
 
 
 @pytest.mark.filterwarnings("ignore:left out")
@@ -152,16 +119,19 @@ def crowd(kind: str) -> list[Job]:
     ("kind", "workers"),
     [
         ("torch", 2),
-        *(pytest.param(*each, marks=pytest.mark.more) for each in (("plain", 1), ("numpy", 2), ("skip", 3))),
+        *(pytest.param(*case, marks=pytest.mark.more) for case in (("plain", 1), ("numpy", 2), ("skip", 3))),
     ],
 )
 def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int) -> None:
-    jobs = crowd(kind)
-    slow = Job(kind=kind, batch_size=16, epochs=(0, 3), name="slow", pause_s=0.02)
-    jobs.append(slow)
-    capacity = min_capacity(25, None)
+    """Members of many kinds: batch sizes, ranks, dropped last batches, resumes; each spoils what it got."""
+    jobs = [Job(kind=kind, batch_size=16, epochs=(0, 3)), Job(kind=kind, batch_size=1)]
+    jobs += [Job(kind=kind, batch_size=7, epochs=(0, 3), rank=r, world=2) for r in range(2)]
+    jobs += [Job(kind=kind, batch_size=25, epochs=(0, 3), rank=r, world=3, drop_last=True) for r in range(3)]
+    jobs += [Job(kind=kind, batch_size=2, epochs=(0, 1), rank=r, world=3) for r in range(3)]
+    jobs += [Job(kind=kind, batch_size=10, epochs=(0, 3), start_step=4)]
+    jobs += [Job(kind=kind, batch_size=16, epochs=(0, 3), name="slow", pause_s=0.02)]
     names = sum(job.rank == 0 for job in jobs)
-    with Feeder(pipe(kind), workers=workers, capacity=capacity, expect=names) as feeder:
+    with Feeder(pipe(kind), workers=workers, capacity=min_capacity(25, None), expect=names) as feeder:
         results = together([partial(shared, job, feeder.address) for job in jobs])
         prepared = feeder.stats()["prepared"]
     assert [records for records, _ in results] == [alone(dataclasses.replace(job, name="")) for job in jobs]
@@ -170,40 +140,30 @@ def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int)
     assert prepared == 3 * (N - left_out) and (left_out > 0) == (kind == "skip"), "each is prepared once for all"
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "capacity", "block"),
-    [
-        (3 * N, min_capacity(N, None), None),  # the smallest that is taken
-        (1, 2, 1),
-        (8, 700, 50),
-    ],
-)
-def test_neither_the_ring_nor_its_blocks_change_a_batch(batch_size: int, capacity: int, block: int | None) -> None:
-    job = Job(batch_size=batch_size, epochs=(1, 3))
+SMALLEST = min_capacity(N, None)
+
+
+@pytest.mark.parametrize(("size", "capacity", "block"), [(3 * N, SMALLEST, None), (1, 2, 1), (8, 700, 50)])
+def test_neither_the_ring_nor_its_blocks_change_a_batch(size: int, capacity: int, block: int | None) -> None:
+    job = Job(batch_size=size, epochs=(1, 3))
     with Feeder(pipe("numpy"), capacity=capacity, block=block, workers=2) as feeder:
         records, counts = shared(job, feeder.address)
-    assert records == alone(job) and counts["private_batches"] == 0
-
-
-def test_a_copied_batch_is_the_callers_own_and_stays_valid() -> None:
-    with Feeder(pipe("numpy"), capacity=16) as feeder:
-        kept = list(attach(feeder.address, pipe("numpy"), 8, range(2), copy=True))
-    assert [record(b) for b in kept] == alone(Job())
+        assert records == alone(job) and counts["private_batches"] == 0
+        kept = list(attach(feeder.address, pipe("numpy"), size, range(2), copy=True))
+    assert [record(b) for b in kept] == alone(Job(batch_size=size)), "copies stay valid"
 
 
 def test_an_epoch_read_again_is_the_same_epoch() -> None:
     job = Job(batch_size=8, epochs=(0, 2))
-    steps = -(-N // 8)
     with Feeder(pipe("numpy"), capacity=16) as feeder:
         loader = job.attach(feeder.address)
         epochs = loader.epochs()
         first = next(epochs)
-        assert len(first) == steps and first.epoch == 0
+        assert len(first) == -(-N // 8) and first.epoch == 0
         beginning = [record(batch) for _, batch in zip(range(5), first, strict=False)]
         again = read(first, job)
         assert [*again, *read(next(epochs), job)] == alone(job)
-        assert beginning == again[:5]
-        assert list(epochs) == []
+        assert beginning == again[:5] and list(epochs) == []
         # From the beginning once more, by another loader: the stream goes back for its only reader.
         loader.close()
         assert read(job.attach(feeder.address), job) == alone(job)
@@ -235,15 +195,6 @@ def test_epochs_may_be_left_early_or_passed_over() -> None:
                     break
     expected = [r for r in alone(Job(epochs=(0, 4))) if r[0] != 1 and r[1] <= 2]
     assert got == expected and loader.stats()["private_batches"] == 0
-
-
-def test_an_empty_rank_still_gets_its_batches() -> None:
-    jobs = [Job(batch_size=2, epochs=(0, 1), rank=r, world=3) for r in range(3)]
-    with Feeder(pipe("numpy"), capacity=16) as feeder:
-        results = together([partial(shared, job, feeder.address) for job in jobs])
-    assert [records for records, _ in results] == [alone(job) for job in jobs]
-    assert [len(index) for *_, index, _ in results[0][0]][:3] == [0, 0, 0]
-    assert {size for _, _, size, _, _ in results[0][0]} == {2, 1}
 
 
 def test_a_batch_knows_its_place() -> None:

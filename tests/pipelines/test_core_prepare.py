@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import subprocess
@@ -50,25 +51,20 @@ def test_what_a_stage_raises_is_the_same_alone_in_a_resident_set_and_pickled() -
 
 
 @pytest.mark.parametrize(
-    ("stage", "said"),
+    ("fields", "words"),
     [
-        (
-            lambda s: {**s, "caption": "a dog"},
-            r"'caption' is str, which a batch cannot.*stages.drop\('caption'\)",
-        ),
-        (
-            lambda s: {**s, "x": torch.zeros(2, dtype=torch.bfloat16)},
-            "'x' is torch.bfloat16, which a batch",
-        ),
-        (lambda s: {**s, "x": np.zeros(2, ">f4")}, "'x' is >f4, which a batch cannot"),
-        (lambda s: {**s, "x": np.longdouble(1)}, "'x' is float128, which a batch cannot|'x' is float64"),
-        (lambda s: {**s, "index": 1}, r"'index' is taken.*stages.rename\(index="),
-        (lambda s: {}, "no fields"),
+        ({"caption": "a dog"}, r"'caption' is str, which a batch cannot.*stages.drop\('caption'\)"),
+        ({"x": torch.zeros(2, dtype=torch.bfloat16)}, "'x' is torch.bfloat16, which a batch"),
+        ({"x": np.zeros(2, ">f4")}, "'x' is >f4, which a batch cannot"),
+        ({"x": np.longdouble(1)}, "'x' is float128, which a batch cannot|'x' is float64"),
+        ({"index": 1}, r"'index' is taken.*stages.rename\(index="),
+        ({}, "no fields"),
     ],
+    ids=str,
 )
-def test_what_cannot_stand_in_a_batch_is_said_before_the_first_one(stage: Any, said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
-        first(Pipeline(records()).map(stage))
+def test_what_cannot_stand_in_a_batch_is_said_before_the_first_one(fields: Any, words: str) -> None:
+    with pytest.raises(PipelineError, match=words):
+        first(Pipeline(records()).map(lambda sample: {**sample, **fields} if fields else {}))
 
 
 def test_a_private_loader_tells_of_the_records_it_leaves_out() -> None:
@@ -81,36 +77,28 @@ def test_a_private_loader_tells_of_the_records_it_leaves_out() -> None:
 
 
 def test_a_torch_stage_gives_the_same_bits_however_many_threads_the_training_process_uses() -> None:
-    def stage(image: Any) -> Any:
-        return torch.from_numpy(image).sum(0)
-
     values = np.random.default_rng(0).standard_normal((2, 1_000_000), dtype=np.float32)
-    pipeline = Pipeline(sources.arrays(x=values), shuffle=False).map(
-        lambda image: torch.from_numpy(image).sum(0), field="x"
-    )
-    before = torch.get_num_threads()
+    pipeline = Pipeline(sources.arrays(x=values), shuffle=False)
+    pipeline = pipeline.map(lambda image: torch.from_numpy(image).sum(0), field="x")
+    before, sums = torch.get_num_threads(), []
     try:
-        seen = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            seen.append(first(pipeline)["x"].numpy().tobytes())
+            sums.append(first(pipeline)["x"].numpy().tobytes())
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-    assert seen[0] == seen[1]
+    assert sums[0] == sums[1]
 
 
 def moved(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"draw": rng.random()}
 
 
-def test_the_same_stage_twice_draws_twice() -> None:
-    once = Pipeline(records()).map(moved)
-    twice = Pipeline(records()).map(lambda s: s).map(moved)
+def test_the_same_stage_twice_draws_twice_and_an_rng_can_be_declared_no_randomness() -> None:
+    once, twice = Pipeline(records()).map(moved), Pipeline(records()).map(lambda s: s).map(moved)
     assert not np.array_equal(first(once)["draw"], first(twice)["draw"])
 
-
-def test_a_second_argument_named_rng_can_be_declared_no_randomness() -> None:
     def padded(sample: dict[str, Any], rng: object = None) -> dict[str, Any]:
         assert rng is None
         return sample
@@ -129,45 +117,33 @@ def test_a_large_image_is_stored_alike_however_it_lies_in_memory() -> None:
         assert np.array_equal(columns["image"][0], lying)
 
 
-# --- identity --------------------------------------------------------------------------------------------
-
-
 def scaled(sample: dict[str, Any], by: float = 2.0) -> dict[str, Any]:
     return {**sample, "x": sample["x"] * by}
 
 
 def test_whatever_changes_the_samples_changes_the_fingerprint() -> None:
-    from functools import partial
-
-    made = [
-        Pipeline(records()),
-        Pipeline(records(7)),
-        Pipeline(records(), seed=1),
-        Pipeline(records(), shuffle=False),
-        Pipeline(records(), on_error="skip", max_skipped=1.0),
-        Pipeline(records()).map(scaled),
-        Pipeline(records()).map(partial(scaled, by=3.0)),
-        Pipeline(records()).map(partial(scaled, by=3)),
-        Pipeline(records()).map(scaled).map(scaled),
-        Pipeline(records()).map(moved),
-        Pipeline(records()).map(moved, random="torch"),
-        Pipeline(records()).map(scaled, id="mine"),
-        Pipeline(records(), id="other"),
-    ]
+    plain, partial = Pipeline(records()), functools.partial
+    made = [plain, Pipeline(records(7)), Pipeline(records(), seed=1), Pipeline(records(), shuffle=False)]
+    made += [Pipeline(records(), on_error="skip", max_skipped=1.0), Pipeline(records(), id="other")]
+    made += [plain.map(scaled), plain.map(partial(scaled, by=3.0)), plain.map(partial(scaled, by=3))]
+    made += [plain.map(scaled).map(scaled), plain.map(moved), plain.map(moved, random="torch")]
+    made += [plain.map(scaled, id="mine")]
     prints = [p.fingerprint for p in made]
     assert None not in prints and len(set(prints)) == len(made)
 
 
+def reads(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "n": len(os.environ)}
+
+
+def holds(sample: dict[str, Any], lock: object = threading.Lock()) -> dict[str, Any]:
+    return sample
+
+
 def test_what_has_no_sure_identity_says_what_to_do() -> None:
-    def reads(sample: dict[str, Any]) -> dict[str, Any]:
-        return {**sample, "n": len(os.environ)}
-
-    def holding(sample: dict[str, Any], lock: object = threading.Lock()) -> dict[str, Any]:
-        return sample
-
-    for stage, said in ((reads, "the environment of the process (os.environ)"), (holding, "an object of _thread")):
+    for stage, why in ((reads, "the environment of the process (os.environ)"), (holds, "an object of _thread")):
         unsure = Pipeline(records()).map(stage)
-        assert unsure.fingerprint is None and said in str(unsure.why_unsure)
+        assert unsure.fingerprint is None and why in str(unsure.why_unsure)
         assert "give id= or version= to map()" in str(unsure.why_unsure)
         assert Pipeline(records()).map(stage, id="s").fingerprint is not None
         versions = [Pipeline(records()).map(stage, version=version).fingerprint for version in (1, 2)]
@@ -184,51 +160,44 @@ def test_the_fingerprint_is_the_same_in_another_process_and_under_another_hash_s
     assert said.stdout.split() == [pipe("torch").fingerprint, pipe("skip").fingerprint], said.stderr
 
 
-def test_a_seed_may_be_any_integer_and_nothing_else() -> None:
+def fails(sample: Any) -> Any:
+    raise AssertionError
+
+
+def test_a_seed_may_be_any_integer_and_declared_fields_prepare_nothing() -> None:
     assert Pipeline(records(), seed=np.int64(3)).fingerprint == Pipeline(records(), seed=3).fingerprint
     with pytest.raises(PipelineError, match=r"seed must be an integer, got 1\.5"):
         Pipeline(records(), seed=1.5)  # type: ignore[arg-type]
-
-
-def test_declared_fields_prepare_nothing() -> None:
-    def fails(sample: Any) -> Any:
-        raise AssertionError
-
     declared = Pipeline(records()).map(fails, fields={"x": ((), "float32")})
     assert declared.fields == {"x": Field((), "float32")}
 
 
-# --- to the workers --------------------------------------------------------------------------------------
+def copies_by_workers(value: Any, count: int = 1) -> list[Any]:
+    """What as many workers are given."""
+    fd = memory_pickle.dump(value)
+    try:
+        return [memory_pickle.load(fd) for _ in range(count)]
+    finally:
+        os.close(fd)
 
 
 def test_a_cached_function_of_a_module_that_is_not_importable_is_passed_by_value() -> None:
-    code = "import functools\n@functools.lru_cache(3)\ndef double(n):\n    return 2 * n\n"
     module = types.ModuleType("nowhere")
-    exec(code, vars(module))
+    exec("import functools\n@functools.lru_cache(3)\ndef double(n):\n    return 2 * n\n", vars(module))
     sys.modules["nowhere"] = module
     try:
-        fd = memory_pickle.dump(module.double)
-        assert memory_pickle.load(fd) is module.double
-        os.close(fd)
+        assert copies_by_workers(module.double) == [module.double]
     finally:
         del sys.modules["nowhere"]
-    fd = memory_pickle.dump({"x": module.double})
-    try:
-        double = memory_pickle.load(fd)["x"]
-    finally:
-        os.close(fd)
+    double = copies_by_workers({"x": module.double})[0]["x"]
     assert double(4) == 8 and double.cache_parameters()["maxsize"] == 3
 
 
 def test_big_arrays_are_mapped_not_copied_and_writable_for_their_reader_alone() -> None:
-    fd = memory_pickle.dump({"big": np.zeros(4 << 20), "small": [1, 2]})
-    try:
-        mine = memory_pickle.load(fd)["big"]
-        assert not mine.flags.owndata and not mine.any()
-        mine[0] = 5
-        assert memory_pickle.load(fd)["big"][0] == 0
-    finally:
-        os.close(fd)
+    mine, other = (held["big"] for held in copies_by_workers({"big": np.zeros(4 << 20), "small": [1, 2]}, 2))
+    assert not mine.flags.owndata and not mine.any()
+    mine[0] = 5
+    assert other[0] == 0
 
 
 class Doubled(Arrays):
@@ -243,46 +212,34 @@ def copies(source: Any) -> bool:
     pipeline = Pipeline(source, seed=3)
     preparers = Preparer(pipeline), Preparer(pipeline)
     preparers[1]._is_copied = False
-    one, other = (
-        {name: np.zeros((5, *shape), dtype) for name, (shape, dtype) in pipeline.fields.items()}
-        | {"index": np.zeros(5, np.int64), "_ok": np.zeros(5, np.uint8)}
-        for _ in preparers
-    )
-    for columns, preparer in zip((one, other), preparers, strict=True):
+    contents = []
+    for preparer in preparers:
+        columns = {name: np.zeros((5, *shape), dtype) for name, (shape, dtype) in pipeline.fields.items()}
+        columns |= {"index": np.zeros(5, np.int64), "_ok": np.zeros(5, np.uint8)}
         preparer.fill(columns, 3, 1, 1, 5)  # to the end of the columns, and on from their start
-    assert {name: each.tobytes() for name, each in one.items()} == {
-        name: each.tobytes() for name, each in other.items()
-    }
+        contents.append({name: column.tobytes() for name, column in columns.items()})
+    assert contents[0] == contents[1]
     return preparers[0]._is_copied
 
 
 def test_records_in_memory_are_copied_many_at_once_with_the_same_bits(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(20, 3, 2)).astype(np.float32)
     x[4] = np.nan
-    plain = sources.arrays(
-        x=x, half=x.astype(np.float16)[:, ::-1], label=np.arange(20), flag=np.arange(20) % 2 == 0
-    )
+    half, label = x.astype(np.float16)[:, ::-1], np.arange(20)
+    plain = sources.arrays(x=x, half=half, label=label, flag=label % 2 == 0)
     assert copies(plain) and copies(plain.split(0.5, seed=1)[0]) and copies(plain.take(7))
-    file = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20, 2))
+    file, of_users = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20, 2)), Doubled({"x": x}, None)
     np.save(tmp_path / "x.npy", x)
     mapped = sources.memmap(x=tmp_path / "x.npy")
     assert copies(mapped) and copies(pickle.loads(pickle.dumps(sources.arrays(x=file))))
     with open(tmp_path / "x.npy", "r+b") as cut:
         cut.truncate(200)
     assert not mapped.copy_records(np.arange(2), {"x": np.empty((2, 3, 2), np.float32)})
-    one_by_one = [
-        Doubled({"x": x}, None),
-        Doubled({"x": x}, None).take(9),
-        sources.arrays(x=file),  # nobody can tell whether the file is cut short: the record that kills is named
-        sources.arrays(x=x.astype(">f4")),
-        sources.arrays(x=[np.arange(2)] * 20),
-    ]
-    assert [copies(source) for source in one_by_one] == [False, False, False, False, True]
-    with_stage = Pipeline(records()).map(whatever)
-    assert not Preparer(with_stage)._is_copied
-
-
-def test_a_record_known_to_kill_is_not_copied() -> None:
+    # Of the memmap itself nobody can tell whether the file is cut short: the record that kills is to be known.
+    one_by_one = [of_users, of_users.take(9), sources.arrays(x=file), sources.arrays(x=x.astype(">f4"))]
+    assert [copies(source) for source in one_by_one] == [False] * 4
+    assert copies(sources.arrays(x=[np.arange(2)] * 20))
+    assert not Preparer(Pipeline(records()).map(whatever))._is_copied
     pipeline = Pipeline(records())
     preparer = Preparer(pipeline)
     pipeline.poison_records.codes[2] = KILLED

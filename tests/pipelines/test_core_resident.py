@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import core_pipes as pipes
 import numpy as np
 import pytest
-from core_pipes import (
-    Feeder,
-    N,
-    descriptors,
-    leaves_nothing,  # noqa: F401
-    nameless,
-    pipe,
-    record,
-    refuse_some,
-    slowly,
-    spoil,
-    together,
-)
+from core_pipes import Feeder, N, leaves_nothing, pipe  # noqa: F401
 
-from pipelines import Pipeline, PipelineError, SampleError, resident, sources
+from pipelines import Pipeline, PipelineError, SampleError, attach, resident, sources
+from pipelines.loader.resident import Resident, StreamedSet
 from pipelines.shm.private_mapping import PAGE
 
 
@@ -33,10 +22,10 @@ def rows(loader: Any) -> list[Any]:
     """(index, content) of each sample, each batch spoilt after it was seen."""
     seen = []
     for batch in loader:
-        assert record(batch)
+        assert pipes.record(batch)
         for row in range(len(batch["index"])):
             seen.append((int(batch["index"][row]), *(batch[k][row].numpy().tobytes() for k in sorted(batch))))
-        spoil(batch)
+        pipes.spoil(batch)
     return seen
 
 
@@ -44,8 +33,11 @@ def expected(pipeline: Pipeline) -> list[Any]:
     return rows(pipeline.without_randomness().loader(8, 1))
 
 
-def slow_still() -> Pipeline:
-    return Pipeline(pipe("plain").source).map(slowly)
+def bad_sets() -> tuple[Pipeline, Pipeline]:
+    """Of bad records: one that fails at them, and one that leaves them out."""
+    source = pipe("plain").source
+    skipping = Pipeline(source, on_error="skip", max_skipped=1.0)
+    return Pipeline(source).map(pipes.refuse_some), skipping.map(pipes.refuse_some)
 
 
 @pytest.mark.parametrize("with_feeder", [True, False])
@@ -59,12 +51,9 @@ def test_a_resident_set_equals_plain_preparation_and_its_ranks_share_it_out(with
         assert rows(held.loader(batch_size)) == wanted, "the traces of an earlier reading are left"
     for world in (2, 3):
         assert [row for rank in range(world) for row in rows(held.loader(5, rank, world))] == wanted
-    left = iter(held.loader(8))
-    spoil(next(left))
-    del left
-    again = held.loader(8, rank=1, world=2)
+    pipes.spoil(next(iter(held.loader(8))))
+    again, half = held.loader(8, rank=1, world=2), N - N // 2
     assert rows(again) == rows(again) == wanted[N // 2 :], "each pass has the same batches"
-    half = N - N // 2
     assert len(again) == -(-half // 8)
     assert again.stats()["batches"] == 2 * len(again) and again.stats()["samples"] == 2 * half
     for wrong in ({"batch_size": 0}, {"batch_size": 8, "rank": 1}, {"batch_size": 8, "world": 0}):
@@ -93,36 +82,25 @@ def test_a_set_that_memory_does_not_hold_is_prepared_batch_by_batch_with_the_sam
     assert len(held) == N and held.prepare_cpu_s > 0
 
 
-def test_a_set_is_given_up_when_others_take_the_memory_while_it_is_prepared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_set_is_given_up_when_others_take_the_memory_while_it_is_prepared(monkeypatch: Any) -> None:
     monkeypatch.setattr("pipelines.loader.resident.LEAST_CHECKED", 1)  # in parts, as a large set
     free = iter([2**30] * 12)
     monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: next(free, PAGE))
-    with pytest.warns(UserWarning, match="prepared anew at each pass"):
-        held = resident(None, "valid", pipe("plain"))
-    assert rows(held.loader(8)) == expected(pipe("plain"))
-
-
-def test_bad_records_of_a_streamed_set_are_named_or_left_out_as_of_one_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
-    make = partial(Pipeline, pipe("plain").source)
-    skipping = make(on_error="skip", max_skipped=1.0).map(refuse_some)
+    failing, skipping = bad_sets()
+    for pipeline in (pipe("plain"), skipping):  # the second finds no memory from its start
+        with pytest.warns(UserWarning, match="prepared anew at each pass"):
+            held = resident(None, "valid", pipeline)
+        assert rows(held.loader(8)) == expected(pipeline)
     with pytest.warns(UserWarning, match="prepared anew"):
-        refused = resident(None, "valid", make().map(refuse_some))
+        held = resident(None, "valid", failing)
     with pytest.raises(SampleError, match="sample"):
-        rows(refused.loader(8))
-    with pytest.warns(UserWarning, match="prepared anew"):
-        left_out = resident(None, "valid", skipping)
-    assert rows(left_out.loader(8)) == expected(skipping)
+        rows(held.loader(8))
 
 
 def test_processes_share_one_set_and_read_it_at_their_own_pace() -> None:
     with Feeder(pipe("plain"), resident={"valid": pipe("still"), "test": pipe("plain")}) as feeder:
-        held = together([partial(resident, feeder.address, "valid", pipe("still")) for _ in range(3)])
-        assert together([partial(rows, r.loader(9)) for r in held]) == [expected(pipe("still"))] * 3
+        held = pipes.together([partial(resident, feeder.address, "valid", pipe("still")) for _ in range(3)])
+        assert pipes.together([partial(rows, r.loader(9)) for r in held]) == [expected(pipe("still"))] * 3
         mapped = re.findall(r"(\d+) +/memfd:valid", Path("/proc/self/maps").read_text())
         assert len(mapped) == 3 and len(set(mapped)) == 1, "three readers map one and the same memory"
         # Nobody has written to it: what a reader wrote was its own.
@@ -133,8 +111,6 @@ def test_processes_share_one_set_and_read_it_at_their_own_pace() -> None:
 
 
 def test_a_feeder_that_takes_anothers_place_prepares_sets_when_they_are_asked_for() -> None:
-    from pipelines import attach
-
     held = {"valid": pipe("still"), "test": pipe("plain")}
     with Feeder(pipe("plain"), resident=held, replacement=True) as feeder:
         assert len(list(attach(feeder.address, pipe("plain"), 8, range(2)))) == 2 * -(-N // 8)
@@ -144,10 +120,9 @@ def test_a_feeder_that_takes_anothers_place_prepares_sets_when_they_are_asked_fo
 
 
 def test_a_random_stage_is_refused_by_name() -> None:
-    with pytest.raises(PipelineError, match="prepared once, but the stage noise is random"):
-        pipe("numpy").resident()
-    with pytest.raises(PipelineError, match="prepared once, but the stage noise is random"):
-        Feeder(pipe("plain"), resident={"valid": pipe("torch")})
+    for use in (pipe("numpy").resident, lambda: Feeder(pipe("plain"), resident={"valid": pipe("torch")})):
+        with pytest.raises(PipelineError, match="prepared once, but the stage noise is random"):
+            use()
 
 
 def test_an_unknown_set_or_another_pipeline_is_refused_and_no_feeder_is_done_without(tmp_path: Path) -> None:
@@ -156,7 +131,7 @@ def test_an_unknown_set_or_another_pipeline_is_refused_and_no_feeder_is_done_wit
             resident(feeder.address, "tset", pipe("plain"))
         with pytest.raises(PipelineError, match="the pipelines differ: seed"):
             resident(feeder.address, "valid", pipe("plain", seed=9))
-        unsure = pipe("plain").map(nameless)
+        unsure = pipe("plain").map(pipes.nameless)
         with pytest.warns(UserWarning, match=r"prepared here: .*nameless reads"):
             assert len(resident(feeder.address, "valid", unsure)) == N
     with pytest.warns(UserWarning, match="no feeder answers"):
@@ -164,57 +139,40 @@ def test_an_unknown_set_or_another_pipeline_is_refused_and_no_feeder_is_done_wit
 
 
 @pytest.mark.filterwarnings("ignore:left out")
-def test_records_left_out_of_a_set_are_left_out_for_all() -> None:
-    skipping = Pipeline(pipe("plain").source, on_error="skip", max_skipped=1.0).map(refuse_some)
+def test_records_left_out_of_a_set_are_left_out_for_all_and_a_bad_one_is_named() -> None:
+    failing, skipping = bad_sets()
     here = skipping.resident()
-    with Feeder(skipping, resident={"valid": skipping}) as feeder:
+    with Feeder(skipping, resident={"valid": skipping, "failing": failing}) as feeder:
         there = resident(feeder.address, "valid", skipping)
         assert feeder.stats()["skipped"] == N - len(there)
+        with pytest.raises(SampleError, match=r"sample 3 .*row 3.*refuse_some: a bad record"):
+            resident(feeder.address, "failing", failing)
     assert len(here) == len(there) == N - 9
     assert rows(here.loader(8)) == rows(there.loader(8))
     assert [i for i, *_ in rows(here.loader(8))] == [i for i in range(N - 3) if i % 10 != 3]
 
 
-def test_a_bad_record_in_a_feeders_set_is_named() -> None:
-    failing = Pipeline(pipe("plain").source).map(refuse_some)
-    with (
-        Feeder(pipe("plain"), resident={"valid": failing}) as feeder,
-        pytest.raises(SampleError, match=r"sample 3 .*row 3.*refuse_some: a bad record"),
-    ):
-        resident(feeder.address, "valid", failing)
-
-
 def test_a_killed_worker_does_not_keep_a_set_from_completion() -> None:
-    with Feeder(pipe("plain"), resident={"valid": slow_still()}) as feeder:
+    still = Pipeline(pipe("plain").source).map(pipes.slowly)
+    with Feeder(pipe("plain"), resident={"valid": still}) as feeder:
         os.kill(feeder.stats()["workers"][0], 9)
-        assert rows(resident(feeder.address, "valid", slow_still()).loader(8)) == expected(slow_still())
+        assert rows(resident(feeder.address, "valid", still).loader(8)) == expected(still)
         assert feeder.stats()["restarts"] == 1
-
-
-def test_sets_that_nobody_uses_any_more_give_their_descriptors_back() -> None:
-    held = [pipe("still").resident() for _ in range(3)]
-    during = len(descriptors())
-    del held
-    gc.collect()
-    assert len(descriptors()) <= during - 3
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 7, 100])
 @pytest.mark.parametrize("world", [1, 3])
 def test_chosen_rows_come_in_full_batches_also_of_a_set_that_is_not_in_memory(batch_size: int, world: int) -> None:
-    from pipelines.loader.resident import Resident, StreamedSet, cut_rows
-
     n = 50
     pipeline = Pipeline(sources.arrays(x=np.arange(n)), shuffle=False)
     for chosen in (np.random.default_rng(0).random(n) < 0.3, np.zeros(n, bool), np.arange(n) < 20):
         for made in (Resident.prepare(pipeline), StreamedSet(pipeline)):
-            found = []
+            values = []
             for rank in range(world):
                 loader = made.loader(batch_size, rank, world, chosen=chosen)
-                first, last = n * rank // world, n * (rank + 1) // world
                 sizes = [len(batch["index"]) for batch in loader]
-                assert len(loader) == len(sizes) == len(cut_rows(first, last, batch_size, chosen)) - 1
-                assert all(size == batch_size for size in sizes[:-1]) and 0 not in sizes
-                found += [x for batch in loader for x in batch["x"].tolist()]
-                assert loader.stats()["skipped"] == 0
-            assert found == np.flatnonzero(chosen).tolist()
+                part = chosen[n * rank // world : n * (rank + 1) // world]
+                assert sizes == [min(batch_size, part.sum() - i) for i in range(0, part.sum(), batch_size)]
+                assert len(loader) == len(sizes) and loader.stats()["skipped"] == 0
+                values += [x for batch in loader for x in batch["x"].tolist()]
+            assert values == np.flatnonzero(chosen).tolist()

@@ -18,37 +18,33 @@ from pipelines.ipc.child_processes import child_environment
 from pipelines.order.stream import default_capacity
 from pipelines.samples.fields import INDEX, OK, Columns, Field
 from pipelines.shm import ring
-from pipelines.shm.private_mapping import PAGE, PrivateMapping, PrivatePages
+from pipelines.shm.private_mapping import PrivatePages
 
 # Rows that share pages with their neighbours, rows of whole pages, rows of more than a page.
+# Whole pages at 32 slots: `pages` by the row, `shared` only as a column. `odd` never; it is large, `tiny` small.
 FIELDS = {
-    "small": Field((5,), "uint8"),
-    "page": Field((1024,), "float32"),
-    "large": Field((3, 1000), "float64"),
-    "scalar": Field((), "int64"),
+    "pages": Field((1024,), "float32"),
+    "shared": Field((3, 1152), "uint8"),
+    "odd": Field((1001,), "uint8"),
+    "tiny": Field((), "int16"),
     "empty": Field((0, 4), "int32"),
 }
-CAPACITY = 64
+CAPACITY, MIRRORED, ROWS = 32, ["pages", "shared"], (27, 37)
 
 
 @pytest.fixture(params=["PAGEMAP_SCAN", "pagemap", "none"])
-def memory(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
-    yield from memory_of(ring.Layout(FIELDS, CAPACITY), request.param, wraps=False)
-
-
-def memory_of(
-    layout: ring.Layout, scan: str, *, wraps: bool
-) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
+def columns(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
     """A writer's columns and two readers', who find the pages they wrote in each of the three ways."""
+    layout = ring.Layout(FIELDS, CAPACITY)
     fd = ring.create(layout, "test")
     writer = ring.map_writable(fd, layout)
-    readers = ring.RingView(fd, layout, wraps=wraps), ring.RingView(fd, layout, wraps=wraps)
+    readers = ring.RingView(fd, layout, wraps=True), ring.RingView(fd, layout, wraps=True)
     os.close(fd)
     for reader in readers:
-        if scan == "none":
+        if request.param == "none":
             reader.close()
             reader._pages = PrivatePages("/proc/self/no-such-file")
-        elif scan == "pagemap":
+        elif request.param == "pagemap":
             reader._pages._can_scan = False
     yield writer, *readers
     for reader in readers:
@@ -60,29 +56,17 @@ def fill(columns: Columns, lap: int) -> None:
         column[...] = (np.arange(column.size).reshape(column.shape) + lap + number) % 200
 
 
-def equal(columns: Columns, expected: Columns, rows: slice = slice(None)) -> bool:
-    return all(np.array_equal(column[rows], expected[name][rows]) for name, column in columns.items())
-
-
-def spoil(columns: Columns, rows: slice) -> None:
-    for name, column in columns.items():
-        if name != OK:  # which no batch has
-            column[rows] = 201
-
-
-def test_a_page_written_to_before_the_next_batch_was_prepared_does_not_hide_it(
-    memory: tuple[Columns, ring.RingView, ring.RingView],
-) -> None:
-    writer, reader, _ = memory
+def test_a_page_written_to_before_the_next_batch_was_prepared_does_not_hide_it(columns: Any) -> None:
+    writer, reader, _ = columns
     fill(writer, 0)
-    spoil(reader.columns, slice(0, 3))  # makes the page, with rows 3.. as they are now, the reader's own
-    writer["small"][3:6] = 99
+    reader.columns["odd"][0:3] = 201  # makes the page, with rows 3.. as they are now, the reader's own
+    writer["odd"][3:6] = 99
     reader.restore(0, 3)
-    assert (reader.columns["small"][3:6] == 99).all()
+    assert (reader.columns["odd"][3:6] == 99).all()
 
 
 def test_only_written_pages_are_dropped() -> None:
-    layout = ring.Layout(FIELDS, CAPACITY)
+    layout = ring.Layout({"page": FIELDS["pages"], "large": Field((3, 1000), "float64")}, 64)
     fd = ring.create(layout, "test")
     fill(ring.map_writable(fd, layout), 0)
     reader = ring.RingView(fd, layout)
@@ -90,28 +74,22 @@ def test_only_written_pages_are_dropped() -> None:
     for can_scan in (reader._pages._can_scan, False):
         reader._pages._can_scan = can_scan
         reader.columns["large"].sum()
-        assert reader.restore(0, CAPACITY) == 0
-        for row in range(0, CAPACITY, 2):  # more separate ranges than one answer of the kernel holds
+        assert reader.restore(0, 64) == 0
+        for row in range(0, 64, 2):  # more separate ranges than one answer of the kernel holds
             reader.columns["page"][row, 0] = 1
         reader.columns["large"][7] = 1
         reader.columns[INDEX][0] = 1
-        assert CAPACITY // 2 + 6 + 1 <= reader.restore(0, CAPACITY) <= CAPACITY // 2 + 7 + 1
-        assert reader.restore(0, CAPACITY) == 0
+        assert 32 + 6 + 1 <= reader.restore(0, 64) <= 32 + 7 + 1
+        assert reader.restore(0, 64) == 0
     reader.close()
 
 
 def test_the_layout_does_not_depend_on_the_order_in_which_fields_were_declared() -> None:
-    turned = ring.Layout(dict(reversed(FIELDS.items())), CAPACITY)
-    assert turned.offsets == ring.Layout(FIELDS, CAPACITY).offsets
-    assert list(turned.columns(bytearray(turned.nbytes)))[:2] == ["empty", "scalar"]
-
-
-def test_columns_start_on_pages_and_do_not_overlap() -> None:
-    layout = ring.Layout(FIELDS, CAPACITY)
+    layout, turned = (ring.Layout(dict(fields), CAPACITY) for fields in (FIELDS.items(), reversed(FIELDS.items())))
+    assert turned.offsets == layout.offsets
     ends = sorted((offset, offset + layout.row_bytes[name] * CAPACITY) for name, offset in layout.offsets.items())
-    assert all(start % 4096 == 0 for start, _ in ends)
+    assert all(start % 4096 == 0 for start, _ in ends) and ends[-1][1] <= layout.nbytes
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
-    assert ends[-1][1] <= layout.nbytes
 
 
 def test_a_ring_larger_than_memory_is_refused_with_both_sizes() -> None:
@@ -120,24 +98,10 @@ def test_a_ring_larger_than_memory_is_refused_with_both_sizes() -> None:
 
 
 # Whole pages at 32 slots: `pages` by the row, `shared` only as a column. `odd` never; it is large, `tiny` small.
-WRAPPED_FIELDS = {
-    "pages": Field((1024,), "float32"),
-    "shared": Field((3, 1152), "uint8"),
-    "odd": Field((1001,), "uint8"),
-    "tiny": Field((), "int16"),
-}
-WRAPPED_CAPACITY = 32
-MIRRORED = ("pages", "shared")
-ROWS = (27, 37)
-
-
-@pytest.fixture(params=["PAGEMAP_SCAN", "pagemap", "none"])
-def columns(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
-    yield from memory_of(ring.Layout(WRAPPED_FIELDS, WRAPPED_CAPACITY), request.param, wraps=True)
 
 
 def wrapped(columns: Columns, first: int, last: int) -> dict[str, Any]:
-    slots = np.arange(first, last) % WRAPPED_CAPACITY
+    slots = np.arange(first, last) % CAPACITY
     return {name: column[slots] for name, column in columns.items() if name != OK}
 
 
@@ -149,21 +113,23 @@ def test_a_wrapped_batch_of_whole_pages_is_one_view(columns: Any) -> None:
     writer, reader, _ = columns
     fill(writer, 0)
     tensors, views = reader.read_batch(*ROWS)
-    assert views == list(MIRRORED)
+    assert [name for name in views if name != "empty"] == MIRRORED
     assert same(tensors, wrapped(writer, *ROWS))
     assert all(tensor.is_contiguous() and tensor.data_ptr() % 64 == 0 for tensor in tensors.values())
     writer["pages"][:] = 7
     assert (tensors["pages"] == 7).all(), "a view shows what is there"
+    writer[OK][:] = 1
+    writer[OK][[29, 2]] = 0
+    assert reader.read_status(*ROWS) == bytes([1, 1, 0, 1, 1, 1, 1, 0, 1, 1])
+    assert reader.read_status(0, 4) == bytes([1, 1, 0, 1])
 
 
-def test_what_is_written_into_both_halves_stays_private_and_is_gone_in_the_next_laps(
-    columns: Any,
-) -> None:
+def test_what_is_written_into_both_halves_stays_private_and_is_gone_in_the_next_laps(columns: Any) -> None:
     writer, reader, other = columns
     for lap in range(4):
         fill(writer, lap)
         expected = {name: column.copy() for name, column in writer.items()}
-        for first, last in (ROWS, (5, 15), (15, 27), (WRAPPED_CAPACITY - 1, WRAPPED_CAPACITY + 1), ROWS):
+        for first, last in (ROWS, (5, 15), (15, 27), (CAPACITY - 1, CAPACITY + 1), ROWS):
             tensors, views = reader.read_batch(first, last)
             assert same(tensors, wrapped(expected, first, last)), "an earlier batch has left its traces"
             for tensor in tensors.values():
@@ -171,7 +137,7 @@ def test_what_is_written_into_both_halves_stays_private_and_is_gone_in_the_next_
             assert same(other.read_batch(first, last)[0], wrapped(expected, first, last))
             assert all(np.array_equal(writer[name], column) for name, column in expected.items())
             reader.restore(first, last, views)
-    assert same(reader.read_batch(0, WRAPPED_CAPACITY)[0], wrapped(writer, 0, WRAPPED_CAPACITY))
+    assert same(reader.read_batch(0, CAPACITY)[0], wrapped(writer, 0, CAPACITY))
 
 
 def test_only_the_written_pages_of_a_wrapped_batch_are_dropped(columns: Any) -> None:
@@ -189,21 +155,13 @@ def test_only_the_written_pages_of_a_wrapped_batch_are_dropped(columns: Any) -> 
         assert reader.restore(*ROWS, views) == 0
 
 
-def test_which_samples_are_there_wraps_too(columns: Any) -> None:
-    writer, reader, _ = columns
-    writer[OK][:] = 1
-    writer[OK][[29, 2]] = 0
-    assert reader.read_status(*ROWS) == bytes([1, 1, 0, 1, 1, 1, 1, 0, 1, 1])
-    assert reader.read_status(0, 4) == bytes([1, 1, 0, 1])
-
-
 def mappings(inode: int) -> int:
     """How often a file is mapped in this process."""
     return sum(line.split()[4] == str(inode) for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_the_mapping_lives_as_long_as_a_tensor_of_it() -> None:
-    layout = ring.Layout({"pages": WRAPPED_FIELDS["pages"]}, WRAPPED_CAPACITY)
+    layout = ring.Layout({"pages": FIELDS["pages"]}, CAPACITY)
     fd = ring.create(layout, "test")
     fill(ring.map_writable(fd, layout), 0)
     inode = os.fstat(fd).st_ino
@@ -221,18 +179,6 @@ def test_the_mapping_lives_as_long_as_a_tensor_of_it() -> None:
     del tensors
     gc.collect()
     assert mappings(inode) == before
-
-
-def test_parts_lie_one_after_the_other_and_a_failure_leaves_no_address_taken() -> None:
-    fd = os.memfd_create("test")
-    os.write(fd, b"a" * PAGE + b"b" * PAGE)
-    columns = np.asarray(PrivateMapping(fd, [(PAGE, PAGE), (0, 0), (0, PAGE), (PAGE, PAGE)]))
-    assert [bytes(columns[page * PAGE : page * PAGE + 2]) for page in range(3)] == [b"bb", b"aa", b"bb"]
-    before = Path("/proc/self/maps").read_text().count("\n")
-    with pytest.raises(OSError, match="mmap"):
-        PrivateMapping(fd, [(0, PAGE), (123, PAGE)])  # no page starts there
-    assert Path("/proc/self/maps").read_text().count("\n") <= before
-    os.close(fd)
 
 
 # In a process of its own, for whom there are addresses for the ring, but not twice.
@@ -254,9 +200,8 @@ print(len(reader.columns["pages"]), views, tensors["pages"][:, 0].tolist())
 
 
 def test_without_addresses_enough_a_column_is_mapped_once_and_a_wrapped_batch_copied() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCARCE], capture_output=True, text=True, env=child_environment(), timeout=300
-    )
+    command, environment = [sys.executable, "-c", SCARCE], child_environment()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.stdout == "4096 [] [0, 122]\n", done.stderr
 
 
@@ -267,9 +212,4 @@ def test_the_usual_ring_has_columns_of_whole_pages_for_most_shapes(sample_bytes:
     assert capacity % (8 if capacity < 128 else 64 if capacity >= 512 else 16) == 0
     most = min(4096, max(64, 64 * 2**20 // max(1, sample_bytes), min(512, 256 * 2**20 // max(1, sample_bytes))))
     assert 7 / 8 * most <= capacity <= most
-
-
-def test_the_usual_ring_of_photographs() -> None:
-    assert default_capacity(3 * 224 * 224) == 512
     assert default_capacity(3 * 224 * 224, 128) == 416, "64 MiB, where the readers' batches are known to be small"
-    assert default_capacity(3 * 32 * 32) == 4096

@@ -61,9 +61,9 @@ class Simulation(RuleBasedStateMachine):
 
     @rule()
     def dispatch(self) -> None:
-        self._dispatch()
+        self.moves_on()
 
-    def _dispatch(self) -> bool:
+    def moves_on(self) -> bool:
         block = self.stream.next_block()
         if block is None:
             return False
@@ -80,33 +80,29 @@ class Simulation(RuleBasedStateMachine):
         return True
 
     @precondition(lambda self: self.under_way)
-    @rule(which=st.integers(0, 99))
-    def finish(self, which: int) -> None:
+    @rule(which=st.integers(0, 99), is_lost=st.booleans())
+    def finish(self, which: int, is_lost: bool) -> None:
         block = self.under_way.pop(which % len(self.under_way))
+        if is_lost:
+            self.stream.requeue(block)
+            assert not self.stream.is_idle
+            return
         for position in range(*block):
             self.slots[position % self.stream.capacity] = position
         before = self.stream.ready
-        moved = self.stream.complete(block)
-        assert moved == (self.stream.ready > before)
-
-    @precondition(lambda self: self.under_way)
-    @rule(which=st.integers(0, 99))
-    def lose(self, which: int) -> None:
-        block = self.under_way.pop(which % len(self.under_way))
-        self.stream.requeue(block)
-        assert not self.stream.is_idle
+        assert self.stream.complete(block) == (self.stream.ready > before)
 
     @precondition(lambda self: self.consumers)
     @rule(which=st.integers(0, 99), leaves=st.booleans())
     def read(self, which: int, leaves: bool) -> None:
-        self._read(which, leaves)
+        self.has_read(which, leaves)
 
-    def _read(self, which: int, leaves: bool = False) -> bool:
+    def has_read(self, which: int, leaves: bool = False) -> bool:
         name = list(self.consumers)[which % len(self.consumers)]
         consumer = self.consumers[name]
         if consumer.position >= consumer.stop:
             if not consumer.ends_there or leaves:
-                self._leave(which)
+                self.leave(which)
                 return True
             return False
         if not self.stream.has_started or consumer.end > self.stream.ready:
@@ -120,9 +116,6 @@ class Simulation(RuleBasedStateMachine):
     @precondition(lambda self: self.consumers)
     @rule(which=st.integers(0, 99))
     def leave(self, which: int) -> None:
-        self._leave(which)
-
-    def _leave(self, which: int) -> None:
         name = list(self.consumers)[which % len(self.consumers)]
         del self.consumers[name]
         self.stream.leave(name)
@@ -141,19 +134,18 @@ class Simulation(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever has happened: those who go on get all that they came for, ones at their end linger or not."""
-        if not hasattr(self, "stream"):
-            return
-        moved = True
+        moved = hasattr(self, "stream")
         while moved:
-            moved = self._dispatch()
+            moved = self.moves_on()
             while self.under_way:
-                self.finish(0)
+                self.finish(0, False)
                 moved = True
             for which in range(len(self.consumers)):
                 if which < len(self.consumers):
-                    moved = self._read(which) or moved
-        assert [c for c in self.consumers.values() if c.position < c.stop] == []
-        assert self.stream.next_block() is None and self.stream.is_idle, "nothing is prepared for nobody"
+                    moved = self.has_read(which) or moved
+        if hasattr(self, "stream"):
+            assert [c for c in self.consumers.values() if c.position < c.stop] == []
+            assert self.stream.next_block() is None and self.stream.is_idle, "nothing is prepared for nobody"
 
 
 TestSimulation = Simulation.TestCase

@@ -17,6 +17,10 @@ from pipelines import Pipeline, PipelineError, attach, sources, weights
 seeds = st.integers(-(2**70), 2**70)
 
 
+LABELLED = sources.arrays(x=np.zeros(8), label=np.array([0, 0, 0, 0, 0, 0, 1, 1]))
+NAMED = sources.arrays(x=np.zeros(4), kind=np.array(["cat", "cat", "cat", "dog"]))
+
+
 def test_bootstrap_counts_are_those_of_poisson() -> None:
     n = 200_000
     own = weights.bootstrap(seed=4)(np.arange(n))
@@ -63,91 +67,90 @@ def test_folds_are_drawn_at_random() -> None:
 def test_a_billion_samples_have_weights_without_an_array() -> None:
     index = np.random.default_rng(0).integers(0, 10**9, 64)
     tracemalloc.start()
-    for made in (weights.bootstrap(0), weights.fold(10**9, 5, 3)):
-        assert made(index).shape == (64,)
+    assert weights.bootstrap(0)(index).shape == weights.fold(10**9, 5, 3)(index).shape == (64,)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
 
 
+NONE = [(lambda given=given: weights.assigned(given), "assigned: weights") for given in ([0, 0], [1, -1], [[1.0]])]
+
+
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "words"),
     [
+        *NONE,
         (lambda: weights.fold(5, 1, 0), "k must be between 2 and the number of samples, 5; got 1"),
         (lambda: weights.fold(5, 6, 0), "k must be between 2 and the number of samples, 5; got 6"),
         (lambda: weights.fold(5, 2, 2), r"held_out must be in 0\.\.1, got 2"),
         (lambda: weights.fold(5, 2, 0)(np.array([4, 5])), "folds of 5 samples have no sample 4 to 5"),
         (lambda: weights.bootstrap(0.5), "bootstrap: seed must be an integer"),
+        (lambda: weights.assigned([1, np.inf]), "assigned: weights"),
+        (lambda: LABELLED.weigh_classes("label", {0: 1}), "the class 1 of the field 'label' has no weight"),
+        (lambda: LABELLED.weigh_classes("label", {0: 1, 1: 1, 2: 1}), "no record has the class 2 in the field"),
+        (lambda: LABELLED.weigh_classes("label", "rare"), "weights are 'balanced' or class -> weight, got 'rare'"),
     ],
 )
-def test_weights_that_cannot_be_are_refused(make: Any, said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
+def test_weights_that_cannot_be_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(PipelineError, match=words):
         make()
 
 
 def test_members_weigh_one_stream_each_in_its_own_way() -> None:
     """Shared or private, a batch has the rows of weight above 0 of its part of the stream, bit by bit."""
-    kind = "skip"
-    made = [weights.bootstrap(1), weights.fold(pipes.N, 4, 2), None]
-    jobs = [pipes.Job(kind=kind, name=f"m{i}", batch_size=b, spoil=False) for i, b in enumerate((8, 5, 8))]
+    made, pipe = [weights.bootstrap(1), weights.fold(pipes.N, 4, 2), None], pipes.pipe("skip")
 
-    def read(job: pipes.Job, own: Any, address: str | None) -> list[Any]:
-        arguments = job.arguments() | {"weights": own}
-        pipe = pipes.pipe(kind)
-        loader = attach(address, pipe, name=job.name, **arguments) if address else pipe.loader(**arguments)
+    def read(number: int, address: str | None = None) -> list[Any]:
+        own, arguments = made[number], {"batch_size": (8, 5, 8)[number], "epochs": 2, "weights": made[number]}
+        loader = attach(address, pipe, name=f"{number}", **arguments) if address else pipe.loader(**arguments)
         records = []
         for batch in loader:
             if own is not None:
                 assert np.array_equal(batch["weight"].numpy(), own(batch["index"].numpy()))
                 assert (batch["weight"] > 0).all() and batch.global_size == len(batch["index"])
             records.append(pipes.record(batch))  # looks at the alignment of all fields
-        if address:
-            assert loader.stats()["shared_batches"] == len(records)
+        assert not address or loader.stats()["shared_batches"] == len(records)
         return records
 
     with pytest.warns(UserWarning, match="left out"):
-        private = [read(job, own, None) for job, own in zip(jobs, made, strict=True)]
-    with Feeder(pipes.pipe(kind), capacity=64, expect=3) as feeder:
-        pairs = list(zip(jobs, made, strict=True))
-        shared = pipes.together([lambda p=p: read(*p, feeder.address) for p in pairs])
+        private = [read(number) for number in range(3)]
+    with Feeder(pipe, capacity=64, expect=3) as feeder:
+        shared = pipes.together([lambda number=number: read(number, feeder.address) for number in range(3)])
     assert shared == private
     assert all("weight" in record[-1] for record in shared[0])
     drawn = {(epoch, step): index for epoch, step, _, index, _ in shared[0]}
     for epoch, step, _, index, _ in shared[2]:
-        left = [i for i in index if made[0](np.array([i]))[0] > 0]
-        assert drawn.get((epoch, step), []) == left
+        assert drawn.get((epoch, step), []) == [i for i in index if made[0](np.array([i]))[0] > 0]
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_ranks_agree_on_what_is_left_of_a_batch_and_an_empty_one_is_passed_over() -> None:
     """A rank without a sample gets its empty part, as it takes part in collectives."""
     own, pipe = weights.fold(pipes.N, 3, 1), pipes.pipe("skip")
-
-    def load(rank: int = 0, world: int = 1, workers: int = 0) -> Any:
-        return pipe.loader(2, 2, rank, world, weights=own, workers=workers)
-
     whole = {(b.epoch, b.step): b["index"].tolist() for b in pipe.loader(2, 2)}
     some = {place: [i for i in index if own(np.array([i]))[0]] for place, index in whole.items()}
     wanted = {place: index for place, index in some.items() if index}
     assert len(wanted) < len(whole)
     for workers in (0, 1):
-        loaders = [load(rank, 2, workers) for rank in range(2)]
-        ranks = [list(loader) for loader in loaders]
+        loaders = [pipe.loader(2, 2, rank, 2, weights=own, workers=workers) for rank in range(2)]
+        ranks, union = [list(loader) for loader in loaders], {}
         assert any(not len(batch["index"]) for batch in ranks[0])
-        found = {}
         for one, other in zip(*ranks, strict=True):
-            found[one.epoch, one.step] = one["index"].tolist() + other["index"].tolist()
-            assert one.global_size == other.global_size == len(found[one.epoch, one.step])
-        assert found == wanted
+            union[one.epoch, one.step] = one["index"].tolist() + other["index"].tolist()
+            assert one.global_size == other.global_size == len(union[one.epoch, one.step])
+        assert union == wanted
         stats = [loader.stats() for loader in loaders]
         assert sum(one["samples"] for one in stats) == sum(map(len, wanted.values()))
         assert stats[0]["skipped"] == 2 * pipes.N - sum(map(len, whole.values())), "left out is not skipped"
-    every = [batch.global_size for epoch in load().epochs() for batch in epoch.all_batches()]
-    assert len(every) == len(load()) and every.count(0) == len(every) - len(wanted)
+    loader = pipe.loader(2, 2, weights=own)
+    every = [batch.global_size for epoch in loader.epochs() for batch in epoch.all_batches()]
+    assert len(every) == len(loader) and every.count(0) == len(every) - len(wanted)
 
 
-def test_what_is_no_weight_is_refused() -> None:
-    pipe = Pipeline(sources.arrays(x=np.arange(8)))
+def test_a_table_of_ones_own_serves_as_weights_and_what_is_no_weight_is_refused() -> None:
+    pipe, table = Pipeline(sources.arrays(x=np.arange(8))), np.random.default_rng(0).random(8)
+    for batch in pipe.loader(4, weights=lambda index: table[index]):
+        assert batch["weight"].tolist() == table.astype(np.float32)[batch["index"]].tolist()
     for odd in (lambda i: i[:-1], lambda i: i - 5.0, lambda i: i * np.nan, lambda i: 1.0):
         with pytest.raises(PipelineError, match="weights= must map indices"):
             next(iter(pipe.loader(4, weights=odd)))
@@ -155,51 +158,18 @@ def test_what_is_no_weight_is_refused() -> None:
         Pipeline(sources.arrays(weight=np.arange(8))).loader(4, weights=weights.bootstrap(0))
 
 
-def test_a_table_of_ones_own_serves_as_weights() -> None:
-    table = np.random.default_rng(0).random(8)
-    for batch in Pipeline(sources.arrays(x=np.arange(8))).loader(4, weights=lambda index: table[index]):
-        assert batch["weight"].tolist() == table.astype(np.float32)[batch["index"]].tolist()
-
-
-LABELLED = sources.arrays(x=np.zeros(8), label=np.array([0, 0, 0, 0, 0, 0, 1, 1]))
-NAMED = sources.arrays(x=np.zeros(4), kind=np.array(["cat", "cat", "cat", "dog"]))
-
-
 def test_balanced_classes_have_the_same_sum_and_a_mean_of_1() -> None:
     own = weights.assigned(LABELLED.weigh_classes("label"))(np.arange(8))
-    assert (
-        own.dtype == np.float32
-        and own.mean() == pytest.approx(1)
-        and own[:6].sum() == pytest.approx(own[6:].sum())
-    )
+    assert own.dtype == np.float32 and own.mean() == pytest.approx(1)
+    assert own[:6].sum() == pytest.approx(own[6:].sum())
 
 
-@pytest.mark.parametrize("numbered", [False, True])
-def test_classes_are_weighed_by_label_or_by_name(numbered: bool) -> None:
-    source = NAMED.number_classes("kind", ["bird", "dog", "cat"]) if numbered else NAMED
-    own = weights.assigned(source.weigh_classes("kind", {"dog": 6, "cat": 2}))(np.arange(4))
-    np.testing.assert_allclose(own, [2 / 3, 2 / 3, 2 / 3, 2])
-    if numbered:
-        np.testing.assert_allclose(weights.assigned(source.weigh_classes("kind", {1: 6, 2: 2}))(np.arange(4)), own)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({0: 1}, "the class 1 of the field 'label' has no weight"),
-        ({0: 1, 1: 1, 2: 1}, "no record has the class 2 in the field 'label'; there are 0, 1"),
-        ("rare", "weights are 'balanced' or class -> weight, got 'rare'"),
-    ],
-)
-def test_classes_and_weights_must_be_the_same(given: Any, said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
-        LABELLED.weigh_classes("label", given)
-
-
-@pytest.mark.parametrize("given", [[0, 0], [1, -1], [1, np.inf], [[1.0]]])
-def test_weights_that_are_none_are_refused(given: Any) -> None:
-    with pytest.raises(PipelineError, match="assigned: weights"):
-        weights.assigned(given)
+def test_classes_are_weighed_by_label_or_by_name() -> None:
+    numbered = NAMED.number_classes("kind", ["bird", "dog", "cat"])
+    for source, classes in ((NAMED, ("dog", "cat")), (numbered, ("dog", "cat")), (numbered, (1, 2))):
+        given = dict(zip(classes, (6, 2), strict=True))
+        own = weights.assigned(source.weigh_classes("kind", given))(np.arange(4))
+        np.testing.assert_allclose(own, [2 / 3, 2 / 3, 2 / 3, 2])
 
 
 @pytest.mark.parametrize("world", [1, 2])

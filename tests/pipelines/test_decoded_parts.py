@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import shutil
 import struct
@@ -73,9 +74,9 @@ def encode(height: int, width: int, subsampling: str = "420", quality: int = 80,
 
 def is_exact(library: ctypes.CDLL, data: bytes, part: tuple[int, int, int, int], mode: str = "RGB") -> bool:
     whole = simplejpeg.decode_jpeg(data, mode)
-    found = decode_part(library, data, whole.shape[:2], part, mode)
+    decoded = decode_part(library, data, whole.shape[:2], part, mode)
     top, left, height, width = part
-    return found is not None and np.array_equal(found, whole[top : top + height, left : left + width])
+    return decoded is not None and np.array_equal(decoded, whole[top : top + height, left : left + width])
 
 
 def draw_part(rng: np.random.Generator, rows: int, columns: int) -> tuple[int, int, int, int]:
@@ -98,36 +99,31 @@ def test_a_part_is_that_of_the_whole_image(
     assert is_exact(library, data, part, mode)
 
 
+@pytest.mark.skipif("ENSEMBLE_DATA" not in os.environ, reason="ENSEMBLE_DATA is not set")
 def test_every_photograph_is_decoded_as_the_whole_of_it_in_every_subsampling(library: ctypes.CDLL) -> None:
-    if "ENSEMBLE_DATA" not in os.environ:
-        pytest.skip("ENSEMBLE_DATA is not set")
-    rng = np.random.default_rng(0)
+    rng, wrong, scans = np.random.default_rng(0), 0, 0
     with tarfile.open(Path(os.environ["ENSEMBLE_DATA"], "photos", "photos.tar")) as archive:
-        photographs = [archive.extractfile(each).read() for each in archive if each.isfile()]  # type: ignore[union-attr]
-    wrong, scans = [], 0
+        photographs = [archive.extractfile(member).read() for member in archive if member.isfile()]  # type: ignore[union-attr]
     for number, data in enumerate(photographs):
         scans += b"\xff\xc2\x00\x11" in data
         image = simplejpeg.decode_jpeg(data)
-        again = simplejpeg.encode_jpeg(image, 90, "RGB", SUBSAMPLINGS[number % 5])
-        for each in (data, bytes(again)):
-            if not is_exact(library, each, draw_part(rng, *image.shape[:2]), MODES[number % 3]):
-                wrong.append(number)
-    assert len(photographs) == 250 and len(wrong) == scans <= 1  # those of several scans are decoded in full
+        again = bytes(simplejpeg.encode_jpeg(image, 90, "RGB", SUBSAMPLINGS[number % 5]))
+        for file in (data, again):
+            wrong += not is_exact(library, file, draw_part(rng, *image.shape[:2]), MODES[number % 3])
+    assert len(photographs) == 250 and wrong == scans <= 1  # those of several scans are decoded in full
 
 
 def make(pipeline: Pipeline, library: ctypes.CDLL | None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The samples of three epochs, or what is said of them."""
     monkeypatch.setattr(decoded_part, "load_library", lambda: library)
-    maker = SampleMaker(pipeline)
-    made: list[Any] = []
-    for epoch in range(3):
-        for index in range(len(pipeline.source)):
-            try:
-                sample = maker.make(index, epoch)
-                image = sample["image"]
-                made.append((list(sample), image.dtype, image.shape, image.tobytes()))
-            except SampleError as error:
-                made.append(str(error))
+    maker, made = SampleMaker(pipeline), list[Any]()
+    for epoch, index in itertools.product(range(3), range(len(pipeline.source))):
+        try:
+            sample = maker.make(index, epoch)
+            image = sample["image"]
+            made.append((list(sample), image.dtype, image.shape, image.tobytes()))
+        except SampleError as error:
+            made.append(str(error))
     return made
 
 
@@ -138,43 +134,28 @@ def with_orientation(data: bytes) -> bytes:
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + data[2:]
 
 
-def collect_odd_files() -> dict[str, bytes]:
+def collect_odd_files() -> list[bytes]:
     """Files of every kind that a decoder meets, good ones and damaged ones."""
-    good = encode(75, 91)
-    pixels = draw(75, 91)
+    good, pixels = encode(75, 91), draw(75, 91)
+    files = [good, *(encode(75, 91, name) for name in (*SUBSAMPLINGS, "GRAY"))]
+    for option, value in (("PROGRESSIVE", 1), ("RST_INTERVAL", 3), ("OPTIMIZE", 1)):
+        options = (getattr(cv2, f"IMWRITE_JPEG_{option}"), value)
+        files.append(cv2.imencode(".jpg", pixels, options)[1].tobytes())
     cmyk = np.concatenate([pixels, pixels[:, :, :1]], axis=2)
-
-    def by_opencv(*options: int) -> bytes:
-        return cv2.imencode(".jpg", pixels, list(options))[1].tobytes()
-
-    files = {name: encode(75, 91, name) for name in (*SUBSAMPLINGS, "GRAY")}
-    files |= {
-        "progressive": by_opencv(cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
-        "restarts": by_opencv(cv2.IMWRITE_JPEG_RST_INTERVAL, 3),
-        "optimized": by_opencv(cv2.IMWRITE_JPEG_OPTIMIZE, 1),
-        "CMYK": bytes(simplejpeg.encode_jpeg(cmyk, 90, "CMYK", "444")),
-        "EXIF": with_orientation(good),
-        "too small": encode(20, 20),
-        "no JPEG": b"hello",
-        "empty": b"",
-        "no end mark": good[:-2],
-        "half": good[: len(good) // 2],
-        "more behind it": good + b"more",
-        "other size": good.replace(struct.pack(">HH", 75, 91), struct.pack(">HH", 75, 89), 1),
-    }  # fmt: skip
-    return files
+    files += [bytes(simplejpeg.encode_jpeg(cmyk, 90, "CMYK", "444")), with_orientation(good), encode(20, 20)]
+    files += [b"hello", b"", good[:-2], good[: len(good) // 2], good + b"more"]
+    return [*files, good.replace(struct.pack(">HH", 75, 91), struct.pack(">HH", 75, 89), 1)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("crop", CROPS)
-def test_samples_and_errors_are_those_of_two_stages(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, crop: str, mode: str
-) -> None:
-    source = sources.arrays(image=list(collect_odd_files().values()), label=np.arange(len(collect_odd_files())))
+def test_samples_and_errors_are_those_of_two_stages(library: Any, monkeypatch: Any, crop: str, mode: str) -> None:
+    files = collect_odd_files()
+    source = sources.arrays(image=files, label=np.arange(len(files)))
     pipeline = Pipeline(source, seed=3).map(stages.decode_jpeg("image", mode)).map(CROPS[crop])
     made = make(pipeline, library, monkeypatch)
     assert made == make(pipeline, None, monkeypatch)
-    assert 3 * 4 <= sum(isinstance(each, str) for each in made) <= 3 * 6
+    assert 3 * 4 <= sum(isinstance(sample, str) for sample in made) <= 3 * 6
 
 
 def test_an_error_anywhere_in_a_file_is_one(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +164,10 @@ def test_an_error_anywhere_in_a_file_is_one(library: ctypes.CDLL, monkeypatch: p
     files = []
     for at in rng.integers(20, len(good) - 2, 400).tolist():
         files.append(good[:at] + bytes([good[at] ^ int(rng.integers(1, 256))]) + good[at + 1 :])
-    source = sources.arrays(image=files)
-    pipeline = Pipeline(source).map(stages.decode_jpeg("image")).map(stages.random_crop("image", 16))
+    pipeline = Pipeline(sources.arrays(image=files)).map(JPEG).map(stages.random_crop("image", 16))
     made = make(pipeline, library, monkeypatch)
     assert made == make(pipeline, None, monkeypatch)
-    assert 20 < sum(isinstance(each, str) for each in made) < 3 * 380
+    assert 20 < sum(isinstance(sample, str) for sample in made) < 3 * 380
 
 
 def test_the_rows_below_the_part_are_decoded_for_their_errors(library: ctypes.CDLL) -> None:
@@ -204,13 +184,12 @@ def test_the_fuzzer_runs_and_finds_nothing(tmp_path: Path) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("no gcc")
     for name in ("libasan.so", "libubsan.so", "libjpeg.a"):
-        found = subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True)
-        if not Path(found.strip()).is_absolute():
+        path = subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True)
+        if not Path(path.strip()).is_absolute():
             pytest.skip(f"gcc has no {name}")
-    program = Path(__file__).parents[1] / "fuzz" / "jpeg_part.py"
     environment = {name: value for name, value in os.environ.items() if name != "ENSEMBLE_DATA"}
-    given = [sys.executable, program, "--count", "3000"]
-    done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, Path(__file__).parents[1] / "fuzz" / "jpeg_part.py", "--count", "3000"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "seed 0: 3000 files" in done.stdout, done.stdout + done.stderr
 
 
@@ -218,7 +197,7 @@ JPEG, CROP = stages.decode_jpeg("image"), stages.center_crop("image", 8)
 
 
 @pytest.mark.parametrize(
-    ("mapped", "found"),
+    ("mapped", "parts"),
     [
         ([JPEG, CROP], [0]),
         ([stages.decode_image("image"), stages.random_crop("image", 8)], [0]),
@@ -231,20 +210,17 @@ JPEG, CROP = stages.decode_jpeg("image"), stages.center_crop("image", 8)
     ],
 )
 def test_only_a_crop_right_after_its_decoder_is_done_with_it(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, mapped: list[Any], found: list[int]
+    library: Any, monkeypatch: Any, mapped: Any, parts: Any
 ) -> None:
-    monkeypatch.setattr(decoded_part, "load_library", lambda: library)
     pipeline = Pipeline(sources.arrays(image=[encode(20, 20)], label=np.zeros(1)))
-    for each in mapped:
-        pipeline = pipeline.map(each)
-    assert list(find_decoded_parts(pipeline.stages)) == found
-    monkeypatch.setattr(decoded_part, "load_library", lambda: None)
-    assert find_decoded_parts(pipeline.stages) == {}
+    for stage in mapped:
+        pipeline = pipeline.map(stage)
+    for loaded, expected in ((library, parts), (None, [])):
+        monkeypatch.setattr(decoded_part, "load_library", lambda loaded=loaded: loaded)
+        assert list(find_decoded_parts(pipeline.stages)) == expected
 
 
-def test_what_is_kept_or_shared_after_the_decoder_is_the_whole_image(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_or_shared_after_the_decoder_is_the_whole_image(library: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(decoded_part, "load_library", lambda: library)
     source = sources.arrays(image=[encode(75, 91)])
     maker = SampleMaker(Pipeline(source).map(JPEG).map(stages.random_crop("image", 16)))
@@ -255,12 +231,11 @@ def test_what_is_kept_or_shared_after_the_decoder_is_the_whole_image(
 
 
 @pytest.mark.parametrize(("old", "new"), [("JDCT_ISLOW", "JDCT_IFAST"), ("#define MARGIN 2", "#define MARGIN 0")])
-def test_a_library_that_decodes_to_other_bits_is_not_used(tmp_path: Path, old: str, new: str) -> None:
-    assert open_library(build(tmp_path, old, new)) is None
-
-
-def test_a_library_that_is_not_there_is_not_used(tmp_path: Path) -> None:
+def test_a_library_that_is_not_there_or_decodes_to_other_bits_is_not_used(
+    tmp_path: Path, old: str, new: str
+) -> None:
     assert open_library(tmp_path / "none.so") is None
+    assert open_library(build(tmp_path, old, new)) is None
 
 
 def test_memory_is_not_written_beyond_its_end(library: ctypes.CDLL) -> None:

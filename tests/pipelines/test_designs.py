@@ -80,40 +80,42 @@ def test_the_prediction_is_the_slower_of_preparing_and_sending_by_the_busiest_in
     assert predict_rate(design, dataclasses.replace(rates, link_bps=1e12)) == pytest.approx(fast)
 
 
-# --- rounds -----------------------------------------------------------------------------------------------------
+ALL = Design("all", 2)
 
 
 def test_no_round_before_every_gate_is_open_or_while_nobody_reads() -> None:
     here = NodeState(gate=1, head=0, limit=64, end=100)
-    design = Design("all", 2)
-    assert agree([here, NodeState(gate=0)], design, 8, 32, 64) is None
-    assert agree([NodeState(gate=1), NodeState(gate=1)], design, 8, 32, 64) is None
-    agreed = agree([here, NodeState(gate=1)], design, 8, 32, 64)
+    assert agree([here, NodeState(gate=0)], ALL, 8, 32, 64) is None
+    assert agree([NodeState(gate=1), NodeState(gate=1)], ALL, 8, 32, 64) is None
+    agreed = agree([here, NodeState(gate=1)], ALL, 8, 32, 64)
     assert agreed is not None and (agreed.start, agreed.stop) == (0, 32)
 
 
 def test_streams_too_far_from_each_other_part_and_near_ones_meet_at_the_foremost() -> None:
-    design = Design("all", 2)
-    states = [NodeState(gate=1, head=0, limit=64, end=900), NodeState(gate=1, head=48, limit=112, end=900)]
-    agreed = agree(states, design, 8, 32, capacity=64)
+    states = [NodeState(gate=1, head=head, limit=head + 64, end=900) for head in (0, 48)]
+    agreed = agree(states, ALL, 8, 32, capacity=64)
     assert agreed is not None and (agreed.start, agreed.stop, agreed.disband) == (48, 48, False)
-    apart = agree(states, design, 8, 32, capacity=8)
+    apart = agree(states, ALL, 8, 32, capacity=8)
     assert apart is not None and apart.disband
 
 
-def test_what_nobody_reads_is_left_out_when_all_are_idle() -> None:
-    design = Design("all", 2)
-    ahead = NodeState(gate=1, head=40, low=100, limit=104, end=200, idle=1)
-    assert agree([ahead, NodeState(gate=1, idle=0)], design, 8, 32, 64) is None
-    agreed = agree([ahead, NodeState(gate=1, idle=1)], design, 8, 32, 64)
-    assert agreed is not None
-    assert (agreed.start, agreed.stop) == (100, 128)
+def led_stream(stop: int, released: int) -> Stream:
+    """A stream of 64 slots that the group leads, in which one reader has read some of what was prepared."""
     stream = Stream(64, 8, is_group_led=True)
-    stream.join("first", 0, 40)
-    assert stream.extend(0, 40)
-    for block in split_blocks(0, 40, 8):
+    stream.join("first", 0, 40 if released == stop else 500)
+    assert stream.extend(0, stop)
+    for block in split_blocks(0, stop, 8):
         stream.complete(block)
-    stream.release("first", 40)
+    stream.release("first", released)
+    return stream
+
+
+def test_what_nobody_reads_is_left_out_when_all_are_idle() -> None:
+    ahead = NodeState(gate=1, head=40, low=100, limit=104, end=200, idle=1)
+    assert agree([ahead, NodeState(gate=1, idle=0)], ALL, 8, 32, 64) is None
+    agreed = agree([ahead, NodeState(gate=1, idle=1)], ALL, 8, 32, 64)
+    assert agreed is not None and (agreed.start, agreed.stop) == (100, 128)
+    stream = led_stream(40, 40)
     assert stream.join("late", 100, 200), "it waits for the others, who may be there in between"
     assert stream.head == 40
     assert stream.extend(100, 128)
@@ -121,12 +123,7 @@ def test_what_nobody_reads_is_left_out_when_all_are_idle() -> None:
 
 
 def test_nobody_joins_below_what_other_nodes_were_promised() -> None:
-    stream = Stream(64, 8, is_group_led=True)
-    stream.join("a", 0, 500)
-    stream.extend(0, 64)
-    for block in split_blocks(0, 64, 8):
-        stream.complete(block)
-    stream.release("a", 40)
+    stream = led_stream(64, 40)
     stream.advertised_floor = stream.retained_from
     assert not stream.join("b", 8, 500)
     assert stream.extend(64, 104)
@@ -200,29 +197,16 @@ def test_the_nodes_go_on_until_every_reader_has_read_everything(
         raise AssertionError("it never ends")
 
 
-# --- auto -------------------------------------------------------------------------------------------------------
-
-
 def run_choice(true: dict[Design, float], prepare: float, link_bps: float, consume: float) -> Design:
     """The design that `auto` comes to where these rates are the truth."""
-    choice = DesignSelector("auto", 4, None, 150_000)
-    clock, ready = 0.0, 0.0
-    for _ in range(400):
+    choice, ready = DesignSelector("auto", 4, None, 150_000), 0.0
+    for turn in range(1, 401):
         rate = true[choice.design]
         taken = min(rate, consume or rate)
-        clock, ready = clock + 0.1, ready + taken * 0.1
+        ready += taken * 0.1
         waiting = 1.0 - taken / consume if consume and taken < consume else (0.0 if consume else 1.0)
-        known = consume if consume and waiting < 0.9 else 0.0
-        state = NodeState(
-            gate=1,
-            ready=ready,
-            clock_s=clock,
-            waiting=waiting,
-            prepare=prepare,
-            consume=known,
-            link_bps=link_bps,
-        )
-        choice.update([state] * 4)
+        rates = {"prepare": prepare, "link_bps": link_bps, "consume": consume if waiting < 0.9 else 0.0}
+        choice.update([NodeState(gate=1, ready=ready, clock_s=turn * 0.1, waiting=waiting, **rates)] * 4)
     return choice.design
 
 
@@ -230,11 +214,9 @@ def run_choice(true: dict[Design, float], prepare: float, link_bps: float, consu
 def test_auto_comes_to_the_fastest_design_also_where_the_prediction_is_wrong(link_bps: float) -> None:
     rates = Rates((415.0,) * 4, link_bps, 0.0, 150_000)
     for wrong in (1.0, 0.5):
-        true = {
-            each: predict_rate(each, rates) * (1 if each.name == "node" else wrong) for each in list_candidates(4)
-        }
-        found = run_choice(true, 415.0, link_bps, 0.0)
-        assert true[found] >= 0.9 * max(true.values())
+        true = {design: predict_rate(design, rates) * wrong for design in list_candidates(4)}
+        true |= {design: rate / wrong for design, rate in true.items() if design.name == "node"}
+        assert true[run_choice(true, 415.0, link_bps, 0.0)] >= 0.9 * max(true.values())
 
 
 def test_where_members_do_not_wait_auto_prepares_once() -> None:
@@ -248,8 +230,6 @@ def test_auto_begins_anew_when_what_it_measured_has_changed() -> None:
     assert choice.is_undecided
     quick = NodeState(gate=1, waiting=1.0, prepare=400.0, link_bps=1.25e9)
     choice.update([quick] * 4)
-    assert choice.design == Design("multi", 4)
-    assert not choice.is_undecided
-    slow_link = dataclasses.replace(quick, clock_s=1.0, link_bps=1.25e6)
-    choice.update([slow_link] * 4)
+    assert choice.design == Design("multi", 4) and not choice.is_undecided
+    choice.update([dataclasses.replace(quick, clock_s=1.0, link_bps=1.25e6)] * 4)
     assert choice.design.name == "node"

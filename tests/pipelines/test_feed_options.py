@@ -7,9 +7,11 @@ import functools
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,11 +22,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from core_pipes import Feeder, N, gone, leaves_nothing, pipe, wait_until  # noqa: F401
+from core_pipes import LIMIT_S, Feeder, N, gone, leaves_nothing, pipe, wait_until  # noqa: F401
 from kit.once import is_first
 from PIL import ImageFile
 
-from pipelines import Pipeline, attach, resident, sources, stages
+from pipelines import Peers, Pipeline, attach, find_shared_stages, resident, sources, stages
 from pipelines.environment.library_settings import apply_settings, find_settings, keep_settings
 from pipelines.feeder.process import spawn
 from pipelines.ipc import memory_pickle
@@ -36,9 +38,6 @@ def begin_thread(sample: dict[str, Any]) -> dict[str, Any]:
         _thread.append(threading.Thread(target=threading.Event().wait, daemon=True))
         _thread[0].start()
     return sample
-
-
-_thread: list[threading.Thread] = []
 
 
 @functools.cache
@@ -53,10 +52,15 @@ def look_up(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "found": np.int64(int.from_bytes(file.read(4), "little"))}
 
 
-def read_by_workers(pipeline: Pipeline, epochs: int, workers: int) -> tuple[list[Any], list[bool]]:
+_thread: list[threading.Thread] = []
+
+
+def read_by_workers(pipeline: Pipeline, epochs: int, workers: int, **options: Any) -> tuple[list[Any], list[bool]]:
     """The batches that a feeder's workers prepare, and of each of these whether it was forked from the feeder."""
-    process = spawn(pipeline, block=4, workers=workers)
+    process = spawn(pipeline, block=4, workers=workers, **options)
     try:
+        for name, still in options.get("resident", {}).items():
+            assert sum(len(batch["index"]) for batch in resident(process.address, name, still).loader(8)) == N
         batches = list(attach(process.address, pipeline, 8, epochs, copy=True))
         children = psutil.Process(process.pid).children()
         return batches, ["pipelines.workers.worker_main" not in child.cmdline() for child in children]
@@ -86,22 +90,12 @@ def test_files_of_a_source_that_forks_can_share_keep_no_worker_from_being_forked
     assert sum(len(batch["index"]) for batch in batches) == 64 and are_forked == [True] * 2
 
 
-def test_workers_are_not_forked_from_a_feeders_process_in_which_a_stage_has_begun_a_thread() -> None:
+def test_workers_are_forked_from_the_feeders_process_but_where_a_stage_has_begun_a_thread() -> None:
     batches, are_forked = read_by_workers(pipe("plain").map(begin_thread, id="thread"), 1, 2)
     assert sum(len(batch["index"]) for batch in batches) == N and are_forked == [False] * 2
-
-
-def test_workers_are_forked_from_the_feeders_process_which_any_mapping_of_resident_sets_reaches() -> None:
-    process = spawn(pipe("plain"), resident=MappingProxyType({"valid": pipe("still")}), block=8, workers=2)
-    try:
-        batches = resident(process.address, "valid", pipe("still"))
-        assert sum(len(batch["index"]) for batch in batches.loader(8)) == N
-        assert len(list(attach(process.address, pipe("plain"), 8))) == -(-N // 8)
-        workers = psutil.Process(process.pid).children()
-        assert len(workers) == 2
-        assert not any("pipelines.workers.worker_main" in worker.cmdline() for worker in workers)
-    finally:
-        process.stop()
+    held = MappingProxyType({"valid": pipe("still")})  # any mapping of resident sets reaches it
+    batches, are_forked = read_by_workers(pipe("plain"), 1, 2, resident=held)
+    assert len(batches) == -(-N // 8) and are_forked == [True] * 2
 
 
 RECORDS = 48
@@ -116,16 +110,14 @@ def with_a_thread(sample: dict[str, Any]) -> dict[str, Any]:
 
 def short_of_descriptors_once(sample: dict[str, Any]) -> dict[str, Any]:
     """What ends a worker: nothing is wrong with the record."""
-    path = Path(os.environ["ONCE"])
-    if sample["x"] == 17 and is_first(path):
+    if sample["x"] == 17 and is_first(Path(os.environ["ONCE"])):
         raise OSError(errno.EMFILE, "too many open files")
     return sample
 
 
 def numbers() -> Pipeline:
-    return Pipeline(sources.arrays(x=np.arange(RECORDS)), seed=0, on_error="skip", max_skipped=1.0).map(
-        with_a_thread
-    )
+    source = sources.arrays(x=np.arange(RECORDS))
+    return Pipeline(source, seed=0, on_error="skip", max_skipped=1.0).map(with_a_thread)
 
 
 def test_a_worker_that_fails_is_replaced_though_a_stage_has_started_threads(
@@ -153,6 +145,48 @@ def test_workers_end_with_a_killed_feeder_though_a_stage_has_started_threads() -
         process.kill()
         process.stop()
     wait_until(lambda: all(map(gone, workers)))
+
+
+def test_numpy_integers_paths_and_iterables_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    loader = pipe("plain").loader(np.int64(8), np.int64(2), rank=np.int32(0))  # type: ignore[arg-type]
+    assert loader.reading.epochs == range(2) and type(loader.reading.batch_size) is int
+    peers = Peers(tmp_path, np.int64(0), np.int64(2))  # type: ignore[arg-type]
+    assert (peers.directory, type(peers.node), type(peers.nodes)) == (str(tmp_path), int, int)
+    assert len(find_shared_stages(pipe("plain") for _ in range(2))) == len(pipe("plain"))
+
+
+def test_where_temporary_files_lie_too_deep_for_a_socket_it_lies_in_tmp_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with Feeder(pipe("plain")) as feeder:
+        assert len(list(attach(feeder.address, pipe("plain"), 8))) > 0
+    assert not list(deep.iterdir()) and not Path(feeder.address).parent.exists()
+    assert len([line for line in caplog.messages if str(deep) in line]) == 1
+
+
+def test_what_a_killed_feeder_left_is_cleared_away_and_nothing_else() -> None:
+    killed, fresh, alive = (spawn(pipe("plain")) for _ in range(3))
+    other = Path(tempfile.gettempdir()) / "feeder-notes"
+    other.mkdir()
+    (other / "socket").touch()
+    try:
+        for process in (killed, fresh):
+            process.kill()
+            process._process.wait(LIMIT_S)
+        gone_by, kept = (Path(process.address).parent for process in (killed, alive))
+        for directory in (gone_by, kept, other):
+            os.utime(directory, (time.time() - 120,) * 2)
+        with Feeder(pipe("plain")):
+            assert not gone_by.exists()
+            assert kept.exists() and other.exists() and Path(fresh.address).exists()
+        assert len(list(attach(alive.address, pipe("plain"), 8))) > 0
+    finally:
+        for process in (killed, fresh, alive):
+            process.stop()
+        shutil.rmtree(other)
 
 
 torch = pytest.importorskip("torch")
@@ -185,15 +219,14 @@ def make_pipeline() -> Pipeline:
 
 
 def test_a_process_that_prepares_has_the_settings_of_the_one_that_declared(settings: None) -> None:
-    payload = memory_pickle.dump(make_pipeline())
+    payload, expected = memory_pickle.dump(make_pipeline()), find_settings()
     try:
         command = [sys.executable, "-c", LOADS, str(payload)]
-        said = subprocess.check_output(command, pass_fds=[payload], env=child_environment())
+        output = subprocess.check_output(command, pass_fds=[payload], env=child_environment())
     finally:
         os.close(payload)
-    found = find_settings()
-    assert {"torch.set_default_dtype", "torch.backends.cuda.matmul.fp32_precision"} <= found.keys()
-    assert json.loads(said) == [[], found, "torch.float64", True]
+    assert {"torch.set_default_dtype", "torch.backends.cuda.matmul.fp32_precision"} <= expected.keys()
+    assert json.loads(output) == [[], expected, "torch.float64", True]
 
 
 def test_a_setting_that_changes_samples_is_part_of_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,23 +242,20 @@ def test_a_setting_that_changes_samples_is_part_of_what_is_compared(monkeypatch:
 
 def test_a_process_takes_on_the_settings_of_a_run_and_no_others(settings: None) -> None:
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # torch says then that its two sets of names are mixed
-    found = find_settings()
+    before = find_settings()
     with keep_settings():
-        apply_settings({})
-        assert find_settings() == {}
-        apply_settings({"torch.set_default_dtype": "torch.bfloat16"})
-        assert find_settings() == {"torch.set_default_dtype": "torch.bfloat16"}, (
-            "what is not named has its default"
-        )
+        for named in ({}, {"torch.set_default_dtype": "torch.bfloat16"}):
+            apply_settings(named)
+            assert find_settings() == named, "what is not named has its default"
         assert not ImageFile.LOAD_TRUNCATED_IMAGES
-    assert find_settings() == found
+    assert find_settings() == before
 
 
 def test_contexts_that_overlap_leave_the_settings_of_before_the_first() -> None:
-    found, contexts = find_settings(), (keep_settings(), keep_settings())
+    before, contexts = find_settings(), (keep_settings(), keep_settings())
     for context, dtype in zip(contexts, ("torch.bfloat16", "torch.float16"), strict=True):  # as two threads do
         context.__enter__()
         apply_settings({"torch.set_default_dtype": dtype})
     for context in contexts:
         context.__exit__(None, None, None)
-    assert find_settings() == found
+    assert find_settings() == before

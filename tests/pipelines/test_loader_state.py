@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,19 +38,15 @@ def before_the_first_batch(loader: Any) -> Any:
     return loader.state_dict()
 
 
-def in_the_middle(loader: Any) -> Any:
+def in_the_middle(loader: Any, at: int = 2) -> Any:
     for number, _ in enumerate(loader):
-        if number == 2:
+        if number == at:
             return loader.state_dict()
     raise AssertionError
 
 
 def during_the_last_batch(loader: Any) -> Any:
-    state = None
-    for number, _ in enumerate(loader):
-        if number == STEPS - 1:
-            state = loader.state_dict()
-    return state
+    return [loader.state_dict() for _ in loader][-1]
 
 
 def after_the_epoch(loader: Any) -> Any:
@@ -64,20 +60,12 @@ def in_the_second_epoch(loader: Any) -> Any:
 
 
 def after_leaving_early(loader: Any) -> Any:
-    for number, _ in enumerate(loader):
-        if number == 1:
-            break
+    in_the_middle(loader, at=1)
     return loader.state_dict()
 
 
-SCENARIOS: list[Callable[[Any], Any]] = [
-    before_the_first_batch,
-    in_the_middle,
-    during_the_last_batch,
-    after_the_epoch,
-    in_the_second_epoch,
-    after_leaving_early,
-]
+WITH_WORKERS = [in_the_second_epoch, after_leaving_early]
+SCENARIOS = [before_the_first_batch, in_the_middle, during_the_last_batch, after_the_epoch, *WITH_WORKERS]
 
 
 def continued(state: Any, fresh: Any) -> list[list[list[int]]]:
@@ -89,14 +77,14 @@ def continued(state: Any, fresh: Any) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(
     ("scenario", "workers"),
-    [*((each, 0) for each in SCENARIOS), *((each, 2) for each in (in_the_second_epoch, after_leaving_early))],
-    ids=lambda each: getattr(each, "__name__", str(each)),
+    [*itertools.product(SCENARIOS, [0]), *itertools.product(WITH_WORKERS, [2])],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_fresh_loader_continues_as_torchdatas_does(scenario: Callable[[Any], Any], workers: int) -> None:
     state = json.loads(json.dumps(scenario(ours(workers))))
-    found = continued(state, ours(workers))
-    assert found == continued(scenario(theirs()), theirs())
-    assert len(found[1]) == STEPS
+    passes = continued(state, ours(workers))
+    assert passes == continued(scenario(theirs()), theirs())
+    assert len(passes[1]) == STEPS
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("numpy", 0), ("torch", 2), ("skip", 2)])
@@ -113,12 +101,10 @@ def test_the_rest_is_bitwise_what_the_first_loader_reads(kind: str, workers: int
             assert [record(batch) for batch in again] == records[taken + 1 :]
 
 
-def test_the_state_is_small_and_costs_little() -> None:
+def test_the_state_is_small() -> None:
     loader = Pipeline(sources.arrays(x=np.arange(200_000))).map(stages.cast("x", "float32")).loader(1000)
     assert len(json.dumps(loader.state_dict())) < 2000
-    for number, _ in enumerate(loader):
-        state = loader.state_dict()  # as Accelerate does, after each batch
-        assert state["step"] == number + 1
+    assert [loader.state_dict()["step"] for _ in loader] == [*range(1, 201)]  # as Accelerate does
 
 
 def test_an_earlier_state_can_be_loaded_after_a_later_one() -> None:
@@ -142,31 +128,30 @@ def test_len_is_of_what_is_left_of_the_pass() -> None:
     loader.close()
 
 
+def resumed(state: Any, batch_size: int = B, **options: Any) -> list[list[int]]:
+    """The indices of the batches that a loader reads from a state."""
+    loader = pipe("numpy").loader(batch_size, **options)
+    loader.load_state_dict(state)
+    return [batch["index"].tolist() for batch in loader]
+
+
 def test_other_ranks_go_on_from_the_same_state() -> None:
     state = in_the_middle(pipe("numpy").loader(B, rank=1, world=2))
     assert state == {**in_the_middle(pipe("numpy").loader(B)), "pipeline": state["pipeline"]}
-    rest = [[record(b)[3] for b in resumed(state, rank=rank, world=4)] for rank in range(4)]
-    whole = [record(b)[3] for b in resumed(state)]
-    assert [[*itertools.chain(*parts)] for parts in zip(*rest, strict=True)] == whole
-
-
-def resumed(state: Any, batch_size: int = B, **options: Any) -> Iterator[Any]:
-    loader = pipe("numpy").loader(batch_size, **options)
-    loader.load_state_dict(state)
-    return iter(loader)
+    ranks = zip(*(resumed(state, rank=rank, world=4) for rank in range(4)), strict=True)
+    assert [[*itertools.chain(*parts)] for parts in ranks] == resumed(state)
 
 
 def test_another_batch_size_goes_on_where_one_of_its_batches_begins() -> None:
     state = in_the_middle(pipe("numpy").loader(B))  # after 24 samples
-    seen = [i for batch in resumed(state, 12) for i in batch["index"].tolist()]
-    assert seen == [i for batch in resumed(state) for i in batch["index"].tolist()]
+    assert [*itertools.chain(*resumed(state, 12))] == [*itertools.chain(*resumed(state))]
     with pytest.raises(PipelineError, match=r"after 24 samples of epoch 0.*batch_size=7.*divides 24"):
         resumed(state, 7)
-    assert list(resumed(during_the_last_batch(pipe("numpy").loader(B)), 7)) == []
+    assert resumed(during_the_last_batch(pipe("numpy").loader(B)), 7) == []
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "words"),
     [
         (Pipeline(data(), seed=4).map(noise), "the seed is another"),
         (Pipeline(data(), seed=3, shuffle=False).map(noise), "the shuffle is another"),
@@ -176,9 +161,9 @@ def test_another_batch_size_goes_on_where_one_of_its_batches_begins() -> None:
         (Pipeline(data(N - 1), seed=3).map(noise), f"epochs had {N} samples, here they have {N - 1}"),
     ],
 )
-def test_the_state_of_another_pipeline_is_refused_with_what_differs(other: Pipeline, said: str) -> None:
+def test_the_state_of_another_pipeline_is_refused_with_what_differs(other: Pipeline, words: str) -> None:
     state = json.loads(json.dumps(pipe("numpy").loader(B).state_dict()))
-    with pytest.raises(PipelineError, match=said):
+    with pytest.raises(PipelineError, match=words):
         other.loader(B).load_state_dict(state)
 
 
@@ -195,20 +180,14 @@ def test_what_has_no_sure_identity_is_said() -> None:
         same.loader(B).load_state_dict(same.loader(B).state_dict())
 
 
-@pytest.mark.parametrize("state", [None, {}, {"_num_yielded": 3}, 7])
-def test_what_is_no_state_is_refused(state: Any) -> None:
-    with pytest.raises(PipelineError, match="needs what state_dict"):
-        pipe("plain").loader(B).load_state_dict(state)
-
-
-def test_a_state_of_another_version_or_epoch_is_refused() -> None:
-    state = pipe("plain").loader(B).state_dict()
-    with pytest.raises(PipelineError, match="version 7"):
-        pipe("plain").loader(B).load_state_dict({**state, "version": 7})
-    with pytest.raises(PipelineError, match="at epoch 5, step 0; this loader reads the epochs 0 to 1"):
-        pipe("plain").loader(B, 2).load_state_dict({**state, "epoch": 5})
-    with pytest.raises(PipelineError, match="step must be at least 0"):
-        pipe("plain").loader(B).load_state_dict({**state, "step": -1})
+def test_what_is_no_state_is_refused_and_so_is_one_of_another_version_or_epoch() -> None:
+    state, missing = pipe("plain").loader(B).state_dict(), "needs what state_dict"
+    cases = [(None, missing), ({}, missing), ({"_num_yielded": 3}, missing), (7, missing)]
+    cases += [({**state, "version": 7}, "version 7"), ({**state, "step": -1}, "step must be at least 0")]
+    cases += [({**state, "epoch": 5}, "at epoch 5, step 0; this loader reads the epochs 0 to 1")]
+    for wrong, words in cases:
+        with pytest.raises(PipelineError, match=words):
+            pipe("plain").loader(B, 2).load_state_dict(wrong)
 
 
 def test_set_epoch_is_for_the_next_pass() -> None:

@@ -19,23 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import core_pipes as pipes
 import numpy as np
 import psutil
 import pytest
 import torch
-from core_pipes import (
-    LIMIT_S,
-    N,
-    data,
-    gone,
-    leaves_nothing,  # noqa: F401 - a fixture that every test here uses
-    noise,
-    pipe,
-    record,
-    refuse_some,
-    spoil,
-    wait_until,
-)
+from core_pipes import N, leaves_nothing, pipe  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.leftovers import named_memory, new_named_memory
@@ -50,57 +39,45 @@ from pipelines.workers import worker_pool
 h5py = pytest.importorskip("h5py")
 
 
-def read(loader: Any, *, spoils: bool = True) -> list[Any]:
-    records = []
-    for batch in loader:
-        records.append(record(batch))
-        if spoils:
-            spoil(batch)
-    return records
+read = partial(pipes.read, job=pipes.Job())
 
 
-# --- the law ----------------------------------------------------------------------------------------------
+def test_weights_and_copies() -> None:
+    options: dict[str, Any] = {"epochs": 1, "weights": lambda index: index * 2.0}
+    kept = list(pipe("plain").loader(8, workers=2, copy=True, **options))
+    for batch, other in zip(kept, pipe("plain").loader(8, **options), strict=True):
+        assert pipes.record(batch) == pipes.record(other)
+        assert torch.equal(batch["weight"], batch["index"].float() * 2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "batch_size", "world", "drop_last", "prefetch"),
-    [
-        ("plain", N, 3, False, None),
-        ("numpy", 7, 2, True, 1),
-        ("torch", 8, 1, False, 7),
-        ("skip", 5, 8, False, None),
-        ("ended numpy torch", 100, 1, False, None),
-    ],
-)
+LAW = [("plain", N, 3, False, None), ("numpy", 7, 2, True, 1), ("torch", 8, 1, False, 7)]
+LAW += [("skip", 5, 8, False, None), ("ended numpy torch", 100, 1, False, None)]
+
+
+@pytest.mark.parametrize(("kind", "batch_size", "world", "drop_last", "prefetch"), LAW)
 @pytest.mark.filterwarnings("ignore:left out:UserWarning", "ignore:.*left out:UserWarning")
 def test_batches_are_bitwise_those_without_workers_whatever_the_prefetch_and_the_thread(
     kind: str, batch_size: int, world: int, drop_last: bool, prefetch: int | None
 ) -> None:
     for rank in {0, world - 1}:
         options = {"epochs": 2, "rank": rank, "world": world, "drop_last": drop_last, "start_step": 1}
-        alone = read(pipe(kind).loader(batch_size, **options), spoils=False)
+        alone = read(pipe(kind).loader(batch_size, **options))
         loader = pipe(kind).loader(batch_size, **options, workers=2, prefetch=prefetch)
         with ThreadPoolExecutor(1) as thread:
             assert thread.submit(read, loader).result() == alone
 
 
-def test_passes_are_the_epochs_one_after_the_other_by_the_same_workers() -> None:
-    loader, alone = pipe("numpy").loader(8, workers=2), pipe("numpy").loader(8)
+def test_passes_are_the_epochs_in_turn_by_the_same_workers_who_prepare_the_next_in_between() -> None:
+    loader, alone = pipe("numpy").loader(8, workers=2, prefetch=2), pipe("numpy").loader(8)
     pids = set()
     for _ in range(3):
         assert len(loader) == len(alone) == -(-N // 8)
         assert read(loader) == read(alone)
         pids |= set(loader._workers.pids)
-    assert len(pids) == 2
+    assert len(pids) == 2 and all(psutil.Process(pid).is_running() for pid in pids)
+    feeder = loader._workers._feeder
+    assert feeder is not None and feeder._stream.head >= 3 * N + 2 * 8 - feeder._stream.block_size
     loader.close()
-
-
-def test_weights_and_copies() -> None:
-    options: dict[str, Any] = {"weights": lambda index: index * 2.0}
-    kept = list(pipe("plain").loader(8, 1, workers=2, copy=True, **options))
-    for batch, other in zip(kept, pipe("plain").loader(8, 1, **options), strict=True):
-        assert record(batch) == record(other)
-        assert torch.equal(batch["weight"], batch["index"].float() * 2)
 
 
 @given(batch=st.integers(1, 5000), workers=st.integers(1, 64), prefetch=st.integers(1, 20))
@@ -109,15 +86,8 @@ def test_the_ring_holds_the_batches_ahead_and_little_more(batch: int, workers: i
     capacity = choose_capacity(batch, block, prefetch)
     assert batch * (prefetch + 1) + block - 1 <= capacity <= batch * (prefetch + 1) + 9 * block
     assert 1 <= block <= min(64, batch)
-
-
-def test_the_default_prefetch_is_that_of_a_dataloader_unless_batches_are_large() -> None:
-    assert default_prefetch(4, 1 << 20) == 8
-    assert default_prefetch(4, 100 << 20) == 2
-    assert default_prefetch(1, 1) == 2
-
-
-# --- what is valid how long -------------------------------------------------------------------------------
+    # By default it is the prefetch of a DataLoader, unless batches are large.
+    assert [default_prefetch(*args) for args in ((4, 1 << 20), (4, 100 << 20), (1, 1))] == [8, 2, 2]
 
 
 def test_a_batch_is_a_view_and_stays_valid_when_the_loop_ends_early() -> None:
@@ -139,53 +109,23 @@ def test_a_batch_is_a_view_and_stays_valid_when_the_loop_ends_early() -> None:
     assert torch.equal(batch["x"], kept["x"])
 
 
-def test_the_next_epoch_is_prepared_between_two_passes() -> None:
-    loader = pipe("plain").loader(8, workers=1, prefetch=2)
-    read(loader)
-    used = loader.stats()["waited_s"]
-    worker = psutil.Process(loader._workers.pids[0])
-    feeder = loader._workers._feeder
-    assert feeder is not None
-    stream = feeder._stream
-    assert stream.head >= N + 2 * 8 - stream.block_size
-    assert worker.is_running() and used > 0
-    loader.close()
-
-
-# --- errors -----------------------------------------------------------------------------------------------
-
-
 def test_a_bad_record_raises_the_original_error_in_this_process() -> None:
-    loader = Pipeline(data(), seed=3).map(refuse_some).loader(8, 1, workers=2)
+    loader = Pipeline(pipes.data(), seed=3).map(pipes.refuse_some).loader(8, 1, workers=2)
     with pytest.raises(SampleError, match="a bad record") as caught:
         list(loader)
     assert isinstance(caught.value.__cause__, ValueError)
     assert loader._workers.pids == []
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"workers": -1}, "workers must be at least 0"),
-        ({"workers": 1, "prefetch": 0}, "prefetch must be at least 1"),
-        ({"prefetch": 2}, "prefetch= needs workers=1 or more"),
-        ({"workers": True}, "workers must be an integer"),
-        ({"copy": 1}, "copy must be True or False"),
-    ],
-)
-def test_options_are_checked(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
-        pipe("plain").loader(8, **options)
+def test_options_are_checked() -> None:
+    for wrong in ({"workers": -1}, {"prefetch": 0, "workers": 1}, {"prefetch": 2}, {"workers": True}, {"copy": 1}):
+        with pytest.raises(PipelineError, match=rf"{next(iter(wrong))}=? (must be|needs workers=1 or more)"):
+            pipe("plain").loader(8, **wrong)
 
 
 def test_what_cannot_be_given_to_workers_is_refused_with_the_reason() -> None:
     lock = threading.Lock()
-
-    def locked(sample: dict[str, Any]) -> dict[str, Any]:
-        with lock:
-            return sample
-
-    loader = pipe("plain").map(locked).loader(8, workers=1)
+    loader = pipe("plain").map(lambda sample: sample if lock else {}, random=False).loader(8, workers=1)
     with pytest.raises(PipelineError, match=r"cannot be given to workers: .*lock.*__getstate__"):
         next(iter(loader))
     assert loader._workers.pids == []
@@ -212,20 +152,14 @@ def test_a_dataset_that_opens_its_file_at_the_first_read_is_given_to_workers(tmp
     parts = [LazyFile(tmp_path / "a.h5", first) for first in (0, 32)]
     items: Any = torch.utils.data.ConcatDataset(parts)
     pipeline = Pipeline(sources.dataset(items, id="lazy"), seed=0)
-    found = [batch["x"].tolist() for batch in pipeline.loader(8, range(1))]  # the file is open here now
-    assert sorted(index for batch in found for index in batch) == list(range(len(items)))
-    assert [batch["x"].tolist() for batch in pipeline.loader(8, range(1), workers=2)] == found
+    alone = [batch["x"].tolist() for batch in pipeline.loader(8, range(1))]  # the file is open here now
+    assert sorted(index for batch in alone for index in batch) == list(range(len(items)))
+    assert [batch["x"].tolist() for batch in pipeline.loader(8, range(1), workers=2)] == alone
     with pipelines.Feeder(pipeline) as feeder:
-        assert [batch["x"].tolist() for batch in pipelines.attach(feeder.address, pipeline, 8, range(1))] == found
+        assert [batch["x"].tolist() for batch in pipelines.attach(feeder.address, pipeline, 8, range(1))] == alone
     assert all(part.file is None for part in parts)
-
-
-def test_what_is_opened_outside_a_read_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.arange(64)
-    opened = LazyFile(tmp_path / "a.h5")
-    assert opened[3]["x"] == 3
-    pipeline = Pipeline(sources.dataset(opened, id="lazy"), seed=0)
+    assert parts[0][3]["x"] == 3  # opened outside a read
+    pipeline = Pipeline(sources.dataset(parts[0], id="lazy"), seed=0)
     for start in (lambda: next(iter(pipeline.loader(8, workers=1))), lambda: pipelines.Feeder(pipeline)):
         with pytest.raises(PipelineError, match=r"cannot be given to workers: h5py .*__getstate__"):
             start()
@@ -245,18 +179,15 @@ def test_large_arrays_are_not_copied_to_workers() -> None:
         reader.close()
 
 
-# --- the ends of processes --------------------------------------------------------------------------------
+def test_workers_that_always_die_are_an_error_and_not_a_hang() -> None:
+    parent = os.getpid()
 
+    def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
 
-def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
-    if os.environ.get("PARENT") != str(os.getpid()):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return sample
-
-
-def test_workers_that_always_die_are_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PARENT", str(os.getpid()))
-    loader = Pipeline(data().take(1)).map(kill_own_process).loader(1, 1, workers=1)
+    loader = Pipeline(pipes.data().take(1)).map(kill_own_process, id="kills").loader(1, 1, workers=1)
     with pytest.raises(PipelineError, match=r"workers in a row ended|ends every process that prepares it"):
         list(loader)
 
@@ -265,57 +196,48 @@ def fail_to_fork() -> int:
     raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
-def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fork", fail_to_fork)
-    loader = pipe("numpy").loader(8, 1, workers=2)
-    with pytest.warns(UserWarning, match="prepares its batches itself, without workers: .*unavailable"):
-        assert read(loader) == read(pipe("numpy").loader(8, 1))
-
-
-def test_no_process_can_replace_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("from_step", [-1, 1], ids=["none starts", "none replaces one that died"])
+def test_where_no_process_can_be_started_it_prepares_itself(monkeypatch: Any, from_step: int) -> None:
     loader = pipe("slow").loader(8, 1, workers=2, prefetch=1)
 
     def read_and_kill() -> Iterator[Any]:
         for batch in loader:
-            yield record(batch)
-            if batch.step == 1:
+            yield pipes.record(batch)
+            if batch.step == from_step:
                 monkeypatch.setattr(os, "fork", fail_to_fork)
                 for pid in loader._workers.pids:
                     os.kill(pid, signal.SIGKILL)
 
-    with pytest.warns(UserWarning, match="without workers: .*unavailable"):
-        seen = list(read_and_kill())
-    assert seen == read(pipe("slow").loader(8, 1), spoils=False)
+    if from_step < 0:
+        monkeypatch.setattr(os, "fork", fail_to_fork)
+    with pytest.warns(UserWarning, match="prepares its batches itself, without workers: .*unavailable"):
+        records = list(read_and_kill())
+    assert records == read(pipe("slow").loader(8, 1))
 
 
 @pytest.mark.parametrize("end", ["dropped", "closed", "raised", "left"])
 def test_workers_end_with_the_loader(end: str) -> None:
+    def read_one(loader: Loader) -> None:
+        for _ in loader:
+            pids.extend(loader._workers.pids)
+            if end == "raised":
+                raise KeyboardInterrupt
+            return
+
+    pids: list[int] = []
     gc.disable()  # they end with the last reference, not at some later collection
     try:
         loader: Loader | None = pipe("slow").loader(8, None if end != "left" else 2, workers=2)
-        pids: list[int] = []
-
-        def loop() -> None:
-            assert loader is not None
-            for _ in loader:
-                pids.extend(loader._workers.pids)
-                if end == "raised":
-                    raise KeyboardInterrupt
-                return
-
-        if end == "raised":
-            with pytest.raises(KeyboardInterrupt) as caught:
-                loop()
-            del caught
-        else:
-            loop()
-        assert len(pids) == 2
+        assert loader is not None
+        with pytest.raises(KeyboardInterrupt) if end == "raised" else contextlib.nullcontext() as caught:
+            read_one(loader)
+        del caught
         if end == "closed":
-            assert loader is not None
             loader.close()
         if end != "left":  # a pass that was left early was the only one
             loader = None
-        wait_until(lambda: all(map(gone, pids)))
+        assert len(pids) == 2
+        pipes.wait_until(lambda: all(map(pipes.gone, pids)))
     finally:
         gc.enable()
 
@@ -332,74 +254,64 @@ print(os.getpid(), *loader._workers.pids, flush=True)
 """
 
 
+ENDS = {
+    "exit": "sys.exit(0)",
+    "ctrl-c": "signal.pause()",
+    "kill-fork-beside": "if not os.fork(): time.sleep(900)\nos.kill(os.getpid(), signal.SIGKILL)",
+    "exit-now": "os._exit(3)",
+    "error": "raise RuntimeError('an error in the loop')",
+}
+
+
 @pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param("os._exit(3)", id="exit-now", marks=pytest.mark.more),
-        pytest.param("sys.exit(0)", id="exit"),
-        pytest.param("raise RuntimeError('an error in the loop')", id="error", marks=pytest.mark.more),
-        pytest.param("signal.pause()", id="ctrl-c"),
-        pytest.param(
-            "if not os.fork(): time.sleep(900)\nos.kill(os.getpid(), signal.SIGKILL)", id="kill-fork-beside"
-        ),
-    ],
+    "end", [*list(ENDS)[:3], *(pytest.param(end, marks=pytest.mark.more) for end in list(ENDS)[3:])]
 )
 def test_nothing_is_left_of_a_process_that_ends(end: str, tmp_path: Path) -> None:
     before, errors = named_memory(), tmp_path / "errors"
+    command = [sys.executable, "-c", SCRIPT.format(here=str(Path(__file__).parent), end=ENDS[end])]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "env": child_environment(), "start_new_session": True}
     with errors.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT.format(here=str(Path(__file__).parent), end=end)],
-            stdout=subprocess.PIPE, stderr=stderr, env=child_environment(), start_new_session=True,
-        )  # fmt: skip
+        process = subprocess.Popen(command, stderr=stderr, **options)
     assert process.stdout is not None
     own, *workers = map(int, process.stdout.readline().split())
     try:
         assert len(workers) == 2 and own == process.pid
-        if end == "signal.pause()":
+        if end == "ctrl-c":
             os.killpg(own, signal.SIGINT)  # as a terminal does: all processes of the group
-        process.wait(LIMIT_S)
-        wait_until(lambda: all(map(gone, workers)))
+        process.wait(pipes.LIMIT_S)
+        pipes.wait_until(lambda: all(map(pipes.gone, workers)))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(own, signal.SIGKILL)
-        process.wait(LIMIT_S)
+        process.wait(pipes.LIMIT_S)
         process.stdout.close()
-    assert end != "sys.exit(0)" or errors.read_text() == ""
+    assert end != "exit" or errors.read_text() == ""
     assert new_named_memory(before) == set()
     assert os.listdir(tempfile.gettempdir()) == []
 
 
-def test_a_copy_of_the_loader_in_a_forked_process_has_workers_of_its_own() -> None:
-    loader = pipe("numpy").loader(8, workers=2)
+def test_a_copy_of_the_loader_in_a_forked_process_has_workers_of_its_own(tmp_path: Path) -> None:
+    loader, steps, notes = pipe("numpy").loader(8, workers=2), -(-N // 8), tmp_path / "notes"
     batches = iter(loader)
-    first = record(next(batches))
-    pids = set(loader._workers.pids)
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if not child:
-        status = 1
+    first, pids = pipes.record(next(batches)), set(loader._workers.pids)
+    if not (child := os.fork()):
         try:
-            again = record(next(iter(pipe("numpy").loader(8, workers=1))))
-            rest = read(batches)
-            mine = loader._workers.pids
+            again = pipes.record(next(iter(pipe("numpy").loader(8, workers=1))))
+            count, mine = len(read(batches)), loader._workers.pids
             loader.close()
-            os.write(sender, json.dumps([again, len(rest), mine]).encode())
-            status = 0
+            notes.write_text(json.dumps([again == first, count, mine]))
         finally:
-            os._exit(status)
-    os.close(sender)
-    with os.fdopen(receiver, "rb") as pipe_end:
-        said = json.loads(pipe_end.read())
+            os._exit(0)
     os.waitpid(child, 0)
-    assert said[:2] == [json.loads(json.dumps(first)), -(-N // 8) - 1]
-    assert not set(said[2]) & pids
-    assert set(loader._workers.pids) == pids and not any(map(gone, pids))
-    assert len(read(batches)) == -(-N // 8) - 1
+    is_same, count, others = json.loads(notes.read_text())
+    assert is_same and count == steps - 1 and others and not set(others) & pids
+    assert set(loader._workers.pids) == pids and not any(map(pipes.gone, pids))
+    assert len(read(batches)) == steps - 1
     loader.close()
 
 
 def test_counters() -> None:
-    loader = pipe("slow").map(noise).loader(8, 1, workers=2)
+    loader = pipe("slow").map(pipes.noise).loader(8, 1, workers=2)
     read(loader)
     stats = loader.stats()
     assert (stats["samples"], stats["batches"], stats["private_batches"]) == (N, 8, 8)
@@ -423,7 +335,7 @@ class SlowlyCopied:
 @pytest.mark.filterwarnings("ignore:a preparation worker:UserWarning")
 def test_workers_that_never_begin_in_time_end_the_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.05)
-    loader = Pipeline(data(), seed=0).map(SlowlyCopied(), random=False, id="never").loader(8, 1, workers=1)
+    loader = Pipeline(pipes.data(), seed=0).map(SlowlyCopied(), random=False, id="never").loader(8, 1, workers=1)
     with pytest.raises(PipelineError, match=r"5 preparation workers in a row.* the last within 0\.8 s"):
         next(iter(loader))
 
@@ -434,7 +346,7 @@ def test_slow_workers_get_twice_the_time_and_as_long_as_samples_may_take_is_no_l
 ) -> None:
     monkeypatch.setattr(worker_pool, "_FORK_START_S", start_s)
     monkeypatch.setattr(loader_workers, "PrivateFeeder", partial(PrivateFeeder, prepare_timeout_s=sample_s))
-    pipeline = Pipeline(data(), seed=0).map(SlowlyCopied(copy_s), random=False, id="slow")
+    pipeline = Pipeline(pipes.data(), seed=0).map(SlowlyCopied(copy_s), random=False, id="slow")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert read(pipeline.loader(8, 1, workers=1)) == read(pipeline.loader(8, 1))
@@ -451,7 +363,7 @@ def test_a_pause_of_the_training_loop_is_no_hang_of_a_worker() -> None:
     given_blocks = [worker.connection for worker in pool._workers if worker.blocks]
     assert given_blocks
     for connection in given_blocks:
-        wait_until(lambda connection=connection: worker_pool._has_message(connection))
+        pipes.wait_until(lambda connection=connection: worker_pool._has_message(connection))
     pool._timeout_s, pool._next_check = 0.0, 0.0  # all time is too long
     pool.tick()
     assert loader._workers.pids == pids
@@ -492,8 +404,7 @@ else:
 @pytest.mark.parametrize("kind", ["attached", "on_wait", "workers"])
 def test_what_a_signal_handler_raises_while_a_loader_waits_reaches_the_loop(kind: str) -> None:
     """A handler that raises a TimeoutError is the usual way to limit a block of code."""
-    child = subprocess.run(
-        [sys.executable, "-W", "error", "-c", HANDLER, kind],
-        env=child_environment(), capture_output=True, text=True, timeout=LIMIT_S, start_new_session=True,
-    )  # fmt: skip
+    options: dict[str, Any] = {"capture_output": True, "text": True, "start_new_session": True}
+    command = [sys.executable, "-W", "error", "-c", HANDLER, kind]
+    child = subprocess.run(command, env=child_environment(), timeout=pipes.LIMIT_S, **options)
     assert (child.stdout, child.stderr) == ("of the handler\n", "")

@@ -51,25 +51,20 @@ def test_the_least_of_all_groups_that_hold_the_process_counts(host: Path) -> Non
     written(host / "proc/self/cgroup", "0::/slice/service")
     unified(host / "groups/slice/service", 300 * MIB, 100 * MIB)
     assert both(host) == (200, 300)
-    unified(host / "groups/slice", 310 * MIB, 250 * MIB)
-    assert both(host) == (60, 300)
-    unified(host / "groups/slice", 90 * MIB, 100 * MIB)
-    assert both(host) == (0, 90)
+    for limit, current, expected in ((310, 250, (60, 300)), (90, 100, (0, 90))):
+        unified(host / "groups/slice", limit * MIB, current * MIB)
+        assert both(host) == expected
     unified(host / "groups/other", MIB)
     assert both(host) == (0, 90)
 
 
-def test_files_that_the_kernel_can_give_up_are_free(host: Path) -> None:
-    written(host / "proc/self/cgroup", "0::/")
+@pytest.mark.parametrize("path", ["/", "/docker/0123", "/../.."])
+def test_in_a_container_the_root_is_its_own_group_and_files_that_the_kernel_can_give_up_are_free(
+    host: Path, path: str
+) -> None:
+    written(host / "proc/self/cgroup", f"0::{path}")
     unified(host / "groups", 300 * MIB, 290 * MIB, cached=250 * MIB)
     assert both(host) == (260, 300)
-
-
-@pytest.mark.parametrize("path", ["/docker/0123", "/../.."])
-def test_in_a_container_the_root_is_its_own_group_whatever_the_path_says(host: Path, path: str) -> None:
-    written(host / "proc/self/cgroup", f"0::{path}")
-    unified(host / "groups", 300 * MIB, 100 * MIB)
-    assert both(host) == (200, 300)
 
 
 def test_version_1_has_other_names(host: Path) -> None:
@@ -81,10 +76,7 @@ def test_version_1_has_other_names(host: Path) -> None:
     written(group.parent / "memory.limit_in_bytes", 9223372036854771712)
     written(group.parent / "memory.usage_in_bytes", 2**40)
     assert both(host) == (150, 300)
-
-
-def test_here_it_is_more_than_nothing_and_no_more_than_there_is() -> None:
-    assert 0 < available_bytes() <= limit_bytes()
+    assert 0 < available_bytes() <= limit_bytes(), "here it is more than nothing and no more than there is"
 
 
 def test_the_least_cpu_quota_of_all_groups_counts_as_that_of_memory_does(host: Path) -> None:

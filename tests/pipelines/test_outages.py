@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +25,22 @@ class Share:
     those of the process `reached_by`.
     """
 
-    def __init__(
-        self,
-        answers: Path,
-        failures: int,
-        number: int,
-        bad: tuple[int, ...] = (),
-        pauses_s: tuple[float, ...] | None = None,
-        reached_by: int | None = None,
-    ) -> None:
-        self.answers, self.failures, self.number, self.bad = str(answers), failures, number, bad
-        self.pauses_s, self.reached_by = pauses_s, reached_by
+    bad: tuple[int, ...] = ()
+    pauses_s: tuple[float, ...] | None = None
+    reached_by: int | None = None
+
+    def __init__(self, answers: Path, failures: int, number: int, **other: Any) -> None:
+        self.answers, self.failures, self.number = str(answers), failures, number
+        vars(self).update(other)
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         if self.pauses_s is not None:  # of whichever process this is
             transient.PAUSES_S = self.pauses_s
         sample["x"] *= 2  # in place: what is read again begins anew
         if int(sample["label"]) in ON_SHARE:
-            descriptor = os.open(self.answers, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.write(descriptor, b".")
-            asked = os.fstat(descriptor).st_size
-            os.close(descriptor)
+            with open(self.answers, "ab", buffering=0) as file:
+                file.write(b".")
+                asked = os.fstat(file.fileno()).st_size
             if asked <= self.failures and os.getpid() != self.reached_by:
                 raise OSError(self.number, os.strerror(self.number), "/net/share/part-0")
         if int(sample["label"]) in self.bad:
@@ -65,9 +59,7 @@ def pipeline(stage: Any, **options: Any) -> Pipeline:
 
 
 def rows(loader: Any) -> list[tuple[int, float]]:
-    return [
-        pair for batch in loader for pair in zip(batch["index"].tolist(), batch["x"][:, 0].tolist(), strict=True)
-    ]
+    return [(int(i), float(x)) for batch in loader for i, x in zip(batch["index"], batch["x"][:, 0], strict=True)]
 
 
 @pytest.fixture
@@ -104,46 +96,39 @@ def test_an_outage_that_lasts_is_an_error_of_its_own_and_loses_no_record(
     on_error: Any, tmp_path: Path, pauses: list[float]
 ) -> None:
     made = pipeline(Share(tmp_path / "n", 10**6, errno.EIO), on_error=on_error, max_skipped=1.0)
-    loader = made.loader(8, epochs=1)
-    with (
-        pytest.warns(RuntimeWarning) as said,
-        pytest.raises(DataOutOfReach, match=r"EIO.*for longer than .* seconds"),
-    ):
+    loader, words = made.loader(8, epochs=1), r"EIO.*for longer than .* seconds"
+    with pytest.warns(RuntimeWarning) as caught, pytest.raises(DataOutOfReach, match=words):
         rows(loader)
-    assert pauses == list(transient.PAUSES_S) and len(said) == 1, "no record was left out"
-    with pytest.raises(DataOutOfReach):
-        made.resident()
-    with pytest.raises(DataOutOfReach):  # a set that memory does not hold
-        rows(StreamedSet(made).loader(8))
+    assert pauses == list(transient.PAUSES_S) and len(caught) == 1, "no record was left out"
+    for use in (made.resident, lambda: rows(StreamedSet(made).loader(8))):
+        with pytest.raises(DataOutOfReach):
+            use()
     assert loader.stats()["skipped"] == 0
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("way", ["workers", "feeder", "feeder's prefix", "resident set"])
 def test_what_a_process_of_its_own_could_not_reach_is_read_by_the_reader(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transient, "PAUSES_S", (0.0,))
-    options: dict[str, Any] = {"on_error": "skip", "max_skipped": 1.0, "id": "share"}
 
     def read(reached_by: int | None) -> list[tuple[int, float]]:
         share = Share(tmp_path / "n", 10**6, errno.ESTALE, pauses_s=(0.0,), reached_by=reached_by)
-        fed = pipeline(share, **options)
-        made = fed.map(to_float64) if way == "feeder's prefix" else fed
+        fed = pipeline(share, on_error="skip", max_skipped=1.0, id="share")
         if way == "workers":
-            return rows(made.loader(8, epochs=1, workers=1))
-        still = {"valid": fed} if way == "resident set" else None
-        with Feeder(fed, workers=1, resident=still) as feeder:
-            if still is not None:
+            return rows(fed.loader(8, epochs=1, workers=1))
+        with Feeder(fed, workers=1, resident={"valid": fed} if way == "resident set" else None) as feeder:
+            if way == "resident set":
                 return rows(resident(feeder.address, "valid", fed, verify=False).loader(8))
-            found = rows(attach(feeder.address, made, 8, range(1), verify=False))
+            made = fed.map(to_float64) if way == "feeder's prefix" else fed
+            read = rows(attach(feeder.address, made, 8, range(1), verify=False))
             assert feeder.stats()["skipped"] == 0
-            return found
+            return read
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert sorted(read(os.getpid())) == [(index, 2.0 * index) for index in range(N)]
-        with pytest.raises(DataOutOfReach, match="Stale file handle"):
-            read(None)
+    assert sorted(read(os.getpid())) == [(index, 2.0 * index) for index in range(N)]
+    with pytest.raises(DataOutOfReach, match="Stale file handle"):
+        read(None)
 
 
 def test_another_error_is_not_waited_for(tmp_path: Path, pauses: list[float]) -> None:
@@ -154,21 +139,17 @@ def test_another_error_is_not_waited_for(tmp_path: Path, pauses: list[float]) ->
 
 @pytest.mark.filterwarnings("ignore:left out")
 @pytest.mark.parametrize(
-    ("limit", "bad", "passes"), [(0.01, 1, True), (0.01, 2, False), (3, 3, True), (3, 4, False)]
+    ("limit", "bad", "passes"), [(None, 1, True), (0.01, 2, False), (3, 3, True), (3, 4, False)]
 )
-def test_no_more_records_are_skipped_than_is_allowed(limit: float, bad: int, passes: bool, tmp_path: Path) -> None:
-    stage = Share(tmp_path / "n", 0, errno.ENOENT, tuple(range(5, 5 + bad)))
-    made = pipeline(stage, on_error="skip", max_skipped=limit)
+def test_no_more_records_are_skipped_than_is_allowed(limit: Any, bad: int, passes: bool, tmp_path: Path) -> None:
+    stage = Share(tmp_path / "n", 0, errno.ENOENT, bad=tuple(range(5, 5 + bad)))
+    options = {"max_skipped": limit} if limit is not None else {}  # by default a hundredth, also in a copy
+    made = pickle.loads(pickle.dumps(pipeline(stage, on_error="skip", **options)))
+    assert made.max_skipped == (limit or 0.01)
     if passes:
         assert len(rows(made.loader(8, epochs=1))) == N - bad == len(made.resident())
         return
-    named = rf"^{bad} records of an epoch of {N} .* at most {bad - 1} .*max_skipped=.*5 \(arrays"
-    with pytest.raises(TooManySkipped, match=named):
-        rows(made.loader(N, epochs=1))
-    with pytest.raises(TooManySkipped, match=named):
-        made.resident()
-
-
-def test_by_default_a_hundredth_is_skipped() -> None:
-    made = Pipeline(sources.arrays(x=np.arange(3)), on_error="skip")
-    assert made.max_skipped == 0.01 and pickle.loads(pickle.dumps(made)).max_skipped == 0.01
+    words = rf"^{bad} records of an epoch of {N} .* at most {bad - 1} .*max_skipped=.*5 \(arrays"
+    for use in (made.resident, lambda: rows(made.loader(N, epochs=1))):
+        with pytest.raises(TooManySkipped, match=words):
+            use()

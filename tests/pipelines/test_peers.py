@@ -15,22 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import core_pipes as pipes
 import pytest
-from core_pipes import (
-    Feeder,
-    Job,
-    N,
-    alone,
-    check_until,
-    leaves_nothing,  # noqa: F401
-    pipe,
-    read,
-    record,
-    shared,
-    together,
-    until,
-    wait_until,
-)
+from core_pipes import Feeder, Job, N, leaves_nothing, pipe  # noqa: F401
 
 from pipelines import Peers
 from pipelines.feeder import process as feed
@@ -42,10 +29,7 @@ def start(stack: ExitStack, directory: Path, nodes: int, kind: str = "numpy", **
     # Readers wait for the first group, however long a busy machine takes to load torch.
     common = {"capacity": 64, "expect": 1, "gate_timeout_s": 600.0, **options}
     peers = [Peers(str(directory / "peers"), i, nodes, "lo") for i in range(nodes)]
-    feeders = [Feeder(pipe(kind), peers=each, **common) for each in peers]
-    for feeder in feeders:
-        stack.callback(feeder.close)
-    return feeders
+    return [stack.enter_context(Feeder(pipe(kind), peers=peer, **common)) for peer in peers]
 
 
 def jobs(nodes: int, **options: Any) -> list[Job]:
@@ -56,29 +40,22 @@ def nodes_of(*feeders: Feeder) -> list[list[int]]:
     return [feeder.stats()["group"]["nodes"] for feeder in feeders]
 
 
-def sent_bytes(feeder: Feeder) -> int:
-    return int(feeder.stats()["group"]["sent_bytes"])
-
-
-def check(found: list[tuple[list[Any], dict[str, Any]]], wanted: list[Job]) -> None:
-    for (records, _), job in zip(found, wanted, strict=True):
-        assert records == alone(job)
-
-
 def of_one_pace(nodes: int) -> list[Job]:
     """Jobs that go on for long, none faster than another: only nodes that are near each other meet anew."""
     return [replace(job, epochs=(0, 99), pause_s=0.006 * job.batch_size) for job in jobs(nodes)]
 
 
-@pytest.mark.parametrize(
-    ("design", "preparers"),
-    [
-        pytest.param("all", None, marks=pytest.mark.more),
-        pytest.param("multi", 2, marks=pytest.mark.more),
-        pytest.param("single", 1, marks=pytest.mark.more),
-    ],
-    ids=lambda v: str(v),
-)
+def read_through(fault: Any, over: threading.Event, wanted: list[Job], addresses: list[str]) -> list[Any]:
+    """What each reads until the fault is over: checked to be what it reads alone."""
+    pairs = zip(wanted, addresses, strict=True)
+    reading = [lambda j=job, a=address: pipes.read_until(over, j, j.attach(a)) for job, address in pairs]
+    *results, _ = pipes.together([*reading, fault])
+    pipes.check_until(results, wanted)
+    return results
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("design", "preparers"), [("all", None), ("multi", 2), ("single", 1)])
 def test_what_the_nodes_prepare_together_is_what_each_would_alone(
     tmp_path: Path, design: str, preparers: int | None
 ) -> None:
@@ -86,18 +63,19 @@ def test_what_the_nodes_prepare_together_is_what_each_would_alone(
     with ExitStack() as stack:
         feeders = start(stack, tmp_path, 3, design=design, preparers=preparers, overwrite_released=True)
         pairs = zip(wanted, feeders, strict=True)
-        found = together([functools.partial(shared, job, feeder.address) for job, feeder in pairs])
-        check(found, wanted)
-        assert all(stats["private_batches"] == 0 for _, stats in found)
+        results = pipes.together([functools.partial(pipes.shared, job, feeder.address) for job, feeder in pairs])
+        assert [records for records, _ in results] == [pipes.alone(job) for job in wanted]
+        assert all(stats["private_batches"] == 0 for _, stats in results)
         sample_bytes = 3 * 7 * 4 + 5 + 1 + 8 + 8 + 8 + 1  # image, mask, flag, label, draw, index, _ok
         # What has come is read at once; that it is sent is known a moment later.
-        wait_until(lambda: sum(sent_bytes(each) for each in feeders) >= 2 * 2 * N * sample_bytes)
+        sent_bytes = 2 * 2 * N * sample_bytes
+        pipes.wait_until(lambda: sum(f.stats()["group"]["sent_bytes"] for f in feeders) >= sent_bytes)
         stats = [feeder.stats() for feeder in feeders]
-    prepared = [each["prepared"] for each in stats]
+    prepared = [of_node["prepared"] for of_node in stats]
     assert sum(prepared) == 2 * N, "each sample once over all nodes"
     assert sum(bool(count) for count in prepared) == (preparers or 3)
-    assert [each["group"]["received"] for each in stats] == [2 * N - count for count in prepared]
-    assert sum(each["group"]["sent_bytes"] for each in stats) == 2 * 2 * N * sample_bytes
+    assert [of_node["group"]["received"] for of_node in stats] == [2 * N - count for count in prepared]
+    assert sum(of_node["group"]["sent_bytes"] for of_node in stats) == sent_bytes
     assert not os.listdir(tmp_path / "peers")
 
 
@@ -110,27 +88,23 @@ def test_a_feeder_that_dies_takes_nobody_with_it_and_its_successor_is_taken_in(t
     with ExitStack() as stack:
         killed = feed.spawn(pipe("numpy"), peers=peers[0], address=address, **options)
         stack.callback(killed.stop)
-        others = [Feeder(pipe("numpy"), peers=peer, **options) for peer in peers[1:]]
-        for feeder in others:
-            stack.callback(feeder.close)
+        others = [stack.enter_context(Feeder(pipe("numpy"), peers=peer, **options)) for peer in peers[1:]]
 
         def fault() -> None:
-            wait_until(lambda: others[0].stats()["consumed"] > 100)
+            pipes.wait_until(lambda: others[0].stats()["consumed"] > 100)
             assert others[0].stats()["group"]["nodes"] == [0, 1, 2]
             killed.kill()
-            wait_until(lambda: nodes_of(*others) == [[1, 2], [1, 2]])
+            pipes.wait_until(lambda: nodes_of(*others) == [[1, 2], [1, 2]])
             killed.stop()
             successor = feed.spawn(pipe("numpy"), peers=peers[0], address=address, replacement=True, **options)
             stack.callback(successor.stop)
-            wait_until(lambda: nodes_of(*others) == [[0, 1, 2], [0, 1, 2]])
+            pipes.wait_until(lambda: nodes_of(*others) == [[0, 1, 2], [0, 1, 2]])
             over.set()
 
         addresses = [address, *(feeder.address for feeder in others)]
-        reading = [functools.partial(until, over, *pair) for pair in zip(wanted, addresses, strict=True)]
-        *found, _ = together([*reading, fault])
-        check_until(found, wanted)
-        assert found[1][1]["private_batches"] == found[2][1]["private_batches"] == 0
-        assert found[0][1]["private_batches"] > 0
+        results = read_through(fault, over, wanted, addresses)
+        assert results[1][1]["private_batches"] == results[2][1]["private_batches"] == 0
+        assert results[0][1]["private_batches"] > 0
 
 
 @pytest.mark.more
@@ -141,22 +115,18 @@ def test_a_link_that_dies_is_replaced_and_all_nodes_meet_again(tmp_path: Path) -
 
         def fault() -> None:
             for number in (0, 1):
-                wait_until(lambda: nodes_of(*feeders) == [[0, 1, 2]] * 3)
+                pipes.wait_until(lambda: nodes_of(*feeders) == [[0, 1, 2]] * 3)
                 os.kill(feeders[number].stats()["group"]["pid"], signal.SIGKILL)
-                wait_until(lambda: nodes_of(*feeders) != [[0, 1, 2]] * 3)
-            wait_until(lambda: nodes_of(*feeders) == [[0, 1, 2]] * 3)
+                pipes.wait_until(lambda: nodes_of(*feeders) != [[0, 1, 2]] * 3)
+            pipes.wait_until(lambda: nodes_of(*feeders) == [[0, 1, 2]] * 3)
             over.set()
 
-        pairs = zip(wanted, feeders, strict=True)
-        *found, _ = together([*(functools.partial(until, over, job, f.address) for job, f in pairs), fault])
-        check_until(found, wanted)
-        assert all(stats["private_batches"] == 0 for _, stats in found)
+        results = read_through(fault, over, wanted, [feeder.address for feeder in feeders])
+        assert all(stats["private_batches"] == 0 for _, stats in results)
         assert all(feeder.stats()["group"]["lost_groups"] >= 2 for feeder in feeders)
 
 
-def test_a_link_that_cannot_start_is_tried_again_after_a_pause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_cannot_start_is_tried_again_after_a_pause(tmp_path: Path, monkeypatch: Any) -> None:
     started: list[float] = []
     start_link = LinkProcess.start
 
@@ -167,7 +137,7 @@ def test_a_link_that_cannot_start_is_tried_again_after_a_pause(
     monkeypatch.setattr(LinkProcess, "start", start_and_note)
     monkeypatch.setattr("pipelines.multinode.link.sys", SimpleNamespace(executable="/bin/false"))
     with Feeder(pipe("numpy"), peers=Peers(str(tmp_path / "peers"), 0, 2)) as feeder:
-        wait_until(lambda: len(started) >= 2)
+        pipes.wait_until(lambda: len(started) >= 2)
         assert feeder.stats()["failure"] is None
     assert started[1] - started[0] >= 2
 
@@ -175,19 +145,19 @@ def test_a_link_that_cannot_start_is_tried_again_after_a_pause(
 def test_nodes_that_lose_the_directory_or_were_given_different_designs_work_by_themselves(tmp_path: Path) -> None:
     wanted = jobs(2)
     with ExitStack() as stack:
-        said = stack.enter_context(warnings.catch_warnings(record=True))
-        peers = [Peers(str(tmp_path / "peers"), i, 2) for i in range(2)]
+        caught = stack.enter_context(warnings.catch_warnings(record=True))
         options: dict[str, Any] = {"capacity": 64, "expect": 1, "gate_timeout_s": 3.0}
-        designs = zip(peers, ("all", "single"), strict=True)
-        feeders = [Feeder(pipe("numpy"), peers=each, design=design, **options) for each, design in designs]
-        for feeder in feeders:
-            stack.callback(feeder.close)
-        wait_until(lambda: any("or design" in str(warning.message) for warning in said))
+        feeders = []
+        for node, design in enumerate(("all", "single")):
+            feeder = Feeder(pipe("numpy"), peers=Peers(str(tmp_path / "peers"), node, 2), design=design, **options)
+            feeders.append(stack.enter_context(feeder))
+        pipes.wait_until(lambda: any("or design" in str(warning.message) for warning in caught))
         shutil.rmtree(tmp_path / "peers")
         pairs = zip(wanted, feeders, strict=True)
-        check(together([functools.partial(shared, job, feeder.address) for job, feeder in pairs]), wanted)
+        results = pipes.together([functools.partial(pipes.shared, job, feeder.address) for job, feeder in pairs])
+        assert [records for records, _ in results] == [pipes.alone(job) for job in wanted]
         assert [feeder.stats()["failure"] for feeder in feeders] == [None, None]
-    assert any("cannot meet other nodes" in str(warning.message) for warning in said)
+    assert any("cannot meet other nodes" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.more
@@ -200,19 +170,19 @@ def test_a_member_that_stalls_on_one_node_does_not_stall_the_others_for_ever(tmp
 
         def hold() -> list[Any]:
             in_hand = next(batches)
-            first = record(in_hand)
-            wait_until(lambda: finished)
-            assert record(in_hand) == first
-            return [first, *read(batches, held)]
+            first = pipes.record(in_hand)
+            pipes.wait_until(lambda: finished)
+            assert pipes.record(in_hand) == first
+            return [first, *pipes.read(batches, held)]
 
         def run() -> Any:
-            result = shared(quick, feeders[1].address)
+            result = pipes.shared(quick, feeders[1].address)
             finished.append(True)
             return result
 
-        slow, (records, stats) = together([hold, run])
-        assert slow == alone(held)
-        assert records == alone(quick)
+        slow, (records, stats) = pipes.together([hold, run])
+        assert slow == pipes.alone(held)
+        assert records == pipes.alone(quick)
         assert feeders[0].stats()["detached"] == 1
         if not feeders[1].stats()["detached"]:  # on a busy machine the quick one may have been slow, too
             assert stats["private_batches"] == 0
@@ -222,6 +192,6 @@ def test_a_node_whose_peers_never_come_begins_by_itself(tmp_path: Path) -> None:
     job = jobs(1)[0]
     peers = Peers(str(tmp_path / "peers"), 1, 2, "lo")
     with Feeder(pipe("numpy"), capacity=64, expect=1, peers=peers, gate_timeout_s=1.0) as feeder:
-        records, stats = shared(job, feeder.address)
-        assert records == alone(job)
+        records, stats = pipes.shared(job, feeder.address)
+        assert records == pipes.alone(job)
         assert stats["private_batches"] == 0

@@ -37,28 +37,21 @@ def bad(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def harmless_when_tried(sample: dict[str, Any]) -> dict[str, Any]:
-    in_a_worker = sys.argv[0].endswith("worker_main.py")
-    if sample["label"] == KILLS and in_a_worker and not os.path.exists(os.environ["MARKER"]):
-        with open(os.environ["MARKER"], "w"):
-            os.kill(os.getpid(), signal.SIGKILL)
-    return sample
-
-
-def kills_every_other_time(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] == KILLS and sys.argv[0].endswith("worker_main.py"):
-        try:
-            os.unlink(os.environ["MARKER"])
-        except FileNotFoundError:
-            with open(os.environ["MARKER"], "w"):
-                os.kill(os.getpid(), signal.SIGKILL)
-    return sample
-
-
 def hangs_and_says_so(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["label"] == HANGS:
         with open(os.environ["MARKER"], "w"):
             threading.Event().wait()
+    return sample
+
+
+def kills_by_chance(sample: dict[str, Any], *, always: bool) -> dict[str, Any]:
+    """Its worker is killed at the first try, or at every other one."""
+    if sample["label"] == KILLS and sys.argv[0].endswith("worker_main.py"):
+        if not os.path.exists(os.environ["MARKER"]):
+            with open(os.environ["MARKER"], "w"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        elif always:
+            os.unlink(os.environ["MARKER"])
     return sample
 
 
@@ -72,22 +65,18 @@ def batches(loader: Any) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:left out")
 def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named() -> None:
-    expected = batches(made(bad).loader(8, range(3)))
-    feeder = Feeder(
-        made(poison), workers=2, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S,
-        resident={"valid": made(poison)},
-    )  # fmt: skip
-    with feeder:
+    expected, held = batches(made(bad).loader(8, range(3))), {"valid": made(poison)}
+    options: dict[str, Any] = {"expect": 2, "prepare_timeout_s": TIMEOUT_S, "resident": held}
+    with Feeder(made(poison), workers=2, capacity=24, **options) as feeder:
         first = attach(feeder.address, made(poison), 8, range(3), name="a")
         second = attach(feeder.address, made(poison), 8, range(1), name="b")
         epochs = first.epochs()
-        got, other = together([lambda: batches(next(epochs)), partial(batches, second)])
-        assert got == other == expected[: len(other)]
-        held = resident(feeder.address, "valid", made(poison))
-        assert len(held) == len(made(bad)) - 2
-        found = {(each["set"], each["index"]): each for each in feeder.stats()["poison"]}
-        assert set(found) == {(name, index) for name in ("ring", "valid") for index in (KILLS, HANGS)}
-        assert all("row" in each["where"] for each in found.values())
+        read, other = together([lambda: batches(next(epochs)), partial(batches, second)])
+        assert read == other == expected[: len(other)]
+        assert len(resident(feeder.address, "valid", made(poison))) == len(made(bad)) - 2
+        poisoned = {(each["set"], each["index"]): each for each in feeder.stats()["poison"]}
+        assert set(poisoned) == {(name, index) for name in ("ring", "valid") for index in (KILLS, HANGS)}
+        assert all("row" in each["where"] for each in poisoned.values())
         assert "ends every process" in feeder.stats()["bad"][KILLS]
         assert "does not end within prepare_timeout_s" in feeder.stats()["bad"][HANGS]
         assert feeder.stats()["failure"] is None
@@ -95,8 +84,8 @@ def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for epoch in epochs:
-            got += batches(epoch)
-    assert got == expected
+            read += batches(epoch)
+    assert read == expected
     assert first.stats()["private_batches"] > 0 and first.stats()["skipped"] == 6
 
 
@@ -131,29 +120,20 @@ def test_such_a_record_is_an_error_that_names_it_where_none_may_be_left_out() ->
         assert feeder.stats()["failure"] is None, "the feeder lives on"
 
 
+@pytest.mark.parametrize(("always", "epochs"), [(False, 1), (True, 4)], ids=["once", "in each epoch"])
 def test_a_record_at_which_a_worker_was_killed_by_chance_is_no_bad_one(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, always: bool, epochs: int
 ) -> None:
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
-    with Feeder(made(harmless_when_tried), capacity=24) as feeder:
-        got = batches(attach(feeder.address, made(harmless_when_tried), 8, range(1)))
-        assert feeder.stats()["restarts"] == 1 and feeder.stats()["bad"] == {} and feeder.stats()["poison"] == []
-    assert got == batches(made(harmless_when_tried).loader(8, range(1)))
+    pipeline = made(partial(kills_by_chance, always=always))
+    with Feeder(pipeline, workers=1, capacity=24) as feeder:
+        records = batches(attach(feeder.address, pipeline, 8, range(epochs)))
+        assert feeder.stats()["restarts"] >= epochs and feeder.stats()["bad"] == {}
+        assert feeder.stats()["poison"] == [] and (always or feeder.stats()["restarts"] == 1)
+    assert records == batches(pipeline.loader(8, range(epochs)))
 
 
-def test_a_record_at_which_a_worker_is_killed_in_each_epoch_is_no_bad_one(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
-    with Feeder(made(kills_every_other_time), workers=1, capacity=24) as feeder:
-        got = batches(attach(feeder.address, made(kills_every_other_time), 8, range(4)))
-        assert feeder.stats()["restarts"] >= 4 and feeder.stats()["bad"] == {} and feeder.stats()["poison"] == []
-    assert got == batches(made(kills_every_other_time).loader(8, range(4)))
-
-
-def test_a_worker_that_hangs_does_not_outlive_a_feeder_that_is_killed(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_hangs_does_not_outlive_a_feeder_that_is_killed(tmp_path: Any, monkeypatch: Any) -> None:
     marker = tmp_path / "marker"
     monkeypatch.setenv("MARKER", str(marker))
 

@@ -17,8 +17,8 @@ from pipelines import Peers, PipelineError
 from pipelines.multinode.rendezvous import FRESH_S, GroupAssignment, Rendezvous, WaitingNode, select_nearby
 
 
-def meetings(directory: Path, nodes: int, identity: str = "same") -> list[Rendezvous]:
-    return [Rendezvous(Peers(str(directory / "peers"), node, nodes), identity, near=64) for node in range(nodes)]
+def meetings(directory: Path, nodes: int) -> list[Rendezvous]:
+    return [Rendezvous(Peers(str(directory / "peers"), node, nodes), "same", near=64) for node in range(nodes)]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
@@ -26,16 +26,14 @@ def test_all_nodes_meet_in_one_group_whoever_looks_first(tmp_path: Path, order: 
     nodes = meetings(tmp_path, 3)
     for meeting in nodes[:2]:
         assert meeting.poll(-1, everybody=True) is None
-    found: dict[int, GroupAssignment] = {}
-    for _ in range(3):
-        for node in order:
-            invitation = None if node in found else nodes[node].poll(-1, everybody=True)
-            if invitation is not None:
-                found[node] = invitation
-    assert {node: (i.generation, i.rank, i.nodes) for node, i in found.items()} == {
-        rank: (1, rank, (0, 1, 2)) for rank in range(3)
-    }
-    assert len({i.store for i in found.values()}) == 1
+    groups: dict[int, GroupAssignment] = {}
+    for node in order * 3:
+        invitation = None if node in groups else nodes[node].poll(-1, everybody=True)
+        if invitation is not None:
+            groups[node] = invitation
+    for node in range(3):
+        assert (groups[node].generation, groups[node].rank, groups[node].nodes) == (1, node, (0, 1, 2))
+    assert len({i.store for i in groups.values()}) == 1
     assert stat.S_IMODE(os.stat(tmp_path / "peers").st_mode) == 0o700
     nodes[0].remove_group(1)
     assert os.listdir(tmp_path / "peers") == []
@@ -49,16 +47,12 @@ def test_after_failures_there_are_longer_pauses_up_to_half_a_minute(tmp_path: Pa
         assert not node.is_due(now_s + pause_s - 0.5) and node.is_due(time.monotonic() + pause_s)
 
 
-def grow_old(note: Path) -> None:
-    long_ago = os.stat(note).st_mtime - FRESH_S - 1
-    os.utime(note, (long_ago, long_ago))
-
-
 def test_those_who_are_left_meet_without_the_one_that_died(tmp_path: Path) -> None:
     nodes = meetings(tmp_path, 3)
     for meeting in nodes:
         meeting.announce(100)
-    grow_old(tmp_path / "peers" / "wait-0.json")
+    note = tmp_path / "peers" / "wait-0.json"
+    os.utime(note, (os.stat(note).st_mtime - FRESH_S - 1,) * 2)
     for node in (1, 2):
         invitation = nodes[node].poll(100, everybody=False)
         assert invitation is not None and invitation.nodes == (1, 2)
@@ -84,15 +78,20 @@ def test_a_transport_is_told_an_absolute_path(tmp_path: Path, monkeypatch: pytes
     there.announce(-1)
     assignment = here.poll(-1, everybody=True)
     assert assignment is not None and assignment.store == str(tmp_path / "peers" / "store-1")
+    (tmp_path / "peers").chmod(0o777)
+    with pytest.raises(PipelineError, match="other users may write"):
+        meetings(tmp_path, 1)
 
 
-def test_other_pipelines_do_not_meet_and_are_named(tmp_path: Path) -> None:
+def test_other_pipelines_do_not_meet_and_are_named_and_half_written_notes_are_none(tmp_path: Path) -> None:
     here, there = meetings(tmp_path, 2)
     there = Rendezvous(there.peers, "another", near=64)
     there.announce(-1)
     assert here.poll(-1, everybody=False) is None
     assert here.mismatched_nodes() == [1]
     assert there.poll(-1, everybody=False) is None
+    (tmp_path / "peers" / "wait-1.json").write_text('{"v": 1, "boot')
+    assert [waiter.node for waiter in here.waiting_nodes()] == [0]
 
 
 def test_who_comes_later_is_seen_by_the_group_when_it_is_near(tmp_path: Path) -> None:
@@ -103,21 +102,6 @@ def test_who_comes_later_is_seen_by_the_group_when_it_is_near(tmp_path: Path) ->
     assert here.joinable_nodes((0,), head=900) == [1]
     late.withdraw()
     assert here.joinable_nodes((0,), head=900) == []
-
-
-def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "peers").mkdir()
-    (tmp_path / "peers").chmod(0o777)
-    with pytest.raises(PipelineError, match="other users may write"):
-        meetings(tmp_path, 1)
-
-
-def test_half_written_notes_are_no_notes(tmp_path: Path) -> None:
-    here, there = meetings(tmp_path, 2)
-    here.announce(-1)
-    there.announce(-1)
-    (tmp_path / "peers" / "wait-1.json").write_text('{"v": 1, "boot')
-    assert [waiter.node for waiter in here.waiting_nodes()] == [0]
 
 
 @given(st.lists(st.integers(-1, 400), max_size=6), st.integers(1, 100))

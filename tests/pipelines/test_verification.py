@@ -25,8 +25,6 @@ from pipelines.verification.checker import SampleChecker, ServedSample
 from pipelines.verification.compare import CheckResult, compare_arrays, flatten_sample
 from pipelines.verification.reader import AT_START, SAMPLES, choose_first, choose_later
 
-# --- the comparator -------------------------------------------------------------------------------------
-
 
 def test_a_difference_is_named_by_field_position_and_size() -> None:
     served = {"label": np.int64(3), "x": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -39,28 +37,18 @@ def test_a_difference_is_named_by_field_position_and_size() -> None:
     assert "'x' at [1, 2] is 5.0 where it was prepared, 5.5 here, a difference of 0.5" in found.detail
 
 
+NAN, RANGE = np.array([np.nan, 1.0]), np.array([0.0, 1000.0])
+ROUNDED = [(np.float32(1), np.float32(1 + 1e-6)), (np.uint8([7, 9]), np.uint8([8, 8])), (0.0, -0.0)]
+ROUNDED += [(RANGE, np.array([0.005, 1000.0]))]  # of the range, not of the value
+ROUNDED += [(NAN, np.array([np.nan, 1 + 1e-7])), (np.complex64(1 + 1j), np.complex64(1 + 1.000001j))]
+OTHER = [(np.float32(1), np.float32(1 + 1e-4)), (RANGE, np.array([0.05, 1000.0])), (np.uint8(0), np.uint8(255))]
+OTHER += [(np.uint8([7, 9]), np.uint8([7, 7])), (np.bool_(True), np.bool_(False)), (np.nan, 1.0), ("cat", "dog")]
+OTHER += [(np.array((1, 2.0), "i4,f4"), np.array((9, 2.0), "i4,f4")), (b"cat", b"dog"), (np.int64(1), np.int32(1))]
+OTHER += [(np.datetime64("2026-01-01"), np.datetime64("2027-01-01")), (np.zeros(2), np.zeros(3))]
+
+
 @pytest.mark.parametrize(
-    ("served", "own", "elsewhere"),
-    [
-        (np.float32(1.0), np.float32(1 + 1e-6), "rounding"),
-        (np.float32(1.0), np.float32(1 + 1e-4), "different"),
-        (np.array([0.0, 1000.0]), np.array([0.005, 1000.0]), "rounding"),  # of the range, not of the value
-        (np.array([0.0, 1000.0]), np.array([0.05, 1000.0]), "different"),
-        (np.uint8([7, 9]), np.uint8([8, 8]), "rounding"),
-        (np.uint8([7, 9]), np.uint8([7, 7]), "different"),
-        (np.uint8(0), np.uint8(255), "different"),
-        (np.bool_(True), np.bool_(False), "different"),
-        (np.float64(np.nan), np.float64(1.0), "different"),
-        (np.array([np.nan, 1.0]), np.array([np.nan, 1 + 1e-7]), "rounding"),
-        (np.float64(0.0), np.float64(-0.0), "rounding"),
-        (np.complex64(1 + 1j), np.complex64(1 + 1.000001j), "rounding"),
-        ("cat", "dog", "different"),
-        (b"cat", b"dog", "different"),
-        (np.datetime64("2026-01-01"), np.datetime64("2027-01-01"), "different"),
-        (np.array((1, 2.0), "i4,f4"), np.array((9, 2.0), "i4,f4"), "different"),
-        (np.int64(1), np.int32(1), "different"),
-        (np.zeros(2), np.zeros(3), "different"),
-    ],
+    ("served", "own", "elsewhere"), [(*x, "rounding") for x in ROUNDED] + [(*x, "different") for x in OTHER]
 )
 def test_rounding_is_allowed_where_processors_or_versions_differ_and_nowhere_else(
     served: Any, own: Any, elsewhere: str
@@ -71,14 +59,11 @@ def test_rounding_is_allowed_where_processors_or_versions_differ_and_nowhere_els
     assert compare_arrays(pair[0], pair[0], is_exact=True).kind == "equal"
 
 
-def test_a_letter_of_a_kept_text_is_not_rounded_either() -> None:
+def test_a_letter_of_a_kept_text_is_not_rounded_and_a_field_that_one_lacks_is_a_difference() -> None:
     kept, own = (flatten_sample({"text": text}) for text in ("cat", "bat"))
     result = compare_arrays(kept, own, is_exact=False)
     assert (result.kind, result.field, result.position) == ("different", "text", (0,))
     assert compare_arrays(*(flatten_sample({"text": ""}) for _ in range(2)), is_exact=False).kind == "equal"
-
-
-def test_a_field_that_one_lacks_is_a_difference() -> None:
     one, two = _arrays({"x": 1}), _arrays({"x": 1, "y": 2})
     assert compare_arrays(one, two, is_exact=False).field == "y"
     assert compare_arrays(two, one, is_exact=False).kind == "different"
@@ -88,44 +73,33 @@ def _arrays(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(value) for name, value in fields.items()}
 
 
-# --- the schedule ---------------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 10_000), st.integers(1, 40), st.text(max_size=9))
-def test_two_positions_before_the_first_step_then_one_an_epoch_and_one_in_so_many_samples_at_most(
+def test_two_positions_at_the_start_then_one_an_epoch_and_in_so_many_samples(
     n: int, epochs: int, name: str
 ) -> None:
     first = choose_first(name, 0, 0, n)
     assert len(first) == len(set(first)) == min(AT_START, n) and all(0 <= place < n for place in first)
     later = [choose_later(name, epoch, n) for epoch in range(epochs)]
+    assert later == [choose_later(name, epoch, n) for epoch in range(epochs)]
     due = [place for place in later if place is not None]
     assert all(0 <= place < n for place in due)
     assert len(due) == min(epochs, epochs * n // SAMPLES) if n >= SAMPLES else len(due) == epochs * n // SAMPLES
 
 
-def test_readers_of_other_names_look_at_other_positions_and_one_reader_at_the_same_each_time() -> None:
-    places = {choose_later(f"member-{i}", 3, 20_000) for i in range(16)}
-    assert len(places) > 12
-    assert choose_later("member-0", 3, 20_000) == choose_later("member-0", 3, 20_000)
-
-
-# --- one sample -----------------------------------------------------------------------------------------
+def test_readers_of_other_names_look_at_other_positions() -> None:
+    assert len({choose_later(f"member-{i}", 3, 20_000) for i in range(16)}) > 12
 
 
 def rows(n: int = 64) -> Any:
     return sources.arrays(x=np.arange(4.0 * n).reshape(n, 4), label=np.arange(n))
 
 
-def as_served(pipeline: Pipeline, place: int = 0, **other: Any) -> ServedSample:
-    """A sample as the pipeline itself serves it, with other values where they are given."""
+def as_served(pipeline: Pipeline, place: int = 0, status: Any = GOOD) -> ServedSample:
+    """A sample as the pipeline itself serves it."""
     batch = next(iter(pipeline.loader(len(pipeline), 1)))
     columns = {name: batch[name][place].numpy() for name in batch if name != "index"}
-    index, status = int(batch["index"][place]), other.pop("status", GOOD)
-    stages = len(pipeline.stages)
-    return ServedSample(
-        stages=stages, epoch=0, place=place, index=index, status=status, structure=None,
-        columns={**columns, **other},
-    )  # fmt: skip
+    where = {"stages": len(pipeline.stages), "epoch": 0, "place": place, "index": int(batch["index"][place])}
+    return ServedSample(**where, status=status, structure=None, columns=columns)
 
 
 def test_a_served_sample_survives_the_way_to_another_process() -> None:
@@ -144,13 +118,13 @@ def refuse_odd(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_skipped_equals_skipped_and_nothing_else() -> None:
-    bad = Pipeline(rows(), shuffle=False, on_error="skip", max_skipped=1.0).map(refuse_odd)
-    good = Pipeline(rows(), shuffle=False, on_error="skip", max_skipped=1.0).map(dict)
+    skipping = Pipeline(rows(), shuffle=False, on_error="skip", max_skipped=1.0)
+    bad, good = skipping.map(refuse_odd), skipping.map(dict)
     there = as_served(good, 1, status=FAILED)
     assert SampleChecker(bad).check(there).kind == "equal"
     assert SampleChecker(good).check(there).kind == "different"
-    found = SampleChecker(bad).check(as_served(good, 1))
-    assert found.kind == "different" and "could not be prepared here" in found.detail
+    result = SampleChecker(bad).check(as_served(good, 1))
+    assert result.kind == "different" and "could not be prepared here" in result.detail
 
 
 def test_a_stage_that_is_unequal_to_itself_is_named() -> None:
@@ -161,39 +135,29 @@ def test_a_stage_that_is_unequal_to_itself_is_named() -> None:
 
     pipeline = Pipeline(rows(), shuffle=False).map(counts, id="counts")
     served = as_served(pipeline)
-    found = [SampleChecker(pipeline).check(served) for _ in range(4)][-1]
-    assert found.kind == "unstable" and "counts" in found.detail
+    last = [SampleChecker(pipeline).check(served) for _ in range(4)][-1]
+    assert last.kind == "unstable" and "counts" in last.detail
 
 
 def complain(sample: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("\U0001f600" * 100_000)
 
 
-def test_a_result_fits_into_a_message_however_long_an_error_is() -> None:
+def use_gpu(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": torch.as_tensor(sample["x"]).cuda().cpu().numpy()}
+
+
+def test_a_stage_that_fails_here_is_a_short_result_and_one_that_needs_a_gpu_or_a_spool_is_left_out() -> None:
     served = as_served(Pipeline(rows(), shuffle=False).map(dict))
     result = SampleChecker(Pipeline(rows(), shuffle=False).map(complain)).check(served)
     message = messages.pack("result", found=result.as_record())
     assert result.kind == "different" and len(message) < messages.MAX_MESSAGE_BYTES
     assert CheckResult.from_record(messages.unpack(message)["found"]) == result
-
-
-def use_gpu(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "x": torch.as_tensor(sample["x"]).cuda().cpu().numpy()}
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_stage_that_needs_a_gpu_is_not_compared_where_none_is_seen() -> None:
-    served = as_served(Pipeline(rows(), shuffle=False).map(dict))
-    result = SampleChecker(Pipeline(rows(), shuffle=False).map(use_gpu)).check(served)
-    assert result.kind == "left_out" and "needs a GPU" in result.detail
-
-
-def test_records_of_a_spooled_iterable_are_left_out() -> None:
-    source = sources.iterable([{"x": np.float32(i)} for i in range(8)], length=8)
-    assert SampleChecker(Pipeline(source)).check(as_served(Pipeline(source))).kind == "left_out"
-
-
-# --- readers that attach by themselves ------------------------------------------------------------------
+    spooled = Pipeline(sources.iterable([{"x": np.float32(i)} for i in range(8)], length=8))
+    assert SampleChecker(spooled).check(as_served(spooled)).kind == "left_out"
+    if not torch.cuda.is_available():
+        result = SampleChecker(Pipeline(rows(), shuffle=False).map(use_gpu)).check(served)
+        assert result.kind == "left_out" and "needs a GPU" in result.detail
 
 
 class Reads:
@@ -258,39 +222,32 @@ def blur(image: Any) -> Any:
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_verification_leaves_the_generators_as_they_were(verify: bool) -> None:
     def build() -> Pipeline:
-        return Pipeline(rows(), seed=0).map(blur, field="x", random="global")
+        return Pipeline(rows(), seed=0).map(blur, field="x", random="global", id="blur")
 
-    with Feeder(build()) as feeder:
+    def draw(loader: Any) -> list[float]:
         torch.manual_seed(0), np.random.seed(0), random.seed(0)
         drawn = []
-        for batch in attach(feeder.address, build(), 16, epochs=range(2), verify=verify):
+        for batch in loader:
             drawn += [torch.rand(()).item(), np.random.random(), random.random(), batch["x"].sum().item()]
-    torch.manual_seed(0), np.random.seed(0), random.seed(0)
-    expected = []
-    for batch in build().loader(16, range(2)):
-        expected += [torch.rand(()).item(), np.random.random(), random.random(), batch["x"].sum().item()]
-    assert drawn == expected
+        return drawn
 
-
-# --- a cache that is opened again -----------------------------------------------------------------------
+    with Feeder(build()) as feeder:
+        drawn = draw(attach(feeder.address, build(), 16, epochs=range(2), verify=verify))
+    assert drawn == draw(build().loader(16, range(2)))
 
 
 def test_a_cache_of_a_file_that_has_changed_is_renewed(tmp_path: Path) -> None:
     path = tmp_path / "shift"
     pipeline = Pipeline(rows(), seed=0).map(Reads(path), id="shift, of version 1")
 
-    def first_value() -> float:
+    def check(value: str, renewed: bool) -> None:
+        path.write_text(value)
         with Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache") as feeder:
-            renewed = feeder.stats()["cache_renewed"]
+            assert (feeder.stats()["cache_renewed"] is not None) == renewed
             loader = attach(feeder.address, pipeline, 16, epochs=range(2), verify=False)
-            found = [(batch["x"][:, 0] - 4 * batch["label"]).unique().tolist() for batch in loader]
-            assert (renewed is not None) == (path.read_text() == "2")
-        assert all(each == found[0] for each in found)
-        return float(found[0][0])
+            assert all((batch["x"][:, 0] - 4 * batch["label"] == float(value)).all() for batch in loader)
 
-    path.write_text("1")
-    assert first_value() == 1.0
-    assert first_value() == 1.0  # from the cache
-    path.write_text("2")
+    check("1", False)
+    check("1", False)  # from the cache
     with pytest.warns(UserWarning, match=r"are not what the pipeline prepares now.*'x'.*a difference of 1"):
-        assert first_value() == 2.0
+        check("2", True)
