@@ -19,12 +19,7 @@ SECONDS = st.floats(1e-4, 10.0)
 
 
 def test_all_ranks_choose_alike_and_a_resume_opens_what_was_chosen() -> None:
-    words: list[Any] = [
-        "torch",
-        {"name": "hierarchical", "group_size": 2},
-        {"name": "hierarchical"},
-        "hybrid",
-    ]
+    words: list[Any] = ["torch", {"name": "hierarchical", "group_size": 2}, {"name": "hierarchical"}, "hybrid"]
     resolved = [resolve("communicator", word, COMMUNICATORS) for word in words]
     said = run_ranks("hierarchical_ranks:tuned", {"words": resolved}, placement=[0] * 4)
     assert said == [said[0]] * 4, "the same choice, and the same bits"

@@ -184,9 +184,7 @@ def test_draws_of_different_keys_and_places_are_unrelated(keys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"name": "qsgd2", "norm": "l2"}, {"name": "qsgd4", "bucket": 32}, {"name": "qsgd8"}],
-    ids=said,
+    "options", [{"name": "qsgd2", "norm": "l2"}, {"name": "qsgd4", "bucket": 32}, {"name": "qsgd8"}], ids=said
 )
 def test_qsgd_is_unbiased(options: dict[str, Any]) -> None:
     codec, n, draws = make_codec(options), 704, 2000

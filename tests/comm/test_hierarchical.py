@@ -11,13 +11,7 @@ from benchmarks.launch.hosts import Hosts, unavailable
 from benchmarks.launch.ranks import run_ranks
 from ensemble.comm import SingleRank
 from ensemble.comm.hierarchical import Hierarchical, choose_way
-from ensemble.comm.hosts import (
-    gather_host_keys,
-    group_by_host,
-    host_key,
-    machine_key,
-    split_groups,
-)
+from ensemble.comm.hosts import gather_host_keys, group_by_host, host_key, machine_key, split_groups
 
 REASON = unavailable()
 UNEVEN = [[[0, 2, 4], [1], [3]], [[0, 1, 2, 3, 4]], [[0], [1], [2], [3], [4]]]

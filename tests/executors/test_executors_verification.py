@@ -167,9 +167,7 @@ def checker(tmp_path: Path) -> Iterator[tuple[CheckerProcess, selectors.BaseSele
     forks.server.close()
 
 
-def test_a_checker_outlives_its_fork_server(
-    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks],
-) -> None:
+def test_a_checker_outlives_its_fork_server(checker: tuple[CheckerProcess, selectors.BaseSelector, Forks]) -> None:
     process, selector, forks = checker
     with ipc_connection(process) as connection:
         (key,) = (key for key, _ in selector.select())
@@ -199,9 +197,7 @@ def test_a_fork_server_that_dies_before_it_has_forked_the_checker_is_asked_again
 
 
 def test_a_node_without_a_process_for_its_checker_goes_on_without_one(
-    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     process, selector, forks = checker
     forks.server.process.kill()

@@ -11,17 +11,7 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kit.property_examples import examples
-from ray_model import (
-    Cluster,
-    Group,
-    Piece,
-    Run,
-    World,
-    fits_alone,
-    list_pending,
-    make_member,
-    resolve,
-)
+from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pending, make_member, resolve
 
 from ensemble.executors.ray.demand import MOST_PENDING, plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S, REST_S
@@ -117,10 +107,7 @@ def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
 
 @examples(5)
 @given(
-    hosts=HOSTS,
-    kinds=st.tuples(MEMBERS, MEMBERS),
-    devices=st.tuples(DEVICES, DEVICES),
-    seed=st.integers(0, 2**32),
+    hosts=HOSTS, kinds=st.tuples(MEMBERS, MEMBERS), devices=st.tuples(DEVICES, DEVICES), seed=st.integers(0, 2**32)
 )
 def test_all_members_of_two_runs_train_on_a_cluster_that_others_use_too(
     world: World, hosts: Hosts, kinds: Any, devices: tuple[str, str], seed: int
