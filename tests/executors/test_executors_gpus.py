@@ -15,7 +15,7 @@ from kit.event_dicts import ledger, read_events
 from ensemble.controller.node_table import NodeTable
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
 from ensemble.meter.devices import GpuState
-from ensemble.meter.gpu_activity import IN_USE, MIG, MPS, OTHER_NAMESPACE
+from ensemble.meter.gpu_activity import IN_USE, OTHER_NAMESPACE
 from ensemble.reporting import RunProjection, status_notes
 from ensemble.schedule.needs import Node
 from ensemble.store import RunState
@@ -105,32 +105,6 @@ def test_the_node_says_when_activity_is_known_no_more(executor: str, tmp_path: P
     later = [e for e in run.of_kind("power") if e["t"] > known_until]
     assert not any(part["activity"] for event in later for part in event["parts"])
 
-
-@pytest.mark.more
-@pytest.mark.parametrize(("gpus", "with_mps", "why"), [("A100:80:2", False, MIG), ("A100:80", True, MPS)])
-def test_where_activity_is_not_known_the_node_says_why(
-    gpus: str, with_mps: bool, why: str, tmp_path: Path
-) -> None:
-    environment = make_machine(tmp_path, gpus)
-    if with_mps:
-        control = tmp_path / "nvidia-cuda-mps-control"
-        control.write_text("#!/bin/sh\nexit 0\n")
-        control.chmod(0o755)
-        environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-    describe = [sys.executable, "-c", DESCRIBE, "mps" if with_mps else ""]
-    assert subprocess.check_output(describe, env=environment, text=True).splitlines()[-1] == why
-
-
-DESCRIBE = """
-import selectors, sys
-from kit.execute_members import an_ensemble
-from ensemble.executors.node_services import NodeServices
-
-declared = an_ensemble([{"lr": 0.1}], devices="cuda", mps=sys.argv[1] == "mps")
-services = NodeServices("a", declared, selectors.DefaultSelector(), emit=lambda event: None)
-print(services.describe().as_event()["power"]["gpu_activity"])
-services.close()
-"""
 
 INLINE = """
 import json, os, sys
