@@ -161,13 +161,8 @@ class SlurmCluster:
         configuration.touch(0o600)
         configuration.write_text(_DATABASE.format(directory=self._directory, address=address))
         self.run("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}", "--skip-test-db")
-        options = [
-            "--no-defaults",
-            "--user=root",
-            f"--datadir={data}",
-            f"--socket={data}/socket",
-            "--skip-grant-tables",
-        ]
+        options = ["--no-defaults", "--user=root", f"--datadir={data}", f"--socket={data}/socket"]
+        options.append("--skip-grant-tables")
         self._spawn(self._hosts.command(0, ["mariadbd", *options, "--bind-address=127.0.0.1"]))
         self._wait_until((data / "socket").exists, "mariadbd did not start")
         self._spawn_named("slurmdbd -D")

@@ -38,15 +38,8 @@ class Job:
         directory.mkdir()
         (directory / ".venv").symlink_to(sys.prefix)
         shutil.copy(HERE / "slow_spec.py", directory)
-        command = [
-            "sbatch",
-            "--parsable",
-            f"--export=ALL,{exported}",
-            *sbatch,
-            str(SCRIPT),
-            "slow_spec.py",
-            *options,
-        ]
+        command = ["sbatch", "--parsable", f"--export=ALL,{exported}", *sbatch, str(SCRIPT)]
+        command += ["slow_spec.py", *options]
         self.number = cluster.run(*command, cwd=directory).strip()
 
     def hurry(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Bundle, ResourceRequest
 from ensemble.executors.ray.session import RayConnection, find_reachable
-from ensemble.executors.spawn import ForkServer
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
 
@@ -148,11 +146,8 @@ def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
     bundle = Bundle(1.0, 1.0, 1)
     agent = Agent("here", RECORD, make_seen("GPU-0", "GPU-1"))
     assert agent.described is not None
-    agent.described["gpu_reasons"] = [
-        (("GPU-0", "0"), "busy"),
-        (("GPU-1", "1"), "slow"),
-        (("GPU-2", "2"), "broken"),
-    ]
+    reasons = enumerate(("busy", "slow", "broken"))
+    agent.described["gpu_reasons"] = [((f"GPU-{n}", f"{n}"), reason) for n, reason in reasons]
     for gpu, said in (("GPU-0", "busy"), ("GPU-1", "slow"), ("2", "broken"), ("3", "Ray offers GPUs that")):
         lease = Lease(ResourceRequest(bundle), None, bundle, gpus=(gpu,))
         lease.devices = agent.find_devices(lease.gpus)
@@ -163,18 +158,12 @@ def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
 
 def make_change(*free: float) -> Event:
     """A `node` event: processes of others leave these parts of the GPUs GPU-0, GPU-1, ..."""
-    gpus = tuple(f"GPU-{n}" for n in range(len(free)))
-    seen = make_seen(*gpus)
-    return {
-        "type": "node",
-        **seen,
-        "gpu_free": free,
-        "gpu_parents": gpus,
-        "gpu_shares": (1.0,) * len(free),
-        "gpu_exclusive": (False,) * len(free),
-    }
+    gpus, count = tuple(f"GPU-{n}" for n in range(len(free))), len(free)
+    parts = {"gpu_parents": gpus, "gpu_shares": (1.0,) * count, "gpu_exclusive": (False,) * count}
+    return {"type": "node", **make_seen(*gpus), "gpu_free": free, **parts}
 
 
+KNOWN, UNKNOWN = {"gpu_activity": "SM utilization"}, {"gpu_activity": "it is not"}
 FREE = ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75), (0.88, 1.0, 0.5))
 
 
@@ -183,12 +172,7 @@ FREE = ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75),
     [
         (3, [make_change(*free) for free in FREE], "gpu_free", [[0.92, 1.0]]),
         (0, [{**make_change(), "memory_left_gb": gb} for gb in (3.0, 3.0, None)], "memory_left_gb", [3.0, None]),
-        (
-            1,
-            [make_change(1.0) | {"power": {"gpu_activity": why}} for why in ("SM utilization", "it is not")],
-            "power",
-            [{"gpu_activity": "it is not"}],
-        ),
+        (1, [make_change(1.0) | {"power": why} for why in (KNOWN, UNKNOWN)], "power", [UNKNOWN]),
     ],
     ids=["GPUs that are its own", "memory that others leave", "activity that is known no more"],
 )
@@ -204,23 +188,6 @@ def test_what_changes_for_members_on_a_node_is_reported_once(
     agent.is_closing = True
     model.keep(agent, [make_change(*(0.1 for _ in range(gpus)))])
     assert not model.take_reports(), "no member is offered a node whose agent is closing"
-
-
-@pytest.mark.more  # in a local run: tests/executors/test_executors_contract.py
-def test_how_a_rank_ended_is_told_where_ray_ignores_the_ends_of_child_processes(run: Run) -> None:
-    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as in the workers of a raylet that is a subreaper
-    try:
-        agent = run.start_agent()
-        agent._ranks._connect_forks = no_fork_server  # as on a GPU, where each rank is the agent's own child
-        agent.perform(0, [("launch", [run.a_job(fault="exit", after=1)], [None])])
-        [exited] = list_exits(agent)
-        assert "ended with code 3" in exited["detail"]
-    finally:
-        signal.signal(signal.SIGCHLD, usual)
-
-
-def no_fork_server() -> ForkServer:
-    raise OSError("a rank of its own")
 
 
 def test_the_rank_is_ended_that_is_furthest_over_its_grant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,13 @@ def test_a_node_that_is_drained_is_left_once_nothing_runs_there(two: Lender, tmp
     run.executor.close()
 
 
+def test_a_run_begins_on_the_nodes_that_are_not_drained(two: Lender, tmp_path: Path) -> None:
+    two.cluster.draining["node-0"] = None
+    run = Run(two, tmp_path, members=2)
+    assert run.open() == ["node-1"] and "node-0" not in two.actors
+    run.executor.close()
+
+
 def test_the_end_of_an_agent_on_a_drained_node_is_the_end_of_the_node(lender: Lender, tmp_path: Path) -> None:
     run = Run(lender, tmp_path)
     run.open()
