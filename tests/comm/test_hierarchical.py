@@ -45,12 +45,9 @@ def test_everything_but_all_reduce_is_the_base_s() -> None:
     alone.close()
 
 
-def test_groups_must_hold_each_rank_once() -> None:
+def test_groups_must_hold_each_rank_once_and_this_host_has_one_key() -> None:
     with pytest.raises(ValueError, match="each of the ranks 0 to 0 once"):
         Hierarchical(SingleRank(), ((0,), (0,)))
-
-
-def test_this_host_has_one_key() -> None:
     assert host_key() == host_key() and machine_key()
     assert gather_host_keys(SingleRank()) == [host_key()]
 
