@@ -134,9 +134,7 @@ def test_threads_and_forked_processes_pack_the_same_bits(name: str) -> None:
 
 
 @every
-def test_the_error_is_what_was_lost_to_the_bit_and_a_key_gives_the_same_bits(
-    options: dict[str, Any],
-) -> None:
+def test_the_error_is_what_was_lost_to_the_bit_and_a_key_gives_the_same_bits(options: dict[str, Any]) -> None:
     codec, values = make_codec(options), normal(3000, scale=1e-2)
     error = torch.empty(3000)
     wire = encode(codec, values, 5, error)

@@ -119,14 +119,3 @@ def test_a_ring_does_not_depend_on_the_size_of_dev_shm_and_the_doctor_knows_it(s
     done = run_alone("made = make_ring(24); print(*_shared_memory())", small)
     assert done.returncode == 0, done.stderr
     assert "1 MiB, as containers have by default" in done.stdout
-
-
-@pytest.mark.more
-def test_a_run_does_not_depend_on_the_size_of_dev_shm(small: list[str], tmp_path: Path) -> None:
-    script = tmp_path / "runs.py"
-    script.write_text(RUNS)
-    command = [*small, sys.executable, str(script), str(tmp_path / "run"), ""]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert max(event["ring_bytes"] for event in of_kind(tmp_path / "run", "feeder")) > 16 * MIB
-    assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))

@@ -66,15 +66,9 @@ from kit.execute_members import an_ensemble
 
 logging.basicConfig(level=logging.WARNING)
 if __name__ == "__main__":
-    ensemble.submit(
-        an_ensemble(
-            [{{"lr": 0.1, "hold_mb": 400}}, {{"lr": 0.2, "hold_mb": 400}}],
-            resources=Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=1.0),
-            retries=0,
-        ),
-        sys.argv[2],
-        sys.argv[3],
-    ).wait()
+    needs = Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=1.0)
+    members = [{{"lr": 0.1, "hold_mb": 400}}, {{"lr": 0.2, "hold_mb": 400}}]
+    ensemble.submit(an_ensemble(members, resources=needs, retries=0), *sys.argv[2:]).wait()
 """
 
 
@@ -97,16 +91,12 @@ def others_hold(group: Path, mib: int) -> Iterator[None]:
 
 
 def test_only_what_others_hold_is_left_to_them(tmp_path: Path) -> None:
-    with make_group(1000) as group:
-        check_what_is_left(group, tmp_path)
-
-
-def check_what_is_left(group: Path, tmp_path: Path) -> None:
-    seen = dict[str, str]()
-    script = tmp_path / "looks.py"
+    seen, script, pipe = dict[str, str](), tmp_path / "looks.py", subprocess.PIPE
     script.write_text(JOIN + LOOKS)
-    command = [sys.executable, str(script), str(group), str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(make_group(1000))
+        command = [sys.executable, str(script), str(group), str(tmp_path)]
+        process = stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
         assert process.stdin is not None and process.stdout is not None
         for what in ("nothing", "own", "ring", "child", "cache"):
             seen |= [process.stdout.readline().split()]

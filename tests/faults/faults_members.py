@@ -100,9 +100,8 @@ def train(member: Any) -> None:
     net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
     net, _ = member.prepare(net, torch.optim.SGD(net.parameters(), lr=params["lr"], momentum=0.9))
     where = member.position
-    account = Account(
-        Path(params["account"]), member.identity.member, member.rank, (where["epoch"], where["step"])
-    )
+    begins = where["epoch"], where["step"]
+    account = Account(Path(params["account"]), member.identity.member, member.rank, begins)
     done = 0
     for epoch in member.epochs():
         for batch in member.batches():
@@ -157,29 +156,11 @@ def declared(
         of_member: hyperparameters of single members, such as `fault`, `after`, `marker`.
     """
     account.mkdir(parents=True, exist_ok=True)
-    members = [
-        Member(
-            {
-                "lr": 0.05 * (1 + number),
-                "step_s": step_s,
-                "account": str(account),
-                **(of_member or {}).get(number, {}),
-            },
-            workers=width,
-        )
-        for number, width in enumerate(widths)
-    ]
-    usual: dict[str, Any] = {
-        "name": "faults",
-        "recipe": train,
-        "train": pipeline().map(noise),
-        "valid": pipeline(30, 8),
-        "members": members,
-        "epochs": 6,
-        "batch_size": BATCH,
-        "gate_timeout_s": 20.0,
-        "hang_timeout_s": 60.0,
-        "retries": 10,
-        "resources": declared_resources(0.2),
-    }
-    return Ensemble(**{**usual, **options})
+    members = []
+    for number, width in enumerate(widths):
+        params = {"lr": 0.05 * (1 + number), "step_s": step_s, "account": str(account)}
+        members.append(Member(params | (of_member or {}).get(number, {}), workers=width))
+    usual: dict[str, Any] = {"epochs": 6, "batch_size": BATCH, "train": pipeline().map(noise), "retries": 10}
+    usual |= {"valid": pipeline(30, 8), "gate_timeout_s": 20.0, "hang_timeout_s": 60.0}
+    usual["resources"] = declared_resources(0.2)
+    return Ensemble(name="faults", recipe=train, members=members, **{**usual, **options})

@@ -49,7 +49,11 @@ class StartedCluster:
             variables, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items())
         )
         for each in nodes:  # one after the other: those that start at once on one host disturb each other
-            self.start_node(each, "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1")
+            self.join(each)
+
+    def join(self, variables: Mapping[str, str], cpus: int = 1) -> None:
+        """Start a further node."""
+        self.start_node(variables, "--address", f"127.0.0.1:{self.port}", "--num-cpus", str(cpus))
 
     def start_node(self, variables: Mapping[str, str], *options: str) -> None:
         """Start one node, whose processes go on by themselves."""
@@ -103,17 +107,10 @@ def make_cluster(**variables: str) -> Iterator[StartedCluster]:
     (short / "token").write_text(secrets.token_hex(32))
     (short / "token").chmod(0o600)
     (port,) = find_free_ports(1)
-    environment = {
-        **os.environ,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(short / "token"),
-        "RAY_ADDRESS": f"127.0.0.1:{port}",
-        "PYTHONPATH": os.pathsep.join(
-            [str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE), str(HERE.parent)]
-        ),
-        MARK: short.name,
-        **variables,
-    }
+    paths = map(str, (HERE.parents[2], HERE.parents[1] / "support", HERE, HERE.parent))
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(short / "token"), MARK: short.name}
+    own |= {"RAY_ADDRESS": f"127.0.0.1:{port}", "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, **own, **variables}
     cluster = StartedCluster(short, port, environment)
     try:
         yield cluster
