@@ -53,7 +53,6 @@ def step(
 
 
 def digest(own: dict[str, nn.Parameter]) -> str:
-    """Of all bits of the gradients."""
     grads = [p.grad.numpy().tobytes() for p in own.values() if p.grad is not None]
     return hashlib.sha256(b"".join(grads)).hexdigest()
 
@@ -69,7 +68,6 @@ def add(total: dict[str, torch.Tensor], own: dict[str, nn.Parameter], unit: floa
 
 
 def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What is sent in a few steps and what is remembered, beside what there was to send."""
     own = parameters()
     exchange = exchange_of(comm, own, name, **options)
     total, unused, digests, sent, error = zeros(), True, list[str](), 0.0, 0.0
@@ -191,7 +189,6 @@ def grown(comm: Communicator, folder: Path, name: str) -> dict[str, Any]:
 
 
 def overflow(comm: Communicator, name: str) -> list[bool]:
-    """One rank's infinity is everybody's, and the step after it is as if it had not been."""
     own = parameters()
     exchange = exchange_of(comm, own, name)
     step(exchange, own, 0, comm.rank)
@@ -215,7 +212,6 @@ def overflow(comm: Communicator, name: str) -> list[bool]:
 
 
 def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """What three ranks do."""
     folder = Path(options["folder"])
     return {
         "schemes": {name: scheme(comm, folder, name, options) for name, options in FEEDBACK.items()},
@@ -224,7 +220,6 @@ def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def wider(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """What three ranks do after two have done `narrow`."""
     return {name: grown(comm, Path(options["folder"]), name) for name in GROWN}
 
 

@@ -20,17 +20,11 @@ from ensemble.comm.codecs import Codec, make_codec
 from ensemble.spec.options import CODECS, COMPRESSIONS, resolve
 from pipelines.providers import Provider
 
-VARIANTS: list[dict[str, Any]] = [
-    {"name": "fp16"},
-    {"name": "bf16"},
-    *({"name": f"qsgd{bits}", "norm": norm} for bits in (2, 4, 8, 16) for norm in ("max", "l2")),
-    {"name": "qsgd4", "bucket": 32},
-    {"name": "onebit", "threshold": "mean"},
-    {"name": "onebit", "threshold": "zero"},
-    {"name": "onebit", "column": 256},
-    {"name": "onebit", "column": 3},
-    {"name": "onebit", "column": 100, "threshold": "zero"},
-]
+VARIANTS: list[dict[str, Any]] = [{"name": "fp16"}, {"name": "bf16"}]
+VARIANTS += [{"name": f"qsgd{bits}", "norm": norm} for bits in (2, 4, 8, 16) for norm in ("max", "l2")]
+ONEBIT = ({"threshold": "mean"}, {"threshold": "zero"}, {"column": 256}, {"column": 3})
+VARIANTS += [{"name": "qsgd4", "bucket": 32}, *({"name": "onebit", **options} for options in ONEBIT)]
+VARIANTS.append({"name": "onebit", "column": 100, "threshold": "zero"})
 #: Those with groups, and with more than one form: odd columns of 1-bit SGD are packed in plain torch only.
 PACKED = [options for options in VARIANTS[2:] if options.get("column") not in (3, 100)]
 
@@ -305,8 +299,6 @@ def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
 
 
 class Halves(Codec):
-    """A codec of another distribution."""
-
     def __init__(self, depth: int) -> None:
         self.name, self.granularity = f"halves-{depth}", depth
 

@@ -41,7 +41,6 @@ def test_a_completed_call_keeps_none_of_its_tensors() -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks said."""
     folder = tmp_path_factory.mktemp("two")
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "train")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

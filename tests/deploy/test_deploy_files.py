@@ -37,7 +37,6 @@ TEMPLATES = [JOB["submitterPodTemplate"], *(group["template"] for group in GROUP
 
 
 def gibibytes(quantity: str) -> float:
-    """A quantity of memory as Kubernetes writes it."""
     found = re.fullmatch(r"(\d+)(Mi|Gi)", quantity)
     assert found is not None, quantity
     return int(found[1]) / {"Mi": 1024, "Gi": 1}[found[2]]

@@ -20,7 +20,6 @@ QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 def to_schema(field: Any) -> dict[str, Any]:
-    """The JSON Schema of an entry of the table."""
     if isinstance(field, list):
         return {"type": "array", "items": to_schema(field[0])}
     if isinstance(field, str) and field.startswith("@"):
@@ -57,7 +56,6 @@ def select(documents: list[dict[str, Any]], kind: str) -> dict[str, dict[str, An
 
 
 def amount(quantity: str | int) -> float:
-    """Cores, or GiB."""
     number, unit = re.fullmatch(r"(\d+)(m|Mi|Gi)?", str(quantity)).groups()  # type: ignore[union-attr]
     return int(number) / {None: 1, "m": 1000, "Gi": 1, "Mi": 1024}[unit]
 

@@ -89,8 +89,6 @@ def make_machine(folder: Path, gpus: str, state: str = "") -> dict[str, str]:
 
 
 class Run:
-    """A run that has ended, on a machine with these GPUs."""
-
     def __init__(
         self, folder: Path, gpus: str, state: str, executor: str, mode: str, *arguments: str, **environment: str
     ) -> None:
@@ -119,7 +117,6 @@ class Run:
         return placed
 
     def most_at_once(self, gpu: str) -> int:
-        """The most attempts that held a GPU at one time."""
         spans = [s for m in self.state.members.values() for s in m.spans if gpu in s.devices]
         return max((sum(a.placed <= b.placed < (a.ended or 0) for a in spans) for b in spans), default=0)
 
@@ -153,8 +150,6 @@ Rule = tuple[str, int, Callable[[], object]]  # at the so-many-th event of a typ
 
 
 class Driver:
-    """Submits members, and changes the machine as the run goes on."""
-
     def __init__(self, run_dir: Path, executor: str) -> None:
         self.run_dir, self.executor = run_dir, executor
 
@@ -182,7 +177,6 @@ class Driver:
         (self.run_dir / "go").touch()
 
     def wait(self, count: int, **params: Any) -> list[Any]:
-        """Members that wait for "go"."""
         return [{"lr": 0.1 + n, "until": "go", **params} for n in range(count)]
 
     # -- what is driven -----------------------------------------------------------------------------------------
@@ -203,7 +197,6 @@ class Driver:
         self.submit([Member({"lr": 9.0}, workers=2), *self.wait(4)], 1.0, ("started", 4, self.go))
 
     def each(self, count: str) -> None:
-        """So many members, all at the same time."""
         self.submit(self.wait(int(count)), 1.0, ("started", int(count), self.go))
 
     def waits(self) -> None:
@@ -240,7 +233,6 @@ class Driver:
         self.submit(self.wait(1, holds=1, uses=40, haunts=True), 0.5, ("node", 2, self.go))
 
     def breaks(self, befalls: str, fails: str, workers: str) -> None:
-        """The GPU of a member breaks; the others' members end when that is known."""
         broken = {"lr": 9.0, "befalls": befalls, "fails": fails == "fails", "rank": int(workers) - 1}
         members = [Member(broken, workers=int(workers)), *self.wait(2)]
         self.submit(members, 1.0, ("gpu_quarantined", 1, self.go), ("failed", 1, self.go))

@@ -99,7 +99,6 @@ def make_ring(mib):
 
 
 def run_alone(program: str, within: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     command = [*within, sys.executable, "-c", RING + program]
     return subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -140,17 +140,14 @@ def test_a_member_that_trains_in_this_process_keeps_the_gpu_busy(tmp_path: Path)
     assert {e["power"]["gpu_activity"] for e in events if e["type"] == "node"} == {IN_USE}
 
 
+LOCAL = [("xid 79", "fails", 1), ("ecc 2", "hangs", 1), ("lost 1", "fails", 2), ("xid 48", "hangs", 2)]
 BROKEN = {"xid 79": "XID 79: GPU has fallen", "ecc 2": "2 uncorrectable ECC errors", "lost 1": "GPU is lost"}
 
 
 @pytest.mark.parametrize(
     ("executor", "befalls", "fails", "workers"),
     [
-        pytest.param("local", "xid 79", "fails", 1, marks=pytest.mark.more),
-        pytest.param("local", "ecc 2", "hangs", 1, marks=pytest.mark.more),
-        pytest.param("local", "lost 1", "fails", 2, marks=pytest.mark.more),
-        pytest.param("local", "xid 48", "hangs", 2, marks=pytest.mark.more),
-        pytest.param("ray", "xid 79", "fails", 2, marks=[pytest.mark.ray, pytest.mark.slow]),
+        *(pytest.param("local", *broken, marks=pytest.mark.more) for broken in LOCAL),
         pytest.param("ray", "lost 1", "hangs", 1, marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )

@@ -37,7 +37,6 @@ HEAVY = ("cv2", "simplejpeg", "pyarrow", "sklearn", "numba", "libtorch_cpu", "op
 
 
 def find_mapped(pid: int) -> list[str]:
-    """Those of `HEAVY` that a process has loaded."""
     maps = Path(f"/proc/{pid}/maps").read_text()
     return [name for name in HEAVY if name in maps]
 

@@ -43,7 +43,6 @@ def look(where):
 
 @pytest.fixture
 def without(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """A directory where files cannot be locked, and the environment in which that is so."""
     where = tmp_path / "lustre"
     where.mkdir()
     return where, {**os.environ, **make_environment(tmp_path, where)}

@@ -23,7 +23,6 @@ LOOP |= {"averaging": EMA(0.7), "resources": NARROW, "calibrate": False}
 
 
 def own_loop(member: Any) -> None:
-    """A train function; the model is the Recipe's."""
     net = model(member.params)
     optimizer = torch.optim.SGD(net.parameters(), lr=member.params["lr"])
     net, optimizer = member.prepare(net, optimizer)

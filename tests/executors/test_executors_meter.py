@@ -59,7 +59,6 @@ def test_the_account_of_a_run_is_what_its_meter_saw(
 
 
 def meter_with(monkeypatch: pytest.MonkeyPatch, read: Callable[[], list[Reading]], kind: Kind = "cpu") -> None:
-    """Have nodes measured by that alone."""
     source = PowerSource("a meter", kind, "measured", read)
     monkeypatch.setattr("ensemble.meter.power.meter.open_power_sources", lambda *_, **__: [source])
 
@@ -152,7 +151,6 @@ def test_the_last_moments_of_a_run_are_metered_too_and_report_ledger_and_log_say
 
 
 def list_figures(page: str) -> list[Any]:
-    """The figures of the tables of cost in a report."""
     (found,) = re.findall(r'id="documents">(.*?)</script>', page)
     tables = json.loads(found)["tables"]["tables"]
     return [row for table in tables if table["id"].startswith("cost_of") for row in table["rows"]]

@@ -31,7 +31,6 @@ sys.exit(int(os.environ.get("STAND_IN_CODE", 0)))
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Puts the stand-in on the PATH; the file where it writes how it was called."""
     binary = tmp_path / "bin" / BINARY
     binary.parent.mkdir()
     binary.write_text(STAND_IN)

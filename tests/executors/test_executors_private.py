@@ -50,7 +50,6 @@ def here() -> list[Path]:
 
 
 def start_owners(*prefixes: str) -> tuple[list[subprocess.Popen[str]], list[Path]]:
-    """Processes that hold a directory each."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     owners = [subprocess.Popen([sys.executable, "-c", HOLD, each], **pipes) for each in prefixes]  # type: ignore
     return owners, [Path(each.stdout.readline().strip()) for each in owners]

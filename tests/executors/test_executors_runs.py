@@ -34,7 +34,6 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """The weights of four undisturbed members that each worked alone."""
     path = tmp_path_factory.mktemp("reference") / "run"
     members = [{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4)]
     ensemble.submit(an_ensemble(members, epochs=4), path, executor="inline").wait()

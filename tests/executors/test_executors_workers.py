@@ -28,8 +28,6 @@ Event = dict[str, Any]
 
 
 class Host:
-    """Workers of this host, and what they said."""
-
     def __init__(self, directory: Path, selector: selectors.BaseSelector, *, forks: bool = True) -> None:
         self.selector, self.said, self._directory = selector, list[Event](), directory
         self.workers = ProcessPool("here", selector, self.said.append, self._server if forks else self._refuse)
@@ -41,7 +39,6 @@ class Host:
         raise OSError(errno.EAGAIN, "no fork server")
 
     def wait_for(self, kind: str) -> Event:
-        """Listen until somebody says an event of that type."""
         while not (found := [event for event in self.said if event["type"] == kind]):
             dispatch(self.selector, None)
         return found[0]

@@ -82,7 +82,6 @@ class S3Proxy:
         self._server.server_close()
 
     def come_back(self) -> None:
-        """Be there again, at the same port."""
         self._is_away = False
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler)
         self._serve()

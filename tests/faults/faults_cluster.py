@@ -44,7 +44,6 @@ def processes_with(name: str, value: str) -> list[psutil.Process]:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL to each, and wait until they are gone."""
     known = list(processes)
     for process in known:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -86,14 +85,12 @@ class Nodes:
         wait_for_nodes(self.environment, len(self.alive))
 
     def tmp(self, number: int) -> Path:
-        """Temporary files of a node."""
         return self._cluster.directory / f"n{number}"
 
     def _mark(self, number: int) -> str:
         return f"{self._cluster.directory.name}-{number}"
 
     def of(self, number: int) -> list[psutil.Process]:
-        """All processes of a node, Ray's and ours."""
         return processes_with("FAULTS_NODE", self._mark(number))
 
     def ours(self) -> list[psutil.Process]:
@@ -112,7 +109,6 @@ class Nodes:
         shutil.rmtree(self.tmp(number), ignore_errors=True)
 
     def close(self) -> None:
-        """End all nodes; nothing of them is left."""
         for number in sorted(self.alive, reverse=True):
             self.kill(number)
         self._stack.close()
@@ -140,7 +136,6 @@ class Driver:
         return fold(self.list_events())
 
     def wait_for(self, holds: Callable[[], object]) -> None:
-        """Wait while the driver lives."""
         until = time.monotonic() + LIMIT_S
         while not holds():
             is_late = time.monotonic() >= until
@@ -150,7 +145,6 @@ class Driver:
             time.sleep(0.005)
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end; its exit code, and what it said."""
         try:
             code = self.process.wait(timeout=LIMIT_S)
         finally:

@@ -89,7 +89,6 @@ class Conductor:
     # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> RunState:
-        """Go through the plan; the state at the end."""
         memory = named_memory()
         self.tmp.mkdir(mode=0o700)
         try:
@@ -201,12 +200,10 @@ class Conductor:
         self.hits.append(fault.what)
 
     def _mine(self) -> list[psutil.Process]:
-        """Processes that work for this run."""
         here = processes_with("FAULTS_RUN", str(self.tmp))
         return here + (self.nodes.ours() if self.nodes is not None else [])
 
     def _victims(self, whom: str) -> list[int]:
-        """Processes of a kind, by their number."""
         assert self._driver is not None
         if whom == "driver":
             return [self._driver.pid] if self._driver.poll() is None else []
@@ -244,7 +241,6 @@ class Conductor:
         return found
 
     def _clear(self) -> None:
-        """End what is there after a failure."""
         for process in self._mine():
             with contextlib.suppress(psutil.Error):
                 process.kill()

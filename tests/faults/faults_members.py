@@ -36,7 +36,6 @@ class Account:
         self._write({"begins": begins})
 
     def add(self, epoch: int, step: int, index: Sequence[int]) -> None:
-        """A batch is about to be trained on."""
         self._write({"at": [epoch, step], "index": list(index)})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -92,7 +91,6 @@ def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
 
 
 def train(member: Any) -> None:
-    """A small net with dropout on noisy data; slow enough to be hit."""
     import torch
     from torch import nn
 
@@ -124,12 +122,10 @@ def train(member: Any) -> None:
 
 
 def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Other data in each epoch."""
     return {**sample, "x": sample["x"] + rng.normal(0, 0.1, 6).astype(np.float32)}
 
 
 def pipeline(n: int = N, seed: int = 7) -> Pipeline:
-    """Three classes, a little apart."""
     rng = np.random.default_rng(seed)
     label = rng.integers(0, 3, n)
     x = rng.normal(size=(n, 6)).astype(np.float32)

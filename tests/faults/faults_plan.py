@@ -59,7 +59,6 @@ class Plan:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Workers of each member."""
         return WIDTHS[: self.members]
 
 

@@ -69,13 +69,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> RunDir:
-    """A copy of the finished run."""
     shutil.copytree(trained / "run", tmp_path / "run")
     return RunDir(tmp_path / "run")
 
 
 def flip(path: Path) -> None:
-    """Change one byte, far from the header."""
     content = bytearray(path.read_bytes())
     content[-5] ^= 0x10
     path.write_bytes(content)
@@ -413,7 +411,6 @@ def spec():
 
 
 def write_spec(folder: Path, run_dir: Path) -> list[str]:
-    """The command that runs it."""
     spec = folder / "spec.py"
     spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(folder / "account")))
     return ["run", str(spec), "--run-dir", str(run_dir), "--executor", "inline"]

@@ -41,8 +41,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
 
 
 class Driver:
-    """`ensemble` in a process of its own, which is found with all that it starts."""
-
     def __init__(self, tmp_path: Path, *arguments: object) -> None:
         self.mark = f"{tmp_path}-{time.monotonic_ns()}"
         self.tmp = tmp_path / f"tmp-{time.monotonic_ns()}"

@@ -24,7 +24,6 @@ def start(run_dir: Path, tmp: Path, **told: Any) -> Driver:
 
 
 def list_left(tmp: Path) -> list[str]:
-    """Processes and directories of runs."""
     found = [str(p) for p in processes_with("FAULTS_RUN", str(tmp)) if p.status() != psutil.STATUS_ZOMBIE]
     return found + [str(path) for what in ("ensemble", "ray") for path in tmp.glob(f"{what}-*")]
 

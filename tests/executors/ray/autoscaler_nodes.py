@@ -26,16 +26,9 @@ def write_config(path: Path, gcs_address: str, most: int) -> Path:
 
     Ray's own for this provider is not in its wheel, so that each key is here.
     """
-    provider = {
-        "type": "external",
-        "module": "autoscaler_nodes.Provider",
-        "use_node_id_as_ip": True,
-        "disable_node_updaters": True,
-        "disable_launch_config_check": True,
-        "launch_multiple": True,
-        "head_node_id": FAKE_HEAD_NODE_ID,
-        "gcs_address": gcs_address,
-    }
+    on = ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check", "launch_multiple")
+    provider = {"type": "external", "module": "autoscaler_nodes.Provider", **dict.fromkeys(on, True)}
+    provider |= {"head_node_id": FAKE_HEAD_NODE_ID, "gcs_address": gcs_address}
     known: dict[str, Any] = {"ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}}
     known["worker"] = {"resources": WORKER, "node_config": {}, "min_workers": 0, "max_workers": most}
     commands = [f"{name}setup_commands" for name in ("", "head_", "worker_")]
@@ -50,7 +43,6 @@ def write_config(path: Path, gcs_address: str, most: int) -> Path:
 
 
 def make_environment(version: int) -> dict[str, str]:
-    """The environment of a head whose autoscaler is of that version."""
     ours = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
     head = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID, "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID}
     return {**ours, "RAY_enable_autoscaler_v2": str(int(version == 2)), **(head if version == 2 else {})}

@@ -26,7 +26,6 @@ def own_handler(signum: int, frame: Any) -> None: ...
 
 
 def seen(place: Path) -> dict[str, Any]:
-    """What can be told from outside of the Ray that runs."""
     daemons = psutil.Process().children()
     commands = [" ".join(daemon.cmdline()) for daemon in daemons]
     [node] = ray.nodes()

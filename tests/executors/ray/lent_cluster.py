@@ -37,8 +37,6 @@ class Call:
 
 
 class Actor:
-    """An agent's actor: what it was told, and what it says."""
-
     def __init__(self, answer: Any, name: str, run: str) -> None:
         self.name, self.run = name, run  # of its node, and of the run's directory
         self.running: set[tuple[str, int, int]] = set()
@@ -102,7 +100,6 @@ class Lender:
         return self.actors[name][-1]
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What an agent says of its node."""
         host = self.cluster.total[name]
         cores = {"cpus": host.cpus / 1e4, "memory_gb": host.memory / 2**30, "interface": "eth0"}
         gpus = {"gpus": ("A",) * len(host.gpus), "gpu_ids": host.gpus, "gpu_memory_gb": (80.0,) * len(host.gpus)}
@@ -121,8 +118,6 @@ class Lender:
 
 
 class Run:
-    """A run of members of one core, and its executor."""
-
     def __init__(self, lender: Lender, path: Path, members: int = 1, workers: int = 1) -> None:
         self.lender = lender
         one = Resources(workers=workers, cpus_per_worker=1.0, memory_gb=1.0)
@@ -141,7 +136,6 @@ class Run:
         self.executor.launch([make_job(placement.identity, self.run_dir, node=placement.node)], [None])
 
     def wait(self, seconds: float) -> list[Event]:
-        """The events of so many seconds."""
         until, seen = self.lender.cluster.clock + seconds, list[Event]()
         while self.lender.cluster.clock < until:
             for name, agents in self.lender.actors.items():

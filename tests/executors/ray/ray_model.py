@@ -120,11 +120,9 @@ class Cluster:
         return True
 
     def schedule(self, pick: Any = min) -> int:
-        """Give pending groups what is free, in the order in which they came; `pick` chooses among nodes."""
         return sum(self.give(group, pick) for group in self.groups if not group.is_placed)
 
     def give(self, group: Group, pick: Any = min) -> bool:
-        """Give a group what is free, all of it or nothing."""
         if group not in self.groups:
             self.groups.append(group)
         for piece in group.pieces:
@@ -274,8 +272,6 @@ def resolve(devices: str, nodes: Sequence[Node]) -> str:
 
 
 class World:
-    """Which cluster Ray's functions stand for now."""
-
     cluster: Cluster
 
     def request(self, request: ResourceRequest, name: str, avoided: Collection[str] = ()) -> Lease:

@@ -52,11 +52,9 @@ class StartedCluster:
             self.join(each)
 
     def join(self, variables: Mapping[str, str], cpus: int = 1) -> None:
-        """Start a further node."""
         self.start_node(variables, "--address", f"127.0.0.1:{self.port}", "--num-cpus", str(cpus))
 
     def start_node(self, variables: Mapping[str, str], *options: str) -> None:
-        """Start one node, whose processes go on by themselves."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--disable-usage-stats"]
         command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(80 * 2**20)]
         command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # else all use the same ports
@@ -85,7 +83,6 @@ class StartedCluster:
         return found
 
     def stop(self) -> None:
-        """Kill all processes of the cluster."""
         mine = self.find("ray", "gcs_server")
         for each in mine:
             with contextlib.suppress(psutil.Error):
@@ -93,7 +90,6 @@ class StartedCluster:
         psutil.wait_procs(mine, timeout=60)
 
     def run(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start an `ensemble` command."""
         command = [sys.executable, "-m", "ensemble.cli", *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, env=self.environment, **pipes)  # type: ignore[call-overload,no-any-return]

@@ -57,7 +57,6 @@ class Walker:
 
     @property
     def actors(self) -> list[Actor]:
-        """Of this run, the last on each node."""
         own = ([a for a in made if a.run == str(self.run_dir.path)] for made in self.lender.actors.values())
         return [made[-1] for made in own if made]
 
@@ -150,14 +149,11 @@ class Walker:
 
 
 class Faults:
-    """What befalls the cluster and the agents on it."""
-
     def __init__(self, lender: Lender, walkers: list[Walker], chance: random.Random) -> None:
         self.lender, self.cluster, self.walkers, self.chance = lender, lender.cluster, walkers, chance
         self.frozen: set[str] = set()
 
     def befall(self, fault: str) -> None:
-        """One fault of `FAULTS`, on a node that is chosen."""
         node = self.chance.choice(sorted(self.cluster.total))
         if fault == "die":
             self.kill(node, self.chance.sample(self.walkers, 1))

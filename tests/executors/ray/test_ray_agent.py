@@ -33,8 +33,6 @@ Event = dict[str, Any]
 
 
 class Run:
-    """A run of three members, and an agent on this host."""
-
     def __init__(self, path: Path, devices: str = "cpu") -> None:
         self.declared: Ensemble = an_ensemble([{"lr": 0.1}] * 3, epochs=1, devices=devices)
         self.run_dir = RunDir.create(path / "run", self.declared)
@@ -65,7 +63,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def list_exits(agent: NodeAgent, count: int = 1) -> list[Event]:
-    """So many `exited` events, the first ones."""
     found = (event for events in agent.events() for event in events if event["type"] == "exited")
     return list(itertools.islice(found, count))
 

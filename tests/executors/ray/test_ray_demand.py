@@ -31,15 +31,8 @@ KINDS = st.tuples(
     st.sets(st.sampled_from(["cpus_per_worker", "gpus_per_worker"])),  # guessed
     st.booleans(),  # whether its ranks may be on several nodes
 )
-HOSTS = st.lists(
-    st.tuples(
-        st.sampled_from([0.5, 1.0, 2.0, 4.0, 7.0, 16.0]),
-        st.sampled_from([3.9, 16.0, 64.0]),
-        st.sampled_from([0, 0, 1, 2, 3, 4, 8]),
-    ),
-    min_size=1,
-    max_size=4,
-)
+CORES, GIBS, GPUS = ([0.5, 1.0, 2.0, 4.0, 7.0, 16.0], [3.9, 16.0, 64.0], [0, 0, 1, 2, 3, 4, 8])
+HOSTS = st.lists(st.tuples(*map(st.sampled_from, (CORES, GIBS, GPUS))), min_size=1, max_size=4)
 DEVICES = st.sampled_from(["auto", "cpu", "cuda"])
 MEMBERS = st.lists(st.tuples(KINDS, st.integers(1, 6)), min_size=1, max_size=4)
 
