@@ -192,7 +192,9 @@ def test_the_relative_error_of_a_normal_vector(options: dict[str, Any], bound: f
     assert 0.8 * bound < error < bound
 
 
-def test_onebit_unpacks_to_the_means_of_its_classes() -> None:
+def test_onebit_unpacks_to_the_means_of_its_classes_and_a_cast_overflows_where_fp16_does() -> None:
+    largest = torch.tensor([65504.0, 65519.0, 65520.0, -1e6])
+    assert round_trip(make_codec({"name": "fp16"}), largest).tolist() == [65504.0, 65504.0, math.inf, -math.inf]
     values = torch.tensor([1.0, 2.0, 3.0, 10.0] * 16)
     assert round_trip(make_codec({"name": "onebit"}), values).tolist() == [2.0, 2.0, 2.0, 10.0] * 16
     zero = make_codec({"name": "onebit", "threshold": "zero"})
@@ -250,12 +252,6 @@ def test_what_is_not_finite_stays_so_and_harms_no_other_group(options: dict[str,
             assert bool(part.isfinite().all()) is (number != group)
         assert bool(error.isfinite().all())
         assert float(error.split(codec.granularity)[group].abs().max()) == 0
-
-
-def test_a_cast_overflows_where_fp16_does() -> None:
-    codec = make_codec({"name": "fp16"})
-    largest = torch.tensor([65504.0, 65519.0, 65520.0, -1e6])
-    assert round_trip(codec, largest).tolist() == [65504.0, 65504.0, math.inf, -math.inf]
 
 
 @every

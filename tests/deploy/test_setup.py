@@ -63,13 +63,10 @@ def test_every_dependency_is_pinned_to_a_version_that_satisfies_it() -> None:
         )
 
 
-def test_no_host_is_named_where_packages_are_installed() -> None:
+def test_no_host_is_named_where_packages_are_installed_and_commit_hooks_call_what_make_installed() -> None:
     for name in ("Makefile", "constraints.txt"):
         text = (ROOT / name).read_text()
         assert "://" not in text and "index-url" not in text
-
-
-def test_commit_hooks_call_what_make_installed() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
     assert {repo["repo"] for repo in config["repos"]} == {"local"}

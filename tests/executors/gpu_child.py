@@ -185,11 +185,6 @@ class Driver:
         """GPU-1 is half somebody else's, GPU-0 wholly; then it is freed while a member runs."""
         self.submit(self.wait(3, holds=30), 0.5, ("started", 1, note("GPU-0 held 0")), ("started", 3, self.go))
 
-    def taken(self) -> None:
-        """Somebody takes a part of the only GPU, and gives it back when no member is left that runs."""
-        befalls: list[Rule] = [("started", 1, note("GPU-0 held 45")), ("finished", 1, note("GPU-0 held 1"))]
-        self.submit(self.wait(2, holds=30), 1.0, *befalls, ("node", 2, self.go))
-
     def modes(self) -> None:
         self.submit(self.wait(6), 0.25, ("started", 5, self.go))
 

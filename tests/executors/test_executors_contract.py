@@ -23,16 +23,8 @@ import ensemble
 from ensemble import Member, Resources
 
 HERE = Path(__file__).parent
-RATES = (0.1, 0.2, 0.3, 0.4)
 NARROW = Resources(cpus_per_worker=0.2, gpus_per_worker=0.0, memory_gb=0.5)
 RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.more])
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    path = tmp_path_factory.mktemp("reference") / "run"
-    ensemble.submit(an_ensemble([{"lr": lr} for lr in RATES], epochs=4), path, executor="inline").wait()
-    return finished_hashes(path)
 
 
 @pytest.fixture

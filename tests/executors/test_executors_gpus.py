@@ -40,14 +40,6 @@ def test_what_others_leave_of_a_gpu_is_used_and_what_they_free(executor: str, tm
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_members_wait_for_what_others_hold(executor: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, "A100:80", "GPU-0 held 1\n", executor, "taken")
-    assert set(run.states.values()) == {"finished"}
-    assert [event["gpu_free"] for event in run.of_kind("node")] == [[1.0], [0.438], [1.0]]
-    assert run.of_kind("placed", "member-1")[0]["t"] >= run.of_kind("node")[2]["t"]
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
 def test_compute_modes_are_obeyed(executor: str, tmp_path: Path) -> None:
     run = Run(tmp_path, "A100:80,A100:80,A100:80", "GPU-0 mode 3\nGPU-1 mode 2\n", executor, "modes")
     assert set(run.states.values()) == {"finished"}

@@ -14,6 +14,7 @@ from kit.finished_runs import of_kind
 
 HERE = Path(__file__).parent
 MIB = 2**20
+LIMIT_MIB = 2500
 JOIN = "import os, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
 #: A process of somebody else, which the kernel does not choose where memory is short.
 HOLDS = """
@@ -116,7 +117,7 @@ def test_members_wait_while_others_hold_the_memory_and_start_when_it_is_given_ba
     run, script = tmp_path / "run", tmp_path / "runs.py"
     script.write_text(JOIN + RUNS)
     with contextlib.ExitStack() as stack:
-        group = stack.enter_context(make_group(2500))
+        group = stack.enter_context(make_group(LIMIT_MIB))
         with others_hold(group, 1750):
             command = [sys.executable, str(script), str(group), str(run), executor]
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
@@ -130,3 +131,7 @@ def test_members_wait_while_others_hold_the_memory_and_start_when_it_is_given_ba
     assert len(of_kind(run, "finished")) == 2 and not of_kind(run, "failed")
     assert all(event["t"] >= later["t"] for event in of_kind(run, "placed"))
     assert [bool(event["detail"]) for event in of_kind(run, "memory_awaited")] == [True, False]
+    rings = [event["ring_bytes"] for event in of_kind(run, "feeder")] or [0]
+    offered, limit = first["memory_gb"] * 2**30, LIMIT_MIB * MIB
+    assert (max(rings) > 0) == (executor == "local") and max(rings) <= limit / 16
+    assert offered + max(rings) <= limit < 1.1 * offered, "members and rings together"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import selectors
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -33,16 +31,10 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A directory of this test's for temporary files, with a short path."""
-    short = Path("/tmp") / f"t{secrets.token_hex(4)}"
-    short.mkdir()
+def _temporary(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All temporary files of a test lie there, and none is left."""
     monkeypatch.setenv("TMPDIR", str(short))
     monkeypatch.setattr("tempfile.tempdir", str(short))
-    yield
-    left = list(short.iterdir())
-    short.rmdir() if not left else None
-    assert not left
 
 
 def here() -> list[Path]:

@@ -32,14 +32,6 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    path = tmp_path_factory.mktemp("reference") / "run"
-    members = [{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4)]
-    ensemble.submit(an_ensemble(members, epochs=4), path, executor="inline").wait()
-    return hashes(path)
-
-
 def test_a_run_trains_combines_and_reports_and_a_member_that_diverges_is_the_only_one_that_fails(
     run_dir: Path, reference: dict[str, str | None]
 ) -> None:

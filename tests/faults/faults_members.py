@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kit.finished_runs import read_state
 from kit.once import is_first
 
+import ensemble
 from ensemble import Ensemble, Member, Resources
+from ensemble.store import RunState
 from pipelines import Pipeline, sources
 
 N = 90  # batches of 16 leave an uneven last one
@@ -131,6 +134,13 @@ def pipeline(n: int = N, seed: int = 7) -> Pipeline:
     x = rng.normal(size=(n, 6)).astype(np.float32)
     x[np.arange(n), label] += 2.0
     return Pipeline(sources.arrays(x=x, label=label), seed=seed)
+
+
+def train_two(run_dir: Path, account: Path, on_event: Any = None) -> RunState:
+    """Two members, one after the other, for three epochs; the same call goes on with what is there."""
+    made = declared(account, (1, 1), step_s=0.0, epochs=3)
+    ensemble.submit(made, run_dir, "inline", on_event=on_event).wait()
+    return read_state(run_dir)
 
 
 def declared_resources(cpus: float) -> Resources:

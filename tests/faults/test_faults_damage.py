@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faults_members import declared
+from faults_members import train_two as train
 from kit.edited_log import replace_in_log
 from kit.finished_runs import of_kind, read_state
 from kit.kept_predictions import save_predictions
@@ -38,13 +39,6 @@ from ensemble.store.file_checks import check_members
 from ensemble.store.verification import verify
 
 EPOCHS = 3
-
-
-def train(run_dir: Path, account: Path, on_event: Callable[[dict[str, Any]], None] | None = None) -> RunState:
-    """Two members, one after the other; the same call goes on with what is there."""
-    made = declared(account, (1, 1), step_s=0.0, epochs=EPOCHS)
-    ensemble.submit(made, run_dir, "inline", on_event=on_event).wait()
-    return read_state(run_dir)
 
 
 def digests(state: RunState) -> dict[str, str | None]:
@@ -332,9 +326,15 @@ def test_files_that_a_run_replaces_while_it_is_verified_are_not_called_damaged(
 def test_a_damaged_line_of_the_log_is_said_by_every_command_and_not_read_around(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever cuts the log there, as is said, goes on from it and comes to the same weights."""
+    """Nor is an event that does not fit. Whoever cuts the log there goes on from it, to the same weights."""
     from ensemble.reporting.dashboard.feed import LogReader
 
+    content = run.events.read_bytes()
+    more = '"type":"run_started","more_epochs":{"epochs":9,"members":{"x":1}}'
+    replace_in_log(run.events, '"type":"combining"', more)
+    with pytest.raises(DamagedError, match=r"the event 'run_started' of .* does not fit to those before it"):
+        read_state(run.path)
+    run.events.write_bytes(content)
     before, lines = read_state(run.path), run.events.read_bytes().splitlines(keepends=True)
     number = next(n for n, line in enumerate(lines) if b'"type":"checkpoint"' in line)
     lines[number] = lines[number].replace(b'"epoch":', b'"epoch": ', 1)
@@ -354,13 +354,6 @@ def test_a_damaged_line_of_the_log_is_said_by_every_command_and_not_read_around(
     after = read_state(run.path)
     assert results(after) == results(before)
     assert call("verify", run.path) == 0
-
-
-def test_an_event_that_does_not_fit_to_those_before_it_is_an_error(run: RunDir) -> None:
-    more = '"type":"run_started","more_epochs":{"epochs":9,"members":{"x":1}}'
-    replace_in_log(run.events, '"type":"combining"', more)
-    with pytest.raises(DamagedError, match=r"the event 'run_started' of .* does not fit to those before it"):
-        read_state(run.path)
 
 
 def test_a_power_failure_cannot_undo_the_names_of_what_the_log_says_is_there(
@@ -404,6 +397,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 from faults_members import declared
+from faults_members import train_two as train
 
 def spec():
     return declared(Path({account!r}), (1, 1), step_s=0.0, epochs=2)
@@ -416,12 +410,17 @@ def write_spec(folder: Path, run_dir: Path) -> list[str]:
     return ["run", str(spec), "--run-dir", str(run_dir), "--executor", "inline"]
 
 
-def test_what_finds_no_room_at_the_end_is_said_and_written_later(
+def test_a_run_that_finds_no_room_says_how_much_it_needs_and_what_finds_none_at_the_end_is_written_later(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ensemble.controller.finalize import Finalizer
 
     filler, path = small_disk / "filler", small_disk / "run"
+    command = write_spec(tmp_path, path)
+    filler.write_bytes(bytes(30 * 2**20))
+    assert main(command) == 2
+    assert "10.0 MiB free, 16.0 MiB needed); make room, then try again" in capsys.readouterr().err
+    filler.unlink()
     write_report = Finalizer.write_report
 
     def fill_and_write(self: Finalizer, ending: dict[str, Any]) -> None:
@@ -433,7 +432,7 @@ def test_what_finds_no_room_at_the_end_is_said_and_written_later(
         write_report(self, ending)
 
     monkeypatch.setattr(Finalizer, "write_report", fill_and_write)
-    assert main(write_spec(tmp_path, path)) == 1
+    assert main(command) == 1
     said = capsys.readouterr().err
     assert "report.html" in said and "MiB needed" in said and f"`ensemble report {path}` writes them" in said
     monkeypatch.undo()
@@ -450,14 +449,3 @@ def test_what_finds_no_room_at_the_end_is_said_and_written_later(
         assert call(command, folder) == 0
         assert all(each.stat().st_size for each in RunDir(folder).list_results())
         assert call("verify", folder) == 0
-
-
-def test_a_run_that_finds_no_room_says_how_much_it_needs(
-    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    filler, command = small_disk / "filler", write_spec(tmp_path, small_disk / "run")
-    filler.write_bytes(bytes(30 * 2**20))
-    assert main(command) == 2
-    assert "10.0 MiB free, 16.0 MiB needed); make room, then try again" in capsys.readouterr().err
-    filler.unlink()
-    assert main(command) == 0

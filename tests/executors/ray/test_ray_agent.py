@@ -98,19 +98,14 @@ def test_an_agent_offers_its_node_only_when_the_ranks_of_the_one_that_it_replace
         assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
 
 
-def test_an_agent_says_how_its_node_is(run: Run) -> None:
-    agent = run.start_agent()
-    agent.describe("127.0.0.1")
-    found = (event for events in agent.events() for event in events if event["type"] == "node_health")
-    report = next(found)
-    assert report["free_gb"].keys() == {"run directory", "/tmp", "/dev/shm"} and report["cpus"] > 0
-
-
-def test_an_agent_whose_thread_fails_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_says_how_its_node_is_and_if_its_thread_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(services: NodeServices) -> None:
         raise OSError("no power to be had")
 
     agent = run.start_agent()
+    agent.describe("127.0.0.1")
+    report = next(e for events in agent.events() for e in events if e["type"] == "node_health")
+    assert report["free_gb"].keys() == {"run directory", "/tmp", "/dev/shm"} and report["cpus"] > 0
     monkeypatch.setattr(NodeServices, "sample", fail)
     with ThreadPoolExecutor(1) as pool, pytest.raises(OSError, match="no power to be had"):
         pool.submit(list, agent.events()).result(timeout=300)
@@ -129,27 +124,25 @@ def make_seen(*gpus: str) -> dict[str, Any]:
 RECORD = {"NodeID": "a", "Resources": {"CPU": 4.0, "memory": 16.0 * 2**30, "GPU": 2}}
 
 
-def test_a_lease_whose_gpu_the_node_does_not_offer_is_unusable() -> None:
-    agent = Agent("here", RECORD, make_seen("GPU-1"))
+def lend(agent: Agent, *gpus: str) -> Lease:
     bundle = Bundle(1.0, 1.0, 1)
+    lease = Lease(ResourceRequest(bundle), None, bundle, gpus=gpus)
+    lease.devices = agent.find_devices(lease.gpus)
+    return lease
+
+
+def test_a_gpu_that_the_node_does_not_offer_is_unusable_and_one_that_the_run_does_not_hold_is_not_named() -> None:
+    agent, without = Agent("here", RECORD, make_seen("GPU-1")), Bundle(1.0, 1.0)
     for gpu, is_unusable in (("GPU-0", True), ("GPU-1", False)):
-        lease = Lease(ResourceRequest(bundle), None, bundle, gpus=(gpu,))
-        lease.devices = agent.find_devices(lease.gpus)
-        assert agent.is_unusable(lease) == is_unusable
-    assert not agent.is_unusable(Lease(ResourceRequest(bundle), None, Bundle(1.0, 1.0)))
-
-
-def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
-    bundle = Bundle(1.0, 1.0, 1)
+        assert agent.is_unusable(lend(agent, gpu)) == is_unusable
+    assert not agent.is_unusable(Lease(ResourceRequest(without), None, without))
     agent = Agent("here", RECORD, make_seen("GPU-0", "GPU-1"))
     assert agent.described is not None
     reasons = enumerate(("busy", "slow", "broken"))
     agent.described["gpu_reasons"] = [((f"GPU-{n}", f"{n}"), reason) for n, reason in reasons]
     for gpu, said in (("GPU-0", "busy"), ("GPU-1", "slow"), ("2", "broken"), ("3", "Ray offers GPUs that")):
-        lease = Lease(ResourceRequest(bundle), None, bundle, gpus=(gpu,))
-        lease.devices = agent.find_devices(lease.gpus)
-        assert describe_node(agent, [lease], on_gpus=True).no_gpus.startswith(said)
-    assert not describe_node(agent, [Lease(ResourceRequest(bundle), None, bundle)], on_gpus=True).no_gpus
+        assert describe_node(agent, [lend(agent, gpu)], on_gpus=True).no_gpus.startswith(said)
+    assert not describe_node(agent, [lend(agent)], on_gpus=True).no_gpus
     assert describe_node(agent, None, on_gpus=True).no_gpus == "busy; slow; broken"
 
 
@@ -242,8 +235,7 @@ def test_what_ray_says_of_a_lost_agent_is_told_without_its_ids() -> None:
     died = ray.exceptions.ActorDiedError()
     assert describe_error(died) == "The actor died unexpectedly before finishing this task."
     orphaned = "The actor is dead because its owner has died. Owner Id: 01ff Owner Ip address: 127.0.0.1 Detail"
-    assert describe_error(ray.exceptions.RayActorError(error_msg=orphaned)) == (
-        "The actor is dead because its owner has died. Detail"
-    )
+    said = describe_error(ray.exceptions.RayActorError(error_msg=orphaned))
+    assert said == "The actor is dead because its owner has died. Detail"
     unavailable = ray.exceptions.ActorUnavailableError("RpcError: Socket closed rpc_code: 14", b"\0" * 16)
     assert describe_error(unavailable) == "the connection to its agent broke"
