@@ -147,7 +147,7 @@ def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
     for process in processes_with("FAULTS_NODE", driver.mark):
         assert KEYS["AWS_SECRET_ACCESS_KEY"] not in " ".join(process.cmdline())
     store.go_away()
-    driver.wait_for(lambda: status_of(run).error and state_of(run).ended is not None)
+    driver.wait_for(lambda: status_of(run).error and state_of(run).ended and of_kind(run, "logger"))
     main(["status", str(run)])
     told = capsys.readouterr().out
     assert f"mirror: {url}: " in told and " behind since " in told, told
