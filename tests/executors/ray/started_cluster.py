@@ -59,8 +59,11 @@ class StartedCluster:
         command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(80 * 2**20)]
         command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # else all use the same ports
         environment = {**self.environment, "RAY_ADDRESS": "", **variables}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        for _ in range(3):  # a raylet has 30 seconds, and another program may have taken its ports
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            if done.returncode == 0:
+                return
+        raise AssertionError(done.stdout + done.stderr)
 
     def find(self, *names: str, **variables: str) -> list[psutil.Process]:
         """The processes of the cluster and of its actors that have one of these words in their command."""
