@@ -39,28 +39,47 @@ NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 def test_a_stage_that_reads_another_environment_is_found_before_the_first_step_and_so_is_another_resident_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The feeder has the environment of one of two members, of two ranks each, and makes of the validation set
-    what neither does. All ranks leave a stream that is not theirs.
-    """
+    """The feeder has the environment of one of two members, and makes of the validation set what neither does."""
     monkeypatch.setenv("LOOK", "1")
-    valid = Pipeline(draw(48, 1)).map(other_in_a_feeder, id="other")
-    members: list[Any] = [Member({"lr": 0.1, "look": look}, workers=2) for look in (1, 3)]
+    declared = an_ensemble(
+        [{"lr": 0.1, "look": 1}, {"lr": 0.1, "look": 3}],
+        train=train_by_environment, resources=NARROW,
+        valid=Pipeline(draw(48, 1)).map(other_in_a_feeder, id="other"),
+    )  # fmt: skip
     alone, run = tmp_path / "alone", tmp_path / "run"
-    for path, sharing in ((alone, "independent"), (run, "auto")):
-        options = {"train": train_by_environment, "valid": valid, "sharing": sharing, "retries": 0}
-        ensemble.submit(an_ensemble(members, resources=NARROW, **options), path, "local").wait()
+    ensemble.submit(declared, alone, "inline").wait()
+    ensemble.submit(declared, run, "local").wait()
     found = of_kind(run, "sample_difference")
     (of_stage,) = (event for event in found if event["split"] == "train")
     assert (of_stage["action"], of_stage["field"], of_stage["result"]) == ("alone", "x", "different")
     assert of_stage["size"] > 0 and len(of_stage["position"]) == 1
-    others = {(event["member"], event["split"], event["action"]) for event in found if event["split"] != "train"}
-    assert others == {(f"member-{i}", "valid", "alone") for i in range(2)}
+    others = [event for event in found if event["split"] != "train"]
+    assert {(event["member"], event["split"], event["action"]) for event in others} == {
+        (f"member-{i}", "valid", "alone") for i in range(2)
+    }
     assert finished_hashes(run) == finished_hashes(alone)
     metrics = [{event["member"]: event["metrics"] for event in of_kind(each, "finished")} for each in (alone, run)]
     assert metrics[0] == metrics[1]
     private = {e["member"]: e["private_batches"] for e in of_kind(run, "epoch")}
     assert sorted(private.values()) == [0, 3] and private[of_stage["member"]] == 3
     assert ledger(read_events(run / "events.jsonl")).cpu_by_role()["verify"] > 0
+
+
+@pytest.mark.more
+def test_all_ranks_of_a_member_leave_a_stream_that_is_not_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOK", "1")
+    members: list[Any] = [Member({"lr": 0.1, "look": look}, workers=2) for look in (1, 3)]
+    for name, sharing in (("alone", "independent"), ("run", "auto")):
+        declared = an_ensemble(
+            members, train=train_by_environment, valid=None, sharing=sharing, resources=NARROW, retries=0
+        )
+        ensemble.submit(declared, tmp_path / name, "local").wait()
+    (found,) = of_kind(tmp_path / "run", "sample_difference")
+    assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "alone")
+    private = {event["member"]: event["private_batches"] for event in of_kind(tmp_path / "run", "epoch")}
+    assert private[found["member"]] == 3 and sorted(private.values()) == [0, 3]
 
 
 def drift_after_an_epoch(run_dir: Path, marker: Path, **options: Any) -> ensemble.Result:
