@@ -11,13 +11,8 @@ import torch
 from ensemble.comm.codecs import make_codec
 
 NOT_FINITE = 7.0  # stands for NaN in what is compared
-OPTIONS: list[dict[str, Any]] = [
-    {"name": "qsgd2"},
-    {"name": "qsgd4"},
-    {"name": "qsgd8"},
-    {"name": "qsgd4", "norm": "l2"},
-    {"name": "qsgd8", "bucket": 32, "norm": "l2"},
-]
+OPTIONS: list[dict[str, Any]] = [{"name": f"qsgd{bits}"} for bits in (2, 4, 8)]
+OPTIONS += [{"name": "qsgd4", "norm": "l2"}, {"name": "qsgd8", "bucket": 32, "norm": "l2"}]
 
 
 def values_of(n: int) -> torch.Tensor:
@@ -38,12 +33,8 @@ def outcome(options: dict[str, Any], form: str, values: torch.Tensor) -> list[to
     codec.encode(values, wire, key=-11, error=error)
     codec.decode(wire, out)
     codec.decode(wire, added, add=True)
-    return [
-        wire,
-        error.view(torch.int32),
-        in_place.view(torch.int32),
-        *(each.nan_to_num(NOT_FINITE) for each in (out, added)),
-    ]
+    lost = [each.view(torch.int32) for each in (error, in_place)]
+    return [wire, *lost, *(each.nan_to_num(NOT_FINITE) for each in (out, added))]
 
 
 def main(device: str, form: str, sizes: list[int]) -> None:

@@ -14,8 +14,6 @@ from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 
 
 class Recording:
-    """A communicator that notes the size of each all-reduce."""
-
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self.sizes: list[int] = []
@@ -29,8 +27,6 @@ class Recording:
 
 
 class Branches(nn.Module):
-    """Layers that some ranks do not use."""
-
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -141,7 +137,6 @@ def check_many_under_way(comm: Communicator) -> None:
 
 
 def check_together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """All of it, by three ranks; what they must have alike."""
     for check in (check_half, check_broadcast, check_collectives, check_groups, check_many_under_way):
         check(comm)
     alike = check_gradients(comm)

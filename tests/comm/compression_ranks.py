@@ -18,13 +18,8 @@ from ensemble.spec.options import COMPRESSIONS, resolve
 from ensemble.store import load_checkpoint, save_checkpoint
 
 SHAPES = {"matrix": (300, 200), "bias": (300,), "kernel": (64, 32, 3, 3), "unused": (120, 100)}
-FEEDBACK = {
-    "fp16": {"error_feedback": True},
-    "qsgd4": {"error_feedback": True},
-    "qsgd8": {},
-    "onebit": {},
-    "powersgd": {},
-}
+FEEDBACK = {"fp16": {"error_feedback": True}, "qsgd4": {"error_feedback": True}, "qsgd8": {}, "onebit": {}}
+FEEDBACK["powersgd"] = {}
 STEPS = 3
 
 
@@ -58,18 +53,24 @@ def step(
 
 
 def digest(own: dict[str, nn.Parameter]) -> str:
-    """Of all bits of the gradients."""
-    return hashlib.sha256(
-        b"".join(p.grad.numpy().tobytes() for p in own.values() if p.grad is not None)
-    ).hexdigest()
+    grads = [p.grad.numpy().tobytes() for p in own.values() if p.grad is not None]
+    return hashlib.sha256(b"".join(grads)).hexdigest()
+
+
+def zeros() -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+
+
+def add(total: dict[str, torch.Tensor], own: dict[str, nn.Parameter], unit: float = 1.0) -> None:
+    for key, parameter in own.items():
+        if parameter.grad is not None:
+            total[key] += parameter.grad.double() / unit
 
 
 def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What is sent in a few steps and what is remembered, beside what there was to send."""
     own = parameters()
     exchange = exchange_of(comm, own, name, **options)
-    total = {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
-    unused, digests, errors, sent = True, [], [], 0.0
+    total, unused, digests, sent, error = zeros(), True, list[str](), 0.0, 0.0
     saved: dict[str, Any] = {}
     for number in range(STEPS):
         # A loss scale that changes, and a step that comes to nothing.
@@ -81,14 +82,12 @@ def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any])
         step(exchange, own, number, comm.rank, unit=unit)
         exchange.end_step(True)
         unused &= own["unused"].grad is None
-        for key, parameter in own.items():
-            if parameter.grad is not None:
-                total[key] += parameter.grad.double() / unit
+        add(total, own, unit)
         digests.append(digest(own))
         if number == 0:
             wanted = sum(grad for r in range(3) if (grad := gradient(0, r, "matrix")) is not None)
             assert own["matrix"].grad is not None and isinstance(wanted, torch.Tensor)
-            errors.append(float((own["matrix"].grad - wanted).norm() / wanted.norm()))
+            error = float((own["matrix"].grad - wanted).norm() / wanted.norm())
         if number == STEPS - 2:
             saved = told(comm, folder, exchange.state_dict(), name)
     applied = [(number, rank) for number in range(STEPS) for rank in range(3)]
@@ -103,14 +102,8 @@ def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any])
     step(exchange, resumed, STEPS - 1, comm.rank, unit=2.0 ** (STEPS - 1))
     again = digest(resumed)
     exchange.close()
-    return {
-        "unused": unused,
-        "digests": digests,
-        "again": again,
-        "error": errors[0],
-        "sent_bytes": sent,
-        "lost": left,
-    }
+    came = {"digests": digests, "again": again, "error": error, "sent_bytes": sent}
+    return {"unused": unused, **came, "lost": left}
 
 
 def told(comm: Communicator, folder: Path, state: dict[str, Any], name: str) -> dict[str, Any]:
@@ -161,9 +154,7 @@ def trained(comm: Communicator, name: str, steps: range, total: dict[str, torch.
     for number in steps:
         step(exchange, own, number, comm.rank)
         exchange.end_step(True)
-        for key, parameter in own.items():
-            if parameter.grad is not None:
-                total[key] += parameter.grad.double()
+        add(total, own)
     return exchange, own
 
 
@@ -174,7 +165,7 @@ def narrow(comm: Communicator, options: dict[str, Any]) -> None:
     """Two ranks train some steps and write down what they remember, and what came out."""
     folder = Path(options["folder"])
     for name in GROWN:
-        total = {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
+        total = zeros()
         exchange, _ = trained(comm, name, range(2), total, None)
         state = exchange.state_dict()
         if comm.rank == 0:
@@ -187,11 +178,8 @@ def grown(comm: Communicator, folder: Path, name: str) -> dict[str, Any]:
     before = load_checkpoint(folder / f"narrow-{name}")
     saved, total = before["state"], before["total"]
     exchange, own = trained(comm, name, range(0), total, saved)
-    shares = [
-        float(bucket.reduction.rank_state()[0].abs().max())
-        for bucket in exchange._buckets
-        if bucket.reduction.rank_state()
-    ]
+    states = [bucket.reduction.rank_state() for bucket in exchange._buckets]
+    shares = [float(state[0].abs().max()) for state in states if state]
     exchange.close()
     exchange, own = trained(comm, name, range(2, STEPS), total, saved)
     applied = [(number, rank) for number in range(STEPS) for rank in range(2 if number < 2 else 3)]
@@ -201,7 +189,6 @@ def grown(comm: Communicator, folder: Path, name: str) -> dict[str, Any]:
 
 
 def overflow(comm: Communicator, name: str) -> list[bool]:
-    """One rank's infinity is everybody's, and the step after it is as if it had not been."""
     own = parameters()
     exchange = exchange_of(comm, own, name)
     step(exchange, own, 0, comm.rank)
@@ -225,7 +212,6 @@ def overflow(comm: Communicator, name: str) -> list[bool]:
 
 
 def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """What three ranks do."""
     folder = Path(options["folder"])
     return {
         "schemes": {name: scheme(comm, folder, name, options) for name, options in FEEDBACK.items()},
@@ -234,7 +220,6 @@ def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def wider(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """What three ranks do after two have done `narrow`."""
     return {name: grown(comm, Path(options["folder"]), name) for name in GROWN}
 
 

@@ -53,7 +53,6 @@ def correct(comm: Communicator, hierarchical: Communicator) -> dict[str, Any]:
 
 
 def in_order(comm: Communicator, hierarchical: Communicator) -> None:
-    """Several under way, of sizes that go either way, and one at once beside them."""
     tensors = [torch.full((size,), float(comm.rank + i)) for i, size in enumerate((10, 300_000, 20, 5000, 1))]
     pending = [hierarchical.start_all_reduce_(tensor) for tensor in tensors]
     between = torch.ones(7)
@@ -67,7 +66,6 @@ def in_order(comm: Communicator, hierarchical: Communicator) -> None:
 
 
 def together(comm: Communicator, options: dict[str, Any]) -> list[Any]:
-    """All groups of `options`, one after the other, over the same ranks."""
     said = []
     for groups in options["groups"]:
         hierarchical = Hierarchical(comm, tuple(map(tuple, groups)))

@@ -23,15 +23,11 @@ from ensemble.spec import Recipe
 from ensemble.store import weights_sha256
 from ensemble.train import Inbox, work
 
-COMMUNICATORS = {
-    "torch": "torch",
-    "horovod": "horovod",
-    "hierarchical": {"name": "hierarchical", "backend": "horovod", "group_size": 2},
-}
+GROUPED = {"name": "hierarchical", "backend": "horovod", "group_size": 2}
+COMMUNICATORS = {"torch": "torch", "horovod": "horovod", "hierarchical": GROUPED}
 
 
 def trained(name: str, rank: int, folder: Path) -> dict[str, Any]:
-    """A member of two workers that communicates in this way: how it ended, and its weights."""
     models: list[nn.Module] = []
 
     def keeping(params: dict[str, Any]) -> nn.Module:
@@ -70,7 +66,6 @@ def check_types(comm: HorovodCommunicator) -> None:
 
 
 def listeners() -> list[str]:
-    """The addresses at which this process listens."""
     connections = psutil.Process().net_connections(kind="inet")
     return sorted({c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN})
 

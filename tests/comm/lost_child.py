@@ -38,15 +38,9 @@ def train(backend: str, rank: int, where: Path) -> None:
     out = where / f"{rank}.json"
     out.write_text(json.dumps(said))
     for world, what in ((4, "killed"), (3, "stopped"), (2, "left")):
-        comm: Communicator = connect(
-            (where / f"meet-{world}").as_uri(),
-            rank=rank,
-            world=world,
-            device=torch.device("cpu"),
-            interface="lo",
-            rendezvous_timeout_s=600.0,
-            timeout_s=TIMEOUT_S if what == "stopped" else 1800.0,
-        )
+        limits = {"rendezvous_timeout_s": 600.0, "timeout_s": TIMEOUT_S if what == "stopped" else 1800.0}
+        place = {"rank": rank, "world": world, "device": torch.device("cpu"), "interface": "lo"}
+        comm: Communicator = connect((where / f"meet-{world}").as_uri(), **place, **limits)
         if what == "stopped":  # rank 0 shares no group with the one that is stopped
             comm = Hierarchical(comm, ((0,), (1, 2)))
         comm.all_reduce_(torch.ones(1))

@@ -19,12 +19,7 @@ SECONDS = st.floats(1e-4, 10.0)
 
 
 def test_all_ranks_choose_alike_and_a_resume_opens_what_was_chosen() -> None:
-    words: list[Any] = [
-        "torch",
-        {"name": "hierarchical", "group_size": 2},
-        {"name": "hierarchical"},
-        "hybrid",
-    ]
+    words: list[Any] = ["torch", {"name": "hierarchical", "group_size": 2}, {"name": "hierarchical"}, "hybrid"]
     resolved = [resolve("communicator", word, COMMUNICATORS) for word in words]
     said = run_ranks("hierarchical_ranks:tuned", {"words": resolved}, placement=[0] * 4)
     assert said == [said[0]] * 4, "the same choice, and the same bits"
@@ -38,14 +33,11 @@ def test_all_ranks_choose_alike_and_a_resume_opens_what_was_chosen() -> None:
     assert sums[::2] == sums[1::2], "opened again, the same bits"
 
 
-def test_one_worker_has_nothing_to_choose() -> None:
+def test_one_worker_has_nothing_to_choose_and_a_choice_survives_json() -> None:
     alone = SingleRank()
     for name in COMMUNICATORS:
         comm, tuned = open_communicator(alone, {"name": name, "bucket_bytes": 2**22}, 40)
         assert comm is alone and tuned == CommunicatorPlan()
-
-
-def test_a_choice_survives_json() -> None:
     tuned = CommunicatorPlan(
         "hybrid", ((0, 2), (1,)), ((4096, "hierarchical"), (2**24, "flat")), 2**20, (Timing("flat", 1, 0.5),)
     )

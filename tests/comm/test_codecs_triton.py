@@ -17,13 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_interpreted_kernels_write_the_bits_of_the_reference() -> None:
     sizes = ["1", "3", "127", "512", "1000", "5003"]
-    done = subprocess.run(
-        [sys.executable, str(CHILD), "cpu", "triton", *sizes],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, str(CHILD), "cpu", "triton", *sizes]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 

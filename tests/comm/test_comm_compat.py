@@ -16,15 +16,12 @@ from ensemble.comm.torch_dist import connect
 LOOK = "look at {} in ensemble/comm/_compat.py"
 
 
-def test_all_process_groups_are_given_up_and_others_may_be_made(tmp_path: Path) -> None:
+def test_all_process_groups_are_given_up_and_others_may_be_made_by_no_public_name_yet(tmp_path: Path) -> None:
     for name in ("first", "second"):
         connect((tmp_path / name).as_uri(), rank=0, world=1, device=torch.device("cpu"), interface="lo")
         dist.new_group([0])
         _compat.abort_process_groups()
         assert not dist.is_initialized(), LOOK.format("abort_process_groups")
-
-
-def test_torch_has_no_public_name_for_it_yet() -> None:
     assert not hasattr(dist, "abort_process_group"), "needed no longer? " + LOOK.format("abort_process_groups")
     assert not hasattr(torch, "foreach_add"), "needed no longer? " + LOOK.format("each_plus and its like")
 

@@ -41,7 +41,6 @@ def test_a_completed_call_keeps_none_of_its_tensors() -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks said."""
     folder = tmp_path_factory.mktemp("two")
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "train")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -53,30 +52,19 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.more
 @needs_horovod
-def test_a_member_learns_the_same_bits_over_horovod_as_over_torch(two: list[dict[str, Any]]) -> None:
+def test_a_member_learns_the_same_bits_over_horovod_as_over_torch_and_a_rank_that_does_not_call_is_named(
+    two: list[dict[str, Any]],
+) -> None:
     """The sum of two numbers is the same in any order."""
     for said in two:
         ended = [(said[name]["outcome"], said[name]["failures"]) for name in ("torch", "horovod", "hierarchical")]
         assert ended == [("finished", [])] * 3
         assert said["horovod"]["weights"] == said["hierarchical"]["weights"] == said["torch"]["weights"]
-
-
-@pytest.mark.more
-@needs_horovod
-def test_everything_listens_on_the_chosen_interface_and_the_server_answers_only_who_knows_the_secret(
-    two: list[dict[str, Any]],
-) -> None:
-    assert all(set(said["listeners"]) <= {"127.0.0.1"} for said in two)
-    assert [said["request"] for said in two] == [[200, 404]] * 2
-
-
-@pytest.mark.more
-@needs_horovod
-def test_a_rank_that_lives_and_does_not_call_is_named(two: list[dict[str, Any]]) -> None:
-    said = two[0]["hung"]
-    assert said["lost"] == [1] and said["took_s"] > 1.4
-    assert "all-reduce failed" in said["error"] and "rank 1" in said["error"]
-    assert "took longer than 1.5 s" in said["error"]
+        assert set(said["listeners"]) <= {"127.0.0.1"}, "on the chosen interface"
+        assert said["request"] == [200, 404], "the server answers only who knows the secret"
+    hung = two[0]["hung"]
+    assert hung["lost"] == [1] and hung["took_s"] > 1.4 and "took longer than 1.5 s" in hung["error"]
+    assert "all-reduce failed" in hung["error"] and "rank 1" in hung["error"]
 
 
 def test_horovod_is_told_where_the_others_are_and_nothing_that_makes_sums_differ() -> None:
@@ -86,9 +74,6 @@ def test_horovod_is_told_where_the_others_are_and_nothing_that_makes_sums_differ
     assert said["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "3", "whole seconds, and not fewer"
     assert said["HOROVOD_FUSION_THRESHOLD"] == "0"
     assert "HOROVOD_GLOO_IFACE" not in build_environment("10.0.0.7:4711/secret", 2, 5, None, 2.5)
-
-
-def test_an_interface_without_an_address_is_named() -> None:
     assert interface_address("lo") == "127.0.0.1"
     with pytest.raises(PipelineError, match="'nowhere' has none"):
         interface_address("nowhere")

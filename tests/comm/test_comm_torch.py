@@ -16,11 +16,7 @@ from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 
 @pytest.mark.parametrize(
     "backend",
-    [
-        "gloo",
-        pytest.param("horovod", marks=pytest.mark.more),
-        pytest.param("horovod-mpi", marks=pytest.mark.slow),
-    ],
+    ["gloo", pytest.param("horovod", marks=pytest.mark.more), pytest.param("horovod-mpi", marks=pytest.mark.slow)],
 )
 def test_every_communicator_does_the_same(backend: str) -> None:
     if (reason := unavailable_reason(backend)) is not None:

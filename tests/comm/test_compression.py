@@ -32,16 +32,18 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks("compression_ranks:wider", {"folder": folder}, placement=[0] * WORLD)
 
 
-def test_all_ranks_have_the_same_bits(three: list[Any]) -> None:
-    for name, said in three[0]["schemes"].items():
-        assert said["digests"] == three[1]["schemes"][name]["digests"] == three[2]["schemes"][name]["digests"]
-
-
-@pytest.mark.parametrize("name", ["fp16", "qsgd4", "onebit", "powersgd"])
-def test_what_was_sent_and_what_is_remembered_are_all_gradients(three: list[Any], name: str) -> None:
-    """Value by value, through loss scales that change and steps that came to nothing."""
-    lost = three[0]["schemes"][name]["lost"]
-    assert lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
+@pytest.mark.parametrize("name", ["fp16", "qsgd4", "qsgd8", "onebit", "powersgd"])
+def test_all_ranks_have_the_same_bits_and_what_was_sent_and_is_remembered_are_all_gradients(
+    three: list[Any], name: str
+) -> None:
+    """Value by value, through loss scales that change and steps that came to nothing; a resume goes on."""
+    schemes = [said["schemes"][name] for said in three]
+    assert schemes[0]["digests"] == schemes[1]["digests"] == schemes[2]["digests"]
+    for scheme in schemes:
+        assert scheme["again"] == scheme["digests"][-1], "a resume goes on with the same bits"
+        assert scheme["unused"], "a parameter without a gradient anywhere has none after"
+    lost = schemes[0]["lost"]
+    assert name == "qsgd8" or lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
 
 
 @pytest.mark.more
@@ -53,31 +55,23 @@ def test_nothing_that_is_remembered_is_lost_when_there_are_more_ranks(grown: lis
     assert shares[0] == shares[1] == shares[2] and max(shares[0]) > 0, "each has an equal part of it"
 
 
-@pytest.mark.parametrize(("name", "error"), [("fp16", 5e-4), ("qsgd8", 0.02), ("qsgd4", 0.35)])
-def test_a_sum_is_about_what_it_would_be(three: list[Any], name: str, error: float) -> None:
-    assert 0 < three[0]["schemes"][name]["error"] < error
-
-
-@pytest.mark.parametrize("name", ["fp16", "qsgd4", "qsgd8", "onebit", "powersgd"])
-def test_a_resume_goes_on_with_the_same_bits(three: list[Any], name: str) -> None:
-    for said in three:
-        assert said["schemes"][name]["again"] == said["schemes"][name]["digests"][-1]
-
-
-def test_a_parameter_without_a_gradient_anywhere_has_none_after(three: list[Any]) -> None:
-    assert all(scheme["unused"] for said in three for scheme in said["schemes"].values())
-
-
-@pytest.mark.parametrize(("name", "times"), [("fp16", 1.98), ("qsgd8", 3.8), ("qsgd4", 7.5), ("onebit", 14.0)])
-def test_bytes_are_fewer_by_what_the_codec_promises(three: list[Any], name: str, times: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "times"),
+    [("fp16", 5e-4, 1.98), ("qsgd8", 0.02, 3.8), ("qsgd4", 0.35, 7.5), ("onebit", None, 14.0)],
+)
+def test_a_sum_is_about_what_it_would_be_in_as_few_bytes_as_the_codec_promises(
+    three: list[Any], name: str, error: float | None, times: float
+) -> None:
     """A message of a tenth of a megabyte has its padding and presences with it."""
+    scheme = three[0]["schemes"][name]
+    assert error is None or 0 < scheme["error"] < error
     small = 2 * (WORLD - 1) / WORLD * 4 * (304 + 1)  # the bias, aligned, and its presence
-    assert PLAIN / (three[0]["schemes"][name]["sent_bytes"] - small) > times
+    assert PLAIN / (scheme["sent_bytes"] - small) > times
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "qsgd2", "onebit", "powersgd"])
-def test_an_infinity_on_one_rank_is_seen_by_all_and_leaves_no_trace(three: list[Any], name: str) -> None:
-    assert [said["overflow"][name] for said in three] == [[True, True, True]] * WORLD
+def test_an_infinity_on_one_rank_is_seen_by_all_and_leaves_no_trace(three: list[Any]) -> None:
+    for said in three:
+        assert said["overflow"] == dict.fromkeys(("fp16", "bf16", "qsgd2", "onebit", "powersgd"), [True] * 3)
 
 
 def parameters(*shapes: tuple[int, ...]) -> list[torch.nn.Parameter]:
@@ -102,10 +96,6 @@ def test_low_rank_takes_only_matrices_that_it_makes_smaller() -> None:
 def test_columns_of_its_own_give_each_height_a_bucket() -> None:
     given = parameters((200, 100), (64, 64, 3, 3), (128, 64, 3, 3), (150, 100), (100,))
     compression = resolve("", {"name": "onebit", "column": "tensor"}, COMPRESSIONS)
-    groups = [g for g in assign_buckets(given, compression, 2**20, 2**20) if g.compression is not None]
-    found = [
-        (g.compression["column"], g.size, make_codec(g.compression).wire_bytes(g.size))
-        for g in groups
-        if g.compression
-    ]
+    groups = [(g.size, g.compression) for g in assign_buckets(given, compression, 2**20, 2**20) if g.compression]
+    found = [(how["column"], size, make_codec(how).wire_bytes(size)) for size, how in groups]
     assert found == [(100, 15_000, 150 * (8 + 16)), (3, 110_592, 4 * 110_592), (100, 20_000, 200 * (8 + 16))]

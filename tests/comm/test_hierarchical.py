@@ -11,13 +11,7 @@ from benchmarks.launch.hosts import Hosts, unavailable
 from benchmarks.launch.ranks import run_ranks
 from ensemble.comm import SingleRank
 from ensemble.comm.hierarchical import Hierarchical, choose_way
-from ensemble.comm.hosts import (
-    gather_host_keys,
-    group_by_host,
-    host_key,
-    machine_key,
-    split_groups,
-)
+from ensemble.comm.hosts import gather_host_keys, group_by_host, host_key, machine_key, split_groups
 
 REASON = unavailable()
 UNEVEN = [[[0, 2, 4], [1], [3]], [[0, 1, 2, 3, 4]], [[0], [1], [2], [3], [4]]]
@@ -51,12 +45,9 @@ def test_everything_but_all_reduce_is_the_base_s() -> None:
     alone.close()
 
 
-def test_groups_must_hold_each_rank_once() -> None:
+def test_groups_must_hold_each_rank_once_and_this_host_has_one_key() -> None:
     with pytest.raises(ValueError, match="each of the ranks 0 to 0 once"):
         Hierarchical(SingleRank(), ((0,), (0,)))
-
-
-def test_this_host_has_one_key() -> None:
     assert host_key() == host_key() and machine_key()
     assert gather_host_keys(SingleRank()) == [host_key()]
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -50,38 +51,24 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [json.loads((where / f"{rank}.json").read_text()) for rank in range(4)]
 
 
-def test_a_killed_rank_is_named_at_once_by_all(ranks: list[dict[str, Any]]) -> None:
+def test_a_killed_a_stopped_and_a_leaving_rank_are_named_by_all_who_are_there(ranks: list[dict[str, Any]]) -> None:
+    """Killed: at once, long before the time limit, which would end the test. Stopped: once that is over."""
+    host = os.uname().nodename
     for rank in (0, 1, 2):
-        said = ranks[rank]["killed"]
-        assert said["lost"] == [3], "long before its time limit, which would end the test"
-        assert "another worker of this member is lost" in said["error"]
-        assert f"rank 3 (pid {ranks[3]['pid']} on {os.uname().nodename}) has ended" in said["error"]
-
-
-def test_a_stopped_rank_is_named_once_the_time_limit_is_over(ranks: list[dict[str, Any]]) -> None:
+        killed = ranks[rank]["killed"]
+        assert killed["lost"] == [3] and "another worker of this member is lost" in killed["error"]
+        assert f"rank 3 (pid {ranks[3]['pid']} on {host}) has ended" in killed["error"]
     for rank in (0, 1):
-        said = ranks[rank]["stopped"]
-        assert said["lost"] == [2] and said["took_s"] > 4.9
-        assert f"rank 2 (pid {ranks[2]['pid']} on {os.uname().nodename}) is stopped" in said["error"]
+        stopped = ranks[rank]["stopped"]
+        assert stopped["lost"] == [2] and stopped["took_s"] > 4.9
+        assert f"rank 2 (pid {ranks[2]['pid']} on {host}) is stopped" in stopped["error"]
+    left = ranks[0]["left"]
+    assert left["lost"] == [1] and ("has left" in left["error"] or "has ended" in left["error"])
 
 
-def test_a_rank_that_left_in_good_order_is_named(ranks: list[dict[str, Any]]) -> None:
-    said = ranks[0]["left"]
-    assert said["lost"] == [1]
-    assert "has left" in said["error"] or "has ended" in said["error"]
-
-
-def together(rolls: list[PeerFailureDetector]) -> list[CommunicatorError]:
-    errors: dict[int, CommunicatorError] = {}
-    threads = [
-        threading.Thread(target=lambda r=roll: errors.update({r.rank: r.make_error("all-reduce", "broken\nmore")}))
-        for roll in rolls
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [errors[roll.rank] for roll in rolls]
+def ask_all(rolls: list[PeerFailureDetector]) -> list[CommunicatorError]:
+    with ThreadPoolExecutor(len(rolls)) as pool:
+        return list(pool.map(lambda roll: roll.make_error("all-reduce", "broken\nmore"), rolls))
 
 
 def test_who_cannot_be_seen_and_does_not_sign_in_time_is_named() -> None:
@@ -92,25 +79,23 @@ def test_who_cannot_be_seen_and_does_not_sign_in_time_is_named() -> None:
     for roll in rolls:
         threading.Thread(target=roll.meet, args=(300.0,)).start()
     rolls[0].meet(300.0)
-    for error in together(rolls):
+    for error in ask_all(rolls):
         assert error.lost_ranks == (3,)
         assert "rank 3 (pid 7 on far) does not answer" in str(error) and str(error).endswith("(broken)")
 
 
 def test_when_all_answer_it_is_the_network_or_the_limit() -> None:
     store = torch.distributed.HashStore()
-    for error in together([PeerFailureDetector(store, rank, 3, grace_s=300) for rank in range(3)]):
+    for error in ask_all([PeerFailureDetector(store, rank, 3, grace_s=300) for rank in range(3)]):
         assert error.lost_ranks == () and "all 3 workers of this member answer" in str(error)
 
 
-def test_who_is_only_busy_is_not_blamed_for_one_who_is_gone() -> None:
+def test_who_is_only_busy_is_not_blamed_and_a_process_is_told_from_a_later_one_of_its_number() -> None:
     gone, busy = MissingPeer(2, "ended", current_location()), MissingPeer(1, "silent", current_location())
     assert lost_ranks([busy, gone]) == (2,)
     assert lost_ranks([busy]) == (1,)
     assert lost_ranks([]) == ()
 
-
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
     own = current_location()
     assert peer_status(own, own) == "silent", "it runs"
     assert peer_status(replace(own, started="1"), own) == "ended"

@@ -32,13 +32,7 @@ def samples(count: int) -> Pipeline:
 
 
 def spec(epochs: int = 2, faulty: bool = False) -> Ensemble:
-    return Ensemble(
-        name="slow",
-        recipe=Recipe(model=model, loss=loss),
-        members=[{"lr": lr} for lr in (0.1, 0.2, 0.3)] + [{"lr": 0.4, "faulty": faulty}],
-        train=samples(96),
-        valid=samples(48),
-        epochs=epochs,
-        batch_size=32,
-        resources=Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=1.0),
-    )
+    members = [{"lr": lr} for lr in (0.1, 0.2, 0.3)] + [{"lr": 0.4, "faulty": faulty}]
+    needs = Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=1.0)
+    usual = {"train": samples(96), "valid": samples(48), "epochs": epochs, "batch_size": 32, "resources": needs}
+    return Ensemble(name="slow", recipe=Recipe(model=model, loss=loss), members=members, **usual)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -161,13 +162,8 @@ class SlurmCluster:
         configuration.touch(0o600)
         configuration.write_text(_DATABASE.format(directory=self._directory, address=address))
         self.run("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}", "--skip-test-db")
-        options = [
-            "--no-defaults",
-            "--user=root",
-            f"--datadir={data}",
-            f"--socket={data}/socket",
-            "--skip-grant-tables",
-        ]
+        options = ["--no-defaults", "--user=root", f"--datadir={data}", f"--socket={data}/socket"]
+        options.append("--skip-grant-tables")
         self._spawn(self._hosts.command(0, ["mariadbd", *options, "--bind-address=127.0.0.1"]))
         self._wait_until((data / "socket").exists, "mariadbd did not start")
         self._spawn_named("slurmdbd -D")
@@ -208,22 +204,13 @@ class SlurmCluster:
             process.wait()
 
     def execute(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command on the first node, whatever becomes of it."""
-        return subprocess.run(
-            self._hosts.command(0, command),
-            env=self._environment,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+        return subprocess.run(self._hosts.command(0, command), env=self._environment, cwd=cwd, **pipes)
 
     def run(self, *command: str, cwd: Path | None = None) -> str:
-        """Run a command of Slurm; returns what it prints."""
         done = self.execute(command, cwd)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def describe(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` shows of a job: JobState, ExitCode, Restarts ..."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.run("scontrol", "--oneliner", "show", "job", job)))

@@ -38,23 +38,14 @@ class Job:
         directory.mkdir()
         (directory / ".venv").symlink_to(sys.prefix)
         shutil.copy(HERE / "slow_spec.py", directory)
-        command = [
-            "sbatch",
-            "--parsable",
-            f"--export=ALL,{exported}",
-            *sbatch,
-            str(SCRIPT),
-            "slow_spec.py",
-            *options,
-        ]
+        command = ["sbatch", "--parsable", f"--export=ALL,{exported}", *sbatch, str(SCRIPT)]
+        command += ["slow_spec.py", *options]
         self.number = cluster.run(*command, cwd=directory).strip()
 
     def hurry(self) -> None:
-        """Let the members train at full speed."""
         (self._directory / "fast").touch()
 
     def events(self, type: str) -> list[dict[str, Any]]:
-        """The run's events of a type."""
         path = RunDir(self._directory / "runs" / "slow_spec").events
         return [event for event in read_events(path) if event["type"] == type] if path.exists() else []
 
@@ -71,19 +62,16 @@ class Job:
             time.sleep(0.5)
 
     def wait(self) -> tuple[str, str]:
-        """Wait for the job's end; returns its state and its exit code as Slurm shows them."""
         self.wait_until(lambda: self.describe()["JobState"] not in ALIVE)
         ended = self.describe()
         return ended["JobState"], ended["ExitCode"]
 
     def wait_for_checkpoints(self, members: int = MEMBERS) -> None:
-        """Wait until so many members have a checkpoint after an epoch."""
         self.wait_until(lambda: len({event["member"] for event in self.events("checkpoint")}) == members)
 
     def log(self) -> str:
         return "".join(path.read_text() for path in self._directory.glob("ray-ensemble-*.log"))
 
     def ray_processes(self) -> list[str]:
-        """Processes of Ray that the job has started."""
         processes = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
         return [command for command in processes if f"/tmp/ray-of-0/{self.number}." in command]

@@ -20,7 +20,6 @@ QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 def to_schema(field: Any) -> dict[str, Any]:
-    """The JSON Schema of an entry of the table."""
     if isinstance(field, list):
         return {"type": "array", "items": to_schema(field[0])}
     if isinstance(field, str) and field.startswith("@"):
@@ -57,7 +56,6 @@ def select(documents: list[dict[str, Any]], kind: str) -> dict[str, dict[str, An
 
 
 def amount(quantity: str | int) -> float:
-    """Cores, or GiB."""
     number, unit = re.fullmatch(r"(\d+)(m|Mi|Gi)?", str(quantity)).groups()  # type: ignore[union-attr]
     return int(number) / {None: 1, "m": 1000, "Gi": 1, "Mi": 1024}[unit]
 
@@ -65,17 +63,9 @@ def amount(quantity: str | int) -> float:
 KUEUE, TEAM = (read((DEPLOY / name).read_text()) for name in ("kueue.yaml", "kubernetes-team.yaml"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(rayjob_file(), id="job"),
-        pytest.param(rayjob_file("kueue", "tls"), id="job with Kueue and TLS"),
-        pytest.param((DEPLOY / "kueue.yaml").read_text(), id="Kueue"),
-        pytest.param((DEPLOY / "kubernetes-team.yaml").read_text(), id="team"),
-    ],
-)
-def test_the_servers_know_all_fields(text: str) -> None:
-    for document in read(text):
+@pytest.mark.parametrize("documents", [read(rayjob_file()), read(rayjob_file("kueue", "tls")), KUEUE, TEAM])
+def test_the_servers_know_all_fields(documents: list[dict[str, Any]]) -> None:
+    for document in documents:
         fields = FIELDS[f"{document['apiVersion']} {document['kind']}"]
         usual = {"apiVersion!": "string", "kind!": "string", "metadata!": METADATA}
         jsonschema.validate(document, to_schema({**usual, **fields}))
@@ -86,11 +76,8 @@ def test_the_job_waits_in_a_queue_that_admits_its_namespace_and_has_room_for_it(
     labels, spec = job["metadata"]["labels"], job["spec"]
     assert labels[PRIORITY] in select(KUEUE, "WorkloadPriorityClass")
     [team] = select(TEAM, "Namespace")
-    [local] = [
-        each
-        for each in KUEUE
-        if each["kind"] == "LocalQueue" and each["metadata"] == {"name": labels[QUEUE], "namespace": team}
-    ]
+    where = {"name": labels[QUEUE], "namespace": team}
+    [local] = [each for each in KUEUE if each["kind"] == "LocalQueue" and each["metadata"] == where]
     queue = select(KUEUE, "ClusterQueue")[local["spec"]["clusterQueue"]]["spec"]
     assert queue["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": team}}
     [group] = queue["resourceGroups"]
@@ -116,14 +103,9 @@ def test_the_job_waits_in_a_queue_that_admits_its_namespace_and_has_room_for_it(
 def test_what_a_queue_may_borrow_does_not_meet_the_cap_of_its_namespace() -> None:
     [cap] = [each["spec"]["hard"] for each in select(TEAM, "ResourceQuota").values()]
     for resource in ("cpu", "memory"):
-        quotas = [
-            amount(each["nominalQuota"])
-            for queue in select(KUEUE, "ClusterQueue").values()
-            for group in queue["spec"]["resourceGroups"]
-            for flavor in group["flavors"]
-            for each in flavor["resources"]
-            if each["name"] == resource
-        ]
+        groups = [g for queue in select(KUEUE, "ClusterQueue").values() for g in queue["spec"]["resourceGroups"]]
+        offered = [each for group in groups for flavor in group["flavors"] for each in flavor["resources"]]
+        quotas = [amount(each["nominalQuota"]) for each in offered if each["name"] == resource]
         assert len(quotas) == 2 and amount(cap[f"requests.{resource}"]) >= sum(quotas)
 
 

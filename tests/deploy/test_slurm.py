@@ -30,8 +30,7 @@ def test_slurm_accepts_the_script_for_two_nodes(cluster: SlurmCluster) -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "exported",
-    [pytest.param("", marks=pytest.mark.more), pytest.param("INTERFACE=eth0", marks=pytest.mark.slow)],
+    "exported", [pytest.param("", marks=pytest.mark.more), pytest.param("INTERFACE=eth0", marks=pytest.mark.slow)]
 )
 def test_a_run_over_two_nodes_completes(cluster: SlurmCluster, shared: Path, exported: str) -> None:
     job = Job(cluster, shared / f"completes-{exported}", "--set", "epochs=2", exported=exported)

@@ -31,7 +31,6 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 def commands() -> list[list[str]]:
-    """The page's commands, for the users of this machine."""
     [block] = re.findall(r"```sh\n((?:sacctmgr .*\n)+)```", PAGE.read_text())
     return [
         [re.sub(r"\b(ann|bob)\b", lambda user: USERS[user[0]], word) for word in line.split()]

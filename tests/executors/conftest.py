@@ -1,4 +1,4 @@
-"""What several files of tests on Ray share."""
+"""What several files of tests of executors share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.execute_members import an_ensemble
+from kit.finished_runs import finished_hashes
+
+import ensemble
+
+RATES = (0.1, 0.2, 0.3, 0.4)
 
 
 @pytest.fixture
@@ -18,6 +24,14 @@ def short() -> Iterator[Path]:
     left = list(path.iterdir())
     path.rmdir() if not left else None
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """The weights of four undisturbed members that each worked alone, in this process."""
+    path = tmp_path_factory.mktemp("reference") / "run"
+    ensemble.submit(an_ensemble([{"lr": lr} for lr in RATES], epochs=4), path, executor="inline").wait()
+    return finished_hashes(path)
 
 
 @pytest.fixture(scope="module")

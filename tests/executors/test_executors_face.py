@@ -17,11 +17,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert said.stdout.strip() == "[]"
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there_and_executors_are_made_by_their_names() -> None:
     for name in ensemble.__all__:
         assert getattr(ensemble, name) is not None
     assert set(ensemble.__all__) <= set(dir(ensemble))
-
-
-def test_executors_are_made_by_their_names() -> None:
     assert make_executor("inline").name == "inline" and EXECUTORS.names() == ["inline", "local", "ray"]

@@ -93,20 +93,16 @@ def test_ranks_on_gpus_are_forked_and_see_their_own_gpu_before_torch_asks_for_an
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    ("source", "forked"),
-    [
-        ("int cuDeviceGetCount(int *count) { return 3; }", True),
-        ("int cuDeviceGetCount(int *count) { *count = 2; return 0; }", False),
-        ("int other;", False),
-    ],
-    ids=["loaded", "begun", "unknown"],
+    ("body", "forked"), [("{ return 3; }", True), ("{ *count = 2; return 0; }", False), (";", False)]
 )
 def test_where_cuda_has_begun_before_the_fork_ranks_on_gpus_are_new_interpreters(
-    tmp_path: Path, source: str, forked: bool
+    tmp_path: Path, body: str, forked: bool
 ) -> None:
     library = tmp_path / "libcuda.so.1"
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
-    if subprocess.run(command, input=source, text=True, capture_output=True).returncode:
+    if subprocess.run(
+        command, input=f"int cuDeviceGetCount(int *count){body}", text=True, capture_output=True
+    ).returncode:
         pytest.skip("no C compiler")
     for gpu, rank in show_ranks(tmp_path, LOADS=str(library)).items():
         assert rank["interpreter"] == (

@@ -14,6 +14,7 @@ from kit.finished_runs import of_kind
 
 HERE = Path(__file__).parent
 MIB = 2**20
+LIMIT_MIB = 2500
 JOIN = "import os, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
 #: A process of somebody else, which the kernel does not choose where memory is short.
 HOLDS = """
@@ -66,15 +67,9 @@ from kit.execute_members import an_ensemble
 
 logging.basicConfig(level=logging.WARNING)
 if __name__ == "__main__":
-    ensemble.submit(
-        an_ensemble(
-            [{{"lr": 0.1, "hold_mb": 400}}, {{"lr": 0.2, "hold_mb": 400}}],
-            resources=Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=1.0),
-            retries=0,
-        ),
-        sys.argv[2],
-        sys.argv[3],
-    ).wait()
+    needs = Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=1.0)
+    members = [{{"lr": 0.1, "hold_mb": 400}}, {{"lr": 0.2, "hold_mb": 400}}]
+    ensemble.submit(an_ensemble(members, resources=needs, retries=0), *sys.argv[2:]).wait()
 """
 
 
@@ -97,16 +92,12 @@ def others_hold(group: Path, mib: int) -> Iterator[None]:
 
 
 def test_only_what_others_hold_is_left_to_them(tmp_path: Path) -> None:
-    with make_group(1000) as group:
-        check_what_is_left(group, tmp_path)
-
-
-def check_what_is_left(group: Path, tmp_path: Path) -> None:
-    seen = dict[str, str]()
-    script = tmp_path / "looks.py"
+    seen, script, pipe = dict[str, str](), tmp_path / "looks.py", subprocess.PIPE
     script.write_text(JOIN + LOOKS)
-    command = [sys.executable, str(script), str(group), str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(make_group(1000))
+        command = [sys.executable, str(script), str(group), str(tmp_path)]
+        process = stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
         assert process.stdin is not None and process.stdout is not None
         for what in ("nothing", "own", "ring", "child", "cache"):
             seen |= [process.stdout.readline().split()]
@@ -126,7 +117,7 @@ def test_members_wait_while_others_hold_the_memory_and_start_when_it_is_given_ba
     run, script = tmp_path / "run", tmp_path / "runs.py"
     script.write_text(JOIN + RUNS)
     with contextlib.ExitStack() as stack:
-        group = stack.enter_context(make_group(2500))
+        group = stack.enter_context(make_group(LIMIT_MIB))
         with others_hold(group, 1750):
             command = [sys.executable, str(script), str(group), str(run), executor]
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
@@ -140,3 +131,7 @@ def test_members_wait_while_others_hold_the_memory_and_start_when_it_is_given_ba
     assert len(of_kind(run, "finished")) == 2 and not of_kind(run, "failed")
     assert all(event["t"] >= later["t"] for event in of_kind(run, "placed"))
     assert [bool(event["detail"]) for event in of_kind(run, "memory_awaited")] == [True, False]
+    rings = [event["ring_bytes"] for event in of_kind(run, "feeder")] or [0]
+    offered, limit = first["memory_gb"] * 2**30, LIMIT_MIB * MIB
+    assert (max(rings) > 0) == (executor == "local") and max(rings) <= limit / 16
+    assert offered + max(rings) <= limit < 1.1 * offered, "members and rings together"

@@ -37,7 +37,6 @@ HEAVY = ("cv2", "simplejpeg", "pyarrow", "sklearn", "numba", "libtorch_cpu", "op
 
 
 def find_mapped(pid: int) -> list[str]:
-    """Those of `HEAVY` that a process has loaded."""
     maps = Path(f"/proc/{pid}/maps").read_text()
     return [name for name in HEAVY if name in maps]
 
@@ -97,18 +96,10 @@ def test_members_share_what_the_fork_server_imported_and_load_no_decoder(tmp_pat
     pipeline = Pipeline(sources.tar(write_photos(tmp_path / "photos.tar"), rename={"jpeg": "image"}), seed=0)
     pipeline = pipeline.map(stages.decode_jpeg("image")).map(stages.resize("image", 64))
     still = pipeline.map(stages.select("image"))
-    declared = Ensemble(
-        name="lean",
-        recipe=Recipe(model=model, loss=loss),
-        members=[{"lr": 0.01}, {"lr": 0.02}],
-        train=still,
-        valid=still,
-        epochs=2,
-        batch_size=8,
-        precision="fp32",
-        devices="cpu",
-        resources=Resources(cpus_per_worker=0.1, memory_gb=0.5),
-    )
+    needs, members = Resources(cpus_per_worker=0.1, memory_gb=0.5), [{"lr": 0.01}, {"lr": 0.02}]
+    usual = {"epochs": 2, "batch_size": 8, "precision": "fp32", "devices": "cpu", "resources": needs}
+    recipe = Recipe(model=model, loss=loss)
+    declared = Ensemble(name="lean", recipe=recipe, members=members, train=still, valid=still, **usual)
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
     assert [row["state"] for row in result.members] == ["finished", "finished"]
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import execute_members
 from kit.event_dicts import ledger, read_events
+from kit.execute_members import an_ensemble
+from kit.finished_runs import of_kind
 
 import ensemble
 from ensemble.executors.node_services import NodeServices
@@ -28,9 +29,10 @@ from ensemble.spec import Energy
 from ensemble.store import RunDir
 
 WATTS = 400.0
+BOTH = pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
+@BOTH
 def test_the_account_of_a_run_is_what_its_meter_saw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
@@ -42,7 +44,7 @@ def test_the_account_of_a_run_is_what_its_meter_saw(
         return [Reading("node", "node", WATTS * (last - since))]
 
     meter_with(monkeypatch, read, "node")
-    declared = execute_members.an_ensemble(energy=Energy(idle_w={"node": 150.0}))
+    declared = an_ensemble(energy=Energy(idle_w={"node": 150.0}))
     ensemble.submit(declared, tmp_path / "run", executor).wait()
     events = read_events(tmp_path / "run" / "events.jsonl")
     node, *_ = [event for event in events if event["type"] == "node"]  # again where others take its memory
@@ -57,7 +59,6 @@ def test_the_account_of_a_run_is_what_its_meter_saw(
 
 
 def meter_with(monkeypatch: pytest.MonkeyPatch, read: Callable[[], list[Reading]], kind: Kind = "cpu") -> None:
-    """Have nodes measured by that alone."""
     source = PowerSource("a meter", kind, "measured", read)
     monkeypatch.setattr("ensemble.meter.power.meter.open_power_sources", lambda *_, **__: [source])
 
@@ -67,11 +68,9 @@ def test_a_run_in_this_process_has_energy_however_short_it_is(
 ) -> None:
     meter_with(monkeypatch, lambda: [Reading("package-0", "cpu", 1.0)])
     monkeypatch.setattr("ensemble.executors.inline._POWER_EVERY_S", 1e6)
-    declared = execute_members.an_ensemble(energy=Energy(measure_idle_s=0))
-    ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    assert [event["energy_j"] for event in events if event["type"] == "power"] == [1.0]
-    assert events[-1]["type"] == "run_finished" and ledger(events).total.energy_j == 1.0
+    ensemble.submit(an_ensemble(energy=Energy(measure_idle_s=0)), tmp_path / "run", "inline").wait()
+    assert [event["energy_j"] for event in of_kind(tmp_path / "run", "power")] == [1.0]
+    assert ledger(read_events(tmp_path / "run" / "events.jsonl")).total.energy_j == 1.0
 
 
 def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +85,7 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
     meter_with(monkeypatch, read)
     monkeypatch.setattr("ensemble.meter.cpu.report_interval_s", lambda age_s: 0.0)  # each sample is reported
     told: list[dict[str, Any]] = []
-    declared = execute_members.an_ensemble(energy=Energy(measure_idle_s=0))
+    declared = an_ensemble(energy=Energy(measure_idle_s=0))
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as leaving:
         services = NodeServices("a", declared, selector, told.append)
         leaving.callback(services.close)
@@ -100,7 +99,7 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert [event["type"] for event in told] == ["power"] * 6, "the last one when it is closed"
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
+@BOTH
 def test_a_run_that_reports_next_to_never_has_the_same_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
@@ -117,7 +116,7 @@ def test_a_run_that_reports_next_to_never_has_the_same_account(
     monkeypatch.setattr(PowerMeter, "sample", count)
     sharing = "node" if executor == "local" else "independent"
     members = [{"lr": 0.1, "step_s": 0.3}, {"lr": 0.3, "step_s": 0.3}]
-    declared = execute_members.an_ensemble(members, energy=Energy(measure_idle_s=0), sharing=sharing)
+    declared = an_ensemble(members, energy=Energy(measure_idle_s=0), sharing=sharing)
     ensemble.submit(declared, tmp_path / "run", executor).wait()
     events = read_events(tmp_path / "run" / "events.jsonl")
     power = [event for event in events if event["type"] == "power"]
@@ -131,33 +130,27 @@ def test_a_run_that_reports_next_to_never_has_the_same_account(
         assert {"feed", "prepare"} <= ledger(events).cpu_by_role().keys()
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
-def test_the_last_moments_of_a_run_are_metered_too(tmp_path: Path, executor: str) -> None:
-    ensemble.submit(execute_members.an_ensemble(), tmp_path / "run", executor).wait()
-    events = read_events(tmp_path / "run" / "events.jsonl")
+@BOTH
+def test_the_last_moments_of_a_run_are_metered_too_and_report_ledger_and_log_say_the_same(
+    tmp_path: Path, executor: str
+) -> None:
+    path = tmp_path / "run"
+    ensemble.submit(an_ensemble(), path, executor).wait()
+    events = read_events(path / "events.jsonl")
     kinds = [event["type"] for event in events]
     last = len(kinds) - 1 - kinds[::-1].index("power")
     assert kinds.index("combined") < last < kinds.index("run_finished")
-    used = ledger(events)
+    used, kept = ledger(events), json.loads((path / "ledger.json").read_text())
     per_s = {member: (each.energy_j or 0.0) / each.cpu_s for member, each in used.by_member().items()}
     mean = sum(per_s.values()) / len(per_s)
     assert mean > 0 and all(each == pytest.approx(mean, rel=0.15) for each in per_s.values())
-
-
-def test_the_report_the_ledger_and_the_log_say_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    ensemble.submit(execute_members.an_ensemble(), path, "inline").wait()
-    events = read_events(path / "events.jsonl")
-    kept = json.loads((path / "ledger.json").read_text())
-    used = ledger(events).run
-    assert (kept["run"]["cpu_s"], kept["run"]["energy_j"]) == (used.cpu_s, used.energy_j)
+    assert (kept["run"]["cpu_s"], kept["run"]["energy_j"]) == (used.run.cpu_s, used.run.energy_j)
     written = (path / "report.html").read_text()
     assert list_figures(written) == list_figures(write_report(RunDir(path)).read_text()) != []
     assert events[-1]["report_cpu_s"] > 0
 
 
 def list_figures(page: str) -> list[Any]:
-    """The figures of the tables of cost in a report."""
     (found,) = re.findall(r'id="documents">(.*?)</script>', page)
     tables = json.loads(found)["tables"]["tables"]
     return [row for table in tables if table["id"].startswith("cost_of") for row in table["rows"]]
@@ -166,7 +159,7 @@ def list_figures(page: str) -> list[Any]:
 @pytest.mark.skipif(
     getattr(find_busy_time(), "scope", None) != "host", reason="idle power is measured where all CPU time is seen"
 )
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
+@BOTH
 def test_a_run_can_be_interrupted_while_idle_power_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -179,4 +172,4 @@ def test_a_run_can_be_interrupted_while_idle_power_is_measured(
     energy = Energy(measure_idle_s=600.0)
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt, match="before training started"):
-        ensemble.submit(execute_members.an_ensemble(energy=energy), tmp_path / "run", executor)
+        ensemble.submit(an_ensemble(energy=energy), tmp_path / "run", executor)

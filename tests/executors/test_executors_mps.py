@@ -31,7 +31,6 @@ sys.exit(int(os.environ.get("STAND_IN_CODE", 0)))
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Puts the stand-in on the PATH; the file where it writes how it was called."""
     binary = tmp_path / "bin" / BINARY
     binary.parent.mkdir()
     binary.write_text(STAND_IN)
@@ -62,37 +61,25 @@ def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(
         services = NodeServices("a", an_ensemble(mps=True), selector, lambda event: None)
         pipes = services.directory / "mps"
         assert stat.S_IMODE(pipes.stat().st_mode) == 0o700
-        told = {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
-            "CUDA_MPS_LOG_DIRECTORY": str(services.directory / "mps-log"),
-        }
+        told = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
+        told["CUDA_MPS_LOG_DIRECTORY"] = str(services.directory / "mps-log")
         environment = make_worker_environment(a_job(0.301), "GPU-1", services.directory)
         assert environment.items() >= {**told, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "31"}.items()
         assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
-        assert not [
-            name for name in make_worker_environment(a_job(1.0), None, services.directory) if "MPS" in name
-        ]
+        assert "MPS" not in "".join(make_worker_environment(a_job(1.0), None, services.directory))
         services.close()
     assert said(calls) == [[["-d"], "", told], [[], "quit\n", told]], "it counts all devices, not some"
     assert not pipes.exists()
 
 
-def test_nobody_is_told_where_it_was_not_asked_for(calls: Path, tmp_path: Path) -> None:
+def test_nobody_is_told_where_it_was_not_asked_for_and_its_absence_is_one_line(
+    calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with selectors.DefaultSelector() as selector:
         services = NodeServices("a", an_ensemble(mps=True), selector, lambda event: None)
-        assert (
-            make_worker_environment(a_job(0.5), "GPU-1", services.directory)
-            .keys()
-            .isdisjoint({"CUDA_MPS_PIPE_DIRECTORY"})
-        )
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in make_worker_environment(a_job(0.5), "GPU-1", services.directory)
         services.close()
     assert not calls.exists(), "there is no GPU here"
-
-
-def test_its_absence_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING):
         mps = Mps(tmp_path)
@@ -122,8 +109,7 @@ def test_a_share_bounds_the_part_of_the_gpu(calls: Path, tmp_path: Path, share: 
 
 def test_threads_follow_the_member_and_not_its_place(tmp_path: Path) -> None:
     for cpus, memory_gb, device in ((0.05, None, None), (16.0, 3.0, "GPU-1")):
-        identity = dataclasses.replace(
-            an_ensemble().identify(0), threads=2, cpus_per_worker=cpus, memory_gb=memory_gb
-        )
+        needs = {"threads": 2, "cpus_per_worker": cpus, "memory_gb": memory_gb}
+        identity = dataclasses.replace(an_ensemble().identify(0), **needs)
         environment = make_worker_environment(dataclasses.replace(a_job(0.5), identity=identity), device, tmp_path)
         assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "2"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import selectors
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -33,41 +31,44 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A directory of this test's for temporary files, with a short path."""
-    short = Path("/tmp") / f"t{secrets.token_hex(4)}"
-    short.mkdir()
+def _temporary(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All temporary files of a test lie there, and none is left."""
     monkeypatch.setenv("TMPDIR", str(short))
     monkeypatch.setattr("tempfile.tempdir", str(short))
-    yield
-    left = list(short.iterdir())
-    short.rmdir() if not left else None
-    assert not left
 
 
 def here() -> list[Path]:
     return sorted(Path(os.environ["TMPDIR"]).iterdir())
 
 
+def start_owners(*prefixes: str) -> tuple[list[subprocess.Popen[str]], list[Path]]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    owners = [subprocess.Popen([sys.executable, "-c", HOLD, each], **pipes) for each in prefixes]  # type: ignore
+    return owners, [Path(each.stdout.readline().strip()) for each in owners]
+
+
+def kill(*processes: subprocess.Popen[str]) -> None:
+    for each in processes:
+        each.kill()
+        each.wait()
+
+
 def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is() -> None:
-    command = [sys.executable, "-c", HOLD, "held-"]
-    killed = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert killed.stdout is not None
-    left = Path(killed.stdout.readline().strip())
-    at_work = PrivateDirectory("held-", 20)
-    not_ours = Path(os.environ["TMPDIR"]) / "held-by-a-user"
+    [killed], [left] = start_owners("held-")
+    at_work, not_ours = PrivateDirectory("held-", 20), Path(os.environ["TMPDIR"]) / "held-by-a-user"
     not_ours.mkdir()
     assert here() == sorted([left, at_work.path, not_ours]), "who is at work keeps what it has"
-
-    killed.kill()
-    killed.wait()
+    kill(killed)
     cleared: list[Path] = []
     after = PrivateDirectory("held-", 20, cleared.append)
-    assert cleared == [left]
-    assert here() == sorted([at_work.path, after.path, not_ours])
+    assert cleared == [left] and here() == sorted([at_work.path, after.path, not_ours])
     assert stat.S_IMODE(after.path.stat().st_mode) == 0o700
     not_ours.rmdir()
+    names = {at_work.path.name, after.path.name}
     at_work.close()
+    again = PrivateDirectory("held-", 20)
+    assert again.path.name not in names, "nobody can take it first"
+    again.close()
     after.close()
 
 
@@ -75,42 +76,26 @@ def test_a_run_with_any_executor_removes_what_killed_drivers_loggers_and_agents_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    prefixes = ["ensemble-", "ensemble-logger-", "ensemble-page-", "ensemble-dry-run-"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    owners = [subprocess.Popen([sys.executable, "-c", HOLD, each], **pipes) for each in prefixes]  # type: ignore
-    left = [Path(each.stdout.readline().strip()) for each in owners]
+    owners, left = start_owners("ensemble-", "ensemble-logger-", "ensemble-page-", "ensemble-dry-run-")
     at_work = PrivateDirectory("ensemble-logger-", None)
     inherited = PrivateDirectory("ensemble-logger-", None)
     assert inherited.lock is not None
-    heir = subprocess.Popen(["sleep", "600"], pass_fds=(inherited.lock,))
+    heir = subprocess.Popen(["sleep", "600"], pass_fds=(inherited.lock,), text=True)
     inherited._unlock()  # as the kernel does at the end of its owner
     others = PrivateDirectory("ensemble-", None)
     others._unlock()
     is_others = os.geteuid() == 0
     if is_others:
         os.chown(others.path, 65534, 65534)
-    for each in owners:
-        each.kill()
-        each.wait()
+    kill(*owners)
     assert here() == sorted([*left, at_work.path, inherited.path, others.path])
     ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=1), tmp_path / "run", executor="inline").wait()
     assert here() == sorted([at_work.path, inherited.path, *([others.path] if is_others else [])])
-    heir.kill()
-    heir.wait()
+    kill(heir)
     remove_stale("ensemble-")
     assert inherited.path not in here()
     at_work.close()
     others.close()
-
-
-def test_a_name_that_others_could_know_is_not_used() -> None:
-    first, second = PrivateDirectory("held-", 20), PrivateDirectory("held-", 20)
-    names = {first.path.name, second.path.name}
-    first.close()
-    again = PrivateDirectory("held-", 20)
-    assert again.path.name not in names
-    again.close()
-    second.close()
 
 
 def test_where_the_path_is_too_long_for_sockets_another_is_taken_and_that_is_said(
@@ -131,9 +116,7 @@ def test_where_the_path_is_too_long_for_sockets_another_is_taken_and_that_is_sai
 
 def test_where_a_stream_has_no_fields_no_feeder_is_left() -> None:
     with selectors.DefaultSelector() as selector:
-        services = NodeServices(
-            "a", an_ensemble(train=samples(96, 0).map(no_sample)), selector, lambda event: None
-        )
+        services = NodeServices("a", an_ensemble(train=samples(96, 0).map(no_sample)), selector, print)
         before = psutil.Process().children()
         try:
             with pytest.raises(PipelineError, match="no sample"):

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.event_dicts import fold, read_events
+from kit.event_dicts import read_events
 from kit.execute_members import an_ensemble, loss, model, samples
 from kit.finished_runs import finished_hashes, hashes
 from kit.leftovers import find_processes_below, wait_until
 
 import ensemble
-from ensemble import Member, Recipe, Search, SpecError, uniform
+from ensemble import Member, Recipe, SpecError
 from ensemble.controller.controller import Controller
 from ensemble.store import StoreError
 
@@ -31,15 +30,6 @@ def by_state(result: ensemble.Result) -> dict[str, str]:
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path / "run"))
     return tmp_path / "run"
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """The weights of four undisturbed members that each worked alone."""
-    path = tmp_path_factory.mktemp("reference") / "run"
-    members = [{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4)]
-    ensemble.submit(an_ensemble(members, epochs=4), path, executor="inline").wait()
-    return hashes(path)
 
 
 def test_a_run_trains_combines_and_reports_and_a_member_that_diverges_is_the_only_one_that_fails(
@@ -65,24 +55,6 @@ def test_a_run_trains_combines_and_reports_and_a_member_that_diverges_is_the_onl
     )
     with pytest.raises(SpecError, match="member-1"):
         run.logs("member-7")
-
-
-@pytest.mark.more  # a process is killed; tests/train has the property in one process
-def test_members_that_are_killed_within_an_epoch_go_on_within_it(tmp_path: Path) -> None:
-    """One epoch of 24 steps: a checkpoint is due after each, and one or two steps are done again."""
-    members = [
-        Member({"lr": 0.1, **fault}, seed=0, workers=workers)
-        for workers in (1, 2)
-        for fault in ({}, {"fault": "kill", "after": 20, "marker": str(tmp_path / f"of {workers}")})
-    ]
-    declared = an_ensemble(members, epochs=1, batch_size=4, checkpoint_minutes=1e-9, retries=1)
-    ensemble.submit(declared, tmp_path / "run", "local").wait()
-    got = hashes(tmp_path / "run")
-    assert got["member-0"] == got["member-1"] is not None and got["member-2"] == got["member-3"] is not None
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    for killed in ("member-1", "member-3"):
-        began = [(e["epoch"], e["step"]) for e in events if e["type"] == "started" and e["member"] == killed]
-        assert began[0] == (0, 0) and began[1][0] == 0 and 18 <= began[1][1] <= 19, (killed, began)
 
 
 def test_a_stopped_run_goes_on_where_it_was(
@@ -129,15 +101,6 @@ def test_a_member_that_is_evaluated_for_longer_than_a_stop_may_take_is_not_kille
     assert [(e["epoch"], e["step"]) for e in events if e["type"] == "checkpoint"] == [at]
 
 
-def test_a_search_prunes_and_goes_on(run_dir: Path) -> None:
-    search = Search({"lr": uniform(0.001, 0.5)}, trials=3, sampler="random", pruner="median")
-    result = ensemble.submit(an_ensemble(search=search, epochs=2), run_dir, "inline").wait()
-    assert len(result.members) == 3
-    assert set(by_state(result).values()) <= {"finished", "pruned"}
-    state = fold(read_events(run_dir / "events.jsonl"))
-    assert all(member.first_epoch is not None for member in state.members.values())
-
-
 @pytest.mark.more  # of the feeder alone: test_executors_moves.py
 def test_losing_the_feeder_and_the_fork_server_changes_nothing(
     run_dir: Path, reference: dict[str, str | None]
@@ -160,19 +123,6 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
     got = hashes(run_dir)
     assert all(got[member] == reference[member] for member in got)
     wait_until(lambda: not find_processes_below(run_dir), "what members start ends with them")
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_is_named(run_dir: Path, tmp_path: Path) -> None:
-    hangs = {"lr": 0.1, "fault": "hang", "after": 3, "marker": str(tmp_path / "marker")}
-    member = Member(hangs, workers=2, cpus_per_worker=0.5)
-    declared = an_ensemble([member], epochs=3, hang_timeout_s=60.0, retries=1, sharing="independent")
-    result = ensemble.submit(declared, run_dir, "local").wait()
-    assert by_state(result) == {"member-0": "finished"}
-    state = fold(read_events(run_dir / "events.jsonl"))
-    assert state.members["member-0"].attempts == 2 and state.members["member-0"].reason == "lost"
-    assert re.search(r"lost: rank [01] \(pid \d+ on .*\) does not answer", state.members["member-0"].error or "")
-    assert not list((run_dir / "members" / "member-0").glob("failure*"))
 
 
 #: What launchers of jobs set, which a member is not part of.

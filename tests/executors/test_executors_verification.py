@@ -65,6 +65,23 @@ def test_a_stage_that_reads_another_environment_is_found_before_the_first_step_a
     assert ledger(read_events(run / "events.jsonl")).cpu_by_role()["verify"] > 0
 
 
+@pytest.mark.more
+def test_all_ranks_of_a_member_leave_a_stream_that_is_not_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOK", "1")
+    members: list[Any] = [Member({"lr": 0.1, "look": look}, workers=2) for look in (1, 3)]
+    for name, sharing in (("alone", "independent"), ("run", "auto")):
+        declared = an_ensemble(
+            members, train=train_by_environment, valid=None, sharing=sharing, resources=NARROW, retries=0
+        )
+        ensemble.submit(declared, tmp_path / name, "local").wait()
+    (found,) = of_kind(tmp_path / "run", "sample_difference")
+    assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "alone")
+    private = {event["member"]: event["private_batches"] for event in of_kind(tmp_path / "run", "epoch")}
+    assert private[found["member"]] == 3 and sorted(private.values()) == [0, 3]
+
+
 def drift_after_an_epoch(run_dir: Path, marker: Path, **options: Any) -> ensemble.Result:
     """A run in which the feeder prepares other samples as soon as a member has ended an epoch."""
     members = [{"lr": 0.1, "marker": str(marker)}, {"lr": 0.2, "marker": str(marker)}]
@@ -143,73 +160,62 @@ def test_a_checker_that_hangs_ends_all_comparing_on_its_node(
     assert "longer than prepare_timeout_s" in said
 
 
-class Forks:
-    """Makes requests to a fork server as a pool does, or to one that has died."""
+class Node:
+    """A node's checker that was not asked yet, and a fork server, which may be dead."""
 
-    def __init__(self, directory: Path) -> None:
-        self.server = ForkServer(directory)
-        self.is_dead = False
+    def __init__(self, directory: Path, selector: selectors.BaseSelector) -> None:
+        self.server, self.is_dead, self.selector = ForkServer(directory), False, selector
+        run_dir = str(directory / "run")
+        self.checker = CheckerProcess("here", directory, run_dir, selector, print, self.ask, lambda: 1)
 
-    def __call__(self, request: Callable[[ForkServer], None]) -> None:
+    def ask(self, request: Callable[[ForkServer], None]) -> None:
         if not self.is_dead:
             request(self.server)
 
+    def meet(self) -> None:
+        """What the node does when somebody has connected."""
+        (key,) = (key for key, _ in self.selector.select())
+        key.data()
+
+    def start(self) -> None:
+        message, pidfd = self.server.receive()
+        self.checker.has_started(message["pid"], pidfd)
+
 
 @pytest.fixture
-def checker(tmp_path: Path) -> Iterator[tuple[CheckerProcess, selectors.BaseSelector, Forks]]:
-    """A node's checker that was not asked yet."""
-    forks = Forks(tmp_path)
+def node(tmp_path: Path) -> Iterator[Node]:
     with selectors.DefaultSelector() as selector:
-        run_dir = str(tmp_path / "run")
-        checker = CheckerProcess("here", tmp_path, run_dir, selector, lambda event: None, forks, lambda: 1)
-        yield checker, selector, forks
-        checker.close()
-    forks.server.close()
+        made = Node(tmp_path, selector)
+        yield made
+        made.checker.close()
+    made.server.close()
 
 
-def test_a_checker_outlives_its_fork_server(
-    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks],
+def test_a_checker_outlives_its_fork_server_and_one_that_dies_before_it_has_forked_is_asked_again(
+    node: Node,
 ) -> None:
-    process, selector, forks = checker
-    with ipc_connection(process) as connection:
-        (key,) = (key for key, _ in selector.select())
-        key.data()
-        message, pidfd = forks.server.receive()
-        process.has_started(message["pid"], pidfd)
-        forks.server.process.kill()
-        process.watch()
-        process.watch()
+    with ipc_connection(node.checker) as connection:
+        for node.is_dead in (True, False):
+            node.meet()
+            if node.is_dead:
+                node.checker.watch()
+        node.start()
+        assert node.checker.pid is not None
+        node.server.process.kill()
+        node.checker.watch()
+        node.checker.watch()
         connection.send(b"{")  # and a request that cannot be read
         assert messages.receive_json(connection)[0]["found"]["result"] == "left_out"
 
 
-def test_a_fork_server_that_dies_before_it_has_forked_the_checker_is_asked_again(
-    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks],
-) -> None:
-    process, selector, forks = checker
-    with ipc_connection(process):
-        for forks.is_dead in (True, False):
-            (key,) = (key for key, _ in selector.select())
-            key.data()
-            if forks.is_dead:
-                process.watch()
-        message, pidfd = forks.server.receive()
-        process.has_started(message["pid"], pidfd)
-        assert process.pid is not None
-
-
 def test_a_node_without_a_process_for_its_checker_goes_on_without_one(
-    checker: tuple[CheckerProcess, selectors.BaseSelector, Forks],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process, selector, forks = checker
-    forks.server.process.kill()
-    forks.server.process.wait()
-    with ipc_connection(process):
-        (key,) = (key for key, _ in selector.select())
-        key.data()
-    assert "its checker cannot be started" in caplog.text and not selector.get_map()
+    node.server.process.kill()
+    node.server.process.wait()
+    with ipc_connection(node.checker):
+        node.meet()
+    assert "its checker cannot be started" in caplog.text and not node.selector.get_map()
     assert make_checks(tmp_path).check(a_sample()).kind == "left_out"
 
 
@@ -271,20 +277,3 @@ def test_a_checker_keeps_the_pipelines_for_which_it_has_memory_and_sees_no_gpu(
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     gc.collect()
     assert least <= len(made) <= most
-
-
-@pytest.mark.more
-def test_all_ranks_of_a_member_leave_a_stream_that_is_not_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOOK", "1")
-    members: list[Any] = [Member({"lr": 0.1, "look": look}, workers=2) for look in (1, 3)]
-    for name, sharing in (("alone", "independent"), ("run", "auto")):
-        declared = an_ensemble(
-            members, train=train_by_environment, valid=None, sharing=sharing, resources=NARROW, retries=0
-        )
-        ensemble.submit(declared, tmp_path / name, "local").wait()
-    (found,) = of_kind(tmp_path / "run", "sample_difference")
-    assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "alone")
-    private = {event["member"]: event["private_batches"] for event in of_kind(tmp_path / "run", "epoch")}
-    assert private[found["member"]] == 3 and sorted(private.values()) == [0, 3]

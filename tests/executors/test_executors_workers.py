@@ -28,8 +28,6 @@ Event = dict[str, Any]
 
 
 class Host:
-    """Workers of this host, and what they said."""
-
     def __init__(self, directory: Path, selector: selectors.BaseSelector, *, forks: bool = True) -> None:
         self.selector, self.said, self._directory = selector, list[Event](), directory
         self.workers = ProcessPool("here", selector, self.said.append, self._server if forks else self._refuse)
@@ -41,7 +39,6 @@ class Host:
         raise OSError(errno.EAGAIN, "no fork server")
 
     def wait_for(self, kind: str) -> Event:
-        """Listen until somebody says an event of that type."""
         while not (found := [event for event in self.said if event["type"] == kind]):
             dispatch(self.selector, None)
         return found[0]
@@ -97,13 +94,18 @@ def test_what_a_worker_used_before_it_was_killed_is_told(host: Host, run_dir: Ru
 
 
 def test_descriptors_past_those_of_select_are_like_any_other(host: Host, run_dir: RunDir) -> None:
-    """As with a thousand ranks on a node, of which each has a socket and a pidfd here."""
+    """As with a thousand ranks on a node, each with a socket and a pidfd here; many members may have many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
         pytest.skip(f"at most {hard} descriptors here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
     others: list[int] = []
     try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        assert raise_descriptor_limit(an_ensemble([{"lr": 0.1}] * 8)) == 1024, "few need no more"
+        many: list[Any] = [Member({"lr": 0.1}, workers=10)] * 100
+        assert raise_descriptor_limit(an_ensemble(many)) == hard
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
         with open(os.devnull) as null:
             others = [os.dup(null.fileno()) for _ in range(1100)]
             host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
@@ -123,18 +125,6 @@ def test_those_that_are_ended_at_the_close_are_listed_once_more(host: Host, run_
     host.workers.close()
     assert host.workers.list_processes()[pid].member == "member-0"
     assert host.workers.list_processes() == {}
-
-
-def test_many_members_may_have_as_many_descriptors_as_the_system_allows() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-    try:
-        assert raise_descriptor_limit(an_ensemble([{"lr": 0.1}] * 8)) == 1024, "few need no more"
-        many: list[Any] = [Member({"lr": 0.1}, workers=10)] * 100
-        assert raise_descriptor_limit(an_ensemble(many)) == hard
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_one_that_could_not_be_started_leaves_nothing(tmp_path: Path, run_dir: RunDir) -> None:

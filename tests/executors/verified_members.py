@@ -23,19 +23,15 @@ def draw(n: int, seed: int) -> Any:
 
 
 def look(sample: dict[str, Any]) -> dict[str, Any]:
-    """A stage that does what the environment says."""
     return {**sample, "x": sample["x"] * np.float32(os.environ.get("LOOK", "1"))}
 
 
 def train_by_environment(params: dict[str, Any]) -> Pipeline:
-    """A pipeline that says it is the same for all."""
     os.environ["LOOK"] = str(params["look"])
     return Pipeline(draw(96, 0), seed=0).map(look, id="look")
 
 
 class DriftsInAFeeder:
-    """A stage that makes other samples in a feeder from a moment on."""
-
     def __init__(self, marker: str) -> None:
         self.marker = marker
 
@@ -53,17 +49,14 @@ def train_that_drifts(params: dict[str, Any]) -> Pipeline:
 
 
 def is_feeder() -> bool:
-    """Whether this is the process of a feeder, or one that was forked off it."""
     return sys.argv[0].endswith("feeder/process.py")
 
 
 def hang_in_a_checker(sample: dict[str, Any]) -> dict[str, Any]:
-    """A stage from which a checker never comes back."""
     if any(frame.filename.endswith("checker_main.py") for frame in traceback.extract_stack()):
         time.sleep(200)
     return sample
 
 
 def other_in_a_feeder(sample: dict[str, Any]) -> dict[str, Any]:
-    """A stage that depends on who prepares."""
     return {**sample, "x": sample["x"] + np.float32(is_feeder())}

@@ -1,4 +1,4 @@
-"""An S3 server on the loopback interface behind a proxy that is slow, refuses, or is not there."""
+"""An S3 server on the loopback interface behind a proxy that is slow, fails, or is not there."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ class S3Proxy:
     Attributes:
         delay_s: before each request is passed on.
         fails_every: each so-many-th request is answered with status 503; 0: none.
-        refuses: status that all requests are answered with, such as 403; 0: none.
-        requests: how many came.
         upstream: host and port of the server, where nothing is slow or refused.
     """
 
     def __init__(self, upstream: tuple[str, int]) -> None:
         self.upstream = upstream
-        self.delay_s, self.fails_every, self.refuses, self.requests, self._is_away = 0.0, 0, 0, 0, False
+        self.delay_s, self.fails_every, self._is_away = 0.0, 0, False
         numbers, proxy = itertools.count(1), self
 
         class Handler(BaseHTTPRequestHandler):
@@ -41,15 +39,14 @@ class S3Proxy:
                     super().handle_one_request()
 
             def do_any(self) -> None:
-                proxy.requests = number = next(numbers)
+                number = next(numbers)
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 time.sleep(proxy.delay_s)
                 if proxy._is_away:
                     self.close_connection = True
                     return
-                status = proxy.refuses or (503 if proxy.fails_every and number % proxy.fails_every == 0 else 0)
-                if status:
-                    self.send_response(status)
+                if proxy.fails_every and number % proxy.fails_every == 0:
+                    self.send_response(503)
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                     return
@@ -85,7 +82,6 @@ class S3Proxy:
         self._server.server_close()
 
     def come_back(self) -> None:
-        """Be there again, at the same port."""
         self._is_away = False
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler)
         self._serve()
@@ -103,13 +99,8 @@ def serve_bucket(name: str) -> Iterator[tuple[S3Proxy, dict[str, str]]]:
     environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}", "AWS_DEFAULT_REGION": "us-east-1"}
     environment |= {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", **KEYS}
     try:
-        client = boto3.client(
-            "s3",
-            endpoint_url=environment["AWS_ENDPOINT_URL"],
-            region_name="us-east-1",
-            aws_access_key_id="x",
-            aws_secret_access_key="x",
-        )
+        where = {"endpoint_url": environment["AWS_ENDPOINT_URL"], "region_name": "us-east-1"}
+        client = boto3.client("s3", aws_access_key_id="x", aws_secret_access_key="x", **where)
         client.create_bucket(Bucket=name)
         yield proxy, environment
     finally:

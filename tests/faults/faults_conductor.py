@@ -1,8 +1,6 @@
 """Goes through a plan: starts a driver, breaks what the plan says when it says so, goes on after each end.
 
-    plan (from a seed) -> driver -> faults -> driver again ... -> checks
-
-`python tests/faults/faults_conductor.py SEED ...` runs seeds alone and prints each plan, what was done and when.
+plan (from a seed) -> driver -> faults -> driver again ... -> checks
 """
 
 from __future__ import annotations
@@ -23,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from faults_cluster import CHILD_PATH, Nodes, processes_with
 from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "executors"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-from kit.event_dicts import fold, read_events
+from kit.finished_runs import read_state
 from kit.leftovers import named_memory, new_named_memory
 from kit.ranks import run_ranks
 
@@ -48,12 +44,13 @@ class Failed(Exception):
 
 def undisturbed(directory: Path) -> dict[str, str | None]:
     """The weights of members that each worked alone, with nothing going wrong."""
-    return {
-        f"member-{number}": (
-            run_ranks(width, train_alone, number, directory) if width > 1 else [train_alone(0, number, directory)]
-        )[0]
-        for number, width in enumerate(WIDTHS)
-    }
+
+    def train(number: int, width: int) -> str:
+        if width == 1:
+            return train_alone(0, number, directory)
+        return str(run_ranks(width, train_alone, number, directory)[0])
+
+    return {f"member-{number}": train(number, width) for number, width in enumerate(WIDTHS)}
 
 
 def train_alone(rank: int, number: int, directory: Path) -> str:
@@ -67,11 +64,6 @@ def train_alone(rank: int, number: int, directory: Path) -> str:
     return next((str(event["weights_sha256"]) for event in told if event["type"] == "finished"), "")
 
 
-def weights(state: RunState) -> dict[str, str | None]:
-    """member -> digest of its final weights."""
-    return {member.id: member.weights_sha256 for member in state.members.values()}
-
-
 class Conductor:
     """One run of a plan, in a directory of its own.
 
@@ -80,7 +72,7 @@ class Conductor:
         hits: the faults that found whom they were for.
     """
 
-    def __init__(self, plan: Plan, directory: Path, nodes: Nodes | None = None, *, verbose: bool = False) -> None:
+    def __init__(self, plan: Plan, directory: Path, nodes: Nodes | None = None) -> None:
         self.plan, self.nodes = plan, nodes
         self.run_dir, self.account = directory / "run", directory / "account"
         self.tmp = Path("/tmp") / f"t{secrets.token_hex(4)}"
@@ -88,20 +80,15 @@ class Conductor:
         self.hits: list[str] = []
         self.events: list[dict[str, Any]] = []
         self._offset = 0
-        self._verbose = verbose
-        self._began = time.monotonic()
+        self._began, self._driver_began, self._hit, self._epochs = time.monotonic(), 0.0, False, 0
         self._faults = list(plan.faults)
         self._timed: list[tuple[float, Callable[[], None]]] = []
         self._driver: subprocess.Popen[str] | None = None
-        self._driver_began = 0.0
-        self._hit = False
         self._finished: dict[str, int] = {}
-        self._epochs = 0
 
     # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> RunState:
-        """Go through the plan; the state at the end."""
         memory = named_memory()
         self.tmp.mkdir(mode=0o700)
         try:
@@ -111,40 +98,23 @@ class Conductor:
             for _, what in self._timed:
                 what()
             self._check_left(memory)
-            return fold(read_events(self.run_dir / "events.jsonl"))
+            return read_state(self.run_dir)
         finally:
             self._clear()
 
     def _say(self, what: str) -> None:
         self.said.append(f"{time.monotonic() - self._began:6.2f} s, {self._epochs:3d} epochs: {what}")
-        if self._verbose:
-            print(self.said[-1], flush=True)
 
     def _start(self) -> None:
         self._say("the driver starts")
-        told = {
-            "executor": self.plan.executor,
-            "widths": self.plan.widths,
-            "epochs": EPOCHS,
-            "step_s": self.plan.step_s,
-            "sharing": self.plan.sharing,
-            "stall_policy": self.plan.stall_policy,
-            "capacity": self.plan.capacity,
-        }
+        plain = ("executor", "widths", "step_s", "sharing", "stall_policy", "capacity")
+        told = {"epochs": EPOCHS, **{name: getattr(self.plan, name) for name in plain}}
         environment = {**os.environ, "PYTHONPATH": CHILD_PATH} if self.nodes is None else self.nodes.environment
         here = {"FAULTS_RUN": str(self.tmp), "TMPDIR": str(self.tmp)}
-        self._driver = subprocess.Popen(
-            [
-                sys.executable,
-                str(Path(__file__).with_name("faults_driver.py")),
-                str(self.run_dir),
-                json.dumps(told),
-            ],
-            env={**environment, **here},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        script = Path(__file__).with_name("faults_driver.py")
+        command = [sys.executable, str(script), str(self.run_dir), json.dumps(told)]
+        pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        self._driver = subprocess.Popen(command, env={**environment, **here}, **pipes)
         self._driver_began, self._hit = time.monotonic(), False
 
     def _over(self) -> bool:
@@ -162,7 +132,7 @@ class Conductor:
             raise Failed(f"the driver ended with {code}: {said[-3000:]}")
         self._say(f"the driver ended with {code}")
         if (self.run_dir / "events.jsonl").exists():
-            state = fold(read_events(self.run_dir / "events.jsonl"))
+            state = read_state(self.run_dir)
             self._finished |= {m.id: m.attempts for m in state.members.values() if m.state == "finished"}
         self._start()
         return False
@@ -230,29 +200,23 @@ class Conductor:
         self.hits.append(fault.what)
 
     def _mine(self) -> list[psutil.Process]:
-        """Processes that work for this run."""
         here = processes_with("FAULTS_RUN", str(self.tmp))
         return here + (self.nodes.ours() if self.nodes is not None else [])
 
     def _victims(self, whom: str) -> list[int]:
-        """Processes of a kind, by their number."""
         assert self._driver is not None
         if whom == "driver":
             return [self._driver.pid] if self._driver.poll() is None else []
         mine = self._mine()
-        if whom == "feeder":
-            return [p.pid for p in mine if _runs(p, "pipelines.feeder.process")]
-        if whom == "agent":
-            return [p.pid for p in mine if _runs(p, "ray::NodeAgent")]
+        words = {"feeder": "pipelines.feeder.process", "agent": "ray::NodeAgent"}
+        if whom in words:
+            return [p.pid for p in mine if _runs(p, words[whom])]
         forks = {p.pid: p for p in mine if _runs(p, "ensemble.executors.forkserver")}
         servers = [pid for pid, p in forks.items() if _parent(p) not in forks]
         if whom == "fork server":
             return servers
-        ranks = {e["pid"]: e["rank"] for e in self.events if e["type"] == "usage" and e.get("rank") is not None}
-        workers = [pid for pid in forks if pid not in servers]
-        if whom == "rank":
-            return [pid for pid in workers if ranks.get(pid) == 1]
-        return workers
+        second = {e["pid"] for e in self.events if e["type"] == "usage" and e.get("rank") == 1}
+        return [pid for pid in forks if pid not in servers and (whom != "rank" or pid in second)]
 
     # -- afterwards ---------------------------------------------------------------------------------------------
 
@@ -277,7 +241,6 @@ class Conductor:
         return found
 
     def _clear(self) -> None:
-        """End what is there after a failure."""
         for process in self._mine():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -320,59 +283,17 @@ def _parent(process: psutil.Process) -> int | None:
         return None
 
 
-def run_seed(
-    seed: int, expected: Mapping[str, str | None], nodes: Nodes | None = None, *, verbose: bool = False
-) -> dict[str, Any]:
-    """Run a seed's plan and check it; what happened, `error` None where all holds."""
-    plan = draw(seed)
-    directory = Path(tempfile.mkdtemp(prefix="faults-"))
+def run_seed(seed: int, expected: Mapping[str, str | None], nodes: Nodes | None = None) -> None:
+    """Run a seed's plan and check it; what went wrong is told with the plan and all that was done."""
+    plan, directory = draw(seed), Path(tempfile.mkdtemp(prefix="faults-"))
     if nodes is not None:
         nodes.have(plan.nodes)
-    conductor = Conductor(plan, directory, nodes if plan.executor == "ray" else None, verbose=verbose)
-    error, attempts = None, 0
+    conductor = Conductor(plan, directory, nodes)
     try:
-        state = conductor.run()
-        attempts = sum(member.attempts for member in state.members.values())
-        conductor.check(state, expected)
+        conductor.check(conductor.run(), expected)
+        if not conductor.hits:
+            raise Failed("nothing was hit")
     except Failed as failed:
-        error = str(failed)
-    if error is None:
-        shutil.rmtree(directory)
-    return {
-        "seed": seed,
-        "error": error,
-        "seconds": round(time.monotonic() - conductor._began, 1),
-        "hits": conductor.hits,
-        "attempts": attempts,
-        "message": conductor.said,
-        "directory": str(directory),
-        "plan": pprint.pformat(plan, width=140),
-    }
-
-
-def main(arguments: list[str]) -> int:
-    """Run the seeds given."""
-    began, failed, hits = time.monotonic(), 0, 0
-    seeds = [int(argument) for argument in arguments]
-    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
-        expected = undisturbed(Path(directory))
-    nodes: Nodes | None = None
-    try:
-        for seed in seeds:
-            plan = draw(seed)
-            print(pprint.pformat(plan, width=140))
-            if plan.executor == "ray" and nodes is None:
-                nodes = Nodes(plan.nodes)
-            outcome = run_seed(seed, expected, nodes if plan.executor == "ray" else None, verbose=True)
-            failed += outcome["error"] is not None
-            hits += len(outcome["hits"])
-            print({key: value for key, value in outcome.items() if key not in ("plan", "message")}, flush=True)
-    finally:
-        if nodes is not None:
-            nodes.close()
-    print(f"{len(seeds)} seeds, {hits} faults, {failed} failed, {time.monotonic() - began:.0f} s")
-    return min(failed, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        story = [pprint.pformat(plan, width=140), *conductor.said, f"see {directory}"]
+        pytest.fail("\n".join([f"{failed}\n", *story]), pytrace=False)
+    shutil.rmtree(directory)

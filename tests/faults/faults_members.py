@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kit.finished_runs import read_state
 from kit.once import is_first
 
+import ensemble
 from ensemble import Ensemble, Member, Resources
+from ensemble.store import RunState
 from pipelines import Pipeline, sources
 
 N = 90  # batches of 16 leave an uneven last one
@@ -36,7 +39,6 @@ class Account:
         self._write({"begins": begins})
 
     def add(self, epoch: int, step: int, index: Sequence[int]) -> None:
-        """A batch is about to be trained on."""
         self._write({"at": [epoch, step], "index": list(index)})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -92,7 +94,6 @@ def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
 
 
 def train(member: Any) -> None:
-    """A small net with dropout on noisy data; slow enough to be hit."""
     import torch
     from torch import nn
 
@@ -100,9 +101,8 @@ def train(member: Any) -> None:
     net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
     net, _ = member.prepare(net, torch.optim.SGD(net.parameters(), lr=params["lr"], momentum=0.9))
     where = member.position
-    account = Account(
-        Path(params["account"]), member.identity.member, member.rank, (where["epoch"], where["step"])
-    )
+    begins = where["epoch"], where["step"]
+    account = Account(Path(params["account"]), member.identity.member, member.rank, begins)
     done = 0
     for epoch in member.epochs():
         for batch in member.batches():
@@ -125,17 +125,22 @@ def train(member: Any) -> None:
 
 
 def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Other data in each epoch."""
     return {**sample, "x": sample["x"] + rng.normal(0, 0.1, 6).astype(np.float32)}
 
 
 def pipeline(n: int = N, seed: int = 7) -> Pipeline:
-    """Three classes, a little apart."""
     rng = np.random.default_rng(seed)
     label = rng.integers(0, 3, n)
     x = rng.normal(size=(n, 6)).astype(np.float32)
     x[np.arange(n), label] += 2.0
     return Pipeline(sources.arrays(x=x, label=label), seed=seed)
+
+
+def train_two(run_dir: Path, account: Path, on_event: Any = None) -> RunState:
+    """Two members, one after the other, for three epochs; the same call goes on with what is there."""
+    made = declared(account, (1, 1), step_s=0.0, epochs=3)
+    ensemble.submit(made, run_dir, "inline", on_event=on_event).wait()
+    return read_state(run_dir)
 
 
 def declared_resources(cpus: float) -> Resources:
@@ -157,29 +162,11 @@ def declared(
         of_member: hyperparameters of single members, such as `fault`, `after`, `marker`.
     """
     account.mkdir(parents=True, exist_ok=True)
-    members = [
-        Member(
-            {
-                "lr": 0.05 * (1 + number),
-                "step_s": step_s,
-                "account": str(account),
-                **(of_member or {}).get(number, {}),
-            },
-            workers=width,
-        )
-        for number, width in enumerate(widths)
-    ]
-    usual: dict[str, Any] = {
-        "name": "faults",
-        "recipe": train,
-        "train": pipeline().map(noise),
-        "valid": pipeline(30, 8),
-        "members": members,
-        "epochs": 6,
-        "batch_size": BATCH,
-        "gate_timeout_s": 20.0,
-        "hang_timeout_s": 60.0,
-        "retries": 10,
-        "resources": declared_resources(0.2),
-    }
-    return Ensemble(**{**usual, **options})
+    members = []
+    for number, width in enumerate(widths):
+        params = {"lr": 0.05 * (1 + number), "step_s": step_s, "account": str(account)}
+        members.append(Member(params | (of_member or {}).get(number, {}), workers=width))
+    usual: dict[str, Any] = {"epochs": 6, "batch_size": BATCH, "train": pipeline().map(noise), "retries": 10}
+    usual |= {"valid": pipeline(30, 8), "gate_timeout_s": 20.0, "hang_timeout_s": 60.0}
+    usual["resources"] = declared_resources(0.2)
+    return Ensemble(name="faults", recipe=train, members=members, **{**usual, **options})

@@ -9,18 +9,9 @@ from dataclasses import dataclass
 WIDTHS = (1, 2, 1, 1, 1)
 EPOCHS = 8
 
-LOCAL = (
-    "kill worker",
-    "kill worker",
-    "kill rank",
-    "stop worker",
-    "kill feeder",
-    "stop feeder",
-    "kill fork server",
-    "kill driver",
-    "end driver",
-    "interrupt driver",
-)
+WORKERS = ("kill worker", "kill worker", "kill rank", "stop worker")
+OTHERS = ("kill feeder", "stop feeder", "kill fork server", "kill driver", "end driver", "interrupt driver")
+LOCAL = WORKERS + OTHERS
 RAY = (*LOCAL, "kill agent", "kill node", "kill node")
 
 
@@ -68,7 +59,6 @@ class Plan:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Workers of each member."""
         return WIDTHS[: self.members]
 
 

@@ -39,14 +39,8 @@ def spec(epochs: int = 4, step_s: float = 0.0, waits: str = "") -> Ensemble:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20_000, 16)).astype(np.float32)  # large enough for a file of its own
     label = (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5)
-    return Ensemble(
-        name="mirrored",
-        recipe=Recipe(model=model, loss=loss, optimizer=optimizer),
-        members=[{"width": 8}, {"width": 16}],
-        train=Pipeline(sources.arrays(x=x, label=label), seed=0),
-        valid=Pipeline(sources.arrays(x=x[:100], label=label[:100]), seed=0),
-        epochs=epochs,
-        batch_size=1000,
-        seed=0,
-        resources=Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=1.0),
-    )
+    recipe, members = Recipe(model=model, loss=loss, optimizer=optimizer), [{"width": 8}, {"width": 16}]
+    train, valid = (Pipeline(sources.arrays(x=x[:n], label=label[:n]), seed=0) for n in (None, 100))
+    needs = Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=1.0)
+    usual = {"epochs": epochs, "batch_size": 1000, "seed": 0, "resources": needs}
+    return Ensemble(name="mirrored", recipe=recipe, members=members, train=train, valid=valid, **usual)

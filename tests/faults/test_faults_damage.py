@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 from faults_members import declared
+from faults_members import train_two as train
 from kit.edited_log import replace_in_log
-from kit.event_dicts import fold, read_events
+from kit.finished_runs import of_kind, read_state
 from kit.kept_predictions import save_predictions
 
 import ensemble
@@ -40,24 +41,17 @@ from ensemble.store.verification import verify
 EPOCHS = 3
 
 
-def train(run_dir: Path, account: Path, on_event: Callable[[dict[str, Any]], None] | None = None) -> RunState:
-    """Two members, one after the other; the same call goes on with what is there."""
-    made = declared(account, (1, 1), step_s=0.0, epochs=EPOCHS)
-    ensemble.submit(made, run_dir, "inline", on_event=on_event).wait()
-    return state_of(run_dir)
-
-
-def state_of(run_dir: Path) -> RunState:
-    return fold(read_events(run_dir / "events.jsonl"))
-
-
 def digests(state: RunState) -> dict[str, str | None]:
     return {member.id: member.weights_sha256 for member in state.members.values()}
 
 
-def combined(state: RunState) -> Any:
+def results(state: RunState) -> Any:
     assert state.combined is not None
-    return state.combined.weights, state.combined.metrics
+    return state.combined.weights, state.combined.metrics, digests(state)
+
+
+def call(command: str, path: Path, *options: str) -> int:
+    return main([command, str(path), *options])
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +63,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> RunDir:
-    """A copy of the finished run."""
     shutil.copytree(trained / "run", tmp_path / "run")
     return RunDir(tmp_path / "run")
 
 
 def flip(path: Path) -> None:
-    """Change one byte, far from the header."""
     content = bytearray(path.read_bytes())
     content[-5] ^= 0x10
     path.write_bytes(content)
@@ -94,9 +86,9 @@ def test_a_damaged_checkpoint_is_never_gone_on_from(
 ) -> None:
     """Not even one that is whole, but not what the log says. The one before it is used, else the member begins."""
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    expected, path = digests(state_of(trained / "run")), tmp_path / "run"
+    expected, path = digests(read_state(trained / "run")), tmp_path / "run"
     train(path, tmp_path / "account", stop_at(2, path))
-    member = state_of(path).members["member-0"]
+    member = read_state(path).members["member-0"]
     assert member.checkpoint is not None and member.checkpoint_before is not None
     last, before = (RunDir(path).member("member-0") / name for name, _ in member.list_checkpoints())
     state = load_checkpoint(last)
@@ -110,57 +102,49 @@ def test_a_damaged_checkpoint_is_never_gone_on_from(
     position = member.checkpoint_before.epoch, member.checkpoint_before.step
     for folder, begins in ((path, position), (again, (0, 0)), (own, position)):
         train(folder, tmp_path / "account")
-        events = read_events(folder / "events.jsonl")
-        said = [event for event in events if event["type"] == "damaged"]
-        assert [event["file"] for event in said] == [last.name, before.name][: len(said)]
-        assert len(said) == (1 if begins == position else 2) and all(
-            "is damaged" in event["error"] for event in said
-        )
-        started = [event for event in events if event["type"] == "started" and event["member"] == "member-0"]
+        said = of_kind(folder, "damaged")
+        damaged = [last.name] if begins == position else [last.name, before.name]
+        assert [event["file"] for event in said] == damaged
+        assert all("is damaged" in event["error"] for event in said)
+        started = of_kind(folder, "started", "member-0")
         assert (started[-1]["epoch"], started[-1]["step"]) == begins
-        assert digests(fold(events)) == expected, "the same weights as without damage"
+        assert digests(read_state(folder)) == expected, "the same weights as without damage"
 
 
 def test_damaged_predictions_are_made_again_and_never_used(
     run: RunDir, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = state_of(run.path)
+    before = read_state(run.path)
     path = run.predictions("member-1")
     found = load_predictions(path, "valid")
     save_predictions(path, "valid", found.values[::-1], found.index, found.target)
     with pytest.raises(DamagedError, match="is damaged: its digest is"):
         ensemble.load_predictions(run.path, "valid")
     capsys.readouterr()
-    assert main(["verify", str(run.path)]) == 1
+    assert call("verify", run.path) == 1
     assert "members/member-1/predictions.safetensors" in capsys.readouterr().out
-    assert main(["resume", str(run.path), "--json", "-"]) == 0
-    after, events = state_of(run.path), read_events(run.events)
+    assert call("resume", run.path, "--json", "-") == 0
     assert np.array_equal(load_predictions(path, "valid").values, found.values)
-    assert (combined(after), digests(after)) == (combined(before), digests(before))
-    trained_again = [e for e in events if e["type"] == "epoch"]
-    assert len(trained_again) == 2 * EPOCHS, "its checkpoint is whole: nothing is trained again"
-    assert main(["verify", str(run.path), "--json", "-"]) == 0
+    assert results(read_state(run.path)) == results(before)
+    assert len(of_kind(run.path, "epoch")) == 2 * EPOCHS, "its checkpoint is whole: nothing is trained again"
+    assert call("verify", run.path, "--json", "-") == 0
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])
 def test_a_resume_trains_again_what_nothing_else_can_give(
     run: RunDir, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = state_of(run.path)
+    before = read_state(run.path)
     path = run.valid_checkpoint(before.members["member-0"])
-    if how == "changed":
-        flip(path)
-    else:
-        path.unlink()
+    flip(path) if how == "changed" else path.unlink()
     content = {each: each.read_bytes() for each in run.path.rglob("*") if each.is_file()}
-    assert main(["verify", str(run.path)]) == 1 and path.name in capsys.readouterr().out
+    assert call("verify", run.path) == 1 and path.name in capsys.readouterr().out
     assert {each: each.read_bytes() for each in run.path.rglob("*") if each.is_file()} == content, "it only looks"
-    assert main(["resume", str(run.path)]) == 0 and path.name in capsys.readouterr().err
-    assert main(["verify", str(run.path)]) == 0
-    said = capsys.readouterr()
-    assert re.search(r"\nall \d+ files are whole\n", said.out)
-    after = state_of(run.path)
-    assert (combined(after), digests(after)) == (combined(before), digests(before))
+    assert call("resume", run.path) == 0 and path.name in capsys.readouterr().err
+    assert call("verify", run.path) == 0
+    assert re.search(r"\nall \d+ files are whole\n", capsys.readouterr().out)
+    after = read_state(run.path)
+    assert results(after) == results(before)
     assert [member.attempts for member in after.members.values()] == [2, 1]
 
 
@@ -170,7 +154,7 @@ def test_all_is_read_once_before_anything_starts_and_a_signal_ends_that(
     from ensemble.executors.inline import InlineExecutor as Inline
     from ensemble.store import digests as module
 
-    state = state_of(run.path)
+    state = read_state(run.path)
     flip(run.valid_checkpoint(state.members["member-0"]))
     done: list[str] = []
     digest_file, open_executor = module.digest_file, Inline.open
@@ -191,11 +175,11 @@ def test_all_is_read_once_before_anything_starts_and_a_signal_ends_that(
 
     monkeypatch.setattr(Inline, "open", note_open)
     monkeypatch.setattr(module, "digest_file", hold)
-    assert main(["resume", str(run.path)]) == 130
+    assert call("resume", run.path) == 130
     with pytest.raises(KeyboardInterrupt):
         ensemble.resume(run.path)
     monkeypatch.setattr(module, "digest_file", note_read)
-    assert main(["resume", str(run.path)]) == 0
+    assert call("resume", run.path) == 0
     known = state.members["member-1"]
     files = run.valid_checkpoint(known), run.predictions(known.id)
     before = done[: done.index("open")]
@@ -215,7 +199,7 @@ def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
     run_dir = RunDir(path)
     if ending == "pruned":
         replace_in_log(run_dir.events, '"type":"failed"', '"type":"pruned"')
-    member = state_of(path).members["member-1"]
+    member = read_state(path).members["member-1"]
     assert member.state == ending
     last = run_dir.valid_checkpoint(member)
     assert list(run_dir.member("member-1").glob("checkpoint-*")) == [last]
@@ -223,25 +207,25 @@ def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
     for each in left:
         each.touch()
     flip(last)
-    assert main(["verify", str(path)]) == 1
-    assert main(["resume", str(path), "--allow-failed"]) == 0
+    assert call("verify", path) == 1
+    assert call("resume", path, "--allow-failed") == 0
     assert f"{last} is damaged" in caplog.text and "nothing needs it" in caplog.text
     assert not any(each.exists() for each in (last, *left))
-    assert main(["verify", str(path)]) == 0
+    assert call("verify", path) == 0
 
 
 def test_damaged_code_is_not_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(run.path), "--json", "-"]) == 0
+    assert call("verify", run.path, "--json", "-") == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["kind"] for row in rows} == {"log", "code", "checkpoint", "predictions"}
     assert {row["condition"] for row in rows} == {"whole"}
     flip(run.ensemble_file)
     with pytest.raises(DamagedError, match=r"is damaged: .* `ensemble run SPEC` on this directory writes it anew"):
         run.load_ensemble()
-    assert main(["verify", str(run.path)]) == 1
+    assert call("verify", run.path) == 1
     for each in (run.path / "code").rglob("ensemble.pkl"):
         flip(each)
-    assert main(["resume", str(run.path)]) == 2
+    assert call("resume", run.path) == 2
     assert "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
 
 
@@ -251,46 +235,43 @@ def test_a_damaged_run_json_is_not_used_and_written_anew_by_the_spec(
 ) -> None:
     """The log has what it said."""
     content, path, info = run.info_file.read_bytes(), run.info_file, run.info
-    if how == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(content.replace(b'"faults"', b'"faultz"') if how == "changed" else content[9:])
+    path.write_bytes(content.replace(b'"faults"', b'"faultz"') if how == "changed" else content[9:])
+    path.unlink() if how == "gone" else None
     assert run.info == info and (how == "gone" or "run.json is not used" in caplog.text)
-    assert main(["verify", str(run.path)]) == 1
-    assert main(["resume", str(run.path)]) == 0
+    assert call("verify", run.path) == 1
+    assert call("resume", run.path) == 0
     other = replace(declared(trained / "account", (1, 1), step_s=0.0, epochs=EPOCHS), name="other")
     with pytest.raises(StoreError, match="holds the run of another ensemble"):
         ensemble.submit(other, run.path, "inline")
     train(run.path, trained / "account")
     assert run.info_file.read_bytes() == content
-    assert main(["verify", str(run.path)]) == 0
+    assert call("verify", run.path) == 0
 
 
 def test_damaged_code_is_written_anew_by_the_spec_also_of_a_run_that_has_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, spec = tmp_path / "run", tmp_path / "spec.py"
-    spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(tmp_path / "account")))
-    command = ["run", str(spec), "--run-dir", str(path), "--executor", "inline"]
+    path = tmp_path / "run"
+    command = write_spec(tmp_path, path)
     assert main(command) == 0
     (kept,) = (path / "code").rglob("faults_members.py")
     for each in (RunDir(path).ensemble_file, RunDir(path).spec_file, kept, *(path / "code").rglob("code.json")):
         content = each.read_bytes()
         flip(each)
-        assert main(["verify", str(path)]) == 1
-        assert main(["resume", str(path)]) == (2 if each.name in ("ensemble.pkl", "code.json") else 0), each
+        assert call("verify", path) == 1
+        assert call("resume", path) == (2 if each.name in ("ensemble.pkl", "code.json") else 0), each
         capsys.readouterr()
         assert main(command) == 0 and f"{each.name} is damaged" in capsys.readouterr().err
-        assert main(["verify", str(path)]) == 0
+        assert call("verify", path) == 0
         assert each.read_bytes() == content or each.name == "ensemble.pkl"
-    starts = [event for event in read_events(path / "events.jsonl") if event["type"] == "run_started"]
-    assert [each.attempts for each in state_of(path).members.values()] == [1, 1] and len(starts) == 5
+    assert [each.attempts for each in read_state(path).members.values()] == [1, 1]
+    assert len(of_kind(path, "run_started")) == 5
 
 
 def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
     run: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = state_of(run.path)
+    state = read_state(run.path)
     old = run.code("0" * 16)
     shutil.copytree(run.code(state.header.code), old)
     content = (old / "ensemble.pkl").read_bytes()[:-1]
@@ -298,22 +279,23 @@ def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
     with EventLog(run.events) as log:
         run.log_files(log, {old / "ensemble.pkl": content}, None)
     flip(old / "ensemble.pkl")
-    assert main(["resume", str(run.path)]) == 0
+    assert call("resume", run.path) == 0
     assert "the run continues without it" in caplog.text and "writes it anew" not in caplog.text
 
 
 def test_results_that_are_gone_or_empty_are_written_again(run: RunDir) -> None:
-    names = ("results.json", "metrics.csv", "ledger.json")
-    before = [json.loads((run.path / name).read_bytes()) if "json" in name else b"" for name in names]
-    for missing in (*names, run.report.name):
+    def read() -> list[Any]:
+        return [json.loads((run.path / name).read_bytes()) for name in ("results.json", "ledger.json")]
+
+    before = read()
+    for missing in ("results.json", "metrics.csv", "ledger.json", run.report.name):
         (run.path / missing).unlink()
-        assert main(["verify", str(run.path)]) == 1, missing
+        assert call("verify", run.path) == 1, missing
         (run.path / missing).touch()
-        assert main(["verify", str(run.path)]) == 1, missing
-        assert main(["report", str(run.path)]) == 0
-        assert main(["verify", str(run.path)]) == 0, missing
-    after = [json.loads((run.path / name).read_bytes()) if "json" in name else b"" for name in names]
-    assert after == before
+        assert call("verify", run.path) == 1, missing
+        assert call("report", run.path) == 0
+        assert call("verify", run.path) == 0, missing
+    assert read() == before
 
 
 def test_files_that_a_run_replaces_while_it_is_verified_are_not_called_damaged(
@@ -344,35 +326,34 @@ def test_files_that_a_run_replaces_while_it_is_verified_are_not_called_damaged(
 def test_a_damaged_line_of_the_log_is_said_by_every_command_and_not_read_around(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever cuts the log there, as is said, goes on from it and comes to the same weights."""
+    """Nor is an event that does not fit. Whoever cuts the log there goes on from it, to the same weights."""
     from ensemble.reporting.dashboard.feed import LogReader
 
-    before, lines = state_of(run.path), run.events.read_bytes().splitlines(keepends=True)
+    content = run.events.read_bytes()
+    more = '"type":"run_started","more_epochs":{"epochs":9,"members":{"x":1}}'
+    replace_in_log(run.events, '"type":"combining"', more)
+    with pytest.raises(DamagedError, match=r"the event 'run_started' of .* does not fit to those before it"):
+        read_state(run.path)
+    run.events.write_bytes(content)
+    before, lines = read_state(run.path), run.events.read_bytes().splitlines(keepends=True)
     number = next(n for n, line in enumerate(lines) if b'"type":"checkpoint"' in line)
     lines[number] = lines[number].replace(b'"epoch":', b'"epoch": ', 1)
     run.events.write_bytes(b"".join(lines))
     said = f"{run.events}, line {number + 1} is damaged"
     for command in ("status", "resume", "report"):
-        assert main([command, str(run.path)]) == 2
+        assert call(command, run.path) == 2
         assert said in capsys.readouterr().err, command
-    assert main(["verify", str(run.path)]) == 1
+    assert call("verify", run.path) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert f"line {number + 1} is damaged" in shown
     feed = LogReader(run)
     feed.read()
     assert said in str(feed.view.driver)
     os.truncate(run.events, len(b"".join(lines[:number])))
-    assert main(["resume", str(run.path)]) == 0
-    after = state_of(run.path)
-    assert (combined(after), digests(after)) == (combined(before), digests(before))
-    assert main(["verify", str(run.path)]) == 0
-
-
-def test_an_event_that_does_not_fit_to_those_before_it_is_an_error(run: RunDir) -> None:
-    more = '"type":"run_started","more_epochs":{"epochs":9,"members":{"x":1}}'
-    replace_in_log(run.events, '"type":"combining"', more)
-    with pytest.raises(DamagedError, match=r"the event 'run_started' of .* does not fit to those before it"):
-        state_of(run.path)
+    assert call("resume", run.path) == 0
+    after = read_state(run.path)
+    assert results(after) == results(before)
+    assert call("verify", run.path) == 0
 
 
 def test_a_power_failure_cannot_undo_the_names_of_what_the_log_says_is_there(
@@ -380,44 +361,35 @@ def test_a_power_failure_cannot_undo_the_names_of_what_the_log_says_is_there(
 ) -> None:
     """New directories are synced into those above, and predictions are renamed and synced before `finished`."""
     done: list[tuple[str, str]] = []
-    fsync, replace, mkdir, write = os.fsync, os.replace, os.mkdir, os.write
 
-    def note_fsync(descriptor: int) -> None:
-        fsync(descriptor)
-        done.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+    def note(name: str, what: Callable[..., str | None]) -> None:
+        usual = getattr(os, name)
 
-    def note_replace(source: Any, target: Any) -> None:
-        replace(source, target)
-        done.append(("rename", str(target)))
+        def call(*given: Any, **more: Any) -> Any:
+            came = usual(*given, **more)
+            if (about := what(*given)) is not None:
+                done.append((name, about))
+            return came
 
-    def note_mkdir(path: Any, *given: Any, **more: Any) -> None:
-        mkdir(path, *given, **more)
-        done.append(("mkdir", str(path)))
+        monkeypatch.setattr(os, name, call)
 
-    def note_write(descriptor: int, data: Any) -> int:
-        for line in bytes(data).splitlines() if b'"finished"' in bytes(data) else ():
-            if b'"type":"finished"' in line:
-                done.append(("finished", json.loads(line)["member"]))
-        return write(descriptor, data)
+    def find_finished(descriptor: int, data: Any) -> str | None:
+        lines = [line for line in bytes(data).splitlines() if b'"type":"finished"' in line]
+        return json.loads(lines[0])["member"] if lines else None
 
-    for name, function in (
-        ("fsync", note_fsync),
-        ("replace", note_replace),
-        ("mkdir", note_mkdir),
-        ("write", note_write),
-    ):
-        monkeypatch.setattr(os, name, function)
+    note("fsync", lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}"))
+    note("replace", lambda source, target: str(target))
+    note("mkdir", lambda path, *mode: str(path))
+    note("write", find_finished)
     train(tmp_path / "run", tmp_path / "account")
     monkeypatch.undo()
     members = str(tmp_path / "run" / "members")
     for number in range(2):
         folder = f"{members}/member-{number}"
-        made = done.index(("mkdir", folder))
-        logged = done.index(("finished", f"member-{number}"))
-        assert ("sync", members) in done[made:logged]
-        renamed = done.index(("rename", f"{folder}/predictions.safetensors"))
-        assert ("sync", folder) in done[renamed:logged]
-    assert ("sync", str(tmp_path / "run")) in done[done.index(("mkdir", members)) :]
+        logged = done.index(("write", f"member-{number}"))
+        assert ("fsync", members) in done[done.index(("mkdir", folder)) : logged]
+        assert ("fsync", folder) in done[done.index(("replace", f"{folder}/predictions.safetensors")) : logged]
+    assert ("fsync", str(tmp_path / "run")) in done[done.index(("mkdir", members)) :]
 
 
 SPEC = """
@@ -425,20 +397,30 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 from faults_members import declared
+from faults_members import train_two as train
 
 def spec():
     return declared(Path({account!r}), (1, 1), step_s=0.0, epochs=2)
 """
 
 
-def test_what_finds_no_room_at_the_end_is_said_and_written_later(
+def write_spec(folder: Path, run_dir: Path) -> list[str]:
+    spec = folder / "spec.py"
+    spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(folder / "account")))
+    return ["run", str(spec), "--run-dir", str(run_dir), "--executor", "inline"]
+
+
+def test_a_run_that_finds_no_room_says_how_much_it_needs_and_what_finds_none_at_the_end_is_written_later(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ensemble.controller.finalize import Finalizer
 
     filler, path = small_disk / "filler", small_disk / "run"
-    spec = tmp_path / "spec.py"
-    spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(tmp_path / "account")))
+    command = write_spec(tmp_path, path)
+    filler.write_bytes(bytes(30 * 2**20))
+    assert main(command) == 2
+    assert "10.0 MiB free, 16.0 MiB needed); make room, then try again" in capsys.readouterr().err
+    filler.unlink()
     write_report = Finalizer.write_report
 
     def fill_and_write(self: Finalizer, ending: dict[str, Any]) -> None:
@@ -450,7 +432,7 @@ def test_what_finds_no_room_at_the_end_is_said_and_written_later(
         write_report(self, ending)
 
     monkeypatch.setattr(Finalizer, "write_report", fill_and_write)
-    assert main(["run", str(spec), "--run-dir", str(path), "--executor", "inline"]) == 1
+    assert main(command) == 1
     said = capsys.readouterr().err
     assert "report.html" in said and "MiB needed" in said and f"`ensemble report {path}` writes them" in said
     monkeypatch.undo()
@@ -459,26 +441,11 @@ def test_what_finds_no_room_at_the_end_is_said_and_written_later(
         "nothing is left in part"
     )
     for command in ("report", "resume"):
-        assert main([command, str(path)]) == 1, "there is no room yet"
+        assert call(command, path) == 1, "there is no room yet"
         assert "MiB needed" in capsys.readouterr().err
     filler.unlink()
     shutil.copytree(path, tmp_path / "copy")
     for command, folder in (("report", path), ("resume", tmp_path / "copy")):
-        assert main([command, str(folder)]) == 0
-        run_dir = RunDir(folder)
-        assert all(each.stat().st_size for each in run_dir.list_results())
-        assert main(["verify", str(folder)]) == 0
-
-
-def test_a_run_that_finds_no_room_says_how_much_it_needs(
-    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    filler, spec = small_disk / "filler", tmp_path / "spec.py"
-    spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(tmp_path / "account")))
-    filler.write_bytes(bytes(30 * 2**20))
-    command = ["run", str(spec), "--run-dir", str(small_disk / "run"), "--executor", "inline"]
-    assert main(command) == 2
-    said = capsys.readouterr().err
-    assert "10.0 MiB free, 16.0 MiB needed); make room, then try again" in said
-    filler.unlink()
-    assert main(command) == 0
+        assert call(command, folder) == 0
+        assert all(each.stat().st_size for each in RunDir(folder).list_results())
+        assert call("verify", folder) == 0

@@ -31,7 +31,6 @@ def nodes() -> Iterator[Nodes]:
 
 
 def drain(nodes: Nodes, ray_id: str) -> None:
-    """Have Ray drain a node, by its own command, as before a preemption."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", ray_id]
     command += ["--address", nodes.environment["RAY_ADDRESS"], "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
     command += ["--reason-message", "notice", "--deadline-remaining-seconds", str(DEADLINE_S)]

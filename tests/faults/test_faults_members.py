@@ -88,18 +88,6 @@ def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
     assert left == []
 
 
-@pytest.mark.slow
-def test_memory_that_a_process_may_not_have_is_out_of_memory_too(
-    tmp_path: Path, expected: dict[str, str | None]
-) -> None:
-    of_member = {0: {"fault": "memory", "after": 9, "marker": str(tmp_path / "marker")}}
-    made = declared(tmp_path / "account", (1,), epochs=EPOCHS, step_s=0.0, of_member=of_member)
-    ensemble.submit(made, tmp_path / "run", "local").wait()
-    (failure,) = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "failed"]
-    assert failure["reason"] == "oom" and failure["retry"]
-    assert weights(tmp_path / "run")["member-0"] == expected["member-0"]
-
-
 def test_a_full_disk_lets_members_wait_and_fails_none(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults_bucket import KEYS, S3Proxy, serve_bucket
@@ -39,8 +40,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
 
 
 class Driver:
-    """`ensemble` in a process of its own, which is found with all that it starts."""
-
     def __init__(self, tmp_path: Path, *arguments: object) -> None:
         self.mark = f"{tmp_path}-{time.monotonic_ns()}"
         self.tmp = tmp_path / f"tmp-{time.monotonic_ns()}"
@@ -48,13 +47,9 @@ class Driver:
         environment = {**os.environ, "PYTHONPATH": CHILD_PATH, "FAULTS_NODE": self.mark, "TMPDIR": str(self.tmp)}
         self.said = self.tmp / "said.txt"
         with open(self.said, "wb") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ensemble", *map(str, arguments)],
-                env=environment,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            command = [sys.executable, "-m", "ensemble", *map(str, arguments)]
+            pipes: dict[str, Any] = {"stdout": said, "stderr": subprocess.STDOUT, "start_new_session": True}
+            self.process = subprocess.Popen(command, env=environment, **pipes)
 
     def wait(self) -> tuple[int, str]:
         return self.process.wait(timeout=600), self.said.read_text()
@@ -136,7 +131,11 @@ def test_a_run_whose_machine_and_disk_are_lost_goes_on_elsewhere(
 
 
 def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
-    store: S3Proxy, undisturbed: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: S3Proxy,
+    undisturbed: RunState,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     url, run = "s3://bucket/two", tmp_path / "run"
     command = ("run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", "step_s=0.5")
@@ -148,13 +147,9 @@ def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
     for process in processes_with("FAULTS_NODE", driver.mark):
         assert KEYS["AWS_SECRET_ACCESS_KEY"] not in " ".join(process.cmdline())
     store.go_away()
-    driver.wait_for(lambda: status_of(run).error and state_of(run).ended is not None)
-    told = subprocess.run(
-        [sys.executable, "-m", "ensemble", "status", str(run)],
-        env={**os.environ, "PYTHONPATH": CHILD_PATH},
-        capture_output=True,
-        text=True,
-    ).stdout
+    driver.wait_for(lambda: status_of(run).error and state_of(run).ended and of_kind(run, "logger"))
+    main(["status", str(run)])
+    told = capsys.readouterr().out
     assert f"mirror: {url}: " in told and " behind since " in told, told
     assert [(event["logger"], event["state"]) for event in of_kind(run, "logger")][:1] == [("mirror", "failing")]
     store.delay_s, store.fails_every = 0.0, 0
@@ -165,38 +160,3 @@ def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
     for name, member in undisturbed.members.items():
         assert state.members[name].weights_sha256 == member.weights_sha256
         assert state.members[name].attempts == 1
-
-
-def test_a_store_that_refuses_is_said_before_training_and_at_the_end(
-    store: S3Proxy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr("ensemble.controller.ending.MIRROR_END_S", 5.0)
-    run = tmp_path / "run"
-    given = ["run", str(SPEC), "--executor", "inline", "--run-dir", str(run), "--set", "epochs=1", "--mirror"]
-    store.refuses = 403
-    assert main([*given, "s3://bucket/three"]) == 2
-    assert "s3://bucket/three: cannot cat_file manifest.json" in capsys.readouterr().err
-    assert state_of(run).started is None
-    store.refuses = 0
-    assert main([*given, "s3://no-such-bucket/three"]) == 2
-    assert "s3://no-such-bucket/three: cannot write manifest.json" in capsys.readouterr().err
-
-    from ensemble.controller.controller import Controller
-
-    opened = Controller.open
-
-    def fill(controller: Controller) -> None:
-        opened(controller)
-        store.refuses = 507
-
-    monkeypatch.setattr(Controller, "open", fill)
-    assert main([*given, "s3://bucket/three"]) == 75
-    assert "mirror: s3://bucket/three: " in caplog.text and "it is not complete" in caplog.text
-    store.refuses = 0
-    monkeypatch.setattr("ensemble.controller.ending.MIRROR_END_S", 600.0)  # all is to be written
-    assert main(["resume", str(run)]) == 0 and status_of(run).is_whole
-    assert "results.json" in os.listdir(ensemble.fetch("s3://bucket/three", tmp_path / "fetched"))

@@ -6,22 +6,18 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from faults_cluster import Nodes, kill_all
-from kit.event_dicts import read_events
+from faults_cluster import Nodes
+from kit.finished_runs import of_kind
+from kit.leftovers import wait_until
 
 SPEC = Path(__file__).parents[1] / "deploy" / "slow_spec.py"
 PROGRESS = re.compile(r"\[\d+:\d\d\] ")
 LOST = re.compile(r"node \S+ is lost: [A-Za-z ,.']+")  # words, without ids and codes
 LIMIT_S = 400.0
-
-
-def count_checkpoints(run_dir: Path) -> int:
-    events = run_dir / "events.jsonl"
-    return sum(event["type"] == "checkpoint" for event in read_events(events)) if events.exists() else 0
 
 
 @pytest.mark.slow
@@ -40,21 +36,13 @@ def test_a_lost_node_is_one_line_among_the_progress(tmp_path: Path) -> None:
         "--set",
         "epochs=10",
     ]
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     try:
-        with subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=nodes.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as run:
-            until = time.monotonic() + LIMIT_S
-            while count_checkpoints(tmp_path / "run") < 4:
-                assert run.poll() is None and time.monotonic() < until
-                time.sleep(0.1)
-            kill_all(nodes.of(1))
-            nodes.alive.pop(1).wait()
+        with subprocess.Popen(command, cwd=tmp_path, env=nodes.environment, **pipes) as run:
+            wait_until(
+                lambda: run.poll() is not None or len(of_kind(tmp_path / "run", "checkpoint")) >= 4, "epochs"
+            )
+            nodes.kill(1)
             nodes.have(2)
             (tmp_path / "fast").touch()
             _, err = run.communicate(timeout=LIMIT_S)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
-from ray.autoscaler.tags import TAG_RAY_USER_NODE_TYPE
 
 WORKER = {"CPU": 1, "memory": 2**32, "object_store_memory": 80 * 2**20}
 
@@ -20,38 +17,20 @@ class Provider(FakeMultiNodeProvider):
     def create_node_with_resources_and_labels(
         self, node_config: Any, tags: Any, count: int, resources: dict[str, Any], labels: Any
     ) -> None:
-        with open(self.provider_config["created"], "a") as created:
-            print(*[tags[TAG_RAY_USER_NODE_TYPE]] * count, sep="\n", file=created)
-        os.environ |= node_config.get("variables", {})
         given = {name: amount for name, amount in resources.items() if name != "memory"}
         super().create_node_with_resources_and_labels(node_config, tags, count, given, labels)
 
 
-def write_config(
-    path: Path, gcs_address: str, most: int, types: Mapping[str, Mapping[str, Any]] | None = None
-) -> Path:
+def write_config(path: Path, gcs_address: str, most: int) -> Path:
     """A configuration of the autoscaler: a head without cores, and up to `most` nodes of one core each.
 
-    Ray's own for this provider is not in its wheel, so that each key is here. The types of the nodes that it
-    creates are in `created` beside the file, a line each.
-
-    Args:
-        types: of nodes, each with what differs from such a node; its `variables` are in its environment.
+    Ray's own for this provider is not in its wheel, so that each key is here.
     """
-    provider = {
-        "type": "external",
-        "module": "autoscaler_nodes.Provider",
-        "use_node_id_as_ip": True,
-        "disable_node_updaters": True,
-        "disable_launch_config_check": True,
-        "launch_multiple": True,
-        "head_node_id": FAKE_HEAD_NODE_ID,
-        "gcs_address": gcs_address,
-        "created": str(path.with_name("created")),
-    }
+    on = ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check", "launch_multiple")
+    provider = {"type": "external", "module": "autoscaler_nodes.Provider", **dict.fromkeys(on, True)}
+    provider |= {"head_node_id": FAKE_HEAD_NODE_ID, "gcs_address": gcs_address}
     known: dict[str, Any] = {"ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}}
-    usual = {"resources": WORKER, "node_config": {}, "min_workers": 0, "max_workers": most}
-    known |= {name: usual | dict(more) for name, more in (types or {"worker": {}}).items()}
+    known["worker"] = {"resources": WORKER, "node_config": {}, "min_workers": 0, "max_workers": most}
     commands = [f"{name}setup_commands" for name in ("", "head_", "worker_")]
     commands += ["initialization_commands", "head_start_ray_commands", "worker_start_ray_commands"]
     lists = [*commands, "cluster_synced_files", "rsync_exclude", "rsync_filter"]
@@ -64,7 +43,6 @@ def write_config(
 
 
 def make_environment(version: int) -> dict[str, str]:
-    """The environment of a head whose autoscaler is of that version."""
     ours = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
     head = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID, "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID}
     return {**ours, "RAY_enable_autoscaler_v2": str(int(version == 2)), **(head if version == 2 else {})}

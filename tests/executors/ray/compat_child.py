@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import ray  # before `RayConnection`: what Ray reads from the environment it has read
+from ray.util import get_node_ip_address
 
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.session import LOOPBACK, RayConnection
@@ -25,7 +26,6 @@ def own_handler(signum: int, frame: Any) -> None: ...
 
 
 def seen(place: Path) -> dict[str, Any]:
-    """What can be told from outside of the Ray that runs."""
     daemons = psutil.Process().children()
     commands = [" ".join(daemon.cmdline()) for daemon in daemons]
     [node] = ray.nodes()
@@ -94,26 +94,23 @@ def stop_head() -> list[bool]:
 def main(place: Path) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, own_handler)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    ray.init(
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=80 * 2**20,
-        **_compat.make_head_arguments(place, LOOPBACK),
-    )
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    place_of = _compat.make_head_arguments(place, LOOPBACK)
+    ray.init(num_cpus=1, object_store_memory=80 * 2**20, **quiet, **place_of)
     by_itself = seen(place)
     ray.shutdown()
     signal.signal(signal.SIGTERM, own_handler)
 
-    session = RayConnection()
+    before, session = set(os.environ), RayConnection()
     assert session.directory is not None
     try:
         shown = {"by itself": by_itself, "session": seen(session.directory), "free": free_cpus()}
         shown |= {"draining": drain(), "grows": _compat.is_autoscaler_growing()}
-        return {**shown, "answers": stop_head()}
+        shown["answers"] = stop_head()
     finally:
         session.close()
+    shown["later address"] = get_node_ip_address()
+    return {**shown, "variables": [name for name in os.environ if "CLUSTER" in name and name not in before]}
 
 
 if __name__ == "__main__":

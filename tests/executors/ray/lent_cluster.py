@@ -37,21 +37,18 @@ class Call:
 
 
 class Actor:
-    """An agent's actor: what it was told, and what it says."""
-
-    def __init__(
-        self, described: dict[str, Any] | Exception | None, directory: str, name: str = "", run: str = ""
-    ) -> None:
+    def __init__(self, answer: Any, name: str, run: str) -> None:
         self.name, self.run = name, run  # of its node, and of the run's directory
         self.running: set[tuple[str, int, int]] = set()
-        self.is_closing = False
-        self.answer, self.stream = Call([] if described is None else [described]), Call()
-        if isinstance(described, dict):
-            self.answer.news = [(described, directory)]
-        self.commands: list[tuple[Any, ...]] = []
+        self.is_closing, self.calls, self.commands = False, 0, list[tuple[Any, ...]]()
+        self.answer, self.stream = Call([] if answer is None else [answer]), Call()
         self.describe = SimpleNamespace(remote=lambda address: self.answer)
         self.events = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self.stream))
-        self.perform = SimpleNamespace(remote=lambda number, commands: self.commands.extend(commands))
+        self.perform = SimpleNamespace(remote=self._perform)
+
+    def _perform(self, number: int, commands: list[tuple[Any, ...]]) -> None:
+        self.calls += 1
+        self.commands += commands
 
 
 class Lender:
@@ -65,18 +62,16 @@ class Lender:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self.reachable = set(self.cluster.total)
         self.is_late = False  # Ray gives nothing for now
-        session = SimpleNamespace(
-            nodes=self.nodes, directory=None, is_lost=False, calling=nullcontext, close=lambda: None
-        )
+        session = SimpleNamespace(directory=None, is_lost=False, calling=nullcontext, close=lambda: None)
+        session.nodes = self.nodes
         patch.setattr(executor, "RayConnection", lambda: session)
         patch.setattr(agent_link, "start_agent", self.start_agent)
         patch.setattr(executor._compat, "is_head_answering", lambda timeout_s: True)
         patch.setattr(loop, "is_reachable", lambda record: record["NodeID"] in self.reachable)
         times = {"monotonic": self.read_clock, "time": self.read_clock, "thread_time": lambda: 0.0}
         clock = SimpleNamespace(sleep=self.sleep, **times)
-        patch.setattr(executor, "time", clock)
-        patch.setattr(loop, "time", clock)
-        patch.setattr(agent_link, "time", clock)
+        for module in (executor, loop, agent_link):
+            patch.setattr(module, "time", clock)
         patch.setattr(executor._compat, "list_free_resources", self.list_free)
         patch.setattr(executor._compat, "list_draining_nodes", lambda timeout_s: self.cluster.draining)
         patch.setattr(ray, "wait", self.wait)
@@ -100,12 +95,11 @@ class Lender:
         return {offer.ray_id: dict(offer.free) for offer in self.cluster.list_offers(on_gpus=True)}
 
     def start_agent(self, record: dict[str, Any], name: str, run_dir: RunDir, *_: Any, **__: Any) -> Actor:
-        said = self.answers[name].pop(0) if self.answers[name] else self.describe(name)
-        self.actors[name].append(Actor(said, f"/tmp/of-{name}", name, str(run_dir.path)))
+        answer = self.answers[name].pop(0) if self.answers[name] else (self.describe(name), f"/tmp/of-{name}")
+        self.actors[name].append(Actor(answer, name, str(run_dir.path)))
         return self.actors[name][-1]
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What an agent says of its node."""
         host = self.cluster.total[name]
         cores = {"cpus": host.cpus / 1e4, "memory_gb": host.memory / 2**30, "interface": "eth0"}
         gpus = {"gpus": ("A",) * len(host.gpus), "gpu_ids": host.gpus, "gpu_memory_gb": (80.0,) * len(host.gpus)}
@@ -124,8 +118,6 @@ class Lender:
 
 
 class Run:
-    """A run of members of one core, and its executor."""
-
     def __init__(self, lender: Lender, path: Path, members: int = 1, workers: int = 1) -> None:
         self.lender = lender
         one = Resources(workers=workers, cpus_per_worker=1.0, memory_gb=1.0)
@@ -144,7 +136,6 @@ class Run:
         self.executor.launch([make_job(placement.identity, self.run_dir, node=placement.node)], [None])
 
     def wait(self, seconds: float) -> list[Event]:
-        """The events of so many seconds."""
         until, seen = self.lender.cluster.clock + seconds, list[Event]()
         while self.lender.cluster.clock < until:
             for name, agents in self.lender.actors.items():

@@ -70,12 +70,10 @@ class Cluster:
 
     def __init__(self, hosts: Sequence[tuple[Any, ...]]) -> None:
         self.clock = 1000.0
-        self.total = {
-            f"node-{n}": Host(
-                round(cpus * 1e4), int(memory * GIB), tuple(f"GPU-{n}-{g}" for g in range(gpus)), *more
-            )
-            for n, (cpus, memory, gpus, *more) in enumerate(hosts)
-        }
+        self.total = dict[str, Host]()
+        for n, (cpus, memory, gpus, *more) in enumerate(hosts):
+            names = tuple(f"GPU-{n}-{g}" for g in range(gpus))
+            self.total[f"node-{n}"] = Host(round(cpus * 1e4), int(memory * GIB), names, *more)
         self.groups: list[Group] = []
         self.draining: dict[str, float | None] = {}  # until when
         self.full: set[str] = set()  # nodes whose temporary directory is full: no process starts there
@@ -122,14 +120,9 @@ class Cluster:
         return True
 
     def schedule(self, pick: Any = min) -> int:
-        """Give pending groups what is free, in the order in which they came; `pick` chooses among nodes."""
-        count = 0
-        for group in self.groups:
-            count += not group.is_placed and self.give(group, pick)
-        return count
+        return sum(self.give(group, pick) for group in self.groups if not group.is_placed)
 
     def give(self, group: Group, pick: Any = min) -> bool:
-        """Give a group what is free, all of it or nothing."""
         if group not in self.groups:
             self.groups.append(group)
         for piece in group.pieces:
@@ -194,17 +187,9 @@ class Run:
         for name, held in self.list_held().items():
             host = self.cluster.total[name]
             gpus = tuple(gpu for gpu in host.gpus if gpu not in self.broken)
-            seen = {
-                "name": name,
-                "host": name,
-                "cpus": host.cpus / 1e4,
-                "memory_gb": host.memory / GIB,
-                "gpus": ("A",) * len(gpus),
-                "gpu_ids": gpus,
-                "gpu_memory_gb": (host.gpu_gb,) * len(gpus),
-                "gpu_names": tuple((gpu,) for gpu in gpus),
-                "gpu_reasons": (),
-            }
+            seen = {"name": name, "host": name, "cpus": host.cpus / 1e4, "memory_gb": host.memory / GIB}
+            seen |= {"gpus": ("A",) * len(gpus), "gpu_ids": gpus, "gpu_memory_gb": (host.gpu_gb,) * len(gpus)}
+            seen |= {"gpu_names": tuple((gpu,) for gpu in gpus), "gpu_reasons": ()}
             agent = self.agents.setdefault(name, Agent(name, make_record(name, host), seen))
             agent.described, agent.broken = seen, self.broken
             for lease in held:
@@ -287,8 +272,6 @@ def resolve(devices: str, nodes: Sequence[Node]) -> str:
 
 
 class World:
-    """Which cluster Ray's functions stand for now."""
-
     cluster: Cluster
 
     def request(self, request: ResourceRequest, name: str, avoided: Collection[str] = ()) -> Lease:

@@ -49,16 +49,21 @@ class StartedCluster:
             variables, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items())
         )
         for each in nodes:  # one after the other: those that start at once on one host disturb each other
-            self.start_node(each, "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1")
+            self.join(each)
+
+    def join(self, variables: Mapping[str, str], cpus: int = 1) -> None:
+        self.start_node(variables, "--address", f"127.0.0.1:{self.port}", "--num-cpus", str(cpus))
 
     def start_node(self, variables: Mapping[str, str], *options: str) -> None:
-        """Start one node, whose processes go on by themselves."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--disable-usage-stats"]
         command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(80 * 2**20)]
         command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # else all use the same ports
         environment = {**self.environment, "RAY_ADDRESS": "", **variables}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        for _ in range(3):  # a raylet has 30 seconds, and another program may have taken its ports
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            if done.returncode == 0:
+                return
+        raise AssertionError(done.stdout + done.stderr)
 
     def find(self, *names: str, **variables: str) -> list[psutil.Process]:
         """The processes of the cluster and of its actors that have one of these words in their command."""
@@ -81,7 +86,6 @@ class StartedCluster:
         return found
 
     def stop(self) -> None:
-        """Kill all processes of the cluster."""
         mine = self.find("ray", "gcs_server")
         for each in mine:
             with contextlib.suppress(psutil.Error):
@@ -89,7 +93,6 @@ class StartedCluster:
         psutil.wait_procs(mine, timeout=60)
 
     def run(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start an `ensemble` command."""
         command = [sys.executable, "-m", "ensemble.cli", *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, env=self.environment, **pipes)  # type: ignore[call-overload,no-any-return]
@@ -103,17 +106,10 @@ def make_cluster(**variables: str) -> Iterator[StartedCluster]:
     (short / "token").write_text(secrets.token_hex(32))
     (short / "token").chmod(0o600)
     (port,) = find_free_ports(1)
-    environment = {
-        **os.environ,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(short / "token"),
-        "RAY_ADDRESS": f"127.0.0.1:{port}",
-        "PYTHONPATH": os.pathsep.join(
-            [str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE), str(HERE.parent)]
-        ),
-        MARK: short.name,
-        **variables,
-    }
+    paths = map(str, (HERE.parents[2], HERE.parents[1] / "support", HERE, HERE.parent))
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(short / "token"), MARK: short.name}
+    own |= {"RAY_ADDRESS": f"127.0.0.1:{port}", "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, **own, **variables}
     cluster = StartedCluster(short, port, environment)
     try:
         yield cluster

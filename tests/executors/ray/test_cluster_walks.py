@@ -25,11 +25,10 @@ from ensemble.executors.ray import RayExecutor
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.packing import pack
 from ensemble.store import RunDir
-from ensemble.train import Job
 
 HOSTS = [(2.0, 8.0, 0)] * 3
 STEP_S = 1.0
-FAULTS = ("die", "go", "come back", "freeze", "thaw", "drain", "fill", "others", "late")
+FAULTS = ("die", "go", "come back", "freeze", "thaw", "drain", "fill", "never answer", "others", "late")
 FULL = "no private directory can be made: [Errno 28] No space left on device"
 
 
@@ -52,23 +51,21 @@ class Walker:
         self.seen: list[Event] = []
 
     def open(self) -> None:
-        self.nodes = {
-            node.name: node for node in self.executor.open(self.run_dir, self.declared, lambda events: None)
-        }
+        nodes = self.executor.open(self.run_dir, self.declared, lambda events: None)
+        self.nodes = {node.name: node for node in nodes}
         self.place()
 
     @property
     def actors(self) -> list[Actor]:
-        """Of this run, the last on each node."""
-        own = {
-            name: [a for a in made if a.run == str(self.run_dir.path)] for name, made in self.lender.actors.items()
-        }
-        return [made[-1] for made in own.values() if made]
+        own = ([a for a in made if a.run == str(self.run_dir.path)] for made in self.lender.actors.values())
+        return [made[-1] for made in own if made]
 
     def place(self) -> None:
         found = pack(self.waiting, list(self.placed.values()), list(self.nodes.values()))
         for placement in found:
-            jobs = [self.make_job(placement, rank) for rank in range(placement.identity.workers)]
+            attempt, who = self.attempts[placement.member], placement.identity
+            where = enumerate(map(placement.find_node, range(who.workers)))
+            jobs = [make_job(who, self.run_dir, attempt=attempt, rank=n, node=node) for n, node in where]
             try:
                 self.executor.launch(jobs, [None] * len(jobs))
             except OSError:  # its node has just been lost, which is about to be reported
@@ -77,10 +74,6 @@ class Walker:
             self.placed[placement.member] = placement
             self.ranks[placement.member] = set(range(len(jobs)))
         self.executor.request(self.waiting, list(self.placed.values()))
-
-    def make_job(self, placement: Placement, rank: int) -> Job:
-        attempt, node = self.attempts[placement.member], placement.find_node(rank)
-        return make_job(placement.identity, self.run_dir, attempt=attempt, rank=rank, node=node)
 
     def step(self) -> None:
         changed = False
@@ -156,14 +149,11 @@ class Walker:
 
 
 class Faults:
-    """What befalls the cluster and the agents on it."""
-
     def __init__(self, lender: Lender, walkers: list[Walker], chance: random.Random) -> None:
         self.lender, self.cluster, self.walkers, self.chance = lender, lender.cluster, walkers, chance
         self.frozen: set[str] = set()
 
     def befall(self, fault: str) -> None:
-        """One fault of `FAULTS`, on a node that is chosen."""
         node = self.chance.choice(sorted(self.cluster.total))
         if fault == "die":
             self.kill(node, self.chance.sample(self.walkers, 1))
@@ -180,12 +170,17 @@ class Faults:
             self.cluster.draining[node] = 1e9
         elif fault == "fill":
             self.lender.answers[node] = [ray.exceptions.RayError(FULL)]
+        elif fault == "never answer":
+            self.lender.answers[node] = [None]
         elif fault == "others":
-            for group in [group for group in self.cluster.groups if group.owner == "others"]:
-                self.cluster.remove(group)
+            self.give_back()
             self.cluster.give(Group("others", [Piece(10_000, 2**30, 0, node)]))
         elif fault == "late":
             self.lender.is_late = not self.lender.is_late
+
+    def give_back(self) -> None:
+        for group in [group for group in self.cluster.groups if group.owner == "others"]:
+            self.cluster.remove(group)
 
     def kill(self, node: str, walkers: list[Walker]) -> None:
         for actor in (actor for walker in walkers for actor in walker.actors if actor.name == node):
@@ -196,8 +191,7 @@ class Faults:
 
     def end(self) -> None:
         """Nothing more befalls it; what others hold is given back, a node that is drained goes."""
-        for group in [group for group in self.cluster.groups if group.owner == "others"]:
-            self.cluster.remove(group)
+        self.give_back()
         for node in self.cluster.draining:
             self.kill(node, self.walkers)
         self.lender.reachable = set(self.cluster.total) - set(self.cluster.draining)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Bundle, ResourceRequest
 from ensemble.executors.ray.session import RayConnection, find_reachable
-from ensemble.executors.spawn import ForkServer
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
 
@@ -35,8 +33,6 @@ Event = dict[str, Any]
 
 
 class Run:
-    """A run of three members, and an agent on this host."""
-
     def __init__(self, path: Path, devices: str = "cpu") -> None:
         self.declared: Ensemble = an_ensemble([{"lr": 0.1}] * 3, epochs=1, devices=devices)
         self.run_dir = RunDir.create(path / "run", self.declared)
@@ -67,7 +63,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def list_exits(agent: NodeAgent, count: int = 1) -> list[Event]:
-    """So many `exited` events, the first ones."""
     found = (event for events in agent.events() for event in events if event["type"] == "exited")
     return list(itertools.islice(found, count))
 
@@ -103,19 +98,14 @@ def test_an_agent_offers_its_node_only_when_the_ranks_of_the_one_that_it_replace
         assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
 
 
-def test_an_agent_says_how_its_node_is(run: Run) -> None:
-    agent = run.start_agent()
-    agent.describe("127.0.0.1")
-    found = (event for events in agent.events() for event in events if event["type"] == "node_health")
-    report = next(found)
-    assert report["free_gb"].keys() == {"run directory", "/tmp", "/dev/shm"} and report["cpus"] > 0
-
-
-def test_an_agent_whose_thread_fails_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_says_how_its_node_is_and_if_its_thread_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(services: NodeServices) -> None:
         raise OSError("no power to be had")
 
     agent = run.start_agent()
+    agent.describe("127.0.0.1")
+    report = next(e for events in agent.events() for e in events if e["type"] == "node_health")
+    assert report["free_gb"].keys() == {"run directory", "/tmp", "/dev/shm"} and report["cpus"] > 0
     monkeypatch.setattr(NodeServices, "sample", fail)
     with ThreadPoolExecutor(1) as pool, pytest.raises(OSError, match="no power to be had"):
         pool.submit(list, agent.events()).result(timeout=300)
@@ -134,47 +124,36 @@ def make_seen(*gpus: str) -> dict[str, Any]:
 RECORD = {"NodeID": "a", "Resources": {"CPU": 4.0, "memory": 16.0 * 2**30, "GPU": 2}}
 
 
-def test_a_lease_whose_gpu_the_node_does_not_offer_is_unusable() -> None:
-    agent = Agent("here", RECORD, make_seen("GPU-1"))
+def lend(agent: Agent, *gpus: str) -> Lease:
     bundle = Bundle(1.0, 1.0, 1)
+    lease = Lease(ResourceRequest(bundle), None, bundle, gpus=gpus)
+    lease.devices = agent.find_devices(lease.gpus)
+    return lease
+
+
+def test_a_gpu_that_the_node_does_not_offer_is_unusable_and_one_that_the_run_does_not_hold_is_not_named() -> None:
+    agent, without = Agent("here", RECORD, make_seen("GPU-1")), Bundle(1.0, 1.0)
     for gpu, is_unusable in (("GPU-0", True), ("GPU-1", False)):
-        lease = Lease(ResourceRequest(bundle), None, bundle, gpus=(gpu,))
-        lease.devices = agent.find_devices(lease.gpus)
-        assert agent.is_unusable(lease) == is_unusable
-    assert not agent.is_unusable(Lease(ResourceRequest(bundle), None, Bundle(1.0, 1.0)))
-
-
-def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
-    bundle = Bundle(1.0, 1.0, 1)
+        assert agent.is_unusable(lend(agent, gpu)) == is_unusable
+    assert not agent.is_unusable(Lease(ResourceRequest(without), None, without))
     agent = Agent("here", RECORD, make_seen("GPU-0", "GPU-1"))
     assert agent.described is not None
-    agent.described["gpu_reasons"] = [
-        (("GPU-0", "0"), "busy"),
-        (("GPU-1", "1"), "slow"),
-        (("GPU-2", "2"), "broken"),
-    ]
+    reasons = enumerate(("busy", "slow", "broken"))
+    agent.described["gpu_reasons"] = [((f"GPU-{n}", f"{n}"), reason) for n, reason in reasons]
     for gpu, said in (("GPU-0", "busy"), ("GPU-1", "slow"), ("2", "broken"), ("3", "Ray offers GPUs that")):
-        lease = Lease(ResourceRequest(bundle), None, bundle, gpus=(gpu,))
-        lease.devices = agent.find_devices(lease.gpus)
-        assert describe_node(agent, [lease], on_gpus=True).no_gpus.startswith(said)
-    assert not describe_node(agent, [Lease(ResourceRequest(bundle), None, bundle)], on_gpus=True).no_gpus
+        assert describe_node(agent, [lend(agent, gpu)], on_gpus=True).no_gpus.startswith(said)
+    assert not describe_node(agent, [lend(agent)], on_gpus=True).no_gpus
     assert describe_node(agent, None, on_gpus=True).no_gpus == "busy; slow; broken"
 
 
 def make_change(*free: float) -> Event:
     """A `node` event: processes of others leave these parts of the GPUs GPU-0, GPU-1, ..."""
-    gpus = tuple(f"GPU-{n}" for n in range(len(free)))
-    seen = make_seen(*gpus)
-    return {
-        "type": "node",
-        **seen,
-        "gpu_free": free,
-        "gpu_parents": gpus,
-        "gpu_shares": (1.0,) * len(free),
-        "gpu_exclusive": (False,) * len(free),
-    }
+    gpus, count = tuple(f"GPU-{n}" for n in range(len(free))), len(free)
+    parts = {"gpu_parents": gpus, "gpu_shares": (1.0,) * count, "gpu_exclusive": (False,) * count}
+    return {"type": "node", **make_seen(*gpus), "gpu_free": free, **parts}
 
 
+KNOWN, UNKNOWN = {"gpu_activity": "SM utilization"}, {"gpu_activity": "it is not"}
 FREE = ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75), (0.88, 1.0, 0.5))
 
 
@@ -183,12 +162,7 @@ FREE = ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75),
     [
         (3, [make_change(*free) for free in FREE], "gpu_free", [[0.92, 1.0]]),
         (0, [{**make_change(), "memory_left_gb": gb} for gb in (3.0, 3.0, None)], "memory_left_gb", [3.0, None]),
-        (
-            1,
-            [make_change(1.0) | {"power": {"gpu_activity": why}} for why in ("SM utilization", "it is not")],
-            "power",
-            [{"gpu_activity": "it is not"}],
-        ),
+        (1, [make_change(1.0) | {"power": why} for why in (KNOWN, UNKNOWN)], "power", [UNKNOWN]),
     ],
     ids=["GPUs that are its own", "memory that others leave", "activity that is known no more"],
 )
@@ -204,23 +178,6 @@ def test_what_changes_for_members_on_a_node_is_reported_once(
     agent.is_closing = True
     model.keep(agent, [make_change(*(0.1 for _ in range(gpus)))])
     assert not model.take_reports(), "no member is offered a node whose agent is closing"
-
-
-@pytest.mark.more  # in a local run: tests/executors/test_executors_contract.py
-def test_how_a_rank_ended_is_told_where_ray_ignores_the_ends_of_child_processes(run: Run) -> None:
-    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as in the workers of a raylet that is a subreaper
-    try:
-        agent = run.start_agent()
-        agent._ranks._connect_forks = no_fork_server  # as on a GPU, where each rank is the agent's own child
-        agent.perform(0, [("launch", [run.a_job(fault="exit", after=1)], [None])])
-        [exited] = list_exits(agent)
-        assert "ended with code 3" in exited["detail"]
-    finally:
-        signal.signal(signal.SIGCHLD, usual)
-
-
-def no_fork_server() -> ForkServer:
-    raise OSError("a rank of its own")
 
 
 def test_the_rank_is_ended_that_is_furthest_over_its_grant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +235,7 @@ def test_what_ray_says_of_a_lost_agent_is_told_without_its_ids() -> None:
     died = ray.exceptions.ActorDiedError()
     assert describe_error(died) == "The actor died unexpectedly before finishing this task."
     orphaned = "The actor is dead because its owner has died. Owner Id: 01ff Owner Ip address: 127.0.0.1 Detail"
-    assert describe_error(ray.exceptions.RayActorError(error_msg=orphaned)) == (
-        "The actor is dead because its owner has died. Detail"
-    )
+    said = describe_error(ray.exceptions.RayActorError(error_msg=orphaned))
+    assert said == "The actor is dead because its owner has died. Detail"
     unavailable = ray.exceptions.ActorUnavailableError("RpcError: Socket closed rpc_code: 14", b"\0" * 16)
     assert describe_error(unavailable) == "the connection to its agent broke"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from autoscaler_nodes import WORKER, make_environment, write_config
-from kit import nvml_stand_in
-from kit.event_dicts import fold, read_events
+from autoscaler_nodes import make_environment, write_config
+from kit.finished_runs import of_kind, read_state
 from kit.leftovers import wait_until
 from started_cluster import make_cluster
 
@@ -32,97 +29,27 @@ def test_nodes_are_added_for_members_that_wait_and_removed_when_idle(version: in
     spec, run_dir, marker = tmp_path / "spec.py", tmp_path / "run", tmp_path / "goes on"
     spec.write_text(SPEC)
 
-    def count_finished() -> int:
-        events = read_events(run_dir / "events.jsonl") if (run_dir / "events.jsonl").exists() else []
-        return sum(event["type"] == "finished" for event in events)
-
     with make_cluster() as cluster:
         config = write_config(cluster.directory / "autoscaler.json", f"127.0.0.1:{cluster.port}", most=2)
         cluster.start(cpus=0, variables=make_environment(version), autoscaling_config=config)
         assert len(cluster.find("raylet/raylet")) == 1
-        began = time.monotonic()
         driver = cluster.run("run", spec, "--run-dir", run_dir, "--set", f"marker={marker}")
         try:
-            wait_until(lambda: driver.poll() is not None or count_finished() == 2, "nobody trains")
-            finished_s = time.monotonic() - began
+            wait_until(
+                lambda: driver.poll() is not None or len(of_kind(run_dir, "finished")) == 2, "nobody trains"
+            )
             raylets = len(cluster.find("raylet/raylet"))
             wait_until(
                 lambda: driver.poll() is not None or len(cluster.find("raylet/raylet")) == 2, "no node is removed"
             )
             assert driver.poll() is None, driver.communicate()
-            removed_s = time.monotonic() - began
             marker.touch()
             _, said = driver.communicate()
             assert driver.returncode == 0, said
         finally:
             driver.kill()
         wait_until(lambda: len(cluster.find("raylet/raylet")) == 1, "the last node is not removed")
-        print(
-            f"autoscaler v{version}: 2 members finished after {finished_s:.1f} s, a node went at {removed_s:.1f} s"
-        )
     assert raylets <= 3
-    events = read_events(run_dir / "events.jsonl")
-    state = fold(events)
-    assert [(each.state, each.attempts) for each in state.members.values()] == [("finished", 1)] * 3
-    assert not [event for event in events if event["type"] == "node_lost"], "what is given back is not lost"
-
-
-SELECTING = """
-from kit.execute_members import an_ensemble
-from ensemble import Member, Resources
-
-def spec():
-    needs = Resources(cpus_per_worker=0.9, gpus_per_worker=1.0, memory_gb=0.5, nodes={"spot": False})
-    members = [Member({"lr": 0.1}, nodes={"gpu_type": "H100"}), Member({"lr": 0.2}, nodes={"gpu_memory_gb": 40})]
-    return an_ensemble(members, epochs=2, gate_timeout_s=240.0, resources=needs, devices="auto")
-"""
-
-#: A `sitecustomize` for which members that were given a GPU, which is none, train on the CPU.
-ON_CPU = """
-import dataclasses, sys
-
-if "ensemble.executors.forkserver" in sys.orig_argv:
-    import ensemble.train.worker as worker
-
-    run = worker.run
-    worker.run = lambda job, *given: run(dataclasses.replace(job, device="cpu"), *given)
-"""
-
-
-def with_gpu(memory_gb: int, kind: str, market: str) -> dict[str, Any]:
-    labels = {"ray.io/accelerator-type": kind, "ray.io/market-type": market}
-    variables = {"STAND_IN_GPUS": f"{kind}:{memory_gb}"}
-    return {"resources": WORKER | {"GPU": 1}, "labels": labels, "node_config": {"variables": variables}}
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_from_zero_only_nodes_are_added_that_members_select_and_they_train_there(tmp_path: Path) -> None:
-    spec, run_dir, library = tmp_path / "spec.py", tmp_path / "run", tmp_path / "nvml"
-    spec.write_text(SELECTING)
-    library.mkdir()
-    (library / "sitecustomize.py").write_text(ON_CPU)
-    types = {"t4": with_gpu(16, "T4", "on-demand"), "spot": with_gpu(80, "H100", "spot")}
-    types |= {"h100": with_gpu(80, "H100", "on-demand"), "cores": {}}
-    with make_cluster(**nvml_stand_in.build(library), STAND_IN_GPUS="") as cluster:
-        cluster.environment["PYTHONPATH"] += f":{library}"
-        address = f"127.0.0.1:{cluster.port}"
-        config = write_config(cluster.directory / "autoscaler.json", address, most=2, types=types)
-        cluster.start(cpus=0, variables=make_environment(2), autoscaling_config=config)
-        began = time.monotonic()
-        driver = cluster.run("run", spec, "--run-dir", run_dir)
-        try:
-            _, said = driver.communicate()
-        finally:
-            driver.kill()
-        assert driver.returncode == 0, said
-        print(f"from zero nodes: 2 members finished after {time.monotonic() - began:.1f} s")
-        assert set((cluster.directory / "created").read_text().split()) == {"h100"}, "nothing else is added"
-    assert "waiting for the cluster's autoscaler: member-0 asks for" in said and "gpu_type=H100" in said
-    events = read_events(run_dir / "events.jsonl")
-    assert [each.state for each in fold(events).members.values()] == ["finished"] * 2
-    placed = {event["node"] for event in events if event["type"] == "placed" and event["devices"] == ["GPU-0"]}
-    labels = [event["labels"] for event in events if event["type"] == "node" and event["node"] in placed]
-    assert {(each["ray.io/accelerator-type"], each["ray.io/market-type"]) for each in labels} == {
-        ("H100", "on-demand")
-    }
+    members = read_state(run_dir).members.values()
+    assert [(each.state, each.attempts) for each in members] == [("finished", 1)] * 3
+    assert not of_kind(run_dir, "node_lost"), "what is given back is not lost"

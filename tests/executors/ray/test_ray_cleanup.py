@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from kit.event_dicts import fold, read_events
+from kit.finished_runs import of_kind, read_state
 from kit.leftovers import wait_until
 from one_head import start_head
 
@@ -93,29 +93,24 @@ def head(request: pytest.FixtureRequest) -> Iterator[Head]:
     subprocess.run(["rm", "-rf", str(temporary)], check=True)
 
 
-def of_kind(path: Path, kind: str) -> list[dict[str, Any]]:
-    log = path / "run" / "events.jsonl"
-    return [event for event in read_events(log) if event["type"] == kind] if log.exists() else []
-
-
-def wait_for_members(path: Path) -> None:
+def wait_for_members(run: Path) -> None:
     """Until two members have failed and the third one waits."""
-    wait_until(lambda: len(of_kind(path, "failed")) == 2 and len(of_kind(path, "started")) == 3, "all are there")
+    wait_until(lambda: len(of_kind(run, "failed")) == 2 and len(of_kind(run, "started")) == 3, "all are there")
 
 
 def test_exits_are_told_and_a_killed_agent_costs_no_retry_and_nothing_is_left(head: Head, tmp_path: Path) -> None:
     with head.drive(tmp_path) as driver:
-        wait_for_members(tmp_path)
+        wait_for_members(tmp_path / "run")
         [agent] = head.list_processes("ray::NodeAgent")
         of_agent = agent.children(recursive=True)
         assert len(of_agent) > 3
         agent.kill()
-        wait_until(lambda: bool(of_kind(tmp_path, "agent_replaced")), "another agent has taken over")
+        wait_until(lambda: bool(of_kind(tmp_path / "run", "agent_replaced")), "another agent has taken over")
         wait_until(lambda: not any(is_alive(each) for each in of_agent), "what it had started is gone")
         (tmp_path / "go").touch()
         _, said = driver.communicate()
     assert driver.returncode == 0, said
-    killed, left, waited = fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()
+    killed, left, waited = read_state(tmp_path / "run").members.values()
     assert (killed.state, killed.reason) == ("failed", "lost") and "SIGKILL" in (killed.error or "")
     assert (left.state, left.reason) == ("failed", "lost") and "ended with code 3" in (left.error or "")
     assert waited.state == "finished", "it had no retries"
@@ -126,7 +121,7 @@ def test_exits_are_told_and_a_killed_agent_costs_no_retry_and_nothing_is_left(he
 @pytest.mark.slow  # the end of a run's own Ray: test_ray_runs.py
 def test_a_killed_raylet_leaves_no_process_of_ours(head: Head, tmp_path: Path) -> None:
     with head.drive(tmp_path):
-        wait_for_members(tmp_path)
+        wait_for_members(tmp_path / "run")
         assert len(head.list_processes(*OURS)) > 5
         [raylet] = head.list_processes("/raylet/raylet")
         raylet.send_signal(signal.SIGKILL)

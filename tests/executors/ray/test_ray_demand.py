@@ -11,17 +11,7 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kit.property_examples import examples
-from ray_model import (
-    Cluster,
-    Group,
-    Piece,
-    Run,
-    World,
-    fits_alone,
-    list_pending,
-    make_member,
-    resolve,
-)
+from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pending, make_member, resolve
 
 from ensemble.executors.ray.demand import MOST_PENDING, plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S, REST_S
@@ -41,15 +31,8 @@ KINDS = st.tuples(
     st.sets(st.sampled_from(["cpus_per_worker", "gpus_per_worker"])),  # guessed
     st.booleans(),  # whether its ranks may be on several nodes
 )
-HOSTS = st.lists(
-    st.tuples(
-        st.sampled_from([0.5, 1.0, 2.0, 4.0, 7.0, 16.0]),
-        st.sampled_from([3.9, 16.0, 64.0]),
-        st.sampled_from([0, 0, 1, 2, 3, 4, 8]),
-    ),
-    min_size=1,
-    max_size=4,
-)
+CORES, GIBS, GPUS = ([0.5, 1.0, 2.0, 4.0, 7.0, 16.0], [3.9, 16.0, 64.0], [0, 0, 1, 2, 3, 4, 8])
+HOSTS = st.lists(st.tuples(*map(st.sampled_from, (CORES, GIBS, GPUS))), min_size=1, max_size=4)
 DEVICES = st.sampled_from(["auto", "cpu", "cuda"])
 MEMBERS = st.lists(st.tuples(KINDS, st.integers(1, 6)), min_size=1, max_size=4)
 
@@ -101,14 +84,14 @@ def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
 def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
     world: World, hosts: Hosts, kinds: Any, devices: str, taken: list[int]
 ) -> None:
-    cluster = world.make(hosts)
+    total = world.make(hosts).total.items()
+    jobs = [
+        Piece(h.cpus * part // 4, h.memory * part // 4, len(h.gpus) * part // 4, name)
+        for (name, h), part in zip(total, taken, strict=False)
+    ]
+    cluster, _ = share(world, hosts, *jobs)
     members = choose(make_members(kinds), cluster, devices)
     assume(members)
-    for (name, host), part in zip(cluster.total.items(), taken, strict=False):
-        gpus = len(host.gpus) * part // 4
-        job = Piece(host.cpus * part // 4, host.memory * part // 4, gpus, name)
-        cluster.groups.append(Group("other", [job]))
-    cluster.schedule()
     run = Run(cluster, "run", devices, members)
     run.renew()
     assert all(cluster.could_ever_place(group) for group in cluster.groups)
@@ -117,10 +100,7 @@ def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
 
 @examples(5)
 @given(
-    hosts=HOSTS,
-    kinds=st.tuples(MEMBERS, MEMBERS),
-    devices=st.tuples(DEVICES, DEVICES),
-    seed=st.integers(0, 2**32),
+    hosts=HOSTS, kinds=st.tuples(MEMBERS, MEMBERS), devices=st.tuples(DEVICES, DEVICES), seed=st.integers(0, 2**32)
 )
 def test_all_members_of_two_runs_train_on_a_cluster_that_others_use_too(
     world: World, hosts: Hosts, kinds: Any, devices: tuple[str, str], seed: int
@@ -178,6 +158,14 @@ def disturb(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> Non
             cluster.schedule(chance.choice)
 
 
+def share(world: World, hosts: Hosts, *taken: Piece) -> tuple[Cluster, list[Group]]:
+    """A cluster of which others hold these pieces."""
+    cluster, others = world.make(hosts), [Group("other", [piece]) for piece in taken]
+    cluster.groups += others
+    cluster.schedule()
+    return cluster, others
+
+
 def start(world: World, hosts: Hosts, members: Sequence[Identity], devices: str = "auto") -> Run:
     """A run that has got what an empty cluster gives it."""
     run = Run(world.make(hosts), "run", devices, members)
@@ -209,9 +197,7 @@ def test_thirds_of_a_core_and_of_a_gpu_fit_on_one(world: World) -> None:
 
 
 def test_members_that_declared_no_share_are_not_planned_on_a_gpu_that_others_hold(world: World) -> None:
-    cluster = world.make([(4.0, 16.0, 1), (4.0, 16.0, 1)])
-    cluster.groups.append(Group("other", [Piece(0, 0, 1, "node-0")]))
-    cluster.schedule()
+    cluster, _ = share(world, [(4.0, 16.0, 1), (4.0, 16.0, 1)], Piece(0, 0, 1, "node-0"))
     run = Run(cluster, "run", "auto", [make_member(gpus_per_worker=0.1, auto=["gpus_per_worker"])])
     settle(run)
     assert [placement.devices for placement in run.running] == [("GPU-1-0",)]
@@ -235,9 +221,7 @@ def test_members_of_all_shares_get_cores_and_gpus_beside_each_other(world: World
 
 
 def test_a_share_of_none_asks_for_cores_although_all_gpus_are_held(world: World) -> None:
-    cluster = world.make([(12.0, 16.0, 1)])
-    cluster.groups.append(Group("other", [Piece(10_000, 0, 1, "node-0")]))
-    cluster.schedule()
+    cluster, _ = share(world, [(12.0, 16.0, 1)], Piece(10_000, 0, 1, "node-0"))
     run = Run(cluster, "run", "auto", make_shares([0.0] * 4 + [1.0]))
     settle(run)
     assert [one.devices for one in run.running] == [(None,)] * 4
@@ -330,8 +314,7 @@ def test_what_nobody_uses_is_kept_for_a_while_and_what_a_member_uses_for_ever(wo
 
 def test_a_lease_of_a_broken_gpu_is_kept_while_members_wait_so_that_another_is_lent(world: World) -> None:
     run = start(world, [(4.0, 16.0, 2)], [make_member(0)], "cuda")
-    other = Group("other", [Piece(0, 0, 1, "node-0")])
-    run.cluster.groups.append(other)
+    other = run.cluster.submit("other", ([{"GPU": 1.0}], "node-0"))
     run.cluster.schedule()
     (held,) = run.manager.on_node("node-0")
     run.broken = set(held.gpus)
@@ -367,10 +350,13 @@ def test_what_became_ready_is_not_requested_again_before_members_are_placed(worl
 
 
 def test_a_member_whose_width_is_to_be_chosen_gets_all_that_a_node_has_free(world: World) -> None:
-    member = make_member(auto=["workers", "cpus_per_worker", "gpus_per_worker", "memory_gb"])
-    run = start(world, [(2.0, 8.0, 1), (8.0, 32.0, 4), (2.0, 8.0, 0)], [])
-    run.waiting = [member]
-    run.say_demand()
+    def ask(hosts: Hosts) -> Run:
+        run = start(world, hosts, [])
+        run.waiting = [make_member(auto=["workers", "cpus_per_worker", "gpus_per_worker", "memory_gb"])]
+        run.say_demand()
+        return run
+
+    run = ask([(2.0, 8.0, 1), (8.0, 32.0, 4), (2.0, 8.0, 0)])
     for _ in range(30):  # it is measured, and not placed yet
         run.renew()
         run.cluster.schedule()
@@ -380,9 +366,7 @@ def test_a_member_whose_width_is_to_be_chosen_gets_all_that_a_node_has_free(worl
     run.place()
     pass_seconds(run, 2 * KEPT_S)
     assert sum(len(node.gpus) for node in run.list_nodes().values()) == 1, "the rest is given back"
-    run = start(world, [(8.0, 32.0, 0)], [])
-    run.waiting = [member]
-    run.say_demand()
+    run = ask([(8.0, 32.0, 0)])
     run.renew()
     run.cluster.schedule()
     run.renew()
@@ -395,22 +379,17 @@ def test_ranks_get_gpus_of_several_nodes_together_or_none(world: World) -> None:
     (placement,) = run.running
     assert placement.nodes == ("node-0", "node-0", "node-1", "node-1")
     (group,) = run.cluster.groups
-    assert [(piece.gpus, piece.cpus, piece.pinned) for piece in group.pieces] == [
-        (2, 10_000, "node-0"),
-        (2, 10_000, "node-1"),
-    ]
+    asked = [(piece.gpus, piece.cpus, piece.pinned) for piece in group.pieces]
+    assert asked == [(2, 10_000, "node-0"), (2, 10_000, "node-1")]
     run.end(placement)
     pass_seconds(run, 2 * KEPT_S)
     assert not run.cluster.groups, "it is given back whole"
 
-    cluster = world.make([(4.0, 16.0, 2), (4.0, 16.0, 2)])
-    other = Group("other", [Piece(0, 0, 1, "node-1")])
-    cluster.groups.append(other)
-    cluster.schedule()
+    cluster, [other] = share(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], Piece(0, 0, 1, "node-1"))
     run = Run(cluster, "run", "auto", [wide])
     settle(run)
-    (asked,) = list_pending(run)
-    assert [piece.pinned for piece in asked.pieces] == [None] * 4, "any nodes may meet it, also new ones"
+    (pending,) = list_pending(run)
+    assert [piece.pinned for piece in pending.pieces] == [None] * 4, "any nodes may meet it, also new ones"
     assert cluster.free("node-0").gpus == ("GPU-0-0", "GPU-0-1"), "nothing is held meanwhile"
     cluster.remove(other)
     pass_seconds(run, 10)
@@ -419,10 +398,8 @@ def test_ranks_get_gpus_of_several_nodes_together_or_none(world: World) -> None:
 
 def wait_for_two_nodes(world: World, hosts: Hosts, member: Identity, devices: str) -> Run:
     """A run that asks for nodes while others hold all of them, and gets them."""
-    cluster = world.make(hosts)
-    others = [Group("other", [Piece(h.cpus, 0, len(h.gpus), name)]) for name, h in cluster.total.items()]
-    cluster.groups += others
-    cluster.schedule()
+    total = world.make(hosts).total
+    cluster, others = share(world, hosts, *(Piece(h.cpus, 0, len(h.gpus), name) for name, h in total.items()))
     run = Run(cluster, "run", devices, [member])
     settle(run)
     assert list_pending(run) and all(cluster.could_ever_place(group) for group in list_pending(run))
@@ -477,9 +454,8 @@ def test_a_gang_is_kept_until_the_agents_of_all_its_nodes_have_answered(world: W
 
 
 def test_many_wide_members_that_wait_do_not_hide_narrow_ones(world: World) -> None:
-    cluster = world.make([(64.0, 256.0, 4), (8.0, 32.0, 2)])
-    cluster.groups += [Group("other", [Piece(0, 0, gpus, name)]) for gpus, name in ((4, "node-0"), (2, "node-1"))]
-    cluster.schedule()
+    taken = Piece(0, 0, 4, "node-0"), Piece(0, 0, 2, "node-1")
+    cluster, _ = share(world, [(64.0, 256.0, 4), (8.0, 32.0, 2)], *taken)
     members = [make_member(n, workers=4 if n < 100 else 1) for n in range(200)]
     found = plan_requests(members, cluster.list_offers(on_gpus=True), "auto")
     assert {request.bundle.gpus for request in found} == {1, 4}

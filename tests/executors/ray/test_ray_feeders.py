@@ -90,23 +90,6 @@ def test_nobody_waits_for_an_agent_that_is_slow_and_members_wait_for_their_feede
     assert epochs and not any(event["private_batches"] for event in epochs), "it read its feeder from the start"
 
 
-def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.launch(0, step_s=100.0)
-    rank = psutil.Process(run.until(lambda event: event["type"] == "started")["pid"])
-    run.agent.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr("ensemble.executors.ray.cluster_model.SILENT_S", 10.0)
-    exited = run.exited()
-    assert (exited["outcome"], exited["agent_lost"]) == (None, True)
-    monkeypatch.setattr("ensemble.executors.ray.cluster_model.SILENT_S", 300.0)
-    run.until(lambda event: event["type"] == "node" and event["cpus"] > 0)
-    is_left = [p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in (rank, run.agent)]
-    assert is_left == [False, False], "nothing is offered there before they are gone"
-    run.launch(1)
-    assert run.exited()["outcome"] == "finished"
-
-
 def test_a_member_that_was_killed_after_its_last_word_leaves_the_node_to_its_next_attempt(run: Run) -> None:
     """A rank may have said its last when its member is killed, because another rank failed."""
     run.launch(0)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.event_dicts import fold, read_events
+from kit.finished_runs import of_kind, read_state
 from kit.free_ports import find_free_ports
 from kit.leftovers import wait_until
 from one_head import start_head
@@ -119,11 +119,6 @@ def spec(tmp_path: Path) -> Path:
     return folder / "job.py"
 
 
-def begun(run_dir: Path) -> bool:
-    events = run_dir / "events.jsonl"
-    return events.exists() and any(event["type"] == "epoch" for event in read_events(events))
-
-
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
@@ -133,7 +128,7 @@ def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
     submit = ("submit", spec, "--address", head.url, "--run-dir", run_dir, "--set", "epochs=30")
     hold.touch()
     first = head.start(*submit, "--follow")
-    wait_until(lambda: begun(run_dir) or first.poll() is not None, "an epoch")
+    wait_until(lambda: of_kind(run_dir, "epoch") or first.poll() is not None, "an epoch")
     assert first.poll() is None, first.communicate()
     code, out, err = head.call(*submit)
     assert (code, out, err) == (0, "ensemble-job\n", "ensemble: the job ensemble-job is running already\n")
@@ -144,36 +139,14 @@ def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
     said, err = first.communicate()
     assert first.returncode == 1, said + err  # no member has finished
     assert said.startswith("ensemble-job\n") and "stopped" in said
-    assert {m.state for m in fold(read_events(run_dir / "events.jsonl")).members.values()} == {"stopped"}
+    assert {m.state for m in read_state(run_dir).members.values()} == {"stopped"}
 
     hold.unlink()
     code, out, err = head.call(*submit, "--follow")
     assert code == 0, out + err
     assert out.startswith("ensemble-job.2\n") and "2/2 finished" in out
-    state = fold(read_events(run_dir / "events.jsonl"))
+    state = read_state(run_dir)
     assert {(m.state, m.attempts) for m in state.members.values()} == {("finished", 2)}
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_rays_own_submission_runs_an_ensemble_too(head: Head, spec: Path, tmp_path: Path) -> None:
-    """As users of `ray job submit` do it, who name no address to the run."""
-    run_dir = tmp_path / "run"
-    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.url, "--"]
-    submit += [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(run_dir)]
-    refused = subprocess.run(submit, env={**head.environment, "RAY_AUTH_MODE": "disabled"}, capture_output=True)
-    assert refused.returncode != 0 and not run_dir.exists()
-    environment = {**head.environment, "RAY_AUTH_MODE": "token"}
-
-    def is_taken() -> subprocess.CompletedProcess[str] | None:
-        done = subprocess.run(submit, env=environment, capture_output=True, text=True)
-        # a head answers before the agent that starts its jobs does
-        return done if "No available agent" not in done.stderr else None
-
-    done = wait_until(is_taken, "the head takes jobs")
-    assert done.returncode == 0 and "succeeded" in done.stdout + done.stderr, done.stdout + done.stderr
-    state = fold(read_events(run_dir / "events.jsonl"))
-    assert state.executor == "ray" and {m.state for m in state.members.values()} == {"finished"}
 
 
 @pytest.mark.more
@@ -186,16 +159,11 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
     code, out, err = head.call(*to, "--name", "good", "--dashboard-port", "0", "--follow")
     assert code == 0, out + err
     assert out.startswith("ensemble-good\n") and "2/2 finished" in out
-    page = re.search(
-        r"live page: http://127\.0\.0\.1:\d+/ on \S+; the address with its token is in (\S+) there", out
-    )
-    assert page is not None and "token=" not in out, (
-        "what Ray shows of the job leads to its page, without the token"
-    )
+    shown = r"live page: http://127\.0\.0\.1:\d+/ on \S+; the address with its token is in (\S+) there"
+    page = re.search(shown, out)
+    assert page is not None and "token=" not in out, "what Ray shows leads to its page, without it"
     assert not Path(page[1]).exists(), "it goes with the page"
-    assert {member.state for member in fold(read_events(run_dir / "events.jsonl")).members.values()} == {
-        "finished"
-    }
+    assert {member.state for member in read_state(run_dir).members.values()} == {"finished"}
     shown = head.ask(SHOW, head.url)
     assert shown["metadata"] == {
         "ensemble": "good", "run_dir": str(run_dir), "progress": f"ensemble status {run_dir}",
@@ -215,27 +183,20 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
     assert code == 2 and f"no Ray answers at {nowhere}" in err and err.count("\n") == 1
 
 
-def test_ids_are_names_with_numbers_where_they_are_taken() -> None:
+def test_the_command_names_the_spec_as_the_job_sees_it_and_a_secret_by_its_file(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert choose_submission_id("a b/c", []) == "ensemble-a-b-c"
     assert choose_submission_id("x", ["ensemble-x", "ensemble-x.2", None, "other"]) == "ensemble-x.3"
-
-
-def test_the_command_names_the_spec_as_the_job_sees_it(spec: Path, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     said = build_entrypoint(spec, tmp_path, Path("/runs/a b"), ["epochs=2"])
     assert said == "python -m ensemble.cli run work/job.py --run-dir '/runs/a b' --set epochs=2"
     with pytest.raises(SpecError, match="--working-dir"):
         build_entrypoint(spec, tmp_path / "elsewhere", Path("/runs/a"), [])
     with pytest.raises(SpecError, match="there is no spec file"):
         build_entrypoint(tmp_path / "nope.py", tmp_path, Path("/runs/a"), [])
-
-
-def test_a_secret_is_named_by_its_file_in_the_command_of_a_job(
-    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = build_entrypoint(
-        spec, tmp_path, Path("/runs/a"), ["password=@secret.txt", "other=@/etc/x", "at=@@home"]
-    )
+    given = ["password=@secret.txt", "other=@/etc/x", "at=@@home"]
+    said = build_entrypoint(spec, tmp_path, Path("/runs/a"), given)
     assert said.endswith(f"--set password=@{tmp_path}/secret.txt --set other=@/etc/x --set at=@@home")
 
 

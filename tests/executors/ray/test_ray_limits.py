@@ -21,19 +21,17 @@ def turn(world: World, run: Run, seconds: int) -> None:
         world.cluster.clock += 1.0
 
 
-@pytest.mark.parametrize(
-    ("options", "limits", "most"),
-    [
-        ({}, {"gpus": 2}, (2, 2.0)),
-        ({}, {"cpus": 3.0}, (3, 3.0)),
-        ({"gpus_per_worker": 0.5}, {"gpus": 1}, (1, 2.0)),
-        ({"gpus_per_worker": 0.0, "cpus_per_worker": 2.0}, {"cpus": 5.0}, (0, 4.0)),
-        ({"workers": 2}, {"gpus": 3}, (2, 2.0)),
-        ({"auto": ["cpus_per_worker", "workers"], "gpus_per_worker": 0.0}, {"cpus": 3.0}, (0, 3.0)),
-        ({"auto": ["cpus_per_worker"], "gpus_per_worker": 0.0}, {"cpus": 0.5}, (0, 0.5)),
-        ({"auto": ["cpus_per_worker"], "cpus_per_worker": 3.0}, {"cpus": 2.0}, (1, 2.0)),
-    ],
-)
+CASES: list[tuple[dict[str, Any], dict[str, float], tuple[int, float]]] = [
+    ({}, {"gpus": 2}, (2, 2.0)), ({}, {"cpus": 3.0}, (3, 3.0)), ({"workers": 2}, {"gpus": 3}, (2, 2.0)),
+    ({"gpus_per_worker": 0.5}, {"gpus": 1}, (1, 2.0)),
+    ({"gpus_per_worker": 0.0, "cpus_per_worker": 2.0}, {"cpus": 5.0}, (0, 4.0)),
+    ({"auto": ["cpus_per_worker", "workers"], "gpus_per_worker": 0.0}, {"cpus": 3.0}, (0, 3.0)),
+    ({"auto": ["cpus_per_worker"], "gpus_per_worker": 0.0}, {"cpus": 0.5}, (0, 0.5)),
+    ({"auto": ["cpus_per_worker"], "cpus_per_worker": 3.0}, {"cpus": 2.0}, (1, 2.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "limits", "most"), CASES)
 def test_a_run_holds_no_more_than_its_limits_and_all_its_members_have_their_turn(
     world: World, options: dict[str, Any], limits: dict[str, float], most: tuple[int, float]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import ray
 from lent_cluster import LOST, Event, Lender, Run
 from ray_model import World
 
@@ -14,6 +15,23 @@ from ensemble.spec import SpecError
 @pytest.fixture
 def lender(world: World, monkeypatch: pytest.MonkeyPatch) -> Lender:
     return Lender(world, monkeypatch, [(2.0, 8.0, 0)])
+
+
+@pytest.fixture
+def two(world: World, monkeypatch: pytest.MonkeyPatch) -> Lender:
+    return Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
+
+
+def list_types(events: list[Event], *left_out: str) -> list[str]:
+    return [event["type"] for event in events if event["type"] not in left_out]
+
+
+def lose_agent(lender: Lender) -> None:
+    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
+
+
+def find_held(lender: Lender) -> set[str | None]:
+    return {piece.node for group in lender.cluster.groups for piece in group.pieces}
 
 
 def test_a_node_that_was_given_back_is_offered_again_only_by_a_new_agent(lender: Lender, tmp_path: Path) -> None:
@@ -52,27 +70,20 @@ def test_a_run_that_only_combines_holds_nothing_and_has_the_last_figures_of_its_
     run.executor.close()
 
 
-def test_a_node_where_no_agent_can_start_is_left_out_for_good(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import ray
-
-    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
-    lender.reachable.discard("node-1")
-    run = Run(lender, tmp_path, members=2)
+def test_a_node_where_no_agent_can_start_is_left_out_for_good(two: Lender, tmp_path: Path) -> None:
+    two.reachable.discard("node-1")
+    run = Run(two, tmp_path, members=2)
     assert run.open() == ["node-0"]
-    lender.answers["node-1"] = [ray.exceptions.RayError("it does not see the run directory")]
-    lender.reachable.add("node-1")
+    two.answers["node-1"] = [ray.exceptions.RayError("it does not see the run directory")]
+    two.reachable.add("node-1")
     run.executor.request(run.identities[1:], run.placed)
     seen = run.wait(60)
-    assert [event["type"] for event in seen if event["type"] != "resources"] == ["node_unusable"]
-    assert len(lender.actors["node-1"]) == 1, "it is not tried again and again"
-    assert {piece.node for group in lender.cluster.groups for piece in group.pieces} == {"node-0", None}
+    assert list_types(seen, "resources") == ["node_unusable"]
+    assert len(two.actors["node-1"]) == 1, "it is not tried again and again"
+    assert find_held(two) == {"node-0", None}
 
 
 def test_a_node_where_no_agent_can_start_is_named_when_the_run_begins(lender: Lender, tmp_path: Path) -> None:
-    import ray
-
     lender.answers["node-0"] = [ray.exceptions.RayError("it does not see the run directory")]
     run = Run(lender, tmp_path)
     with pytest.raises(SpecError, match="node node-0 cannot be used: it does not see the run directory"):
@@ -84,16 +95,14 @@ def test_a_node_where_no_agent_can_start_is_named_when_the_run_begins(lender: Le
 def test_an_agent_that_hangs_when_it_replaces_another_is_given_up_and_tried_again(
     lender: Lender, tmp_path: Path
 ) -> None:
-    import ray
-
     run = Run(lender, tmp_path)
     run.open()
     run.launch(run.placed[0])
     run.executor.events(0.0)
     lender.answers["node-0"] = [None]
-    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
+    lose_agent(lender)
     seen = run.executor.events(0.0)
-    assert [event["type"] for event in seen] == ["agent_replaced", "node", "exited"]
+    assert list_types(seen) == ["agent_replaced", "node", "exited"]
     assert seen[1]["cpus"] == 0 and seen[2]["agent_lost"]
     with pytest.raises(OSError, match="node-0 has no agent"):
         run.launch(run.placed[0])
@@ -102,36 +111,29 @@ def test_an_agent_that_hangs_when_it_replaces_another_is_given_up_and_tried_agai
     until, seen = lender.cluster.clock + 700, list[Event]()
     while lender.cluster.clock < until and not (seen and seen[-1]["type"] == "node"):
         seen += [event for event in run.executor.events(5.0) if event["type"] != "resources"]
-    assert [event["type"] for event in seen] == ["node_unusable", "node"] and "silent for 300 s" in seen[0][
-        "detail"
-    ]
+    assert list_types(seen) == ["node_unusable", "node"] and "silent for 300 s" in seen[0]["detail"]
     assert seen[0]["retry_s"] == 60 and seen[-1]["cpus"] == 1.0, "another one has answered"
     run.executor.close()
 
 
 def test_members_wait_for_another_node_like_the_one_that_was_lost(lender: Lender, tmp_path: Path) -> None:
-    import ray
-
     run = Run(lender, tmp_path)
     run.open()
     lender.reachable.clear()
-    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
+    lose_agent(lender)
     assert "node_lost" in [event["type"] for event in run.executor.events(0.0)]
     assert run.executor.cluster is not None
     assert [node.cpus for node in run.executor.cluster] == [2.0], "what it could hold before, it may hold again"
 
 
-def test_a_node_that_is_drained_is_left_once_nothing_runs_there(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
-    run = Run(lender, tmp_path, members=2)
+def test_a_node_that_is_drained_is_left_once_nothing_runs_there(two: Lender, tmp_path: Path) -> None:
+    run = Run(two, tmp_path, members=2)
     assert set(run.open()) == {"node-0", "node-1"}
     [placement] = [one for one in run.placed if one.node == "node-0"]
     run.launch(placement)
-    lender.cluster.draining["node-0"] = 1e9
+    two.cluster.draining["node-0"] = 1e9
     assert run.wait(60) == [{"type": "node_draining", "node": "node-0", "deadline": 1e9}]
-    [first] = lender.actors["node-0"]
+    [first] = two.actors["node-0"]
     assert [name for name, *_ in first.commands] == ["launch"], "what runs there is left alone"
 
     exited = {"type": "exited", "member": placement.member, "attempt": 0, "rank": 0, "outcome": "stopped"}
@@ -140,53 +142,43 @@ def test_a_node_that_is_drained_is_left_once_nothing_runs_there(
     seen = [event for event in run.wait(60) if event["type"] not in ("exited", "resources")]
     assert [(event["type"], event["node"], event["cpus"]) for event in seen] == [("node", "node-0", 0)]
     assert first.commands[-1] == ("close",)
-    held = {piece.node for group in lender.cluster.groups for piece in group.pieces}
-    assert "node-0" not in held
+    assert "node-0" not in find_held(two)
     run.executor.close()
 
 
-def test_a_run_begins_on_the_nodes_that_are_not_drained(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
-    lender.cluster.draining["node-0"] = None
-    run = Run(lender, tmp_path, members=2)
-    assert run.open() == ["node-1"]
-    assert "node-0" not in lender.actors
+def test_a_run_begins_on_the_nodes_that_are_not_drained(two: Lender, tmp_path: Path) -> None:
+    two.cluster.draining["node-0"] = None
+    run = Run(two, tmp_path, members=2)
+    assert run.open() == ["node-1"] and "node-0" not in two.actors
     run.executor.close()
 
 
 def test_the_end_of_an_agent_on_a_drained_node_is_the_end_of_the_node(lender: Lender, tmp_path: Path) -> None:
-    import ray
-
     run = Run(lender, tmp_path)
     run.open()
     run.launch(run.placed[0])
     lender.cluster.draining["node-0"] = 1e9
     run.wait(5)
-    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
+    lose_agent(lender)
     seen = run.executor.events(0.0)
-    assert [event["type"] for event in seen] == ["node_lost", "exited"] and seen[1]["node_lost"]
+    assert list_types(seen) == ["node_lost", "exited"] and seen[1]["node_lost"]
     assert len(lender.actors["node-0"]) == 1, "Ray would start no other there"
     run.executor.close()
 
 
 def test_the_loss_of_one_node_of_a_member_ends_the_agent_of_the_other_once_nobody_uses_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    two: Lender, tmp_path: Path
 ) -> None:
-    import ray
-
-    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
-    run = Run(lender, tmp_path, workers=2)
+    run = Run(two, tmp_path, workers=2)
     assert set(run.open()) == {"node-0", "node-1"}
-    lender.reachable.discard("node-0")
-    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
-    assert [event["type"] for event in run.wait(5)] == ["node_lost"]
-    assert lender.cluster.groups, "the controller has not said yet that the member has ended"
+    two.reachable.discard("node-0")
+    lose_agent(two)
+    assert list_types(run.wait(5)) == ["node_lost"]
+    assert two.cluster.groups, "the controller has not said yet that the member has ended"
     run.executor.request([], [])
     [back] = run.wait(20)
     assert (back["type"], back["node"], back["cpus"]) == ("node", "node-1", 0)
-    assert lender.actors["node-1"][0].commands == [("close",)] and not lender.cluster.groups
+    assert two.actors["node-1"][0].commands == [("close",)] and not two.cluster.groups
     run.executor.close()
 
 
@@ -198,7 +190,7 @@ def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender
     until, seen = lender.cluster.clock + 70, list[Event]()
     while lender.cluster.clock < until:  # nobody answers
         seen += run.executor.events(0.5)
-    assert [event["type"] for event in seen] == ["agent_replaced", "node", "exited"] and seen[2]["agent_lost"]
+    assert list_types(seen) == ["agent_replaced", "node", "exited"] and seen[2]["agent_lost"]
     assert "silent for 60 s" in seen[0]["detail"]
     assert (seen[1]["node"], seen[1]["cpus"], seen[1]["gpus"]) == ("node-0", 0, [])
 
@@ -224,43 +216,36 @@ def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender
     ids=["says so", "says nothing"],
 )
 def test_a_node_whose_disk_is_full_is_named_and_tried_again_and_the_run_begins_on_others(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, told: str
+    two: Lender, tmp_path: Path, said: str, told: str
 ) -> None:
-    import ray
-
-    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
-    lender.answers["node-0"] = [ray.exceptions.RayError(said)]
-    run = Run(lender, tmp_path, members=2)
+    two.answers["node-0"] = [ray.exceptions.RayError(said)]
+    run = Run(two, tmp_path, members=2)
     assert run.open() == ["node-1"]
     run.executor.request(run.identities[1:], run.placed)
     seen = run.wait(5)
     [named] = [event for event in seen if event["type"] == "node_unusable"]
     assert (named["node"], named["retry_s"]) == ("node-0", 60) and named["detail"].endswith(told)
-    held = {piece.node for group in lender.cluster.groups for piece in group.pieces}
-    assert "node-0" not in held, "what was lent there is given back"
+    assert "node-0" not in find_held(two), "what was lent there is given back"
     [back] = [event for event in run.wait(90) if event["type"] == "node"]
     assert (back["node"], back["cpus"]) == ("node-0", 1.0)
-    assert len(lender.actors["node-0"]) == 2
+    assert len(two.actors["node-0"]) == 2
     run.executor.close()
 
 
-def test_what_was_asked_of_a_node_is_withdrawn_when_it_is_drained(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
-    lender.reachable.discard("node-1")
-    run = Run(lender, tmp_path, members=2)
+def test_what_was_asked_of_a_node_is_withdrawn_when_it_is_drained(two: Lender, tmp_path: Path) -> None:
+    two.reachable.discard("node-1")
+    run = Run(two, tmp_path, members=2)
     assert run.open() == ["node-0"]
 
     def list_pinned() -> set[str | None]:
-        return {piece.pinned for group in lender.cluster.groups for piece in group.pieces if not piece.node}
+        return {piece.pinned for group in two.cluster.groups for piece in group.pieces if not piece.node}
 
-    lender.reachable.add("node-1")
-    lender.is_late = True
+    two.reachable.add("node-1")
+    two.is_late = True
     run.executor.request(run.identities[1:], run.placed)
     run.wait(3)
     assert "node-1" in list_pinned()
-    lender.cluster.draining["node-1"] = 1e9
+    two.cluster.draining["node-1"] = 1e9
     run.wait(3)
     assert "node-1" not in list_pinned()
     run.executor.close()

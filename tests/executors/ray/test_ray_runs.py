@@ -32,14 +32,6 @@ def states(result: ensemble.Result) -> list[str]:
     return [row["state"] for row in result.members]
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """The weights of four undisturbed members that each worked alone, in this process."""
-    path = tmp_path_factory.mktemp("reference") / "run"
-    ensemble.submit(an_ensemble([{"lr": lr} for lr in RATES], epochs=4), path, executor="inline").wait()
-    return hashes(path)
-
-
 def test_a_run_on_ray_shares_as_on_one_node_is_accounted_and_leaves_nothing(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
 ) -> None:

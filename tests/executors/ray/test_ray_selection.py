@@ -30,16 +30,9 @@ KINDS = {
     "A100-80": (8.0, 64.0, 1, A100, 80.0),
     "cores": (8.0, 64.0, 0, {"rack": "1"}),
 }
-SELECTIONS: list[dict[str, Any] | None] = [
-    None,
-    {"gpu_type": "H100"},
-    {"gpu_type": "in(T4,A100)"},
-    {"gpu_type": "!H100", "spot": False},
-    {"gpu_memory_gb": 24},
-    {"gpu_type": "A100", "gpu_memory_gb": 80},
-    {"rack": "1"},
-    {"spot": False},
-]
+LARGE: dict[str, Any] = {"gpu_type": "A100", "gpu_memory_gb": 80}
+SELECTIONS: list[dict[str, Any] | None] = [None, *({"gpu_type": kind} for kind in ("H100", "in(T4,A100)")), LARGE]
+SELECTIONS += [{"gpu_type": "!H100", "spot": False}, {"gpu_memory_gb": 24}, {"rack": "1"}, {"spot": False}]
 
 
 def make_selecting(number: int, nodes: dict[str, Any] | None, **options: Any) -> Identity:
@@ -51,16 +44,16 @@ def is_asked_for(nodes: dict[str, Any], kind: str) -> bool:
     """What a user means: whether a selection admits a kind of node."""
     _, _, gpus, labels, gpu_gb = (*KINDS[kind], 0.0)[:5]
     model = labels.get(TYPE)
-    wanted = {
-        "H100": model == "H100",
-        "in(T4,A100)": model in ("T4", "A100"),
-        "!H100": gpus and model != "H100",
-        "A100": model == "A100",
-        None: True,
-    }[nodes.get("gpu_type")]
+    wanted = {"H100": model == "H100", "in(T4,A100)": model in ("T4", "A100"), "A100": model == "A100", None: True}
+    wanted["!H100"] = bool(gpus) and model != "H100"
     is_large = gpu_gb >= 0.9 * nodes.get("gpu_memory_gb", 0)
     is_there = "rack" not in nodes or labels.get("rack") == nodes["rack"]
-    return bool(wanted and is_large and is_there and not ("spot" in nodes and "ray.io/market-type" in labels))
+    return (
+        wanted[nodes.get("gpu_type")]
+        and is_large
+        and is_there
+        and not ("spot" in nodes and "ray.io/market-type" in labels)
+    )
 
 
 def turn(run: Run, chance: random.Random) -> None:
@@ -134,12 +127,7 @@ def test_what_no_node_has_is_asked_for_by_its_labels_apart_from_what_others_ask_
 def test_a_gpu_that_turns_out_to_be_too_small_is_given_back_and_no_other_of_its_group_is_asked_for(
     world: World,
 ) -> None:
-    run = Run(
-        world.make([KINDS["A100-40"]]),
-        "run",
-        "auto",
-        [make_selecting(0, {"gpu_memory_gb": 80, "gpu_type": "A100"})],
-    )
+    run = Run(world.make([KINDS["A100-40"]]), "run", "auto", [make_selecting(0, LARGE)])
     settle(run, 2)
     assert run.cluster.free("node-0").gpus == (), "what an A100 has is seen by who runs there"
     settle(run, 3 * round(KEPT_S))

@@ -1,20 +1,20 @@
-"""Fifty nodes start side by side. The nodes are simulated: each takes a second of a clock to answer a call."""
+"""Fifty nodes start side by side, on a model of Ray; what a run asks of a cluster that it opens."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kit.execute_members import an_ensemble
+from lent_cluster import Lender, Run
+from ray_model import World
 
-from ensemble.executors.ray import RayExecutor, _compat, agent_link
+from ensemble.executors.ray import RayExecutor, _compat, agent_link, loop
+from ensemble.executors.ray import executor as executor_module
 from ensemble.executors.ray.agent_link import AgentLink, start_agent
 from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.lease_manager import LeaseManager
@@ -25,85 +25,46 @@ from ensemble.store import RunDir
 NODES = 50
 
 
-@dataclass(eq=False)
-class Call:
-    """Something that was asked of a node: when it will have been done, and what it says then."""
-
-    done: float
-    said: Any
-
-
-class Simulated:
-    """Stands for Ray's calls to the agents of `NODES` nodes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import ray
-
-        self.now = 0.0
-        self.commands: list[tuple[str, int, list[Any]]] = []
-        monkeypatch.setattr(ray, "get", lambda call: call.said)
-        monkeypatch.setattr(ray, "wait", self.wait)
-        session = SimpleNamespace(
-            nodes=self.nodes, directory=Path("/tmp/ray-of-this-run"), is_lost=False, calling=nullcontext
-        )
-        monkeypatch.setattr("ensemble.executors.ray.executor.RayConnection", lambda: session)
-        monkeypatch.setattr(agent_link, "start_agent", self.start_agent)
-        monkeypatch.setattr(_compat, "is_head_answering", lambda timeout_s: True)
-
-    def nodes(self) -> list[dict[str, Any]]:
-        offered = {"CPU": 4.0, "memory": 2.0**33}
-        return [
-            {"NodeID": str(n), "NodeManagerAddress": f"10.0.0.{n}", "NodeManagerHostname": f"n{n}"}
-            | {"Resources": offered}
-            for n in range(NODES)
-        ]
-
-    def start_agent(self, record: dict[str, Any], name: str, *_: Any, **__: Any) -> Any:
-        described = {"name": name, "cpus": 4, "gpus": (), "memory_gb": 8, "host": name, "interface": "eth0"}
-        described |= {"gpu_ids": (), "gpu_memory_gb": (), "gpu_names": [], "gpu_reasons": []}
-        silent = SimpleNamespace(remote=lambda: Call(math.inf, None))
-        return SimpleNamespace(
-            describe=SimpleNamespace(remote=lambda *_: Call(self.now + 1.0, (described, f"/tmp/of-{name}"))),
-            events=SimpleNamespace(options=lambda **_: silent),
-            perform=SimpleNamespace(remote=lambda number, what: self.commands.append((name, number, what))),
-        )
-
-    def wait(
-        self, calls: Sequence[Call], num_returns: int, timeout: float | None
-    ) -> tuple[list[Call], list[Call]]:
-        if timeout != 0:
-            self.now = min(max(self.now, sorted(call.done for call in calls)[num_returns - 1]), self.now + 1.0)
-        return [call for call in calls if call.done <= self.now], []
+def test_agents_of_fifty_nodes_start_side_by_side_and_get_their_commands_in_one_call(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender, started = Lender(world, monkeypatch, [(1.0, 8.0, 0)] * NODES), list[int]()
+    monkeypatch.setattr("ray.get", lambda call: started.append(len(lender.actors)) or lender.get(call))
+    run = Run(lender, tmp_path, members=NODES)
+    assert len(nodes := run.open()) == NODES and started[0] == NODES, "all, before the first has answered"
+    before = {name: agent.calls for name, [agent] in lender.actors.items()}
+    began = lender.cluster.clock
+    assert [run.executor.start_feeder(name, 3, 1, 64) for name in nodes] == [
+        f"/tmp/of-{n}/feeder-3" for n in nodes
+    ]
+    run.executor.expect_readers("node-0", 3, 1)
+    run.executor.events(0.0)
+    assert lender.cluster.clock == began, "nobody waits for a node while feeders start"
+    assert {agent.calls - before[name] for name, [agent] in lender.actors.items()} == {1}
+    [first] = lender.actors["node-0"]
+    assert first.commands[-2:] == [("start_feeder", 3, 1, 64, None, False), ("expect_readers", 3, 1)]
 
 
-def test_agents_of_fifty_nodes_take_as_long_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Simulated(monkeypatch)
-    declared = an_ensemble(devices="cpu")
-    executor = RayExecutor()
-    nodes = executor.open(RunDir.create(tmp_path / "run", declared), declared, lambda events: None)
-    assert [node.name for node in nodes] == [f"n{n}" for n in range(NODES)]
-    assert cluster.now == 1.0, "seconds in which all agents have come up"
+def test_agents_are_not_silent_while_the_driver_waits_for_the_head(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(Lender(world, monkeypatch, [(1.0, 8.0, 0)] * 2), tmp_path, members=2)
+    run.open()
 
-    addresses = [executor.start_feeder(node.name, 3, 1, 64) for node in nodes]
-    assert addresses[9] == "/tmp/of-n9/feeder-3"
-    executor.expect_readers("n0", 3, 1)
-    executor.events(0.0)
-    assert cluster.now == 1.0, "nobody waits for a node while feeders start"
-    commands = {name: (number, what) for name, number, what in cluster.commands}
-    assert len(cluster.commands) == NODES, "what is for one agent is one call"
-    assert commands["n0"] == (0, [("start_feeder", 3, 1, 64, None, False), ("expect_readers", 3, 1)])
+    def wait_for_head() -> None:
+        for agent in run.executor._model.agents.values():
+            agent.heard_at -= 90.0
+
+    monkeypatch.setattr(run.executor._loop, "_renew_leases", wait_for_head)
+    assert [event["type"] for event in run.wait(1.5)] == []
 
 
 def test_a_run_that_cannot_be_opened_ends_its_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     session = SimpleNamespace(
-        nodes=list,
-        directory=None,
-        is_lost=False,
-        calling=nullcontext,
-        close=lambda: closed.append("ray"),
-        ray_directory=tmp_path,
+        nodes=list, directory=None, is_lost=False, calling=nullcontext, ray_directory=tmp_path
     )
+    session.close = lambda: closed.append("ray")
     monkeypatch.setattr("ensemble.executors.ray.executor.RayConnection", lambda: session)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -140,39 +101,6 @@ def test_a_clusters_agents_trust_the_folders_that_the_driver_does_and_see_the_gp
     assert all(("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in one) == bool(gpus) for one in given)
 
 
-@dataclass(eq=False)
-class Reports(Iterator[Call]):
-    """The events of an agent that reports each second; when the next are there."""
-
-    done: float
-
-    def __next__(self) -> Call:
-        self.done += 1.0
-        return Call(0.0, [])
-
-
-def open_cluster(tmp_path: Path) -> RayExecutor:
-    declared = an_ensemble(devices="cpu")
-    executor = RayExecutor()
-    executor.open(RunDir.create(tmp_path / "run", declared), declared, lambda events: None)
-    return executor
-
-
-def test_agents_are_not_silent_while_the_driver_waits_for_the_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Simulated(monkeypatch)
-    executor = open_cluster(tmp_path)
-    executor._link._streams = {Reports(cluster.now): name for name in executor._model.agents}
-
-    def wait_for_head() -> None:
-        for agent in executor._model.agents.values():
-            agent.heard_at -= 90.0
-
-    monkeypatch.setattr(executor._loop, "_renew_leases", wait_for_head)
-    assert [executor.events(1.0) for _ in range(3)] == [[], [], []]
-
-
 @pytest.mark.parametrize("grows", [False, True])
 def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_reported(
     grows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -188,9 +116,8 @@ def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_repo
         clock[0] += seconds
 
     simulated = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
-    monkeypatch.setattr("ensemble.executors.ray.executor.time", simulated)
-    monkeypatch.setattr("ensemble.executors.ray.loop.time", simulated)
-    monkeypatch.setattr(agent_link, "time", simulated)
+    for module in (executor_module, loop, agent_link):
+        monkeypatch.setattr(module, "time", simulated)
     monkeypatch.setattr(_compat, "is_autoscaler_growing", is_growing)
     needs = Resources(cpus_per_worker=64, nodes={"team": "vision"})
     executor, declared = RayExecutor(), an_ensemble(devices="cpu", resources=needs)

@@ -60,7 +60,6 @@ def drive(
 def expect_weights(
     factory: pytest.TempPathFactory, executor: str, declare: Callable[[int], Ensemble]
 ) -> Callable[[int], Weights]:
-    """A function that returns the weights after so many epochs on this machine; each run is made once."""
     known: dict[int, Weights] = {}
 
     def after(epochs: int) -> Weights:
