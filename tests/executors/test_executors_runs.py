@@ -172,3 +172,21 @@ def test_members_in_processes_have_the_global_settings_with_which_they_were_decl
     finally:
         torch.set_default_dtype(torch.float32)
     assert finished_hashes(tmp_path / "local") == finished_hashes(tmp_path / "inline")
+
+
+@pytest.mark.more  # a process is killed; tests/train has the property in one process
+def test_members_that_are_killed_within_an_epoch_go_on_within_it(tmp_path: Path) -> None:
+    """One epoch of 24 steps: a checkpoint is due after each, and one or two steps are done again."""
+    members = [
+        Member({"lr": 0.1, **fault}, seed=0, workers=workers)
+        for workers in (1, 2)
+        for fault in ({}, {"fault": "kill", "after": 20, "marker": str(tmp_path / f"of {workers}")})
+    ]
+    declared = an_ensemble(members, epochs=1, batch_size=4, checkpoint_minutes=1e-9, retries=1)
+    ensemble.submit(declared, tmp_path / "run", "local").wait()
+    got = hashes(tmp_path / "run")
+    assert got["member-0"] == got["member-1"] is not None and got["member-2"] == got["member-3"] is not None
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    for killed in ("member-1", "member-3"):
+        began = [(e["epoch"], e["step"]) for e in events if e["type"] == "started" and e["member"] == killed]
+        assert began[0] == (0, 0) and began[1][0] == 0 and 18 <= began[1][1] <= 19, (killed, began)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from kit.execute_members import HangsInAFeeder, an_ensemble, samples
 from kit.finished_runs import of_kind
 from kit.leftovers import wait_until
 
 import ensemble
-from ensemble import Resources
+from ensemble import Member, Resources
 from ensemble.controller.attempts import Attempts
 
 NARROW = Resources(cpus_per_worker=0.1)
@@ -72,3 +75,57 @@ def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatc
     (tmp_path / "marker").touch()
     states = [row["state"] for row in run.wait().members]
     assert states[:2] == ["stopped", "stopped"] and states[2] == "cancelled"
+
+
+@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_core_stall.py
+def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tmp_path: Path) -> None:
+    """The second member waits in its second epoch until the first has finished."""
+    marker = tmp_path / "marker"
+    members: list[Any] = [{"lr": 0.1}, {"lr": 0.2, "fault": "wait", "after": 6, "marker": str(marker)}]
+
+    def release(event: dict[str, Any]) -> None:
+        if event["type"] == "finished" and event["member"] == "member-0":
+            marker.touch()
+
+    alone = an_ensemble(members, epochs=5)
+    ensemble.submit(alone, tmp_path / "alone", "inline", on_event=release).wait()
+    marker.unlink()
+    declared = an_ensemble(members, epochs=5, capacity=64, stall_policy="detach", resources=NARROW)
+    ensemble.submit(declared, tmp_path / "run", "local", on_event=release).wait()
+    done = {event["member"]: event for event in of_kind(tmp_path / "run", "finished")}
+    for event in of_kind(tmp_path / "alone", "finished"):
+        assert done[event["member"]]["weights_sha256"] == event["weights_sha256"]
+    last = of_kind(tmp_path / "run", "feeder")[-1]
+    assert last["detached"] > 0 and last["ring_bytes"] > 64 * 24
+    assert set(last["fullness"]) == {"ring", "workers", "waiting", "full"}
+    private = [e["private_batches"] for e in of_kind(tmp_path / "run", "epoch") if e["member"] == "member-1"]
+    assert sum(private) > 0
+
+
+@pytest.mark.more
+def test_wide_members_get_over_the_loss_of_their_feeder_together(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    killed: list[int] = []
+
+    def kill_feeder(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch" and not killed:
+            for process in psutil.process_iter(["cmdline", "environ"]):
+                words = process.info["cmdline"] or []
+                mine = (process.info["environ"] or {}).get("RUN_UNDER_TEST") == str(run_dir)
+                if mine and "pipelines.feeder.process" in words:
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process.pid)
+
+    os.environ["RUN_UNDER_TEST"] = str(run_dir)
+    try:
+        members = [Member({"lr": 0.1, "step_s": 0.002}, workers=width) for width in (2, 2, 1)]
+        declared = an_ensemble(members, epochs=40, resources=NARROW)
+        result = ensemble.submit(declared, run_dir, "local", on_event=kill_feeder).wait()
+    finally:
+        del os.environ["RUN_UNDER_TEST"]
+    assert killed and [row["state"] for row in result.members] == ["finished"] * 3
+    assert {row["attempts"] for row in result.members} == {1}
+    waited = [
+        sum(e["waited_s"] for e in of_kind(run_dir, "epoch") if e["member"] == f"member-{i}") for i in range(3)
+    ]
+    assert max(waited) < 150, "nobody waits for the gate's whole time"

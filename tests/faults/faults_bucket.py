@@ -1,4 +1,4 @@
-"""An S3 server on the loopback interface behind a proxy that is slow, fails, or is not there."""
+"""An S3 server on the loopback interface behind a proxy that is slow, fails, refuses, or is not there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class S3Proxy:
     Attributes:
         delay_s: before each request is passed on.
         fails_every: each so-many-th request is answered with status 503; 0: none.
+        refuses: status that all requests are answered with, such as 403; 0: none.
         upstream: host and port of the server, where nothing is slow or refused.
     """
 
     def __init__(self, upstream: tuple[str, int]) -> None:
         self.upstream = upstream
-        self.delay_s, self.fails_every, self._is_away = 0.0, 0, False
+        self.delay_s, self.fails_every, self.refuses, self._is_away = 0.0, 0, 0, False
         numbers, proxy = itertools.count(1), self
 
         class Handler(BaseHTTPRequestHandler):
@@ -45,8 +46,9 @@ class S3Proxy:
                 if proxy._is_away:
                     self.close_connection = True
                     return
-                if proxy.fails_every and number % proxy.fails_every == 0:
-                    self.send_response(503)
+                status = proxy.refuses or (503 if proxy.fails_every and number % proxy.fails_every == 0 else 0)
+                if status:
+                    self.send_response(status)
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                     return

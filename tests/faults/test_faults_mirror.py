@@ -160,3 +160,38 @@ def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
     for name, member in undisturbed.members.items():
         assert state.members[name].weights_sha256 == member.weights_sha256
         assert state.members[name].attempts == 1
+
+
+def test_a_store_that_refuses_is_said_before_training_and_at_the_end(
+    store: S3Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("ensemble.controller.ending.MIRROR_END_S", 5.0)
+    run = tmp_path / "run"
+    given = ["run", str(SPEC), "--executor", "inline", "--run-dir", str(run), "--set", "epochs=1", "--mirror"]
+    store.refuses = 403
+    assert main([*given, "s3://bucket/three"]) == 2
+    assert "s3://bucket/three: cannot cat_file manifest.json" in capsys.readouterr().err
+    assert state_of(run).started is None
+    store.refuses = 0
+    assert main([*given, "s3://no-such-bucket/three"]) == 2
+    assert "s3://no-such-bucket/three: cannot write manifest.json" in capsys.readouterr().err
+
+    from ensemble.controller.controller import Controller
+
+    opened = Controller.open
+
+    def fill(controller: Controller) -> None:
+        opened(controller)
+        store.refuses = 507
+
+    monkeypatch.setattr(Controller, "open", fill)
+    assert main([*given, "s3://bucket/three"]) == 75
+    assert "mirror: s3://bucket/three: " in caplog.text and "it is not complete" in caplog.text
+    store.refuses = 0
+    monkeypatch.setattr("ensemble.controller.ending.MIRROR_END_S", 600.0)  # all is to be written
+    assert main(["resume", str(run)]) == 0 and status_of(run).is_whole
+    assert "results.json" in os.listdir(ensemble.fetch("s3://bucket/three", tmp_path / "fetched"))
