@@ -142,8 +142,8 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
     if data is not None and _is_among(target.parent.resolve() / target.name, Path(data).expanduser().absolute()):
         raise ArtifactError(f"{target} would lie among the data, like one of them: choose another folder")
     if os.path.lexists(target) and not _is_ours(target):
-        is_unmarked = target.is_file() and target.suffix in (".csv", ".jsonl")
-        what = "may hold anything" if is_unmarked else "holds no predictions"
+        is_unmarked = target.is_file() and target.suffix.lower() in (".csv", ".jsonl")
+        what = "may hold anything, as such files have no mark of ours" if is_unmarked else "holds no predictions"
         raise ArtifactError(f"{target} exists and {what}: choose another file, or remove it")
 
 

@@ -17,7 +17,8 @@ from ensemble.controller.feeders import SharedStream
 from ensemble.controller.starts import check_fit, check_starts, refuse_without_locks
 from ensemble.schedule.needs import Node
 from ensemble.spec import Ensemble, Recipe, SpecError, check_installed
-from ensemble.spec.losses import NamedLoss
+from ensemble.spec.losses import NO_INPUTS, NamedLoss
+from ensemble.spec.recipe import has_own_loop
 from ensemble.store import RunDir, RunState, StoreError
 from ensemble.store.declaration import Declaration
 from ensemble.store.folding import FoldedLog
@@ -228,8 +229,14 @@ def check_fields(opened: OpenedStart) -> None:
     has_prepared = opened.stream.sharing and opened.ensemble.capacity is None
     if not has_prepared or not isinstance(recipe, Recipe) or not isinstance(pipeline, Pipeline):
         return
-    if isinstance(recipe.loss, NamedLoss) and recipe.collate is None and pipeline.structure is None:
-        recipe.loss.find_inputs(pipeline.fields)
+    if has_own_loop(recipe) or not isinstance(recipe.loss, NamedLoss) or recipe.collate is not None:
+        return
+    try:
+        fields, structure = pipeline.fields, pipeline.structure
+    except PipelineError:
+        return  # `check_stream` says it, where members still train
+    if structure is None:
+        recipe.loss.find_inputs((*NO_INPUTS, *fields))
 
 
 def check_places(opened: OpenedStart) -> None:

@@ -33,7 +33,8 @@ LOSSES: Mapping[str, Kind | None] = {
 }
 #: Along which axis a model has its classes, 1 or -1, as batches have shown of which the shapes say it.
 _class_axes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_NO_INPUTS = ("index", "weight")
+#: The fields that each batch has beside those of its samples; `weight` where samples have weights.
+NO_INPUTS = ("index", "weight")
 _OF_LABELS = ("cross_entropy", "binary_cross_entropy")
 
 
@@ -83,11 +84,11 @@ class NamedLoss:
         """
         for option, name in (("target", self.target), *(("inputs", name) for name in self.inputs)):
             if name not in batch:
-                present = ", ".join(field for field in batch if field not in _NO_INPUTS)
+                present = ", ".join(field for field in batch if field not in NO_INPUTS)
                 raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {present}")
         if self.inputs:
             return self.inputs
-        fields = [name for name in batch if name != self.target and name not in _NO_INPUTS]
+        fields = [name for name in batch if name != self.target and name not in NO_INPUTS]
         if len(fields) != 1:
             raise SpecError(
                 f"it is not clear which fields are the model's inputs ({', '.join(fields) or 'there is none'}): "

@@ -73,14 +73,17 @@ class PoisonRecords:
     Attributes:
         codes: index -> KILLED or HUNG.
         note: where the sample in preparation is recorded; None: nowhere.
+        reads_alone: whether records are not to be copied many at once: a process has died while it did, of which
+            nobody knows at which record.
     """
 
     def __init__(self) -> None:
         self.codes: dict[int, int] = {}
+        self.reads_alone = False
         self.note: PreparationNote | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"codes": {}, "note": None}
+        return {"codes": {}, "note": None, "reads_alone": False}
 
     def error(self, index: int, where: str) -> SampleError:
         """The error of a poison record."""

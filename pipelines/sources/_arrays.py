@@ -74,21 +74,29 @@ class Arrays(Source):
         return record
 
     def copy_records(self, indices: npt.NDArray[np.int64], into: Mapping[str, npt.NDArray[Any]]) -> bool:
-        if type(self)._read is not Arrays._read or into.keys() != self.columns.keys():
+        is_plain = type(self)._read is Arrays._read and type(self).__getitem__ is Source.__getitem__
+        if not is_plain or into.keys() != self.columns.keys():
             return False
         for name, target in into.items():
             values = self.columns[name]
             if isinstance(values, MappedArray):
-                mapped, values = values, values.array
-                is_cut = mapped.is_cut()
+                mapped = values
+                try:
+                    values = mapped.array
+                    is_cut = mapped.is_cut()
+                except (PipelineError, OSError):  # read alone, the record is named
+                    return False
             else:
-                is_cut = name in self._mapped  # nobody can tell
+                is_cut = name in self._mapped  # of an np.memmap nobody can tell
             # Of a file that was cut short, the record that lies behind its end is named if it is read alone.
             if is_cut or not isinstance(values, np.ndarray):
                 return False
             if (values.dtype, values.shape[1:]) != (target.dtype, target.shape[1:]):
                 return False
-            np.take(values, indices, axis=0, out=target, mode="clip")
+            if values.flags.c_contiguous and values.flags.aligned:
+                np.take(values, indices, axis=0, out=target, mode="clip")
+            else:  # `take` would copy all of it first
+                target[...] = values[indices]
         return True
 
     def column(self, field: str) -> npt.NDArray[Any]:

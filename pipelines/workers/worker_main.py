@@ -96,6 +96,7 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription]) 
             os.close(descriptor)
             for pipeline in pipelines.values():
                 pipeline.poison_records.note = note
+                pipeline.poison_records.reads_alone = request["alone"]
             continue
         if request["kind"] == "cache":
             assert descriptor is not None

@@ -108,6 +108,7 @@ class WorkerPool:
         self._selector, self._next_block, self._on_done = selector, next_block, on_done
         self._workers: list[_Worker] = []
         self._fruitless_restarts = self._consecutive_poison = 0
+        self._reads_alone = False
         self._ended_cpu_s = 0.0
         pipelines = {buffer.pipeline_id: buffer.pipeline for buffer in self._buffers.values()}
         self._starter = Starter(pipelines, is_forked=is_forked)
@@ -189,7 +190,7 @@ class WorkerPool:
         try:
             # A forked worker begins at once: it needs no time to import anything.
             worker = _Worker(ours, process, PreparationNote(note), is_ready=self._starter.is_forked, late=late)
-            _send(worker, messages.pack("note"), note)
+            _send(worker, messages.pack("note", alone=self._reads_alone), note)
         finally:
             os.close(note)
         for buffer in self._buffers.values():
@@ -271,6 +272,7 @@ class WorkerPool:
         self._ended_cpu_s += worker.cpu_s
         if worker.blocks and worker.note.at is not None:
             self._count_failure(worker, *worker.blocks[0], worker.note.at[0])
+        self._reads_alone |= bool(worker.blocks) and worker.note.at is None
         for buffer_id, block in worker.blocks:
             self._requeue(buffer_id, block)
         self.restarts += 1

@@ -10,6 +10,7 @@ import os
 import random
 import time
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -545,3 +546,14 @@ def test_a_run_that_waits_for_its_cluster_is_stopped_at_once(tmp_path: Path) -> 
     state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}]), OnCluster([MISSING] * 3, before=stop))
     assert states(state) == {"member-0": "waiting"} and state.ended is not None
     assert state.ended.type == "run_stopped"
+
+
+def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
+    executor = Simulated(3)
+    state = run(tmp_path / "run", an_ensemble(members=[{"n": n} for n in range(8)], sharing="node"), executor)
+    assert set(states(state).values()) == {"finished"}
+    cohorts = Counter(m.cohort for m in state.members.values())
+    sizes = [cohorts[number] for number in range(len(cohorts))]
+    assert sizes[0] == 3 and min(sizes[:-1]) >= 2, "a cohort opens when half of the places are free, or all fit"
+    assert {m.first_epoch for m in state.members.values()} == {0}
+    assert executor.feeders == cohorts and sorted(executor.feeders_stopped) == sorted(cohorts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble import Ensemble, Recipe  # noqa: E402
+from ensemble.controller.start_steps import check_fields  # noqa: E402
 from ensemble.reporting import RunProjection  # noqa: E402
 from ensemble.store import EventLog, RunDir, StoreError, read_events  # noqa: E402
 from ensemble.train.forward_errors import describe_error, is_repeatable  # noqa: E402
@@ -195,3 +197,13 @@ def test_a_field_that_the_shared_pipeline_lacks_is_named_before_a_member_starts(
     with pytest.raises(ensemble.SpecError, match=f"no field 'digit' of Recipe.{option}; they have image, label"):
         ensemble.submit(declare(recipe, sharing="auto"), tmp_path / "run", "local")
     assert not list((tmp_path / "run" / "members").iterdir())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"train": lambda member: None}, {"inputs": ("image", "index")}, {"collate": lambda batch: batch}]
+)
+def test_fields_that_only_a_batch_or_a_loop_has_are_not_looked_for_in_samples(changes: dict[str, Any]) -> None:
+    recipe = Recipe(
+        **{"model": build, "loss": "cross_entropy", "target": "label", "inputs": ("digit",), **changes}
+    )
+    check_fields(SimpleNamespace(ensemble=declare(recipe, sharing="auto"), stream=SimpleNamespace(sharing=True)))

@@ -478,3 +478,16 @@ def test_cpu_time_is_spread_over_the_time_that_was_measured_whatever_a_clock_sai
     metered = [power(t, 8.0, interval_s=4.0, busy_s=4.0) for t in (4.0, 8.0)]
     book = ledger([started(0.0), *metered, usage(8.0, 1, 8.0, member="m", since=3600.0, for_s=8.0)])
     assert book.member("m").energy_j == 16.0
+
+
+def test_a_member_that_is_paused_bears_nothing_more_and_shares_are_those_of_who_holds_the_gpu() -> None:
+    gpu = [part(90.0, "gpu", "GPU-a")]
+    both = [*placed(0.0, "member-0", ("GPU-a",), 0.5), *placed(0.0, "member-1", ("GPU-a",), 0.25)]
+    paused = {"t": 1.0, "type": "paused", "member": "member-0"}
+    by = rows([started(0.0), GPU_NODE, *both, power(1.0, 90.0, parts=gpu), paused, power(2.0, 90.0, parts=gpu)])
+    assert [by["train", f"member-{n}"].energy_j for n in (0, 1)] == [60.0, 30.0 + 90.0]
+    idle = [part(100.0, idle_j=40.0)]
+    events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
+    events += [power(1.0, 100.0, parts=idle), paused | {"t": 1.5}]
+    events += [power(2.0, 100.0, parts=idle), power(3.0, 100.0, parts=idle)]
+    assert rows(events)["train", "member-0"].idle_j == 15.0

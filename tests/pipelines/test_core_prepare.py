@@ -207,6 +207,11 @@ class Doubled(Arrays):
         return {name: 2 * value for name, value in super()._read(index).items()}
 
 
+class Halved(Arrays):
+    def __getitem__(self, index: Any) -> Any:
+        return {name: value // 2 for name, value in super().__getitem__(index).items()}
+
+
 def copies(source: Any) -> bool:
     """Whether records of the source are copied many at once; with the bits of records read one by one."""
     pipeline = Pipeline(source, seed=3)
@@ -231,6 +236,8 @@ def test_records_in_memory_are_copied_many_at_once_with_the_same_bits(tmp_path: 
     file, of_users = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20, 2)), Doubled({"x": x}, None)
     np.save(tmp_path / "x.npy", x)
     mapped = sources.memmap(x=tmp_path / "x.npy")
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(x))
+    assert copies(sources.memmap(x=tmp_path / "fortran.npy"))
     assert copies(mapped) and copies(pickle.loads(pickle.dumps(sources.arrays(x=file))))
     with open(tmp_path / "x.npy", "r+b") as cut:
         cut.truncate(200)
@@ -238,7 +245,7 @@ def test_records_in_memory_are_copied_many_at_once_with_the_same_bits(tmp_path: 
     # Of the memmap itself nobody can tell whether the file is cut short: the record that kills is to be known.
     one_by_one = [of_users, of_users.take(9), sources.arrays(x=file), sources.arrays(x=x.astype(">f4"))]
     assert [copies(source) for source in one_by_one] == [False] * 4
-    assert copies(sources.arrays(x=[np.arange(2)] * 20))
+    assert copies(sources.arrays(x=[np.arange(2)] * 20)) and not copies(Halved({"x": label}, None))
     assert not Preparer(Pipeline(records()).map(whatever))._is_copied
     pipeline = Pipeline(records())
     preparer = Preparer(pipeline)

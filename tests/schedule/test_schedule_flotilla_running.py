@@ -242,3 +242,12 @@ def test_a_member_wider_than_any_node_has_slots_counts_as_wide_as_that() -> None
     capacity = Capacity(slots=(2,), widest=2)
     wide = RatedMember(member="wide", samples_per_s={1: 10.0, 2: 18.0}, epochs=1, workers=4)
     assert FluidModel([wide], capacity, 90).estimate_run_s([["wide"]]) == pytest.approx(5.0, rel=1e-3)
+
+
+def test_several_laggards_leave_together() -> None:
+    capacity = Capacity(slots=(4,), streams=3)
+    cohort = paced(running("s1", 10), running("s2", 10.5), FAST, ALSO)
+    decision = decide_rebalance("s1", [cohort], capacity, SAMPLES, waiting=TWELVES)
+    assert (decision.kind, decision.members) == ("apart", ("s1", "s2"))
+    with pytest.raises(ValueError, match="gone is in no stream group that runs"):
+        decide_rebalance("gone", [cohort], NODE, SAMPLES)

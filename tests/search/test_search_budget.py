@@ -110,3 +110,18 @@ def test_a_budget_below_what_was_trained_ends_at_once_and_joules_that_nobody_mea
     assert "is not measured" in str(explain_end({"energy_kj": 5}, state, used, (state.updated or 0.0) + 99))
     with pytest.raises(SpecError, match="one or more of trials"):
         ensemble.resume(tmp_path, budget={})
+
+
+def test_the_command_takes_limits_by_name() -> None:
+    from argparse import ArgumentTypeError
+
+    from ensemble.cli.arguments import budget as read
+
+    assert read("trials=3,hours=1.5") == {"trials": 3, "hours": 1.5}
+    for text, says in (
+        ("days=3", "cannot be 'days'"),
+        ("hours", "as in hours=2"),
+        ("trials=1.5", "as in hours=2"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=says):
+            read(text)

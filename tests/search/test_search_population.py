@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
@@ -271,3 +272,27 @@ def test_there_are_no_more_generations_than_epochs() -> None:
     with pytest.raises(SpecError, match="generations'\\] is 3, but there are 2 epochs"):
         declare(epochs=2)
     assert [find_last_epoch(generation, 4, 10) for generation in range(4)] == [3, 5, 8, 10]
+
+
+@pytest.mark.more
+def test_seeds_and_sample_weights_are_of_the_place(tmp_path: Path) -> None:
+    members = run(tmp_path / "run", declare(weights="bootstrap", population=2, generations=2, epochs=2)).members
+    drawn = [(member.identity["seed"], member.identity["weights"]["seed"]) for member in members.values()]
+    assert drawn[:2] == drawn[2:] and drawn[0] != drawn[1]
+
+
+def shift(sample: dict[str, Any], by: float) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + np.float32(by)}
+
+
+def augmented(params: dict[str, Any]) -> Any:
+    return declare(epochs=3).train.map(functools.partial(shift, by=params.get("by", 0.1)))  # type: ignore[union-attr]
+
+
+@pytest.mark.more
+def test_the_data_may_go_by_hyperparameters_that_change(tmp_path: Path) -> None:
+    made = declare({"lr": loguniform(1e-3, 0.5), "by": uniform(0.0, 0.5)}, epochs=3, generations=2, population=2)
+    names = "name valid recipe search epochs batch_size retries objective mode sharing optimizer"
+    state = run(tmp_path / "run", ensemble.Ensemble(**_pick(made, names), train=augmented))
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert len({member.params["by"] for member in state.members.values()}) == 3

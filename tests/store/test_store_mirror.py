@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -386,3 +387,39 @@ def test_a_mirror_that_is_not_complete_is_said(
     (tmp_path / "full").unlink()
     assert main(["resume", run]) == 0 and f"mirror: {url}: complete" in str(load_status(RunDir(run)))
     assert fold(read_events(ensemble.fetch(url, tmp_path / "new") / "events.jsonl")).ended is not None
+
+
+@pytest.mark.more
+def test_a_copy_that_is_cut_off_at_any_request_leaves_a_whole_mirror(copied: Path, monkeypatch: Any) -> None:
+    run, url, answers = copied / "run", f"file://{copied}/mirror", [None] * 10**4
+    copier, kept = begin(RunDir(run), url), read_own(run)
+    monkeypatch.setattr(ObjectStore, "_naming", lambda store, what: answers.pop() or contextlib.nullcontext())
+    for allowed in range(12):
+        (run / "results.json").write_text(str(allowed))
+        answers[:] = [None] * allowed
+        with contextlib.suppress(IndexError):  # its store is asked once more, and is away
+            copier.copy(is_last=True)
+        answers[:] = [None] * 10**4
+        before, kept = kept, read_fetched(Path(ensemble.fetch(url, copied / str(allowed))))
+        assert kept in (before, read_own(run)), allowed
+    assert kept == read_own(run)
+
+
+def test_files_of_somebody_else_at_the_address_stay(copied: Path) -> None:
+    names = ("spec.py", "data/labels.npy", "code/0123456789abcdef/x", "members/member-0/a.txt")
+    others = [copied / "mirror" / name for name in names]
+    for file in others:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    (copied / "run/results.json").write_text("changed")  # so that an object is removed
+    begin(RunDir(copied / "run"), f"file://{copied}/mirror").copy(is_last=True)
+    assert [file.read_text() for file in others] == ["mine"] * 4
+
+
+def test_what_an_earlier_version_has_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "mirror/manifests").mkdir(parents=True)
+    (tmp_path / "mirror/manifests/00000001-0123").touch()
+    url = f"file://{tmp_path}/mirror"
+    for use in (lambda: ensemble.fetch(url, tmp_path / "new"), lambda: ObjectStore(url).read_manifest()):
+        with pytest.raises(StoreError, match="earlier version of ray-ensemble: fetch it with that one"):
+            use()
