@@ -9,15 +9,12 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kit import nvml_stand_in
 from kit.event_dicts import fold, read_events
 from kit.execute_members import an_ensemble
-from kit.finished_runs import of_kind
 
 import ensemble
 from ensemble import Member, Resources
@@ -89,12 +86,21 @@ def make_machine(folder: Path, gpus: str, state: str = "") -> dict[str, str]:
 
 
 class Run:
-    def __init__(
-        self, folder: Path, gpus: str, state: str, executor: str, mode: str, *arguments: str, **environment: str
-    ) -> None:
+    """A run that has ended, on a machine with these GPUs."""
+
+    def __init__(self, folder: Path, gpus: str, state: str, executor: str, mode: str, *arguments: str) -> None:
+        self._start(folder, make_machine(folder, gpus, state), executor, mode, *arguments)
+
+    @classmethod
+    def on_cluster(cls, folder: Path, environment: dict[str, str], mode: str, *arguments: str) -> Run:
+        """A run on the cluster that the environment names."""
+        run = cls.__new__(cls)
+        run._start(folder, environment, "ray", mode, *arguments)
+        return run
+
+    def _start(self, folder: Path, environment: dict[str, str], executor: str, mode: str, *arguments: str) -> None:
         self.path = folder / "run"
         command = [sys.executable, str(HERE / "gpu_child.py"), mode, str(self.path), executor, *arguments]
-        environment = make_machine(folder, gpus, state) | environment
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         self.said = done.stderr
@@ -106,7 +112,7 @@ class Run:
         return fold(self.events)
 
     def of_kind(self, kind: str, member: str | None = None) -> list[Event]:
-        return of_kind(self.path, kind, member)
+        return [e for e in self.events if e["type"] == kind and member in (None, e.get("member"))]
 
     def given(self, member: str) -> list[set[str]]:
         """The GPUs that its ranks were given, by attempt: those that it was placed on."""
@@ -117,6 +123,7 @@ class Run:
         return placed
 
     def most_at_once(self, gpu: str) -> int:
+        """The most attempts that held a GPU at one time."""
         spans = [s for m in self.state.members.values() for s in m.spans if gpu in s.devices]
         return max((sum(a.placed <= b.placed < (a.ended or 0) for a in spans) for b in spans), default=0)
 
@@ -133,116 +140,120 @@ class Run:
         return gpu
 
 
-SOMEBODY_ELSE = """
-import sys, ray
-ray.init(log_to_driver=False, logging_level="ERROR")
-
-@ray.remote(num_gpus=1, num_cpus=0)
-class Taken:
-    def holds(self): pass
-
-taken = Taken.remote()
-ray.get(taken.holds.remote())
-print("holds", flush=True)
-sys.stdin.read()
-"""
-Rule = tuple[str, int, Callable[[], object]]  # at the so-many-th event of a type something is done
-
-
 class Driver:
+    """Submits members, and changes the machine as the run goes on."""
+
     def __init__(self, run_dir: Path, executor: str) -> None:
         self.run_dir, self.executor = run_dir, executor
+        self.seen: list[dict[str, Any]] = []
 
-    def submit(
-        self, members: list[Any], share: float, *rules: Rule, until: Callable[[Event], bool] = bool
-    ) -> None:
-        """Rules say what befalls the machine; what waits for "go" may go on at the event that `until` wants."""
-        seen = Counter[str]()
-
-        def react(event: Event) -> None:
-            seen[event["type"]] += 1
-            for kind, count, act in rules:
-                if kind == event["type"] and seen[kind] == count:
-                    act()
-            if until is not None and until(event):
-                self.go()
-
+    def submit(self, members: list[Any], share: float, **options: Any) -> None:
         resources = Resources(cpus_per_worker=0.1, gpus_per_worker=share, memory_gb=0.1)
         shared = {"devices": "cuda", "sharing": "independent", "valid": None, "retries": 0}
         declared = an_ensemble(members, resources=resources, **shared)
-        for row in ensemble.submit(declared, self.run_dir, executor=self.executor, on_event=react).wait().members:
+        run = ensemble.submit(declared, self.run_dir, executor=self.executor, **options)
+        for row in run.wait().members:
             print(row["member"], row["state"], flush=True)
 
-    def go(self) -> None:
-        (self.run_dir / "go").touch()
+    def count(self, kind: str) -> int:
+        return sum(event["type"] == kind for event in self.seen)
 
-    def wait(self, count: int, **params: Any) -> list[Any]:
-        return [{"lr": 0.1 + n, "until": "go", **params} for n in range(count)]
+    def happens(self, line: str) -> None:
+        with open(os.environ["STAND_IN_STATE"], "a") as state:
+            state.write(line + "\n")
+
+    def ends(self, name: str) -> None:
+        (self.run_dir / name).touch()
 
     # -- what is driven -----------------------------------------------------------------------------------------
 
     def freed(self) -> None:
         """GPU-1 is half somebody else's, GPU-0 wholly; then it is freed while a member runs."""
-        self.submit(self.wait(3, holds=30), 0.5, ("started", 1, note("GPU-0 held 0")), ("started", 3, self.go))
+
+        def react(event: dict[str, Any]) -> None:
+            self.seen.append(event)
+            if event["type"] == "started" and self.count("started") == 1:
+                self.happens("GPU-0 held 0")
+            if event["type"] == "started" and self.count("started") == 3:
+                self.ends("go")
+
+        holds = {"holds": 30, "until": "go"}
+        self.submit([{"lr": 0.1 + n, **holds} for n in range(3)], 0.5, on_event=react)
+
+    def taken(self) -> None:
+        """Somebody takes a part of the only GPU, and gives it back when no member is left that runs."""
+
+        def react(event: dict[str, Any]) -> None:
+            self.seen.append(event)
+            if event["type"] == "started" and self.count("started") == 1:
+                self.happens("GPU-0 held 45")
+            if event["type"] == "node" and self.count("node") == 2:
+                self.ends("go")
+            if event["type"] == "finished" and self.count("finished") == 1:
+                self.happens("GPU-0 held 1")
+
+        self.submit([{"lr": 0.1 + n, "holds": 30, "until": "go"} for n in range(2)], 1.0, on_event=react)
 
     def modes(self) -> None:
-        self.submit(self.wait(6), 0.25, ("started", 5, self.go))
+        def react(event: dict[str, Any]) -> None:
+            self.seen.append(event)
+            if event["type"] == "started" and self.count("started") == 5:
+                self.ends("go")
+
+        self.submit([{"lr": 0.1 + n, "until": "go"} for n in range(6)], 0.25, on_event=react)
 
     def instances(self) -> None:
-        self.submit([Member({"lr": 9.0}, workers=2), *self.wait(4)], 1.0, ("started", 4, self.go))
+        def react(event: dict[str, Any]) -> None:
+            self.seen.append(event)
+            if event["type"] == "started" and self.count("started") == 4:
+                self.ends("go")
 
-    def each(self, count: str) -> None:
-        self.submit(self.wait(int(count)), 1.0, ("started", int(count), self.go))
-
-    def waits(self) -> None:
-        """Another driver holds a GPU of the cluster until the first member has one and the second waits."""
-        command, pipe = [sys.executable, "-c", SOMEBODY_ELSE], subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
-            assert other.stdout is not None and other.stdin is not None
-            assert other.stdout.readline() == "holds\n"
-
-            def is_waiting(event: Event) -> bool:
-                if event["type"] == "resources" and event["missing"].startswith("1 x"):
-                    other.stdin.close()  # type: ignore[union-attr]
-                return False
-
-            self.submit(self.wait(2), 1.0, ("started", 2, self.go), until=is_waiting)
+        wide = Member({"lr": 9.0}, workers=2)
+        self.submit([wide, *({"lr": 0.1 + n, "until": "go"} for n in range(4))], 1.0, on_event=react)
 
     def active(self) -> None:
         """Two members keep a GPU busy, and a third one another, until all of that was seen in one event."""
 
-        def is_complete(event: Event) -> bool:
+        def react(event: dict[str, Any]) -> None:
             members = {m for part in event.get("parts", ()) for _, m, _ in part["activity"] or ()}
-            return {"member-0", "member-1", "member-2"} <= members
+            if {"member-0", "member-1", "member-2"} <= members:
+                self.ends("go")
 
-        members = [one | {"uses": 40 - 10 * n} for n, one in enumerate(self.wait(3, holds=1))]
-        self.submit(members, 0.5, until=is_complete)
+        uses = ({"lr": 0.1 + n, "holds": 1, "uses": 40 - 10 * n, "until": "go"} for n in range(3))
+        self.submit(list(uses), 0.5, on_event=react)
 
     def ended(self) -> None:
         """A member keeps a GPU busy and ends at once; another runs until the activity was seen."""
-        members = [{"lr": 0.1, "uses": 40}, *self.wait(1, holds=1)]
-        self.submit(members, 0.5, until=lambda event: any(part.get("activity") for part in event.get("parts", ())))
+
+        def react(event: dict[str, Any]) -> None:
+            if any(part.get("activity") for part in event.get("parts", ())):
+                self.ends("go")
+
+        self.submit([{"lr": 0.1, "uses": 40}, {"lr": 0.2, "holds": 1, "until": "go"}], 0.5, on_event=react)
 
     def haunted(self) -> None:
         """A process of the run is listed where the run has none, until the node says that it trusts no more."""
-        self.submit(self.wait(1, holds=1, uses=40, haunts=True), 0.5, ("node", 2, self.go))
+
+        def react(event: dict[str, Any]) -> None:
+            self.seen.append(event)
+            if event["type"] == "node" and self.count("node") == 2:
+                self.ends("go")
+
+        self.submit([{"lr": 0.1, "holds": 1, "uses": 40, "haunts": True, "until": "go"}], 0.5, on_event=react)
 
     def breaks(self, befalls: str, fails: str, workers: str) -> None:
+        """The GPU of a member breaks; the others' members end when that is known."""
+
+        def react(event: dict[str, Any]) -> None:
+            self.seen.append(event)
+            if event["type"] in ("gpu_quarantined", "failed"):
+                self.ends("go")
+
         broken = {"lr": 9.0, "befalls": befalls, "fails": fails == "fails", "rank": int(workers) - 1}
-        members = [Member(broken, workers=int(workers)), *self.wait(2)]
-        self.submit(members, 1.0, ("gpu_quarantined", 1, self.go), ("failed", 1, self.go))
-
-
-def note(line: str) -> Callable[[], object]:
-    """What says so where the stand-in for NVML reads."""
-
-    def append() -> None:
-        with open(os.environ["STAND_IN_STATE"], "a") as state:
-            state.write(line + "\n")
-
-    return append
+        members = [Member(broken, workers=int(workers)), *({"lr": 0.1 + n, "until": "go"} for n in range(2))]
+        self.submit(members, 1.0, on_event=react)
 
 
 if __name__ == "__main__":
-    mode, path, chosen, *options = sys.argv[1:]
-    getattr(Driver(Path(path), chosen), mode)(*options)
+    mode, path, chosen, *rest = sys.argv[1:]
+    getattr(Driver(Path(path), chosen), mode)(*rest)

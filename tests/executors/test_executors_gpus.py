@@ -15,7 +15,7 @@ from kit.event_dicts import ledger, read_events
 from ensemble.controller.node_table import NodeTable
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
 from ensemble.meter.devices import GpuState
-from ensemble.meter.gpu_activity import IN_USE, OTHER_NAMESPACE
+from ensemble.meter.gpu_activity import IN_USE, MIG, MPS, OTHER_NAMESPACE
 from ensemble.reporting import RunProjection, status_notes
 from ensemble.schedule.needs import Node
 from ensemble.store import RunState
@@ -37,6 +37,14 @@ def test_what_others_leave_of_a_gpu_is_used_and_what_they_free(executor: str, tm
     assert [run.given(member) for member in run.states] == [[{"GPU-1"}], [{"GPU-0"}], [{"GPU-0"}]]
     assert run.of_kind("placed")[1]["t"] >= freed["t"]
     assert "others hold 79.0 of 80.0 GiB of GPU GPU-0; others hold 40.0 of 80.0 GiB of GPU GPU-1" in run.said
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_members_wait_for_what_others_hold(executor: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "A100:80", "GPU-0 held 1\n", executor, "taken")
+    assert set(run.states.values()) == {"finished"}
+    assert [event["gpu_free"] for event in run.of_kind("node")] == [[1.0], [0.438], [1.0]]
+    assert run.of_kind("placed", "member-1")[0]["t"] >= run.of_kind("node")[2]["t"]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -98,6 +106,32 @@ def test_the_node_says_when_activity_is_known_no_more(executor: str, tmp_path: P
     assert not any(part["activity"] for event in later for part in event["parts"])
 
 
+@pytest.mark.more
+@pytest.mark.parametrize(("gpus", "with_mps", "why"), [("A100:80:2", False, MIG), ("A100:80", True, MPS)])
+def test_where_activity_is_not_known_the_node_says_why(
+    gpus: str, with_mps: bool, why: str, tmp_path: Path
+) -> None:
+    environment = make_machine(tmp_path, gpus)
+    if with_mps:
+        control = tmp_path / "nvidia-cuda-mps-control"
+        control.write_text("#!/bin/sh\nexit 0\n")
+        control.chmod(0o755)
+        environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    describe = [sys.executable, "-c", DESCRIBE, "mps" if with_mps else ""]
+    assert subprocess.check_output(describe, env=environment, text=True).splitlines()[-1] == why
+
+
+DESCRIBE = """
+import selectors, sys
+from kit.execute_members import an_ensemble
+from ensemble.executors.node_services import NodeServices
+
+declared = an_ensemble([{"lr": 0.1}], devices="cuda", mps=sys.argv[1] == "mps")
+services = NodeServices("a", declared, selectors.DefaultSelector(), emit=lambda event: None)
+print(services.describe().as_event()["power"]["gpu_activity"])
+services.close()
+"""
+
 INLINE = """
 import json, os, sys
 from pathlib import Path
@@ -132,14 +166,17 @@ def test_a_member_that_trains_in_this_process_keeps_the_gpu_busy(tmp_path: Path)
     assert {e["power"]["gpu_activity"] for e in events if e["type"] == "node"} == {IN_USE}
 
 
-LOCAL = [("xid 79", "fails", 1), ("ecc 2", "hangs", 1), ("lost 1", "fails", 2), ("xid 48", "hangs", 2)]
 BROKEN = {"xid 79": "XID 79: GPU has fallen", "ecc 2": "2 uncorrectable ECC errors", "lost 1": "GPU is lost"}
 
 
 @pytest.mark.parametrize(
     ("executor", "befalls", "fails", "workers"),
     [
-        *(pytest.param("local", *broken, marks=pytest.mark.more) for broken in LOCAL),
+        pytest.param("local", "xid 79", "fails", 1, marks=pytest.mark.more),
+        pytest.param("local", "ecc 2", "hangs", 1, marks=pytest.mark.more),
+        pytest.param("local", "lost 1", "fails", 2, marks=pytest.mark.more),
+        pytest.param("local", "xid 48", "hangs", 2, marks=pytest.mark.more),
+        pytest.param("ray", "xid 79", "fails", 2, marks=[pytest.mark.ray, pytest.mark.slow]),
         pytest.param("ray", "lost 1", "hangs", 1, marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )
