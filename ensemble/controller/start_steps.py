@@ -225,9 +225,13 @@ def check_stream(opened: OpenedStart) -> None:
 
 def check_fields(opened: OpenedStart) -> None:
     """Samples of the shared pipeline have the fields that the recipe names."""
-    recipe, pipeline = opened.ensemble.recipe, opened.ensemble.train
-    has_prepared = opened.stream.sharing and opened.ensemble.capacity is None
-    if not has_prepared or not isinstance(recipe, Recipe) or not isinstance(pipeline, Pipeline):
+    if opened.stream.sharing and opened.ensemble.capacity is None:  # a sample was prepared
+        _find_fields(opened.ensemble)
+
+
+def _find_fields(ensemble: Ensemble) -> None:
+    recipe, pipeline = ensemble.recipe, ensemble.train
+    if not isinstance(recipe, Recipe) or not isinstance(pipeline, Pipeline):
         return
     if has_own_loop(recipe) or not isinstance(recipe.loss, NamedLoss) or recipe.collate is not None:
         return
