@@ -90,7 +90,7 @@ class Preparer:
         self._is_for_others = is_for_others
         self._poison_records = pipeline.poison_records
         self._maker = SampleMaker(pipeline)
-        self._order = pipeline.order()
+        self._order, self._ahead = pipeline.order(), _BLOCKS_CHUNK if pipeline.shuffle == "blocks" else _CHUNK
         self._is_copied = (
             not pipeline.stages and self._cache is None and hasattr(type(pipeline.source), "copy_records")
         )
@@ -109,8 +109,7 @@ class Preparer:
         if not (epoch == known_epoch and first <= start and stop <= first + len(chunk)):
             n = len(self.pipeline)
             first = start
-            ahead = _BLOCKS_CHUNK if self.pipeline.shuffle == "blocks" else _CHUNK
-            chunk = self._order(epoch, first, min(n, max(stop, first + ahead)))
+            chunk = self._order(epoch, first, min(n, max(stop, first + self._ahead)))
             self._chunk = (epoch, first, chunk)
             if self.pipeline.shuffle == "blocks":
                 self.pipeline.source.will_read(chunk if self._cache is None else self._cache.find_missing(chunk))

@@ -78,18 +78,10 @@ class Arrays(Source):
         if not is_plain or into.keys() != self.columns.keys():
             return False
         for name, target in into.items():
-            values = self.columns[name]
+            values: Column | None = self.columns[name]
             if isinstance(values, MappedArray):
-                mapped = values
-                try:
-                    values = mapped.array
-                    is_cut = mapped.is_cut()
-                except (PipelineError, OSError):  # read alone, the record is named
-                    return False
-            else:
-                is_cut = name in self._mapped  # of an np.memmap nobody can tell
-            # Of a file that was cut short, the record that lies behind its end is named if it is read alone.
-            if is_cut or not isinstance(values, np.ndarray):
+                values = values.find_whole()
+            if name in self._mapped or not isinstance(values, np.ndarray):
                 return False
             if (values.dtype, values.shape[1:]) != (target.dtype, target.shape[1:]):
                 return False

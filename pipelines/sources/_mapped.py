@@ -97,9 +97,13 @@ class MappedArray:
             self._mapping, self._mapped_bytes = mapping, len(mapping)
         return self._array
 
-    def is_cut(self) -> bool:
-        """Whether the file has become shorter since it was mapped: who reads behind its end is killed (SIGBUS)."""
-        return self._mapping is not None and self._mapping.size() < self._mapped_bytes
+    def find_whole(self) -> np.ndarray[Any, Any] | None:
+        """The array; None if its file is gone, changed or shorter: who reads behind its end is killed (SIGBUS)."""
+        try:
+            array = self.array
+            return array if self._mapping is not None and self._mapping.size() >= self._mapped_bytes else None
+        except (PipelineError, OSError):
+            return None
 
     def identity(self) -> list[Any]:
         """Describes the place as a JSON value."""
