@@ -73,7 +73,6 @@ class MappedArray:
         self.file, self.offset, self.dtype, self.shape, self.strides = file, offset, dtype, shape, strides
         self._array: np.ndarray[Any, Any] | None = None
         self._mapping: mmap.mmap | None = None
-        self._mapped_bytes = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_array": None, "_mapping": None}
@@ -94,14 +93,14 @@ class MappedArray:
                 except OSError as error:
                     raise PipelineError(f"{self.file.path}: cannot be mapped: {error.strerror}") from error
             self._array = np.ndarray(self.shape, self.dtype, mapping, self.offset, self.strides)
-            self._mapping, self._mapped_bytes = mapping, len(mapping)
+            self._mapping = mapping
         return self._array
 
     def find_whole(self) -> np.ndarray[Any, Any] | None:
         """The array; None if its file is gone, changed or shorter: who reads behind its end is killed (SIGBUS)."""
         try:
             array = self.array
-            return array if self._mapping is not None and self._mapping.size() >= self._mapped_bytes else None
+            return array if self._mapping is not None and self._mapping.size() >= len(self._mapping) else None
         except (PipelineError, OSError):
             return None
 
