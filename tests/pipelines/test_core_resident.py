@@ -145,9 +145,9 @@ def test_records_left_out_of_a_set_are_left_out_for_all_and_a_bad_one_is_named()
     with Feeder(skipping, resident={"valid": skipping}) as feeder:
         there = resident(feeder.address, "valid", skipping)
         assert feeder.stats()["skipped"] == N - len(there)
-    with Feeder(pipe("plain"), resident={"failing": failing}) as feeder:
-        with pytest.raises(SampleError, match=r"sample 3 .*row 3.*refuse_some: a bad record"):
-            resident(feeder.address, "failing", failing)
+    bad = pytest.raises(SampleError, match=r"sample 3 .*row 3.*refuse_some: a bad record")
+    with Feeder(pipe("plain"), resident={"failing": failing}) as feeder, bad:
+        resident(feeder.address, "failing", failing)
     assert len(here) == len(there) == N - 9
     assert rows(here.loader(8)) == rows(there.loader(8))
     assert [i for i, *_ in rows(here.loader(8))] == [i for i in range(N - 3) if i % 10 != 3]
