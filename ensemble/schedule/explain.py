@@ -17,8 +17,10 @@ _ROUNDING = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fr
 
 def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str = "auto") -> str | None:
     """Say why a member can never be placed on these nodes and what would fit; None if it can be placed."""
-    if pack([identity], [], nodes, devices):
-        return None
+    return None if pack([identity], [], nodes, devices) else _explain_unplaceable(identity, nodes, devices)
+
+
+def _explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str) -> str:
     request, need = _describe_request(identity), compute_need(identity)
     wants_gpu = needs_gpu(need, devices)
     if not nodes:

@@ -1,7 +1,7 @@
-"""A run in histories that hypothesis draws: it is killed at its n-th change of a file, and its members are managed.
+"""A run in histories that hypothesis draws: killed at its n-th change of a file, its members managed.
 
-`python tests/faults/run_machine.py SEED EXAMPLES` runs it in a process of its own, which forks a driver for each life
-of a run; faults that are named after these, such as "killed", must have happened in some history.
+`python tests/faults/run_machine.py SEED EXAMPLES` runs it in a process of its own, which forks a driver for each
+life of a run; faults that are named after these, such as "killed", must have happened in some history.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def die_at(death: Death) -> None:
                 change(args[0], bytes(args[1])[: len(args[1]) // 2])
             elif death.when == "after":
                 change(*args, **options)
-            os.kill(os.getpid(), signal.SIGKILL)
+            return os.kill(os.getpid(), signal.SIGKILL)
 
         return counted
 
@@ -122,7 +122,7 @@ def ask(directory: Path, wish: Wish) -> None:
 
 
 def in_child(life: Callable[[], object], output: Path) -> int:
-    """Run that in a forked process, what it prints goes into a file; its exit code, or minus the signal's number."""
+    """Run that in a forked process, which prints into a file; its exit code, or minus the number of a signal."""
     if (pid := os.fork()) == 0:
         code = 1
         try:
