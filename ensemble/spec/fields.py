@@ -71,8 +71,8 @@ def _check_combine(where: str, value: Any) -> None:
 #: Of an `Ensemble`.
 ENSEMBLE_FIELDS = {
     **MEMBER_FIELDS,
-    **dict.fromkeys(("prep_workers", "checkpoint_every"), count(1)),
-    **dict.fromkeys(("capacity", "cache_bytes", "cache_dir_bytes"), count(None)),
+    "prep_workers": count(1),
+    **dict.fromkeys(("capacity", "cache_bytes", "cache_dir_bytes", "checkpoint_every"), count(None)),
     **dict.fromkeys(("allow_overlap", "drop_last", "elastic", "mps", "out_of_fold"), flag(False)),
     "stall_limit_s": number(60.0, above=True),
     "prepare_timeout_s": number(300.0, above=True),

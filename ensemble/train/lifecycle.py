@@ -25,6 +25,8 @@ from pipelines.loader.ragged import find_tensors
 
 #: Of a checkpoint that takes so long to write that it is said before.
 LARGE_BYTES = 2**30
+#: Of training between two checkpoints after epochs, at least, unless `checkpoint_every` says which.
+SAVE_EVERY_S = 5.0
 #: Predictions of all splits from which a member saves its state before it makes them.
 MUCH_BYTES = 2**26
 
@@ -44,7 +46,7 @@ class Lifecycle:
         self.has_left = self._has_begun = self._stops_at_epoch_end = False
         minutes = state.ensemble.checkpoint_minutes
         self._save_every_s = float("inf") if minutes is None else 60 * minutes
-        self._save_due = float("inf")  # by the monotonic clock of this rank
+        self._save_due = self._saved_s = float("inf")  # by the monotonic clock of this rank
         self._digest = ""
         state.data.on_wait = self._wait
         self.resumption = Resumption(state, self._answers)
@@ -68,7 +70,8 @@ class Lifecycle:
         if self._has_begun:
             return
         self._has_begun, state = True, self._state
-        self._save_due = time.monotonic() + self._save_every_s
+        self._saved_s = time.monotonic()
+        self._save_due = self._saved_s + self._save_every_s
         stats = state.data.stats()
         state.throughput.restart_clock(stats)
         last = state.at.last_epoch_event
@@ -212,7 +215,7 @@ class Lifecycle:
             )
         is_last = at.stop_asked is not None or at.epoch + 1 >= state.identity.epochs
         is_selected = state.identity.keep == "best" or state.identity.early_stopping is not None
-        if is_last or is_selected or self._is_checkpoint_due(at.epoch + 1):
+        if is_last or is_selected or self._may_save_after(at.epoch + 1):
             with optimization.kept.applied():  # it completes them, where the train function has not evaluated them
                 pass
         if at.metrics.get("loss") != at.metrics.get("loss"):
@@ -225,7 +228,7 @@ class Lifecycle:
                 best["metrics"] |= {name: value for name, value in at.metrics.items() if name not in before}
             at.stop_asked = find_first(state.comm, at.stop_asked)
         self._report_epoch()
-        decision, change = self._receive_decision()
+        decision, change, is_save_due = self._receive_decision()
         at.next_epoch()
         if at.epoch < state.identity.epochs:
             at.stop_reason = at.stop_asked
@@ -239,12 +242,13 @@ class Lifecycle:
                 decision = "stop"
             else:
                 self._switch_feeder(change)
-        if decision == "continue" and (state.is_over or self._is_checkpoint_due(at.epoch)):
+        if decision == "continue" and (state.is_over or is_save_due):
             self.save()
         self._execute(decision)
 
-    def _is_checkpoint_due(self, epochs: int) -> bool:
-        return epochs % self._state.ensemble.checkpoint_every == 0
+    def _may_save_after(self, epochs: int) -> bool:
+        every = self._state.ensemble.checkpoint_every
+        return every is None or epochs % every == 0
 
     def _report_epoch(self) -> None:
         state, at, stats = self._state, self._state.at, self._state.data.stats()
@@ -262,20 +266,25 @@ class Lifecycle:
         state.reporter.event("epoch", **at.last_epoch_event)
         state.reporter.usage(stats["prepare_cpu_s"])
 
-    def _receive_decision(self) -> tuple[Command, dict[str, Any] | None]:
-        """The command after an epoch, and the deferred command; the same on all ranks.
+    def _receive_decision(self) -> tuple[Command, dict[str, Any] | None, bool]:
+        """The command after an epoch, the deferred command, and whether to save; the same on all ranks.
 
         Rank 0 waits for the command where a pruner decides.
         """
         decision: Command | None = "stop" if self._stops_at_epoch_end else None
         change, inbox = None, self._state.inbox
+        is_save_due = self._may_save_after(self._state.at.epoch + 1)
         if self._state.comm.rank == 0:
             if decision is None:
                 decision = inbox.wait() if self._state.job.awaits_pruner else inbox.poll()
             change = inbox.pop_deferred()
-        decision, change = gather_json(self._state.comm, [decision or "continue", change])[0]
+            if self._state.ensemble.checkpoint_every is None:
+                is_save_due = time.monotonic() >= self._saved_s + SAVE_EVERY_S
+        decision, change, is_save_due = gather_json(
+            self._state.comm, [decision or "continue", change, is_save_due]
+        )[0]
         assert decision is not None
-        return decision, change
+        return decision, change, is_save_due
 
     def _switch_feeder(self, command: dict[str, Any]) -> None:
         """Read the stream of another feeder from here on, or none; report it when done."""
@@ -378,5 +387,6 @@ class Lifecycle:
         if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:
             state.reporter.event("progress", **state.describe_progress(), saves_bytes=size)
         saved = state.checkpointer.save(state.data.first_epoch or 0, at, parts)
-        self._digest, self._save_due = saved["weights_sha256"], time.monotonic() + self._save_every_s
+        self._digest, self._saved_s = saved["weights_sha256"], time.monotonic()
+        self._save_due = self._saved_s + self._save_every_s
         state.reporter.event("checkpoint", **state.position, **saved, write_s=time.monotonic() - began)
