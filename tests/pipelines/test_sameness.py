@@ -129,11 +129,6 @@ def test_what_is_read_that_no_description_covers_is_said(name: str, user: User) 
     assert described.gaps != () and describe(user.load({"user.py": UNSEEN[name]})) == described
 
 
-def test_a_gap_says_what_reads_what(user: User) -> None:
-    described = describe(user.load({"user.py": UNSEEN["os.environ"]}))
-    assert described.gaps == ("stage reads the environment of the process (os.environ)",)
-
-
 #: What people write with libraries that are installed.
 ORDINARY = {
     "cv2 resize": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import re
 import threading
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from core_pipes import leaves_nothing  # noqa: F401
-from kit.tv import import_torchvision
 from light_stages import lengthen
 from torch.utils.data import default_collate
 
@@ -76,27 +74,6 @@ def test_it_is_the_same_shared_alone_after_a_resume_and_for_each_rank(collate: A
     assert all(one[3]["draw"] != two[3]["draw"] for one, two in zip(*ranks, strict=True))
     read = [i for rank in ranks for batch in rank for i in batch[3]["index"]]
     assert sorted(read) == list(range(N))
-
-
-def test_mixing_by_torchvision_is_seeded_by_batch_and_resumed_bitwise() -> None:
-    v2 = import_torchvision()
-
-    def mix(pairs: list[Any]) -> Any:
-        return v2.RandomChoice([v2.MixUp(num_classes=5), v2.CutMix(num_classes=5)])(*default_collate(pairs))
-
-    collate = from_samples(mix, fields=("image", "label"), names=("image", "target"), random="torch")
-    values = np.random.default_rng(1).random((N, 3, 8, 8), np.float32)
-    images = Pipeline(sources.arrays(image=values, label=np.arange(N) % 5), seed=4)
-    whole = [describe(batch) for batch in images.loader(8, range(2), collate=collate)]
-    assert len({str(batch[3]["image"]) for batch in whole}) == 8
-    with contextlib.closing(images.loader(8, range(2), collate=collate)) as stopped:
-        batches = iter(stopped)
-        begun = [describe(next(batches)) for _ in range(3)]
-        state = stopped.state_dict()
-    torch.manual_seed(8)
-    with contextlib.closing(images.loader(8, range(2), collate=collate)) as resumed:
-        resumed.load_state_dict(state)
-        assert begun + [describe(batch) for epoch in resumed.epochs() for batch in epoch] == whole
 
 
 def light(index: Any) -> Any:
@@ -201,22 +178,13 @@ ADAPTED = "takes a list of samples, is collate=pipelines.from_samples("
 @pytest.mark.parametrize(
     ("collate", "words"),
     [
-        (
-            lambda batch: {"index": batch["index"][1:]},
-            "changed 'index': it has to name each sample of the batch once",
-        ),
-        (
-            lambda batch: {"index": batch["index"] + 1},
-            "changed 'index': it has to name each sample of the batch once",
-        ),
+        (lambda batch: {"index": batch["index"][1:]}, INDEX),
+        (lambda batch: {"index": batch["index"] + 1}, INDEX),
         (lambda batch: (batch["y"], 1), "returned tuple, not a dict: name what"),
         *((default_collate, ADAPTED), (lambda samples: [sample["y"] for sample in samples], ADAPTED)),
         (from_samples(default_collate, fields=("x", "y")), "a list of 2: name its values"),
         (from_samples(default_collate, fields=("x", "y"), names="x"), "returned 2 values for names=('x',)"),
-        (
-            from_samples(lambda samples: samples[0]["a"]),
-            "KeyError: 'a'. Each sample that it is given has the",
-        ),
+        (from_samples(lambda samples: samples[0]["a"]), "KeyError: 'a'. Each sample that it is given has the"),
         (lambda batch: from_samples(default_collate, random="numpy")(batch), "random must be 'torch'"),
         (from_samples(default_collate, fields=("z",)), "the batch has no field 'z' (it has x, y, index)"),
     ],

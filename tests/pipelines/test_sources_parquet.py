@@ -15,7 +15,6 @@ import pytest
 from pipelines import Pipeline, sources
 from pipelines.errors import SampleError
 from pipelines.prepare.inference import prepare_first_sample
-from pipelines.sources._columns import make_reader
 
 
 def write(path: Path, columns: dict[str, Any], rows_in_group: int = 4) -> Path:
@@ -197,11 +196,3 @@ def test_bytes_of_all_lengths_are_read_as_arrow_reads_them(tmp_path: Path, kind:
         for index, value in enumerate(array.to_pylist()):
             if value is not None:
                 assert source[index]["x"] == value and type(source[index]["x"]) is type(value)
-
-
-def test_a_slice_of_an_arrow_array_of_bytes_is_read_from_its_offset() -> None:
-    column = pa.chunked_array([pa.array([b"no", b"one", b"", b"three"], pa.binary()).slice(1, 3)])
-    read = make_reader(column)
-    assert [read(row) for row in range(3)] == [b"one", b"", b"three"]
-    with pytest.raises(IndexError):
-        read(3)

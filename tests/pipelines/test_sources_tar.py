@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import tarfile
@@ -45,15 +44,6 @@ def test_extensions_are_fields_and_members_of_one_name_are_a_record(tmp_path: Pa
     ]
     assert source.where(0) == f"{tmp_path}/a.tar:train/a.JPG"
     assert source.extensions == ("jpg", "cls", "seg.png")
-
-
-def test_an_archive_is_closed_with_its_source(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    source = sources.tar(write(tmp_path / "a.tar", {"a.txt": b"one"}))
-    assert source[0]["txt"] == b"one"
-    del source
-    gc.collect()
-    left_open = [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
-    assert not [warning for warning in left_open if str(tmp_path) in str(warning.message)]
 
 
 def test_rename_gives_several_extensions_one_field(tmp_path: Path) -> None:
