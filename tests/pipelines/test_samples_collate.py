@@ -21,12 +21,6 @@ from pipelines.errors import ForeignRandomness
 N = 30
 
 
-@pytest.fixture(scope="module", autouse=True)
-def dynamo() -> None:
-    """Imported first: torchvision does it, and it makes a folder where TMPDIR then points."""
-    import torch._dynamo  # noqa: F401
-
-
 def texts() -> Pipeline:
     pipeline = Pipeline(sources.arrays(label=np.arange(N)), seed=5).map(lengthen)
     return pipeline.map(stages.ragged("tokens", most=4)).map(stages.text("text", most_bytes=4))
@@ -85,8 +79,8 @@ def test_weights_follow_their_samples_and_are_left_as_they_are() -> None:
         for batch in texts().loader(8, 1, weights=light, collate=collate):
             assert batch["weight"].tolist() == [0.5 + i % 3 / 2 for i in batch["index"].tolist()]
     for wrong in (
-        lambda batch: {"label": batch["label"], "weight": batch["weight"] / 2},
-        lambda batch: {"index": batch["index"].flip(0), "weight": batch["weight"]},
+        lambda b: {"weight": b["weight"] / 2},
+        lambda b: {"index": b["index"].flip(0), "weight": b["weight"]},
     ):
         with pytest.raises(PipelineError, match=r"changed 'weight', which holds the weights= of the samples"):
             list(texts().loader(8, 1, weights=light, collate=wrong))
@@ -113,15 +107,11 @@ def read_one(collate: Any, pipeline: Any = None) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize(
-    ("draw", "whose"),
-    [
-        (lambda step: torch.rand(2), "torch's global generator"),
-        (lambda step: torch.rand(2) if step == 2 else torch.zeros(2), "torch's global generator"),
-        (lambda step: np.random.rand(2), "numpy's global generator"),
-        (lambda step: random.random(), "Python's random"),
-    ],
-)
+DRAWS = [(lambda step: torch.rand(2), "torch's global generator"), (lambda _: random.random(), "Python's random")]
+DRAWS += [(lambda step: torch.rand(2) if step == 2 else torch.zeros(2), "torch's global generator")]
+
+
+@pytest.mark.parametrize(("draw", "whose"), [*DRAWS, (lambda step: np.random.rand(2), "numpy's global generator")])
 def test_draws_from_a_global_generator_are_refused_also_in_a_later_batch(draw: Any, whose: str) -> None:
     def add_noise(batch: Batch) -> Any:
         return {**batch, "noise": draw(batch.step)}
@@ -175,25 +165,27 @@ INDEX = "changed 'index': it has to name each sample of the batch once"
 ADAPTED = "takes a list of samples, is collate=pipelines.from_samples("
 
 
-@pytest.mark.parametrize(
-    ("collate", "words"),
-    [
-        (lambda batch: {"index": batch["index"][1:]}, INDEX),
-        (lambda batch: {"index": batch["index"] + 1}, INDEX),
-        (lambda batch: (batch["y"], 1), "returned tuple, not a dict: name what"),
-        *((default_collate, ADAPTED), (lambda samples: [sample["y"] for sample in samples], ADAPTED)),
-        (from_samples(default_collate, fields=("x", "y")), "a list of 2: name its values"),
-        (from_samples(default_collate, fields=("x", "y"), names="x"), "returned 2 values for names=('x',)"),
-        (from_samples(lambda samples: samples[0]["a"]), "KeyError: 'a'. Each sample that it is given has the"),
-        (lambda batch: from_samples(default_collate, random="numpy")(batch), "random must be 'torch'"),
-        (from_samples(default_collate, fields=("z",)), "the batch has no field 'z' (it has x, y, index)"),
-    ],
-)
-def test_a_function_that_does_not_fit_is_refused(collate: Any, words: str) -> None:
-    with pytest.raises(PipelineError, match=re.escape(words)):
-        read_one(collate, NUMBERS)
-    made = read_one(lambda batch: UserDict(label=batch["label"]))
-    assert list(made) == ["label", "index"]
+def adapt(collate: Any = default_collate, **options: Any) -> Any:
+    return from_samples(collate, **options)
+
+
+MISFITS: dict[str, list[Any]] = {
+    INDEX: [lambda batch: {"index": batch["index"][1:]}, lambda batch: {"index": batch["index"] + 1}],
+    "returned tuple, not a dict: name what": [lambda batch: (batch["y"], 1)],
+    ADAPTED: [default_collate, lambda samples: [sample["y"] for sample in samples]],
+    "a list of 2: name its values": [adapt(fields=("x", "y"))],
+    "returned 2 values for names=('x',)": [adapt(fields=("x", "y"), names="x")],
+    "KeyError: 'a'. Each sample that it is given has the": [adapt(lambda samples: samples[0]["a"])],
+    "random must be 'torch'": [lambda batch: adapt(random="numpy")(batch)],
+    "the batch has no field 'z' (it has x, y, index)": [adapt(fields=("z",))],
+}
+
+
+@pytest.mark.parametrize("words", MISFITS)
+def test_a_function_that_does_not_fit_is_refused(words: str) -> None:
+    for collate in MISFITS[words]:
+        with pytest.raises(PipelineError, match=re.escape(words)):
+            read_one(collate, NUMBERS)
 
 
 def test_a_main_thread_may_draw_while_another_thread_reads() -> None:
@@ -224,6 +216,7 @@ def pad_samples(features: list[dict[str, Any]]) -> Any:
 
 
 def test_a_collate_fn_of_a_data_loader_is_adapted() -> None:
+    assert list(read_one(lambda batch: UserDict(label=batch["label"]))) == ["label", "index"]
     for batch in texts().loader(8, 1, weights=light, collate=from_samples(pad_samples)):
         assert batch["labels"].tolist() == batch["index"].tolist() and "weight" in batch
         assert batch["input_ids"].shape == (len(batch["labels"]), max(i % 5 for i in batch["index"].tolist()))

@@ -19,19 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from light_stages import jitter
 
-from pipelines import (
-    Batch,
-    Peers,
-    Pipeline,
-    PipelineError,
-    Ragged,
-    SampleError,
-    attach,
-    find_shared_stages,
-    sources,
-    stages,
-)
+from pipelines import Batch, Peers, Pipeline, PipelineError, Ragged, attach, find_shared_stages, sources, stages
 from pipelines.cache import codec
+from pipelines.errors import SampleError
 from pipelines.samples.structure import Structure
 
 N = 12
@@ -87,10 +77,9 @@ def holds(batch: Any, wanted: Any) -> bool:
 def check_batches(batches: Any, samples: list[Any], kinds: dict[str, str]) -> list[list[int]]:
     order = []
     for batch in batches:
-        index = batch["index"].tolist()
-        order.append(index)
+        order.append(batch["index"].tolist())
         fields = {name: value for name, value in batch.items() if name != "index"}
-        assert holds(fields, expected(samples[0], kinds, [samples[i] for i in index])), (fields, index)
+        assert holds(fields, expected(samples[0], kinds, [samples[i] for i in order[-1]])), (fields, order[-1])
     return order
 
 

@@ -27,15 +27,8 @@ def write(path: Path, members: dict[str, bytes] | list[tuple[str, bytes]], **opt
 
 
 def test_extensions_are_fields_and_members_of_one_name_are_a_record(tmp_path: Path) -> None:
-    members = {
-        "train/a.JPG": b"pixels a",
-        "train/a.cls": b"3",
-        "train/a.seg.png": b"mask a",
-        "README": b"no data",
-        "train/.hidden": b"no data",
-        "train/b.jpg": b"",
-        "other/b.jpg": b"another",
-    }
+    members = {"train/a.JPG": b"pixels a", "train/a.cls": b"3", "train/a.seg.png": b"mask a", "README": b"no data"}
+    members |= {"train/.hidden": b"no data", "train/b.jpg": b"", "other/b.jpg": b"another"}
     source = sources.tar(write(tmp_path / "a.tar", members))
     assert list(source) == [
         {"key": "train/a", "jpg": b"pixels a", "cls": b"3", "seg.png": b"mask a"},
