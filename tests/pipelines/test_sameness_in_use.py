@@ -130,7 +130,7 @@ def test_what_is_set_between_mapping_and_use_counts(what: str) -> None:
     def build(name: str) -> Pipeline:
         module = types.ModuleType("set_later")
         if what != "missing":
-            module.HELPER = None  # type: ignore[attr-defined]
+            module.HELPER = None
         exec(LATER.format(other=name if what == "helper before another" else None), module.__dict__)
         stage = module.Stage()
         mapped = Pipeline(sources.arrays(id="eight", x=np.arange(8))).map(stage)

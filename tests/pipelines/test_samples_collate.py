@@ -107,7 +107,8 @@ def read_one(collate: Any, pipeline: Any = None) -> Batch:
     return batch
 
 
-DRAWS = [(lambda step: torch.rand(2), "torch's global generator"), (lambda _: random.random(), "Python's random")]
+DRAWS: list[Any] = [(lambda step: torch.rand(2), "torch's global generator")]
+DRAWS += [(lambda step: random.random(), "Python's random")]
 DRAWS += [(lambda step: torch.rand(2) if step == 2 else torch.zeros(2), "torch's global generator")]
 
 

@@ -175,8 +175,8 @@ def test_a_sample_of_a_class_of_its_own_is_not_kept_and_the_reason_is_said() -> 
 def test_where_a_later_sample_is_of_a_class_of_its_own_the_others_are_kept_or_shared(is_cut: bool) -> None:
     begun = numbers().map(late_halved)
     whole = begun.map(weighed if is_cut else drawn)
-    served, cache = (begun, None) if is_cut else (whole, "memory")
-    with Feeder(served, capacity=16, cache=cache) as feeder:
+    options: dict[str, Any] = {} if is_cut else {"cache": "memory"}
+    with Feeder(begun if is_cut else whole, capacity=16, **options) as feeder:
         loader = attach(feeder.address, whole, 8, range(2))
         assert read(loader, JOB) == read(whole.loader(8, range(2)), JOB)
         assert loader.stats()["private_batches"] == 0
