@@ -6,6 +6,7 @@ consumers to a feeder and prints a line: the fingerprint, and what each consumer
 
 from __future__ import annotations
 
+import csv
 import functools
 import hashlib
 import io
@@ -14,9 +15,8 @@ import operator
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,23 +26,14 @@ N = 53
 Rows = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A source and the data that it reads.
-
-    Attributes:
-        write: writes the data of some rows into a folder.
-        open: makes the source over a folder.
-        file: a file of the folder whose change must be noticed; "" if the data are in memory.
-        x: the row of `x` in a record of the source.
-        has_groups: whether a block shuffle has something to group.
-    """
+class Case(NamedTuple):
+    """A source: how the data of some rows are written into a folder, and it is opened over that."""
 
     write: Callable[[Path, Rows], None]
     open: Callable[[Path], Any]
-    file: str
-    x: Callable[[Any], Any] = operator.itemgetter("x")
-    has_groups: bool = False
+    file: str = ""  # whose change must be noticed; none if the data are in memory
+    x: Callable[[Any], Any] = operator.itemgetter("x")  # the row of a record
+    has_groups: bool = False  # for a block shuffle
 
 
 def rows(n: int = N, nbytes: int = 12, shift: int = 0) -> Rows:
@@ -62,27 +53,24 @@ def read_npy(folder: Path) -> tuple[Any, Any]:
     return np.load(folder / "x.npy"), np.load(folder / "label.npy")
 
 
-def write_csv(folder: Path, data: Rows) -> None:
-    import csv
+def halves(folder: Path, extension: str, data: Rows) -> Iterator[tuple[Any, list[tuple[int, str, Any]]]]:
+    """Two files, each with rows of (label, text, x)."""
+    rows = list(zip(data["label"].tolist(), data["text"], data["x"].tolist(), strict=True))
+    for name, part in (("a", rows[: len(rows) // 2]), ("b", rows[len(rows) // 2 :])):
+        with open(folder / f"{name}.{extension}", "w", newline="") as file:
+            yield file, part
 
-    half = len(data["label"]) // 2
-    for name, part in (("a", slice(0, half)), ("b", slice(half, None))):
-        with open(folder / f"{name}.csv", "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["label", "text", *(f"x{i}" for i in range(data["x"].shape[1]))])
-            for label, text, x in zip(
-                data["label"][part], data["text"][part], data["x"][part].tolist(), strict=True
-            ):
-                writer.writerow([label, text, *x])
+
+def write_csv(folder: Path, data: Rows) -> None:
+    for file, rows in halves(folder, "csv", data):
+        writer = csv.writer(file)
+        writer.writerow(["label", "text", *(f"x{i}" for i in range(data["x"].shape[1]))])
+        writer.writerows([label, text, *x] for label, text, x in rows)
 
 
 def write_jsonl(folder: Path, data: Rows) -> None:
-    half = len(data["label"]) // 2
-    for name, part in (("a", range(half)), ("b", range(half, len(data["label"])))):
-        with open(folder / f"{name}.jsonl", "w") as file:
-            for i in part:
-                row = {"label": int(data["label"][i]), "text": data["text"][i], "x": data["x"][i].tolist()}
-                file.write(json.dumps(row) + "\n")
+    for file, rows in halves(folder, "jsonl", data):
+        file.writelines(json.dumps({"label": n, "text": text, "x": x}) + "\n" for n, text, x in rows)
 
 
 def write_hdf5(folder: Path, data: Rows, chunks: bool = True) -> None:
@@ -155,26 +143,37 @@ def write_tar(folder: Path, data: Rows) -> None:
                 archive.addfile(member, io.BytesIO(raw))
 
 
-class Items:
-    """A map-style Dataset, or a stream of the same items."""
+class Sized:
+    """A map-style Dataset."""
 
     def __init__(self, folder: Path) -> None:
         self.x, self.label = read_npy(folder)
+        self.identity = hashlib.sha256(self.x.tobytes() + self.label.tobytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return self.x[index], {"number": self.label[index], "more": (index, [self.x[index][:2]])}
 
 
-class Sized(Items):
-    def __len__(self) -> int:
-        return len(self.x)
+class Stream:
+    """The items of a map-style Dataset."""
 
+    def __init__(self, folder: Path) -> None:
+        self.items = Sized(folder)
 
-class Stream(Items):
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return (self[i] for i in range(len(self.x)))
+        return (self.items[i] for i in range(len(self.items)))
 
-    __getitem__ = Items.__getitem__
+
+def read_dataset(folder: Path) -> Any:
+    made = Sized(folder)
+    return sources.dataset(made, id=made.identity)
+
+
+def read_mapped(folder: Path) -> Any:
+    return sources.arrays(x=np.load(folder / "x.npy", mmap_mode="r"), label=read_npy(folder)[1])
 
 
 def read_arrays(folder: Path) -> Any:
@@ -190,73 +189,43 @@ def read_windows(folder: Path) -> Any:
     return sources.windows(table, x.shape[1], stride=steps.shape[1], inputs=["value"], target=["more", "value"])
 
 
-def read_image_bytes(record: Rows) -> Any:
-    return np.frombuffer(record["image"], np.float32)
+def from_bytes(field: str) -> Any:
+    return lambda record: np.frombuffer(record[field], np.float32)
 
 
+def columns_of_x(record: Rows) -> Any:
+    """What a row of a CSV has in columns x0, x1, ..."""
+    return [record[name] for name in record if name[0] == "x"]
+
+
+IMAGE, PAIR = from_bytes("image"), operator.itemgetter("image")
 CASES = {
-    "arrays": Case(write_npy, read_arrays, ""),
-    "arrays of np.memmap": Case(
-        write_npy,
-        lambda folder: sources.arrays(x=np.load(folder / "x.npy", mmap_mode="r"), label=read_npy(folder)[1]),
-        "x.npy",
-    ),
-    "csv": Case(
-        write_csv,
-        lambda folder: sources.csv(str(folder / "*.csv")),
-        "b.csv",
-        lambda record: [record[name] for name in record if name[0] == "x"],
-        has_groups=True,
-    ),
-    "dataset": Case(
-        write_npy,
-        lambda folder: sources.dataset(Sized(folder), id=_digest_files(folder)),
-        "",
-        operator.itemgetter("image"),
-    ),
+    "arrays": Case(write_npy, read_arrays),
+    "arrays of np.memmap": Case(write_npy, read_mapped, "x.npy"),
+    "csv": Case(write_csv, lambda folder: sources.csv(str(folder / "*.csv")), "b.csv", columns_of_x, True),
+    "dataset": Case(write_npy, read_dataset, "", PAIR),
     "hdf5": Case(write_hdf5, lambda folder: read_hdf5(folder, "x", "label", "text"), "data.h5", has_groups=True),
     "hdf5, not chunked": Case(
         functools.partial(write_hdf5, chunks=False), lambda folder: read_hdf5(folder, "x", "label"), "data.h5"
     ),
     "huggingface": Case(write_huggingface, read_huggingface, "set/data-00000-of-00001.arrow"),
-    "huggingface, in memory": Case(write_huggingface, functools.partial(read_huggingface, in_memory=True), ""),
-    "image_folder, given labels": Case(write_flat, read_labelled, "images/00026.png", read_image_bytes),
+    "huggingface, in memory": Case(write_huggingface, functools.partial(read_huggingface, in_memory=True)),
+    "image_folder, given labels": Case(write_flat, read_labelled, "images/00026.png", IMAGE),
     "image_folder": Case(
-        write_images,
-        lambda folder: sources.image_folder(folder / "images", names=True),
-        "images/0/00026.png",
-        read_image_bytes,
+        write_images, lambda at: sources.image_folder(at / "images", names=True), "images/0/00026.png", IMAGE
     ),
-    "iterable": Case(
-        write_npy,
-        lambda folder: sources.iterable(Stream(folder), len(read_npy(folder)[0])),
-        "",
-        operator.itemgetter("image"),
-        has_groups=True,
-    ),
-    "jsonl": Case(write_jsonl, lambda folder: sources.jsonl(str(folder / "*.jsonl")), "b.jsonl", has_groups=True),
-    "memmap": Case(
-        write_npy, lambda folder: sources.memmap(x=folder / "x.npy", label=folder / "label.npy"), "x.npy"
-    ),
+    "iterable": Case(write_npy, lambda at: sources.iterable(Stream(at), len(Sized(at))), "", PAIR, True),
+    "jsonl": Case(write_jsonl, lambda at: sources.jsonl(str(at / "*.jsonl")), "b.jsonl", has_groups=True),
+    "memmap": Case(write_npy, lambda at: sources.memmap(x=at / "x.npy", label=at / "label.npy"), "x.npy"),
     "parquet": Case(
         write_parquet,
         lambda folder: sources.parquet(folder / "data.parquet", cache_bytes=1 << 20),
         "data.parquet",
         has_groups=True,
     ),
-    "tar": Case(
-        write_tar,
-        lambda folder: sources.tar(folder / "data.tar"),
-        "data.tar",
-        lambda record: np.frombuffer(record["x"], np.float32),
-        has_groups=True,
-    ),
+    "tar": Case(write_tar, lambda at: sources.tar(at / "data.tar"), "data.tar", from_bytes("x"), True),
     "windows": Case(write_npy, read_windows, "", lambda record: record["x"][:, 0]),
 }
-
-
-def _digest_files(folder: Path) -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.npy")))).hexdigest()
 
 
 def canonical(value: Any) -> str:
@@ -281,18 +250,12 @@ def make_pipeline(source: Any, **options: Any) -> Pipeline:
     return Pipeline(source, seed=3, **options).map(summarize).map(add_noise)
 
 
-# Three members: one that resumes in the middle of an epoch, and one of two ranks.
-JOBS = [
-    {"batch_size": 8, "epochs": [0, 2]},
-    {"batch_size": 8, "epochs": [0, 2], "start_step": 3},
-    {"batch_size": 5, "epochs": [0, 2], "rank": 0, "world": 2},
-    {"batch_size": 5, "epochs": [0, 2], "rank": 1, "world": 2},
+JOBS: list[Rows] = [
+    {"batch_size": 8, "epochs": range(2)},
+    {"batch_size": 8, "epochs": range(2), "start_step": 3},
+    *({"batch_size": 5, "epochs": range(2), "rank": rank, "world": 2} for rank in range(2)),
 ]
 MEMBERS = 3
-
-
-def arguments(job: Rows) -> Rows:
-    return {**job, "epochs": range(*job["epochs"])}
 
 
 def read(loader: Any) -> list[Any]:
@@ -305,9 +268,7 @@ def read_shared(case: str, folder: str, address: str) -> Rows:
     from core_pipes import together
 
     pipe = make_pipeline(CASES[case].open(Path(folder)))
-    loaders = [
-        attach(address, pipe, name=f"member-{min(i, MEMBERS - 1)}", **arguments(job)) for i, job in enumerate(JOBS)
-    ]
+    loaders = [attach(address, pipe, name=f"member-{min(i, MEMBERS - 1)}", **job) for i, job in enumerate(JOBS)]
     found = together([functools.partial(read, loader) for loader in loaders])
     return {
         "fingerprint": pipe.fingerprint,

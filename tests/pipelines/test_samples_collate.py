@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import re
 import threading
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from core_pipes import leaves_nothing  # noqa: F401
-from kit.tv import import_torchvision
 from light_stages import lengthen
 from torch.utils.data import default_collate
 
@@ -21,12 +19,6 @@ from pipelines import Batch, Feeder, Pipeline, PipelineError, attach, from_sampl
 from pipelines.errors import ForeignRandomness
 
 N = 30
-
-
-@pytest.fixture(scope="module", autouse=True)
-def dynamo() -> None:
-    """Imported first: torchvision does it, and it makes a folder where TMPDIR then points."""
-    import torch._dynamo  # noqa: F401
 
 
 def texts() -> Pipeline:
@@ -78,27 +70,6 @@ def test_it_is_the_same_shared_alone_after_a_resume_and_for_each_rank(collate: A
     assert sorted(read) == list(range(N))
 
 
-def test_mixing_by_torchvision_is_seeded_by_batch_and_resumed_bitwise() -> None:
-    v2 = import_torchvision()
-
-    def mix(pairs: list[Any]) -> Any:
-        return v2.RandomChoice([v2.MixUp(num_classes=5), v2.CutMix(num_classes=5)])(*default_collate(pairs))
-
-    collate = from_samples(mix, fields=("image", "label"), names=("image", "target"), random="torch")
-    values = np.random.default_rng(1).random((N, 3, 8, 8), np.float32)
-    images = Pipeline(sources.arrays(image=values, label=np.arange(N) % 5), seed=4)
-    whole = [describe(batch) for batch in images.loader(8, range(2), collate=collate)]
-    assert len({str(batch[3]["image"]) for batch in whole}) == 8
-    with contextlib.closing(images.loader(8, range(2), collate=collate)) as stopped:
-        batches = iter(stopped)
-        begun = [describe(next(batches)) for _ in range(3)]
-        state = stopped.state_dict()
-    torch.manual_seed(8)
-    with contextlib.closing(images.loader(8, range(2), collate=collate)) as resumed:
-        resumed.load_state_dict(state)
-        assert begun + [describe(batch) for epoch in resumed.epochs() for batch in epoch] == whole
-
-
 def light(index: Any) -> Any:
     return 0.5 + (index % 3) / 2
 
@@ -108,8 +79,8 @@ def test_weights_follow_their_samples_and_are_left_as_they_are() -> None:
         for batch in texts().loader(8, 1, weights=light, collate=collate):
             assert batch["weight"].tolist() == [0.5 + i % 3 / 2 for i in batch["index"].tolist()]
     for wrong in (
-        lambda batch: {"label": batch["label"], "weight": batch["weight"] / 2},
-        lambda batch: {"index": batch["index"].flip(0), "weight": batch["weight"]},
+        lambda b: {"weight": b["weight"] / 2},
+        lambda b: {"index": b["index"].flip(0), "weight": b["weight"]},
     ):
         with pytest.raises(PipelineError, match=r"changed 'weight', which holds the weights= of the samples"):
             list(texts().loader(8, 1, weights=light, collate=wrong))
@@ -136,15 +107,12 @@ def read_one(collate: Any, pipeline: Any = None) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize(
-    ("draw", "whose"),
-    [
-        (lambda step: torch.rand(2), "torch's global generator"),
-        (lambda step: torch.rand(2) if step == 2 else torch.zeros(2), "torch's global generator"),
-        (lambda step: np.random.rand(2), "numpy's global generator"),
-        (lambda step: random.random(), "Python's random"),
-    ],
-)
+DRAWS: list[Any] = [(lambda step: torch.rand(2), "torch's global generator")]
+DRAWS += [(lambda step: random.random(), "Python's random")]
+DRAWS += [(lambda step: torch.rand(2) if step == 2 else torch.zeros(2), "torch's global generator")]
+
+
+@pytest.mark.parametrize(("draw", "whose"), [*DRAWS, (lambda step: np.random.rand(2), "numpy's global generator")])
 def test_draws_from_a_global_generator_are_refused_also_in_a_later_batch(draw: Any, whose: str) -> None:
     def add_noise(batch: Batch) -> Any:
         return {**batch, "noise": draw(batch.step)}
@@ -198,34 +166,27 @@ INDEX = "changed 'index': it has to name each sample of the batch once"
 ADAPTED = "takes a list of samples, is collate=pipelines.from_samples("
 
 
-@pytest.mark.parametrize(
-    ("collate", "words"),
-    [
-        (
-            lambda batch: {"index": batch["index"][1:]},
-            "changed 'index': it has to name each sample of the batch once",
-        ),
-        (
-            lambda batch: {"index": batch["index"] + 1},
-            "changed 'index': it has to name each sample of the batch once",
-        ),
-        (lambda batch: (batch["y"], 1), "returned tuple, not a dict: name what"),
-        *((default_collate, ADAPTED), (lambda samples: [sample["y"] for sample in samples], ADAPTED)),
-        (from_samples(default_collate, fields=("x", "y")), "a list of 2: name its values"),
-        (from_samples(default_collate, fields=("x", "y"), names="x"), "returned 2 values for names=('x',)"),
-        (
-            from_samples(lambda samples: samples[0]["a"]),
-            "KeyError: 'a'. Each sample that it is given has the",
-        ),
-        (lambda batch: from_samples(default_collate, random="numpy")(batch), "random must be 'torch'"),
-        (from_samples(default_collate, fields=("z",)), "the batch has no field 'z' (it has x, y, index)"),
-    ],
-)
-def test_a_function_that_does_not_fit_is_refused(collate: Any, words: str) -> None:
-    with pytest.raises(PipelineError, match=re.escape(words)):
-        read_one(collate, NUMBERS)
-    made = read_one(lambda batch: UserDict(label=batch["label"]))
-    assert list(made) == ["label", "index"]
+def adapt(collate: Any = default_collate, **options: Any) -> Any:
+    return from_samples(collate, **options)
+
+
+MISFITS: dict[str, list[Any]] = {
+    INDEX: [lambda batch: {"index": batch["index"][1:]}, lambda batch: {"index": batch["index"] + 1}],
+    "returned tuple, not a dict: name what": [lambda batch: (batch["y"], 1)],
+    ADAPTED: [default_collate, lambda samples: [sample["y"] for sample in samples]],
+    "a list of 2: name its values": [adapt(fields=("x", "y"))],
+    "returned 2 values for names=('x',)": [adapt(fields=("x", "y"), names="x")],
+    "KeyError: 'a'. Each sample that it is given has the": [adapt(lambda samples: samples[0]["a"])],
+    "random must be 'torch'": [lambda batch: adapt(random="numpy")(batch)],
+    "the batch has no field 'z' (it has x, y, index)": [adapt(fields=("z",))],
+}
+
+
+@pytest.mark.parametrize("words", MISFITS)
+def test_a_function_that_does_not_fit_is_refused(words: str) -> None:
+    for collate in MISFITS[words]:
+        with pytest.raises(PipelineError, match=re.escape(words)):
+            read_one(collate, NUMBERS)
 
 
 def test_a_main_thread_may_draw_while_another_thread_reads() -> None:
@@ -256,6 +217,7 @@ def pad_samples(features: list[dict[str, Any]]) -> Any:
 
 
 def test_a_collate_fn_of_a_data_loader_is_adapted() -> None:
+    assert list(read_one(lambda batch: UserDict(label=batch["label"]))) == ["label", "index"]
     for batch in texts().loader(8, 1, weights=light, collate=from_samples(pad_samples)):
         assert batch["labels"].tolist() == batch["index"].tolist() and "weight" in batch
         assert batch["input_ids"].shape == (len(batch["labels"]), max(i % 5 for i in batch["index"].tolist()))

@@ -82,9 +82,8 @@ def test_fields_are_declared_flat_or_found_out() -> None:
     assert pipeline.map(stages.ragged("x", 4)).fields == {"x": ((4,), "float64"), "x.length": ((), "int64")}
 
 
-def rows(*lengths: int, shape: tuple[int, ...] = (2,)) -> Ragged:
-    made = [torch.arange(n * 2.0).reshape(n, 2)[:, : shape[0]] for n in lengths]
-    return Ragged(made, torch.empty(0, *shape))
+def rows(*lengths: int) -> Ragged:
+    return Ragged([torch.arange(n * 2.0).reshape(n, 2) for n in lengths], torch.empty(0, 2))
 
 
 def test_a_ragged_field_is_a_list_that_pads_packs_and_nests() -> None:
@@ -101,15 +100,11 @@ def test_a_ragged_field_is_a_list_that_pads_packs_and_nests() -> None:
     assert [tuple(row.shape) for row in ragged.nested().unbind()] == [(2, 2), (0, 2), (3, 2)]
     assert torch.equal(torch.nn.utils.rnn.pad_sequence(ragged, batch_first=True), ragged.padded())  # type: ignore[arg-type]
     assert type(ragged[1:]) is Ragged and ragged[1:].lengths.tolist() == [0, 3]
+    none, empty = rows(), rows(0, 0)
+    assert none.padded().shape == (0, 0, 2) and none.packed()[0].shape == (0, 2) and none.mask().shape == (0, 0)
+    assert empty.padded().shape == (2, 0, 2) and empty.padded(length=3).shape == (2, 3, 2)
     again = pickle.loads(pickle.dumps(ragged))
     assert type(again) is Ragged and torch.equal(again.padded(), ragged.padded())
-
-
-def test_a_batch_without_samples_keeps_dtype_and_shape() -> None:
-    none = rows(shape=(2,))
-    assert none.padded().shape == (0, 0, 2) and none.packed()[0].shape == (0, 2) and none.mask().shape == (0, 0)
-    empty = rows(0, 0)
-    assert empty.padded().shape == (2, 0, 2) and empty.padded(length=3).shape == (2, 3, 2)
 
 
 def test_rows_are_views_of_the_slots_and_a_copy_is_of_the_valid_rows_alone() -> None:
@@ -176,11 +171,16 @@ def test_a_sample_of_a_class_of_its_own_is_not_kept_and_the_reason_is_said() -> 
         assert feeder.stats()["cache"]["samples"] == N and feeder.stats()["bad"] == {}
 
 
-def test_where_some_samples_are_of_a_class_of_their_own_the_others_are_kept() -> None:
-    pipeline = numbers().map(late_halved).map(drawn)
-    with Feeder(pipeline, capacity=16, cache="memory") as feeder:
-        assert read(attach(feeder.address, pipeline, 8, range(2)), JOB) == read(pipeline.loader(8, range(2)), JOB)
-        assert feeder.stats()["cache"]["samples"] == N * 3 // 4
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_where_a_later_sample_is_of_a_class_of_its_own_the_others_are_kept_or_shared(is_cut: bool) -> None:
+    begun = numbers().map(late_halved)
+    whole = begun.map(weighed if is_cut else drawn)
+    options: dict[str, Any] = {} if is_cut else {"cache": "memory"}
+    with Feeder(begun if is_cut else whole, capacity=16, **options) as feeder:
+        loader = attach(feeder.address, whole, 8, range(2))
+        assert read(loader, JOB) == read(whole.loader(8, range(2)), JOB)
+        assert loader.stats()["private_batches"] == 0
+        assert is_cut or feeder.stats()["cache"]["samples"] == N * 3 // 4
 
 
 def test_no_pipeline_is_cut_behind_a_sample_of_a_class_of_its_own() -> None:
@@ -191,12 +191,3 @@ def test_no_pipeline_is_cut_behind_a_sample_of_a_class_of_its_own() -> None:
         with pytest.warns(UserWarning, match=r"working alone: .*not a plain dict"):
             loader = attach(feeder.address, begun.map(weighed), 8, range(1))
         assert len(list(loader)) == N // 8
-
-
-def test_a_later_sample_of_a_class_of_its_own_is_prepared_in_full_behind_a_cut() -> None:
-    begun = numbers().map(late_halved)
-    whole = begun.map(weighed)
-    with Feeder(begun, capacity=16) as feeder:
-        loader = attach(feeder.address, whole, 8, range(2))
-        assert read(loader, JOB) == read(whole.loader(8, range(2)), JOB)
-        assert loader.stats()["private_batches"] == 0

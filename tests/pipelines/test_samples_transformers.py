@@ -10,7 +10,6 @@ import torch
 from core_pipes import leaves_nothing  # noqa: F401
 
 from pipelines import Feeder, Pipeline, attach, from_samples, sources, stages
-from pipelines.errors import ForeignRandomness
 
 pytestmark = pytest.mark.more  # tests/pipelines/test_samples_collate.py has a collate_fn like theirs
 TEXTS = [f"{'a good film ' * (n % 4)}or bad number {n}" for n in range(12)]
@@ -65,19 +64,3 @@ def test_a_padding_collator_pads_to_the_longest_as_it_does_for_a_data_loader(
         shared = attach(feeder.address, pipeline, 5, 1, collate=from_samples(pad))
         for batch, alone in zip(shared, batches, strict=True):
             assert all(torch.equal(batch[name], alone[name]) for name in alone)
-
-
-def test_masking_is_seeded_by_batch_and_goes_on_after_a_resume(transformers: Any, tokenizer: Any) -> None:
-    def read(collator: Any, **options: Any) -> list[Any]:
-        adapted = from_samples(collator, random="torch")
-        return [
-            b["input_ids"].tolist() for b in encoded(tokenizer).loader(4, range(2), collate=adapted, **options)
-        ]
-
-    whole = read(transformers.DataCollatorForLanguageModeling(tokenizer))
-    torch.manual_seed(1)
-    assert read(transformers.DataCollatorForLanguageModeling(tokenizer), start_step=2) == whole[2:]
-    plain = [b["input_ids"].padded().tolist() for b in encoded(tokenizer).loader(4, range(2))]
-    assert whole[:3] != plain[:3] and whole[:3] != whole[3:]
-    with pytest.raises(ForeignRandomness, match=r"Collator\w+.generator, a torch.* of its own: .*leave a seed="):
-        read(transformers.DataCollatorForLanguageModeling(tokenizer, seed=1))

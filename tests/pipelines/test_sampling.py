@@ -98,13 +98,10 @@ def test_the_orders_are_those_of_every_machine_and_version() -> None:
 FOUR = np.array([0, 1, 1, 1])
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        *(FOUR, ["cat", "dog", "dog", "dog"], [b"a", b"b\0", b"b\0", b"b\0"], FOUR == 1, FOUR + 1.0),
-        lambda record: "first" if record["x"] == 0 else "other",
-    ],
-)
+BY_NAME = (FOUR, ["cat", "dog", "dog", "dog"], [b"a", b"b\0", b"b\0", b"b\0"], FOUR == 1, FOUR + 1.0)
+
+
+@pytest.mark.parametrize("labels", [*BY_NAME, lambda record: "first" if record["x"] == 0 else "other"])
 def test_labels_of_many_types_are_classes(labels: Any) -> None:
     drawn = Counter(epoch(Pipeline(source(4), sampling=sampling.balanced(labels, samples=60))))
     assert drawn == {0: 30, 1: 10, 2: 10, 3: 10}
@@ -118,12 +115,9 @@ def test_labels_and_weights_may_be_tensors_of_any_dtype_and_lists_of_them() -> N
 
     tensor, weights = torch.from_numpy(FOUR), torch.tensor([0.5, 0.25, 1.0, 0.0])
     labels = (FOUR, tensor, tensor.bfloat16(), tensor.float().requires_grad_(), list(tensor))
-    by_label = [*labels, lambda record: torch.tensor(int(record["x"]) > 0)]
-    by_weight = [weights, weights.bfloat16(), weights.clone().requires_grad_(), list(weights)]
-    for made in (
-        [sampling.balanced(values) for values in by_label],
-        [sampling.weighted(values) for values in by_weight],
-    ):
+    by_label = [sampling.balanced(v) for v in (*labels, lambda record: torch.tensor(int(record["x"]) > 0))]
+    by_weight = (weights, weights.bfloat16(), weights.clone().requires_grad_(), list(weights))
+    for made in (by_label, [sampling.weighted(values) for values in by_weight]):
         assert len({tuple(epoch(Pipeline(source(4), sampling=each))) for each in made}) == 1
 
 
@@ -178,14 +172,13 @@ def test_a_source_with_cheap_labels_reads_no_record_for_them(
 
 
 def test_the_fingerprint_knows_weights_labels_and_the_number_of_positions() -> None:
-    samplings = [
-        *(None, sampling.balanced(FOUR), sampling.balanced(FOUR, samples=5), sampling.balanced([0, 0, 1, 1])),
-        *(
-            sampling.weighted([1, 1, 1, 1]),
-            sampling.weighted([1, 1, 1, 2]),
-            sampling.weighted([1, 1, 1, 2], samples=2),
-        ),
+    samplings: list[Any] = [None, *(sampling.balanced(FOUR, samples=n) for n in (None, 5))]
+    samplings += [
+        sampling.balanced([0, 0, 1, 1]),
+        sampling.weighted([1, 1, 1, 1]),
+        sampling.weighted([1, 1, 1, 2]),
     ]
+    samplings += [sampling.weighted([1, 1, 1, 2], samples=2)]
     pipelines = [Pipeline(source(4), sampling=made) for made in samplings]
     fingerprints = [pipeline.fingerprint for pipeline in pipelines]
     assert None not in fingerprints and len(set(fingerprints)) == len(pipelines)
@@ -202,12 +195,8 @@ def test_a_copy_in_another_process_draws_the_same() -> None:
         for pipeline in pickle.load(sys.stdin.buffer):
             print(pipeline.order()(3, 0, len(pipeline)).tolist(), pipeline.fingerprint)
     """
-    samplings = (
-        sampling.weighted(np.arange(30.0)),
-        sampling.balanced("label", samples=41),
-        sampling.bucketed("label"),
-        sampling.consecutive(4),
-    )
+    samplings = [sampling.weighted(np.arange(30.0)), sampling.balanced("label", samples=41)]
+    samplings += [sampling.bucketed("label"), sampling.consecutive(4)]
     records = source(30, label=np.arange(30) % 4)
     pipelines = [Pipeline(records, seed=2, sampling=pickle.loads(pickle.dumps(made))) for made in samplings]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -226,13 +215,7 @@ def test_an_order_takes_no_memory_for_its_positions() -> None:
 LENGTHS = np.random.default_rng(0).lognormal(4, 0.7, 3000).astype(np.int64) + 1
 
 
-@given(
-    n=st.integers(1, 500),
-    bucket=st.integers(1, 40),
-    window=st.integers(1, 5),
-    epoch=st.integers(0, 3),
-    data=st.data(),
-)
+@given(st.integers(1, 500), st.integers(1, 40), st.integers(1, 5), st.integers(0, 3), st.data())
 @settings(deadline=None)
 def test_by_length_each_record_comes_once_whatever_the_pieces(
     n: int, bucket: int, window: int, epoch: int, data: st.DataObject

@@ -52,14 +52,13 @@ def alone(pipeline: Pipeline, batch_size: int = 8, epochs: Any = 3, **options: A
     return batches(pipeline.loader(batch_size, epochs, **options))
 
 
-@pytest.mark.parametrize("kind", SAMPLINGS)
-def test_members_that_share_get_the_batches_of_members_alone(kind: str) -> None:
-    pipeline = pipe(kind)
+def test_members_that_share_get_the_batches_of_members_alone() -> None:
+    pipeline = pipe("balanced")
     wanted = alone(pipeline)
     for epoch in range(3):
         read = [index for row in wanted if row[0] == epoch for index in row[3]]
         assert read == pipeline.order()(epoch, 0, len(pipeline)).tolist(), "each position exactly once"
-    with Feeder(pipe(kind), workers=2, capacity=24, block=5, expect=2) as feeder:
+    with Feeder(pipe("balanced"), workers=2, capacity=24, block=5, expect=2) as feeder:
         first = attach(feeder.address, pipeline, 8, range(3), name="a")
         ranks = [attach(feeder.address, pipeline, 6, range(3), name="b", rank=r, world=2) for r in range(2)]
         got = together([partial(batches, each) for each in (first, *ranks)])
@@ -67,7 +66,7 @@ def test_members_that_share_get_the_batches_of_members_alone(kind: str) -> None:
     assert got == [wanted, *(alone(pipeline, 6, rank=r, world=2) for r in range(2))]
     assert all(each.stats()["private_batches"] == 0 for each in (first, *ranks))
     assert prepared == 3 * len(pipeline) and len(first) == len(wanted)
-    with Feeder(pipe(kind), capacity=24) as feeder:
+    with Feeder(pipe("balanced"), capacity=24) as feeder:
         resumed = attach(feeder.address, pipeline, 8, range(1, 3), start_step=3)
         assert batches(resumed) == [row for row in wanted if row[:2] >= wanted[len(wanted) // 3 + 3][:2]]
         assert resumed.stats()["private_batches"] == 0
@@ -91,16 +90,13 @@ def test_without_sampling_a_sample_is_keyed_by_its_index_alone() -> None:
     assert draw(8) == draw(5, shuffle=False)
 
 
-@pytest.mark.parametrize(
-    ("kind", "design"), [("balanced", "all"), pytest.param("weighted", "single", marks=pytest.mark.more)]
-)
-def test_nodes_that_share_a_stream_carry_the_same_positions(kind: str, design: Any, tmp_path: Path) -> None:
-    pipeline = pipe(kind)
+def test_nodes_that_share_a_stream_carry_the_same_positions(tmp_path: Path) -> None:
+    pipeline = pipe("balanced")
     with ExitStack() as stack:
         feeders = []
         for rank in range(2):
             peers = Peers(str(tmp_path / "peers"), rank, 2, "lo")
-            made = Feeder(pipe(kind), peers=peers, capacity=64, expect=1, gate_timeout_s=600.0, design=design)
+            made = Feeder(pipeline, peers=peers, capacity=64, expect=1, gate_timeout_s=600.0, design="all")
             feeders.append(stack.enter_context(made))
         loaders = [
             attach(each.address, pipeline, size, range(2)) for each, size in zip(feeders, (8, 5), strict=True)
@@ -130,9 +126,8 @@ def scaled(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "image": sample["image"] * np.float32(0.5)}
 
 
-@pytest.mark.parametrize("kind", SAMPLINGS)
-def test_a_cache_keeps_records_not_positions(kind: str) -> None:
-    pipeline = begun(kind).map(scaled).map(noise)
+def test_a_cache_keeps_records_not_positions() -> None:
+    pipeline = begun("weighted").map(scaled).map(noise)
     with Feeder(pipeline, capacity=16, cache="memory", cache_bytes=10**7) as feeder:
         assert batches(attach(feeder.address, pipeline, 8, range(3))) == alone(pipeline)
         stats = feeder.stats()["cache"]
@@ -191,9 +186,8 @@ def test_weights_of_samples_go_by_record_at_every_position(weights: Any) -> None
         assert batch["weight"].tolist() == weights(batch["index"].numpy()).tolist()
 
 
-@pytest.mark.parametrize("kind", SAMPLINGS)
-def test_a_loader_with_workers_of_its_own_reads_the_same_positions_and_its_state_is_resumed(kind: str) -> None:
-    pipeline = pipe(kind)
+def test_a_loader_with_workers_of_its_own_reads_the_same_positions_and_its_state_is_resumed() -> None:
+    pipeline = pipe("weighted")
     wanted = alone(pipeline)
     loader = pipeline.loader(8, 3, workers=2)
     iterator = iter(loader)

@@ -8,19 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import (
-    Child,
-    Feeder,
-    Job,
-    N,
-    alone,
-    data,
-    leaves_nothing,  # noqa: F401
-    noise,
-    pipe,
-    shared,
-    together,
-)
+from core_pipes import Child, Feeder, Job, N, alone, data, leaves_nothing, noise, pipe, shared, together  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.property_examples import examples
@@ -41,30 +29,26 @@ def crowd(kind: str) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize(("policy", "workers"), [("skip", 3), pytest.param("raise", 1, marks=pytest.mark.more)])
-def test_members_with_different_ends_share_the_beginning(policy: str, workers: int) -> None:
+def test_members_with_different_ends_share_the_beginning() -> None:
     jobs = [
         dataclasses.replace(job, name=f"{kind}{job.batch_size}-{job.start_step}")
-        for kind in (f"ended {policy}", f"ended {policy} numpy")
+        for kind in ("ended skip", "ended skip numpy")
         for job in crowd(kind)
     ]
-    jobs.append(Job(kind=f"begun {policy}", batch_size=8, epochs=(0, 2), name="as it is"))
+    jobs.append(Job(kind="begun skip", batch_size=8, epochs=(0, 2), name="as it is"))
     # torch's generator is the process's own: who draws from it has a process to itself.
-    apart = Job(kind=f"ended {policy} torch", batch_size=7, name="torch")
+    apart = Job(kind="ended skip torch", batch_size=7, name="torch")
     expected = [alone(dataclasses.replace(job, name="")) for job in [*jobs, apart]]
     names = len({job.name for job in jobs}) + 1
-    with Feeder(pipe(f"begun {policy}"), workers=workers, capacity=64, expect=names) as feeder:
+    with Feeder(pipe("begun skip"), workers=3, capacity=64, expect=names) as feeder:
         child = Child(feeder.address, apart)
         results = together([partial(shared, job, feeder.address) for job in jobs])
         results += child.results()
         stats = feeder.stats()
     assert [records for records, _ in results] == expected
     assert all(counts["private_batches"] == 0 for _, counts in results)
-    assert all(
-        counts["prepare_cpu_s"] > 0
-        for job, (_, counts) in zip([*jobs, apart], results, strict=True)
-        if job.name != "as it is"
-    )
+    used = [counts["prepare_cpu_s"] for _, counts in results]
+    assert len(used) == len(jobs) + 1 and all(used[:-2]) and used[-1] > 0, "all but the one that reads it as it is"
     assert stats["prepared"] == 2 * N, "each sample is begun once for all"
 
 
@@ -190,20 +174,11 @@ def test_fields_that_share_memory_are_not_parted_by_a_cut() -> None:
 @st.composite
 def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     """Views of all kinds: transposed, cut out, with steps, backwards, broadcast, of length 0 and 1."""
-    shape = draw(st.lists(st.integers(0, 4), min_size=0, max_size=4))
-    dtype = draw(st.sampled_from(["uint8", "float32", "complex64"]))
-    array = (
-        np.arange(int(np.prod(shape)), dtype=dtype)
-        .reshape(shape)
-        .transpose(draw(st.permutations(range(len(shape)))))
-    )
-    cuts = tuple(
-        slice(draw(st.integers(0, 2)), draw(st.integers(1, 4)), draw(st.integers(1, 2)))
-        if draw(st.booleans())
-        else slice(None, None, draw(st.sampled_from([1, -1])))
-        for _ in shape
-    )
-    array = array[(*cuts, ...)]
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    array = np.arange(np.prod(shape), dtype=draw(st.sampled_from(["uint8", "float32", "complex64"])))
+    array = array.reshape(shape).transpose(draw(st.permutations(range(len(shape)))))
+    steps = st.builds(slice, st.integers(0, 2), st.integers(1, 4), st.integers(1, 2)) | st.just(slice(None))
+    array = array[(*(draw(steps | st.just(slice(None, None, -1))) for _ in shape), ...)]
     if draw(st.booleans()):
         array = np.broadcast_to(array, (2, *array.shape)).transpose(draw(st.permutations(range(array.ndim + 1))))
     return array
@@ -221,14 +196,6 @@ def test_a_settled_array_is_dense_writable_and_of_the_form_that_was_foretold(vie
     assert (again == view).all() and steps == steps[::-1]
 
 
-def seen(calls: list[Any]) -> Any:
-    def stage(sample: dict[str, Any]) -> dict[str, Any]:
-        calls.append(sample)
-        return sample
-
-    return stage
-
-
 @pytest.mark.parametrize("field", ["x", None])
 def test_a_stage_gets_settled_arrays_and_whatever_else_as_it_is(field: str | None) -> None:
     def views_of(value: Any) -> Any:
@@ -236,9 +203,13 @@ def test_a_stage_gets_settled_arrays_and_whatever_else_as_it_is(field: str | Non
         x = x.transpose(2, 0, 1)[:, 1:]
         return x if field else {**value, "x": x}
 
+    def keep(sample: dict[str, Any]) -> dict[str, Any]:
+        calls.append(sample)
+        return sample
+
     calls: list[Any] = []
     source = sources.arrays(x=np.arange(120.0).reshape(2, 5, 4, 3), text=["a", "b"])
-    pipeline = Pipeline(source).map(views_of, field=field).map(seen(calls)).map(lambda s: {"x": s["x"]})
+    pipeline = Pipeline(source).map(views_of, field=field).map(keep).map(lambda s: {"x": s["x"]})
     batch = next(iter(pipeline.loader(2)))
     x = calls[-1]["x"]
     assert x.strides == (8, 96, 24) and x.base.flags.owndata and calls[-1]["text"] in "ab"

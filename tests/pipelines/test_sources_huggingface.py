@@ -20,33 +20,21 @@ def whole() -> Any:
     global datasets  # dear to import
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
-    value, kinds = datasets.Value, datasets.Features
-    features = kinds(
-        {
-            "image": datasets.Image(),
-            "label": datasets.ClassLabel(names=["cat", "dog"]),
-            "grid": datasets.Array2D((2, 3), "float32"),
-            "tokens": datasets.List(value("int32")),
-            "nested": {"p": value("float32"), "q": value("string"), "grid": datasets.Array2D((2, 2), "int64")},
-            "boxes": datasets.List({"x": value("int32"), "name": value("string")}),
-            "text": value("string"),
-            "words": datasets.Sequence(value("string")),
-        }
-    )
-    rows = [
-        {
-            "image": {"bytes": b"image %d" % i, "path": None},
-            "label": i % 2,
-            "grid": np.full((2, 3), i, np.float32),
-            "tokens": [i] * (i % 3),
-            "nested": {"p": i / 2, "q": f"q{i}", "grid": [[1, 2], [3, i]]},
-            "boxes": [{"x": i, "name": "a"}] * (i % 3),
-            "text": f"é{i}",
-            "words": ["w"] * (i % 2),
-        }
-        for i in range(N)
-    ]
-    return datasets.Dataset.from_list(rows, features=features)
+    value, array = datasets.Value, datasets.Array2D
+    nested = {"p": value("float32"), "q": value("string"), "grid": array((2, 2), "int64")}
+    features: dict[str, Any] = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    features |= {"grid": array((2, 3), "float32"), "tokens": datasets.List(value("int32")), "nested": nested}
+    features |= {"boxes": datasets.List({"x": value("int32"), "name": value("string")}), "text": value("string")}
+    features |= {"words": datasets.Sequence(value("string"))}
+
+    def row(i: int) -> dict[str, Any]:
+        image = {"bytes": b"image %d" % i, "path": None}
+        grids = {"grid": np.full((2, 3), i, np.float32), "tokens": [i] * (i % 3), "words": ["w"] * (i % 2)}
+        nested = {"p": i / 2, "q": f"q{i}", "grid": [[1, 2], [3, i]]}
+        boxes = [{"x": i, "name": "a"}] * (i % 3)
+        return {"image": image, "label": i % 2, **grids, "nested": nested, "boxes": boxes, "text": f"é{i}"}
+
+    return datasets.Dataset.from_list([row(i) for i in range(N)], features=datasets.Features(features))
 
 
 def check(record: dict[str, Any], i: int) -> None:
@@ -93,29 +81,8 @@ def test_records_are_what_is_stored_whatever_was_selected(whole: Any, folder: Pa
         assert source.classes == ("cat", "dog")
         np.testing.assert_array_equal(source.column("label"), np.array(numbers) % 2)
     assert len(set(identities)) == len(cases)
-
-
-def test_a_set_in_files_is_pickled_as_places_in_them_and_one_in_memory_out_of_band(
-    whole: Any, folder: Path
-) -> None:
-    buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(sources.huggingface(datasets.load_from_disk(folder)), 5, buffer_callback=buffers.append)
-    assert not any(each.raw().nbytes for each in buffers) and b"image 7" not in body
-    body = pickle.dumps(sources.huggingface(whole), 5, buffer_callback=buffers.append)
-    assert b"image 7" not in body and any(b"image 7" in bytes(each) for each in buffers)
-
-
-def test_the_order_of_loading_does_not_matter_to_the_identity_and_other_data_do(whole: Any, folder: Path) -> None:
-    def identity(change: int) -> Any:
-        return sources.huggingface(datasets.Dataset.from_dict({"x": [1, 2, 3 + change]})).identity()
-
-    assert identity(0) == identity(0) != identity(1)
-    first, second = (sources.huggingface(datasets.load_from_disk(folder)) for _ in range(2))
-    assert first.identity() == second.identity() != sources.huggingface(whole).identity()
-    assert (
-        sources.huggingface(whole, id="mine").identity()
-        == sources.huggingface(whole.take(3), id="mine").identity()
-    )
+    first, second = (sources.huggingface(made, id="mine") for made in (data, data.take(3)))
+    assert first.identity() == second.identity()
 
 
 def test_only_the_columns_that_are_asked_for_are_read(whole: Any) -> None:

@@ -50,19 +50,10 @@ def test_a_stream_is_read_once_and_has_its_records_by_index_in_any_order() -> No
 
 def test_values_come_back_to_the_last_bit_and_may_be_changed() -> None:
     torch = pytest.importorskip("torch")
-    item = {
-        "big": np.arange(3, dtype=">i4"),
-        "scalar": np.float32(1.5),
-        "flag": np.bool_(True),
-        "text": "é\ud800",
-        "raw": b"\0\xff",
-        "nan": float("nan"),
-        "huge": 2**80,
-        "none": None,
-        "nested": {"a": [1, (2.5, "b")], "when": np.datetime64("2024-01-01")},
-        "tensor": torch.ones(2),
-        "half": torch.full((2,), 1.5, dtype=torch.bfloat16),
-    }
+    item: dict[str, Any] = {"big": np.arange(3, dtype=">i4"), "scalar": np.float32(1.5), "flag": np.bool_(True)}
+    item |= {"text": "é\ud800", "raw": b"\0\xff", "nan": float("nan"), "huge": 2**80, "none": None}
+    item |= {"nested": {"a": [1, (2.5, "b")], "when": np.datetime64("2024-01-01")}, "tensor": torch.ones(2)}
+    item |= {"half": torch.full((2,), 1.5, dtype=torch.bfloat16)}
     record = sources.iterable([item], length=1)[0]
     assert record["big"].dtype == np.dtype(">i4") and record["big"].tolist() == [0, 1, 2]
     assert (record["scalar"], record["scalar"].dtype, record["flag"].dtype) == (1.5, np.float32, bool)

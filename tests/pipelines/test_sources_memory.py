@@ -40,16 +40,10 @@ def test_identity_of_arrays_is_their_content_or_the_given_id() -> None:
     same, changed = name(image=IMAGES, label=LABELS), IMAGES.copy()
     assert name(image=np.asfortranarray(IMAGES), label=LABELS.copy()) == same
     changed[9, 0, 0, 0] ^= 1
-    columns: list[dict[str, Any]] = [
-        *({"image": changed, "label": LABELS}, {"image": IMAGES, "label": LABELS.astype(np.int32)}),
-        *(
-            {"image": IMAGES, "target": LABELS},
-            {"text": ["ab", "c"]},
-            {"text": ["a", "bc"]},
-            {"text": [b"a", b"bc"]},
-        ),
-        *({"rows": [[1], [2, 3]]}, {"rows": [[1, 2], [3]]}, {"x": LABELS, "id": "mine"}),
-    ]
+    columns: list[dict[str, Any]] = [{"image": changed, "label": LABELS}, {"image": IMAGES, "target": LABELS}]
+    columns += [{"image": IMAGES, "label": LABELS.astype(np.int32)}, {"x": LABELS, "id": "mine"}]
+    columns += [{"text": text} for text in (["ab", "c"], ["a", "bc"], [b"a", b"bc"])]
+    columns += [{"rows": rows} for rows in ([[1], [2, 3]], [[1, 2], [3]])]
     assert len({same, *(name(**options) for options in columns)}) == len(columns) + 1
     assert name(x=LABELS, id="mine") == name(x=LABELS + 1, id="mine")
 
@@ -65,13 +59,9 @@ def test_items_of_a_dataset_become_records_of_its_readers_own() -> None:
     assert sources.dataset(Pairs([5]), names=("x",))[0] == {"x": 5}
     subset = type("Subset", (Pairs,), {})  # called as one of torch's
     assert sources.dataset(subset([{"a": 1}])).where(0) == "Subset[0]"
-    assert (
-        sources.dataset(Pairs([{"a": 1}] * 4)).take(2).identity()
-        is sources.dataset(Pairs([{}])).identity()
-        is None
-    )
+    assert sources.dataset(Pairs([{"a": 1}] * 4)).take(2).identity() is None
     one, same = (sources.dataset(Pairs([{}]), id="pairs").identity() for _ in range(2))
-    assert one == same
+    assert one == same is not None and sources.dataset(Pairs([{}])).identity() is None
     torch = pytest.importorskip("torch")
     data = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.arange(4))
     record = sources.dataset(data)[1]
@@ -84,22 +74,13 @@ def test_tensors_that_numpy_cannot_hold_are_converted_exactly() -> None:
     torch = pytest.importorskip("torch")
     half = torch.full((2, 3), 1.5, dtype=torch.bfloat16)
     columns = {"half": half, "graph": torch.ones(2, requires_grad=True), "alike": [half[0], half[1]]}
-    columns |= {
-        "scalar": list(half[0, :2]),
-        "ragged": [half[0], half[1, :1]],
-        "int": torch.arange(4).reshape(2, 2),
-    }
+    columns |= {"scalar": list(half[0, :2]), "ragged": [half[0], half[1, :1]]}
+    columns |= {"int": torch.arange(4).reshape(2, 2)}
     source = sources.arrays(**columns, unmasked=np.ma.array([1, 2]))
     assert [value.tolist() for value in source[1].values()] == [[1.5] * 3, 1, [1.5] * 3, 1.5, [1.5], [2, 3], 2]
     assert source.columns["alike"].shape == (2, 3) and source.columns["scalar"].shape == (2,)
     assert [value.dtype.name for value in source[1].values()] == ["float32"] * 5 + ["int64"] * 2
     assert sources.dataset(Pairs([{"x": half}]))[0]["x"].dtype == np.float32
-
-
-def test_arrays_of_any_layout_come_in_native_byte_order_and_structured_ones_as_dicts() -> None:
-    made = np.array([(1, 2.5), (3, 4.5)], [("a", ">i4"), ("b", "f8")])
-    record = sources.arrays(x=made, y=np.asfortranarray(np.arange(4, dtype=">f4").reshape(2, 2)))[1]
-    assert record["x"] == {"a": 3, "b": 4.5} and record["y"].tolist() == [2, 3] and record["y"].dtype.isnative
 
 
 @pytest.mark.parametrize("n", [0, -1, 11])
@@ -194,6 +175,7 @@ def test_structured_elements_and_texts_are_values_of_python_and_views_are_places
     np.array([(1, 2.5), (3, 4.5)], [("n", ">i2"), ("v", "f4")]).tofile(tmp_path / "raw.bin")
     mapped = np.memmap(tmp_path / "raw.bin", [("n", ">i2"), ("v", "f4")], "r")
     for source in (sources.arrays(x=mapped), sources.memmap(x=mapped)):
+        assert source[1]["x"] == {"n": 3, "v": 4.5}
         for column in (source.column("x"), pickle.loads(pickle.dumps(source)).column("x")):
             assert column.dtype == [("n", "i2"), ("v", "f4")] and column.tolist() == [(1, 2.5), (3, 4.5)]
     written = np.memmap(tmp_path / "new.bin", np.int16, "w+", shape=(5, 4))

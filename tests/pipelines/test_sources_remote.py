@@ -138,7 +138,7 @@ def test_shards_of_webdataset_rows_and_lines(server: Server) -> None:
     assert len(tar) == 10 and tar[7]["txt"] == b"t7"
     assert sources.csv(f"{server.url}/t.csv")[1] == {"a": 2, "b": "y"}
     assert sources.jsonl(f"{server.url}/t.jsonl")[1]["a"] == 2
-    server.gives_parts = False
+    server.gives_parts, server.files["/a.parquet"] = False, make_parquet(0)
     assert sources.parquet(f"{server.url}/a.parquet")[5]["x"] == 5, "of the whole file"
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import Pipeline, PipelineError, SampleError, sources
-from pipelines.sources._checked_arrow import write_batches
+from pipelines import Pipeline, SampleError, sources
 from pipelines.sources._kept_files import find_folder
 
 
@@ -196,24 +195,6 @@ def test_an_arrow_file_that_is_damaged_anywhere_is_made_again(
         read(bytes(damaged))
     for size in (5, 100, len(whole) - 1):
         read(whole[:size])
-
-
-def test_an_arrow_file_that_is_damaged_as_soon_as_it_is_made_is_no_bad_record(
-    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = sources.csv(write(tmp_path / "a.csv", "x\n1\n2\n"))
-    with open(next(kept.glob("*.arrow")), "r+b") as file:
-        file.truncate(50)
-
-    def write_half(path: str, *content: Any) -> None:
-        write_batches(path, *content)
-        os.truncate(path, 50)
-
-    monkeypatch.setattr("pipelines.sources._text_table.write_batches", write_half)
-    sent = pickle.loads(pickle.dumps(source))
-    with pytest.raises(PipelineError, match=r"a\.csv\.arrow is damaged: it is removed") as caught:
-        list(Pipeline(sent, shuffle=False, on_error="skip").loader(2, epochs=1))
-    assert not isinstance(caught.value, SampleError)
 
 
 def test_two_that_hold_no_common_lock_make_whole_files(kept: Path) -> None:

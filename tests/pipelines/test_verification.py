@@ -81,13 +81,10 @@ def test_two_positions_at_the_start_then_one_an_epoch_and_in_so_many_samples(
     assert len(first) == len(set(first)) == min(AT_START, n) and all(0 <= place < n for place in first)
     later = [choose_later(name, epoch, n) for epoch in range(epochs)]
     assert later == [choose_later(name, epoch, n) for epoch in range(epochs)]
+    assert len({choose_later(f"member-{i}", 3, 20_000) for i in range(16)}) > 12, "others look elsewhere"
     due = [place for place in later if place is not None]
     assert all(0 <= place < n for place in due)
     assert len(due) == min(epochs, epochs * n // SAMPLES) if n >= SAMPLES else len(due) == epochs * n // SAMPLES
-
-
-def test_readers_of_other_names_look_at_other_positions() -> None:
-    assert len({choose_later(f"member-{i}", 3, 20_000) for i in range(16)}) > 12
 
 
 def rows(n: int = 64) -> Any:
@@ -100,15 +97,6 @@ def as_served(pipeline: Pipeline, place: int = 0, status: Any = GOOD) -> ServedS
     columns = {name: batch[name][place].numpy() for name in batch if name != "index"}
     where = {"stages": len(pipeline.stages), "epoch": 0, "place": place, "index": int(batch["index"][place])}
     return ServedSample(**where, status=status, structure=None, columns=columns)
-
-
-def test_a_served_sample_survives_the_way_to_another_process() -> None:
-    served = as_served(Pipeline(rows(), seed=0), 5)
-    back, about = ServedSample.unpack(served.pack({"split": "train"}))
-    assert about == {"split": "train"} and back.fields == served.fields
-    assert (back.index, back.place, back.status) == (served.index, 5, GOOD)
-    assert SampleChecker(Pipeline(rows(), seed=0)).check(back).kind == "equal"
-    assert SampleChecker(Pipeline(rows(), seed=1)).check(back).field == "index"
 
 
 def refuse_odd(sample: dict[str, Any]) -> dict[str, Any]:
@@ -219,8 +207,7 @@ def blur(image: Any) -> Any:
     return image + torch.rand(image.shape).numpy() + np.random.random() + random.random()
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_a_verification_leaves_the_generators_as_they_were(verify: bool) -> None:
+def test_a_verification_leaves_the_generators_as_they_were() -> None:
     def build() -> Pipeline:
         return Pipeline(rows(), seed=0).map(blur, field="x", random="global", id="blur")
 
@@ -232,7 +219,7 @@ def test_a_verification_leaves_the_generators_as_they_were(verify: bool) -> None
         return drawn
 
     with Feeder(build()) as feeder:
-        drawn = draw(attach(feeder.address, build(), 16, epochs=range(2), verify=verify))
+        drawn = draw(attach(feeder.address, build(), 16, epochs=range(2)))
     assert drawn == draw(build().loader(16, range(2)))
 
 

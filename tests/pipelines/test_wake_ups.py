@@ -99,7 +99,7 @@ def storm(seed: int, epochs: int) -> list[dict[str, Any]]:
                 child.close()
 
 
-CASES = [(0, 60), *(pytest.param(seed, 400, marks=pytest.mark.more) for seed in range(1, 6))]
+CASES = [(0, 60), *(pytest.param(seed, 400, marks=pytest.mark.more) for seed in (1, 2))]
 CASES += [pytest.param(seed, 400, marks=pytest.mark.chaos) for seed in range(100, 150)]
 
 
