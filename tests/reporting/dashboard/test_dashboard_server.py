@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 from pathlib import Path
+from urllib.parse import urljoin
 
+import psutil
 import pytest
 from dashboard_process import Server, serve
 from kit import run_events
@@ -122,6 +125,29 @@ def test_a_members_log_is_followed_from_near_its_end(tmp_path: Path) -> None:
             assert messages.next()[2] == {"text": "ew\n", "from": 2, "to": 5}
         assert server.ask(target.replace("member-0", "member-99"))[0] == 404
         assert server.ask(target + "?from=-1")[0] == 400
+
+
+def test_the_page_works_behind_a_proxy_that_serves_it_below_a_path(tmp_path: Path) -> None:
+    """A proxy takes the path away, as `location /team/run/ { proxy_pass http://127.0.0.1:PORT/; }` of nginx."""
+    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
+    with serve(run, "--prefix", "/team/run/", "--allow-host", "lab:4443", log_in=False) as server:
+        assert server.url.startswith("http://lab:4443/team/run/?token=")
+        [listening] = [c for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"]
+        server.port = listening.laddr.port
+        token = server.url[server.url.index("/?") :]
+        status, headers, _ = server.ask(token, cookie="", at_root=True, Host="lab:4443")
+        cookie, _, attributes = headers["set-cookie"].partition("; ")
+        assert status == 303 and headers["location"].startswith("/team/run/p/")
+        assert f"Path={headers['location']};" in attributes
+        root = headers["location"].removeprefix("/team/run")
+
+        def ask(link: str) -> tuple[int, bytes]:
+            return server.ask(urljoin(root, link), cookie=cookie, at_root=True, Host="lab:4443")[::2]
+
+        status, body = ask("")
+        links = re.findall(r'(?:src|href)="([^"#:]+)"', body.decode())
+        assert status == 200 and "static/app.js" in links and b"<title>" in body
+        assert [link for link in (*links, "api/runs", "metrics") if ask(link)[0] != 200] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.more)])
