@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +236,16 @@ def test_wandb_has_a_run_for_each_member_in_one_group(logged: tuple[RunDir, list
         assert run["exit"] == (member.state == "failed")
 
 
+Whole = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def log_whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """What a logger has written of the run that nothing has interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    return functools.cache(lambda name: content_of(name, log_run(folder / name, EVENTS, name)))
+
+
 def run_until(processes: Observers, run_dir: RunDir, name: str) -> psutil.Process:
     """Starts it, and waits until the logger has written something."""
     before = set(psutil.Process().children())
@@ -245,8 +257,9 @@ def run_until(processes: Observers, run_dir: RunDir, name: str) -> psutil.Proces
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str, tmp_path: Path) -> None:
-    whole = log_run(tmp_path / "whole", EVENTS, name)
+def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(
+    name: str, tmp_path: Path, log_whole: Whole
+) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1] if name == "wandb" else EVENTS[:HALF])
     processes = Observers(run_dir, resolve_loggers([name]))
     if name == "wandb":  # it writes at the end: the kill comes while it does
@@ -271,7 +284,7 @@ def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str
         assert processes.end_loggers(typed(EVENTS[-1]), members=8) == []
         after = {event["pid"]: event["cpu_s"] for event in processes.make_usage("here")}
         assert len(after) == 2 and after[process.pid] >= before["cpu_s"]
-    assert content_of(name, run_dir) == content_of(name, whole)
+    assert content_of(name, run_dir) == log_whole(name)
 
 
 def content_of(name: str, run_dir: RunDir) -> Any:
@@ -304,8 +317,9 @@ def test_a_run_that_was_deleted_from_mlflow_is_written_again_and_one_declared_an
 @pytest.mark.parametrize(
     ("name", "counted"), [("tensorboard", HALF), pytest.param("mlflow", FEW, marks=pytest.mark.slow), ("wandb", 0)]
 )
-def test_what_was_written_beyond_the_file_is_not_there_twice(name: str, counted: int, tmp_path: Path) -> None:
-    whole = log_run(tmp_path / "whole", EVENTS, name)
+def test_what_was_written_beyond_the_file_is_not_there_twice(
+    name: str, counted: int, tmp_path: Path, log_whole: Whole
+) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:counted])
     processes = Observers(run_dir, resolve_loggers([name]))
     if counted:
@@ -318,7 +332,7 @@ def test_what_was_written_beyond_the_file_is_not_there_twice(name: str, counted:
     if before is not None:
         file.write_bytes(before)
     log_run(run_dir.path, EVENTS, name)
-    assert content_of(name, run_dir) == content_of(name, whole)
+    assert content_of(name, run_dir) == log_whole(name)
 
 
 @pytest.mark.more
@@ -357,14 +371,13 @@ def test_a_logger_whose_file_is_of_another_log_or_place_starts_anew(tmp_path: Pa
 
 
 @pytest.mark.more
-def test_event_files_that_are_gone_are_written_again(tmp_path: Path) -> None:
+def test_event_files_that_are_gone_are_written_again(tmp_path: Path, log_whole: Whole) -> None:
     run_dir = log_run(tmp_path / "run", EVENTS[:-1], "tensorboard")
     files = sorted((run_dir.path / "tensorboard").rglob("events.out.*"))
     files[0].unlink()
     os.truncate(files[1], 10)
     log_run(run_dir.path, EVENTS, "tensorboard")
-    whole = log_run(tmp_path / "whole", EVENTS, "tensorboard")
-    assert content_of("tensorboard", run_dir) == content_of("tensorboard", whole)
+    assert content_of("tensorboard", run_dir) == log_whole("tensorboard")
 
 
 @pytest.mark.more
