@@ -171,6 +171,14 @@ def block_tensorboard(run_dir: RunDir, member: str) -> Path:
     return pipe
 
 
+def end_apart(observers: Observers) -> tuple[list[str], threading.Thread]:
+    """Ends them in a thread; what it says when it has ended."""
+    lines = list[str]()
+    ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
+    ender.start()
+    return lines, ender
+
+
 def test_a_logger_that_sleeps_for_ever_holds_back_neither_another_nor_the_end_and_is_resumed(
     webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,17 +187,14 @@ def test_a_logger_that_sleeps_for_ever_holds_back_neither_another_nor_the_end_an
     pipe = block_tensorboard(run_dir, "member-1")
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]), [webhook.url])
     observers.start()
-    lines = list[str]()
-    ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
-    ender.start()
+    lines, ender = end_apart(observers)
     assert webhook.next()["kind"] == "run_ended"
     write_request(run_dir, "stop", at_once=True)  # as the second Ctrl-C of somebody who does not wait
     ender.join()
     assert lines == ["tensorboard: has not ended before the run was to end at once; the log's end is missing"]
     assert find_observers() is None
-    for request in run_dir.requests.iterdir():
-        request.unlink()
-    pipe.unlink()
+    for path in (pipe, *run_dir.requests.iterdir()):
+        path.unlink()
     monkeypatch.setattr(LIMIT, MANY_S)
     last = Observers(run_dir, resolve_loggers(["tensorboard"]))
     last.start()
@@ -229,9 +234,8 @@ def test_a_process_that_always_dies_at_the_end_is_given_up_and_said(tmp_path: Pa
     block_tensorboard(run_dir, "member-1")  # so that it never ends by itself
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]))
     observers.start()
-    lines, killed = list[str](), set[int]()
-    ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
-    ender.start()
+    lines, ender = end_apart(observers)
+    killed = set[int]()
     while ender.is_alive():
         if (process := find_observers()) is not None and process.pid not in killed:
             killed.add(process.pid)

@@ -53,10 +53,21 @@ def test_stop_asks_first_may_be_at_once_and_is_said_until_it_has(tab: Any, open_
     assert posted(tab, server) == [{"verb": "stop", "at_once": True}]
 
 
-def test_a_member_is_paused_resumed_and_after_a_question_cancelled(tab: Any, open_page: Open) -> None:
+def test_a_member_is_paused_resumed_and_after_a_question_cancelled_and_the_answer_is_heard(
+    tab: Any, open_page: Open
+) -> None:
     server = open_page(make_documents(8), "#member?member=member-1")
+    wait_until(tab, lambda: server.followers("run") == 1)
+    live = "[aria-live=polite]"  # where screen readers hear it
     press(tab, "Pause")
     assert posted(tab, server) == [{"verb": "pause", "member": "member-1"}]
+    tab.wait_for_selector(f"{live} >> text=Sent: pause member-1.")
+    answer = {"request": "request-1", "verb": "pause", "member": "member-1", "done": False}
+    answer |= {"message": "it <b>ended</b>"}
+    others = {**answer, "request": "of-somebody-else", "message": "not ours"}
+    server.push(renew(server.documents, 1, answers=[others, answer]))
+    told = tab.wait_for_selector(f"{live} >> text=pause member-1: refused, it <b>ended</b>")
+    assert "bad" in told.get_attribute("class") and "not ours" not in tab.text_content(live)
     press(tab, "Cancel …")
     assert "ends for good" in tab.text_content("dialog")
     press(tab, "Cancel member-1")
@@ -64,6 +75,10 @@ def test_a_member_is_paused_resumed_and_after_a_question_cancelled(tab: Any, ope
     tab.evaluate("() => { location.hash = 'member?member=member-5'; }")
     press(tab, "Resume")
     assert posted(tab, server, 3)[-1] == {"verb": "resume", "member": "member-5"}
+    server.refusal = (409, "the run has ended")
+    tab.evaluate("() => { location.hash = 'member?member=member-7'; }")
+    press(tab, "Pause")
+    tab.wait_for_selector("text=pause member-7: not done, the run has ended")
 
 
 def test_the_selected_members_are_paused_together(tab: Any, open_page: Open) -> None:
@@ -107,29 +122,8 @@ def test_a_clone_sends_only_what_was_changed_and_needs_every_value(tab: Any, ope
     assert posted(tab, server) == [wanted]
 
 
-def test_the_runs_answer_is_shown_where_screen_readers_hear_it(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8)
-    server = open_page(documents, "#member?member=member-1")
-    wait_until(tab, lambda: server.followers("run") == 1)
-    press(tab, "Pause")
-    posted(tab, server)
-    tab.wait_for_selector("[aria-live=polite] >> text=Sent: pause member-1.")
-    answer = {"request": "request-1", "verb": "pause", "member": "member-1", "done": False}
-    answer |= {"message": "it <b>ended</b>"}
-    others = {**answer, "request": "of-somebody-else", "message": "not ours"}
-    server.push(renew(server.documents, 1, answers=[others, answer]))
-    told = tab.wait_for_selector("[aria-live=polite] >> text=pause member-1: refused, it <b>ended</b>")
-    assert "bad" in told.get_attribute("class")
-    assert "not ours" not in tab.text_content("[aria-live=polite]")
-    server.refusal = (409, "the run has ended")
-    tab.evaluate("() => { location.hash = 'member?member=member-7'; }")
-    press(tab, "Pause")
-    tab.wait_for_selector("text=pause member-7: not done, the run has ended")
-
-
 def test_a_refused_clone_keeps_what_was_typed_and_the_refusal_stays_to_be_read(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8)
-    server = open_page(documents, "#member?member=member-3")
+    server = open_page(make_documents(8), "#member?member=member-3")
     wait_until(tab, lambda: server.followers("run") == 1)
     press(tab, "Clone with changes …")
     tab.fill("dialog input[name='lr']", "-1")
@@ -140,14 +134,13 @@ def test_a_refused_clone_keeps_what_was_typed_and_the_refusal_stays_to_be_read(t
     press(tab, "Add the clone")
     tab.wait_for_selector("dialog [role=status] >> text=not answered yet")
     answer = {"request": "request-2", "verb": "add", "member": None, "done": False}
-    answer |= {"message": "lr must be positive"}
-    server.push(renew(server.documents, 1, answers=[answer]))
+    server.push(renew(server.documents, 1, answers=[answer | {"message": "lr must be positive"}]))
     tab.wait_for_selector("dialog [role=alert] >> text=lr must be positive")
     assert tab.input_value("dialog input[name='lr']") == "-1"
     tab.fill("dialog input[name='lr']", "1")
     press(tab, "Add the clone")
     posted(tab, server, 3)
-    done = {**answer, "request": "request-3", "done": True, "message": "added"}
+    done = answer | {"request": "request-3", "done": True, "message": "added"}
     server.push(renew(server.documents, 2, answers=[done]))
     tab.wait_for_selector("dialog", state="detached")
     tab.click("nav a >> text=Notices")

@@ -57,11 +57,15 @@ def test_the_overview_says_how_the_run_stands_and_is_drawn_at_most_five_times_a_
 
 
 def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_page: Open) -> None:
-    documents = make_documents(10)
-    server = open_page(documents, "#ensemble")
+    server = open_page(make_documents(10), "#ensemble")
     wait_until(tab, lambda: is_live(tab, server))
-    assert tab.locator("text=The run combines its members at its end. >> visible=true").count() == 1
-    assert tab.locator("[data-view=ensemble] figure >> visible=true").count() == 0, "one sentence for all figures"
+
+    def count(selector: str) -> int:
+        return int(tab.locator(f"[data-view=ensemble] {selector} >> visible=true").count())
+
+    assert count("text=The run combines its members at its end.") == 1 and count("figure") == 0, (
+        "one sentence for all"
+    )
     asked = f"/api/runs/{KEY}/quality"
     assert server.asked.count(asked) == 1
     server.documents["quality"] = make_documents(10, ended=True)["quality"]
@@ -69,8 +73,7 @@ def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_
     for step in range(1, 11):
         server.push(make_change(server.documents, step))
     tab.wait_for_selector("[data-view=ensemble] [data-table=models]")
-    assert tab.locator("[data-view=ensemble] .absent >> visible=true").count() == 0
-    assert server.asked.count(asked) == 2
+    assert count(".absent") == 0 and server.asked.count(asked) == 2
 
 
 def test_a_lost_connection_is_taken_up_again_and_another_log_loads_the_page_anew(
@@ -94,28 +97,22 @@ def test_a_lost_connection_is_taken_up_again_and_another_log_loads_the_page_anew
     assert tab.url.endswith("select=member-2")
 
 
-DRIVER = "the controller (process 4711) is gone; `ensemble resume /data/runs/digits` goes on"
-
-
 def test_a_run_without_its_controller_does_not_look_alive(tab: Any, open_page: Open) -> None:
-    documents = make_documents(12)
-    server = open_page(documents)
+    server = open_page(make_documents(12))
     wait_until(tab, lambda: tab.text_content(".connection") == "live")
-    assert tab.locator("[data-mark='driver']").is_hidden()
-    run = documents["state"]["run"] | {"driver": DRIVER, "state": {"word": "interrupted", "tone": "bad"}}
-    server.push(renew(documents, 1, run=run))
+    mark = tab.locator("[data-mark='driver']")
+    assert mark.is_hidden()
+    driver = "the controller (process 4711) is gone; `ensemble resume /data/runs/digits` goes on"
+    run = server.documents["state"]["run"] | {"driver": driver, "state": {"word": "interrupted", "tone": "bad"}}
+    server.push(renew(server.documents, 1, run=run))
     tab.wait_for_selector("[data-mark='driver']")
     wait_until(tab, lambda: tab.text_content(".connection") == "standing still")
     assert "left" not in tab.text_content(".progress-head")
     for view in ("members", "placement", "cost"):
         show(tab, view)
-        said = tab.text_content("[data-mark='driver']")
-        assert said.startswith(
-            "The controller (process 4711) is gone; `ensemble resume /data/runs/digits` goes on."
-        )
-        assert "5:00" in said
-    server.push(renew(documents, 2, run=run | {"driver": None}))
-    wait_until(tab, lambda: tab.locator("[data-mark='driver']").is_hidden())
+        assert mark.text_content().startswith(f"T{driver[1:]}.") and "5:00" in mark.text_content()
+    server.push(renew(server.documents, 2, run=run | {"driver": None}))
+    wait_until(tab, mark.is_hidden)
     assert tab.text_content(".connection") == "live"
 
 
