@@ -61,7 +61,7 @@ def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_
     wait_until(tab, lambda: is_live(tab, server))
 
     def count(selector: str) -> int:
-        return int(tab.locator(f"[data-view=ensemble] {selector} >> visible=true").count())
+        return int(tab.locator(f"[data-view=ensemble] >> {selector} >> visible=true").count())
 
     assert count("text=The run combines its members at its end.") == 1 and count("figure") == 0, (
         "one sentence for all"
