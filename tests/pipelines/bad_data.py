@@ -51,7 +51,6 @@ def decoded(pipeline: Pipeline) -> Pipeline:
 BYTES: dict[str, tuple[bytes | None, str]] = {
     "corrupt jpeg": (jpeg(1)[:150] + b"\xff\xd9", "decode_jpeg|DecodeJpeg"),
     "cut off jpeg": (jpeg(1)[:-200], "cannot decode JPEG"),
-    "no jpeg": (b"what is this?", "the bytes are of another format"),
     "no bytes": (b"", "the file is empty|there are no bytes"),
     "wrong shape": (jpeg(1, size=24), r"uint8\[3, 24, 24\], the pipeline's fields say uint8\[3, 16, 16\]"),
     "null": (None, "'image' has no bytes|'image' is null"),
@@ -206,7 +205,7 @@ def in_dataset(path: Path, fault: str) -> Case:
 MAKERS: dict[str, tuple[Callable[[Path, str], Case], tuple[str, ...]]] = {
     "image_folder": (in_folder, ("corrupt jpeg", "no bytes", "wrong shape", "missing file")),
     "tar": (in_tar, ("cut off jpeg", "no field", "missing file")),
-    "parquet": (in_parquet, ("no jpeg", "null", "wrong length")),
+    "parquet": (in_parquet, ("null", "wrong length")),
     "arrays": (in_arrays, ("wrong shape", *STAGES)),
     "dataset": (in_dataset, tuple(ITEMS)),
 }

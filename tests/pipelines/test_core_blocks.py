@@ -118,14 +118,14 @@ def test_groups_are_row_groups_ranges_of_archives_and_what_is_left_of_them(tmp_p
     assert source.groups.tolist() == [0, 10, 20, 30, 40, 50, 60]
     assert source.take(25).groups.tolist() == [0, 10, 20, 25]
     assert source.take(25).take(5).groups.tolist() == [0, 5]
-    part, rest = source.split(0.5, seed=0)
-    for some in (part, rest, part.take(11)):
+    part, other = source.split(0.5, seed=0)
+    for some in (part, other, part.take(11)):
         of = np.array([int(record["label"]) % 30 // 10 for record in some])
         edges = some.groups.tolist()
         assert edges[0] == 0 and edges[-1] == len(some)
         assert all(len(set(of[a:b])) == 1 for a, b in itertools.pairwise(edges))
-    assert sources.arrays(x=np.arange(5)).groups is None
-    assert sources.arrays(x=np.arange(5)).take(3).groups is None
+    whole = sources.arrays(x=np.arange(5))
+    assert whole.groups is None and whole.take(3).groups is None
 
 
 def decoded(pipe: Pipeline, batches: int | None = None, start_step: int = 0) -> tuple[list[int], int]:

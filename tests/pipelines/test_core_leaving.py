@@ -18,7 +18,6 @@ from core_pipes import Feeder, Job, leaves_nothing, pipe  # noqa: F401
 from pipelines import Batch, Pipeline, attach, sources
 from pipelines.feeder.statistics import QueueLevels, bottleneck
 from pipelines.order.stream import Stream
-from pipelines.samples.fields import Field
 from pipelines.shm import ring
 
 N, CAPACITY = 96, 32
@@ -51,22 +50,6 @@ def test_a_batch_in_the_hand_of_one_who_leaves_is_not_overwritten(way: str) -> N
         assert sum(right(batch) for batch in other) == 3 * N // 8 == other.stats()["shared_batches"]
         batch["odd"][0] -= 1
         assert right(batch)
-
-
-def test_only_the_pages_under_the_lent_slots_become_the_readers_own() -> None:
-    layout = ring.Layout({"wide": Field((1024,), "float32"), "odd": Field((272,), "float32")}, CAPACITY)
-    fd = ring.create(layout, "test")
-    writer, reader = ring.map_writable(fd, layout), ring.RingView(fd, layout, wraps=True)
-    os.close(fd)
-    for first, last in ((3, 7), (CAPACITY - 2, CAPACITY + 2)):  # the second goes on with slot 0
-        writer["wide"][:] = 1
-        reader.copy_pages(first, last, ["wide"])
-        writer["wide"][:] = 2
-        assert (reader.columns["wide"][first:last] == 1).all()
-        assert reader.restore(0, 2 * CAPACITY, ["wide"]) == last - first
-    reader.copy_pages(3, 4, ["odd"])
-    assert reader.restore(0, CAPACITY, ["odd"]) == 2, "its 1088 bytes lie on two pages"
-    reader.close()
 
 
 def test_one_who_reads_on_elsewhere_is_no_longer_prepared_for() -> None:
@@ -154,40 +137,6 @@ def test_only_those_hold_a_stream_whose_samples_fill_the_ring(second: int, stop:
     assert stream.blocking_readers() == holding
     stream.release("a", 8)
     assert stream.blocking_readers() == holding[1:]
-
-
-def test_new_memory_keeps_what_is_prepared_and_prepares_the_rest_again() -> None:
-    stream = Stream(32, 8)
-    stream.join("a", 0, 100)
-    stream.join("b", 0, 100)
-    first, second, third, fourth = (stream.next_block() for _ in range(4))
-    assert first and second and third and fourth
-    stream.complete(first)
-    stream.complete(third)
-    stream.release("a", 4)
-    stream.leave("b")
-    assert stream.renew() == (4, 8)
-    assert [stream.next_block() for _ in range(3)] == [second, third, fourth]
-    assert not stream.join("late", 3, 100), "what was given back is not in the new memory"
-
-
-def test_levels_count_for_as_long_as_they_last() -> None:
-    now_s = 0.0
-    fullness = QueueLevels(lambda: now_s)
-    fullness.record(ring=1.0, workers=0.0)
-    now_s = 3.0
-    fullness.record(ring=0.0, workers=1.0)
-    now_s = 4.0
-    assert fullness.means() == {"ring": 0.75, "workers": 0.25}
-    fullness.record()
-    now_s = 9.0
-    assert fullness.recorded_s == 4.0, "without levels nothing is recorded"
-    fullness.record(ring=0.0)
-    now_s = 14.0
-    fullness.record(11.0, ring=1.0)  # which has lasted for a while already
-    now_s = 15.0
-    fullness.record(2.0, ring=0.0)  # but not since before the last record
-    assert (fullness.recorded_s, fullness.seconds("ring")) == (9.0, 6.0)
 
 
 def test_levels_that_are_noted_while_another_reads_are_not_lost() -> None:

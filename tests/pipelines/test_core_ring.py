@@ -3,8 +3,6 @@
 import gc
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.ipc.child_processes import child_environment
 from pipelines.order.stream import default_capacity
-from pipelines.samples.fields import INDEX, OK, Columns, Field
+from pipelines.samples.fields import OK, Columns, Field
 from pipelines.shm import ring
 from pipelines.shm.private_mapping import PrivatePages
 
@@ -63,24 +60,6 @@ def test_a_page_written_to_before_the_next_batch_was_prepared_does_not_hide_it(c
     writer["odd"][3:6] = 99
     reader.restore(0, 3)
     assert (reader.columns["odd"][3:6] == 99).all()
-
-
-def test_only_written_pages_are_dropped() -> None:
-    layout = ring.Layout({"page": FIELDS["pages"], "large": Field((3, 1000), "float64")}, 64)
-    fd = ring.create(layout, "test")
-    fill(ring.map_writable(fd, layout), 0)
-    reader = ring.RingView(fd, layout)
-    os.close(fd)
-    for can_scan in (reader._pages._can_scan, False):
-        reader._pages._can_scan = can_scan
-        reader.columns["large"].sum()
-        assert reader.restore(0, 64) == 0
-        reader.columns["page"][::2, 0] = 1  # more separate ranges than one answer of the kernel holds
-        reader.columns["large"][7] = 1
-        reader.columns[INDEX][0] = 1
-        assert 32 + 6 + 1 <= reader.restore(0, 64) <= 32 + 7 + 1
-        assert reader.restore(0, 64) == 0
-    reader.close()
 
 
 def test_the_layout_does_not_depend_on_the_order_in_which_fields_were_declared() -> None:
@@ -162,30 +141,6 @@ def test_the_mapping_lives_as_long_as_a_tensor_of_it() -> None:
     del tensors
     gc.collect()
     assert inode not in Path("/proc/self/maps").read_text()
-
-
-# In a process of its own, for whom there are addresses for the ring, but not twice.
-SCARCE = """
-import os, resource, torch
-from pathlib import Path
-from pipelines.shm import ring
-from pipelines.samples.fields import Field
-layout = ring.Layout({"pages": Field((1 << 20,), "uint8")}, 4096)
-fd = os.memfd_create("test")
-os.ftruncate(fd, layout.nbytes)
-used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
-resource.setrlimit(resource.RLIMIT_AS, (used + layout.nbytes * 3 // 2,) * 2)
-reader = ring.RingView(fd, layout, wraps=True)
-os.pwrite(fd, b"z", layout.offsets["pages"])
-tensors, views = reader.read_batch(4095, 4097)
-print(len(reader.columns["pages"]), views, tensors["pages"][:, 0].tolist())
-"""
-
-
-def test_without_addresses_enough_a_column_is_mapped_once_and_a_wrapped_batch_copied() -> None:
-    command, environment = [sys.executable, "-c", SCARCE], child_environment()
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.stdout == "4096 [] [0, 122]\n", done.stderr
 
 
 def test_a_ring_larger_than_memory_is_refused_with_both_sizes() -> None:

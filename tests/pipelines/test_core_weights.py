@@ -119,25 +119,25 @@ def test_members_weigh_one_stream_each_in_its_own_way() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-def test_ranks_agree_on_what_is_left_of_a_batch_and_an_empty_one_is_passed_over() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ranks_agree_on_what_is_left_of_a_batch_and_an_empty_one_is_passed_over(workers: int) -> None:
     """A rank without a sample gets its empty part, as it takes part in collectives."""
     own, pipe = weights.fold(pipes.N, 3, 1), pipes.pipe("skip")
     whole = {(b.epoch, b.step): b["index"].tolist() for b in pipe.loader(2, 2)}
     some = {place: [i for i in index if own(np.array([i]))[0]] for place, index in whole.items()}
     wanted = {place: index for place, index in some.items() if index}
     assert len(wanted) < len(whole)
-    for workers in (0, 1):
-        loaders = [pipe.loader(2, 2, rank, 2, weights=own, workers=workers) for rank in range(2)]
-        ranks, union = [list(loader) for loader in loaders], {}
-        assert any(not len(batch["index"]) for batch in ranks[0])
-        for one, other in zip(*ranks, strict=True):
-            union[one.epoch, one.step] = one["index"].tolist() + other["index"].tolist()
-            assert one.global_size == other.global_size == len(union[one.epoch, one.step])
-        assert union == wanted
-        stats = [loader.stats() for loader in loaders]
-        assert sum(one["samples"] for one in stats) == sum(map(len, wanted.values()))
-        assert stats[0]["skipped"] == 2 * pipes.N - sum(map(len, whole.values())), "left out is not skipped"
-    loader = pipe.loader(2, 2, weights=own)
+    loaders = [pipe.loader(2, 2, rank, 2, weights=own, workers=workers) for rank in range(2)]
+    ranks, union = [list(loader) for loader in loaders], {}
+    assert any(not len(batch["index"]) for batch in ranks[0])
+    for one, other in zip(*ranks, strict=True):
+        union[one.epoch, one.step] = one["index"].tolist() + other["index"].tolist()
+        assert one.global_size == other.global_size == len(union[one.epoch, one.step])
+    assert union == wanted
+    stats = [loader.stats() for loader in loaders]
+    assert sum(one["samples"] for one in stats) == sum(map(len, wanted.values()))
+    assert stats[0]["skipped"] == 2 * pipes.N - sum(map(len, whole.values())), "left out is not skipped"
+    loader = pipe.loader(2, 2, weights=own, workers=workers)
     every = [batch.global_size for epoch in loader.epochs() for batch in epoch.all_batches()]
     assert len(every) == len(loader) and every.count(0) == len(every) - len(wanted)
 

@@ -166,15 +166,6 @@ def test_an_error_anywhere_in_a_file_is_one(library: ctypes.CDLL, monkeypatch: p
     assert 20 < sum(isinstance(sample, str) for sample in made) < 3 * 380
 
 
-def test_the_rows_below_the_part_are_decoded_for_their_errors(library: ctypes.CDLL) -> None:
-    good = encode(320, 64, "444")
-    broken = good[: len(good) * 3 // 4] + b"\xff\xd9"
-    assert is_exact(library, good, (0, 0, 16, 16))
-    with pytest.raises(ValueError):
-        simplejpeg.decode_jpeg(broken)
-    assert decode_part(library, broken, (320, 64), (0, 0, 16, 16), "RGB") is None
-
-
 @pytest.mark.more
 def test_the_fuzzer_runs_and_finds_nothing(tmp_path: Path) -> None:
     if shutil.which("gcc") is None:

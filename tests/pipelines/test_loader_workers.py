@@ -25,15 +25,13 @@ import psutil
 import pytest
 import torch
 from core_pipes import N, leaves_nothing, pipe  # noqa: F401
-from hypothesis import given
-from hypothesis import strategies as st
 from kit.leftovers import named_memory, new_named_memory
 
 import pipelines
 from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
 from pipelines.ipc.child_processes import child_environment
 from pipelines.loader import workers as loader_workers
-from pipelines.loader.private_feeder import PrivateFeeder, choose_block, choose_capacity, default_prefetch
+from pipelines.loader.private_feeder import PrivateFeeder
 from pipelines.workers import worker_pool
 
 h5py = pytest.importorskip("h5py")
@@ -62,12 +60,6 @@ def test_batches_are_bitwise_those_without_workers_whatever_the_prefetch_and_the
         assert stats["samples"] == sum(len(record[3]) for record in alone) and stats["prepare_cpu_s"] > 0
 
 
-def test_weights_and_copies() -> None:
-    options: dict[str, Any] = {"epochs": 1, "weights": lambda index: index * 2.0}
-    kept, alone = (pipe("plain").loader(8, **extra, **options) for extra in ({"workers": 2, "copy": True}, {}))
-    assert [*map(pipes.record, list(kept))] == [*map(pipes.record, alone)]
-
-
 def test_passes_are_the_epochs_in_turn_by_the_same_workers_who_prepare_the_next_in_between() -> None:
     loader, alone = pipe("numpy").loader(8, workers=2, prefetch=2), pipe("numpy").loader(8)
     pids = set()
@@ -79,35 +71,6 @@ def test_passes_are_the_epochs_in_turn_by_the_same_workers_who_prepare_the_next_
     feeder = loader._workers._feeder
     assert feeder is not None and feeder._stream.head >= 3 * N + 2 * 8 - feeder._stream.block_size
     loader.close()
-
-
-@given(batch=st.integers(1, 5000), workers=st.integers(1, 64), prefetch=st.integers(1, 20))
-def test_the_ring_holds_the_batches_ahead_and_little_more(batch: int, workers: int, prefetch: int) -> None:
-    block = choose_block(batch, workers)
-    capacity = choose_capacity(batch, block, prefetch)
-    assert batch * (prefetch + 1) + block - 1 <= capacity <= batch * (prefetch + 1) + 9 * block
-    assert 1 <= block <= min(64, batch)
-    # By default it is the prefetch of a DataLoader, unless batches are large.
-    assert [default_prefetch(*args) for args in ((4, 1 << 20), (4, 100 << 20), (1, 1))] == [8, 2, 2]
-
-
-def test_a_batch_is_a_view_and_stays_valid_when_the_loop_ends_early() -> None:
-    columns = np.arange(64 * 4096, dtype=np.float32).reshape(64, 4096)  # of several pages: batches are views
-    wide = Pipeline(sources.arrays(x=columns), seed=1)
-    loader, alone = wide.loader(4, workers=2, prefetch=1), wide.loader(4)
-    addresses = set()
-    for step, batch in enumerate(loader):
-        addresses.add(batch["x"].data_ptr())
-        if step == 9:
-            break
-    assert len(addresses) < 10  # memory is used again
-    kept = next(b for i, b in enumerate(alone) if i == 9)
-    assert torch.equal(batch["x"], kept["x"])
-    # The next pass is the next epoch, and goes twice round the ring.
-    assert read(loader) == read(alone)
-    assert torch.equal(batch["x"], kept["x"])
-    loader.close()
-    assert torch.equal(batch["x"], kept["x"])
 
 
 def test_a_bad_record_raises_the_original_error_in_this_process() -> None:
