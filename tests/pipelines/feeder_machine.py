@@ -25,16 +25,9 @@ import psutil
 import torch
 from core_pipes import LIMIT_S, Feeder, descriptors, record, spoil, wait_until
 from forked_children import BAD, Child, Record, Say, pipeline
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))  # as this is run by its path, too
 from kit.leftovers import named_memory, new_named_memory
@@ -374,7 +367,7 @@ def main(number: int, examples: int, *faults: str) -> None:
     # Time is part of a history: a shorter one seldom fails again.
     options = settings(max_examples=examples, stateful_step_count=25, deadline=None, database=None)
     options = settings(options, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(seed(number)(FeederMachine), settings=options)
+    stateful.run_state_machine_as_test(seed(number)(FeederMachine), settings=options)
     assert FeederMachine.shared_batches > 0
     assert set(faults) <= FeederMachine.done, f"no {set(faults) - FeederMachine.done}"
 

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from pipelines import Loader, attach
 from pipelines.loader.batch import ReadRange
 from pipelines.order import epoch_order
-from pipelines.order.epoch_order import (
-    Generators,
-    batch_bounds,
-    derive_bytes,
-    epoch_indices,
-    rank_bounds,
-    steps_per_epoch,
-)
+from pipelines.order.epoch_order import Generators, batch_bounds, epoch_indices, rank_bounds, steps_per_epoch
 from pipelines.order.stream import min_capacity
 
 seeds = st.integers(-(2**70), 2**70)
@@ -92,7 +85,9 @@ def test_setting_a_generators_memory_is_setting_its_state(seed: int, asked: list
     assert epoch_order._is_philox_known(), "this numpy has Philox in memory otherwise: samples take longer"
     generators = pickle.loads(pickle.dumps(Generators(seed)))
     for epoch, index, stage in asked:
-        expected = epoch_order._StateStream(np.frombuffer(derive_bytes("sample", seed, stage, size=16), np.uint64))
+        expected = epoch_order._StateStream(
+            np.frombuffer(epoch_order.derive_bytes("sample", seed, stage, size=16), np.uint64)
+        )
         expected.move(3, index, epoch)
         assert _numbers(generators.at(epoch, index, stage, 3)) == _numbers(expected.generator)
         assert generators.at(epoch, index, stage, 4).bit_generator.state["buffer_pos"] == 4

@@ -12,16 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.feeder.peers import DESIGNS
+from pipelines.multinode import designs
 from pipelines.multinode.agreement import DesignSelector, NodeState, agree
-from pipelines.multinode.designs import (
-    Design,
-    Rates,
-    interface_copies,
-    list_candidates,
-    owned_blocks,
-    plan_transfers,
-    predict_rate,
-)
+from pipelines.multinode.designs import Design, Rates, list_candidates, owned_blocks, plan_transfers, predict_rate
 from pipelines.order.stream import Block, Stream, split_blocks
 
 
@@ -74,7 +67,7 @@ PREDICTED: list[tuple[Design, list[float], float, float]] = [
 def test_the_prediction_is_the_slower_of_preparing_and_sending_by_the_busiest_interface(
     design: Design, copies: list[float], rate: float, fast: float
 ) -> None:
-    assert interface_copies(design, 4) == pytest.approx(copies)
+    assert designs.interface_copies(design, 4) == pytest.approx(copies)
     rates = Rates((400.0,) * 4, link_bps=150e6, consume=0.0, sample_bytes=150_000)
     assert predict_rate(design, rates) == pytest.approx(rate)
     assert predict_rate(design, dataclasses.replace(rates, link_bps=1e12)) == pytest.approx(fast)
