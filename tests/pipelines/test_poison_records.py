@@ -105,16 +105,19 @@ def test_a_feeder_knows_from_its_start_and_a_kept_pipeline_says_nothing_of_it() 
 
 @pytest.mark.filterwarnings("ignore:left out", "ignore:sample")
 def test_such_a_record_is_an_error_that_names_it_where_none_may_be_left_out() -> None:
-    pipeline, errors = made(poison, "raise"), []
-    with Feeder(pipeline, workers=2, capacity=24, prepare_timeout_s=TIMEOUT_S) as feeder:
-        for loader in [attach(feeder.address, pipeline, 8, range(1), name=name) for name in "ab"]:
+    pipeline = made(poison, "raise")
+    with Feeder(pipeline, workers=2, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S) as feeder:
+        loaders = [attach(feeder.address, pipeline, 8, range(1), name=name) for name in "ab"]
+
+        def read_bad(loader: Any) -> SampleError:
             with pytest.raises(SampleError) as caught:
                 read(loader)
-            errors.append(caught.value)
+            return caught.value
+
+        for error in together([partial(read_bad, loader) for loader in loaders]):
+            assert error.index in (KILLS, HANGS) and f"row {error.index}" in error.where
+            assert "ends every process" in error.reason or "does not end" in error.reason
         assert feeder.stats()["failure"] is None, "the feeder lives on"
-    for error in errors:
-        assert error.index in (KILLS, HANGS) and f"row {error.index}" in error.where
-        assert "ends every process" in error.reason or "does not end" in error.reason
 
 
 @pytest.mark.parametrize(("always", "epochs"), [(False, 1), (True, 4)], ids=["once", "in each epoch"])
