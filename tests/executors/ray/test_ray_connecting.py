@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kit.leftovers import wait_until
-from one_head import start_head
+from started_cluster import make_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 
@@ -148,12 +148,14 @@ session.close()
 import ray
 assert not ray.is_initialized(), "the session took the late connection for one of the program"
 """
-    with start_head(environment()) as clients:
-        [head] = [each for each in psutil.Process().children(recursive=True) if each.name() == "gcs_server"]
+    with make_cluster() as cluster:
+        cluster.start()
+        [head] = cluster.find("gcs_server")
         head.suspend()  # connections are accepted and get no answer
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [sys.executable, "-c", program]
-        with subprocess.Popen(command, env=environment(**clients), text=True, **pipes) as late:  # type: ignore
+        variables = environment(**cluster.find_variables())
+        with subprocess.Popen(command, env=variables, text=True, **pipes) as late:  # type: ignore
             assert late.stdout is not None
             said = late.stdout.readline()
             head.resume()
@@ -167,7 +169,11 @@ OPENS = "from ensemble.executors.ray.session import RayConnection as R; print(le
 @pytest.mark.parametrize("token", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_cluster_is_joined_with_its_token_or_without_where_it_asks_for_none(tmp_path: Path, token: bool) -> None:
     home = {"HOME": str(tmp_path)}  # without ~/.ray/auth_token
-    with start_head(environment(), token=token) as clients:
+    with make_cluster(RAY_AUTH_MODE="token" if token else "disabled") as cluster:
+        cluster.start()
+        clients = cluster.find_variables()
+        if not token:
+            del clients["RAY_AUTH_MODE"], clients["RAY_AUTH_TOKEN_PATH"]
         done = execute(OPENS, **clients, **home)
         assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
         if not token:

@@ -1,4 +1,4 @@
-"""Feeders and ranks of the Ray executor while a node's agent is slow, or stopped."""
+"""Feeders and ranks of the Ray executor while a node's agent is slow."""
 
 from __future__ import annotations
 
@@ -53,10 +53,6 @@ class Run:
     def exited(self) -> dict[str, Any]:
         return self.until(lambda event: event["type"] == "exited")
 
-    def feeders(self) -> list[psutil.Process]:
-        """Feeder processes of the node."""
-        return [each for each in self.agent.children() if "pipelines.feeder.process" in " ".join(each.cmdline())]
-
 
 @pytest.fixture
 def run(one_ray: None, tmp_path: Path) -> Iterator[Run]:
@@ -97,22 +93,5 @@ def test_a_member_that_was_killed_after_its_last_word_leaves_the_node_to_its_nex
     psutil.wait_procs([rank])  # its end is told, and nobody has read it yet
     run.executor.kill("member-0")
     assert run.exited()["attempt"] == 0
-    run.launch(1)
-    assert run.exited()["outcome"] == "finished"
-
-
-def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.launch(0, step_s=100.0)
-    rank = psutil.Process(run.until(lambda event: event["type"] == "started")["pid"])
-    run.agent.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr("ensemble.executors.ray.cluster_model.SILENT_S", 10.0)
-    exited = run.exited()
-    assert (exited["outcome"], exited["agent_lost"]) == (None, True)
-    monkeypatch.setattr("ensemble.executors.ray.cluster_model.SILENT_S", 300.0)
-    run.until(lambda event: event["type"] == "node" and event["cpus"] > 0)
-    is_left = [p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in (rank, run.agent)]
-    assert is_left == [False, False], "nothing is offered there before they are gone"
     run.launch(1)
     assert run.exited()["outcome"] == "finished"

@@ -6,20 +6,18 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from kit.finished_runs import hashes, of_kind
 from nodes_child import declared
-from started_cluster import StartedCluster, make_cluster
-from two_nodes import drive, expect_weights
+from started_cluster import HERE, StartedCluster, make_cluster
+from two_nodes import Event, Weights, drive, expect_weights
 
 from ensemble.store import RunState
 
 pytestmark = pytest.mark.ray
 
-HERE = Path(__file__).parent
 N = 96
 
 
@@ -35,14 +33,14 @@ def run(
     cluster: StartedCluster,
     run_dir: Path,
     *arguments: object,
-    meanwhile: Callable[[list[dict[str, Any]]], bool] | None = None,
+    meanwhile: Callable[[list[Event]], bool] | None = None,
 ) -> RunState:
     command = [sys.executable, str(HERE / "nodes_child.py"), str(run_dir), *map(str, arguments)]
     return drive(command, cluster.environment, run_dir, meanwhile)
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, str | None]]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Weights]:
     """The weights after so many epochs of members that each worked alone, in this process."""
     return expect_weights(tmp_path_factory, "inline", lambda epochs: declared(epochs=epochs))
 
@@ -50,7 +48,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
 @pytest.mark.more
 @pytest.mark.parametrize("sharing", ["all", pytest.param("single", marks=pytest.mark.slow)])
 def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
-    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]], sharing: str
+    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], Weights], sharing: str
 ) -> None:
     state = run(cluster, tmp_path / "run", sharing, 0.0, 4)
     assert hashes(tmp_path / "run") == expected(4)
@@ -69,12 +67,12 @@ def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
 
 @pytest.mark.slow
 def test_a_lost_node_leaves_the_members_of_the_other_to_their_stream(
-    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
+    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], Weights]
 ) -> None:
     epochs = 20
     raylet = max(cluster.find("raylet/raylet"), key=psutil.Process.create_time)
 
-    def lose_one(events: list[dict[str, Any]]) -> bool:
+    def lose_one(events: list[Event]) -> bool:
         if not any(e["type"] == "epoch" and e["epoch"] == 2 for e in events):
             return False
         raylet.kill()

@@ -21,15 +21,12 @@ Weights = dict[str, str | None]
 Event = dict[str, Any]
 
 
-def wait_for_nodes(
-    environment: dict[str, str], count: int, on_host: Callable[[Sequence[str]], Sequence[str]] = list
-) -> None:
-    """Wait until so many nodes are alive; `on_host` makes of a command the one that runs it on the head's host."""
+def wait_for_nodes(environment: dict[str, str], count: int) -> None:
+    """Wait until so many nodes are alive."""
     asks = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
     until = time.monotonic() + 300
     while True:
-        command = on_host([sys.executable, "-c", asks])
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", asks], env=environment, capture_output=True, text=True)
         if done.stdout.strip() == str(count):
             return
         assert time.monotonic() < until, done.stderr[-2000:]
