@@ -60,8 +60,8 @@ from kit.execute_members import an_ensemble
 import ensemble
 from ensemble import Resources
 
-resources = Resources(cpus_per_worker=0.1, gpus_per_worker=1.0, memory_gb=0.5)
-made = an_ensemble(resources=resources, devices="cuda", sharing="independent", valid=None)
+needs = Resources(cpus_per_worker=0.1, gpus_per_worker=1.0, memory_gb=0.5)
+made = an_ensemble(resources=needs, devices="cuda", sharing="independent", valid=None)
 ensemble.submit(made, sys.argv[1], "local").wait()
 """
 

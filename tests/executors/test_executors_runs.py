@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.event_dicts import read_events
 from kit.execute_members import an_ensemble, loss, model, samples
-from kit.finished_runs import finished_hashes, hashes
+from kit.finished_runs import finished_hashes, hashes, of_kind
 from kit.leftovers import find_processes_below, wait_until
 
 import ensemble
-from ensemble import Member, Recipe, SpecError
+from ensemble import Member, Recipe, Resources, SpecError
 from ensemble.controller.controller import Controller
 from ensemble.store import StoreError
 
@@ -104,18 +105,25 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
     killed: list[str] = []
 
     def kill_both(event: dict[str, Any]) -> None:
-        if event["type"] == "started" and not killed:
+        if event["type"] == "epoch" and not killed:
             running = [(p, p.cmdline()) for p in find_processes_below(run_dir)]
             for module in ("pipelines.feeder.process", "ensemble.executors.forkserver"):
-                found = [p for p, command in running if module in command]
-                min(found, key=lambda p: p.create_time()).kill()  # the server is older than what it forked
+                of_module = [p for p, command in running if module in command]
+                min(of_module, key=lambda p: p.create_time()).kill()  # the server is older than what it forked
                 killed.append(module)
 
-    members = [{"lr": 0.1, "spawn": True}, {"lr": 0.2}, {"lr": 0.3}]
-    run = ensemble.submit(an_ensemble(members, epochs=4), run_dir, "local", on_event=kill_both)
+    narrow = [{"lr": lr, "step_s": 0.2, "spawn": lr == 0.1} for lr in (0.1, 0.2, 0.3)]
+    wide = [Member({"lr": 0.1, "step_s": 0.2}, workers=2) for _ in range(2)]  # ranks get over it together
+    members: list[Any] = [*narrow, *wide]
+    declared = an_ensemble(members, epochs=4, capacity=64, resources=Resources(cpus_per_worker=0.1))
+    run = ensemble.submit(declared, run_dir, "local", on_event=kill_both)
     result = run.wait()
     assert {(row["state"], row["attempts"]) for row in result.members} == {("finished", 1)} and len(killed) == 2
-    assert all(sha256 == reference[member] for member, sha256 in hashes(run_dir).items())
+    assert all(hashes(run_dir)[f"member-{n}"] == reference[f"member-{n}"] for n in range(3))
+    waited_s = Counter[str]()
+    for event in of_kind(run_dir, "epoch"):
+        waited_s[event["member"]] += event["waited_s"]
+    assert max(waited_s.values()) < 150, "nobody waits for the gate's whole time"
     wait_until(lambda: not find_processes_below(run_dir), "what members start ends with them")
 
 

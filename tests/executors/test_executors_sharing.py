@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from kit.execute_members import HangsInAFeeder, an_ensemble, samples
 from kit.finished_runs import of_kind
 from kit.leftovers import wait_until
 
 import ensemble
-from ensemble import Member, Resources
+from ensemble import Resources
 from ensemble.controller.attempts import Attempts
 
 NARROW = Resources(cpus_per_worker=0.1)
@@ -100,32 +97,3 @@ def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tm
     assert set(last["fullness"]) == {"ring", "workers", "waiting", "full"}
     private = [e["private_batches"] for e in of_kind(tmp_path / "run", "epoch") if e["member"] == "member-1"]
     assert sum(private) > 0
-
-
-@pytest.mark.more
-def test_wide_members_get_over_the_loss_of_their_feeder_together(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    killed: list[int] = []
-
-    def kill_feeder(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and not killed:
-            for process in psutil.process_iter(["cmdline", "environ"]):
-                words = process.info["cmdline"] or []
-                mine = (process.info["environ"] or {}).get("RUN_UNDER_TEST") == str(run_dir)
-                if mine and "pipelines.feeder.process" in words:
-                    os.kill(process.pid, signal.SIGKILL)
-                    killed.append(process.pid)
-
-    os.environ["RUN_UNDER_TEST"] = str(run_dir)
-    try:
-        members = [Member({"lr": 0.1, "step_s": 0.002}, workers=width) for width in (2, 2, 1)]
-        declared = an_ensemble(members, epochs=40, resources=NARROW)
-        result = ensemble.submit(declared, run_dir, "local", on_event=kill_feeder).wait()
-    finally:
-        del os.environ["RUN_UNDER_TEST"]
-    assert killed and [row["state"] for row in result.members] == ["finished"] * 3
-    assert {row["attempts"] for row in result.members} == {1}
-    waited = [
-        sum(e["waited_s"] for e in of_kind(run_dir, "epoch") if e["member"] == f"member-{i}") for i in range(3)
-    ]
-    assert max(waited) < 150, "nobody waits for the gate's whole time"

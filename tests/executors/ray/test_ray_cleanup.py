@@ -64,7 +64,7 @@ def find(cluster: StartedCluster, *words: str) -> list[psutil.Process]:
 def drive(cluster: StartedCluster, path: Path) -> Iterator[subprocess.Popen[str]]:
     """A driver with its run in `path`: two members have failed, the third one waits until `path / "go"` exists."""
     run = path / "run"
-    command = [sys.executable, str(HERE / "cleanup_child.py"), str(run), str(path / "go")]
+    command = [sys.executable, str(HERE / "driver_child.py"), "cleanup", str(run), str(path / "go")]
     driver = subprocess.Popen(command, env=cluster.environment, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: len(of_kind(run, "failed")) == 2 and len(of_kind(run, "started")) == 3, "all are there")

@@ -141,7 +141,8 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
     page = re.search(shown, out)
     assert page is not None and "token=" not in out, "what Ray shows leads to its page, without it"
     assert not Path(page[1]).exists(), "it goes with the page"
-    assert {member.state for member in read_state(run_dir).members.values()} == {"finished"}
+    state = read_state(run_dir)
+    assert state.executor == "ray" and {member.state for member in state.members.values()} == {"finished"}
     asks = [sys.executable, "-c", SHOW, cluster.url]
     with_mode = {**cluster.environment, "RAY_AUTH_MODE": "token"}
     answer = subprocess.run(asks, env=with_mode, capture_output=True, text=True, check=True)
@@ -193,25 +194,3 @@ def test_a_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: pytes
     assert find_token() == str(tmp_path / ".ray" / "auth_token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "x")
     assert find_token() == "RAY_AUTH_TOKEN_PATH"
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_rays_own_submission_runs_an_ensemble_too(cluster: StartedCluster, spec: Path, tmp_path: Path) -> None:
-    """As users of `ray job submit` do it, who name no address to the run."""
-    run_dir = tmp_path / "run"
-    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster.url, "--"]
-    submit += [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(run_dir)]
-    refused = subprocess.run(submit, env={**cluster.environment, "RAY_AUTH_MODE": "disabled"}, capture_output=True)
-    assert refused.returncode != 0 and not run_dir.exists()
-    environment = {**cluster.environment, "RAY_AUTH_MODE": "token"}
-
-    def is_taken() -> subprocess.CompletedProcess[str] | None:
-        done = subprocess.run(submit, env=environment, capture_output=True, text=True)
-        # a head answers before the agent that starts its jobs does
-        return done if "No available agent" not in done.stderr else None
-
-    done = wait_until(is_taken, "the head takes jobs")
-    assert done.returncode == 0 and "succeeded" in done.stdout + done.stderr, done.stdout + done.stderr
-    state = read_state(run_dir)
-    assert state.executor == "ray" and {m.state for m in state.members.values()} == {"finished"}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from driver_child import spans
 from kit.finished_runs import hashes, of_kind
-from spans_child import declared
-from started_cluster import HERE, StartedCluster, make_cluster
-from two_nodes import Event, Weights, drive, expect_weights
+from started_cluster import StartedCluster, make_cluster
+from two_nodes import drive
 
+import ensemble
 from benchmarks.launch.hosts import Hosts, unavailable
-from ensemble.store import RunState
 
 REASON = unavailable()
 pytestmark = [pytest.mark.ray, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -31,28 +28,13 @@ def cluster() -> Iterator[StartedCluster]:
         yield made
 
 
-def run(
-    cluster: StartedCluster,
-    run_dir: Path,
-    *arguments: object,
-    meanwhile: Callable[[list[Event]], bool] | None = None,
-) -> RunState:
-    command = [sys.executable, str(HERE / "spans_child.py"), str(run_dir), *map(str, arguments)]
-    return drive(cluster.hosts.command(0, command), cluster.environment, run_dir, meanwhile)
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Weights]:
-    """The weights after so many epochs of members each of which had all its ranks on this machine."""
-    return expect_weights(tmp_path_factory, "local", lambda epochs: declared(epochs=epochs, cpus=0.25))
-
-
 @pytest.mark.more
 def test_ranks_on_two_hosts_read_one_stream_and_have_the_weights_of_one_host(
-    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], Weights]
+    cluster: StartedCluster, tmp_path: Path
 ) -> None:
-    state = run(cluster, tmp_path / "run", 0.0, 3, "torch")
-    assert hashes(tmp_path / "run") == expected(3)
+    ensemble.submit(spans(cpus=0.25), tmp_path / "local", executor="local").wait()
+    state = drive(cluster, "spans", tmp_path / "run", 0.0, 3)
+    assert hashes(tmp_path / "run") == hashes(tmp_path / "local")
     wide = next(each for each in of_kind(tmp_path / "run", "placed") if each["member"] == "member-0")
     assert len(wide["nodes"]) == 3 and len(set(wide["nodes"])) == 2 and wide["node"] == wide["nodes"][0]
     assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
@@ -63,20 +45,3 @@ def test_ranks_on_two_hosts_read_one_stream_and_have_the_weights_of_one_host(
     assert sum(event.sent_bytes or 0 for event in feeders) > 0, "over the link"
     used = {(event["member"], event["rank"], event["node"]) for event in of_kind(tmp_path / "run", "usage")}
     assert {("member-0", rank, node) for rank, node in enumerate(wide["nodes"])} <= used
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_killed_on_the_other_host_is_named_and_its_member_goes_on(
-    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], Weights]
-) -> None:
-    def kill_rank(events: list[Event]) -> bool:
-        if not any(e["type"] == "epoch" and e["epoch"] == 2 and e["member"] == "member-0" for e in events):
-            return False
-        ranks = [e for e in events if e["type"] == "usage" and e["member"] == "member-0" and e["rank"] == 2]
-        os.kill(ranks[-1]["pid"], signal.SIGKILL)
-        return True
-
-    run(cluster, tmp_path / "run", 0.03, 8, "torch", meanwhile=kill_rank)
-    assert hashes(tmp_path / "run") == expected(8)
-    (failed,) = of_kind(tmp_path / "run", "failed")
-    assert failed["reason"] == "lost" and "rank 2" in failed["error"]
