@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kit.property_examples import examples
@@ -479,3 +480,39 @@ def test_leases_of_many_nodes_are_compared_with_their_members_in_a_time_proporti
     """0.04 s for a thousand nodes on a machine with nothing else to do; were each compared with all, 16 times."""
     few, many = time_release(world, 250), time_release(world, 1000)
     assert many < 10 * few
+
+
+def count(run: Run) -> tuple[int, float]:
+    leases = [lease for held in run.list_held().values() for lease in held]
+    return sum(lease.bundle.gpus for lease in leases), sum(lease.cpus for lease in leases)
+
+
+LIMITS: list[tuple[dict[str, Any], dict[str, float], tuple[int, float]]] = [
+    ({}, {"gpus": 2}, (2, 2.0)), ({}, {"cpus": 3.0}, (3, 3.0)), ({"workers": 2}, {"gpus": 3}, (2, 2.0)),
+    ({"gpus_per_worker": 0.5}, {"gpus": 1}, (1, 2.0)),
+    ({"gpus_per_worker": 0.0, "cpus_per_worker": 2.0}, {"cpus": 5.0}, (0, 4.0)),
+    ({"auto": ["cpus_per_worker", "workers"], "gpus_per_worker": 0.0}, {"cpus": 3.0}, (0, 3.0)),
+    ({"auto": ["cpus_per_worker"], "gpus_per_worker": 0.0}, {"cpus": 0.5}, (0, 0.5)),
+    ({"auto": ["cpus_per_worker"], "cpus_per_worker": 3.0}, {"cpus": 2.0}, (1, 2.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "limits", "most"), LIMITS)
+def test_a_run_holds_no_more_than_its_limits_and_all_its_members_have_their_turn(
+    world: World, options: dict[str, Any], limits: dict[str, float], most: tuple[int, float]
+) -> None:
+    cluster = world.make([(8.0, 64.0, 4), (8.0, 64.0, 4)])
+    members = [make_member(number, **options) for number in range(6)]
+    run = Run(cluster, "limited", "auto", members, limits)
+    seen, chance = set(), random.Random(0)
+    for _ in range(60):
+        turn(cluster, [run], chance)
+        seen.add(count(run))
+        if run.running and count(run) == most:
+            run.end(run.running[0])
+    assert max(seen) == most and all(gpus <= most[0] and cpus <= most[1] for gpus, cpus in seen), seen
+    while not run.is_done and run.running:
+        run.end(run.running[0])
+        for _ in range(12):
+            turn(cluster, [run], chance)
+    assert run.is_done
