@@ -14,12 +14,14 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 from kit.execute_members import an_ensemble, make_job
 
 from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray import session
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
+from ensemble.executors.ray.agent_link import describe_error
 from ensemble.executors.ray.agents import Agent, describe_node, name_nodes
 from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.leases import Lease
@@ -236,3 +238,13 @@ def test_nodes_of_one_host_have_names_of_their_own() -> None:
     names = name_nodes(records, {})
     assert list(names.values())[:2] == ["host", "host-ffffff"] and len(set(names.values())) == 3
     assert name_nodes(records[2:], names) == names, "and keep them"
+
+
+def test_what_ray_says_of_a_lost_agent_is_told_without_its_ids() -> None:
+    orphaned = "The actor is dead because its owner has died. Owner Id: 01ff Owner Ip address: 127.0.0.1 Detail"
+    for error, reason in (
+        (ray.exceptions.ActorDiedError(), "The actor died unexpectedly before finishing this task."),
+        (ray.exceptions.RayActorError(error_msg=orphaned), "The actor is dead because its owner has died. Detail"),
+        (ray.exceptions.ActorUnavailableError("Socket closed", b"\0" * 16), "the connection to its agent broke"),
+    ):
+        assert describe_error(error) == reason

@@ -344,6 +344,15 @@ def test_a_lease_of_a_broken_gpu_is_kept_while_members_wait_so_that_another_is_l
     assert held not in run.manager.on_node("node-0"), "nobody waits"
 
 
+def test_gpus_that_a_node_does_not_offer_are_held_for_no_member_once_its_agent_has_answered(world: World) -> None:
+    run = start(world, [(4.0, 16.0, 1)], [make_member(0)], "cuda")
+    (held,), (offer,) = run.manager.on_node("node-0"), run.cluster.list_offers(on_gpus=True)
+    held.devices = ()
+    assert run.manager._describe_held(offer).gpu_ids == held.gpus
+    held.is_unusable = True
+    assert run.manager._describe_held(offer).gpu_ids == ()
+
+
 def test_what_became_ready_is_not_requested_again_before_members_are_placed(world: World) -> None:
     run = Run(world.make([(8.0, 32.0, 4)]), "run", "auto", [make_member(0), make_member(1)])
     pass_seconds(run, 30, places=False)  # agents take their time to start

@@ -16,7 +16,7 @@ from ensemble.executors.ray.agents import Agent
 from ensemble.executors.ray.demand import plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S
 from ensemble.schedule.needs import Node
-from ensemble.schedule.selection import is_selected
+from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity, SpecError
 from ensemble.spec.nodes import as_items, as_selection
 
@@ -175,6 +175,20 @@ def test_the_type_of_a_gpu_is_its_nodes_label_or_a_word_of_its_model() -> None:
     assert fits(make_node("d", "GPU"), gpu_memory_gb=24), "it is not known yet"
     assert not fits(make_node("e"), gpu_type="!H100"), "without a GPU"
     assert fits(make_node("f"), spot=False, team="!a") and not fits(make_node("f"), team="in(a,b)")
+
+
+def test_a_refusal_names_the_nodes_and_what_they_have() -> None:
+    nodes = [make_node("a", "Tesla T4"), make_node("b", "Tesla T4", rack="1"), make_node("c")]
+    both = {"rack": "!1", "gpu_type": "T4"}
+
+    def explain(among: Sequence[Node], selected: dict[str, Any]) -> str:
+        return explain_unselected(as_items(as_selection("nodes", selected)), among)
+
+    assert explain(nodes, {"gpu_type": "H100"}) == "no node has gpu_type=H100 (a, b: Tesla T4; c: no GPU)"
+    assert explain(nodes, {"rack": "2"}) == "no node has rack=2 (a, c: no such label; b: 1)"
+    assert explain(nodes, {**both, "spot": True}).startswith("no node has spot=True (")
+    lacking = "no node has all of rack=!1, gpu_type=T4 (b lacks rack=!1; c lacks gpu_type=T4)"
+    assert explain(nodes[1:], both) == lacking
 
 
 def test_a_node_with_gpus_of_several_models_is_left_out_of_what_is_asked_for_by_the_label_of_one(
