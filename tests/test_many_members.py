@@ -26,18 +26,11 @@ MEMBERS = 10_000
 def declare(members: int) -> Ensemble:
     draws = np.random.default_rng(0)
     x, label = draws.normal(size=(256, 4)).astype(np.float32), draws.integers(0, 3, 256)
-    train, valid, test = (Pipeline(sources.arrays(x=x[:n], label=label[:n]), seed=0) for n in (256, 128, 64))
-    return Ensemble(
-        name="many",
-        recipe=Recipe(model=model, loss=loss),
-        members=[Member({"lr": 0.01 + 1e-6 * number}) for number in range(members)],
-        train=train,
-        valid=valid,
-        test=test,
-        epochs=1,
-        batch_size=64,
-        combine="average",
-    )
+    sizes = {"train": 256, "valid": 128, "test": 64}
+    given: Any = {name: Pipeline(sources.arrays(x=x[:n], label=label[:n]), seed=0) for name, n in sizes.items()}
+    given |= {"members": [Member({"lr": 0.01 + 1e-6 * number}) for number in range(members)], "epochs": 1}
+    recipe = Recipe(model=model, loss=loss)
+    return Ensemble(name="many", recipe=recipe, batch_size=64, combine="average", **given)
 
 
 def make_many(folder: Path, members: int) -> RunDir:

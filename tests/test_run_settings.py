@@ -47,22 +47,22 @@ def take_default_dtype(sample: dict[str, Any]) -> dict[str, Any]:
 def declare(*, has_stage: bool = True) -> Ensemble:
     halves = arrays(x=VALUES, label=(VALUES[:, 0] > 0).astype(int)).split(0.5)
     train, valid = (Pipeline(half).map(take_default_dtype) if has_stage else Pipeline(half) for half in halves)
+    options: dict[str, Any] = {"batch_size": 16, "calibrate": False, "members": [{"lr": 0.1}, {"lr": 0.2}]}
     recipe = Recipe(model=lambda params: Net(), loss=loss)
-    members = [{"lr": 0.1}, {"lr": 0.2}]
-    options: dict[str, Any] = {"batch_size": 16, "calibrate": False}
-    return Ensemble(name="settings", recipe=recipe, train=train, valid=valid, members=members, **options)
+    return Ensemble(name="settings", recipe=recipe, train=train, valid=valid, **options)
 
 
 @pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
+def _settings_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A framework that another test of this process has used may have made cuDNN deterministic."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     with keep_settings():
         yield
 
 
-@pytest.fixture(autouse=True)
-def _settings_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A framework that another test of this process has used may have made cuDNN deterministic."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+def check_finished(state: Any) -> None:
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert torch.get_default_dtype() == torch.float32
 
 
 def run_in(dtype: torch.dtype, path: Path, executor: str = "inline", *, has_stage: bool = True) -> None:
@@ -71,11 +71,6 @@ def run_in(dtype: torch.dtype, path: Path, executor: str = "inline", *, has_stag
         run = ensemble.submit(declare(has_stage=has_stage), path, executor, accept_code=True)
     run.wait()
     check_finished(run.state)
-
-
-def check_finished(state: Any) -> None:
-    assert {member.state for member in state.members.values()} == {"finished"}
-    assert torch.get_default_dtype() == torch.float32
 
 
 def check_predictions(path: Path, dtype: torch.dtype) -> None:
@@ -101,10 +96,7 @@ def test_an_inline_run_has_its_settings_and_the_process_keeps_its_own(tmp_path: 
         thread.join()
         check_finished(run.state)
         check_predictions(tmp_path / name, dtype)
-    settings = [
-        fold(read_events(tmp_path / name / "events.jsonl")).header.settings for name in ("double", "single")
-    ]
-    assert settings == [DOUBLE, {}]
+    assert [read_state(tmp_path / name).header.settings for name in ("double", "single")] == [DOUBLE, {}]
 
 
 @pytest.mark.more

@@ -36,24 +36,26 @@ def spec():
 COMMANDS = {"demo": ["demo", "--set", "epochs=2"], "search": ["run", "short.py"]}
 
 
-@pytest.fixture(scope="module", params=["search", pytest.param("demo", marks=pytest.mark.more)])
-def account(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, Path]:
-    """CPU-seconds of a short search, or of a demo, and its run directory."""
-    root = tmp_path_factory.mktemp("account")
-    (root / "short.py").write_text(SPEC)
+@pytest.mark.parametrize("what", ["search", pytest.param("demo", marks=pytest.mark.more)])
+def test_the_ledger_has_all_that_the_process_tree_used(what: str, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(SPEC)
     command = [sys.executable, str(ACCOUNT), "account.json", sys.executable, "-m", "ensemble.cli"]
-    command += [*COMMANDS[request.param], "--executor", "local", "--run-dir", "run"]
-    subprocess.run(command, stdout=subprocess.DEVNULL, cwd=root, check=True)
-    return json.loads((root / "account.json").read_text())["cpu_s"], root / "run"
-
-
-def test_the_ledger_has_all_that_the_process_tree_used(account: tuple[float, Path]) -> None:
-    used_s, run_dir = account
+    command += [*COMMANDS[what], "--executor", "local", "--run-dir", "run"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, cwd=tmp_path, check=True)
+    used_s, run_dir = json.loads((tmp_path / "account.json").read_text())["cpu_s"], tmp_path / "run"
     kept: dict[str, Any] = json.loads((run_dir / "ledger.json").read_text())
     report_s = read_events(run_dir / "events.jsonl")[-1]["report_cpu_s"]
     assert kept["run"]["cpu_s"] + report_s == pytest.approx(used_s, rel=0.03)
     assert kept["run"]["cpu_s"] == sum(row["cpu_s"] for row in kept["rows"])
     assert kept["run"]["cpu_s"] == ledger(read_events(run_dir / "events.jsonl")).run.cpu_s
+    events = read_events(run_dir / "events.jsonl")
+    (begun,) = [event for event in events if event["type"] == "run_started"]
+    told = [event for event in events if event["type"] == "usage" and event["pid"] == begun["pid"]]
+    assert [event["role"] for event in told][:2] == ["startup", "orchestrate"], "before the run's first event"
+    assert 0.3 < told[0]["cpu_s"] < told[0]["for_s"], "one thread reads imports"
+    combined = [number for number, event in enumerate(events) if event["type"] == "combined"]
+    assert events[-1]["type"] == "run_finished"
+    assert all(events.index(told[-1]) > number for number in combined), "the last figures are told at the end"
 
 
 def read_used_s() -> float:
@@ -101,14 +103,3 @@ def test_the_time_between_a_kill_and_the_next_start_is_nobodys(tmp_path: Path) -
     (node,) = reader.nodes.values()
     spans = [*(use.span for use in node.cpu), *node.reserved[None], *node.power]
     assert node.power and all(span.end - span.start < pause_s / 2 for span in spans)
-
-
-def test_the_drivers_start_has_its_place_before_the_runs_first_event(account: tuple[float, Path]) -> None:
-    events = read_events(account[1] / "events.jsonl")
-    (begun,) = [event for event in events if event["type"] == "run_started"]
-    told = [event for event in events if event["type"] == "usage" and event["pid"] == begun["pid"]]
-    assert [event["role"] for event in told][:2] == ["startup", "orchestrate"]
-    assert 0.3 < told[0]["cpu_s"] < told[0]["for_s"], "one thread reads imports"
-    assert events[-1]["type"] == "run_finished"
-    combined = [number for number, event in enumerate(events) if event["type"] == "combined"]
-    assert all(events.index(told[-1]) > number for number in combined), "the last figures are told at the end"

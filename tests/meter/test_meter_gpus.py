@@ -61,9 +61,6 @@ def test_each_fault_is_found_once_and_other_gpus_are_still_measured(programs: Pr
         assert (set(held), read) == ({"GPU-0", "GPU-2"}, ["GPU-0", "GPU-2"])
         assert watched.after("GPU-2 ecc 4")[0] == {"GPU-2": "1 uncorrectable ECC error"}
         assert watched.after("GPU-2 xid 48")[0] == {}, "it is known"
-
-
-def test_a_gpu_that_is_lost_from_the_start_is_named(programs: Programs, tmp_path: Path) -> None:
     with Watched(programs, tmp_path, "A100:80,A100:80", "GPU-0 lost 1\n") as watched:
         assert watched.after("GPU-1 held 0") == [{}, {"GPU-1": 0.0}, ["GPU-1"], ["0"], {"GPU-1": "default"}]
 
