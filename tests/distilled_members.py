@@ -48,8 +48,6 @@ def digits(**options: Any) -> Ensemble:
 
 
 class Heads:
-    """`x` to the outputs of a task."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
 

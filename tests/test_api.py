@@ -86,7 +86,6 @@ def test_a_run_that_was_killed_before_it_began_is_begun_by_its_spec(
 
 
 def stopped(path: Path, **options: Any) -> None:
-    """A run that was stopped after its first epoch."""
     stop = once("epoch", lambda: run.stop())
     run = ensemble.submit(an_ensemble(epochs=6, **options), path, "inline", on_event=stop)
     assert run.wait().stopped

@@ -12,13 +12,14 @@ import pytest
 from kit import cpu_seconds
 from kit.extensions import read_extensions, read_packages
 
+from ensemble import extend
+
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
-    """The text below a heading, up to the next heading of that depth."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
     assert found is not None, f"CONTRIBUTING.md has no section {title!r}"
     return found[1]
@@ -115,3 +116,26 @@ def test_each_test_that_is_named_as_a_guard_is_there_and_in_the_first_tier() -> 
         marks += re.findall(r"^pytestmark = \[?(.*)", source, re.M)
         dear = [mark for mark in marks if re.match(r"pytest\.mark\.(more|slow|chaos)\b", mark)]
         assert dear == [], f"{file}::{name}"
+
+
+def test_every_table_of_the_packages_is_listed() -> None:
+    made = re.compile(r"^(\w+) = Providers\(\s*\"(\w+)\"", re.MULTILINE)
+    tables = [(kind, name) for text in read_packages().values() for name, kind in made.findall(text)]
+    assert dict(tables).keys() == extend.TABLES.keys()
+    assert [table.kind for table in extend.list_tables()] == list(extend.TABLES)
+
+
+def test_all_of_ours_can_be_loaded_and_what_it_exports_imported() -> None:
+    for table in extend.list_tables():
+        assert all(provider.load() is not None for provider in table.list_providers())
+    for name in extend.__all__:
+        assert getattr(extend, name) is not None
+    with pytest.raises(AttributeError, match="Sorce"):
+        extend.Sorce  # noqa: B018
+
+
+def test_the_page_has_the_group_of_every_table() -> None:
+    page = (ROOT / "docs" / "how-to" / "write-an-extension.md").read_text(encoding="utf-8")
+    assert {f"ray_ensemble.{kind}" for kind in extend.TABLES} == set(
+        re.findall(r"^\| `([\w.]+)`", page, re.MULTILINE)
+    )

@@ -29,12 +29,10 @@ def test_no_other_file_imports_it() -> None:
 def test_the_table_names_files_and_seams_that_exist() -> None:
     for extension in EXTENSIONS.values():
         assert [path for path in extension.paths if not (ROOT / path).exists()] == []
-        assert extension.seam.partition(":")[0] in SEAMS
-        assert set(extension.needs) <= set(EXTENSIONS)
+        assert extension.seam.partition(":")[0] in SEAMS and set(extension.needs) <= set(EXTENSIONS)
 
 
 def with_dependents(name: str) -> list[Extension]:
-    """An extension and those that need it."""
     dependents = [other for other in EXTENSIONS if name in EXTENSIONS[other].needs]
     return [EXTENSIONS[name], *(extension for other in dependents for extension in with_dependents(other))]
 

@@ -29,7 +29,6 @@ from ensemble.store import RunDir, StoreError  # noqa: E402
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three small models on handwritten digits."""
     path = tmp_path_factory.mktemp("teacher") / "digits"
     ensemble.submit(digits(), path, "inline").wait()
     return path
@@ -82,7 +81,6 @@ def test_a_student_that_ends_before_averages_begin_keeps_its_own_weights(
 def test_a_student_with_few_parameters_learns_more_from_the_ensemble_than_from_labels_alone(
     teacher: Path, tmp_path: Path
 ) -> None:
-    """The distance on test samples to what the ensemble says is what distillation minimizes."""
     model = ensemble.load(teacher)
     test = digits().test
     assert test is not None
@@ -133,12 +131,9 @@ def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
     with pytest.raises(SystemExit, match="2"):
         main([*command, "1", "--accept-data"])
     assert "--accept-data" in capsys.readouterr().err, "it is not offered: a student's data are those of the run"
-    assert main([*command, "1"]) == 0
-    assert "1 member, 1 epoch, " in capsys.readouterr().err
-    assert main([*command, "2"]) == 2
-    assert "--fresh starts anew beside this run" in capsys.readouterr().err
-    assert main([*command, "2", "--fresh"]) == 0
-    assert "1 member, 2 epochs, " in capsys.readouterr().err
+    assert main([*command, "1"]) == 0 and "1 member, 1 epoch, " in capsys.readouterr().err
+    assert main([*command, "2"]) == 2 and "--fresh starts anew beside this run" in capsys.readouterr().err
+    assert main([*command, "2", "--fresh"]) == 0 and "1 member, 2 epochs, " in capsys.readouterr().err
     assert read_state(tmp_path / "student-2").members["member-0"].epoch == 2
     assert read_state(tmp_path / "student").members["member-0"].epoch == 1
 

@@ -48,7 +48,6 @@ def train(path: Path, made: ensemble.Ensemble) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[str | None]:
-    """The weights of members that were declared with N epochs."""
     return digests(train(tmp_path_factory.mktemp("whole") / "run", make(N)))
 
 
@@ -157,8 +156,7 @@ def test_an_extension_that_would_not_train_as_declared_is_refused_and_changes_no
         ensemble.resume(path, epochs=K)
     with pytest.raises(StoreError, match=why):
         ensemble.resume(path, epochs=N)
-    assert main(["resume", str(path), "--epochs", str(N)]) == 2
-    assert why in capsys.readouterr().err
+    assert main(["resume", str(path), "--epochs", str(N)]) == 2 and why in capsys.readouterr().err
     assert RunDir(path).events.read_bytes() == log
 
 

@@ -44,7 +44,6 @@ def submit_one(path: Path, executor: str, width: int) -> list[weakref.ref[Any]]:
 
 
 def count_held() -> dict[str, int]:
-    """What this process holds: descriptors, threads, mappings of shared memory, children, temporary files."""
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
@@ -55,7 +54,6 @@ def count_held() -> dict[str, int]:
 
 
 def read_memory() -> int:
-    """This process's anonymous memory, in bytes."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024
 

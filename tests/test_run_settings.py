@@ -26,8 +26,6 @@ DOUBLE = {"torch.set_default_dtype": "torch.float64"}
 
 
 class Net(torch.nn.Module):
-    """Makes a tensor of the default dtype whenever it is called."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 2)
@@ -74,7 +72,6 @@ def run_in(dtype: torch.dtype, path: Path, executor: str = "inline", *, has_stag
 
 
 def check_predictions(path: Path, dtype: torch.dtype) -> None:
-    """A loaded member predicts what it predicted in its run."""
     run = RunDir(path)
     saved = read_predictions(run, fold(read_events(run.events)).members["member-0"], "valid")
     model = ensemble.load(path, members=["member-0"], combine="average")

@@ -50,8 +50,6 @@ with contextlib.suppress(ChildProcessError):
 
 
 class Program:
-    """One that runs."""
-
     def __init__(self, server: socket.socket, code: str, environment: dict[str, str]) -> None:
         (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
         socket.send_fds(server, [json.dumps([code, environment]).encode()], [stdin, stdout, 2])
@@ -60,7 +58,6 @@ class Program:
         self.stdin, self.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
 
     def ask(self, line: str) -> str:
-        """What it answers to a line."""
         self.stdin.write(line + "\n")
         self.stdin.flush()
         return self.stdout.readline()
@@ -83,7 +80,6 @@ class Programs:
         return Program(self._server, code, stand_in | environment)
 
     def run(self, code: str, gpus: str, state: Path | None = None, **environment: str) -> str:
-        """What a program prints."""
         return self.start(code, gpus, state, **environment).end()
 
 

@@ -24,19 +24,18 @@ import ensemble
 from ensemble.meter.usage_parser import UsageParser
 
 ACCOUNT = Path(__file__).parent / "account.py"
-CASES = Path(__file__).parents[1] / "e2e"
 SPEC = f"""
 import sys
-sys.path.append({str(CASES)!r})
-from search_cases import declared
+sys.path.append({str(Path(__file__).parent)!r})
+from burning_members import declare
 
 def spec():
-    return declared(places=2, trials=6, epochs=2, sampler="random", pruner="none")
+    return declare(members=4, epochs=2, step_s=0.05)
 """
-COMMANDS = {"demo": ["demo", "--set", "epochs=2"], "search": ["run", "short.py"]}
+COMMANDS = {"demo": ["demo", "--set", "epochs=2"], "members": ["run", "short.py"]}
 
 
-@pytest.mark.parametrize("what", ["search", pytest.param("demo", marks=pytest.mark.more)])
+@pytest.mark.parametrize("what", ["members", pytest.param("demo", marks=pytest.mark.more)])
 def test_the_ledger_has_all_that_the_process_tree_used(what: str, tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text(SPEC)
     command = [sys.executable, str(ACCOUNT), "account.json", sys.executable, "-m", "ensemble.cli"]
@@ -76,7 +75,6 @@ def test_members_in_the_drivers_process_are_counted_once(tmp_path: Path) -> None
 
 
 def count_epochs(log: Path) -> int:
-    """How many epochs a run has logged, if it has a log."""
     return log.read_text().count('"type":"epoch"') if log.exists() else 0
 
 

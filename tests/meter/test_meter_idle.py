@@ -29,7 +29,6 @@ GPUS = [part("gpu-0", "gpu", 140.0)]
 
 
 def steady(name: str, kind: Any, watts: float, clock: Callable[[], float] = time.monotonic) -> PowerSource:
-    """A counter that runs at constant power."""
     last = clock()
 
     def read() -> list[Reading]:
@@ -104,8 +103,7 @@ def test_given_idle_power_is_not_waited_for() -> None:
     now[0] = 2.0
     sample = meter.sample()
     (used,) = sample["parts"]
-    assert (used["energy_j"], used["idle_j"]) == (100.0, 60.0)
-    assert json.loads(json.dumps(sample)) == sample
+    assert (used["energy_j"], used["idle_j"]) == (100.0, 60.0) and json.loads(json.dumps(sample)) == sample
 
 
 def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
@@ -131,8 +129,7 @@ def test_a_busy_node_is_said_to_be_busy() -> None:
             worker.kill()
             worker.join()
     idle = meter.describe()["idle"]
-    assert (idle["origin"], idle["watts"]) == ("unavailable", {})
-    assert "cores were busy" in idle["reason"]
+    assert (idle["origin"], idle["watts"]) == ("unavailable", {}) and "cores were busy" in idle["reason"]
     assert [each["idle_j"] for each in meter.sample()["parts"]] == [None]
 
 

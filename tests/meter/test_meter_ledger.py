@@ -81,8 +81,7 @@ def test_a_span_in_the_metered_time_is_spread_whole(
     span = UsageSpan(Owner("train", "a"), start, start + length, ticks)
     used = spread([span], list(itertools.pairwise(cuts)))
     total = sum(share.get(span.owner, 0) for share in used)
-    assert all(value >= 0 for share in used for value in share.values())
-    assert total <= ticks
+    assert all(value >= 0 for share in used for value in share.values()) and total <= ticks
     if cuts[0] < start and span.end <= cuts[-1]:
         assert total == ticks
 
@@ -167,8 +166,7 @@ def check_sums(book: Ledger) -> None:
     assert sum(row.energy_j or 0.0 for row in book.full_rows) == (book.total.energy_j or 0.0)
     assert sum(row.idle_j for row in book.rows) == sum(node.idle_j or 0.0 for node in book.nodes)
     for row in book.rows:
-        assert row.cpu_s >= 0
-        assert row.origin in ("attributed", "estimated", "unavailable")
+        assert row.cpu_s >= 0 and row.origin in ("attributed", "estimated", "unavailable")
         assert (row.energy_j is None) == (row.origin == "unavailable")
         assert sum(share.energy_j for share in row.parts.values()) == (row.energy_j or 0.0)
         assert all(sum(share.by.values()) == share.energy_j for share in row.parts.values())
@@ -219,12 +217,9 @@ def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event],
 def test_other_peoples_work_on_the_node_is_not_charged_to_the_run() -> None:
     events = [started(0.0), usage(1.0, 1, 1.0, member="member-0"), power(1.0, 80.0, busy_s=4.0)]
     book = ledger(events)
-    assert book.member("member-0").energy_j == 20.0
-    assert book.by_role()["other"].energy_j == 60.0
-    assert book.run.energy_j == 20.0
-    assert (book.total.energy_j, book.total.origin) == (80.0, "measured")
-    assert book.member("member-0").origin == "attributed"
-    assert book.cpu_by_role() == {"train": 1.0}
+    assert book.member("member-0").energy_j == 20.0 and book.by_role()["other"].energy_j == 60.0
+    assert book.run.energy_j == 20.0 and (book.total.energy_j, book.total.origin) == (80.0, "measured")
+    assert book.member("member-0").origin == "attributed" and book.cpu_by_role() == {"train": 1.0}
 
 
 def placed(t: float, member: str, devices: tuple[Any, ...] = (None,), share: float = 1.0, **more: Any) -> Any:
@@ -340,8 +335,7 @@ def test_what_serves_all_is_shared_out_by_what_each_consumed() -> None:
     # ranks. Member-2 reads another stream.
     prepare = {("prepare", "0"): (3.0, 30.0), ("prepare", "1"): (1.0, 10.0)}
     orchestrate = {("orchestrate", str(n)): used for n, used in enumerate([(2.0, 20.0), (4.0, 40.0), (2.0, 20.0)])}
-    assert full == prepare | orchestrate
-    assert book.member("member-1").energy_j is None
+    assert full == prepare | orchestrate and book.member("member-1").energy_j is None
     assert book.member("member-1", full=True).energy_j == 50.0
     assert book.by_role()["prepare"].energy_j == 40.0, "the first view keeps it in one row"
     nobody = ledger([started(0.0), usage(1.0, 5, 4.0, "prepare", cohort=0), power(1.0, 120.0)])
@@ -371,8 +365,7 @@ def test_the_time_that_was_metered_is_that_in_which_some_node_was() -> None:
     book = ledger(events)
     assert book.metered_s == pytest.approx(250.0)
     assert [node.metered_s for node in book.nodes] == pytest.approx([200.0, 100.0])
-    assert book.nodes[0].mean_watts == pytest.approx(50.0)
-    assert book.total.mean_w == pytest.approx(60.0)
+    assert book.nodes[0].mean_watts == pytest.approx(50.0) and book.total.mean_w == pytest.approx(60.0)
     assert book.member("member-0").energy_j == pytest.approx(5000.0), "what it held while the node was metered"
 
 
@@ -383,8 +376,7 @@ def test_mean_watts_are_of_the_time_that_a_member_held_its_place() -> None:
     events.append({"t": 2.0, "type": "finished", "member": "member-0"})
     events.append(power(4.0, 8.0, interval_s=2.0, parts=[part(8.0)]))
     book = ledger(events)
-    assert (book.member("member-0").mean_w, book.total.mean_w) == (20.0, 12.0)
-    assert book.run.mean_w == 10.0
+    assert (book.member("member-0").mean_w, book.total.mean_w) == (20.0, 12.0) and book.run.mean_w == 10.0
 
 
 def test_an_estimate_stays_an_estimate_beside_a_measured_gpu() -> None:

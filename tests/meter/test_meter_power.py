@@ -157,7 +157,6 @@ def test_measured_beats_estimated_and_a_source_of_another_distribution_takes_the
 
 
 def steady(name: str, kind: Kind, used_j: list[float]) -> PowerSource:
-    """A counter whose next readings are given."""
     return PowerSource(name, kind, "measured", lambda: [Reading(name, kind, used_j.pop(0))])
 
 

@@ -18,8 +18,6 @@ Event = dict[str, Any]
 
 
 class Clock:
-    """A time in seconds, which a test sets."""
-
     now = 0.0
 
     def __call__(self) -> float:
@@ -80,8 +78,7 @@ def test_no_sum_changes(seconds: int, age_s: int, members: int, energy: list[int
     before, after = ledger(make_log(others, measured)), ledger(make_log(others, reported))
     for name in ("cpu_s", "energy_j", "idle_j", "origin"):
         assert getattr(after.total, name) == getattr(before.total, name), name
-    assert after.cpu_by_role() == before.cpu_by_role()
-    assert after.nodes[0].metered_s == before.nodes[0].metered_s
+    assert after.cpu_by_role() == before.cpu_by_role() and after.nodes[0].metered_s == before.nodes[0].metered_s
     for row_before, row_after in zip(before.rows, after.rows, strict=True):
         assert (row_before.role, row_before.member) == (row_after.role, row_after.member)
         assert row_before.parts.keys() == row_after.parts.keys()
