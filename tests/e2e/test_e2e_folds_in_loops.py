@@ -15,7 +15,7 @@ import ensemble
 from ensemble import Ensemble, Folds, Recipe, Resources, SpecError
 from pipelines import Pipeline, sources
 
-N, K, EPOCHS = 60, 5, 2
+N, K, EPOCHS = 60, 3, 2
 
 
 def volumes() -> Any:

@@ -17,8 +17,7 @@ from ensemble import Ensemble, Folds, Member, Recipe, Resources
 from ensemble.spec.sample_weights import make_weight_function
 from pipelines import Pipeline, sampling, sources, stages
 
-RECORDS, POSITIONS, EPOCHS, BATCH = 120, 170, 3, 16
-STEPS = -(-POSITIONS // BATCH)
+RECORDS, POSITIONS, EPOCHS, BATCH = 120, 170, 2, 16
 RARE = 12
 
 
