@@ -142,39 +142,52 @@ def lost(
     return {"gap": gap, "without_memory": without}
 
 
-def grown(comm: Communicator, folder: Path, name: str) -> dict[str, Any]:
-    """Two ranks train some steps, and three go on from what these have written down."""
-    pair, total = comm.group([0, 1]), zeros()
+def train(
+    comm: Communicator, name: str, steps: range, total: dict[str, torch.Tensor], saved: Any
+) -> tuple[GradientExchange, dict[str, nn.Parameter]]:
+    """Some steps, from a saved state on: what comes out is added to `total`."""
+    own = parameters()
+    exchange = exchange_of(comm, own, name, **FEEDBACK[name])
+    if saved is not None:
+        exchange.load_state_dict(saved)
+    for number in steps:
+        step(exchange, own, number, comm.rank)
+        exchange.end_step(True)
+        add(total, own)
+    return exchange, own
 
-    def train(ranks: Communicator, steps: range, saved: Any) -> tuple[GradientExchange, dict[str, nn.Parameter]]:
-        own = parameters()
-        exchange = exchange_of(ranks, own, name, **FEEDBACK[name])
-        if saved is not None:
-            exchange.load_state_dict(saved)
-        for number in steps:
-            step(exchange, own, number, comm.rank)
-            exchange.end_step(True)
-            add(total, own)
-        return exchange, own
 
-    if pair is not None:
-        exchange, _ = train(pair, range(2), None)
+GROWN = ("qsgd4", "onebit", "powersgd")
+
+
+def narrow(comm: Communicator, options: dict[str, Any]) -> None:
+    """Two ranks train some steps and write down what they remember, and what came out."""
+    for name in GROWN:
+        total = zeros()
+        exchange, _ = train(comm, name, range(2), total, None)
         state = exchange.state_dict()
         if comm.rank == 0:
-            save_checkpoint(folder / f"narrow-{name}", {"state": state, "total": total})
+            save_checkpoint(Path(options["folder"]) / f"narrow-{name}", {"state": state, "total": total})
         exchange.close()
-    comm.barrier(300.0)
+
+
+def grown(comm: Communicator, folder: Path, name: str) -> dict[str, Any]:
+    """Three ranks go on from what two have written down."""
     before = load_checkpoint(folder / f"narrow-{name}")
     saved, total = before["state"], before["total"]
-    exchange, _ = train(comm, range(0), saved)
+    exchange, _ = train(comm, name, range(0), total, saved)
     states = [bucket.reduction.rank_state() for bucket in exchange._buckets]
     shares = [float(state[0].abs().max()) for state in states if state]
     exchange.close()
-    exchange, own = train(comm, range(2, STEPS), saved)
+    exchange, own = train(comm, name, range(2, STEPS), total, saved)
     applied = [(number, rank) for number in range(STEPS) for rank in range(2 if number < 2 else 3)]
     left = lost(total, told(comm, folder, exchange.state_dict(), f"grown-{name}"), own, exchange, applied)
     exchange.close()
     return {"lost": left, "share": shares}
+
+
+def wider(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: grown(comm, Path(options["folder"]), name) for name in GROWN}
 
 
 def overflow(comm: Communicator, name: str) -> list[bool]:
@@ -204,7 +217,6 @@ def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     folder = Path(options["folder"])
     return {
         "schemes": {name: scheme(comm, folder, name, options) for name, options in FEEDBACK.items()},
-        "grown": {name: grown(comm, folder, name) for name in ("qsgd4", "onebit", "powersgd")},
         "overflow": {name: overflow(comm, name) for name in ("fp16", "bf16", "qsgd2", "onebit", "powersgd")},
     }
 
