@@ -169,17 +169,17 @@ def wrong_way(path: Path, imported: Iterable[Import]) -> Iterator[str]:
 
 
 def test_pipelines_imports_neither_ray_nor_ensemble() -> None:
-    found = [one for path in files("pipelines") for one in imports_of(path)]
-    assert [one.where for one in found if one.package in ("ray", "ensemble", "benchmarks")] == []
+    imported = [one for path in files("pipelines") for one in imports_of(path)]
+    assert [one.where for one in imported if one.package in ("ray", "ensemble", "benchmarks")] == []
 
 
 def test_within_ensemble_only_executors_ray_imports_ray() -> None:
     """A logger's library only its own file, and nothing the studies of papers, which are not installed."""
-    found = [one for path in files("ensemble") for one in imports_of(path)]
+    imported = [one for path in files("ensemble") for one in imports_of(path)]
     places = {"ray": "ensemble/executors/ray", **{name: f"{LOGGERS}{name}.py" for name in LOGGER_LIBRARIES}}
-    assert places.keys() <= {one.package for one in found}
-    assert [one.where for one in found if not one.where.startswith(places.get(one.package, ""))] == []
-    assert [one.where for one in found if one.package == "benchmarks"] == []
+    assert places.keys() <= {one.package for one in imported}
+    assert [one.where for one in imported if not one.where.startswith(places.get(one.package, ""))] == []
+    assert [one.where for one in imported if one.package == "benchmarks"] == []
 
 
 @pytest.mark.parametrize("package", sorted(FLOORS))

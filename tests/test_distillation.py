@@ -213,8 +213,8 @@ def test_distances_are_those_of_torch_of_what_is_known() -> None:
     torch.testing.assert_close(find_distance(Task("gaussian"), 1.0)(values, soft), expected)
     steps = find_distance(Task("classification"), 2.0)(torch.rand(2, 5, 3), torch.rand(2, 5, 3))
     target = torch.tensor([[0, 1, -100, -100, -100], [-100] * 5])
-    known = mean_where_known(steps, target, Task("classification"))
-    torch.testing.assert_close(known, torch.stack([steps[0, :2].mean(), torch.tensor(0.0)]))
+    means = mean_where_known(steps, target, Task("classification"))
+    torch.testing.assert_close(means, torch.stack([steps[0, :2].mean(), torch.tensor(0.0)]))
     empty = find_distance(Task("regression"), 2.0)(torch.rand(0), torch.rand(0))  # of a rank without samples
     assert mean_where_known(empty, torch.zeros(0), Task("regression")).shape == (0,)
     labels = find_distance(Task("multilabel"), 1.0)(p, q)

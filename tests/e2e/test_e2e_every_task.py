@@ -181,18 +181,16 @@ def test_members_are_ranked_combined_and_calibrated_and_say_how_sure_they_are(na
     for of in ("best", "mean"):
         assert set(combined["metrics"][of]) == set(combined["metrics"]["ensemble"])
 
-    found = combined.calibration
+    calibration = combined.calibration
     if not case.parts:
-        assert case.calibration in found["reason"] and (found["method"], found["value"] in (None, 1.0)) == (
-            None,
-            True,
-        )
+        assert case.calibration in calibration["reason"]
+        assert calibration["method"] is None and calibration["value"] in (None, 1.0)
         assert combined.uncertainty is None and combined.conformal is None
         with pytest.raises(CombineError, match="free"):
             ensemble.load(tmp_path, uncertainty=True)
         return
-    assert (found["method"], found["reason"]) == (case.calibration, None)
-    assert found["value"] > 0 and found["value"] != 1.0
+    assert (calibration["method"], calibration["reason"]) == (case.calibration, None)
+    assert calibration["value"] > 0 and calibration["value"] != 1.0
     sure = ensemble.load(tmp_path, uncertainty=True)(x)
     assert {part for part in sure if part != "values"} == set(case.parts.split()) == set(combined.uncertainty)
     for part, mean in combined.uncertainty.items():

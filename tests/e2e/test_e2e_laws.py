@@ -50,11 +50,11 @@ def declare(sharing: str, members: int = 2, precision: Any = "bf16") -> Ensemble
     normalize = stages.scale("image", mean=(0.5,), std=(0.25,))
     train = Pipeline(sources.arrays(image=images[:SAMPLES], label=labels[:SAMPLES]), seed=3)
     valid = Pipeline(sources.arrays(image=images[SAMPLES:], label=labels[SAMPLES:]))
-    each = [{"workers": WORKERS[n], "batch_size": 48 if n % 2 else 32} for n in range(members)]
+    places = [{"workers": WORKERS[n], "batch_size": 48 if n % 2 else 32} for n in range(members)]
     usual: dict[str, Any] = {"epochs": EPOCHS, "gate_timeout_s": 300.0}
     usual["resources"] = Resources(cpus_per_worker=0.1)
     usual["train"] = train.map(stages.random_crop("image", size=8, padding=2)).map(normalize).map(grain)
-    usual["members"] = [Member({"width": 4 + n, "lr": 0.05}, **how) for n, how in enumerate(each)]
+    usual["members"] = [Member({"width": 4 + n, "lr": 0.05}, **how) for n, how in enumerate(places)]
     recipe = Recipe(model=model, loss=loss, optimizer=optimizer)
     options = {"precision": precision, "sharing": sharing}
     return Ensemble(name="laws", recipe=recipe, valid=valid.map(normalize), **options, **usual)
