@@ -92,9 +92,8 @@ def across_samples(values: torch.Tensor) -> torch.Tensor:
 
 def test_what_a_function_gives_sums_to_one_and_one_that_looks_at_other_samples_is_refused() -> None:
     values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
-    with pytest.raises(
-        CombineError, match="across_samples gives other values for a sample when the batch has other"
-    ):
+    says = "across_samples gives other values for a sample when the batch has other"
+    with pytest.raises(CombineError, match=says):
         call_function(across_samples, values, CLASSIFICATION)
     assert call_function(nearly, values, CLASSIFICATION).sum(axis=1) == pytest.approx(1, abs=1e-6)
     model = ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=nearly))

@@ -273,9 +273,8 @@ def test_members_of_a_declared_task_that_saved_nothing_are_not_said_to_be_no_cla
 
 def test_one_sample_is_not_taken_for_a_batch(run: RunDir, tmp_path: Path) -> None:
     model = load(run.path)
-    with pytest.raises(
-        CombineError, match=r"'x' has shape \[5\], not 2 axes; .* one sample x is the batch x\[None\]"
-    ):
+    says = r"'x' has shape \[5\], not 2 axes; .* one sample x is the batch x\[None\]"
+    with pytest.raises(CombineError, match=says):
         model({"x": TEST["x"][0]})
     assert model({"x": TEST["x"][:1]}).shape == (1, CLASSES)
     model.shapes = {}  # as where the data are elsewhere

@@ -250,7 +250,6 @@ def remembered() -> nn.Module:
 def test_a_batch_of_another_shape_or_type_is_explained_as_in_training(batch: Tensor, tmp_path: Path) -> None:
     train(tmp_path, declare(remembered, members=[{}], epochs=1))
     remember.cache_clear()
-    with pytest.raises(
-        CombineError, match=r"cannot predict this batch: in Linear.*, where the batch has 'x' \[3, "
-    ):
+    says = r"cannot predict this batch: in Linear.*, where the batch has 'x' \[3, "
+    with pytest.raises(CombineError, match=says):
         ensemble.load(tmp_path)({"x": batch})

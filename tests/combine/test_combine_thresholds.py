@@ -236,9 +236,8 @@ def test_a_calibrator_of_another_distribution_calibrates_a_run_its_model_and_its
 
 
 def test_an_unknown_calibrator_is_answered_with_the_valid_ones() -> None:
-    with pytest.raises(
-        SpecError, match=r"calibrate must be True, False or one of 'temperature', 'variance_scale'"
-    ):
+    says = r"calibrate must be True, False or one of 'temperature', 'variance_scale'"
+    with pytest.raises(SpecError, match=says):
         declare_calibrators(calibrate="isotonic")
     with pytest.raises(CombineError, match="is of classification, multilabel, not of gaussian"):
         load_calibrator("temperature", Task("gaussian"))

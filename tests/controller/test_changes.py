@@ -76,9 +76,7 @@ class Net(torch.nn.Linear):
 class Project:
     """A spec file and a module beside it, as a user edits them, and the commands that they give."""
 
-    def __init__(
-        self, folder: Path, capture: pytest.CaptureFixture[str], logged: pytest.LogCaptureFixture
-    ) -> None:
+    def __init__(self, folder: Path, capture: Any, logged: pytest.LogCaptureFixture) -> None:
         self.folder, self.run_dir, self.stop = folder / "project", folder / "run", folder / "stop"
         self.folder.mkdir()
         self._capture, self._logged = capture, logged
@@ -355,9 +353,7 @@ def test_who_cannot_be_evaluated_again_stays_finished_and_the_next_resume_tries(
     assert len(project.events("run_started")) == 5, "nothing is left to be done"
 
 
-def test_who_starts_with_weights_that_have_seen_its_validation_data_is_warned_of(
-    project: Project,
-) -> None:
+def test_who_starts_with_weights_that_have_seen_its_validation_data_is_warned_of(project: Project) -> None:
     data = "    data = sources.arrays(x=x, label=np.arange(12) % 3)\n"
     data += "    train, valid = (Pipeline(part) for part in data.split(0.5, key=[*'abcdefghijkl']))\n"
     project.edit("    return E", f"{data}    return E", "train=pipe, valid=pipe", "train=train, valid=valid")

@@ -9,9 +9,7 @@ import pytest
 from ensemble.controller.policies import load_planner
 
 
-def test_a_planner_that_lacks_an_import_is_not_taken_for_an_absent_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_planner_that_lacks_an_import_is_not_taken_for_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ensemble.controller.planner", None)
     assert load_planner() is None
     monkeypatch.delitem(sys.modules, "ensemble.controller.planner")

@@ -662,9 +662,7 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
     world.finish()
 
 
-def test_members_wait_for_memory_that_others_hold_and_none_is_stopped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_members_wait_for_memory_that_others_hold_and_none_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
     free, six = Node("a", 4.0, (), 8.0, "a"), [{"n": n} for n in range(6)]
     declared = an_ensemble(sharing="independent", resources=replace(DECLARED, memory_gb=2.0), members=six)
     world = World(declared, Random(0), failing_launches=0.0, nodes=[replace(free, memory_left_gb=5.0)])

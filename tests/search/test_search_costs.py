@@ -296,9 +296,7 @@ def test_the_joules_of_a_trial_are_those_of_the_ledger(tmp_path: Path) -> None:
         assert seen > max(ends), "what the driver has used since is not spread over the trial later"
 
 
-def test_a_search_for_few_joules_stops_where_there_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_for_few_joules_stops_where_there_are_none(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("ensemble.meter.power.meter.open_power_sources", lambda *_, **__: [])
     monkeypatch.setattr("ensemble.controller.costs.WAIT_S", 0.0)
     path = tmp_path / "run"

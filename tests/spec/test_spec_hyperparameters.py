@@ -56,9 +56,8 @@ def test_a_hyperparameter_with_the_name_of_an_option_sets_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_hyperparameter_sets_is_refused_with_the_line_to_write(name: str) -> None:
-    with pytest.raises(
-        SpecError, match=rf"^members\[0\]: '{name}' is no hyperparameter .*Member\({{...}}, {name}="
-    ):
+    says = rf"^members\[0\]: '{name}' is no hyperparameter .*Member\({{...}}, {name}="
+    with pytest.raises(SpecError, match=says):
         declare(members=[{"lr": 0.1, name: REFUSED[name]}])
     way_out = "does not choose" if name.startswith("start") else rf"give it as resources=Resources\({name}=...\)"
     with pytest.raises(SpecError, match=rf"^Search.space: '{name}' is no hyperparameter .*{way_out}"):

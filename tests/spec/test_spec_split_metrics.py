@@ -100,9 +100,7 @@ def test_positions_that_take_no_part_change_nothing() -> None:
         padded = target.copy()
         padded[:, 7:] = absent
         for name in of_kind(task.kind):
-            assert compute([name], values, padded, task) == compute([name], values[:, :7], target[:, :7], task), (
-                name
-            )
+            assert compute([name], values, padded, task) == compute([name], values[:, :7], target[:, :7], task)
 
 
 def test_what_the_samples_leave_undefined_is_absent() -> None:
