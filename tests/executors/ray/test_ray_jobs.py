@@ -194,3 +194,25 @@ def test_a_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: pytes
     assert find_token() == str(tmp_path / ".ray" / "auth_token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "x")
     assert find_token() == "RAY_AUTH_TOKEN_PATH"
+
+
+@pytest.mark.more
+@pytest.mark.ray
+def test_rays_own_submission_runs_an_ensemble_too(cluster: StartedCluster, spec: Path, tmp_path: Path) -> None:
+    """As users of `ray job submit` do it, who name no address to the run."""
+    run_dir = tmp_path / "run"
+    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster.url, "--"]
+    submit += [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(run_dir)]
+    without = {**cluster.environment, "RAY_AUTH_MODE": "disabled"}
+    assert subprocess.run(submit, env=without, capture_output=True).returncode != 0 and not run_dir.exists()
+    with_mode = {**cluster.environment, "RAY_AUTH_MODE": "token"}
+
+    def is_taken() -> subprocess.CompletedProcess[str] | None:
+        done = subprocess.run(submit, env=with_mode, capture_output=True, text=True)
+        # a head answers before the agent that starts its jobs does
+        return done if "No available agent" not in done.stderr else None
+
+    done = wait_until(is_taken, "the head takes jobs")
+    assert done.returncode == 0 and "succeeded" in done.stdout + done.stderr, done.stdout + done.stderr
+    state = read_state(run_dir)
+    assert state.executor == "ray" and {m.state for m in state.members.values()} == {"finished"}
