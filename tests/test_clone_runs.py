@@ -91,6 +91,24 @@ def test_what_does_not_fit_fails_at_once_for_good_and_names_what_differs(tmp_pat
     assert read_state(tmp_path).members["member-2"].attempts == 1
 
 
+@pytest.mark.more
+def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_path: Path) -> None:
+    def clone(number: int) -> Any:
+        return lambda run: run.clone(f"member-{number}", {"fault": "none"}, warm=True)
+
+    fault = {"lr": 0.1, "fault": "nan"}
+    asks = {("started", "member-0"): clone(0), ("failed", "member-1"): clone(1), ("failed", "member-2"): clone(2)}
+    state = run_inline(tmp_path, make([{"lr": 0.1, "fault": "none"}, fault, fault | {"after": 8}]), asks)
+    why = "no clone can start with the weights of {}: it has no checkpoint ({})"
+    assert answers(tmp_path) == [
+        (False, why.format("member-0", "running") + "; a pause makes it write one"),
+        (False, why.format("member-1", "failed")),
+        (True, "member-3 is waiting; it starts with the weights of member-2 after 1 epoch"),
+    ]
+    assert [member.state for member in state.members.values()] == ["finished", "failed", "failed", "finished"]
+    assert state.members["member-2"].reason == "nan"
+
+
 def test_a_clone_needs_no_change_to_start_warm_and_a_damaged_checkpoint_starts_none(tmp_path: Path) -> None:
     def damage(run: ensemble.Run) -> None:
         checkpoint = newest_checkpoint(RunDir(tmp_path), "member-0", 0)

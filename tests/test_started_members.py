@@ -12,7 +12,7 @@ from kit.execute_members import an_ensemble, loss, model, momentum
 from kit.finished_runs import of_kind, once, read_state
 
 import ensemble
-from ensemble import Member, Recipe
+from ensemble import Member, Recipe, Search, uniform
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, RunState, StoreError, load_checkpoint, weights_sha256
 
@@ -206,3 +206,14 @@ def test_a_clone_of_a_started_member_starts_with_the_same_weights(tmp_path: Path
     assert clones == [parent] * 2 and parent["from"] == str(file)
     for name in ("member-1", "member-2", "member-3"):
         assert same(weights_of(path, name), state), name
+
+
+@pytest.mark.more
+def test_a_search_learns_nothing_from_a_member_that_was_added_with_weights(tmp_path: Path) -> None:
+    save(tmp_path / "w.safetensors")
+    member = Member({"lr": 0.1, "width": 8}, start=tmp_path / "w.safetensors")
+    add = once("started", lambda: ensemble.attach(tmp_path / "run").add(member))
+    search = Search({"lr": uniform(0.1, 0.2), "width": 8}, trials=2, sampler="random")
+    run = train(tmp_path / "run", make(None, search=search), on_event=add)
+    (added,) = [each for each in run.members.values() if each.identity["added"]]
+    assert added.state == "finished" and added.identity["outside"] == "it starts with the declared weights"

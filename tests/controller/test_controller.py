@@ -534,6 +534,20 @@ def test_a_member_out_of_memory_asks_for_more_than_the_run_holds_of_its_node(tmp
     assert asked == [1.0, 2.0]
 
 
+def test_what_no_node_of_the_cluster_could_ever_hold_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="the largest that would fit"):
+        run(tmp_path / "run", an_ensemble(resources=Resources(cpus_per_worker=3.0)), OnCluster([]))
+
+
+def test_a_run_that_waits_for_its_cluster_is_stopped_at_once(tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        write_request(tmp_path / "run", "stop")
+
+    state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}]), OnCluster([MISSING] * 3, before=stop))
+    assert states(state) == {"member-0": "waiting"} and state.ended is not None
+    assert state.ended.type == "run_stopped"
+
+
 def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     executor = Simulated(3)
     state = run(tmp_path / "run", an_ensemble(members=[{"n": n} for n in range(8)], sharing="node"), executor)

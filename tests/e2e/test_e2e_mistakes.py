@@ -170,6 +170,12 @@ def test_errors_that_say_little_have_an_advice(text: str, told: str) -> None:
     assert told in describe_error(error) and is_repeatable(error)
 
 
+def test_a_run_and_a_result_stand_for_their_directory(tmp_path: Path) -> None:
+    handle = ensemble.submit(declare(), tmp_path / "run", "inline")
+    result = handle.wait()
+    assert ensemble.load(handle).fields == ensemble.load(result).fields
+
+
 def test_a_log_that_was_removed_ends_the_run_at_its_next_event(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path)

@@ -256,6 +256,21 @@ def test_damaged_code_is_not_run_and_written_anew_by_the_spec_also_of_a_run_that
     assert len(of_kind(run.path, "run_started")) == 5
 
 
+def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
+    run: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = read_state(run.path)
+    old = run.code("0" * 16)
+    shutil.copytree(run.code(state.header.code), old)
+    content = (old / "ensemble.pkl").read_bytes()[:-1]
+    (old / "ensemble.pkl").write_bytes(content)
+    with EventLog(run.events) as log:
+        run.log_files(log, {old / "ensemble.pkl": content}, None)
+    flip(old / "ensemble.pkl")
+    assert call("resume", run.path) == 0
+    assert "the run continues without it" in caplog.text and "writes it anew" not in caplog.text
+
+
 def test_results_that_are_gone_or_empty_are_written_again(run: RunDir) -> None:
     def read() -> list[Any]:
         return [json.loads((run.path / name).read_bytes()) for name in ("results.json", "ledger.json")]

@@ -224,6 +224,37 @@ modes = st.sampled_from(["auto", "auto", "cpu", "cuda"])
 lesser = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 3))
 
 
+def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> None:
+    for at in nodes:
+        here = [p for p in placements if p.count_ranks(at.name)]
+        ranks = [p.count_ranks(at.name) for p in here]
+        declared = [0 if "cpus_per_worker" in p.identity.auto else p.identity.cpus_per_worker for p in here]
+        assert sum(each * n for each, n in zip(declared, ranks, strict=True)) <= at.cpus + 1e-6
+        assert (
+            sum((p.identity.memory_gb or 0) * n for p, n in zip(here, ranks, strict=True)) <= at.memory_gb + 1e-6
+        )
+        assert at.places is None or len(here) <= at.places
+        load: Counter[str] = Counter()
+        for p in here:
+            used = [p.devices[rank] for rank in p.ranks_by_node[at.name] if p.devices[rank] is not None]
+            assert len(p.devices) == p.identity.workers == sum(map(len, p.ranks_by_node.values()))
+            assert len({device is None for device in p.devices}) == 1, "on GPUs or on the CPU, not on both"
+            assert len(set(used)) == len(used), "two ranks of a member on one GPU"
+            assert set(used) <= set(at.gpu_ids)
+            for device in used:
+                load[device] += p.identity.gpus_per_worker
+            is_guess = "gpus_per_worker" in p.identity.auto
+            assert has_labels(p.identity, at)
+            assert all(is_asked_for(p.identity, at, at.gpu_ids.index(device)) for device in used if device)
+            if asks_for_gpus(p.identity):
+                assert len(used) == p.count_ranks(at.name), "never on the CPU"
+            elif devices == "cpu" or (p.identity.gpus_per_worker == 0 and not is_guess):
+                assert not used
+            elif devices == "cuda" or not is_guess:
+                assert len(used) == p.count_ranks(at.name)
+        assert all(load[one] <= free + 1e-6 for one, free in zip(at.gpu_ids, at.gpu_free, strict=True))
+
+
 @given(members, members, clusters, modes, lesser)
 @examples(100)
 def test_it_places_as_the_definition_does(
@@ -231,7 +262,10 @@ def test_it_places_as_the_definition_does(
 ) -> None:
     running = slowly(first, [], nodes, devices, {})
     assert pack(first, [], nodes, devices) == running
-    assert pack(second, running, nodes, devices, limits) == slowly(second, running, nodes, devices, limits)
+    check_fair(running, nodes, devices)
+    expected = slowly(second, running, nodes, devices, limits)
+    assert pack(second, running, nodes, devices, limits) == expected
+    check_fair([*running, *expected], nodes, devices)
 
 
 HALVES = [node(f"s{n}", cpus=8, gpus="A", memory_gb=64) for n in range(4)]
