@@ -120,9 +120,11 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
     result = run.wait()
     assert {(row["state"], row["attempts"]) for row in result.members} == {("finished", 1)} and len(killed) == 2
     assert all(hashes(run_dir)[f"member-{n}"] == reference[f"member-{n}"] for n in range(3))
-    waited_s = Counter[str]()
+    waited_s, private = Counter[str](), Counter[str]()
     for event in of_kind(run_dir, "epoch"):
         waited_s[event["member"]] += event["waited_s"]
+        private[event["member"]] += event["private_batches"]
+    assert private["member-3"] and private["member-4"], "in between each wide member reads by itself"
     assert max(waited_s.values()) < 150, "nobody waits for the gate's whole time"
     wait_until(lambda: not find_processes_below(run_dir), "what members start ends with them")
 
