@@ -117,7 +117,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 def test_members_train_without_the_records_that_kill(
     sharing: str, tmp_path: Path, expected: dict[str, str | None]
 ) -> None:
-    declared = an_ensemble(train=keyed(poison, "skip"), sharing=sharing, retries=1, resources=NARROW)
+    needs = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)  # nothing is measured before
+    declared = an_ensemble(train=keyed(poison, "skip"), sharing=sharing, retries=1, resources=needs)
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 2
     assert hashes(tmp_path / "run") == expected

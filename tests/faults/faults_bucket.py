@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ class FaultyS3:
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app
 
-        self.delay_s, self.fails_every, self.refuses, self.port = 0.0, 0, 0, 0
+        self.delay_s, self.fails_every, self.refuses, self.port, self._is_away = 0.0, 0, 0, 0, False
         self._numbers, self._app = itertools.count(1), DomainDispatcherApplication(create_backend_app)
         self._sound = self._serve(self._app, 0)
         self.sound_port = self._sound.port
@@ -33,6 +34,9 @@ class FaultyS3:
 
     def __call__(self, environment: dict[str, Any], start: Any) -> Any:
         time.sleep(self.delay_s)
+        if self._is_away:
+            environment["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionAbortedError
         fails = self.fails_every and next(self._numbers) % self.fails_every == 0
         if status := self.refuses or (503 if fails else 0):
             environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
@@ -48,11 +52,13 @@ class FaultyS3:
         return server
 
     def come_back(self) -> None:
+        self._is_away = False
         self._server = self._serve(self, self.port)
         self.port = self._server.port
 
     def go_away(self) -> None:
-        """Refuse connections from now on."""
+        """Refuse connections from now on, and break those that there are."""
+        self._is_away = True
         self._server.shutdown()
         self._server.server_close()
 

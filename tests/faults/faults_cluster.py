@@ -146,8 +146,14 @@ class Driver:
         return fold(self.list_events())
 
     def wait_for(self, holds: Callable[[], object]) -> None:
-        wait_until(lambda: self.process.poll() is not None or holds(), "what is waited for", LIMIT_S)
-        assert self.process.poll() is None, self.end()
+        def is_so() -> bool:
+            is_over = self.process.poll() is not None  # what it logs last may be what is waited for
+            if holds():
+                return True
+            assert not is_over, self.end()
+            return False
+
+        wait_until(is_so, "what is waited for", LIMIT_S)
 
     def end(self) -> tuple[int, str]:
         try:

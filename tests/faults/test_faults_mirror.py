@@ -56,8 +56,14 @@ class Driver:
         return self.process.wait(timeout=600), self.said.read_text()
 
     def wait_for(self, what: Callable[[], object]) -> None:
-        wait_until(lambda: self.process.poll() is not None or what(), "what is waited for")
-        assert self.process.poll() is None, self.said.read_text()[-3000:]
+        def is_so() -> bool:
+            is_over = self.process.poll() is not None  # what it does last may be what is waited for
+            if what():
+                return True
+            assert not is_over, self.said.read_text()[-3000:]
+            return False
+
+        wait_until(is_so, "what is waited for")
 
     def lose(self) -> None:
         """The machine is gone: nothing that it runs ends in order."""
