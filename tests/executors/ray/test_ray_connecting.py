@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,19 @@ def accept(listener: socket.socket, run: subprocess.Popen[str]) -> socket.socket
     return listener.accept()[0]
 
 
+def interrupt(run: subprocess.Popen[str], number: signal.Signals, directory: Path, status: int) -> None:
+    """Send a signal, and check that the run ends by it before Ray by itself would look at it."""
+    # It takes a second or two, by Ray half a minute. A busy machine took long up to here, too.
+    before_s, log = time.time() - psutil.Process(run.pid).create_time(), directory / "run" / "ray.log"
+    run.send_signal(number)
+    out, err = run.communicate(timeout=max(25.0, 5 * before_s))
+    err = "".join(line for line in err.splitlines(keepends=True) if not line.startswith("there is no valid="))
+    message = f"interrupted before training started; {directory / 'run'} can be run again\n"
+    assert (run.returncode, out) == (status, "")
+    # Ray's own words are in a file, which is named, or there are none.
+    assert err == (f"messages of Ray are in {log}\n" if log.exists() else "") + message
+
+
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_a_signal_ends_a_run_that_waits_for_a_silent_cluster(
     silent: socket.socket, tmp_path: Path, number: signal.Signals, status: int
@@ -78,17 +92,9 @@ def test_a_signal_ends_a_run_that_waits_for_a_silent_cluster(
         connections = [accept(silent, run) for _ in range(2)]  # our own look, then Ray
         if number == signal.SIGTERM:  # after some seconds Ray reports that it has no answer
             wait_until(lambda: log.exists() and log.stat().st_size > 0, "Ray's report")
-        # It takes a second or two, by Ray half a minute. A busy machine took long up to here, too.
-        before_s = time.time() - psutil.Process(run.pid).create_time()
-        run.send_signal(number)
-        out, err = run.communicate(timeout=max(25.0, 5 * before_s))
+        interrupt(run, number, tmp_path, status)
     for connection in connections:
         connection.close()
-    err = "".join(line for line in err.splitlines(keepends=True) if not line.startswith("there is no valid="))
-    message = f"interrupted before training started; {tmp_path / 'run'} can be run again\n"
-    assert (run.returncode, out) == (status, "")
-    # Ray's own words are in a file, which is named, or there are none.
-    assert err == (f"messages of Ray are in {log}\n" if log.exists() else "") + message
     with start_run(tmp_path, "--executor", "inline") as again:
         _, err = again.communicate()
         assert again.returncode == 0, err
@@ -174,3 +180,19 @@ def test_a_cluster_is_joined_with_its_token_or_without_where_it_asks_for_none(tm
             said = [line for line in done.stderr.splitlines() if "validation.SpecError" in line]
             assert len(said) == 1 and address in said[0] and "token" in done.stderr
     assert not (tmp_path / ".ray").exists()
+
+
+@pytest.mark.more
+def test_a_signal_ends_a_run_whose_own_ray_does_not_start(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:
+        with start_run(tmp_path, TMPDIR=temporary) as run:
+
+            def list_children() -> dict[str, psutil.Process]:
+                return {process.name(): process for process in psutil.Process(run.pid).children(recursive=True)}
+
+            wait_until(lambda: "raylet" in list_children(), "raylet")
+            started = list_children()
+            started["raylet"].suspend()
+            interrupt(run, signal.SIGTERM, tmp_path, 143)
+        assert [process for process in started.values() if process.is_running()] == []
+        assert os.listdir(temporary) == []
