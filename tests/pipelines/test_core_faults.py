@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -98,16 +99,21 @@ ENDS_WITH_PARENT = """if True:
 """
 
 
-def test_a_feeder_ends_with_its_parent_and_leaves_nothing() -> None:
+@pytest.mark.parametrize("ending", [pytest.param("SIGTERM", marks=pytest.mark.more), "end of the parent"])
+def test_a_feeder_that_is_told_to_end_leaves_nothing(ending: str) -> None:
     streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command, folder = [sys.executable, "-c", ENDS_WITH_PARENT], Path(__file__).parent
     with subprocess.Popen(command, cwd=folder, env=child_environment(), **streams) as parent:
         assert parent.stdout is not None
         address, *pids = parent.stdout.readline().split()
         assert os.path.exists(address) and len(pids) == 3
-        parent.kill()
+        if ending == "SIGTERM":
+            os.kill(int(pids[0]), signal.SIGTERM)
+        else:
+            parent.kill()
         pipes.wait_until(lambda: all(pipes.gone(int(pid)) for pid in pids))
         assert not os.path.exists(os.path.dirname(address))
+        parent.kill()
 
 
 def test_closing_twice_writes_into_nobodys_file() -> None:

@@ -113,6 +113,8 @@ def test_another_pipeline_is_refused_and_the_difference_named() -> None:
     others = [
         (numpy_pipe(other_noise), "differ: stage 0 other_noise at the consumer, another stage 0 noise at"),
         (numpy_pipe(seed=4), "differ: seed at the consumer"),
+        (numpy_pipe(shuffle=False), "differ: shuffle"),
+        (numpy_pipe(on_error="skip"), "differ: on_error"),
         (numpy_pipe().take_stages(0), "differ: 0 stages at the consumer, 1 at the feeder"),
         (Pipeline(sources.arrays(x=[1]), seed=3), "differ: source at the consumer"),
         (numpy_pipe(fields={**fields, "label": ((), "int32")}), "the fields differ: .*int32"),
@@ -196,12 +198,21 @@ def connected(address: str) -> socket.socket:
 
 
 GARBAGE = [b"\xff\xfe", b"[" * 50_000, b'"text"', b"[1]", messages.LOOK, b'{"v": 2, "kind": "resident"}']
+GARBAGE += [b"{}", b"0" * 200_000, b'{"v": 2}', b'{"v": 2, "kind": "resident", "key": ["a"]}']
 ODD: list[tuple[str, Any, str]] = [
     ("name", "", "name must be a text of 1 to 255 characters"),
+    ("name", "n" * 300, "name must be a text of 1 to 255 characters"),
+    ("name", None, "name must be a text of 1 to 255 characters"),
     ("name", "half a pair: \ud800", "name must be a text that UTF-8 can encode"),
     ("rank", -1, "rank must be in 0..0 of world 1"),
+    ("rank", True, "rank must be an integer"),
+    ("rank", float("inf"), "rank must be an integer"),
     ("world", 10**30, "world must be in 1..1048576"),
     ("batch_size", 0, "batch_size must be in 1..4611686018427387904"),
+    ("batch_size", 10**30, "batch_size must be in 1..4611686018427387904"),
+    ("batch_size", "many", "batch_size must be an integer"),
+    ("first_epoch", -3, "first_epoch must be in"),
+    ("epochs", 1.5, "epochs must be an integer"),
     ("epochs", 1 << 80, "epochs must be in"),
     ("place", N + 1, f"place must be in 0..{N}"),
     ("scheme", SCHEME - 1, "another version of ray-ensemble"),

@@ -40,6 +40,14 @@ h5py = pytest.importorskip("h5py")
 read = partial(pipes.read, job=pipes.Job())
 
 
+def test_weights_and_copies() -> None:
+    options: dict[str, Any] = {"epochs": 1, "weights": lambda index: index * 2.0}
+    kept = list(pipe("plain").loader(8, workers=2, copy=True, **options))
+    for batch, other in zip(kept, pipe("plain").loader(8, **options), strict=True):
+        assert pipes.record(batch) == pipes.record(other)
+        assert torch.equal(batch["weight"], batch["index"].float() * 2)
+
+
 LAW = [("plain", N, 3, False, None), ("numpy", 7, 2, True, 1), ("torch", 8, 1, False, 7)]
 LAW += [("skip", 5, 8, False, None), ("ended numpy torch", 100, 1, False, None)]
 
@@ -71,6 +79,25 @@ def test_passes_are_the_epochs_in_turn_by_the_same_workers_who_prepare_the_next_
     feeder = loader._workers._feeder
     assert feeder is not None and feeder._stream.head >= 3 * N + 2 * 8 - feeder._stream.block_size
     loader.close()
+
+
+def test_a_batch_is_a_view_and_stays_valid_when_the_loop_ends_early() -> None:
+    columns = np.arange(64 * 4096, dtype=np.float32).reshape(64, 4096)  # of several pages: batches are views
+    wide = Pipeline(sources.arrays(x=columns), seed=1)
+    loader, alone = wide.loader(4, workers=2, prefetch=1), wide.loader(4)
+    addresses = set()
+    for step, batch in enumerate(loader):
+        addresses.add(batch["x"].data_ptr())
+        if step == 9:
+            break
+    assert len(addresses) < 10  # memory is used again
+    kept = next(b for i, b in enumerate(alone) if i == 9)
+    assert torch.equal(batch["x"], kept["x"])
+    # The next pass is the next epoch, and goes twice round the ring.
+    assert read(loader) == read(alone)
+    assert torch.equal(batch["x"], kept["x"])
+    loader.close()
+    assert torch.equal(batch["x"], kept["x"])
 
 
 def test_a_bad_record_raises_the_original_error_in_this_process() -> None:
@@ -135,6 +162,19 @@ def test_large_arrays_are_not_copied_to_workers() -> None:
         reader.close()
 
 
+def test_workers_that_always_die_are_an_error_and_not_a_hang() -> None:
+    parent = os.getpid()
+
+    def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    loader = Pipeline(pipes.data().take(1)).map(kill_own_process, id="kills").loader(1, 1, workers=1)
+    with pytest.raises(PipelineError, match=r"workers in a row ended|ends every process that prepares it"):
+        list(loader)
+
+
 @pytest.mark.parametrize("from_step", [-1, 1], ids=["none starts", "none replaces one that died"])
 def test_where_no_process_can_be_started_it_prepares_itself(monkeypatch: Any, from_step: int) -> None:
     def fail_to_fork() -> int:
@@ -196,9 +236,11 @@ print(os.getpid(), *loader._workers.pids, flush=True)
 
 ENDS = {"exit": "sys.exit(0)", "ctrl-c": "signal.pause()"}
 ENDS["kill-fork-beside"] = "if not os.fork(): time.sleep(900)\nos.kill(os.getpid(), signal.SIGKILL)"
+ENDS |= {"exit-now": "os._exit(3)", "error": "raise RuntimeError('an error in the loop')"}
+MORE = [pytest.param(end, marks=pytest.mark.more) for end in ("exit-now", "error")]
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [*list(ENDS)[:3], *MORE])
 def test_nothing_is_left_of_a_process_that_ends(end: str, tmp_path: Path) -> None:
     before, errors = named_memory(), tmp_path / "errors"
     command = [sys.executable, "-c", SCRIPT.format(here=str(Path(__file__).parent), end=ENDS[end])]
