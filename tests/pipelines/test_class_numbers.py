@@ -30,9 +30,20 @@ def make_folder(folder: Path, letters: str) -> Source:
     return sources.image_folder(folder)
 
 
+def make_labelled_files(folder: Path, letters: str) -> Source:
+    for number, letter in enumerate(letters):
+        (folder / f"{number}.png").write_bytes(letter.encode())
+    return sources.image_folder(folder, labels={f"{number}.png": letter for number, letter in enumerate(letters)})
+
+
 def make_csv(folder: Path, letters: str) -> Source:
     (folder / "rows.csv").write_text("x,label\n" + "".join(f"1,{letter}\n" for letter in letters))
     return sources.csv(folder / "rows.csv")
+
+
+def make_jsonl(folder: Path, letters: str) -> Source:
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"x": 1, "label": each}) + "\n" for each in letters))
+    return sources.jsonl(folder / "rows.jsonl")
 
 
 def make_dictionary(folder: Path, letters: str) -> Source:
@@ -58,6 +69,10 @@ def make_huggingface(folder: Path, letters: str) -> Source:
     return sources.huggingface(datasets.Dataset.from_dict({"label": list(map(names.index, letters))}, features))
 
 
+def make_texts(folder: Path, letters: str) -> Source:
+    return sources.arrays(x=np.zeros(len(letters)), label=list(letters))
+
+
 class Items(list[tuple[float, int]]):
     """A Dataset as torchvision's are."""
 
@@ -72,7 +87,8 @@ def make_concatenation(folder: Path, letters: str) -> Source:
     return sources.dataset(Subset(parts, list(range(len(letters)))[::-1]), id=letters)
 
 
-MAKERS = (make_folder, make_csv, make_dictionary, make_features, make_huggingface, make_concatenation)
+MAKERS: tuple[Make, ...] = (make_folder, make_labelled_files, make_csv, make_jsonl, make_texts, make_dictionary)
+MAKERS += (make_features, make_huggingface, make_concatenation)
 KINDS: dict[str, Make] = {make.__name__.removeprefix("make_"): make for make in MAKERS}
 
 

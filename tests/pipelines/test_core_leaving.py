@@ -139,6 +139,26 @@ def test_only_those_hold_a_stream_whose_samples_fill_the_ring(second: int, stop:
     assert stream.blocking_readers() == holding[1:]
 
 
+def test_levels_count_for_as_long_as_they_last() -> None:
+    now_s = [0.0]
+    fullness = QueueLevels(lambda: now_s[0])
+    fullness.record(ring=1.0, workers=0.0)
+    now_s[0] = 3.0
+    fullness.record(ring=0.0, workers=1.0)
+    now_s[0] = 4.0
+    assert fullness.means() == {"ring": 0.75, "workers": 0.25}
+    fullness.record()
+    now_s[0] = 9.0
+    assert fullness.recorded_s == 4.0, "without levels nothing is recorded"
+    fullness.record(ring=0.0)
+    now_s[0] = 14.0
+    fullness.record(11.0, ring=1.0)
+    assert fullness.recorded_s == 9.0 and fullness.seconds("ring") == 6.0, "it has lasted for a while already"
+    now_s[0] = 15.0
+    fullness.record(2.0, ring=0.0)
+    assert fullness.seconds("ring") == 6.0, "not before the last record"
+
+
 def test_levels_that_are_noted_while_another_reads_are_not_lost() -> None:
     fullness = QueueLevels(lambda: 0.0)
     fullness.record(ring=0.0)

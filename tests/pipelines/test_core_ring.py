@@ -3,6 +3,8 @@
 import gc
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.ipc.child_processes import child_environment
 from pipelines.order.stream import default_capacity
 from pipelines.samples.fields import OK, Columns, Field
 from pipelines.shm import ring
@@ -141,6 +144,30 @@ def test_the_mapping_lives_as_long_as_a_tensor_of_it() -> None:
     del tensors
     gc.collect()
     assert inode not in Path("/proc/self/maps").read_text()
+
+
+# In a process of its own, for whom there are addresses for the ring, but not twice.
+SCARCE = """
+import os, resource, torch
+from pathlib import Path
+from pipelines.shm import ring
+from pipelines.samples.fields import Field
+layout = ring.Layout({"pages": Field((1 << 20,), "uint8")}, 4096)
+fd = os.memfd_create("test")
+os.ftruncate(fd, layout.nbytes)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+resource.setrlimit(resource.RLIMIT_AS, (used + layout.nbytes * 3 // 2,) * 2)
+reader = ring.RingView(fd, layout, wraps=True)
+os.pwrite(fd, b"z", layout.offsets["pages"])
+tensors, views = reader.read_batch(4095, 4097)
+print(len(reader.columns["pages"]), views, tensors["pages"][:, 0].tolist())
+"""
+
+
+def test_without_addresses_enough_a_column_is_mapped_once_and_a_wrapped_batch_copied() -> None:
+    command, environment = [sys.executable, "-c", SCARCE], child_environment()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.stdout == "4096 [] [0, 122]\n", done.stderr
 
 
 def test_a_ring_larger_than_memory_is_refused_with_both_sizes() -> None:
