@@ -48,7 +48,7 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(tmp_pat
     jobs = [Job(**slow), *(Job(batch_size=7, rank=r, world=2, **slow) for r in range(2))]
     first = spawn(pipe("numpy"), capacity=24, address=address, every_s=0.02)
     loaders = [job.attach(str(address)) for job in jobs]
-    pids = [first.pid, *(child.pid for child in psutil.Process(first.pid).children())]
+    pids = [first.pid]
 
     def wait_for_more(which: str) -> None:
         before = [loader.stats()[which] for loader in loaders]
@@ -56,6 +56,8 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(tmp_pat
 
     def kill_and_replace() -> None:
         wait_for_more("shared_batches")
+        pids.extend(child.pid for child in psutil.Process(first.pid).children())
+        assert len(pids) > 1
         first.kill()
         wait_for_more("private_batches")
         with Feeder(pipe("numpy"), capacity=24, address=address) as second:

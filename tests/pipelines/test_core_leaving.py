@@ -139,6 +139,21 @@ def test_only_those_hold_a_stream_whose_samples_fill_the_ring(second: int, stop:
     assert stream.blocking_readers() == holding[1:]
 
 
+def test_new_memory_keeps_what_is_prepared_and_prepares_the_rest_again() -> None:
+    stream = Stream(32, 8)
+    stream.join("a", 0, 100)
+    stream.join("b", 0, 100)
+    first, second, third, fourth = (stream.next_block() for _ in range(4))
+    assert first and second and third and fourth
+    stream.complete(first)
+    stream.complete(third)
+    stream.release("a", 4)
+    stream.leave("b")
+    assert stream.renew() == (4, 8)
+    assert [stream.next_block() for _ in range(3)] == [second, third, fourth]
+    assert not stream.join("late", 3, 100), "what was given back is not in the new memory"
+
+
 def test_levels_count_for_as_long_as_they_last() -> None:
     now_s = [0.0]
     fullness = QueueLevels(lambda: now_s[0])

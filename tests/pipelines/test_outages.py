@@ -84,6 +84,15 @@ def test_an_outage_loses_no_record_and_is_said_once(
     assert pauses == sorted(pauses) and len(pauses) == 8 and sum(transient.PAUSES_S) < 62
 
 
+def test_the_workers_of_a_feeder_wait_for_their_data(tmp_path: Path) -> None:
+    made = pipeline(Share(tmp_path / "n", 2, errno.ESTALE), on_error="skip", id="share")
+    with Feeder(made, workers=1) as feeder:
+        read = rows(attach(feeder.address, made, 8, range(1), verify=False))
+        stats = feeder.stats()
+    assert sorted(read) == [(index, 2.0 * index) for index in range(N)]
+    assert stats["skipped"] == 0 and stats["restarts"] == 0
+
+
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_an_outage_that_lasts_is_an_error_of_its_own_and_loses_no_record(
     on_error: Any, tmp_path: Path, pauses: list[float]
