@@ -128,6 +128,27 @@ def test_a_clone_needs_no_change_to_start_warm_and_a_damaged_checkpoint_starts_n
     assert list(state.members) == ["member-0", "member-1", "member-2"], "what was refused took no number"
 
 
+def train(member: Any) -> None:
+    """A training loop of the user's own."""
+    import torch
+
+    model = faulty_model(member.params)
+    model, _ = member.prepare(model, momentum(model, member.params))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+            member.step()
+        member.report(accuracy=0.5)
+
+
+@pytest.mark.more
+def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_path: Path) -> None:
+    ask = {("finished", "member-0"): lambda run: run.clone("member-0", {"lr": 0.0}, warm=True)}
+    state = run_inline(tmp_path, make([{"lr": 0.1}], recipe=train), ask)
+    parent, cloned = state.members.values()
+    assert parent.weights_sha256 == cloned.weights_sha256 is not None and cloned.epoch == 2
+
+
 def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(tmp_path: Path) -> None:
     """Its number was used, so no later member gets it, and a resume counts on after it."""
     path = tmp_path / "run"

@@ -145,3 +145,14 @@ def test_a_ring_holds_what_was_asked_or_a_few_batches_within_what_a_node_keeps_f
     rings = [start.capacity for start in decided.of(StartFeeder)]
     assert sum(rings[:4]) * size <= NODES["b"].memory_gb * 2**30 / 15
     assert rings[0] == rings[1] == rings[2] > rings[3] > rings[4] == 32, "two batches are the least"
+
+
+def test_why_members_whose_pipelines_have_nothing_in_common_share_nothing_is_said(caplog: Any) -> None:
+    def train(params: dict[str, Any]) -> Pipeline:
+        return Pipeline(sources.arrays(x=np.zeros((64, 2), np.float32)), seed=params["n"])
+
+    listed: dict[str, Any] = {"members": [{"n": 1}, {"n": 2}], "train": train, "batch_size": 16}
+    stream = SharedStream(Ensemble(name="apart", recipe=Recipe(model=len, loss=len, task="free"), **listed))
+    stream.check()
+    assert not stream.sharing and "seed" in str(stream.unshared)
+    assert f"nothing is shared, every member prepares its own batches: {stream.unshared}" in caplog.text

@@ -359,6 +359,12 @@ def test_trials_are_settled_by_what_was_measured_of_those_before_them(tmp_path: 
     assert len(cluster.sessions) <= 2, "a trial that departs in lr alone needs no measurement"
 
 
+def test_the_margin_on_measured_memory_keeps_no_member_from_the_largest_node(tmp_path: Path) -> None:
+    cluster = Cluster(cores("small", 2.0, 48.0), cores("large"), memory_gb=60.0)
+    finish(tmp_path / "run", an_ensemble([10, 20, 20, 20, 20], resources=Resources()), cluster)
+    assert {node for _, _, node, _ in cluster.launched} == {"large"}
+
+
 def test_a_search_whose_nodes_are_lost_between_two_trials_ends(tmp_path: Path) -> None:
     class Lost(Cluster):
         idle = 0

@@ -202,3 +202,20 @@ def test_a_member_added_as_the_last_one_ends_is_taken(tmp_path: Path) -> None:
     at = (("exited", "member-0"), [asked("add", declared={"params": {"n": 9}})])
     state = perform(tmp_path / "run", an_ensemble(members=[{"n": 0}], retries=0), at)
     assert states(state) == {"member-0": "finished", "member-1": "finished"}
+
+
+def test_trials_are_added_to_a_search_and_those_from_outside_its_space_teach_it_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    search = Search({"lr": uniform(0, 1)}, trials=3, sampler="tpe", pruner="median")
+    ask = [asked("add", declared={"params": {"lr": lr}}) for lr in (0.5, 7.0)]
+    executor = Simulated(before=Script(path, (("epoch", "member-0"), [*ask, asked("stop")])))
+    state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), executor)
+    added = {m.params["lr"]: m for m in state.members.values() if m.identity["added"]}
+    assert set(added) == {0.5, 7.0}
+    said = {words for _, done, words in answers(path) if done}
+    outside = "the search learns nothing from it, lr=7.0 is outside uniform(0, 1)"
+    assert {f"{added[0.5].id} is waiting", f"{added[7.0].id} is waiting; {outside}"} <= said
+    state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), Simulated(after=executor))
+    assert len(state.members) == 5, "on top of the three that were to be proposed"
+    assert set(states(state).values()) <= {"finished", "pruned"}
+    assert state.members[added[7.0].id].state == "finished", "nobody judges it"
