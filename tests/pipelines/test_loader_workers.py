@@ -66,6 +66,7 @@ def test_batches_are_bitwise_those_without_workers_whatever_the_prefetch_and_the
         stats = loader.stats()
         assert (stats["batches"], stats["private_batches"], loader.num_workers) == (len(alone), len(alone), 2)
         assert stats["samples"] == sum(len(record[3]) for record in alone) and stats["prepare_cpu_s"] > 0
+        assert (loader.batch_size, len(loader.dataset)) == (batch_size, len(pipe(kind)))
 
 
 def test_passes_are_the_epochs_in_turn_by_the_same_workers_who_prepare_the_next_in_between() -> None:
