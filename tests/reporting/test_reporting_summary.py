@@ -251,9 +251,7 @@ def test_a_controller_elsewhere_is_taken_for_lost_when_it_has_long_been_silent(t
     os.utime(run_dir.events, (an_hour_ago, an_hour_ago))
     silent = "the controller (process 1 on another-host) has logged nothing for 1:00:0"
     assert (describe_lost_controller(run_dir, state) or "").startswith(silent)
-    assert describe_lost_controller(run_dir, state, silent_s=math.inf) is None, (
-        "a request is made to it"
-    )
+    assert describe_lost_controller(run_dir, state, silent_s=math.inf) is None, "a request is made to it"
     log = EventLog(run_dir.events)
     assert describe_lost_controller(run_dir, state) is None, "a lock that is seen tells"
     log.close()
