@@ -158,6 +158,16 @@ def test_the_limit_comes_from_the_disk_where_no_option_gives_one(tmp_path: Path)
             Feeder(pipe(0), **{"cache": "disk", "cache_dir_bytes": 0 if "cache_dir" in wrong else 9, **wrong})
 
 
+def test_where_the_disk_is_full_the_feeder_goes_on_without_a_cache(tmp_path: Path, monkeypatch: Any) -> None:
+    def fail(*_: Any, **about: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(file, "initialize", fail)
+    with pytest.warns(UserWarning, match=r"goes on without a cache: nothing is kept in .*: No space left"):
+        assert use(tmp_path, 0) is None
+    assert list(tmp_path.glob("*/*")) == []
+
+
 def test_a_file_of_the_largest_size_ends_the_adding(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with tempfile.TemporaryFile(dir=tmp_path, buffering=0) as other:
