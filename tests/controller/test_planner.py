@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from test_controller import Simulated
 from test_queue import _nothing_is_waited_for  # noqa: F401
 
 from ensemble.controller.controller import Controller
+from ensemble.controller.policies import load_planner
 from ensemble.executors import EventHandler
 from ensemble.schedule.needs import Node, Placement
 from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, Search, choice
@@ -448,3 +450,12 @@ def test_who_can_never_be_placed_fails_alone_after_a_node_is_lost(tmp_path: Path
     assert "failed" in wide and {ended[f"member-{n}"] for n in range(4)} == {"finished"}
     assert state.ended is not None and state.ended.type == "run_finished"
     assert "workers" in str(next(m.error for m in state.members.values() if m.state == "failed"))
+
+
+def test_a_planner_that_lacks_an_import_is_not_taken_for_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ensemble.controller.planner", None)
+    assert load_planner() is None
+    monkeypatch.delitem(sys.modules, "ensemble.controller.planner")
+    monkeypatch.setitem(sys.modules, "ensemble.schedule.flotilla.allocate", None)
+    with pytest.raises(ModuleNotFoundError, match="allocate"):
+        load_planner()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from driver_child import spans
 from kit.finished_runs import hashes, of_kind
 from started_cluster import StartedCluster, make_cluster
-from two_nodes import drive
+from two_nodes import Event, drive
 
 import ensemble
 from benchmarks.launch.hosts import Hosts, unavailable
@@ -45,3 +46,21 @@ def test_ranks_on_two_hosts_read_one_stream_and_have_the_weights_of_one_host(
     assert sum(event.sent_bytes or 0 for event in feeders) > 0, "over the link"
     used = {(event["member"], event["rank"], event["node"]) for event in of_kind(tmp_path / "run", "usage")}
     assert {("member-0", rank, node) for rank, node in enumerate(wide["nodes"])} <= used
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_on_the_other_host_is_named_and_its_member_goes_on(
+    cluster: StartedCluster, tmp_path: Path
+) -> None:
+    def kill_rank(events: list[Event]) -> bool:
+        if not any(e["type"] == "epoch" and e["epoch"] == 2 and e["member"] == "member-0" for e in events):
+            return False
+        ranks = [e for e in events if e["type"] == "usage" and e["member"] == "member-0" and e["rank"] == 2]
+        psutil.Process(ranks[-1]["pid"]).kill()
+        return True
+
+    ensemble.submit(spans(epochs=8, cpus=0.25), tmp_path / "local", executor="local").wait()
+    drive(cluster, "spans", tmp_path / "run", 0.03, 8, meanwhile=kill_rank)
+    assert hashes(tmp_path / "run") == hashes(tmp_path / "local")
+    (failed,) = of_kind(tmp_path / "run", "failed")
+    assert failed["reason"] == "lost" and "rank 2" in failed["error"]
