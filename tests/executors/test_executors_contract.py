@@ -143,7 +143,7 @@ def test_ctrl_c_lets_members_write_a_checkpoint_and_leaves_nothing(
     state = fold(read_events(tmp_path / "run" / "events.jsonl"))
     assert state.ended is not None and state.ended.type == "run_stopped"
     assert {member.state for member in state.members.values()} <= {"stopped", "finished", "waiting"}
-    ensemble.resume(tmp_path / "run", executor="inline" if executor == "local" else None).wait()
+    ensemble.resume(tmp_path / "run").wait()
     assert finished_hashes(tmp_path / "run") == reference
 
 
