@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -56,12 +57,18 @@ def loss(net: Any, batch: Any) -> Any:
         before = describe(os.getpid())
         gc.collect()
         siblings = psutil.Process(os.getppid()).parent().children()  # the fork server's, which the feeder is
-        [feeder] = [process for process in siblings if "pipelines.feeder.process" in process.cmdline()]
+        [feeder] = [process for process in siblings if is_feeder(process)]
         seen = {"member": before, "collected": describe(os.getpid()), "feeder": describe(feeder.pid)}
         seen["workers"] = [describe(worker.pid) for worker in feeder.children()]
         seen["modules"] = [name for name in ("cv2", "simplejpeg", "pyarrow", "optuna") if name in sys.modules]
         print(json.dumps(seen), flush=True)
     return functional.cross_entropy(net(batch["image"].float() / 255), batch["index"] % 2, reduction="none")
+
+
+def is_feeder(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):  # it has ended
+        return "pipelines.feeder.process" in process.cmdline()
+    return False
 
 
 def write_photos(path: Path) -> Path:
