@@ -53,10 +53,6 @@ class Run:
     def exited(self) -> dict[str, Any]:
         return self.until(lambda event: event["type"] == "exited")
 
-    def feeders(self) -> list[psutil.Process]:
-        """Feeder processes of the node."""
-        return [each for each in self.agent.children() if "pipelines.feeder.process" in " ".join(each.cmdline())]
-
 
 @pytest.fixture
 def run(one_ray: None, tmp_path: Path) -> Iterator[Run]:
