@@ -79,7 +79,7 @@ def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatc
     assert states[:2] == ["stopped", "stopped"] and states[2] == "cancelled"
 
 
-@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_core_stall.py
+@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_feeder_machine.py
 def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tmp_path: Path) -> None:
     """The second member waits in its second epoch until the first has finished."""
     marker = tmp_path / "marker"
