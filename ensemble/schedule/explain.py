@@ -28,10 +28,8 @@ def _explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str
     selected = [_select_gpus(need.selection, node) for node in nodes if is_selected(need.selection, node)]
     if not selected:
         return f"{identity.member} {request}: {explain_unselected(need.selection, nodes)}"
-    nodes = selected
-    usable = [node for node in nodes if not wants_gpu or node.gpus]
-    if not usable:
-        why = f"no node has a GPU ({_describe_node(nodes[0])})"
+    if not (usable := [node for node in selected if not wants_gpu or node.gpus]):
+        why = f"no node has a GPU ({_describe_node(selected[0])})"
         if devices == "cuda":
             return f"{identity.member} {request}: devices='cuda' and {why}; use devices='auto' or 'cpu'"
         return f"{identity.member} {request}: {why}; with gpus_per_worker=0 it trains on the CPU"

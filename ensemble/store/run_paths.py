@@ -116,9 +116,8 @@ class RunPaths:
 
     def remove_unfinished_predictions(self, id: str) -> None:
         """Remove the predictions of a member's attempts that ended without finishing; none may still run."""
-        for pattern in ("predictions-[0-9]*.safetensors", ".predictions-[0-9]*.tmp"):
-            for file in self.member(id).glob(pattern):
-                file.unlink(missing_ok=True)
+        for file in self.member(id).glob("*predictions-[0-9]*"):  # with temporary files, `.predictions-0….tmp`
+            file.unlink(missing_ok=True)
 
     def list_results(self) -> list[Path]:
         """What is written of a run that has ended; the report where the extension that makes it is there."""
