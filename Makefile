@@ -26,7 +26,7 @@ help:
 	@echo "make check     lint and types only"
 	@echo "make test-seconds  measure the CPU-seconds of both tiers, for docs/how-to/test.md"
 	@echo "make test-all  every test but the chaos tests: before a release"
-	@echo "make chaos     drawn histories of what is killed and stops: a hundred of the stream, 30 of whole runs"
+	@echo "make chaos     drawn histories of what is killed and stops: a hundred of the stream, 150 of whole runs"
 	@echo "make fuzz      damaged JPEG files through the library in C, under the sanitizers of gcc; MINUTES=10 SEED=0"
 	@echo "make setup     only make .venv, without what tests need        make clean     remove what make made"
 	@echo "make dist      build the wheel and the source distribution into dist/"

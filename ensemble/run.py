@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -75,7 +76,7 @@ def find_loss(run_dir: RunDir, state: RunState) -> str | None:
         return f"{run_dir.path} has not started, and no process is starting it"
     from ensemble.reporting import describe_lost_controller
 
-    return describe_lost_controller(run_dir, state)
+    return describe_lost_controller(run_dir, state, silent_s=math.inf)
 
 
 class Request:
@@ -158,10 +159,10 @@ class Run:
 
     def status(self) -> list[dict[str, Any]]:
         """One row per member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
-        from ensemble.reporting import SILENT_S, RunProjection, describe_lost_controller, status_rows
+        from ensemble.reporting import RunProjection, describe_lost_controller, status_rows
 
         status = RunStatus.load(self._dir)
-        driver = describe_lost_controller(self._dir, status.state, silent_s=SILENT_S)
+        driver = describe_lost_controller(self._dir, status.state)
         return status_rows(RunProjection.from_status(status, driver))
 
     def history(self) -> Rows:

@@ -64,14 +64,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Remove what sources have kept."""
     if SOURCES is not None:
         shutil.rmtree(SOURCES, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Skip what would begin too late."""
     if time.time() > UNTIL:
         pytest.skip("no time is left (ENSEMBLE_TESTS_UNTIL)")
 

@@ -9,6 +9,9 @@ import numpy as np
 from ensemble import Ensemble, Recipe, Resources
 from pipelines import Pipeline, sources, stages
 
+USUAL: dict[str, Any] = {"epochs": 4, "combine": "average", "sharing": "independent"}
+USUAL["resources"] = Resources(cpus_per_worker=0.2)
+
 
 def mlp(params: dict[str, Any]) -> Any:
     from torch import nn
@@ -28,70 +31,44 @@ def smooth_loss(model: Any, batch: Any) -> Any:
     return functional.cross_entropy(model(batch["image"]), batch["label"], reduction="none")
 
 
-def digits(epochs: int = 4, **options: Any) -> Ensemble:
+def digits(**options: Any) -> Ensemble:
     from sklearn.datasets import load_digits
 
-    known = load_digits()
+    known, normalize = load_digits(), stages.scale("image", mean=(0.3,), std=(0.37,))
     images, labels = (known.images * 15.9).astype(np.uint8)[:, None], known.target.astype(np.int64)
-    normalize = stages.scale("image", mean=(0.3,), std=(0.37,))
 
-    def split(start: int, stop: int, seed: int | None = None) -> Pipeline:
-        chosen = sources.arrays(image=images[start:stop], label=labels[start:stop])
-        made = Pipeline(chosen, seed=seed) if seed is not None else Pipeline(chosen)
-        if seed is not None:
-            made = made.map(stages.random_crop("image", size=8, padding=1))
-        return made.map(normalize)
+    def split(start: int, stop: int) -> Any:
+        return sources.arrays(image=images[start:stop], label=labels[start:stop])
 
-    given: dict[str, Any] = {
-        "recipe": Recipe(model=mlp, loss=smooth_loss),
-        "members": [{"width": 16 + 4 * n, "lr": 0.1} for n in range(3)],
-        "train": split(0, 600, seed=0),
-        "valid": split(600, 900),
-        "test": split(900, 1300),
-        "epochs": epochs,
-        "batch_size": 50,
-        "optimizer": {"name": "sgd", "momentum": 0.9},
-        "combine": "average",
-        "sharing": "independent",
-        "resources": Resources(cpus_per_worker=0.2),
-    }
-    return Ensemble(name="digits", **{**given, **options})
+    train = Pipeline(split(0, 600), seed=0).map(stages.random_crop("image", size=8, padding=1)).map(normalize)
+    valid, test = (Pipeline(split(*bounds)).map(normalize) for bounds in ((600, 900), (900, 1300)))
+    given = {"train": train, "valid": valid, "test": test, "optimizer": {"name": "sgd", "momentum": 0.9}}
+    given |= {"members": [{"width": 16 + 4 * n, "lr": 0.1} for n in range(3)], "batch_size": 50}
+    return Ensemble(name="digits", recipe=Recipe(model=mlp, loss=smooth_loss), **{**USUAL, **given, **options})
 
 
 class Heads:
-    """`x` to the outputs of a task."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     def __call__(self, params: dict[str, Any]) -> Any:
         import torch
+        from torch import nn
 
-        kind = self.kind
+        kind, outputs = self.kind, {"regression": 1, "gaussian": 2, "multilabel": 3, "quantiles": 2}[self.kind]
 
-        class Net(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                outputs = {"regression": 1, "gaussian": 2, "multilabel": 3, "quantiles": 2}[kind]
-                self.layers = torch.nn.Sequential(
-                    torch.nn.Linear(4, params["width"]), torch.nn.Tanh(), torch.nn.Linear(params["width"], outputs)
-                )
-
+        class Net(nn.Sequential):
             def forward(self, x: torch.Tensor) -> Any:
-                found = self.layers(x)
+                found = super().forward(x)
                 if kind == "gaussian":
-                    return found[:, 0], torch.nn.functional.softplus(found[:, 1]) + 1e-3
+                    return found[:, 0], nn.functional.softplus(found[:, 1]) + 1e-3
                 return found.squeeze(1) if kind == "regression" else found
 
-        return Net()
+        return Net(nn.Linear(4, params["width"]), nn.Tanh(), nn.Linear(params["width"], outputs))
 
 
-LOSSES = {
-    "regression": "mse",
-    "gaussian": "gaussian_nll",
-    "multilabel": "binary_cross_entropy",
-    "quantiles": "pinball",
-}
+LOSSES = {"regression": "mse", "gaussian": "gaussian_nll", "multilabel": "binary_cross_entropy"}
+LOSSES["quantiles"] = "pinball"
 
 
 def of_task(kind: str, **options: Any) -> Ensemble:
@@ -103,16 +80,8 @@ def of_task(kind: str, **options: Any) -> Ensemble:
     if kind == "multilabel":
         y = (x[:, :3] + 0.5 * rng.normal(size=(400, 3)) > 0).astype(np.int64)
     task: Any = quantiles(0.1, 0.9) if kind == "quantiles" else kind
-    given: dict[str, Any] = {
-        "recipe": Recipe(model=Heads(kind), loss=LOSSES[kind], inputs=("x",), target="y", task=task),
-        "members": [{"width": 8, "lr": 0.05}, {"width": 16, "lr": 0.05}, {"width": 12, "lr": 0.05}],
-        "train": Pipeline(sources.arrays(x=x[:240], y=y[:240]), seed=0),
-        "valid": Pipeline(sources.arrays(x=x[240:320], y=y[240:320])),
-        "test": Pipeline(sources.arrays(x=x[320:], y=y[320:])),
-        "epochs": 4,
-        "batch_size": 40,
-        "combine": "average",
-        "sharing": "independent",
-        "resources": Resources(cpus_per_worker=0.2),
-    }
-    return Ensemble(name=kind, **{**given, **options})
+    bounds = {"train": slice(240), "valid": slice(240, 320), "test": slice(320, None)}
+    pipes = {split: Pipeline(sources.arrays(x=x[at], y=y[at]), seed=0) for split, at in bounds.items()}
+    given = {**pipes, "members": [{"width": width, "lr": 0.05} for width in (8, 16, 12)], "batch_size": 40}
+    recipe = Recipe(model=Heads(kind), loss=LOSSES[kind], inputs=("x",), target="y", task=task)
+    return Ensemble(name=kind, recipe=recipe, **{**USUAL, **given, **options})

@@ -22,7 +22,6 @@ def is_private(name: str) -> bool:
 
 
 def is_foreign(name: str | None) -> bool:
-    """Whether what has this full name belongs to neither Python nor this project."""
     package = (name or "").partition(".")[0]
     return bool(package) and package not in OWN and package not in sys.stdlib_module_names
 
@@ -51,12 +50,9 @@ def own_privates(tree: ast.AST) -> frozenset[str]:
 
 
 def privates(tree: ast.Module, ours: Collection[str] = ()) -> Iterator[tuple[int, str]]:
-    """Line and name of every use of a third-party library's private API.
+    """Line and name of every use of a third-party library's private API in one file.
 
-    Args:
-        tree: of one file.
-        ours: private names that the project defines in other files. An attribute of such a name, or of one that
-            this file defines, is ours unless its object is known to be a library's.
+    An attribute of a name in `ours`, or of one that the file defines, is ours unless its object is a library's.
     """
     known = _imported(tree)
     foreign = {name for name, full in known.items() if is_foreign(full)} | _typed(tree, known)
@@ -117,17 +113,15 @@ def _typed(tree: ast.Module, known: dict[str, str]) -> set[str]:
     found: set[str] = set()
     for node in nodes(tree):
         match node:
-            case ast.arg(arg=name, annotation=ast.expr() as of):
-                found |= {name} if _names_foreign(of, known) else set()
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=of):
-                found |= {name} if _names_foreign(of, known) else set()
+            case (
+                ast.arg(arg=name, annotation=ast.expr() as of)
+                | ast.AnnAssign(target=ast.Name(id=name), annotation=of)
+            ):
+                named = (known.get(n.id) for n in ast.walk(of) if isinstance(n, ast.Name))
+                found |= {name} if any(map(is_foreign, named)) else set()
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=of)):
                 found |= {name} if is_foreign(known.get(str(_root(of)))) else set()
     return found - {"self", "cls"}
-
-
-def _names_foreign(annotation: ast.expr, known: dict[str, str]) -> bool:
-    return any(isinstance(n, ast.Name) and is_foreign(known.get(n.id)) for n in ast.walk(annotation))
 
 
 def _root(node: ast.expr) -> str | None:

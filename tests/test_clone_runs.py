@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from kit.checkpoints import newest_checkpoint
 from kit.execute_members import an_ensemble, faulty_model, loss, momentum
@@ -25,37 +25,16 @@ def make(members: list[Any], **options: Any) -> ensemble.Ensemble:
     return an_ensemble(members, **{"recipe": recipe, "sharing": "independent", **options})
 
 
-def run_inline(
-    path: Path, made: ensemble.Ensemble, ask: Callable[[dict[str, Any], ensemble.Run], object], **options: Any
-) -> RunState:
-    """Run in this process; `ask(event, run)` is called with each event."""
+def run_inline(path: Path, made: ensemble.Ensemble, asks: dict[Any, Any], **options: Any) -> RunState:
+    """Run in this process; `asks` has what to call with the run at the first event of a kind and a member."""
 
     def on_event(event: dict[str, Any]) -> None:
-        if event["type"] in ("started", "checkpoint", "failed", "finished"):
-            ask(event, ensemble.attach(path))
+        ask = asks.pop((event["type"], event.get("member")), None)
+        if ask is not None:
+            ask(ensemble.attach(path))
 
     ensemble.submit(made, path, "inline", on_event=on_event, **options).wait()
     return read_state(path)
-
-
-def when(kind: str, member: str, then: Callable[[ensemble.Run], object]) -> Callable[[dict[str, Any], Any], None]:
-    """Ask once, when a member's event of a kind is logged."""
-    asked: list[object] = []
-
-    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
-        if not asked and (event["type"], event.get("member")) == (kind, member):
-            asked.append(True)
-            then(run)
-
-    return ask
-
-
-def study_of(path: Path) -> Any:
-    """The study in the journal of a run."""
-    import optuna
-
-    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
-    return optuna.load_study(study_name="executed", storage=optuna.storages.JournalStorage(backend))
 
 
 def answers(path: Path) -> list[tuple[bool, str]]:
@@ -65,19 +44,15 @@ def answers(path: Path) -> list[tuple[bool, str]]:
 def test_a_warm_clone_that_learns_nothing_ends_with_the_weights_it_began_with(tmp_path: Path) -> None:
     """Its parent goes on and replaces the checkpoint; at a learning rate of 0 what was loaded is left."""
     path, frozen = tmp_path, Member({"lr": 0.0}, seed=99)
-    ask = when("checkpoint", "member-0", lambda run: run.clone("member-0", frozen, warm=True))
-    state = run_inline(path, make([{"lr": 0.1}], epochs=3), ask)
-    said = answers(path)[0][1]
-    parent, cloned = state.members["member-0"], state.members["member-1"]
+    ask = {("checkpoint", "member-0"): lambda run: run.clone("member-0", frozen, warm=True)}
+    parent, cloned = run_inline(path, make([{"lr": 0.1}], epochs=3), ask).members.values()
     lineage = cloned.identity["lineage"]
-    (checkpoint,) = [
-        event
-        for event in of_kind(path, "checkpoint", "member-0")
-        if (event["epoch"], event["step"]) == (lineage["epoch"], lineage["step"])
-    ]
+    place = lineage["epoch"], lineage["step"]
+    checkpoints = of_kind(path, "checkpoint", "member-0")
+    (checkpoint,) = [event for event in checkpoints if (event["epoch"], event["step"]) == place]
     assert lineage["weights_sha256"] == checkpoint["weights_sha256"] == cloned.weights_sha256
     assert (lineage["from"], lineage["warm"], lineage["code"]) == ("member-0", True, None)
-    assert f"it starts with the weights of member-0 after {lineage['epoch']} epoch" in said
+    assert f"it starts with the weights of member-0 after {place[0]} epoch" in answers(path)[0][1]
     assert parent.state == "finished" and parent.weights_sha256 != cloned.weights_sha256
     assert "starts with the weights of member-0 at epoch" in RunDir(path).log("member-1").read_text()
     (row,) = [row for row in ensemble.attach(path).status() if "lineage" in row]
@@ -85,15 +60,12 @@ def test_a_warm_clone_that_learns_nothing_ends_with_the_weights_it_began_with(tm
 
 
 def test_a_clone_that_is_stopped_ends_with_the_same_bits_without_its_parent(tmp_path: Path) -> None:
-    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
-        if (event["type"], event["member"]) == ("finished", "member-0"):
-            for warm in (True, True, False):
-                run.clone("member-0", Member({"lr": 0.05}, epochs=3), warm=warm)
-        elif (event["type"], event["member"]) == ("started", "member-2"):
-            run.stop()
+    def clone(run: ensemble.Run) -> None:
+        for warm in (True, True, False):
+            run.clone("member-0", Member({"lr": 0.05}, epochs=3), warm=warm)
 
-    run_inline(tmp_path, make([WIDE]), ask)
-    state = read_state(tmp_path)
+    asks = {("finished", "member-0"): clone, ("started", "member-2"): ensemble.Run.stop}
+    state = run_inline(tmp_path, make([WIDE]), asks)
     assert state.members["member-2"].state == "stopped"
     shutil.rmtree(RunDir(tmp_path).member("member-0"))
     ensemble.resume(tmp_path).wait()
@@ -108,9 +80,8 @@ def test_a_clone_that_is_stopped_ends_with_the_same_bits_without_its_parent(tmp_
 
 
 def test_what_does_not_fit_fails_at_once_for_good_and_names_what_differs(tmp_path: Path) -> None:
-    made = make([WIDE, {"lr": 0.1}])
-    ask = when("finished", "member-0", lambda run: run.clone("member-0", {"width": 9}, warm=True))
-    state = run_inline(tmp_path, made, ask)
+    ask = {("finished", "member-0"): lambda run: run.clone("member-0", {"width": 9}, warm=True)}
+    state = run_inline(tmp_path, make([WIDE, {"lr": 0.1}]), ask)
     failed = state.members["member-2"]
     assert (failed.state, failed.reason, failed.attempts) == ("failed", "impossible", 1)
     assert failed.error is not None and "0.weight is [9, 4], in member-0 [8, 4]" in failed.error
@@ -122,35 +93,32 @@ def test_what_does_not_fit_fails_at_once_for_good_and_names_what_differs(tmp_pat
 
 @pytest.mark.more
 def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_path: Path) -> None:
-    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
-        if event["type"] == "failed" or (event["type"], event["member"]) == ("started", "member-0"):
-            run.clone(event["member"], {"fault": "none"}, warm=True)
+    def clone(number: int) -> Any:
+        return lambda run: run.clone(f"member-{number}", {"fault": "none"}, warm=True)
 
     fault = {"lr": 0.1, "fault": "nan"}
-    state = run_inline(tmp_path, make([{"lr": 0.1, "fault": "none"}, fault, fault | {"after": 8}]), ask)
+    asks = {("started", "member-0"): clone(0), ("failed", "member-1"): clone(1), ("failed", "member-2"): clone(2)}
+    state = run_inline(tmp_path, make([{"lr": 0.1, "fault": "none"}, fault, fault | {"after": 8}]), asks)
     why = "no clone can start with the weights of {}: it has no checkpoint ({})"
-    refused = [
+    assert answers(tmp_path) == [
         (False, why.format("member-0", "running") + "; a pause makes it write one"),
         (False, why.format("member-1", "failed")),
+        (True, "member-3 is waiting; it starts with the weights of member-2 after 1 epoch"),
     ]
-    said = "member-3 is waiting; it starts with the weights of member-2 after 1 epoch"
-    assert answers(tmp_path) == [*refused, (True, said)]
     assert [member.state for member in state.members.values()] == ["finished", "failed", "failed", "finished"]
     assert state.members["member-2"].reason == "nan"
 
 
 def test_a_clone_needs_no_change_to_start_warm_and_a_damaged_checkpoint_starts_none(tmp_path: Path) -> None:
-    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
-        if (event["type"], event.get("member")) == ("finished", "member-0"):
-            run.clone("member-0", warm=True)
-        elif (event["type"], event.get("member")) == ("finished", "member-1"):
-            checkpoint = newest_checkpoint(RunDir(tmp_path), "member-0", 0)
-            assert checkpoint is not None
-            checkpoint.write_bytes(b"nothing")
-            run.clone("member-0", warm=True)
-            run.clone("member-0", {"lr": 0.2})
+    def damage(run: ensemble.Run) -> None:
+        checkpoint = newest_checkpoint(RunDir(tmp_path), "member-0", 0)
+        assert checkpoint is not None
+        checkpoint.write_bytes(b"nothing")
+        run.clone("member-0", warm=True)
+        run.clone("member-0", {"lr": 0.2})
 
-    state = run_inline(tmp_path, make([WIDE]), ask)
+    asks = {("finished", "member-0"): lambda run: run.clone("member-0", warm=True)}
+    state = run_inline(tmp_path, make([WIDE]), {**asks, ("finished", "member-1"): damage})
     (first, why), (second, _), (third, _) = sorted(answers(tmp_path), key=lambda each: "damaged" not in each[1])
     assert (first, second, third) == (False, True, True) and "is damaged" in why
     with pytest.raises(SpecError, match="did you mean 'member-0'"):
@@ -175,7 +143,7 @@ def train(member: Any) -> None:
 
 @pytest.mark.more
 def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_path: Path) -> None:
-    ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.0}, warm=True))
+    ask = {("finished", "member-0"): lambda run: run.clone("member-0", {"lr": 0.0}, warm=True)}
     state = run_inline(tmp_path, make([{"lr": 0.1}], recipe=train), ask)
     parent, cloned = state.members.values()
     assert parent.weights_sha256 == cloned.weights_sha256 is not None and cloned.epoch == 2
@@ -186,16 +154,15 @@ def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(tmp_path: P
     path = tmp_path / "run"
     in_the_way = RunDir(path).member("member-1")
 
-    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
-        if (event["type"], event["member"]) == ("finished", "member-0"):
-            in_the_way.write_text("a file where its directory would be")
-            run.clone("member-0", {"lr": 0.2}, warm=True)
-            run.clone("member-0", {"lr": 0.2})
-            run.stop()
+    def clone(run: ensemble.Run) -> None:
+        in_the_way.write_text("a file where its directory would be")
+        run.clone("member-0", {"lr": 0.2}, warm=True)
+        run.clone("member-0", {"lr": 0.2})
+        run.stop()
 
-    again = when("finished", "member-2", lambda run: run.clone("member-0", {"lr": 0.05}, warm=True))
+    again = {("finished", "member-2"): lambda run: run.clone("member-0", {"lr": 0.05}, warm=True)}
     made = make([{"lr": 0.1}])
-    run_inline(path, made, ask)
+    run_inline(path, made, {("finished", "member-0"): clone})
     assert answers(path)[0][0] is False and "cannot write" in answers(path)[0][1]
     assert not [each for each in (path / "members").iterdir() if each.name.startswith(".")]
     state = run_inline(path, made, again)
@@ -203,17 +170,15 @@ def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(tmp_path: P
     assert {member.state for member in state.members.values()} == {"finished"}
 
 
-def other_loss(model: Any, batch: Any) -> Any:
-    return 2.0 * loss(model, batch)
-
-
 @pytest.mark.more
 def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
-    stop = when("checkpoint", "member-0", lambda run: run.stop())
+    def other_loss(model: Any, batch: Any) -> Any:
+        return 2.0 * loss(model, batch)
+
     members = [WIDE | {"step_s": 0.01}]
-    before = run_inline(tmp_path, make(members, epochs=4), stop)
+    before = run_inline(tmp_path, make(members, epochs=4), {("checkpoint", "member-0"): ensemble.Run.stop})
     changed = Recipe(model=faulty_model, loss=other_loss, task="classification", optimizer=momentum)
-    ask = when("started", "member-0", lambda run: run.clone("member-0", {"lr": 0.2}, warm=True))
+    ask = {("started", "member-0"): lambda run: run.clone("member-0", {"lr": 0.2}, warm=True)}
     state = run_inline(tmp_path, make(members, epochs=4, recipe=changed), ask, accept_code=True)
     assert state.members["member-1"].state == "finished"
     assert state.members["member-1"].identity["lineage"]["code"] == before.header.code != state.header.code
@@ -221,15 +186,14 @@ def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
 
 
 def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(tmp_path: Path) -> None:
-    space = {"lr": uniform(0.01, 0.2), "width": 8}
-    search = Search(space, trials=2, sampler="random", pruner="none")
-    made = make([], search=search)
-    ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.15}, warm=True))
-    state = run_inline(tmp_path, made, ask)
+    search = Search({"lr": uniform(0.01, 0.2), "width": 8}, trials=2, sampler="random", pruner="none")
+    ask = {("finished", "member-0"): lambda run: run.clone("member-0", {"lr": 0.15}, warm=True)}
+    state = run_inline(tmp_path, make([], search=search), ask)
     (cloned,) = [member for member in state.members.values() if member.identity["added"]]
-    assert (
-        cloned.state == "finished" and cloned.identity["outside"] == "it starts with the weights of another member"
-    )
-    trial = study_of(tmp_path).trials[cloned.number]
+    assert cloned.state == "finished"
+    assert cloned.identity["outside"] == "it starts with the weights of another member"
+    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(tmp_path).journal))
+    study = optuna.load_study(study_name="executed", storage=optuna.storages.JournalStorage(backend))
+    trial = study.trials[cloned.number]
     assert trial.state.name == "FAIL" and trial.user_attrs["lineage"] == cloned.identity["lineage"]
     assert len(state.members) == 3, "on top of the trials"

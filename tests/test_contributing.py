@@ -12,13 +12,14 @@ import pytest
 from kit import cpu_seconds
 from kit.extensions import read_extensions, read_packages
 
+from ensemble import extend
+
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
-    """The text below a heading, up to the next heading of that depth."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
     assert found is not None, f"CONTRIBUTING.md has no section {title!r}"
     return found[1]
@@ -32,7 +33,7 @@ def read_map(package: str) -> dict[tuple[str, ...], str]:
 
 
 @pytest.mark.parametrize("package", ["ensemble", "pipelines"])
-def test_the_map_says_what_is_core_and_what_plugs_in_by_which_seam(package: str) -> None:
+def test_the_map_has_every_folder_and_says_what_is_core_and_what_plugs_in_by_which_seam(package: str) -> None:
     extensions = list(read_extensions().values())
     expected = {}
     for paths in read_map(package):
@@ -44,10 +45,6 @@ def test_the_map_says_what_is_core_and_what_plugs_in_by_which_seam(package: str)
             seams |= {owners[0].seam.partition(":")[0]} if owners else {"core"} if is_code else set()
         expected[paths] = ", ".join(sorted(seams, key=lambda seam: (seam != "core", seam)))
     assert read_map(package) == expected
-
-
-@pytest.mark.parametrize("package", ["ensemble", "pipelines"])
-def test_the_map_has_every_folder_and_nothing_else(package: str) -> None:
     folders = {f"{path.parent.name}/" for path in (ROOT / package).glob("*/__init__.py")}
     named = {path for paths in read_map(package) for path in paths}
     assert {name for name in named if name.endswith("/")} == folders
@@ -65,14 +62,13 @@ def definitions(file: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("walk", ["A sample's way", "A member's way", "An event's way"])
-def test_each_step_of_a_walk_is_a_function_that_is_there(walk: str) -> None:
-    text = section("Three walks").partition(f"**{walk}**")[2].partition("\n**")[0]
-    steps = re.findall(r"^\d+\. `([\w.]+)` in `([\w/]+\.py)`", text, re.M)
-    assert 8 <= len(steps) <= 15, "a walk has at most fifteen lines"
-    assert len(steps) == len(re.findall(r"^\d+\. ", text, re.M)), "each line names a function and its file"
-    missing = [f"{file}: {name}" for name, file in steps if name not in definitions(ROOT / file)]
-    assert missing == []
+def test_each_step_of_a_walk_is_a_function_that_is_there() -> None:
+    for walk in ("A sample's way", "A member's way", "An event's way"):
+        text = section("Three walks").partition(f"**{walk}**")[2].partition("\n**")[0]
+        steps = re.findall(r"^\d+\. `([\w.]+)` in `([\w/]+\.py)`", text, re.M)
+        assert 8 <= len(steps) <= 15, "a walk has at most fifteen lines"
+        assert len(steps) == len(re.findall(r"^\d+\. ", text, re.M)), "each line names a function and its file"
+        assert [f"{file}: {name}" for name, file in steps if name not in definitions(ROOT / file)] == []
 
 
 def test_the_cpu_seconds_are_those_of_todays_tests() -> None:
@@ -105,9 +101,7 @@ def test_cpu_seconds_are_written_where_the_page_has_its_marks(tmp_path: Path) ->
     text = page.read_text()
     assert "| tests/ray | 2, 7 |" in text and "| ray | 2, 7 |" in text and "stale" not in text
     assert text.startswith("before\n") and text.endswith(f"{cpu_seconds.END}\nafter\n")
-    assert (tmp_path / "rows.csv").read_text().splitlines()[
-        1
-    ] == "tests/ray/test_a.py::test_b,ray,test-more,2,7.00"
+    assert (tmp_path / "rows.csv").read_text().endswith("\ntests/ray/test_a.py::test_b,ray,test-more,2,7.00\n")
 
 
 def test_each_test_that_is_named_as_a_guard_is_there_and_in_the_first_tier() -> None:
@@ -122,3 +116,26 @@ def test_each_test_that_is_named_as_a_guard_is_there_and_in_the_first_tier() -> 
         marks += re.findall(r"^pytestmark = \[?(.*)", source, re.M)
         dear = [mark for mark in marks if re.match(r"pytest\.mark\.(more|slow|chaos)\b", mark)]
         assert dear == [], f"{file}::{name}"
+
+
+def test_every_table_of_the_packages_is_listed() -> None:
+    made = re.compile(r"^(\w+) = Providers\(\s*\"(\w+)\"", re.MULTILINE)
+    tables = [(kind, name) for text in read_packages().values() for name, kind in made.findall(text)]
+    assert dict(tables).keys() == extend.TABLES.keys()
+    assert [table.kind for table in extend.list_tables()] == list(extend.TABLES)
+
+
+def test_all_of_ours_can_be_loaded_and_what_it_exports_imported() -> None:
+    for table in extend.list_tables():
+        assert all(provider.load() is not None for provider in table.list_providers())
+    for name in extend.__all__:
+        assert getattr(extend, name) is not None
+    with pytest.raises(AttributeError, match="Sorce"):
+        extend.Sorce  # noqa: B018
+
+
+def test_the_page_has_the_group_of_every_table() -> None:
+    page = (ROOT / "docs" / "how-to" / "write-an-extension.md").read_text(encoding="utf-8")
+    assert {f"ray_ensemble.{kind}" for kind in extend.TABLES} == set(
+        re.findall(r"^\| `([\w.]+)`", page, re.MULTILINE)
+    )

@@ -41,25 +41,20 @@ def digests(path: Path) -> list[str | None]:
     return [member.weights_sha256 for member in state.members.values()]
 
 
-def train(path: Path, made: ensemble.Ensemble, executor: str = "inline") -> Path:
-    ensemble.submit(made, path, executor).wait()
+def train(path: Path, made: ensemble.Ensemble) -> Path:
+    ensemble.submit(made, path, "inline").wait()
     return path
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[str | None]:
-    """The weights of members that were declared with N epochs."""
     return digests(train(tmp_path_factory.mktemp("whole") / "run", make(N)))
 
 
-@pytest.mark.parametrize(
-    ("executor", "sharing"),
-    [("inline", "independent"), pytest.param("local", "node", marks=pytest.mark.slow)],
-)
 def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
-    executor: str, sharing: str, whole: list[str | None], tmp_path: Path
+    whole: list[str | None], tmp_path: Path
 ) -> None:
-    path = train(tmp_path / "run", make(sharing=sharing), executor)
+    path = train(tmp_path / "run", make())
     short = digests(path)
     before = load_predictions(RunDir(path).predictions("member-0"), "valid")
     result = ensemble.resume(path, epochs=N).wait()
@@ -105,28 +100,25 @@ def test_a_stopped_run_can_be_given_more_epochs_and_a_stopped_extension_goes_on_
     assert digests(path) == whole
 
 
-@pytest.mark.more
-def test_members_with_more_epochs_of_their_own_keep_them(tmp_path: Path) -> None:
-    longer = Member({"lr": 0.05}, epochs=4)
-    path = train(tmp_path / "run", make(members=[{"lr": 0.05}, longer, Member({"lr": 0.1}, epochs=1)]))
-    before = digests(path)
-    ensemble.resume(path, epochs=3).wait()
-    state = read_state(path)
-    assert [member.identity["epochs"] for member in state.members.values()] == [3, 4, 3]
-    assert of_kind(path, "run_started")[1]["more_epochs"]["members"] == {"member-0": K, "member-2": 1}
-    assert (digests(path)[1], state.members["member-1"].attempts) == (before[1], 1)
-
-
 def by_all_steps(optimizer: Any, params: dict[str, Any], steps: int) -> Any:
     import torch
 
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=params["lr"], total_steps=steps)
 
 
-def by_the_step(optimizer: Any, params: dict[str, Any], steps: int) -> Any:
-    import torch
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+@pytest.mark.more
+def test_members_keep_more_epochs_of_their_own_and_failures_are_not_tried_again(tmp_path: Path) -> None:
+    members = [{"lr": 0.05}, Member({"lr": 0.05}, epochs=4), Member({"lr": 0.1}, epochs=1), {"lr": 3e38}]
+    path = train(tmp_path / "run", make(members=members))
+    before = read_state(path).members["member-1"].weights_sha256
+    for more in ({"epochs": 3}, {}):
+        ensemble.resume(path, **more).wait()  # type: ignore[arg-type]
+        state = read_state(path)
+        assert [member.identity["epochs"] for member in state.members.values()] == [3, 4, 3, K]
+        ends = [(member.state, member.attempts, len(member.history)) for member in state.members.values()]
+        assert ends == [("finished", 2, 3), ("finished", 1, 4), ("finished", 2, 3), ("failed", 1, 0)]
+    assert of_kind(path, "run_started")[1]["more_epochs"]["members"] == {"member-0": K, "member-2": 1}
+    assert (state.members["member-1"].weights_sha256, state.members["member-3"].reason) == (before, "nan")
 
 
 def own_loop(member: Any) -> None:
@@ -143,38 +135,28 @@ def own_loop(member: Any) -> None:
         member.report(loss=1.0)
 
 
-def make_with(schedule: Any, **options: Any) -> ensemble.Ensemble:
-    recipe = Recipe(model=model, loss=loss, optimizer=momentum, schedule=schedule)
-    return make(recipe=recipe, schedule=None, **options)
+REFUSED = {
+    "'cosine' of member-0 ends with the learning rate 0 after its 2 epochs": lambda: make(schedule="cosine"),
+    "Recipe.schedule reads the number of all steps": lambda: make(
+        recipe=Recipe(model=model, loss=loss, optimizer=momentum, schedule=by_all_steps), schedule=None
+    ),
+    "the train function reads `member.steps`": lambda: make(recipe=own_loop, schedule=None, objective="loss"),
+}
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (lambda: make(schedule="cosine"), "'cosine' of member-0 ends with the learning rate 0 after its 2 epochs"),
-        pytest.param(
-            lambda: make_with(by_all_steps),
-            "Recipe.schedule reads the number of all steps",
-            marks=pytest.mark.more,
-        ),
-        pytest.param(
-            lambda: make(recipe=own_loop, schedule=None, objective="loss"),
-            "the train function reads `member.steps`",
-            marks=pytest.mark.more,
-        ),
-    ],
+    "why", [why if "cosine" in why else pytest.param(why, marks=pytest.mark.more) for why in REFUSED]
 )
 def test_an_extension_that_would_not_train_as_declared_is_refused_and_changes_nothing(
-    made: Any, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = train(tmp_path / "run", made())
+    path = train(tmp_path / "run", REFUSED[why]())
     log = RunDir(path).events.read_bytes()
     with pytest.raises(StoreError, match="its members train for 2 epochs already; give more than that, not 2"):
         ensemble.resume(path, epochs=K)
     with pytest.raises(StoreError, match=why):
         ensemble.resume(path, epochs=N)
-    assert main(["resume", str(path), "--epochs", str(N)]) == 2
-    assert why in capsys.readouterr().err
+    assert main(["resume", str(path), "--epochs", str(N)]) == 2 and why in capsys.readouterr().err
     assert RunDir(path).events.read_bytes() == log
 
 
@@ -214,8 +196,7 @@ def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_ru
     """Trials that were pruned have the epochs of the first declaration; later epochs are not judged."""
     import optuna
 
-    pruner = {"name": "median", "startup_trials": 1}
-    space = {"lr": ensemble.loguniform(1e-7, 0.5)}
+    pruner, space = {"name": "median", "startup_trials": 1}, {"lr": ensemble.loguniform(1e-7, 0.5)}
 
     def searched(epochs: int, trials: int) -> ensemble.Ensemble:
         search = ensemble.Search(space, trials=trials, sampler="random", seed=2, pruner=pruner)
@@ -239,11 +220,9 @@ def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_ru
     assert len(study.trials) == len(last) + len(finished), "what was trained further is told as another trial"
     for name, trial in last.items():
         member = state.members[name]
-        assert trial.state.name == ("COMPLETE" if member.id in finished else "PRUNED")
+        assert trial.state.name == ("COMPLETE" if name in finished else "PRUNED")
         assert trial.last_step == len(member.history)
-        if member.id in finished:
-            assert trial.value == member.metrics["accuracy"]
-
+        assert name not in finished or trial.value == member.metrics["accuracy"]
     with pytest.raises(StoreError, match=r"has epochs=3, now 2: `ensemble resume --epochs` gave it 3"):
         train(path, searched(2, 8))
     train(path, searched(3, 9))
@@ -269,25 +248,8 @@ def test_the_declaration_with_all_epochs_is_the_runs_also_where_a_member_stopped
         ensemble.resume(alone, epochs=N)
 
 
-@pytest.mark.more
-def test_members_that_failed_for_good_without_a_checkpoint_are_not_tried_again(tmp_path: Path) -> None:
-    """Their number of epochs is not what is declared now, but that is no change of their declaration."""
-    search = ensemble.Search({"lr": ensemble.choice(0.05, 3e38)}, trials=2, sampler="grid", pruner="none")
-    path = train(tmp_path / "run", make(2, search=search))
-
-    def ends() -> list[tuple[str, str | None, int, int]]:
-        found = [(m.state, m.reason, m.attempts, len(m.history)) for m in read_state(path).members.values()]
-        return sorted(found)
-
-    assert ends() == [("failed", "nan", 1, 0), ("finished", None, 1, 2)]
-    ensemble.resume(path, epochs=4).wait()
-    assert ends() == [("failed", "nan", 1, 0), ("finished", None, 2, 4)]
-    ensemble.resume(path).wait()
-    assert ends() == [("failed", "nan", 1, 0), ("finished", None, 2, 4)]
-
-
 def test_what_a_function_reads_is_seen() -> None:
-    assert reads_parameter(by_all_steps, 2) and not reads_parameter(by_the_step, 2)
+    assert reads_parameter(by_all_steps, 2) and not reads_parameter(lambda optimizer, params, steps: optimizer, 2)
     assert reads_parameter(lambda a, b, steps: lambda: steps, 2), "by a function that it makes"
     assert not reads_parameter(lambda a, b, steps: b["steps"], 2), "a hyperparameter of that name"
     assert reads_parameter(lambda *all: None, 2) and reads_parameter(print, 2), "what cannot be seen"

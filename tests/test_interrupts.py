@@ -8,9 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import psutil
 import pytest
 from kit.event_dicts import fold, read_events
 from kit.finished_runs import read_state
+from kit.leftovers import wait_until
 
 import ensemble
 from ensemble.cli.parser import main
@@ -58,17 +59,12 @@ class Command:
         self.tmp, self.run_dir = tmp, directory / "run"
         spec = directory / "slow.py"
         spec.write_text((SPEC_THAT_WAITS if "WHERE" in environment else "") + SPEC)
+        own = {"PYTHONPATH": f"{directory}:{ROOT}", "TMPDIR": str(tmp), "STEP_S": str(step_s)}
         arguments = ["run", str(spec), "--executor", executor, "--run-dir", str(self.run_dir)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", program or CLI, *([str(spec), str(self.run_dir)] if program else arguments)],
-            env={
-                **os.environ, "PYTHONPATH": f"{directory}:{ROOT}", "TMPDIR": str(tmp), "STEP_S": str(step_s),
-                **environment,
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            env={**os.environ, **own, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
         )  # fmt: skip
 
     def wait_for(self, sign: Callable[[], bool]) -> None:
@@ -84,14 +80,10 @@ class Command:
         events = self.run_dir / "events.jsonl"
         return lambda: events.exists() and f'"{kind}"' in events.read_text()
 
-    def left(self) -> list[str]:
-        """What is there of it, a moment after it has ended: processes and temporary files."""
-        until = time.monotonic() + 120
-        while (found := self._left()) and time.monotonic() < until:
-            time.sleep(0.1)
-        return found
+    def wait_until_gone(self) -> None:
+        wait_until(lambda: not self._list_left(), "its end")
 
-    def _left(self) -> list[str]:
+    def _list_left(self) -> list[str]:
         found = [str(path) for what in ("ray", "ensemble") for path in self.tmp.glob(f"{what}-*")]
         for process in psutil.process_iter():
             try:
@@ -117,7 +109,7 @@ def ends(command: Command, code: int, *says: str) -> None:
     assert command.process.returncode == code, said
     lines = [line for line in said.splitlines() if not line.startswith(("[", "there is no valid="))]  # progress
     assert len(lines) == 1 and any(words in lines[0] for words in says), said
-    assert command.left() == []
+    command.wait_until_gone()
 
 
 @pytest.mark.parametrize(
@@ -125,9 +117,7 @@ def ends(command: Command, code: int, *says: str) -> None:
     [
         ("inline", signal.SIGTERM, 143, "placed", "ensemble resume"),
         pytest.param("local", signal.SIGINT, 130, "directory", "", marks=pytest.mark.more),
-        pytest.param("local", signal.SIGINT, 130, "sockets", "can be run again", marks=pytest.mark.slow),
         pytest.param("local", signal.SIGTERM, 143, "sockets", "can be run again", marks=pytest.mark.more),
-        pytest.param("local", signal.SIGTERM, 143, "placed", "ensemble resume", marks=pytest.mark.more),
         pytest.param("local", signal.SIGHUP, 129, "placed", "ensemble resume", marks=pytest.mark.more),
     ],
 )
@@ -135,12 +125,8 @@ def test_a_signal_while_a_run_starts_ends_it_in_order(
     executor: str, number: signal.Signals, code: int, sign: str, says: str, tmp: Path, tmp_path: Path
 ) -> None:
     command = Command(tmp, tmp_path, executor)
-    signs = {
-        "directory": command.run_dir.exists,
-        "sockets": command.below("ensemble-*"),
-        "placed": command.logged("placed"),
-    }
-    command.wait_for(signs[sign])
+    in_tmp, placed = command.below("ensemble-*"), command.logged("placed")
+    command.wait_for({"directory": command.run_dir.exists, "sockets": in_tmp, "placed": placed}[sign])
     command.process.send_signal(number)
     ends(command, code, says)
     events = command.run_dir / "events.jsonl"
@@ -153,12 +139,11 @@ def test_a_signal_while_a_run_starts_ends_it_in_order(
 @pytest.mark.parametrize(
     ("numbers", "code", "sign", "after_s", "says"),
     [
-        pytest.param([signal.SIGTERM], 143, "ray-*", 0.0, ["can be run again"], marks=pytest.mark.slow),
         # On a busy machine, the run may have begun by then.
         ([signal.SIGINT], 130, "ray-*/r/session_*", 1.0, ["can be run again", "ensemble resume"]),
         ([signal.SIGTERM] * 2, 143, "ray-*/r/session_*", 0.5, [""]),  # the second does not wait for Ray
     ],
-    ids=["at once", "later", "twice"],
+    ids=["later", "twice"],
 )
 def test_signals_while_ray_starts_leave_nothing_of_it(
     numbers: list[signal.Signals], code: int, sign: str, after_s: float, says: list[str], tmp: Path, tmp_path: Path
@@ -186,23 +171,13 @@ def test_a_second_signal_ends_members_at_once_and_leaves_nothing(executor: str, 
 
 
 def test_a_deferred_signal_ends_what_its_own_thread_waits_for_and_nothing_of_another() -> None:
-    ended: list[BaseException] = []
-
-    def wait_elsewhere() -> None:
-        try:
-            raise_if_deferred()
-        except Interrupted as error:
-            ended.append(error)
-
-    with defer_signals() as received:
+    with defer_signals() as received, ThreadPoolExecutor(1) as other:
         signal.raise_signal(signal.SIGINT)
-        other = threading.Thread(target=wait_elsewhere)
-        other.start()
-        other.join()
+        other.submit(raise_if_deferred).result()
         with pytest.raises(Interrupted):
             raise_if_deferred()
     raise_if_deferred()
-    assert received == [signal.SIGINT] and ended == []
+    assert received == [signal.SIGINT]
 
 
 PROGRAM = """
@@ -225,12 +200,11 @@ def test_a_second_signal_to_a_program_that_ends_before_its_run_prints_no_traceba
     command.wait_for(command.below("stepping"))
     command.process.send_signal(signal.SIGTERM)
     assert command.process.stderr is not None
-    said = command.process.stderr.readline()
-    said = command.process.stderr.readline() if said.startswith("there is no valid=") else said
-    assert "the program ends before its run" in said
+    lines = iter(command.process.stderr.readline, "")
+    assert "the program ends before its run" in next(line for line in lines if "there is no valid=" not in line)
     command.process.send_signal(signal.SIGTERM)
     assert command.process.communicate(timeout=600)[1] == "" and command.process.returncode == 143
-    assert command.left() == []
+    command.wait_until_gone()
     state = fold(read_events(command.run_dir / "events.jsonl"))
     assert (state.ended and state.ended.type) == "run_stopped"
 

@@ -35,21 +35,15 @@ def loss(model: Any, batch: Any) -> Any:
 def submit_one(path: Path, executor: str, width: int) -> list[weakref.ref[Any]]:
     """Train an ensemble with arrays of its own; returns references to it and to the handle of its run."""
     x = np.random.default_rng(0).normal(size=(24, width)).astype(np.float32)
-    declared = Ensemble(
-        name="again",
-        recipe=Recipe(model=model, loss=loss),
-        train=Pipeline(sources.arrays(x=x, label=np.arange(24) % 3), seed=0),
-        members=[{"lr": 0.1}],
-        epochs=1,
-        batch_size=8,
-    )
+    train = Pipeline(sources.arrays(x=x, label=np.arange(24) % 3), seed=0)
+    usual: dict[str, Any] = {"members": [{"lr": 0.1}], "epochs": 1, "batch_size": 8}
+    declared = Ensemble(name="again", recipe=Recipe(model=model, loss=loss), train=train, **usual)
     run = ensemble.submit(declared, path, executor=executor)
     assert run.wait().stopped is None
     return [weakref.ref(declared), weakref.ref(run)]
 
 
 def count_held() -> dict[str, int]:
-    """What this process holds: descriptors, threads, mappings of shared memory, children, temporary files."""
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
@@ -59,24 +53,13 @@ def count_held() -> dict[str, int]:
     }
 
 
-def list_descriptors() -> list[str]:
-    """What the descriptors of this process lead to."""
-    links = [entry.path for entry in os.scandir("/proc/self/fd")]
-    return sorted(os.readlink(link) for link in links if os.path.lexists(link))  # not that of the scan itself
-
-
 def read_memory() -> int:
-    """This process's anonymous memory, in bytes."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
 def submit_many(folder: Path, runs: int, local_every: int, width: int, *, is_alone: bool) -> None:
-    """Submit runs one after the other; check that they leave nothing once the libraries are loaded.
-
-    Args:
-        is_alone: whether nothing else runs in this process, so that what it holds can be counted.
-    """
+    """Check that runs leave nothing once libraries are loaded, nor descriptors where nothing else runs here."""
     held, memory = {}, list[int]()
     for number in range(runs):
         is_local = local_every > 0 and number % local_every == 0
@@ -94,7 +77,7 @@ def submit_many(folder: Path, runs: int, local_every: int, width: int, *, is_alo
             memory.append(read_memory())
     if not is_alone:
         return
-    assert (now := count_held()) == held, f"{now}, and it was {held} after two runs: {list_descriptors()}"
+    assert (now := count_held()) == held, f"{now}, and it was {held} after two runs"
     grown = (read_memory() - memory[0]) / (runs - 2)
     assert grown < 24 * width * 4 / 4, f"{grown:,.0f} bytes a run, a quarter of its arrays or more: {memory}"
 

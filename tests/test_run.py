@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.event_dicts import read_events
 from kit.execute_members import an_ensemble
-from kit.finished_runs import once, read_state
+from kit.finished_runs import of_kind, once, read_state
 from kit.leftovers import wait_until
 
 import ensemble
@@ -46,12 +45,8 @@ def test_a_paused_run_waits_until_another_shell_lets_it_go_on_and_its_weights_st
         wait_until(lambda: other.status()[1]["state"] == "finished", "the end of the one that was resumed")
         other.stop().wait()
 
-    run = ensemble.submit(
-        an_ensemble(members, epochs=2),
-        path,
-        executor="inline",
-        on_event=once("epoch", lambda: run.pause(), "member-0"),
-    )
+    pause = once("epoch", lambda: run.pause(), "member-0")
+    run = ensemble.submit(an_ensemble(members, epochs=2), path, executor="inline", on_event=pause)
     with ThreadPoolExecutor(1) as shell:
         asked = shell.submit(another_shell)
         asked.add_done_callback(lambda done: run.stop() if done.exception() else None)  # else it waits for ever
@@ -118,9 +113,7 @@ def test_files_that_are_no_requests_end_no_run_and_are_answered(
 
     run = ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=2), tmp_path, executor="inline", on_event=write)
     assert [row["state"] for row in run.wait().members] == ["finished"]
-    answers = {
-        event["request"]: event for event in read_events(RunDir(tmp_path).events) if event["type"] == "request"
-    }
+    answers = {event["request"]: event for event in of_kind(tmp_path, "request")}
     assert set(answers) == {*bad, "stop-folder", "stop-\udce9"} and not any(e["done"] for e in answers.values())
     assert not list(requests.glob("*.json"))
 

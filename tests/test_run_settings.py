@@ -26,8 +26,6 @@ DOUBLE = {"torch.set_default_dtype": "torch.float64"}
 
 
 class Net(torch.nn.Module):
-    """Makes a tensor of the default dtype whenever it is called."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 2)
@@ -47,22 +45,22 @@ def take_default_dtype(sample: dict[str, Any]) -> dict[str, Any]:
 def declare(*, has_stage: bool = True) -> Ensemble:
     halves = arrays(x=VALUES, label=(VALUES[:, 0] > 0).astype(int)).split(0.5)
     train, valid = (Pipeline(half).map(take_default_dtype) if has_stage else Pipeline(half) for half in halves)
+    options: dict[str, Any] = {"batch_size": 16, "calibrate": False, "members": [{"lr": 0.1}, {"lr": 0.2}]}
     recipe = Recipe(model=lambda params: Net(), loss=loss)
-    members = [{"lr": 0.1}, {"lr": 0.2}]
-    options: dict[str, Any] = {"batch_size": 16, "calibrate": False}
-    return Ensemble(name="settings", recipe=recipe, train=train, valid=valid, members=members, **options)
+    return Ensemble(name="settings", recipe=recipe, train=train, valid=valid, **options)
 
 
 @pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
+def _settings_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A framework that another test of this process has used may have made cuDNN deterministic."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     with keep_settings():
         yield
 
 
-@pytest.fixture(autouse=True)
-def _settings_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A framework that another test of this process has used may have made cuDNN deterministic."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+def check_finished(state: Any) -> None:
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert torch.get_default_dtype() == torch.float32
 
 
 def run_in(dtype: torch.dtype, path: Path, executor: str = "inline", *, has_stage: bool = True) -> None:
@@ -73,13 +71,7 @@ def run_in(dtype: torch.dtype, path: Path, executor: str = "inline", *, has_stag
     check_finished(run.state)
 
 
-def check_finished(state: Any) -> None:
-    assert {member.state for member in state.members.values()} == {"finished"}
-    assert torch.get_default_dtype() == torch.float32
-
-
 def check_predictions(path: Path, dtype: torch.dtype) -> None:
-    """A loaded member predicts what it predicted in its run."""
     run = RunDir(path)
     saved = read_predictions(run, fold(read_events(run.events)).members["member-0"], "valid")
     model = ensemble.load(path, members=["member-0"], combine="average")
@@ -101,10 +93,7 @@ def test_an_inline_run_has_its_settings_and_the_process_keeps_its_own(tmp_path: 
         thread.join()
         check_finished(run.state)
         check_predictions(tmp_path / name, dtype)
-    settings = [
-        fold(read_events(tmp_path / name / "events.jsonl")).header.settings for name in ("double", "single")
-    ]
-    assert settings == [DOUBLE, {}]
+    assert [read_state(tmp_path / name).header.settings for name in ("double", "single")] == [DOUBLE, {}]
 
 
 @pytest.mark.more

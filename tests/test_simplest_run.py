@@ -10,7 +10,7 @@ How it is counted, in a new process, from `import ensemble` to the end of `wait(
 - rooms: the folders and files of the first level that the call of `submit` alone passes through;
 - climbs: pairs of them in which one calls another that is above it in the floors of `test_architecture.py`.
 
-A bound is lowered when the figure falls, never raised. `python tests/test_simplest_run.py` prints them by room.
+A bound is lowered when the figure falls, never raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import ast
 import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 from test_architecture import FLOORS
@@ -35,8 +34,6 @@ ROOT, OUT = sys.argv[1:]
 PACKAGES = tuple(os.path.join(ROOT, name) + os.sep for name in ("ensemble", "pipelines"))
 IS_FUNCTION = 2  # inspect.CO_NEWLOCALS, which bodies of classes and modules lack
 entered = set()
-
-
 calls = set()  # (caller's file, called file), while `submit` runs
 is_submitting = False
 
@@ -103,26 +100,24 @@ print("\\n" + json.dumps({"modules": sorted(modules), "functions": sorted(functi
 """
 
 
-Functions = dict[tuple[str, int, str], int]
-"""(file, first line, name) -> lines: those of a `def`, 0 of a lambda or comprehension within one."""
-
-
-def measure(folder: Path) -> tuple[list[str], Functions, dict[str, int]]:
-    """The loaded modules, the functions that were entered, and the rooms and climbs of `submit`."""
+def measure(folder: Path) -> dict[str, int]:
     program = folder / "simplest.py"
     program.write_text(PROGRAM, encoding="utf-8")
     command = [sys.executable, str(program), str(ROOT), str(folder / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
-    functions: Functions = dict.fromkeys(map(tuple, seen["functions"]), 0)
-    for file in {file for file, _, _ in functions}:
+    # (file, first line, name) -> lines: those of a `def`, 0 of a lambda or comprehension within one
+    functions: dict[tuple[str, int, str], int] = dict.fromkeys(map(tuple, seen["functions"]), 0)
+    files = {file for file, _, _ in functions}
+    for file in files:
         for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 if (file, first, node.name) in functions:
                     functions[file, first, node.name] = (node.end_lineno or first) - first + 1
-    return seen["modules"], functions, count_climbs(seen["calls"])
+    figures = {"modules": len(seen["modules"]), "files": len(files), "functions": len(functions)}
+    return figures | {"lines": sum(functions.values())} | count_climbs(seen["calls"])
 
 
 def count_climbs(calls: list[tuple[str | None, str]]) -> dict[str, int]:
@@ -138,52 +133,10 @@ def count_climbs(calls: list[tuple[str | None, str]]) -> dict[str, int]:
     return {"rooms": len({find_room(called) for _, called in calls}), "climbs": len(climbs)}
 
 
-def count(modules: list[str], functions: Functions, climbs: dict[str, int]) -> dict[str, int]:
-    files = {file for file, _, _ in functions}
-    lines = sum(functions.values())
-    return {"modules": len(modules), "files": len(files), "functions": len(functions), "lines": lines} | climbs
-
-
-def name_room(file: str) -> str:
-    parts = file.split("/")
-    return parts[0] if parts[0] == "pipelines" else "/".join(parts[:2]) if len(parts) > 2 else "ensemble/*.py"
-
-
-def format_rooms(modules: list[str], functions: Functions) -> str:
-    """A line for each room: loaded modules, and files, functions and lines that the run passes through."""
-    counts: dict[str, Counter[str]] = {}
-    for module in modules:
-        file = module.replace(".", "/")
-        room = name_room(file + ("/__init__.py" if (ROOT / file).is_dir() else ".py"))
-        counts.setdefault(room, Counter())["modules"] += 1
-    for file in {file for file, _, _ in functions}:
-        counts[name_room(file)]["files"] += 1
-    for (file, _, _), lines in functions.items():
-        counts[name_room(file)].update({"functions": 1, "lines": lines})
-    rows = [f"{'':24}{'modules':>8}{'files':>8}{'functions':>11}{'lines':>8}"]
-    for room, of in sorted(counts.items(), key=lambda item: -item[1]["lines"]):
-        rows.append(f"{room:24}{of['modules']:8,}{of['files']:8,}{of['functions']:11,}{of['lines']:8,}")
-    return "\n".join(rows)
-
-
 def test_the_simplest_run_passes_through_no_more_than_its_bounds(tmp_path: Path) -> None:
-    modules, functions, climbs = measure(tmp_path)
-    figures = count(modules, functions, climbs)
-    print(format_rooms(modules, functions), figures, sep="\n")
+    figures = measure(tmp_path)
     for name, bound in BOUNDS.items():
         assert figures[name] <= bound, f"the simplest run has {figures[name]:,} {name}, {bound:,} are allowed"
         assert figures[name] * SLACK > bound, (
             f"the simplest run has fewer {name}: the bound may be {figures[name]:,}"
         )
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder))
-    print(format_rooms(*found[:2]))
-    print(count(*found))
-    if "--functions" in sys.argv:
-        for (file, line, name), lines in found[1].items():
-            print(f"{file}:{line} {name} {lines}")

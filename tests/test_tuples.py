@@ -40,8 +40,10 @@ DECLARED: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
-@pytest.mark.parametrize("way", DECLARED)
+@pytest.mark.parametrize(
+    ("executor", "way"),
+    [*(("inline", way) for way in DECLARED), pytest.param("local", "dict", marks=pytest.mark.more)],
+)
 def test_tuples_arrive_as_tuples_from_members_spaces_and_additions(
     way: str, executor: str, tmp_path: Path
 ) -> None:

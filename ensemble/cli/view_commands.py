@@ -40,7 +40,7 @@ def _show_status(run_dir: RunDir, options: argparse.Namespace) -> int:
     from ensemble.store.mirror_status import load_status
 
     status = RunStatus.load(run_dir)
-    gone = reporting.describe_lost_controller(run_dir, status.state, silent_s=reporting.SILENT_S)
+    gone = reporting.describe_lost_controller(run_dir, status.state)
     run = reporting.RunProjection.from_status(status, gone)
     if options.json != "-":
         print_lines(options, reporting.status_head(run), *reporting.status_lines(run, find_width()))
@@ -76,7 +76,7 @@ def _watch(run_dir: RunDir) -> int:
 
     The log is looked at a few times a second; nothing is drawn unless it has grown.
     """
-    from ensemble.reporting import SILENT_S, Progress, describe_lost_controller
+    from ensemble.reporting import Progress, describe_lost_controller
     from ensemble.run import StateFollower
 
     follower, checked_at = StateFollower(run_dir), 0.0
@@ -85,7 +85,7 @@ def _watch(run_dir: RunDir) -> int:
         with Progress(sys.stdout) as progress:
             while state.ended is None and gone is None:
                 if state.starts and time.monotonic() - checked_at >= CHECK_S:
-                    gone = describe_lost_controller(run_dir, state, silent_s=SILENT_S)
+                    gone = describe_lost_controller(run_dir, state)
                     checked_at = time.monotonic()
                 if follower.read() or not progress.is_drawn:  # after the check: the last events are included
                     progress.update(state)

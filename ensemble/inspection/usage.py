@@ -20,7 +20,7 @@ from ensemble.meter.origin import weakest
 from ensemble.reporting.dashboard.runs import find_runs, is_run
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.cost import run_impact
-from ensemble.reporting.status import SILENT_S, describe_lost_controller
+from ensemble.reporting.status import describe_lost_controller
 from ensemble.spec import SpecError
 from ensemble.spec.frames import Rows
 from ensemble.store import RunDir, RunStatus, StoreError
@@ -65,7 +65,7 @@ def sum_usage(folder: str | os.PathLike[str] = "runs", by: str | Sequence[str] =
         if not run_dir.events.exists():
             continue  # it has not begun
         status = RunStatus.load(run_dir)
-        run = RunProjection.from_status(status, describe_lost_controller(run_dir, status.state, silent_s=SILENT_S))
+        run = RunProjection.from_status(status, describe_lost_controller(run_dir, status.state))
         impact = run_impact(run.state, run.ledger)
         key = (*(_GROUPS[name](run_dir, run) for name in names), impact.price.unit)
         sums.setdefault(key, _Sum()).add(run, impact)

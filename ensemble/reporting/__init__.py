@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ensemble.reporting.progress import Progress as Progress
     from ensemble.reporting.report import write_report as write_report
     from ensemble.reporting.run_projection import RunProjection as RunProjection
-    from ensemble.reporting.status import SILENT_S as SILENT_S
     from ensemble.reporting.status import describe_lost_controller as describe_lost_controller
     from ensemble.reporting.status import status_head as status_head
     from ensemble.reporting.status import status_lines as status_lines
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "Progress": "ensemble.reporting.progress",
     "RunProjection": "ensemble.reporting.run_projection",
-    "SILENT_S": "ensemble.reporting.status",
     "describe_lost_controller": "ensemble.reporting.status",
     "status_head": "ensemble.reporting.status",
     "status_lines": "ensemble.reporting.status",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import textwrap
 import time
@@ -40,7 +39,7 @@ COLUMNS = {
 SILENT_S = 300.0
 
 
-def describe_lost_controller(run_dir: RunDir, state: RunState, *, silent_s: float = math.inf) -> str | None:
+def describe_lost_controller(run_dir: RunDir, state: RunState, *, silent_s: float = SILENT_S) -> str | None:
     """A line about the controller of a run that has not ended, if the controller has; None otherwise.
 
     A living controller holds a lock on the log. Where the file system has no locks, its process is looked for, and

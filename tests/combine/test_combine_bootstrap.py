@@ -182,25 +182,25 @@ def test_a_figure_that_no_draw_moves_has_no_interval_but_a_difference_has() -> N
     """All of 20 samples are right: the accuracy of others need not be 1, and the draws cannot tell."""
     both = {"ensemble": np.tile([0.9, 0.1], (20, 1)), "best": np.tile([0.6, 0.4], (20, 1))}
     both["ensemble"][:5] = [0.8, 0.2]
-    found = intervals({name: find_math(ONE).statistics(p, np.zeros(20, np.int64)) for name, p in both.items()}, 20)
+
+    def draw_of(samples: int, *models: str) -> dict[str, dict[str, list[float]]]:
+        zeros = np.zeros(samples, np.int64)
+        of = {name: find_math(ONE).statistics(both[name][-samples:], zeros) for name in models or both}
+        return intervals(of, samples)
+
+    found, single = draw_of(20), draw_of(1)
     assert "accuracy" not in found["ensemble"] and found["ensemble"]["nll"][0] < found["ensemble"]["nll"][1]
     assert found["best"] == {} and found["difference"]["accuracy"] == [0, 0]
-
-
-def test_of_a_single_sample_no_difference_is_more_than_noise() -> None:
-    one = {name: np.array([[p, 1 - p]]) for name, p in (("ensemble", 0.9), ("best", 0.6))}
-    of = {name: find_math(ONE).statistics(p, np.array([0])) for name, p in one.items()}
-    found = intervals(of, 1)
-    assert not any(found.values()) and list(found) == ["ensemble", "best", "difference"]
-    assert "difference" not in intervals({"ensemble": of["ensemble"]}, 1)
-    assert find_noise(found, ["nll", "brier"]) == ["nll", "brier"]
+    assert not any(single.values()) and list(single) == ["ensemble", "best", "difference"]
+    assert "difference" not in draw_of(1, "ensemble")
+    assert find_noise(single, ["nll", "brier"]) == ["nll", "brier"], "of one sample no difference is more"
     known = {"difference": {"nll": [-2.0, -1.0], "ece": [-1.0, 1.0]}}
     assert find_noise(known, ["accuracy", "nll"]) == ["ece", "accuracy"]
 
 
 def test_a_figure_that_most_draws_leave_undefined_has_no_interval() -> None:
-    assert find_interval(0.5, np.full(100, np.nan)) is None
-    assert find_interval(0.5, np.concatenate([np.linspace(0, 1, 40), np.full(60, np.nan)])) is None
-    assert find_interval(0.5, np.concatenate([np.linspace(0, 1, 60), np.full(40, np.nan)])) is not None
+    for defined, undefined in ((0, 100), (40, 60), (60, 40)):
+        drawn = np.concatenate([np.linspace(0, 1, defined), np.full(undefined, np.nan)])
+        assert (find_interval(0.5, drawn) is None) == (defined < undefined)
     assert find_interval(float("nan"), np.arange(100.0)) is None
     assert find_interval(50, np.arange(101.0)) == pytest.approx([2.5, 97.5], abs=0.1)

@@ -17,7 +17,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ensemble.combine import CombineError
 from ensemble.combine.conformal import (
-    Conformal,
     ConformalSets,
     calibrate,
     calibrate_interval,
@@ -75,15 +74,10 @@ def test_the_threshold_is_the_kth_smallest_score(seed: int, n: int, level: float
     assert find_threshold(scores, np.ones(n, bool), level) == expected
 
 
-def test_ten_samples_and_a_level_of_nine_tenths_need_no_rounding_up() -> None:
-    assert find_threshold(np.arange(9.0), np.ones(9, bool), 0.9) == 8.0
-    assert find_threshold(np.arange(8.0), np.ones(8, bool), 0.9) == math.inf
-    assert find_threshold(np.empty(0), np.ones(0, bool), 0.9) == math.inf
-
-
 def test_every_sample_counts_once_however_many_positions_it_has() -> None:
-    scores = np.array([[0.0] * 4, [1.0] * 4, [2.0] * 4, [9.0] * 4])
-    part = np.ones((4, 4), bool)
+    for n, threshold in ((9, 8.0), (8, math.inf), (0, math.inf)):  # ten samples need no rounding up
+        assert find_threshold(np.arange(float(n)), np.ones(n, bool), 0.9) == threshold
+    scores, part = np.array([[0.0] * 4, [1.0] * 4, [2.0] * 4, [9.0] * 4]), np.ones((4, 4), bool)
     part[0, 1:] = False
     # weights: 1 for the score 0, then 4 x 1/4 each; (4 + 1) * 0.5 = 2.5 is reached at the third sample
     assert find_threshold(scores, part, 0.5) == 2.0
@@ -237,43 +231,32 @@ def example(task: Task) -> tuple[np.ndarray, np.ndarray]:
     return values, classes if task.kind in ("classification", "multilabel") else rng.normal(size=50)
 
 
-def predict(conformal: Conformal, values: np.ndarray) -> np.ndarray:
-    return np.asarray(conformal.predict(values))
-
-
 @pytest.mark.parametrize("task", [CLASSIFICATION, MULTILABEL, REGRESSION, GAUSSIAN, CQR], ids=lambda t: t.kind)
 def test_what_is_calibrated_goes_through_json(task: Task) -> None:
     values, target = example(task)
     for few in (slice(None), slice(5)):
         for conformal in calibrate(task, values[few], target[few]):
-            record = json.loads(json.dumps(conformal.as_record(), allow_nan=False))
-            assert load_conformal(record) == conformal
-            assert np.array_equal(predict(load_conformal(record), values), predict(conformal, values))
+            again = load_conformal(json.loads(json.dumps(conformal.as_record(), allow_nan=False)))
+            assert again == conformal and np.array_equal(again.predict(values), conformal.predict(values))
             if few.stop == 5:  # nothing can be promised: everything is predicted
                 assert measure(conformal, values, target)["coverage"] == 1
 
 
-def test_an_interval_that_would_be_empty_is_its_middle() -> None:
-    quantile = np.array([[0.0, 5.0, 10.0]] * 50)
-    interval = calibrate_interval(CQR, quantile, np.full(50, 5.0))
-    assert interval.threshold == -5.0
-    low, high = interval.predict(np.array([[0.0, 1.0, 2.0]]))
-    assert (low, high) == (1.0, 1.0)
-
-
-def test_quantiles_nearest_to_the_level_are_corrected() -> None:
+def test_quantiles_nearest_to_the_level_are_corrected_and_an_empty_interval_is_its_middle() -> None:
     for levels, columns in (((0.05, 0.5, 0.95), (0, 2)), ((0.01, 0.1, 0.5, 0.9, 0.99), (0, 4)), ((0.5,), (0, 0))):
         values = np.sort(np.random.default_rng(0).random((50, len(levels))), axis=1)
         assert calibrate_interval(quantiles(*levels), values, np.zeros(50)).columns == columns
+    interval = calibrate_interval(CQR, np.array([[0.0, 5.0, 10.0]] * 50), np.full(50, 5.0))
+    assert interval.threshold == -5.0 and interval.predict(np.array([[0.0, 1.0, 2.0]])) == (1.0, 1.0)
 
 
 def test_what_has_no_meaning_is_refused() -> None:
-    p, target = draw_classes(np.random.default_rng(0), 20, 3)
+    (p, target), raps = draw_classes(np.random.default_rng(0), 20, 3), {"method": "raps", "thresholds": [1.0]}
     for act in (
         lambda: calibrate(FREE, p, target),
         lambda: calibrate_sets(REGRESSION, p, target),
         lambda: calibrate_interval(CLASSIFICATION, p, target),
-        lambda: load_conformal({"kind": "sets", "method": "raps", "level": 0.9, "thresholds": [1.0]}),
+        lambda: load_conformal({"kind": "sets", "level": 0.9, **raps}),
         lambda: calibrate_sets(CLASSIFICATION, p, target, level=1.0),
         lambda: measure(calibrate_sets(CLASSIFICATION, p, target), p, np.full(20, IGNORED)),
     ):

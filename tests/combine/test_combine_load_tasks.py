@@ -56,20 +56,22 @@ def state_of(run: RunDir) -> RunState:
 BATCH = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
 
 
-def test_a_loaded_run_says_what_was_measured(finished: tuple[str, RunDir]) -> None:
+def test_a_loaded_run_says_what_was_measured_and_each_member_predicts_what_it_saved(finished: Any) -> None:
     name, run = finished
     event: Any = state_of(run).combined
     model, saved = ensemble.load(run.path), load_predictions(run.predictions("member-0"), "test")
     values = model(BATCH)
     assert isinstance(model, EnsembleModel) and model.member_ids == event.members
     assert (model.task, values.dtype, values.shape) == (saved.task, torch.float32, saved.values.shape)
-    recipe = cases.CASES[name].recipe
+    recipe, expected = cases.CASES[name].recipe, event.metrics["ensemble"]
     more = [*recipe.split_metrics, *filter(None, [recipe.objective])]
-    figures, expected = (
-        find_math(model.task).measure(values.numpy(), saved.target, more),
-        event.metrics["ensemble"],
-    )
+    figures = find_math(model.task).measure(values.numpy(), saved.target, more)
     assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    for member in state_of(run).members:
+        alone = ensemble.load(run.path, combine=median if name == "free" else "average", members=[member])
+        alone.calibration = 1.0
+        own = load_predictions(run.predictions(member), "test").values
+        np.testing.assert_allclose(alone(BATCH).numpy(), own, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")  # what cannot be stacked is averaged, with a warning
@@ -99,25 +101,10 @@ def test_uncertainties_are_those_of_the_saved_predictions(finished: tuple[str, R
         np.testing.assert_allclose(parts[part].numpy(), values, rtol=1e-3, atol=3e-6, err_msg=part)
 
 
-def test_each_member_predicts_what_it_saved(finished: tuple[str, RunDir]) -> None:
-    name, run = finished
-    for member in state_of(run).members:
-        model = ensemble.load(run.path, combine=median if name == "free" else "average", members=[member])
-        model.calibration = 1.0
-        saved = load_predictions(run.predictions(member), "test").values
-        np.testing.assert_allclose(model(BATCH).numpy(), saved, rtol=1e-5, atol=1e-6)
-
-
 #: Largest difference between float32 and float64, for values of the order of 1.
 TOLERANCE = 3e-6
 
-TASKS = [
-    Task("classification"),
-    Task("multilabel"),
-    Task("regression"),
-    Task("gaussian"),
-    quantiles(0.1, 0.5, 0.9),
-]
+TASKS = [*map(Task, ("classification", "multilabel", "regression", "gaussian")), quantiles(0.1, 0.5, 0.9)]  # type: ignore[arg-type]
 
 cases_formulas = st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 7), st.booleans())
 
@@ -158,14 +145,12 @@ EACH_TASK = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 def test_mixtures_and_calibrations_of_tensors_are_those_of_arrays(task: Task, case: Any, factor: float) -> None:
     math, (each, weights) = find_math(task), draw(task, *case)
     wanted = math.mix([math.normalise(values) for values in each], weights)
-    found = mix(
-        task, [normalise(task, values) for values in as_tensors(each)], torch.tensor(weights, dtype=torch.float32)
-    )
-    assert_close(found, wanted)
+    normalised = [normalise(task, values) for values in as_tensors(each)]
+    mixed: Any = mix(task, normalised, torch.tensor(weights, dtype=torch.float32))
+    assert_close(mixed, wanted)
     # A low temperature multiplies what two logits differ by: each computes from the same mixture here.
-    assert_close(
-        apply_calibration(task, found, factor), math.calibrate(found.numpy(), factor), scale=1 / min(factor, 1)
-    )
+    calibrated = math.calibrate(mixed.numpy(), factor)
+    assert_close(apply_calibration(task, mixed, factor), calibrated, scale=1 / min(factor, 1))
 
 
 @pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])

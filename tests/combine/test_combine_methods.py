@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,10 +87,12 @@ def test_greedy_follows_the_published_procedure() -> None:
     assert np.allclose(MATH.greedy_weights(p, target), np.bincount(kept, minlength=5) / len(kept))
 
 
-def test_equal_members_tie_to_the_first() -> None:
-    p, target = members_of(3, 1)
+def test_equal_members_tie_to_the_first_and_one_member_is_itself_under_every_mixture() -> None:
+    (p,), target = members_of(3, 1)
     for criterion in ("nll", "accuracy", "brier"):
-        assert MATH.greedy_weights([p[0], p[0].copy(), p[0].copy()], target, criterion).tolist() == [1.0, 0.0, 0.0]
+        assert MATH.greedy_weights([p, p.copy(), p.copy()], target, criterion).tolist() == [1.0, 0.0, 0.0]
+    for method in ("average", "weighted", "greedy"):
+        assert np.array_equal(fit(method, [p], target, calibrate=False).predict([p]), p.astype(np.float64))
 
 
 @examples(10)
@@ -104,16 +107,14 @@ def test_the_fitted_temperature_undoes_a_known_one(seed: int, made: float) -> No
     assert again * made == pytest.approx(1, rel=0.15)
 
 
-def test_temperature_stays_at_one_where_nothing_is_gained_and_is_bounded() -> None:
-    assert MATH.fit_calibration(np.full((10, 2), 0.5), np.arange(10) % 2) == 1.0
-    # All sure and wrong: the softer the better, without end.
-    assert 19 < MATH.fit_calibration([[0.99, 0.01]] * 5000, [1] * 5000) <= 20
-
-
-def test_few_rows_change_the_temperature_little() -> None:
+def test_few_rows_change_the_temperature_little_and_all_within_bounds() -> None:
     """Nine of ten sure rows right: a hundred such rows say that the pool is too sure, ten may be bad luck."""
+    assert MATH.fit_calibration(np.full((10, 2), 0.5), np.arange(10) % 2) == 1.0, "nothing is gained"
+    assert 19 < MATH.fit_calibration([[0.99, 0.01]] * 5000, [1] * 5000) <= 20, "the softer the better, without end"
     few, many = (MATH.fit_calibration([[0.999, 0.001]] * 10 * n, ([0] * 9 + [1]) * n) for n in (1, 100))
     assert 1.3 < few < 2.5 < 3 < many < math.log(999) / math.log(9)
+    sure, target = np.tile([[0.99, 0.01]], (CALIBRATION_SAMPLES, 1)), np.arange(CALIBRATION_SAMPLES) % 2
+    assert fit("average", [sure], target).calibration > 1 == fit("average", [sure[1:]], target[1:]).calibration
 
 
 def test_rows_that_are_all_right_leave_the_temperature_alone() -> None:
@@ -129,12 +130,6 @@ def test_rows_that_are_all_right_leave_the_temperature_alone() -> None:
         before.append(nll(p[30:], target[30:]))
         after.append(nll(MATH.calibrate(p[30:], temperature), target[30:]))
     assert np.mean(after) < 1.1 * np.mean(before)
-
-
-def test_nothing_is_calibrated_on_few_samples() -> None:
-    sure, target = np.tile([[0.99, 0.01]], (CALIBRATION_SAMPLES, 1)), np.arange(CALIBRATION_SAMPLES) % 2
-    assert fit("average", [sure], target).calibration > 1
-    assert fit("average", [sure[1:]], target[1:]).calibration == 1
 
 
 def test_a_stack_corrects_classes_that_a_member_mixes_up() -> None:
@@ -168,12 +163,6 @@ def test_a_class_that_validation_never_showed_keeps_its_average_share() -> None:
     assert np.allclose(out.sum(axis=1), 1)
 
 
-def test_one_member_is_itself_under_every_mixture() -> None:
-    p, target = members_of(0, 1)
-    for method in ("average", "weighted", "greedy"):
-        assert np.array_equal(fit(method, p, target, calibrate=False).predict(p), p[0].astype(np.float64))
-
-
 def widen(values: torch.Tensor) -> torch.Tensor:
     mean, variance = values.mean(dim=0).unbind(dim=-1)
     return torch.stack([mean, variance * torch.linspace(1, 2, len(mean))], dim=-1)
@@ -188,8 +177,7 @@ def test_a_small_variance_that_depends_on_the_batch_is_seen_beside_large_means()
 
 def predictions(seed: int, n: int = 40, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    scores = rng.normal(size=(n, classes)) * rng.uniform(0.1, 5)
-    p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    p = softmax(rng.normal(size=(n, classes)) * rng.uniform(0.1, 5))
     return p.astype(np.float32), rng.integers(0, classes, n)
 
 
@@ -218,24 +206,16 @@ def test_the_reliability_curve_counts_every_row_and_gives_accuracy_and_ece(seed:
     assert 0 <= MATH.measure(p, target)["brier"] <= 2
 
 
-def test_what_is_not_classification_is_refused_in_one_line() -> None:
-    p = [[0.5, 0.5]]
-    for values, target, says in (
-        (p, [2], "classes 0 ... 1, found 2"),
-        (p, [-1], "found -1"),
-        (p, [0.5], "integer classes"),
-        (p, [0, 1], r"\[1, 2\] and \[2\]"),
-        ([0.5], [0], r"\[n, ..., C\]"),
-    ):
+def test_what_is_not_classification_is_refused_and_a_label_that_is_never_known_takes_no_part() -> None:
+    p: Any = [[0.5, 0.5]]
+    refused = ((p, [2], "classes 0 ... 1, found 2"), (p, [-1], "found -1"), (p, [0.5], "integer classes"))
+    for values, target, says in (*refused, (p, [0, 1], r"\[1, 2\] and \[2\]"), ([0.5], [0], r"\[n, ..., C\]")):
         with pytest.raises(CombineError, match=says):
             accuracy(values, target)
-
-
-def test_a_label_that_nobody_has_said_anything_of_takes_no_part_in_the_mean_of_labels() -> None:
-    p, target = np.array([[0.9, 0.1, 0.3], [0.2, 0.8, 0.4]]), np.array([[1, 0, IGNORED], [0, 1, IGNORED]])
+    p, of_labels = np.array([[0.9, 0.1, 0.3], [0.2, 0.8, 0.4]]), np.array([[1, 0, IGNORED], [0, 1, IGNORED]])
     task = Task("multilabel")
-    found = find_math(task).measure(p, target)
-    assert found["f1_macro"] == compute(["f1_macro"], p, target, task)["f1_macro"] == 1
+    found = find_math(task).measure(p, of_labels)
+    assert found["f1_macro"] == compute(["f1_macro"], p, of_labels, task)["f1_macro"] == 1
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
@@ -256,22 +236,20 @@ def test_folds_are_merged_by_sample_and_repeats_are_mixed(task: Task) -> None:
 
 def test_folds_that_do_not_fit_are_refused() -> None:
     one = Predictions(np.full((2, 2), 0.5, np.float32), np.arange(2), np.array([0, 1]))
-    other = Predictions(one.values[:1], np.array([1]), np.array([0]))
-    with pytest.raises(CombineError, match="a, b saw different targets for one sample"):
-        merge_folds(["a", "b"], [one, other])
-    three = Predictions(np.full((1, 3), 1 / 3, np.float32), np.array([2]), np.array([0]))
-    with pytest.raises(CombineError, match="a and b, of one configuration, predict values of different kinds"):
-        merge_folds(["a", "b"], [one, three])
-    without = Predictions(one.values[:1], np.array([2]), None)
-    with pytest.raises(CombineError, match="one saved targets"):
-        merge_folds(["a", "b"], [one, without])
+    for values, index, target, says in (
+        (one.values[:1], [1], np.array([0]), "a, b saw different targets for one sample"),
+        (np.full((1, 3), 1 / 3, np.float32), [2], np.array([0]), "a and b, .* predict values of different kinds"),
+        (one.values[:1], [2], None, "one saved targets"),
+    ):
+        with pytest.raises(CombineError, match=says):
+            merge_folds(["a", "b"], [one, Predictions(values, np.array(index), target)])
 
 
 @pytest.mark.parametrize("method", ["average", "weighted", "greedy", "stack"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 def test_a_fit_by_configurations_is_that_of_their_rows_alone(task: Task, method: str) -> None:
     values, target = make_members(task, seed=5, members=3, n=80)
-    groups = (0, 0, 0, 1, 1, 2)
+    groups = (0, 1, 0, 0, 2, 1)  # members of one configuration need not be neighbours
     rows = [values[group] for group in groups]
     try:
         alone, expected = fit_held_out(method, values, target, task=task)
@@ -283,10 +261,6 @@ def test_a_fit_by_configurations_is_that_of_their_rows_alone(task: Task, method:
     assert found.method == alone.method and found.calibration == pytest.approx(alone.calibration, rel=1e-6)
     assert np.allclose(held_out, expected, atol=1e-6)
     assert np.allclose(found.predict(rows), alone.predict(values), atol=1e-6)
-    shares = np.bincount(groups, weights=found.weights)
-    assert np.allclose(shares, alone.weights, atol=1e-9) and np.ptp(found.weights[:3]) < 1e-12
-
-
-def test_coefficients_are_shared_within_a_configuration_wherever_its_members_are() -> None:
-    shared = share_out(np.array([[6.0, 1.0]]), (4, 2, 4, 4))
-    assert shared.tolist() == [[2.0, 1.0, 2.0, 2.0]]
+    assert np.allclose(np.bincount(groups, weights=found.weights), alone.weights, atol=1e-9)
+    assert np.ptp(found.weights[[0, 2, 3]]) < 1e-12
+    assert share_out(np.array([[6.0, 1.0]]), (4, 2, 4, 4)).tolist() == [[2.0, 1.0, 2.0, 2.0]]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from kit.kept_predictions import save_predictions
-from small_nets import COMPUTED, KNOWN, NETS, WEIGHTED, batch_of, build, ensemble_of, loss
+from small_nets import COMPUTED, KNOWN, NETS, batch_of, build, ensemble_of, loss
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -49,22 +49,13 @@ def export(model: nn.Module, batch: dict[str, Tensor]) -> Any:
         return torch.export.load(file).module()
 
 
-#: Torch traces an MLP as it traces the others; those are dear.
-BY_CALL_OR_LOSS = pytest.mark.parametrize(
-    ("net", "seen"),
-    [
-        pytest.param("mlp", KNOWN, id="mlp-call"),
-        pytest.param("mlp", COMPUTED, id="mlp-loss", marks=pytest.mark.more),
-        *(pytest.param(net, KNOWN, id=f"{net}-call", marks=pytest.mark.more) for net in NETS if net != "mlp"),
-    ],
-)
+MORE = [pytest.param("mlp", COMPUTED, id="mlp-loss", marks=pytest.mark.more)]
+MORE += [pytest.param(net, KNOWN, id=f"{net}-call", marks=pytest.mark.more) for net in NETS if net != "mlp"]
+BY_CALL_OR_LOSS = pytest.mark.parametrize(("net", "seen"), [pytest.param("mlp", KNOWN, id="mlp-call"), *MORE])
 
-STACK = Combination(
-    "stack",
-    np.full(3, 1 / 3),
-    0.6,
-    stack=ClassStack(np.random.default_rng(0).normal(size=(2, 3, 3)), np.array([0.1, -0.2]), np.eye(3)[[0, 2]]),
-)
+COEFFICIENTS = np.random.default_rng(0).normal(size=(2, 3, 3))
+OF_CLASSES = ClassStack(COEFFICIENTS, np.array([0.1, -0.2]), np.eye(3)[[0, 2]])
+STACK = Combination("stack", np.full(3, 1 / 3), 0.6, stack=OF_CLASSES)
 
 
 @BY_CALL_OR_LOSS
@@ -79,12 +70,8 @@ def test_an_exported_ensemble_is_bitwise_equal_for_any_batch(net: str, seen: Obs
                 assert_same_bits(outputs_of(program, batch), outputs_of(model, batch))
 
 
-@pytest.mark.parametrize(
-    ("combination", "uncertainty"),
-    [pytest.param(WEIGHTED, False, id="weighted", marks=pytest.mark.more), pytest.param(STACK, True, id="stack")],
-)
-def test_widths_a_stack_and_uncertainties_are_exported(combination: Combination, uncertainty: bool) -> None:
-    model = ensemble_of("mlp", (2, 8, 16), combination, uncertainty=uncertainty)
+def test_widths_a_stack_and_uncertainties_are_exported() -> None:
+    model = ensemble_of("mlp", (2, 8, 16), STACK, uncertainty=True)
     program = export(model, batch_of(5))
     assert_same_bits(outputs_of(program, batch_of(9, seed=1)), outputs_of(model, batch_of(9, seed=1)))
 
@@ -264,29 +251,20 @@ def test_members_of_different_tasks_and_of_none_are_refused(tmp_path: Path, proj
         load(run.path)
 
 
-def test_outputs_of_which_nothing_is_known_have_no_uncertainty(tmp_path: Path, project: Any) -> None:
-    free = Observation(Call(("x",)), Task("free"), None, None).as_record()
-    run = run_of(tmp_path / "run", project, **{"member-0": free, "member-1": free})
-    with pytest.raises(CombineError, match="nothing says what outputs of the task free mean"):
-        load(run.path, uncertainty=True)
-
-
 @pytest.mark.parametrize(
-    ("task", "values", "says"),
+    ("kind", "values", "says"),
     [
-        (Task("classification"), [0.5, 0.2], r"not probabilities of classes \(rows sum to 0.7"),
-        (Task("classification"), [1.0], r"outputs of shape \[5, 1\], not probabilities"),
-        (Task("multilabel"), [0.5, 1.5], "not probabilities of labels: they are 0.5 ... 1.5"),
-        (Task("gaussian"), [0.5, 0.0], "a variance is 0, and must be above 0"),
-        (Task("gaussian"), [0.5, 1.0, 2.0], r"outputs of shape \[5, 3\], not means and variances \[b, ..., 2\]"),
-        (Task("quantiles", (0.1, 0.9)), [0.5], r"not 2 quantiles \[b, ..., 2\]"),
+        *(("classification", [0.5, 0.2], "rows sum to 0.7"), ("classification", [1.0], r"shape \[5, 1\]")),
+        *(("multilabel", [0.5, 1.5], "they are 0.5 ... 1.5"), ("gaussian", [0.5, 0.0], "a variance is 0")),
+        *(("gaussian", [0.5, 1.0, 2.0], r"not means and variances"), ("quantiles", [0.5], r"not 2 quantiles")),
     ],
 )
-def test_values_that_are_not_of_the_task_are_refused(task: Task, values: list[float], says: str) -> None:
+def test_values_that_are_not_of_the_task_are_refused(kind: Any, values: list[float], says: str) -> None:
     def predict(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return torch.as_tensor(values).expand(len(batch["x"]), len(values))
 
     recipe = Recipe(model=build, loss=loss, task="classification", predict=predict)
+    task = Task(kind, (0.1, 0.9)) if kind == "quantiles" else Task(kind)
     with pytest.raises(CombineError, match=f"Recipe.predict gives member-0 .*{says}"):
         ensemble_of("mlp", task=task, recipe=recipe)(batch_of(5))
 
@@ -295,12 +273,15 @@ def largest(values: Tensor) -> Tensor:
     return values.amax(dim=0)
 
 
-def test_a_function_combines_what_nothing_is_known_of(tmp_path: Path, project: Any) -> None:
-    free = Observation(Call(("x",)), Task("free"), None, None).as_record()
-    of = {"member-0": free, "member-1": free}
+def test_a_function_combines_what_nothing_is_known_of_and_it_has_no_uncertainty(
+    tmp_path: Path, project: Any
+) -> None:
+    of = dict.fromkeys(("member-0", "member-1"), Observation(Call(("x",)), Task("free"), None, None).as_record())
     run = run_of(tmp_path / "a", project, **of)
     with pytest.raises(CombineError, match=r"declare Ensemble\.combine as a function"):
         load(run.path)
+    with pytest.raises(CombineError, match="nothing says what outputs of the task free mean"):
+        load(run.path, uncertainty=True)
     x = torch.randn(4, 5)
     for path, given in ((run.path, largest), (run_of(tmp_path / "b", project, combine=largest, **of).path, None)):
         model = load(path, combine=given)
@@ -311,10 +292,8 @@ def test_a_function_combines_what_nothing_is_known_of(tmp_path: Path, project: A
 
 
 def test_what_is_no_batch_of_tensors_is_refused_with_the_form_of_one() -> None:
-    model, batch = ensemble_of("mlp"), {name: value.numpy() for name, value in batch_of(2).items()}
-    for given, says in (
-        (batch_of(2)["x"], r"such as \{'x': \.\.\.\}, not with a Tensor"),
-        (batch, r"torch\.from_numpy"),
-    ):
-        with pytest.raises(CombineError, match=says):
-            model(given)
+    model, batch = ensemble_of("mlp"), batch_of(2)
+    with pytest.raises(CombineError, match=r"such as \{'x': \.\.\.\}, not with a Tensor"):
+        model(batch["x"])
+    with pytest.raises(CombineError, match=r"torch\.from_numpy"):
+        model({name: value.numpy() for name, value in batch.items()})

@@ -90,17 +90,6 @@ def across_samples(values: torch.Tensor) -> torch.Tensor:
     return (scores - scores.mean(dim=0)).softmax(dim=1)
 
 
-def test_what_a_function_gives_sums_to_one_and_one_that_looks_at_other_samples_is_refused() -> None:
-    values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
-    with pytest.raises(
-        CombineError, match="across_samples gives other values for a sample when the batch has other"
-    ):
-        call_function(across_samples, values, CLASSIFICATION)
-    assert call_function(nearly, values, CLASSIFICATION).sum(axis=1) == pytest.approx(1, abs=1e-6)
-    model = ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=nearly))
-    assert model(batch_of(5)).sum(dim=1).numpy() == pytest.approx(1, abs=1e-6)
-
-
 def nearly(values: torch.Tensor) -> torch.Tensor:
     return 1.01 * values.mean(dim=0)
 
@@ -113,14 +102,21 @@ def double(values: torch.Tensor) -> torch.Tensor:
     return 2 * values.mean(dim=0)
 
 
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [(halve, r"values of shape \[3, 3\] for the members' \[5, 3\]"), (double, ".*not probabilities of classes")],
-)
-def test_a_loaded_function_is_checked_for_each_batch(function: Any, says: str) -> None:
-    model = ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=function))
-    with pytest.raises(CombineError, match=f"Ensemble.combine gives {says}"):
-        model(batch_of(5))
+def by_function(function: Any) -> Any:
+    return ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=function))
+
+
+def test_what_a_function_gives_sums_to_one_and_is_checked_for_each_batch() -> None:
+    values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
+    says = "across_samples gives other values for a sample when the batch has other"
+    with pytest.raises(CombineError, match=says):
+        call_function(across_samples, values, CLASSIFICATION)
+    assert call_function(nearly, values, CLASSIFICATION).sum(axis=1) == pytest.approx(1, abs=1e-6)
+    assert by_function(nearly)(batch_of(5)).sum(dim=1).numpy() == pytest.approx(1, abs=1e-6)
+    wrong_shape = r"values of shape \[3, 3\] for the members' \[5, 3\]"
+    for function, says in ((halve, wrong_shape), (double, ".*not probabilities of classes")):
+        with pytest.raises(CombineError, match=f"Ensemble.combine gives {says}"):
+            by_function(function)(batch_of(5))
 
 
 def test_a_stack_without_a_test_split_is_measured_on_rows_that_it_was_not_fitted_on(tmp_path: Path) -> None:
@@ -204,32 +200,27 @@ def predict_otherwise(model: Any, batch: Any) -> Any:
     return model(batch["x"]).softmax(dim=1)
 
 
+ALONE = "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
+WITHOUT = "function calls the model of member-0: declare Recipe.predict"
+OTHERWISE = "member-0: predict_all(function) predicts otherwise than a loaded model would"
+RECIPES = [(loop, ALONE), (Recipe(model=build, train=loop), WITHOUT)]
+RECIPES += [(Recipe(model=build, train=loop, predict=predict), "")]
+RECIPES += [(Recipe(model=build, train=loop, predict=predict_otherwise), OTHERWISE)]
+
+
 @pytest.mark.parametrize(
-    ("recipe", "said"),
-    [
-        (loop, "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"),
-        (Recipe(model=build, train=loop), "function calls the model of member-0: declare Recipe.predict"),
-        (Recipe(model=build, train=loop, predict=predict), None),
-        (
-            Recipe(model=build, train=loop, predict=predict_otherwise),
-            "member-0: predict_all(function) predicts otherwise than a loaded model would",
-        ),
-    ],
-    ids=["a function", "without predict", "with predict", "with another predict"],
+    ("recipe", "says"), RECIPES, ids=["a function", "no predict", "predict", "another predict"]
 )
-def test_the_summary_promises_a_loaded_model_where_loading_works(recipe: Any, said: Any, tmp_path: Path) -> None:
+def test_the_summary_promises_a_loaded_model_where_loading_works(recipe: Any, says: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     data = Pipeline(sources.arrays(x=rng.random((16, 4), np.float32), label=rng.integers(0, 3, 16)))
-    declared = Ensemble(
-        name="m", recipe=recipe, members=[{"lr": 0.1}], train=data, valid=data, batch_size=8, epochs=1
-    )
-    result = ensemble.submit(declared, tmp_path, "inline").wait()
-    shown = " ".join(result.summary(width=500).split())
-    assert ("gives the combined model" in shown) is (said is None)
-    batch = {"x": torch.zeros(2, 4)}
-    if said is None:
+    about = {"recipe": recipe, "train": data, "valid": data, "batch_size": 8, "epochs": 1}
+    result = ensemble.submit(Ensemble(name="m", members=[{"lr": 0.1}], **about), tmp_path, "inline").wait()
+    shown, batch = " ".join(result.summary(width=500).split()), {"x": torch.zeros(2, 4)}
+    assert ("gives the combined model" in shown) is not bool(says) and says in shown
+    if not says:
         assert ensemble.load(tmp_path)(batch).shape == (2, 3)
         return
-    assert "it cannot be loaded as one model" in shown and said in shown
+    assert "it cannot be loaded as one model" in shown
     with pytest.raises((CombineError, OutputError), match=r"declare (the function as )?Recipe"):
         ensemble.load(tmp_path)(batch)

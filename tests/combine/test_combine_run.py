@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -138,19 +139,12 @@ def test_without_a_test_pipeline_the_figures_are_of_validation_and_said_to_be_op
     assert combined["metrics"]["ensemble"]["accuracy"] >= combined["metrics"]["best"]["accuracy"]
 
 
-@pytest.mark.parametrize(
-    ("method", "recorded"),
-    [
-        ("weighted", False),
-        ("greedy", True),
-        ("stack", True),
-        pytest.param("average", True, marks=pytest.mark.more),
-        pytest.param("stack", False, marks=pytest.mark.more),
-    ],
-)
-def test_a_loaded_ensemble_is_what_was_measured(tmp_path: Path, run: RunDir, method: str, recorded: bool) -> None:
-    import shutil
+METHODS = [("weighted", False), ("greedy", True), ("stack", True)]
+METHODS += [pytest.param(*case, marks=pytest.mark.more) for case in (("average", True), ("stack", False))]  # type: ignore[misc]
 
+
+@pytest.mark.parametrize(("method", "recorded"), METHODS)
+def test_a_loaded_ensemble_is_what_was_measured(tmp_path: Path, run: RunDir, method: str, recorded: bool) -> None:
     shutil.copytree(run.path, tmp_path / "e")
     own = declare(test=PIPE, combine=method)
     copy = RunDir.create(tmp_path / "e", own)
@@ -158,13 +152,11 @@ def test_a_loaded_ensemble_is_what_was_measured(tmp_path: Path, run: RunDir, met
     if recorded:
         record(copy, combined)
     model = load(copy.path)
-    batch = {"x": TEST["x"]}  # no label, no index
     before = torch.random.get_rng_state()
-    p = model(batch)
+    p = model({"x": TEST["x"]})  # no label, no index
     assert torch.equal(before, torch.random.get_rng_state())
     assert (p.dtype, tuple(p.shape), p.requires_grad) == (torch.float32, (300, CLASSES), False)
-    assert torch.allclose(p.sum(dim=1), torch.ones(300), atol=1e-5)
-    assert model.member_ids == combined["members"]
+    assert torch.allclose(p.sum(dim=1), torch.ones(300), atol=1e-5) and model.member_ids == combined["members"]
     assert nll(p, TEST["label"]) == pytest.approx(combined["metrics"]["ensemble"]["nll"], rel=1e-4)
     assert accuracy(p, TEST["label"]) == pytest.approx(combined["metrics"]["ensemble"]["accuracy"])
     assert not any(module.training for module in model.modules())
@@ -273,9 +265,8 @@ def test_members_of_a_declared_task_that_saved_nothing_are_not_said_to_be_no_cla
 
 def test_one_sample_is_not_taken_for_a_batch(run: RunDir, tmp_path: Path) -> None:
     model = load(run.path)
-    with pytest.raises(
-        CombineError, match=r"'x' has shape \[5\], not 2 axes; .* one sample x is the batch x\[None\]"
-    ):
+    says = r"'x' has shape \[5\], not 2 axes; .* one sample x is the batch x\[None\]"
+    with pytest.raises(CombineError, match=says):
         model({"x": TEST["x"][0]})
     assert model({"x": TEST["x"][:1]}).shape == (1, CLASSES)
     model.shapes = {}  # as where the data are elsewhere
@@ -285,20 +276,18 @@ def test_one_sample_is_not_taken_for_a_batch(run: RunDir, tmp_path: Path) -> Non
         model({"x": TEST["x"][0]})
 
 
-@pytest.mark.parametrize(
-    ("index", "target", "says"),
-    [
-        (torch.arange(200) + 1, VALID["label"], "valid samples .* member-0 has index 0, member-2 does not"),
-        (VALID["index"], (VALID["label"] + 1) % 3, "different targets for valid sample 0"),
-        (VALID["index"], None, "member-0 saved targets with its valid predictions, member-2 did not"),
-    ],
-)
-def test_members_that_read_different_data_are_an_error(tmp_path: Path, index: Any, target: Any, says: str) -> None:
+DIFFERENT: list[Any] = [(torch.arange(200) + 1, VALID["label"], "member-0 has index 0, member-2 does not")]
+DIFFERENT += [(VALID["index"], (VALID["label"] + 1) % 3, "different targets for valid sample 0")]
+DIFFERENT += [(VALID["index"], None, "member-0 saved targets with its valid predictions, member-2 did not")]
+
+
+def test_members_that_read_different_data_are_an_error(tmp_path: Path) -> None:
     declared = declare()
     run = finish(tmp_path / "e", declared)
-    overwrite(run, "member-2", np.full((200, 3), 1 / 3), index, target)
-    with pytest.raises(CombineError, match=says):
-        combine(run, state_of(run), declared)
+    for index, target, says in DIFFERENT:
+        overwrite(run, "member-2", np.full((200, 3), 1 / 3), index, target)
+        with pytest.raises(CombineError, match=says):
+            combine(run, state_of(run), declared)
 
 
 def test_an_average_loads_without_any_predictions(tmp_path: Path) -> None:

@@ -73,44 +73,39 @@ def finish_and_combine(path: Path, task: Task, **options: Any) -> tuple[RunDir, 
     return run, state, combine(run, state, declared)
 
 
-METHODS = (
+METHODS = [
     ("average", "stack"),
     ("weighted", "stack"),
     ("greedy", "stack"),
     ("stack", "weighted"),
     ("stack", "greedy"),
-)
+]
 
 
-@pytest.mark.parametrize(
-    ("task", "methods"), zip(TASKS, METHODS, strict=True), ids=lambda each: getattr(each, "kind", "")
-)
+@pytest.mark.parametrize(("task", "methods"), zip(TASKS, METHODS, strict=True), ids=[task.kind for task in TASKS])
 def test_every_task_is_combined_and_measured_on_test(tmp_path: Path, task: Task, methods: tuple[str, ...]) -> None:
     run, state = finish(tmp_path / "e", declare(task), task)
     for method in methods:
-        check_measured(task, method, run, combine(run, state, declare(task, combine=method)))
-
-
-def check_measured(task: Task, method: str, run: RunDir, combined: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(combined, allow_nan=False)) == combined
-    assert Task.from_record(combined["task"]) == task
-    assert (combined["split"], combined["note"]) == ("test", None)
-    refused = method == "stack" and find_math(task).no_stack
-    assert combined["method"] == ("average" if refused else method)
-    assert combined["reason"] == (f"{refused}; averaged instead" if refused else None)
-    assert sum(combined["weights"].values()) == pytest.approx(1)
-    assert list(combined["weights"]) == combined["members"]
-    if task == ONE:
-        known = load(run, "member-0", "test").target != IGNORED
-        assert sum(count for _, _, count in combined["reliability"]["ensemble"]) == known.sum()
-    own = find_math(task).default_criterion
-    assert combined["metrics"]["ensemble"][own] < combined["metrics"]["mean"][own]
-    for of in ("ensemble", "best"):
-        for name, (low, high) in combined["intervals"][of].items():
-            assert low <= high and name in combined["metrics"][of]
-    low, high = combined["intervals"]["ensemble"][own]
-    assert low < combined["metrics"]["ensemble"][own] < high
-    assert set(combined["noise"]) <= set(combined["intervals"]["difference"])
+        combined = combine(run, state, declare(task, combine=method))
+        assert json.loads(json.dumps(combined, allow_nan=False)) == combined
+        assert Task.from_record(combined["task"]) == task
+        assert (combined["split"], combined["note"]) == ("test", None)
+        refused = method == "stack" and find_math(task).no_stack
+        assert combined["method"] == ("average" if refused else method)
+        assert combined["reason"] == (f"{refused}; averaged instead" if refused else None)
+        assert sum(combined["weights"].values()) == pytest.approx(1)
+        assert list(combined["weights"]) == combined["members"]
+        if task == ONE:
+            known = load(run, "member-0", "test").target != IGNORED
+            assert sum(count for _, _, count in combined["reliability"]["ensemble"]) == known.sum()
+        own = find_math(task).default_criterion
+        assert combined["metrics"]["ensemble"][own] < combined["metrics"]["mean"][own]
+        for of in ("ensemble", "best"):
+            for name, (low, high) in combined["intervals"][of].items():
+                assert low <= high and name in combined["metrics"][of]
+        low, high = combined["intervals"]["ensemble"][own]
+        assert low < combined["metrics"]["ensemble"][own] < high
+        assert set(combined["noise"]) <= set(combined["intervals"]["difference"])
 
 
 @pytest.mark.parametrize("task", TWO_OF_THEM, ids=ident)
@@ -258,6 +253,17 @@ def forget(values: torch.Tensor) -> torch.Tensor:
     raise KeyError("lost")
 
 
+FAILING = (halve, r"gives \[100, 2\] for \[4, 200, 2\]"), (forget, "failed for values .*: KeyError: 'lost'")
+
+
+@pytest.mark.parametrize(("function", "says"), FAILING)
+def test_a_function_that_fails_is_named_and_the_run_ends_well(tmp_path: Path, function: Any, says: str) -> None:
+    *_, combined = finish_and_combine(tmp_path, POINTS, combine=function)
+    assert combined["metrics"] is None
+    assert (combined["declared"], combined["code"]) == ("function", fingerprint_function(function))
+    assert re.search(f"Ensemble.combine={function.__name__} .*{says}", combined["reason"])
+
+
 @pytest.mark.parametrize("task", [POINTS, Task("free")], ids=ident)
 def test_a_function_combines_what_it_is_given_as_torch_tensors(tmp_path: Path, task: Task) -> None:
     run, state, combined = finish_and_combine(tmp_path, task, combine=median, split_metrics=(mean,))
@@ -284,17 +290,6 @@ def test_the_fingerprint_of_a_function_is_that_before_it_was_called(tmp_path: Pa
     *_, combined = finish_and_combine(tmp_path, POINTS, combine=Counting(most))
     assert (combined["metrics"] is None) == (most == 1)
     assert combined["code"] == fingerprint_function(Counting(most))
-
-
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [(halve, r"gives \[100, 2\] for \[4, 200, 2\]"), (forget, "failed for values .*: KeyError: 'lost'")],
-)
-def test_a_function_that_fails_is_named_and_the_run_ends_well(tmp_path: Path, function: Any, says: str) -> None:
-    *_, combined = finish_and_combine(tmp_path, POINTS, combine=function)
-    assert combined["metrics"] is None
-    assert (combined["declared"], combined["code"]) == ("function", fingerprint_function(function))
-    assert re.search(f"Ensemble.combine={function.__name__} .*{says}", combined["reason"])
 
 
 def predictions(task: Task, seed: int, **options: Any) -> Predictions:

@@ -217,12 +217,11 @@ def share(trains: bool) -> Any:
     return model
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
-def test_members_share_no_parameter_that_trains(executor: str, tmp_path: Path) -> None:
-    ended = train(tmp_path / "shared", declare(share(trains=True)), executor)
+def test_members_share_no_parameter_that_trains(tmp_path: Path) -> None:
+    ended = train(tmp_path / "shared", declare(share(trains=True)))
     assert all("0.weight and 1 more: members would train it" in each["error"] for each in ended.members)
     assert all(each["attempts"] == 1 for each in ended.members)
-    ended = train(tmp_path / "frozen", declare(share(trains=False)), executor)
+    ended = train(tmp_path / "frozen", declare(share(trains=False)))
     assert [member["state"] for member in ended.members] == ["finished", "finished"]
     ensemble.load(tmp_path / "frozen")
     looked = ensemble.dry_run(declare(share(trains=True)), tmp_path / "dry", "inline")
@@ -250,7 +249,6 @@ def remembered() -> nn.Module:
 def test_a_batch_of_another_shape_or_type_is_explained_as_in_training(batch: Tensor, tmp_path: Path) -> None:
     train(tmp_path, declare(remembered, members=[{}], epochs=1))
     remember.cache_clear()
-    with pytest.raises(
-        CombineError, match=r"cannot predict this batch: in Linear.*, where the batch has 'x' \[3, "
-    ):
+    says = r"cannot predict this batch: in Linear.*, where the batch has 'x' \[3, "
+    with pytest.raises(CombineError, match=says):
         ensemble.load(tmp_path)({"x": batch})

@@ -165,13 +165,6 @@ def test_a_resume_that_asks_for_them_combines_anew(tmp_path: Path) -> None:
     assert [row["attempts"] for row in after.members] == [1, 1]
 
 
-def test_numbers_have_none() -> None:
-    about = {"name": "a", "recipe": Recipe(model=len, loss="mse", inputs=("x",)), "members": [{"lr": 1}]}
-    about |= {"train": declare().train, "thresholds": "f1"}
-    with pytest.raises(SpecError, match="thresholds are of classes and labels; the task is regression"):
-        Ensemble(**about)
-
-
 SHRINK = """
 class Shrink:
     '''Moves probabilities towards the uniform ones.'''
@@ -191,13 +184,12 @@ class Shrink:
 """
 
 
-def make_pipe(seed: int, n: int = 120) -> Pipeline:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 5)).astype(np.float32)
-    return Pipeline(sources.arrays(x=x, label=(x[:, :3] + rng.normal(size=(n, 3))).argmax(axis=1)))
-
-
 def declare_calibrators(**options: Any) -> Ensemble:
+    def make_pipe(seed: int) -> Pipeline:
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(120, 5)).astype(np.float32)
+        return Pipeline(sources.arrays(x=x, label=(x[:, :3] + rng.normal(size=(120, 3))).argmax(axis=1)))
+
     recipe = Recipe(model=lambda params: torch.nn.Linear(5, 3), loss="cross_entropy", inputs=("x",))
     splits = {name: make_pipe(seed) for seed, name in enumerate(("train", "valid", "test"))}
     return Ensemble(name="e", recipe=recipe, members=[{"lr": 0.1}] * 2, epochs=2, **splits, **options)
@@ -235,34 +227,28 @@ def test_a_calibrator_of_another_distribution_calibrates_a_run_its_model_and_its
     assert torch.equal(program(batch), values)
 
 
-def test_an_unknown_calibrator_is_answered_with_the_valid_ones() -> None:
-    with pytest.raises(
-        SpecError, match=r"calibrate must be True, False or one of 'temperature', 'variance_scale'"
-    ):
+def test_thresholds_and_calibrators_that_a_task_has_not_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    points = Recipe(model=len, loss="mse", inputs=("x",))
+    with pytest.raises(SpecError, match="thresholds are of classes and labels; the task is regression"):
+        Ensemble(name="a", recipe=points, members=[{"lr": 1}], train=declare().train, thresholds="f1")
+    with pytest.raises(SpecError, match="True, False or one of 'temperature', 'variance_scale'"):
         declare_calibrators(calibrate="isotonic")
     with pytest.raises(CombineError, match="is of classification, multilabel, not of gaussian"):
         load_calibrator("temperature", Task("gaussian"))
-
-
-def test_a_calibrator_changes_arrays_and_tensors_alike() -> None:
-    values: Any = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]])
-    apply = load_calibrator("temperature", Task("classification")).apply
-    of_arrays = apply(Task("classification"), values, 1.7)
-    of_tensors = apply(Task("classification"), torch.from_numpy(values), 1.7)
-    np.testing.assert_allclose(of_tensors.numpy(), of_arrays, rtol=1e-14)
-
-
-def test_a_calibrator_that_cannot_be_loaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecError, match=r"calibrate: .*'variance_scale' is of gaussian, not of classification"):
-        ensemble.submit(declare_calibrators(calibrate="variance_scale"), tmp_path / "run", "inline")
     gone = Provider("calibrators", "gone", "no_such_module:Gone", "gone 1.0")
     monkeypatch.setattr(CALIBRATORS, "_foreign", ({"gone": gone}, []), raising=False)
-    with pytest.raises(SpecError, match="no_such_module"):
-        ensemble.submit(declare_calibrators(calibrate="gone"), tmp_path / "run", "inline")
+    other_task = r"calibrate: .*'variance_scale' is of gaussian, not of classification"
+    for name, says in (("variance_scale", other_task), ("gone", "no_such_module")):
+        with pytest.raises(SpecError, match=says):
+            ensemble.submit(declare_calibrators(calibrate=name), tmp_path / "run", "inline")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("value", [0, {}, []])
-def test_parameters_that_are_nothing_to_python_are_parameters(value: Any) -> None:
-    assert read_calibration({"value": value, "method": "shift"}) == (value, "shift")
+def test_a_calibrator_changes_arrays_and_tensors_alike_and_may_have_any_parameters() -> None:
+    values: Any = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]])
+    apply = load_calibrator("temperature", CLASSES).apply
+    of_tensors = apply(CLASSES, torch.from_numpy(values), 1.7)
+    np.testing.assert_allclose(of_tensors.numpy(), apply(CLASSES, values, 1.7), rtol=1e-14)
+    for value in (0, {}, []):  # which are nothing to Python
+        assert read_calibration({"value": value, "method": "shift"}) == (value, "shift")
     assert read_calibration({"value": None, "method": None}) == read_calibration(None) == (1.0, None)

@@ -102,12 +102,10 @@ def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any])
     step(exchange, resumed, STEPS - 1, comm.rank, unit=2.0 ** (STEPS - 1))
     again = digest(resumed)
     exchange.close()
-    came = {"digests": digests, "again": again, "error": error, "sent_bytes": sent}
-    return {"unused": unused, **came, "lost": left}
+    return {"unused": unused, "digests": digests, "again": again, "error": error, "sent_bytes": sent, "lost": left}
 
 
 def told(comm: Communicator, folder: Path, state: dict[str, Any], name: str) -> dict[str, Any]:
-    """Rank 0's state, as all find it in a checkpoint."""
     path = folder / f"{name}-{state['steps']}"
     if comm.rank == 0:
         save_checkpoint(path, state)
@@ -124,8 +122,7 @@ def lost(
 ) -> dict[str, float]:
     """The largest difference of all gradients from what came out and is remembered, and without the latter.
 
-    Args:
-        taken: of which step and rank gradients went in.
+    Of the steps and ranks in `applied` gradients went in.
     """
     gap = without = 0.0
     names = {id(parameter): name for name, parameter in own.items()}
@@ -145,8 +142,10 @@ def lost(
     return {"gap": gap, "without_memory": without}
 
 
-def trained(comm: Communicator, name: str, steps: range, total: dict[str, torch.Tensor], saved: Any) -> Any:
-    """Some steps, from a saved state on: what comes out is added to `total`. The exchange and its parameters."""
+def train(
+    comm: Communicator, name: str, steps: range, total: dict[str, torch.Tensor], saved: Any
+) -> tuple[GradientExchange, dict[str, nn.Parameter]]:
+    """Some steps, from a saved state on: what comes out is added to `total`."""
     own = parameters()
     exchange = exchange_of(comm, own, name, **FEEDBACK[name])
     if saved is not None:
@@ -163,13 +162,12 @@ GROWN = ("qsgd4", "onebit", "powersgd")
 
 def narrow(comm: Communicator, options: dict[str, Any]) -> None:
     """Two ranks train some steps and write down what they remember, and what came out."""
-    folder = Path(options["folder"])
     for name in GROWN:
         total = zeros()
-        exchange, _ = trained(comm, name, range(2), total, None)
+        exchange, _ = train(comm, name, range(2), total, None)
         state = exchange.state_dict()
         if comm.rank == 0:
-            save_checkpoint(folder / f"narrow-{name}", {"state": state, "total": total})
+            save_checkpoint(Path(options["folder"]) / f"narrow-{name}", {"state": state, "total": total})
         exchange.close()
 
 
@@ -177,15 +175,19 @@ def grown(comm: Communicator, folder: Path, name: str) -> dict[str, Any]:
     """Three ranks go on from what two have written down."""
     before = load_checkpoint(folder / f"narrow-{name}")
     saved, total = before["state"], before["total"]
-    exchange, own = trained(comm, name, range(0), total, saved)
+    exchange, _ = train(comm, name, range(0), total, saved)
     states = [bucket.reduction.rank_state() for bucket in exchange._buckets]
     shares = [float(state[0].abs().max()) for state in states if state]
     exchange.close()
-    exchange, own = trained(comm, name, range(2, STEPS), total, saved)
+    exchange, own = train(comm, name, range(2, STEPS), total, saved)
     applied = [(number, rank) for number in range(STEPS) for rank in range(2 if number < 2 else 3)]
     left = lost(total, told(comm, folder, exchange.state_dict(), f"grown-{name}"), own, exchange, applied)
     exchange.close()
     return {"lost": left, "share": shares}
+
+
+def wider(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: grown(comm, Path(options["folder"]), name) for name in GROWN}
 
 
 def overflow(comm: Communicator, name: str) -> list[bool]:
@@ -217,10 +219,6 @@ def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
         "schemes": {name: scheme(comm, folder, name, options) for name, options in FEEDBACK.items()},
         "overflow": {name: overflow(comm, name) for name in ("fp16", "bf16", "qsgd2", "onebit", "powersgd")},
     }
-
-
-def wider(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    return {name: grown(comm, Path(options["folder"]), name) for name in GROWN}
 
 
 def use_kernels() -> None:

@@ -82,7 +82,6 @@ def together(comm: Communicator, options: dict[str, Any]) -> list[Any]:
 
 
 def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
-    """What is chosen, alike on all ranks, and what opens again from it."""
     said = []
     for word in options["words"]:
         opened, chosen = open_communicator(comm, word, 4 * 320_305, budget_s=0.3)

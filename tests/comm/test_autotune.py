@@ -33,16 +33,19 @@ def test_all_ranks_choose_alike_and_a_resume_opens_what_was_chosen() -> None:
     assert sums[::2] == sums[1::2], "opened again, the same bits"
 
 
-def test_one_worker_has_nothing_to_choose_and_a_choice_survives_json() -> None:
+def test_one_worker_has_nothing_to_choose_a_choice_survives_json_and_measuring_ends_with_its_time() -> None:
     alone = SingleRank()
     for name in COMMUNICATORS:
         comm, tuned = open_communicator(alone, {"name": name, "bucket_bytes": 2**22}, 40)
         assert comm is alone and tuned == CommunicatorPlan()
-    tuned = CommunicatorPlan(
-        "hybrid", ((0, 2), (1,)), ((4096, "hierarchical"), (2**24, "flat")), 2**20, (Timing("flat", 1, 0.5),)
-    )
-    plan = ExchangePlan(tuned)
+    ways = ((4096, "hierarchical"), (2**24, "flat"))
+    plan = ExchangePlan(CommunicatorPlan("hybrid", ((0, 2), (1,)), ways, 2**20, (Timing("flat", 1, 0.5),)))
     assert ExchangePlan.from_dict(json.loads(json.dumps(asdict(plan)))) == plan
+    seconds = iter(range(10_000))
+    pair = [("flat", SingleRank()), ("other", SingleRank())]
+    timed = measure_ways(SingleRank(), pair, budget_s=40.0, now=lambda: next(seconds))  # which ends it
+    assert [each.what for each in timed[:2]] == ["flat", "other"] and 2 <= len(timed) < 2 * len(SIZES)
+    assert {each.seconds for each in timed} == {1.0}
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=len(SIZES)))
@@ -54,11 +57,3 @@ def test_at_each_measured_size_the_quicker_way_is_chosen(seconds: list[tuple[flo
     limits = [up_to for up_to, _ in ways]
     assert limits == sorted(set(limits)), "each of them is used"
     assert all(a[1] != b[1] for a, b in itertools.pairwise(ways))
-
-
-def test_measuring_ends_with_the_time_and_says_what_it_measured() -> None:
-    seconds = iter(range(10_000))
-    pair = [("flat", SingleRank()), ("other", SingleRank())]
-    timed = measure_ways(SingleRank(), pair, budget_s=40.0, now=lambda: next(seconds))
-    assert [each.what for each in timed[:2]] == ["flat", "other"] and 2 <= len(timed) < 2 * len(SIZES)
-    assert {each.seconds for each in timed} == {1.0}

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ensemble.comm.horovod import _Call
-from ensemble.comm.horovod_start import Watchdog, build_environment, interface_address
+from ensemble.comm.horovod_start import Watchdog, build_environment, import_horovod, interface_address
 from pipelines import PipelineError
 
 CHILD = Path(__file__).with_name("horovod_child.py")
@@ -39,23 +39,18 @@ def test_a_completed_call_keeps_none_of_its_tensors() -> None:
     assert gone() is None and call.wait() is None
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("two")
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "train")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(CHILD), str(folder)]
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
 @pytest.mark.more
 @needs_horovod
 def test_a_member_learns_the_same_bits_over_horovod_as_over_torch_and_a_rank_that_does_not_call_is_named(
-    two: list[dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
     """The sum of two numbers is the same in any order."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "train")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(CHILD), str(tmp_path)]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    two = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for said in two:
         ended = [(said[name]["outcome"], said[name]["failures"]) for name in ("torch", "horovod", "hierarchical")]
         assert ended == [("finished", [])] * 3
@@ -67,7 +62,7 @@ def test_a_member_learns_the_same_bits_over_horovod_as_over_torch_and_a_rank_tha
     assert "all-reduce failed" in hung["error"] and "rank 1" in hung["error"]
 
 
-def test_horovod_is_told_where_the_others_are_and_nothing_that_makes_sums_differ() -> None:
+def test_horovod_is_told_where_the_others_are_and_a_watch_tells_when_something_takes_too_long() -> None:
     said = build_environment("10.0.0.7:4711/secret", 2, 5, "eth7", 2.5)
     assert said["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "4711"
     assert (said["HOROVOD_RANK"], said["HOROVOD_SIZE"], said["HOROVOD_GLOO_IFACE"]) == ("2", "5", "eth7")
@@ -77,9 +72,6 @@ def test_horovod_is_told_where_the_others_are_and_nothing_that_makes_sums_differ
     assert interface_address("lo") == "127.0.0.1"
     with pytest.raises(PipelineError, match="'nowhere' has none"):
         interface_address("nowhere")
-
-
-def test_a_watch_tells_once_when_something_takes_too_long_whatever_else_goes_on() -> None:
     told = threading.Event()
     watch = Watchdog(told.set)
     for _ in range(3):
@@ -87,27 +79,20 @@ def test_a_watch_tells_once_when_something_takes_too_long_whatever_else_goes_on(
             pass
     assert not told.wait(2.5) and not watch.fired, "what was done in time is forgotten"
     with watch.limit(1800.0), watch.limit(0.1):
-        assert told.wait(600.0)
+        assert told.wait(600.0), "whatever else goes on"
     assert watch.fired
 
 
-def test_where_horovod_is_absent_it_is_said_how_to_get_it() -> None:
-    """Also where Horovod is installed: a process of its own that finds no package of that name."""
-    program = """
-import sys
+def test_where_horovod_is_absent_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Horovod is installed: no package of that name is found."""
 
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "horovod":
-            raise ModuleNotFoundError(f"No module named {name!r}", name="horovod")
+    class Hidden:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name.split(".")[0] == "horovod":
+                raise ModuleNotFoundError(f"No module named {name!r}", name="horovod")
 
-sys.meta_path.insert(0, Hidden())
-from pipelines.errors import PipelineError
-from ensemble.comm.horovod_start import import_horovod
-try:
-    import_horovod()
-except PipelineError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "make horovod" in done.stdout
+    for name in [name for name in sys.modules if name.split(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    with pytest.raises(PipelineError, match="make horovod"):
+        import_horovod()

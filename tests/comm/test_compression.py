@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,14 +25,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks("compression_ranks:together", {"folder": folder}, placement=[0] * WORLD)
 
 
-@pytest.fixture(scope="module")
-def grown(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Of three ranks that go on from what two remembered."""
-    folder = str(tmp_path_factory.mktemp("grown"))
-    run_ranks("compression_ranks:narrow", {"folder": folder}, placement=[0] * 2)
-    return run_ranks("compression_ranks:wider", {"folder": folder}, placement=[0] * WORLD)
-
-
 @pytest.mark.parametrize("name", ["fp16", "qsgd4", "qsgd8", "onebit", "powersgd"])
 def test_all_ranks_have_the_same_bits_and_what_was_sent_and_is_remembered_are_all_gradients(
     three: list[Any], name: str
@@ -44,15 +37,19 @@ def test_all_ranks_have_the_same_bits_and_what_was_sent_and_is_remembered_are_al
         assert scheme["unused"], "a parameter without a gradient anywhere has none after"
     lost = schemes[0]["lost"]
     assert name == "qsgd8" or lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
+    for said in three:  # an infinity on one rank is seen by all and leaves no trace
+        assert said["overflow"] == dict.fromkeys(("fp16", "bf16", "qsgd2", "onebit", "powersgd"), [True] * 3)
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", ["qsgd4", "onebit", "powersgd"])
-def test_nothing_that_is_remembered_is_lost_when_there_are_more_ranks(grown: list[Any], name: str) -> None:
-    lost = grown[0][name]["lost"]
-    assert lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
-    shares = [said[name]["share"] for said in grown]
-    assert shares[0] == shares[1] == shares[2] and max(shares[0]) > 0, "each has an equal part of it"
+def test_nothing_that_is_remembered_is_lost_when_there_are_more_ranks(tmp_path: Path) -> None:
+    run_ranks("compression_ranks:narrow", {"folder": str(tmp_path)}, placement=[0] * 2)
+    three = run_ranks("compression_ranks:wider", {"folder": str(tmp_path)}, placement=[0] * WORLD)
+    for name in ("qsgd4", "onebit", "powersgd"):
+        lost = three[0][name]["lost"]
+        assert lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
+        shares = [said[name]["share"] for said in three]
+        assert shares[0] == shares[1] == shares[2] and max(shares[0]) > 0, "each has an equal part of it"
 
 
 @pytest.mark.parametrize(
@@ -62,40 +59,25 @@ def test_nothing_that_is_remembered_is_lost_when_there_are_more_ranks(grown: lis
 def test_a_sum_is_about_what_it_would_be_in_as_few_bytes_as_the_codec_promises(
     three: list[Any], name: str, error: float | None, times: float
 ) -> None:
-    """A message of a tenth of a megabyte has its padding and presences with it."""
     scheme = three[0]["schemes"][name]
     assert error is None or 0 < scheme["error"] < error
     small = 2 * (WORLD - 1) / WORLD * 4 * (304 + 1)  # the bias, aligned, and its presence
     assert PLAIN / (scheme["sent_bytes"] - small) > times
 
 
-def test_an_infinity_on_one_rank_is_seen_by_all_and_leaves_no_trace(three: list[Any]) -> None:
-    for said in three:
-        assert said["overflow"] == dict.fromkeys(("fp16", "bf16", "qsgd2", "onebit", "powersgd"), [True] * 3)
+def test_what_is_too_small_is_left_alone_and_columns_of_its_own_give_each_height_a_bucket() -> None:
+    def assign(given: Any, *shapes: tuple[int, ...]) -> list[Any]:
+        parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        return assign_buckets(parameters, resolve("", given, COMPRESSIONS), 2**20, 2**20)
 
-
-def parameters(*shapes: tuple[int, ...]) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
-
-
-def test_small_tensors_are_left_alone() -> None:
-    given = parameters((100, 100), (100,), (99, 100), (200, 100))
-    groups = assign_buckets(given, resolve("", "qsgd4", COMPRESSIONS), 2**20, 2**20)
+    groups = assign("qsgd4", (100, 100), (100,), (99, 100), (200, 100))
     compressed = [[len(p) for p in g.parameters] for g in groups if g.compression is not None]
     plain = [[len(p) for p in g.parameters] for g in groups if g.compression is None]
     assert compressed == [[200, 100]] and plain == [[99, 100]]
-
-
-def test_low_rank_takes_only_matrices_that_it_makes_smaller() -> None:
-    given = parameters((200, 200), (20_000,), (20_000, 2), (64, 64, 3, 3))
-    groups = assign_buckets(given, resolve("", {"name": "powersgd", "rank": 4}, COMPRESSIONS), 2**20, 2**20)
+    groups = assign({"name": "powersgd", "rank": 4}, (200, 200), (20_000,), (20_000, 2), (64, 64, 3, 3))
     taken = {tuple(p.shape) for g in groups if g.compression is not None for p in g.parameters}
-    assert taken == {(200, 200), (64, 64, 3, 3)}
-
-
-def test_columns_of_its_own_give_each_height_a_bucket() -> None:
-    given = parameters((200, 100), (64, 64, 3, 3), (128, 64, 3, 3), (150, 100), (100,))
-    compression = resolve("", {"name": "onebit", "column": "tensor"}, COMPRESSIONS)
-    groups = [(g.size, g.compression) for g in assign_buckets(given, compression, 2**20, 2**20) if g.compression]
-    found = [(how["column"], size, make_codec(how).wire_bytes(size)) for size, how in groups]
+    assert taken == {(200, 200), (64, 64, 3, 3)}, "matrices that a low rank makes smaller"
+    shapes = ((200, 100), (64, 64, 3, 3), (128, 64, 3, 3), (150, 100), (100,))
+    groups = [g for g in assign({"name": "onebit", "column": "tensor"}, *shapes) if g.compression]
+    found = [(g.compression["column"], g.size, make_codec(g.compression).wire_bytes(g.size)) for g in groups]
     assert found == [(100, 15_000, 150 * (8 + 16)), (3, 110_592, 4 * 110_592), (100, 20_000, 200 * (8 + 16))]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -27,11 +25,10 @@ def test_sums_are_right_and_the_same_on_all_ranks_whatever_the_groups() -> None:
 def test_groups_follow_the_hosts_also_where_ranks_are_interleaved() -> None:
     with Hosts(2) as made:
         said = run_ranks("hierarchical_ranks:on_hosts", {}, placement=[0, 1, 0, 1, 0], hosts=made)
-    assert said[0]["groups"] == [[0, 2, 4], [1, 3]]
-    assert said == [said[0]] * 5
+    assert said[0]["groups"] == [[0, 2, 4], [1, 3]] and said == [said[0]] * 5
 
 
-def test_everything_but_all_reduce_is_the_base_s() -> None:
+def test_everything_but_all_reduce_is_the_base_s_and_the_way_that_of_the_first_limit_that_holds() -> None:
     alone = Hierarchical(SingleRank(), ((0,),))
     tensor = torch.arange(3.0)
     alone.all_reduce_(tensor, "max")
@@ -43,13 +40,13 @@ def test_everything_but_all_reduce_is_the_base_s() -> None:
     alone.start_all_reduce_(tensor).wait()
     assert (alone.rank, alone.world, alone.sent_bytes) == (0, 1, 0.0)
     alone.close()
-
-
-def test_groups_must_hold_each_rank_once_and_this_host_has_one_key() -> None:
     with pytest.raises(ValueError, match="each of the ranks 0 to 0 once"):
         Hierarchical(SingleRank(), ((0,), (0,)))
-    assert host_key() == host_key() and machine_key()
-    assert gather_host_keys(SingleRank()) == [host_key()]
+    assert host_key() == host_key() and machine_key() and gather_host_keys(SingleRank()) == [host_key()]
+    ways = ((10, "flat"), (1000, "hierarchical"), (2000, "flat"))
+    for size, way in ((0, "flat"), (10, "flat"), (11, "hierarchical"), (1000, "hierarchical"), (1001, "flat")):
+        assert choose_way(ways, size) == way
+    assert choose_way(ways[:2], 5000) == "hierarchical", "beyond all limits that of the last"
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30), st.integers(1, 9))
@@ -64,13 +61,3 @@ def test_groups_hold_each_rank_once_and_never_span_hosts(keys: list[str], size: 
         assert max(lengths) - min(lengths) <= 1 and len(lengths) == -(-len(host) // size)
     assert split_groups(hosts, None) == hosts
     assert [host[0] for host in hosts] == sorted(host[0] for host in hosts)
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 1000), st.sampled_from(["flat", "hierarchical"])), min_size=1),
-    st.integers(0, 2000),
-)
-def test_the_way_is_that_of_the_first_limit_that_holds(limits: list[tuple[int, Any]], size: int) -> None:
-    ways = tuple(sorted(limits, key=lambda each: each[0]))
-    expected = [way for up_to, way in ways if size <= up_to] or [ways[-1][1]]
-    assert choose_way(ways, size) == expected[0]

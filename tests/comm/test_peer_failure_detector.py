@@ -34,25 +34,22 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(
-    scope="module", params=["torch_dist", pytest.param("horovod", marks=[needs_horovod, pytest.mark.more])]
+@pytest.mark.parametrize(
+    "backend", ["torch_dist", pytest.param("horovod", marks=[needs_horovod, pytest.mark.more])]
 )
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of four ranks said; rank 3 is killed first, then rank 2 stopped, then rank 1 leaves."""
-    where = tmp_path_factory.mktemp("lost")
+def test_a_killed_a_stopped_and_a_leaving_rank_are_named_by_all_who_are_there(
+    backend: str, tmp_path: Path
+) -> None:
+    """Killed: at once, long before the time limit, which would end the test. Stopped: once that is over."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(CHILD), request.param, str(where)]
+    command = [sys.executable, str(CHILD), backend, str(tmp_path)]
     child = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         assert child.wait(timeout=600) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-    return [json.loads((where / f"{rank}.json").read_text()) for rank in range(4)]
-
-
-def test_a_killed_a_stopped_and_a_leaving_rank_are_named_by_all_who_are_there(ranks: list[dict[str, Any]]) -> None:
-    """Killed: at once, long before the time limit, which would end the test. Stopped: once that is over."""
+    ranks: list[Any] = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     host = os.uname().nodename
     for rank in (0, 1, 2):
         killed = ranks[rank]["killed"]
@@ -71,7 +68,7 @@ def ask_all(rolls: list[PeerFailureDetector]) -> list[CommunicatorError]:
         return list(pool.map(lambda roll: roll.make_error("all-reduce", "broken\nmore"), rolls))
 
 
-def test_who_cannot_be_seen_and_does_not_sign_in_time_is_named() -> None:
+def test_who_cannot_be_seen_and_does_not_sign_in_time_is_named_and_else_it_is_the_network() -> None:
     store = torch.distributed.HashStore()
     rolls = [PeerFailureDetector(store, rank, 4, grace_s=5.0) for rank in range(3)]
     elsewhere = replace(current_location(), host="far", pid=7, machine="another")
@@ -82,20 +79,17 @@ def test_who_cannot_be_seen_and_does_not_sign_in_time_is_named() -> None:
     for error in ask_all(rolls):
         assert error.lost_ranks == (3,)
         assert "rank 3 (pid 7 on far) does not answer" in str(error) and str(error).endswith("(broken)")
-
-
-def test_when_all_answer_it_is_the_network_or_the_limit() -> None:
     store = torch.distributed.HashStore()
     for error in ask_all([PeerFailureDetector(store, rank, 3, grace_s=300) for rank in range(3)]):
         assert error.lost_ranks == () and "all 3 workers of this member answer" in str(error)
+    with pytest.raises(CommunicatorError, match="missing ranks: 1, 2") as raised:
+        PeerFailureDetector(torch.distributed.HashStore(), 0, 3).meet(0.1)
+    assert raised.value.lost_ranks == (1, 2), "who never came"
 
 
 def test_who_is_only_busy_is_not_blamed_and_a_process_is_told_from_a_later_one_of_its_number() -> None:
     gone, busy = MissingPeer(2, "ended", current_location()), MissingPeer(1, "silent", current_location())
-    assert lost_ranks([busy, gone]) == (2,)
-    assert lost_ranks([busy]) == (1,)
-    assert lost_ranks([]) == ()
-
+    assert (lost_ranks([busy, gone]), lost_ranks([busy]), lost_ranks([])) == ((2,), (1,), ())
     own = current_location()
     assert peer_status(own, own) == "silent", "it runs"
     assert peer_status(replace(own, started="1"), own) == "ended"
@@ -105,10 +99,3 @@ def test_who_is_only_busy_is_not_blamed_and_a_process_is_told_from_a_later_one_o
     zombie = replace(own, pid=child.pid, started=Path(f"/proc/{child.pid}/stat").read_text().split()[21])
     assert peer_status(zombie, own) == "ended"
     child.wait()
-
-
-def test_who_never_came_is_named() -> None:
-    store = torch.distributed.HashStore()
-    with pytest.raises(CommunicatorError, match="missing ranks: 1, 2") as raised:
-        PeerFailureDetector(store, 0, 3).meet(0.1)
-    assert raised.value.lost_ranks == (1, 2)

@@ -25,12 +25,10 @@ from ensemble.train.reporter import FailureNote
 
 
 class LogReader(Simulated):
-    """Refuses what the log, as it is on the disk, does not explain; hands over several events at once."""
+    """Notes what the log, as it is on the disk, does not explain; hands over several events at once."""
 
-    def __init__(self, path: Path, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.path = path
-        self.refused: list[tuple[str, str]] = []
+    path: Path
+    refused: list[tuple[str, str]]
 
     def _explain(self, member: str, what: str, *kinds: str) -> None:
         attempt = self.jobs[member].attempt if member in self.jobs else None
@@ -57,13 +55,11 @@ class LogReader(Simulated):
 
 @given(FAULTS_OF_ATTEMPTS, st.integers(0, 1000))
 @settings(examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_nothing_is_done_before_the_log_says_why(
-    tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int
-) -> None:
-    path = tmp_path_factory.mktemp("run") / "r"
+def test_nothing_is_done_before_the_log_says_why(tmp_path_factory: Any, faults: Any, seed: int) -> None:
     search = Search({"lr": uniform(0, 1)}, trials=4, sampler="random", pruner="median")
-    executor = LogReader(path, 2, faults, seed)
-    run(path, an_ensemble(search=search, epochs=3), executor)
+    executor = LogReader(2, faults, seed)
+    executor.path, executor.refused = tmp_path_factory.mktemp("run") / "r", []
+    run(executor.path, an_ensemble(search=search, epochs=3), executor)
     assert executor.told and not executor.refused
 
 

@@ -51,35 +51,12 @@ def test_a_move_that_is_overtaken_by_another_goes_on_to_the_last_target() -> Non
     assert attempt.feeder_keys == [] and not attempt.request_move(None)
 
 
-def open_controller(tmp_path: Path) -> tuple[Controller, Simulated]:
-    """A controller whose members are launched, and its executor."""
-    ensemble = an_ensemble()
+def test_an_attempt_without_a_checkpoint_exchanges_gradients_as_the_one_before(tmp_path: Path) -> None:
+    ensemble, executor = an_ensemble(), Simulated()
     run_dir = RunDir.create(tmp_path / "run", ensemble)
-    executor = Simulated()
     controller = Controller(run_dir, ensemble, executor, EventLog(run_dir.events), RunState())
     controller.open()
     controller.handle([])
-    return controller, executor
-
-
-def test_a_member_is_not_launched_beside_its_previous_attempt(tmp_path: Path) -> None:
-    controller, executor = open_controller(tmp_path)
-    failed = {"type": "failed", "member": "member-0", "attempt": 0, "error": "it broke", "reason": "error"}
-    controller.handle([failed])  # it is to be tried again, but its process has not ended
-    start = Start(Placement(an_ensemble().identify(0), "sim", (None,)), None)
-    with pytest.raises(RuntimeError, match="previous attempt has processes"):
-        controller.session.commands.reserve(start, {})
-    assert controller.state.members["member-0"].attempts == 1
-    executor.scripts.clear()
-    exited = {"type": "exited", "member": "member-0", "attempt": 0, "rank": 0, "outcome": "failed"}
-    executor.jobs.pop("member-0")
-    controller.handle([{**exited, "detail": ""}])
-    assert executor.jobs["member-0"].attempt == 1
-    controller.events.close()
-
-
-def test_an_attempt_without_a_checkpoint_exchanges_gradients_as_the_one_before(tmp_path: Path) -> None:
-    controller, executor = open_controller(tmp_path)
     assert executor.jobs["member-0"].exchange_plan is None
     who = {"member": "member-0", "attempt": 0}
     plan = {"tuned": {"name": "hierarchical", "groups": [[0, 1], [2]]}, "rates": None}

@@ -137,9 +137,7 @@ def test_a_hyperparameter_that_sets_an_option_is_changed_in_a_clone() -> None:
     assert plain.identify(1, clone).batch_size == 16
 
 
-def test_a_search_learns_from_a_clone_and_the_study_shows_where_it_comes_from(
-    tmp_path: Path,
-) -> None:
+def test_a_search_learns_from_a_clone_and_the_study_shows_where_it_comes_from(tmp_path: Path) -> None:
     path = tmp_path / "run"
     search = Search({"lr": uniform(0, 1), "depth": 2}, trials=3, sampler="tpe", pruner="none")
     asks = [clone("member-0", {"params": {"lr": lr}}) for lr in (0.5, 7.0)]

@@ -58,19 +58,15 @@ def test_an_exception_that_came_again_at_the_same_step_is_not_tried_a_third_time
 
 
 def test_a_lost_node_and_a_lack_of_room_that_can_be_given_are_not_counted() -> None:
-    none = RetryPolicy(retries=0)
+    none, policy = RetryPolicy(retries=0), RetryPolicy(retries=1)
     assert none.decide(failed(node_lost=True), []).retry
     broken = [failed(gpu_lost=True) for _ in range(3)]
     assert all(decision == Decision(True) for decision in decisions(none, *broken)), "each GPU breaks once"
     memory_increases = [failed("oom", has_more_memory=True) for _ in range(5)]
     assert all(d == Decision(True) for d in decisions(none, *memory_increases)), "tried at once: it has more room"
     assert not none.decide(failed("oom"), memory_increases).retry, "none can be given any more"
-
-
-def test_a_member_that_ends_one_node_after_the_other_is_stopped() -> None:
-    policy = RetryPolicy(retries=1)
     nodes = [failed(node_lost=True, node=node) for node in "abc"]
-    assert [d.retry for d in decisions(policy, *nodes)] == [True, True, False]
+    assert [d.retry for d in decisions(policy, *nodes)] == [True, True, False], "it ends one after the other"
     moved = [failed(epoch=n, node_lost=True, node=node) for n, node in enumerate("abc")]
     assert all(d.retry for d in decisions(policy, *moved)), "one that gets on has only bad luck"
 

@@ -131,20 +131,28 @@ def test_the_answer_to_a_start_that_was_stopped_is_not_taken_for_that_of_the_nex
     assert not [each for each in decided.of(Log) if each.event.type == "feeder_restarted"]
 
 
-def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:
+def test_a_ring_holds_what_was_asked_or_a_few_batches_within_what_a_node_keeps_for_all(tmp_path: Path) -> None:
     assert choose_ring_capacity(5000, 100, [32], 16) == 5000
     assert choose_ring_capacity(10, 100, [32], 16) == 36, "a batch needs a block beside it"
     assert choose_ring_capacity(None, 3000, [32, 128], 16) == 4096
     assert choose_ring_capacity(None, 150_000, [32, 256], 16) == 1024
     assert choose_ring_capacity(None, 600_000, [32], 16) == 128, "four batches, not 512 as of a lone feeder"
     assert choose_ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"
-
-
-def test_the_rings_of_all_cohorts_of_a_node_stay_within_what_it_keeps_for_them(tmp_path: Path) -> None:
     decided = Decided(tmp_path, "node")
     decided.feeders._stream.sample_bytes = size = 1_150_000
     for cohort in range(5):
         decided.assign(decided.starts("b", cohort=cohort))
-    rings = [each.capacity for each in decided.of(StartFeeder)]
+    rings = [start.capacity for start in decided.of(StartFeeder)]
     assert sum(rings[:4]) * size <= NODES["b"].memory_gb * 2**30 / 15
     assert rings[0] == rings[1] == rings[2] > rings[3] > rings[4] == 32, "two batches are the least"
+
+
+def test_why_members_whose_pipelines_have_nothing_in_common_share_nothing_is_said(caplog: Any) -> None:
+    def train(params: dict[str, Any]) -> Pipeline:
+        return Pipeline(sources.arrays(x=np.zeros((64, 2), np.float32)), seed=params["n"])
+
+    listed: dict[str, Any] = {"members": [{"n": 1}, {"n": 2}], "train": train, "batch_size": 16}
+    stream = SharedStream(Ensemble(name="apart", recipe=Recipe(model=len, loss=len, task="free"), **listed))
+    stream.check()
+    assert not stream.sharing and "seed" in str(stream.unshared)
+    assert f"nothing is shared, every member prepares its own batches: {stream.unshared}" in caplog.text

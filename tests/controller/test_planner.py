@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from test_controller import Simulated
 from test_queue import _nothing_is_waited_for  # noqa: F401
 
 from ensemble.controller.controller import Controller
+from ensemble.controller.policies import load_planner
 from ensemble.executors import EventHandler
 from ensemble.schedule.needs import Node, Placement
 from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, Search, choice
@@ -217,13 +219,11 @@ def test_equal_members_that_select_other_gpus_are_measured_on_each(tmp_path: Pat
     models = "NVIDIA H100 80GB HBM3", "Tesla T4"
     members = [Member({"rate": 10.0}, nodes={"gpu_type": kind}) for kind in ("H100", "H100", "T4", "T4")]
     apart = [replace(gpus(name, 1), gpus=(model,)) for name, model in zip("ab", models, strict=True)]
+    declared = an_ensemble([], members=members, resources=Resources())
     for name, nodes in (("apart", apart), ("together", [replace(gpus("a", 2), gpus=models)])):
-        declared = an_ensemble([], members=members, resources=Resources())
         _, said = finish(tmp_path / name, declared, Cluster(*nodes))
-        found = {device: set[str]() for device in models}
-        for event in of(said, "profile"):
-            found[event["device"]].update(event["members"])
-        assert list(found.values()) == [{"member-0", "member-1"}, {"member-2", "member-3"}]
+        pairs = {(event["device"], member) for event in of(said, "profile") for member in event["members"]}
+        assert pairs == {(models[number // 2], f"member-{number}") for number in range(4)}
 
 
 def test_equal_members_are_measured_once_and_a_resume_measures_nothing(tmp_path: Path) -> None:
@@ -315,11 +315,8 @@ def test_members_ask_for_what_they_keep_busy_and_share_the_cores_once_there_are_
 def test_memory_that_was_measured_is_never_oversubscribed(tmp_path: Path) -> None:
     cluster = Cluster(cores(memory_gb=8.0), memory_gb=3.0)
     _, said = finish(tmp_path / "run", an_ensemble([20] * 5, resources=Resources()), cluster)
-    together, most = 0, 0
-    for event in said:
-        together += (event["type"] == "placed") - (event["type"] == "finished")
-        most = max(most, together)
-    assert most == 2
+    steps = [(event["type"] == "placed") - (event["type"] == "finished") for event in said]
+    assert max(itertools.accumulate(steps)) == 2
 
 
 class OneIsSlower(Cluster):
@@ -453,3 +450,12 @@ def test_who_can_never_be_placed_fails_alone_after_a_node_is_lost(tmp_path: Path
     assert "failed" in wide and {ended[f"member-{n}"] for n in range(4)} == {"finished"}
     assert state.ended is not None and state.ended.type == "run_finished"
     assert "workers" in str(next(m.error for m in state.members.values() if m.state == "failed"))
+
+
+def test_a_planner_that_lacks_an_import_is_not_taken_for_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ensemble.controller.planner", None)
+    assert load_planner() is None
+    monkeypatch.delitem(sys.modules, "ensemble.controller.planner")
+    monkeypatch.setitem(sys.modules, "ensemble.schedule.flotilla.allocate", None)
+    with pytest.raises(ModuleNotFoundError, match="allocate"):
+        load_planner()

@@ -104,16 +104,13 @@ def test_steps_of_a_wide_net_take_longer_and_those_of_a_sleeping_one_hardly_a_co
     assert narrow.device == "cpu" and not narrow.gpus and narrow.gpu_memory_gb == 0
 
 
-def test_a_parameter_of_200_mb_is_seen(measured: Measured) -> None:
-    difference = measured[6].memory_gb - measured[0].memory_gb
-    assert 2 * 0.186 < difference < 2.2 * 0.186, "and so is its copy while a checkpoint is written"
-    assert measured[0].memory_gb < 0.1
-
-
-def test_members_of_one_shape_are_measured_once(measured: Measured) -> None:
+def test_members_of_one_shape_are_measured_once_and_a_parameter_of_200_mb_is_seen(measured: Measured) -> None:
     assert measured[0] is measured[1] is measured[7], "a learning rate and a dropout's rate change no shape"
     assert {"member-0", "member-1", "member-7"} == set(measured[0].members)
     assert len({profile.shape for profile in measured.profiler.profiles.values()}) == 4
+    assert measured[0].memory_gb < 0.1
+    difference = measured[6].memory_gb - measured[0].memory_gb
+    assert 2 * 0.186 < difference < 2.2 * 0.186, "and so is its copy while a checkpoint is written"
 
 
 def test_members_that_fail_keep_their_guesses_and_harm_no_other(measured: Measured) -> None:
@@ -207,15 +204,13 @@ def test_a_lost_node_is_nobodys_fault(local: Local, tmp_path: Path) -> None:
     assert told == [("measuring",)] and profiler.select_members(waiting, nodes) == waiting
 
 
-@pytest.mark.parametrize(
-    ("free", "workers", "measured_on"),  # all of a GPU is what is guessed: it may need less
-    [
-        *(((0.0, 1.0), 1, ["GPU-1"]), ((0.1, 0.5), 1, ["GPU-1"]), ((0.1, 0.5), 2, ["GPU-1", "GPU-0"])),
-        *(((0.0, 0.5), 2, None), ((0.0, 0.0), 1, None)),
-    ],
-)
+FREE = [((0.0, 1.0), 1, ["GPU-1"]), ((0.1, 0.5), 1, ["GPU-1"]), ((0.1, 0.5), 2, ["GPU-1", "GPU-0"])]
+
+
+# All of a GPU is what is guessed: it may need less.
+@pytest.mark.parametrize(("free", "workers", "devices"), [*FREE, ((0.0, 0.5), 2, None), ((0.0, 0.0), 1, None)])
 def test_members_are_measured_on_gpus_of_which_others_leave_memory(
-    free: tuple[float, ...], workers: int, measured_on: list[str] | None, tmp_path: Path
+    free: tuple[float, ...], workers: int, devices: list[str] | None, tmp_path: Path
 ) -> None:
     declared = an_ensemble([Member({"width": 8, "lr": 0.1}, workers=workers)] * 8)
     node = Node("a", 8.0, ("A100",) * 2, 64.0, "a", gpu_ids=("GPU-0", "GPU-1"), gpu_free=free)
@@ -223,9 +218,8 @@ def test_members_are_measured_on_gpus_of_which_others_leave_memory(
     profiler = Profiler(actions, RunDir.create(tmp_path / "run", declared), lambda *_, **__: None)
     waiting = [declared.identify(number) for number in range(8)]
     profiler.start(profiler.select_members(waiting, [node]), node, 0.0)
-    found = [list(action.devices) for action in actions if isinstance(action, Launch)]
-    assert found == ([] if measured_on is None else [measured_on])
-    assert profiler.is_busy == bool(found)
+    launched = [list(action.devices) for action in actions if isinstance(action, Launch)]
+    assert launched == ([] if devices is None else [devices]) and profiler.is_busy == bool(launched)
     profiler.stop()
     freed = profiler.select_members(waiting, [node.without_others()])
     assert freed == waiting, "they are measured when others have left"

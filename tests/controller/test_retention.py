@@ -31,10 +31,7 @@ from ensemble.store.verification import verify
 
 EPOCHS = 3
 # Weights that count are those in training, or those of the best epoch.
-WHICH: dict[str, dict[str, Any]] = {
-    "last": {},
-    "best": {"keep": "best", "early_stopping": EarlyStopping(1)},
-}
+WHICH: dict[str, dict[str, Any]] = {"last": {}, "best": {"keep": "best", "early_stopping": EarlyStopping(1)}}
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +89,7 @@ def is_sound(run_dir: Path) -> bool:
 
 
 @pytest.mark.parametrize("which", WHICH)
-def test_weights_alone_are_not_trained_further(
-    which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_alone_are_not_trained_further(which: str, tmp_path: Path, capsys: Any) -> None:
     whole, reduced = tmp_path / "all", tmp_path / "weights"
     before, after = train(whole, **WHICH[which]), train(reduced, "weights", **WHICH[which])
     for member, path in list_files(reduced).items():
@@ -152,9 +147,7 @@ def test_only_what_the_combination_has_selected_and_the_best_is_kept(tmp_path: P
 
 
 @pytest.mark.parametrize("logged", [False, True])
-def test_a_kill_during_a_reduction_loses_nothing(
-    logged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_during_a_reduction_loses_nothing(logged: bool, tmp_path: Path, monkeypatch: Any) -> None:
     expected, run_dir = train(tmp_path / "all"), tmp_path / "run"
 
     def stop(event: dict[str, Any]) -> None:
@@ -176,9 +169,7 @@ def test_a_kill_during_a_reduction_loses_nothing(
     assert [path.stem.endswith("-weights") for path in list_files(run_dir).values()] == [True] * 3
 
 
-def test_a_reduced_checkpoint_is_no_leftover_before_it_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reduced_checkpoint_is_no_leftover_before_it_is_logged(tmp_path: Path, monkeypatch: Any) -> None:
     class Late(CheckpointReducer):
         def add(self, action: ReduceCheckpoint) -> None:
             super().add(action)

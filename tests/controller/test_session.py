@@ -543,48 +543,38 @@ def test_progress_is_logged_the_more_seldom_the_older_the_run_is() -> None:
     assert count(61) == 3, "each half a minute"
 
 
-LOST: dict[str, Any] = {"reason": "lost", "retry": True, "rank": 0}
+LOST: dict[str, Any] = {"reason": "lost", "retry": True, "rank": 0, "error": "lost rank 2"}
 GONE: dict[str, Any] = {"detail": "gone", "note": None, "preparing": []}
 
 
-def begin_on_two_nodes() -> tuple[World, Process]:
+def begin_on_two_nodes() -> tuple[World, Process, list[int]]:
+    """A world, its first process, and those of its ranks that are on node b."""
     world = World(replace(declare("list", 3), retries=0), Random(1))
     process = next(iter(world.processes.values()))
     assert set(process.nodes) == {"a", "b"}
-    return world, process
+    return world, process, [rank for rank in sorted(process.alive) if process.nodes[rank] == "b"]
 
 
-@pytest.mark.parametrize("lost", ["node_lost", "gpu_lost", None])
+@pytest.mark.parametrize("lost", ["node_lost", "gpu_lost", "oom", None])
 def test_a_rank_that_has_lost_another_waits_for_the_reason_before_a_retry_is_used_up(lost: str | None) -> None:
-    world, process = begin_on_two_nodes()
-    world.handle(process.event("failed", error="lost rank 2", **LOST))
+    world, process, away = begin_on_two_nodes()
+    world.handle(process.event("failed", **LOST))
     assert not [event for event in world.log if event["type"] == "failed"], "perhaps a node was lost"
-    away = {rank for rank in process.alive if process.nodes[rank] == "b"}
-    for rank in (*sorted(away), *sorted(process.alive - away)):
-        more = {lost: True} if lost and rank in away else {}
+    for rank in (*away, *sorted(process.alive - {*away})):
+        more = {"reason": "oom"} if lost == "oom" else {lost: True} if lost else {}
         outcome = None if rank in away else "failed"
-        world.handle(process.event("exited", outcome=outcome, rank=rank, **GONE, **more))
+        world.handle(process.event("exited", outcome=outcome, rank=rank, **GONE, **(more if rank in away else {})))
     (failed,) = [event for event in world.log if event["type"] == "failed"]
-    assert (failed["retry"], failed["reason"]) == (lost is not None, "lost")
-
-
-def test_memory_that_a_rank_on_another_node_lacked_is_seen_whoever_reports_first() -> None:
-    world, process = begin_on_two_nodes()
-    rank = process.nodes.index("b")
-    world.handle(process.event("failed", error=f"lost rank {rank}", **LOST))
-    world.handle(process.event("exited", outcome=None, reason="oom", rank=rank, **GONE))
-    (failed,) = [event for event in world.log if event["type"] == "failed"]
-    assert (failed["retry"], failed["reason"]) == (True, "oom")
-    (room,) = [event for event in world.log if event["type"] == "memory_increase"]
-    assert room["node"] == "b"
+    assert (failed["retry"], failed["reason"]) == (lost is not None, "oom" if lost == "oom" else "lost")
+    assert [event["node"] for event in world.log if event["type"] == "memory_increase"] == ["b"] * (lost == "oom")
 
 
 def test_a_report_of_a_lost_rank_prolongs_no_deadline() -> None:
-    world, process = begin_on_two_nodes()
+    world, process, _ = begin_on_two_nodes()
     world.perform(world.session.stop("request", *world.time))
     live = world.session.state.live[process.identity.member]
     until = live.deadline
-    world.handle(process.event("failed", error="lost rank 2", **LOST))
+    world.handle(process.event("failed", **LOST))
     assert live.deadline == until
 
 
@@ -662,9 +652,7 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
     world.finish()
 
 
-def test_members_wait_for_memory_that_others_hold_and_none_is_stopped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_members_wait_for_memory_that_others_hold_and_none_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
     free, six = Node("a", 4.0, (), 8.0, "a"), [{"n": n} for n in range(6)]
     declared = an_ensemble(sharing="independent", resources=replace(DECLARED, memory_gb=2.0), members=six)
     world = World(declared, Random(0), failing_launches=0.0, nodes=[replace(free, memory_left_gb=5.0)])

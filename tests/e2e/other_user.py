@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import encodings.idna  # noqa: F401 -- which the other user may not read
 import http.client
 import json
@@ -30,15 +31,11 @@ def find_paths(user: int, *more: Path) -> Iterator[Path]:
 
 
 def find_processes(user: int) -> list[psutil.Process]:
-    return [each for each in psutil.process_iter() if each.uids().real == user]
+    return [process for process in psutil.process_iter() if process.uids().real == user]
 
 
 def find_sockets(processes: Iterable[psutil.Process]) -> tuple[set[str], dict[tuple[str, int], str]]:
-    """The Unix sockets with a name, `@` for an abstract one, and the TCP addresses at which processes listen.
-
-    Returns:
-        The names, and of each address the command that listens there.
-    """
+    """Names of Unix sockets, `@` for an abstract one, and of TCP addresses the command that listens there."""
     names, addresses = set[str](), dict[tuple[str, int], str]()
     for process in processes:
         try:
@@ -59,25 +56,22 @@ def try_all(user: int, targets: dict[str, Any]) -> dict[str, Any]:
 
 
 def _opens(path: str) -> str:
-    done = ""
+    done = []
     for name, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY)):
         try:
             os.close(os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
-            done += f"{name} "
+            done.append(name)
         except OSError as error:
             if name == "write" and isinstance(error, IsADirectoryError) and os.access(path, os.W_OK):
-                done += "write "
-    return done.strip()
+                done.append(name)
+    return " ".join(done)
 
 
 def _connects(name: str) -> bool:
     for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_UNIX, kind) as probe:
-            try:
-                probe.connect("\0" + name[1:] if name.startswith("@") else name)
-                return True
-            except OSError:
-                continue
+        with socket.socket(socket.AF_UNIX, kind) as probe, contextlib.suppress(OSError):
+            probe.connect("\0" + name[1:] if name.startswith("@") else name)
+            return True
     return False
 
 
@@ -110,14 +104,10 @@ def _main(user: int) -> None:
         "addresses": {f"{host}:{port}": _asks(host, port) for host, port in targets["addresses"]},
         "processes": {},
     }
-    for number in targets["processes"]:
-        for name in PROCESS_FILES:
-            try:
-                path = f"/proc/{number}/{name}"
-                read = os.listdir(path) if name == "fd" else os.readlink(path) if name == "cwd" else ""
-                found["processes"][path] = read or Path(path).read_bytes().decode(errors="replace")[:4000]
-            except OSError:
-                continue
+    for path in (f"/proc/{number}/{name}" for number in targets["processes"] for name in PROCESS_FILES):
+        with contextlib.suppress(OSError):
+            read = os.listdir(path) if path.endswith("fd") else os.readlink(path) if path.endswith("cwd") else ""
+            found["processes"][path] = read or Path(path).read_bytes().decode(errors="replace")[:4000]
     json.dump(found, sys.stdout)
 
 

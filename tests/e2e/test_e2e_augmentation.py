@@ -10,7 +10,7 @@ import pytest
 from kit.finished_runs import finished_hashes, of_kind
 
 import ensemble
-from ensemble import Ensemble, Recipe, Resources, Search, choice
+from ensemble import Ensemble, Recipe, Resources
 from pipelines import Pipeline, sources, stages
 
 SAMPLES, EPOCHS = 64, 3
@@ -36,73 +36,32 @@ def photos() -> Any:
     return sources.arrays(image=images, label=rng.integers(0, 10, SAMPLES))
 
 
-def decoded(seed: int = 1) -> Pipeline:
-    pipeline = Pipeline(photos(), seed=seed).map(stages.decode_jpeg("image"))
-    return pipeline.map(stages.resize("image", size=16)).map(stages.random_crop("image", size=16, padding=2))
-
-
-BASE = decoded()
-
-
-def augmented(params: dict[str, Any]) -> Pipeline:
-    pipeline = BASE if params["flip"] is not None else decoded(seed=2)
-    if params["flip"]:
-        pipeline = pipeline.map(stages.random_flip("image"))
-    return pipeline.map(stages.scale("image", mean=params.get("mean", 0.5)))
-
-
 def declared(**options: Any) -> Ensemble:
-    usual: dict[str, Any] = {
-        "name": "augmented",
-        "recipe": Recipe(model=model, loss=loss),
-        "train": augmented,
-        "valid": Pipeline(photos()).map(stages.decode_jpeg("image")).map(stages.resize("image", size=16))
-        .map(stages.scale("image")).take(20),
-        "epochs": EPOCHS,
-        "batch_size": 32,
-        "resources": Resources(cpus_per_worker=0.1),
-        "gate_timeout_s": 300.0,
-    }  # fmt: skip
-    if "search" not in options:
-        usual["members"] = [{"lr": 0.1, "flip": True}, {"lr": 0.1, "flip": False, "mean": 0.4}]
-    return Ensemble(**{**usual, **options})
+    base = Pipeline(photos(), seed=1).map(stages.decode_jpeg("image")).map(stages.resize("image", size=16))
+    valid, train = (
+        base.map(stages.scale("image")).take(20),
+        base.map(stages.random_crop("image", size=16, padding=2)),
+    )
 
+    def augmented(params: dict[str, Any]) -> Pipeline:
+        flipped = train.map(stages.random_flip("image")) if params["flip"] else train
+        return flipped.map(stages.scale("image", mean=params["mean"]))
 
-def trained(run_dir: Path, made: Ensemble, executor: str = "local") -> dict[str, str | None]:
-    ensemble.submit(made, run_dir, executor=executor).wait()
-    return finished_hashes(run_dir)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """The weights of members that share nothing."""
-    return trained(tmp_path_factory.mktemp("alone") / "run", declared(sharing="independent"), "inline")
+    usual: dict[str, Any] = {"train": augmented, "valid": valid, "epochs": EPOCHS, "batch_size": 32}
+    usual |= {"resources": Resources(cpus_per_worker=0.1), "gate_timeout_s": 300.0}
+    members = [{"lr": 0.1, "flip": flip, "mean": mean} for flip, mean in ((True, 0.5), (False, 0.4))]
+    return Ensemble(
+        name="augmented", recipe=Recipe(model=model, loss=loss), members=members, **{**usual, **options}
+    )
 
 
 @pytest.mark.more  # without processes of members: tests/pipelines/test_shared_stages.py, test_cache.py
-@pytest.mark.parametrize("cache", [pytest.param(None, marks=pytest.mark.slow), "memory"])
-def test_two_augmentations_share_decoding_and_end_as_they_would_alone(
-    tmp_path: Path, alone: dict[str, str | None], cache: Any
-) -> None:
-    shared = trained(tmp_path / "shared", declared(cache=cache, cache_bytes=10**7 if cache else None))
-    assert shared == alone and len(set(shared.values())) == 2
-    assert all(e["private_batches"] == 0 for e in of_kind(tmp_path / "shared", "epoch"))
+def test_two_augmentations_share_decoding_and_end_as_they_would_alone(tmp_path: Path) -> None:
+    ensemble.submit(declared(sharing="independent"), tmp_path / "alone", "inline").wait()
+    ensemble.submit(declared(cache="memory", cache_bytes=10**7), tmp_path / "shared", "local").wait()
+    shared = finished_hashes(tmp_path / "shared")
+    assert shared == finished_hashes(tmp_path / "alone") and len(set(shared.values())) == 2
+    assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "shared", "epoch"))
     said = of_kind(tmp_path / "shared", "feeder")[-1]
     assert said["prepared"] == EPOCHS * SAMPLES, "once for both"
-    assert (said["cache"] or {}).get("hits") == ((EPOCHS - 1) * SAMPLES if cache else None)
-
-
-@pytest.mark.more
-def test_trials_share_too_and_where_nothing_is_common_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    space = {"lr": 0.1, "flip": choice(True, False)}
-    made = declared(search=Search(space, trials=2, sampler="grid", pruner="none"), epochs=1)
-    run_dir = tmp_path / "run"
-    trained(run_dir, made)
-    assert all(e["private_batches"] == 0 for e in of_kind(run_dir, "epoch"))
-
-    made = declared(members=[{"flip": True, "lr": 0.1}, {"flip": None, "lr": 0.1}], epochs=1)
-    trained(tmp_path / "apart", made)
-    assert "nothing is shared" in caplog.text and "seed" in caplog.text
-    assert all(e["shared_batches"] == 0 for e in of_kind(tmp_path / "apart", "epoch"))
+    assert said["cache"]["hits"] == (EPOCHS - 1) * SAMPLES

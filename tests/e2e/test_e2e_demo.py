@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kit.event_dicts import read_events
+from kit.finished_runs import of_kind
 from kit.leftovers import named_memory, new_named_memory
 
 # A run that shares on Ray is in the first tier: tests/executors/ray/test_ray_runs.py.
@@ -56,25 +57,19 @@ def demo(tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Demo:
     return Demo(tmp_path_factory.mktemp("demo") / "run", scratch)
 
 
-def test_eight_members_train_and_their_sum_is_better(demo: Demo) -> None:
+def test_eight_members_train_on_one_pipeline_and_their_sum_is_better(demo: Demo) -> None:
     assert [row["state"] for row in demo.rows] == ["finished"] * 8
     assert {row["energy_origin"] for row in demo.rows} <= {"estimated", "attributed"}
     assert all(row["cpu_s"] > 0 for row in demo.rows)
-    (combined,) = [e for e in read_events(demo.run_dir / "events.jsonl") if e["type"] == "combined"]
+    (combined,), placed = of_kind(demo.run_dir, "combined"), of_kind(demo.run_dir, "placed")
     metrics = combined["metrics"]
+    assert json.loads((demo.run_dir / "ledger.json").read_text())["reuse"]["factor"] == pytest.approx(8.0)
+    assert len(placed) == 8 and len({event["cohort"] for event in placed}) == 1
+    assert sorted(len(event["devices"]) for event in placed) == [1] * 6 + [2] * 2
+    assert all(event["private_batches"] == 0 for event in of_kind(demo.run_dir, "epoch"))
     assert metrics["ensemble"]["accuracy"] > metrics["mean"]["accuracy"] + 0.01
     assert metrics["ensemble"]["nll"] < min(metrics["best"]["nll"], metrics["mean"]["nll"])
     assert demo.used_s < 120, "about a minute on two cores that have nothing else to do"
-
-
-def test_one_pipeline_fed_them_all(demo: Demo) -> None:
-    ledger = json.loads((demo.run_dir / "ledger.json").read_text())
-    assert ledger["reuse"]["factor"] == pytest.approx(8.0)
-    placed = [e for e in read_events(demo.run_dir / "events.jsonl") if e["type"] == "placed"]
-    assert len(placed) == 8 and len({e["cohort"] for e in placed}) == 1
-    assert sorted(len(e["devices"]) for e in placed) == [1] * 6 + [2] * 2
-    epochs = [e for e in read_events(demo.run_dir / "events.jsonl") if e["type"] == "epoch"]
-    assert all(e["private_batches"] == 0 for e in epochs)
 
 
 def test_the_ledger_has_all_that_the_process_tree_used(demo: Demo) -> None:
@@ -89,8 +84,7 @@ def test_a_person_is_told_what_matters(demo: Demo) -> None:
     metrics = {row["member"]: row["metric"] for row in demo.rows}
     assert [int(rank) for rank, _ in ranks] == list(range(1, 9))
     in_order = [metrics[f"member-{number}"] for _, number in ranks]
-    assert in_order == sorted(in_order, reverse=True)
-    assert "each was used 8.00 times" in demo.said
+    assert in_order == sorted(in_order, reverse=True) and "each was used 8.00 times" in demo.said
     assert "estimated" in demo.said and str(demo.run_dir / "report.html") in demo.said
     assert "left" in demo.progress and "8/8 finished" in demo.progress
 

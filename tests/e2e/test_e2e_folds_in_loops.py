@@ -15,11 +15,10 @@ import ensemble
 from ensemble import Ensemble, Folds, Recipe, Resources, SpecError
 from pipelines import Pipeline, sources
 
-N, K, EPOCHS = 60, 5, 2
+N, K, EPOCHS = 60, 3, 2
 
 
 def volumes() -> Any:
-    """Small images with a mask of what is bright."""
     rng = np.random.default_rng(0)
     image = rng.normal(size=(N, 1, 6, 6)).astype(np.float32)
     return sources.arrays(image=image, label=(image[:, 0] > 0).astype(np.int64))
@@ -57,19 +56,13 @@ def segment(member: Any) -> None:
 
 def declare(train: Any = segment, declared: bool = True, **options: Any) -> Ensemble:
     pipe = Pipeline(volumes(), seed=0)
-    usual: dict[str, Any] = {
-        "name": "folds",
+    usual: dict[str, Any] = {"members": [{}] * K, "weights": Folds(K), "out_of_fold": declared, "train": pipe}
+    usual |= {"valid": pipe, "epochs": EPOCHS, "batch_size": 2}  # some batches have no row
+    usual |= {
         "recipe": Recipe(model=net, train=train, objective="loss"),
-        "members": [{}] * K,
-        "weights": Folds(K),
-        "out_of_fold": declared,
-        "train": pipe,
-        "valid": pipe,
-        "epochs": EPOCHS,
-        "batch_size": 2,  # some batches have no row
         "resources": Resources(cpus_per_worker=0.1),
     }
-    return Ensemble(**{**usual, **options})
+    return Ensemble(name="folds", **{**usual, **options})
 
 
 @pytest.mark.parametrize("declared", [True, pytest.param(False, marks=pytest.mark.more)])

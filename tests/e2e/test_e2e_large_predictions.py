@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.finished_runs import read_state
+from kit.finished_runs import of_kind, read_state
 from kit.once import is_first
 from torch import nn
 
@@ -51,17 +51,11 @@ def predict(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def declare(rows: int, ways: list[str], memory_gb: float) -> Ensemble:
-    return Ensemble(
-        name="large",
-        recipe=Recipe(model=Line, loss=loss, predict=predict, task="free"),
-        members=[{"lr": 0.1, "fails": way} for way in ways],
-        train=data(32),
-        valid=data(rows),
-        epochs=2,
-        batch_size=4,
-        combine="average",
-        resources=Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=memory_gb),
-    )
+    recipe = Recipe(model=Line, loss=loss, predict=predict, task="free")
+    usual: dict[str, Any] = {"train": data(32), "valid": data(rows), "epochs": 2, "batch_size": 4}
+    usual["resources"] = Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=memory_gb)
+    members = [{"lr": 0.1, "fails": way} for way in ways]
+    return Ensemble(name="large", recipe=recipe, members=members, combine="average", **usual)
 
 
 @pytest.mark.parametrize("rows", [96, pytest.param(335, marks=pytest.mark.more)])
@@ -89,6 +83,10 @@ def test_predictions_larger_than_a_members_memory_are_saved_and_what_fails_then_
 PIXELS = 4096
 
 
+def median(values: torch.Tensor) -> torch.Tensor:
+    return values.median(dim=0).values
+
+
 class Image(nn.Linear):
     def __init__(self, params: dict[str, Any]) -> None:
         super().__init__(1, 1)
@@ -101,31 +99,18 @@ def squared(model: nn.Module, batch: Any) -> torch.Tensor:
     return ((model(batch["x"]) - batch["y"]) ** 2).mean(1)
 
 
-def median(values: torch.Tensor) -> torch.Tensor:
-    return values.median(dim=0).values
-
-
 def images(**more: Any) -> Ensemble:
     x = np.random.default_rng(0).normal(size=(16, PIXELS)).astype(np.float32)
-    data = Pipeline(sources.arrays(x=x, y=x + np.random.default_rng(1).normal(size=x.shape).astype(np.float32)))
-    return Ensemble(
-        name="images",
-        recipe=Recipe(
-            model=Image,
-            loss=squared,
-            task="regression",
-            predict=lambda model, batch: model(batch["x"]),
-            target="y",
-        ),
-        members=[{"lr": 0.1}, {"lr": 0.2}],
-        allow_overlap=True,
-        epochs=2,
-        **{"combine": "greedy", "batch_size": 8, "train": data, "valid": data, "test": data, **more},
-    )
+    y = x + np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
+    predict, data = (lambda model, batch: model(batch["x"])), Pipeline(sources.arrays(x=x, y=y))
+    recipe = Recipe(model=Image, loss=squared, task="regression", predict=predict, target="y")
+    usual: dict[str, Any] = {"members": [{"lr": 0.1}, {"lr": 0.2}], "allow_overlap": True, "epochs": 2}
+    usual |= {"combine": "greedy", "batch_size": 8, "train": data, "valid": data, "test": data}
+    return Ensemble(name="images", recipe=recipe, **{**usual, **more})
 
 
 def find_remarks(path: Path) -> set[str]:
-    return {event.text for event in read_events(path / "events.jsonl") if event.type == "remark"}
+    return {event["text"] for event in of_kind(path, "remark")}
 
 
 def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_path: Path) -> None:
@@ -133,9 +118,7 @@ def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_pat
     whole = ensemble.submit(images(), tmp_path / "whole", "inline").wait()
     part = ensemble.submit(images(keep_predictions_gb=size / 4e9), tmp_path / "part", "inline").wait()
     run = RunDir(tmp_path / "part")
-    files = [
-        (run.predictions(member), split) for member in ("member-0", "member-1") for split in ("valid", "test")
-    ]
+    files = [(run.predictions(f"member-{n}"), split) for n in (0, 1) for split in ("valid", "test")]
     kept = [load_predictions(path, split) for path, split in files]
     assert all(np.array_equal(one.positions, kept[0].positions) for one in kept)
     saved = load_predictions(RunDir(tmp_path / "whole").predictions("member-0"), "valid")
@@ -154,32 +137,26 @@ def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_pat
     loaded = ensemble.load(run.path)
     assert loaded({"x": torch.zeros(2, PIXELS)}).shape == (2, PIXELS)
     for member in ("member-1", None):
-        assert np.array_equal(
-            ensemble.load_predictions(run.path, member=member, split="valid").positions, kept[0].positions
-        )
+        loaded = ensemble.load_predictions(run.path, member=member, split="valid")
+        assert np.array_equal(loaded.positions, kept[0].positions)
     ensemble.submit(images(), run.path, "inline").wait()  # with the larger bound all predict again
     again = [load_predictions(path, split) for path, split in files]
     assert all(one.positions is None for one in again) and np.array_equal(again[0].values, saved.values)
-    epochs = [event for event in read_events(run.path / "events.jsonl") if event.type == "epoch"]
-    assert {event.epoch for event in epochs} == {0, 1} and ensemble.load_predictions(
-        run.path, split="valid"
-    ).positions is None
+    assert {event["epoch"] for event in of_kind(run.path, "epoch")} == {0, 1}
+    assert ensemble.load_predictions(run.path, split="valid").positions is None
 
+    def leave_out(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["x"][0] == 3:
+            raise ValueError("no sample")
+        return sample
 
-def test_rows_that_are_left_out_are_kept_in_part_as_well(tmp_path: Path) -> None:
     x = np.arange(16, dtype=np.float32)[:, None] * np.ones(PIXELS, np.float32)
     valid = Pipeline(sources.arrays(x=x, y=x), on_error="skip", max_skipped=0.5).map(leave_out)
     declared = images(valid=valid, batch_size=1, keep_predictions_gb=1e-4)
-    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    result = ensemble.submit(declared, tmp_path / "skips", "inline").wait()
     assert {row["state"] for row in result.members} == {"finished"}
-    saved = load_predictions(RunDir(tmp_path / "run").predictions("member-0"), "valid")
-    assert len(saved.values) == 15 and saved.positions is not None
-
-
-def leave_out(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["x"][0] == 3:
-        raise ValueError("no sample")
-    return sample
+    saved = load_predictions(RunDir(tmp_path / "skips").predictions("member-0"), "valid")
+    assert len(saved.values) == 15 and saved.positions is not None, "rows that are left out, as well"
 
 
 def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_that_is_said_at_the_first_batch(
@@ -213,21 +190,15 @@ def test_fields_for_metrics_stay_beside_their_samples_whatever_the_number_of_wor
     names = np.array(["x" * (number % 7) for number in label])
     data = sources.arrays(x=np.ones((len(label), 4), np.float32), label=label, same=label, name=names)
     valid = Pipeline(data).map(stages.text("name", most_bytes=8))
-    declared = Ensemble(
-        name="fields",
-        recipe=Recipe(
-            model=lambda params: nn.Linear(4, 100), loss="cross_entropy", inputs=["x"], split_metrics=[agree]
-        ),
-        members=[{"lr": 0.1}, {"lr": 0.2}],
-        train=valid.take(2000),
-        valid=valid,
-        test=Pipeline(sources.arrays(x=np.ones((60, 4), np.float32), label=label[:60])) if has_test else None,
-        epochs=1,
-        batch_size=1000,
-        resources=Resources(workers=2, cpus_per_worker=0.5),
-    )
+    model = lambda params: nn.Linear(4, 100)  # noqa: E731
+    recipe = Recipe(model=model, loss="cross_entropy", inputs=["x"], split_metrics=[agree])
+    usual: dict[str, Any] = {"epochs": 1, "batch_size": 1000, "train": valid.take(2000), "valid": valid}
+    if has_test:
+        usual["test"] = Pipeline(sources.arrays(x=np.ones((60, 4), np.float32), label=label[:60]))
+    usual["resources"] = Resources(workers=2, cpus_per_worker=0.5)
+    declared = Ensemble(name="fields", recipe=recipe, members=[{"lr": 0.1}], **usual)
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
-    assert [row["metrics"]["agree"] for row in result.members] == [1.0, 1.0]
+    assert [row["metrics"]["agree"] for row in result.members] == [1.0]
     combined = fold(read_events(tmp_path / "run/events.jsonl")).combined
     assert combined is not None and combined.metrics is not None
     assert combined.metrics["ensemble"].get("agree") == (None if has_test else 1.0)

@@ -22,14 +22,8 @@ def model(params: dict[str, Any]) -> Any:
     from torch import nn
 
     width = params["width"]
-    return nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Dropout(0.2),
-        nn.Linear(64 * width, 10),
-    )
+    first = [nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*first, nn.Dropout(0.2), nn.Linear(64 * width, 10))
 
 
 def loss(net: Any, batch: Any) -> Any:
@@ -56,25 +50,17 @@ def declare(sharing: str, members: int = 2, precision: Any = "bf16") -> Ensemble
     normalize = stages.scale("image", mean=(0.5,), std=(0.25,))
     train = Pipeline(sources.arrays(image=images[:SAMPLES], label=labels[:SAMPLES]), seed=3)
     valid = Pipeline(sources.arrays(image=images[SAMPLES:], label=labels[SAMPLES:]))
-    return Ensemble(
-        name="laws",
-        recipe=Recipe(model=model, loss=loss, optimizer=optimizer),
-        members=[
-            Member({"width": 4 + n, "lr": 0.05}, workers=WORKERS[n], batch_size=48 if n % 2 else 32)
-            for n in range(members)
-        ],
-        train=train.map(stages.random_crop("image", size=8, padding=2)).map(normalize).map(grain),
-        valid=valid.map(normalize),
-        epochs=EPOCHS,
-        precision=precision,
-        sharing=sharing,
-        gate_timeout_s=300.0,
-        resources=Resources(cpus_per_worker=0.1),
-    )
+    places = [{"workers": WORKERS[n], "batch_size": 48 if n % 2 else 32} for n in range(members)]
+    usual: dict[str, Any] = {"epochs": EPOCHS, "gate_timeout_s": 300.0}
+    usual["resources"] = Resources(cpus_per_worker=0.1)
+    usual["train"] = train.map(stages.random_crop("image", size=8, padding=2)).map(normalize).map(grain)
+    usual["members"] = [Member({"width": 4 + n, "lr": 0.05}, **how) for n, how in enumerate(places)]
+    recipe = Recipe(model=model, loss=loss, optimizer=optimizer)
+    options = {"precision": precision, "sharing": sharing}
+    return Ensemble(name="laws", recipe=recipe, valid=valid.map(normalize), **options, **usual)
 
 
 def train(run_dir: Path, declared: Ensemble) -> tuple[dict[str, str | None], float]:
-    """Weight hashes of all members, which must all have finished; how often a sample was used."""
     result = ensemble.submit(declared, run_dir, executor="local").wait()
     assert result.ledger is not None
     return finished_hashes(run_dir), result.ledger["reuse"]["factor"]

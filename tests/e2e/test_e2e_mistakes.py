@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,15 +30,6 @@ RECORDS = sources.arrays(image=IMAGES, label=LABELS)
 SCALE = stages.scale("image", mean=0.5, std=0.3)
 
 
-def declare(recipe: Any = None, train: Any = None, valid: Any = None, **options: Any) -> Ensemble:
-    scaled = Pipeline(RECORDS, seed=0).map(SCALE)
-    options = {"members": [{"lr": 0.01}], "epochs": 1, "sharing": "independent", "retries": 1, **options}
-    recipe = recipe or Recipe(model=build, loss="cross_entropy", inputs=("image",))
-    return Ensemble(
-        name="mistakes", recipe=recipe, train=train or scaled, valid=valid or scaled, batch_size=32, **options
-    )
-
-
 def build(params: Any) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
 
@@ -45,6 +37,23 @@ def build(params: Any) -> nn.Module:
 def run(folder: Path, declared: Ensemble) -> RunProjection:
     ensemble.submit(declared, folder, "inline").wait()
     return RunProjection.from_events(read_events(RunDir(folder).events))
+
+
+def declare(recipe: Any = None, train: Any = None, valid: Any = None, **options: Any) -> Ensemble:
+    scaled = Pipeline(RECORDS, seed=0).map(SCALE)
+    options = {"members": [{"lr": 0.01}], "epochs": 1, "sharing": "independent", "retries": 1, **options}
+    options |= {"train": train or scaled, "valid": valid or scaled, "batch_size": 32}
+    recipe = recipe or Recipe(model=build, loss="cross_entropy", inputs=("image",))
+    return Ensemble(name="mistakes", recipe=recipe, **options)
+
+
+class Cast(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, image: Any) -> Any:
+        return self.net(image.float())
 
 
 ONCE = Pipeline(RECORDS, seed=0).map(SCALE)
@@ -61,33 +70,42 @@ REMARKED: dict[str, tuple[Any, Any, str | None]] = {
 @pytest.mark.parametrize("mistake", REMARKED)
 def test_inputs_that_were_not_meant_are_remarked_at_the_first_batch(tmp_path: Path, mistake: str) -> None:
     train, valid, told = REMARKED[mistake]
-
-    def cast(params: Any) -> nn.Module:
-        return Cast(build(params))
-
-    recipe = Recipe(model=cast, loss="cross_entropy", inputs=("image",))
+    recipe = Recipe(model=lambda params: Cast(build(params)), loss="cross_entropy", inputs=("image",))
     remarks = run(tmp_path / "run", declare(recipe, train, valid)).state.members["member-0"].remarks
     assert (told in " ".join(remarks)) if told else not remarks
 
 
-class Cast(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, image: Any) -> Any:
-        return self.net(image.float())
+def prepare(member: Any) -> Any:
+    net = build(member.params)
+    return member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
 
 
 def epoch(member: Any, report: bool = True) -> None:
-    net = build(member.params)
-    net, _ = member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    net, _ = prepare(member)
     for _ in member.epochs():
-        for batch in member.batches():
-            member.backward(F.cross_entropy(net(batch["image"]), batch["label"], reduction="none"))
-            member.step()
+        step_through(member, net)
         if report:
             member.report(accuracy=0.5)
+
+
+def step_through(member: Any, net: nn.Module) -> None:
+    for batch in member.batches():
+        member.backward(F.cross_entropy(net(batch["image"]), batch["label"], reduction="none"))
+        member.step()
+
+
+def count_epochs(member: Any) -> None:
+    net, _ = prepare(member)
+    for _ in range(3):
+        step_through(member, net)
+
+
+def step_alone(member: Any) -> None:
+    net, optimizer = prepare(member)
+    for _ in member.epochs():
+        for batch in member.batches():
+            F.cross_entropy(net(batch["image"]), batch["label"]).backward()
+            optimizer.step()
 
 
 def predict_classes(member: Any) -> None:
@@ -102,28 +120,6 @@ def predict_a_part(member: Any) -> None:
         member.predictions("valid", net(batch["image"]).softmax(1), batch["index"].clone())
 
 
-def count_epochs(member: Any) -> None:
-    net = build(member.params)
-    net, _ = member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
-    for _ in range(3):
-        for batch in member.batches():
-            member.backward(F.cross_entropy(net(batch["image"]), batch["label"], reduction="none"))
-            member.step()
-
-
-def step_alone(member: Any) -> None:
-    net = build(member.params)
-    net, optimizer = member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
-    for _ in member.epochs():
-        for batch in member.batches():
-            F.cross_entropy(net(batch["image"]), batch["label"]).backward()
-            optimizer.step()
-
-
-def end_the_program(member: Any) -> None:
-    raise SystemExit(0)
-
-
 LOOPS: dict[str, tuple[Any, str]] = {
     "classes as predictions": (predict_classes, "are not those of classification"),
     "predictions of a part": (predict_a_part, "of 32 of its 96 samples"),
@@ -131,7 +127,7 @@ LOOPS: dict[str, tuple[Any, str]] = {
     "epochs are counted": (count_epochs, "member.epochs()"),
     "steps of its own": (step_alone, "member.dataloader()"),
     "another split": (lambda member: list(member.batches("validation")), "did you mean 'valid'"),
-    "the program is ended": (end_the_program, "ended the program"),
+    "the program is ended": (lambda member: sys.exit(0), "ended the program"),
     "a batch as a pair": (lambda member: [x for x, _ in [{"a": 1, "b": 2, "index": 3}]], "fields=("),
     "a trial as parameters": (lambda member: member.params.suggest_int("width", 1, 2), "Search(space)"),
 }
@@ -189,21 +185,14 @@ def test_a_log_that_was_removed_ends_the_run_at_its_next_event(tmp_path: Path) -
     log.close()
 
 
-@pytest.mark.parametrize("option", ["inputs", "target"])
-def test_a_field_that_the_shared_pipeline_lacks_is_named_before_a_member_starts(
-    tmp_path: Path, option: str
-) -> None:
-    recipe = Recipe(model=build, loss="cross_entropy", **{"inputs": ("image",), option: "digit"})
-    with pytest.raises(ensemble.SpecError, match=f"no field 'digit' of Recipe.{option}; they have image, label"):
-        ensemble.submit(declare(recipe, sharing="auto"), tmp_path / "run", "local")
-    assert not list((tmp_path / "run" / "members").iterdir())
-
-
-@pytest.mark.parametrize(
-    "changes", [{"train": lambda member: None}, {"inputs": ("image", "index")}, {"collate": lambda batch: batch}]
-)
-def test_fields_that_only_a_batch_or_a_loop_has_are_not_looked_for_in_samples(changes: dict[str, Any]) -> None:
-    recipe = Recipe(
-        **{"model": build, "loss": "cross_entropy", "target": "label", "inputs": ("digit",), **changes}
-    )
-    check_fields(SimpleNamespace(ensemble=declare(recipe, sharing="auto"), stream=SimpleNamespace(sharing=True)))
+def test_a_field_that_the_shared_pipeline_lacks_is_named_before_a_member_starts(tmp_path: Path) -> None:
+    """But not one that only a batch or a loop has."""
+    usual: dict[str, Any] = {"model": build, "loss": "cross_entropy", "target": "label", "inputs": ("image",)}
+    for option in ("inputs", "target"):
+        recipe = Recipe(**{**usual, option: "digit"})
+        with pytest.raises(ensemble.SpecError, match=f"no field 'digit' of Recipe.{option}; they have image"):
+            ensemble.submit(declare(recipe, sharing="auto"), tmp_path / option, "local")
+        assert not list((tmp_path / option / "members").iterdir())
+    for changes in ({"train": len}, {"inputs": ("image", "index")}, {"collate": len}):
+        declared = declare(Recipe(**{**usual, "inputs": ("digit",), **changes}), sharing="auto")
+        check_fields(SimpleNamespace(ensemble=declared, stream=SimpleNamespace(sharing=True)))

@@ -17,14 +17,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import other_user
 import psutil
 import pytest
-from kit.event_dicts import read_events
+from kit.finished_runs import of_kind
 from kit.free_ports import find_free_ports
 
 pytestmark = pytest.mark.more
@@ -82,59 +81,51 @@ print([each.dict() for each in JobSubmissionClient(sys.argv[1]).list_jobs()])
 """
 
 
-@dataclass
 class Owner:
     """The user whose runs are looked at.
 
-    Attributes:
-        base: everybody may enter it, and its `home` and `work`.
-        environment: of their shell.
-        secrets: what is in no argument of a process.
+    Everybody may enter `base`, and its `home` and `work`; `secrets` are in no argument of a process.
     """
 
-    base: Path
-    environment: dict[str, str]
-    secrets: list[str]
-
-    @property
-    def run_dir(self) -> Path:
-        return self.base / "work" / "runs" / "shown"
+    def __init__(self, base: Path, environment: dict[str, str]) -> None:
+        self.base, self.environment, self.secrets = base, environment, [SECRET]
+        self.run_dir = base / "work" / "runs" / "shown"
 
     @property
     def output(self) -> str:
         return (self.base / "private" / "output").read_text()
 
     def start(self, *command: object) -> subprocess.Popen[bytes]:
-        words = [*AS_OWNER, sys.executable, *map(str, command)]
+        words, pipes = [*AS_OWNER, sys.executable, *map(str, command)], {"cwd": self.base / "work", "umask": 0o022}
         with open(self.base / "private" / "output", "ab") as output:
-            return subprocess.Popen(
-                words, cwd=self.base / "work", env=self.environment, stdout=output, stderr=output, umask=0o022
-            )
+            return subprocess.Popen(words, env=self.environment, stdout=output, stderr=output, **pipes)  # type: ignore[call-overload, no-any-return]
 
     def call(self, *command: object) -> subprocess.CompletedProcess[str]:
         words = [*AS_OWNER, sys.executable, *map(str, command)]
         return subprocess.run(words, cwd=self.base / "work", env=self.environment, capture_output=True, text=True)
 
-    def events(self, type: str) -> list[dict[str, Any]]:
-        path = self.run_dir / "events.jsonl"
-        return [event for event in read_events(path) if event["type"] == type] if path.exists() else []
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return of_kind(self.run_dir, kind) if (self.run_dir / "events.jsonl").exists() else []
 
-    def look(self) -> dict[str, Any]:
-        """What the other user gets at, of all that there is of this one."""
+    def look(self) -> dict[str, str]:
+        """Checks what the other user gets at, of all that there is; what commands that listen answer."""
         processes = other_user.find_processes(OWNER)
         names, addresses = other_user.find_sockets(processes)
         assert len(names) > 0 and len(processes) > 4
-        found = other_user.try_all(
-            OTHER,
-            {
-                "paths": sorted({str(path) for path in other_user.find_paths(OWNER, self.base)}),
-                "sockets": sorted(names),
-                "addresses": sorted(addresses),
-                "processes": [each.pid for each in processes],
-            },
-        )
-        found["commands"] = {f"{host}:{port}": command for (host, port), command in addresses.items()}
-        return found
+        targets = {
+            "sockets": sorted(names),
+            "addresses": sorted(addresses),
+            "processes": [p.pid for p in processes],
+        }
+        paths = sorted({str(path) for path in other_user.find_paths(OWNER, self.base)})
+        found = other_user.try_all(OTHER, {"paths": paths, **targets})
+        usual = ["", "/work", "/home", "/work/shown.py", "/work/runs"]
+        assert found["paths"] == {f"{self.base}{path}": "read" for path in usual}, "nothing else, nothing written"
+        assert found["sockets"] == []
+        seen = {path.rpartition("/")[2] for path in found["processes"]}
+        assert seen == {"cmdline"}, "not the environment, the memory, the files of a process"
+        assert not any(secret in text for text in found["processes"].values() for secret in self.secrets)
+        return {f"{addresses[at]} at {at[0]}:{at[1]}": found["addresses"][f"{at[0]}:{at[1]}"] for at in addresses}
 
 
 @pytest.fixture
@@ -155,7 +146,7 @@ def owner() -> Iterator[Owner]:
     environment = {**kept, "HOME": str(base / "home"), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     try:
-        yield Owner(base, environment, [SECRET])
+        yield Owner(base, environment)
     finally:
         left = other_user.find_processes(OWNER)
         for each in left:
@@ -177,32 +168,6 @@ def has_trained(owner: Owner) -> bool:
     return len({event["member"] for event in owner.events("epoch")}) == 2
 
 
-def check_shown(found: dict[str, Any], owner: Owner) -> dict[str, str]:
-    """Checks what is the same of each run; returns what the commands that listen answer to the other user."""
-    base = owner.base
-    usual = {base, base / "work", base / "home", base / "work" / "shown.py", base / "work" / "runs"}
-    assert found["paths"] == dict.fromkeys(map(str, usual), "read"), "nothing else of it is read, nothing written"
-    assert found["sockets"] == []
-    seen = {path.rpartition("/")[2] for path in found["processes"]}
-    assert seen == {"cmdline"}, "not the environment, the memory, the files of a process"
-    assert not any(secret in text for text in found["processes"].values() for secret in owner.secrets)
-    answers: dict[str, str] = {}
-    for address, statuses in found["addresses"].items():
-        answers[f"{found['commands'][address]} at {address}"] = statuses
-    return answers
-
-
-def on_loopback(answers: dict[str, str]) -> bool:
-    return all(re.search(r" at (::ffff:)?127\.0\.0\.1:\d+$", command) for command in answers)
-
-
-def end(owner: Owner, process: subprocess.Popen[bytes]) -> None:
-    """Let the run end; that others have called at its ports has harmed nobody."""
-    (owner.base / "work" / "fast").touch()
-    assert process.wait(600) == 0, owner.output
-    assert len(owner.events("finished")) == 2 and len(owner.events("started")) == 2
-
-
 OPTIONS = ("--notify", "@../private/webhook", "--set", "password=@../private/password")
 
 
@@ -211,13 +176,15 @@ def test_a_run_without_ray_shows_others_its_command_line_alone(owner: Owner) -> 
         "-m", "ensemble.cli", "run", "shown.py", "--executor", "local", "--dashboard-port", "0", *OPTIONS
     )
     wait_until(lambda: has_trained(owner), owner, run)
-    answers = check_shown(owner.look(), owner)
+    answers = owner.look()
     page = [statuses for command, statuses in answers.items() if "ensemble.cli dashboard" in command]
     ranks = [statuses for command, statuses in answers.items() if "forkserver" in command]
     assert [set(statuses.split()) for statuses in page] == [{"401"}]
-    assert on_loopback(answers)
+    assert all(re.search(r" at (::ffff:)?127\.0\.0\.1:\d+$", command) for command in answers)
     assert len(page) + len(ranks) == len(answers) and set(ranks) == {""}, "gloo: no answer to who is no rank"
-    end(owner, run)
+    (owner.base / "work" / "fast").touch()
+    assert run.wait(600) == 0, owner.output  # that others have called at its ports has harmed nobody
+    assert len(owner.events("finished")) == 2 and len(owner.events("started")) == 2
 
 
 def check_ray(answers: dict[str, str]) -> None:
@@ -247,7 +214,8 @@ def test_a_cluster_with_a_token_is_its_users_and_of_all_who_have_the_token(owner
     submit = ("-m", "ensemble.cli", "submit", "shown.py", "--address", url, *OPTIONS[2:])
     wait_until(lambda: owner.call(*submit, "--run-dir", owner.run_dir).returncode == 0, owner)
     wait_until(lambda: has_trained(owner), owner)
-    found = owner.look()
+    owner.secrets.append(token)
+    check_ray(owner.look())
     jobs = owner.call("-c", JOBS, url).stdout
     assert "shown.py" in jobs and SECRET not in jobs, "nor do those see it who have the token"
     stranger = {**owner.environment, "RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "0" * 64}
@@ -262,5 +230,3 @@ def test_a_cluster_with_a_token_is_its_users_and_of_all_who_have_the_token(owner
     (owner.base / "work" / "fast").touch()
     wait_until(lambda: owner.events("run_finished"), owner)
     assert len(owner.events("finished")) == 2
-    owner.secrets.append(token)
-    check_ray(check_shown(found, owner))

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from kit.finished_runs import finished_hashes, of_kind, read_state
+from kit.finished_runs import finished_hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources
 from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.predictor import predict
-from ensemble.store import load_predictions
+from ensemble.store import RunDir, load_predictions
 from ensemble.user_code.fingerprint import code_of
 from pipelines import Batch, Pipeline, from_samples, sources, stages
 
@@ -92,7 +92,6 @@ def tokenize(batch: Batch, rng: np.random.Generator | None) -> dict[str, Any]:
 
 
 def pad_all(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """As a collate_fn of a DataLoader: without masking."""
     import torch
 
     batch: Any = {"text": [each["text"] for each in samples], "label": torch.stack([e["label"] for e in samples])}
@@ -119,42 +118,31 @@ def texts(collate: Any = tokenize, **options: Any) -> Ensemble:
 
 
 def declare(recipe: Recipe, data: Pipeline, train: Pipeline, options: dict[str, Any]) -> Ensemble:
-    usual: dict[str, Any] = {
-        "name": "samples",
-        "recipe": recipe,
-        "members": [Member({"width": 8 + i, "lr": 0.05}, batch_size=BATCH) for i in range(2)],
-        "train": train,
-        "valid": data.take(20),
-        "epochs": 2,
-        "gate_timeout_s": 300.0,
-        "resources": Resources(cpus_per_worker=0.1),
-    }
-    return Ensemble(**{**usual, **options})
+    members = [Member({"width": 8 + i, "lr": 0.05}, batch_size=BATCH) for i in range(2)]
+    usual: dict[str, Any] = {"recipe": recipe, "members": members, "train": train, "valid": data.take(20)}
+    usual |= {"epochs": 2, "gate_timeout_s": 300.0, "resources": Resources(cpus_per_worker=0.1)}
+    return Ensemble(name="samples", **{**usual, **options})
 
 
-@pytest.mark.parametrize("make", [detection, pytest.param(texts, marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    ("make", "wide"),
+    [(detection, False), *(pytest.param(make, True, marks=pytest.mark.more) for make in (detection, texts))],
+)
 def test_members_that_share_and_are_resumed_end_with_the_bits_of_members_alone(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Any, wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the two that share, the one that comes first to a step of the second epoch is killed there."""
-    ensemble.submit(make(), tmp_path / "alone", executor="inline").wait()
+    members = [Member({"width": 8 + i, "lr": 0.05}, workers=1 + (i and wide), batch_size=BATCH) for i in range(2)]
+    alone = make(members=members, sharing="independent")
+    ensemble.submit(alone, tmp_path / "alone", executor="local" if wide else "inline").wait()
     monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
-    ensemble.submit(make(), tmp_path / "shared", executor="local").wait()
+    ensemble.submit(make(members=members), tmp_path / "shared", executor="local").wait()
     assert (tmp_path / "killed").exists() and len(of_kind(tmp_path / "shared", "failed")) == 1
     assert finished_hashes(tmp_path / "shared") == finished_hashes(tmp_path / "alone")
     assert any(event["shared_batches"] for event in of_kind(tmp_path / "shared", "epoch"))
-    for member in ("member-0", "member-1"):
-        saved = load_predictions(next((tmp_path / "shared" / "members" / member).glob("predictions*")), "valid")
+    for number in (0, 1):
+        saved = load_predictions(RunDir(tmp_path / "shared").predictions(f"member-{number}"), "valid")
         assert sorted(saved.index.tolist()) == list(range(20))
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("make", [detection, texts])
-def test_ranks_share_a_batch_of_any_form_as_they_would_alone(make: Any, tmp_path: Path) -> None:
-    members = [Member({"width": 8 + i, "lr": 0.05}, workers=1 + i, batch_size=BATCH) for i in range(2)]
-    for sharing in ("node", "independent"):
-        ensemble.submit(make(members=members, sharing=sharing), tmp_path / sharing, executor="local").wait()
-    assert finished_hashes(tmp_path / "node") == finished_hashes(tmp_path / "independent")
 
 
 def test_a_run_with_a_collate_function_predicts_and_says_why_it_is_no_artifact(tmp_path: Path) -> None:
@@ -183,14 +171,9 @@ def test_the_code_of_a_collate_function_is_known() -> None:
 
 
 def test_a_loss_of_other_rows_than_samples_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    def packed_loss(net: Any, batch: Any) -> Any:
-        return text_loss(net, batch).repeat(2)
-
-    recipe = Recipe(model=text_model, loss=packed_loss, task="classification", collate=tokenize)
-    run = ensemble.submit(
-        texts(members=[Member({"width": 8, "lr": 0.1}, batch_size=BATCH)], recipe=recipe), tmp_path, "inline"
-    )
-    run.wait()
-    failed = read_state(tmp_path).members.values()
-    assert [member.state for member in failed] == ["failed"]
-    assert "one value per sample, [8], got a tensor of shape [16]" in (tmp_path / "events.jsonl").read_text()
+    packed = lambda net, batch: text_loss(net, batch).repeat(2)  # noqa: E731
+    recipe = Recipe(model=text_model, loss=packed, task="classification", collate=tokenize)
+    members = [Member({"width": 8, "lr": 0.1}, batch_size=BATCH)]
+    ensemble.submit(texts(members=members, recipe=recipe), tmp_path, "inline").wait()
+    (failed,) = of_kind(tmp_path, "failed")
+    assert "one value per sample, [8], got a tensor of shape [16]" in failed["error"]

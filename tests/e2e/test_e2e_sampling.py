@@ -17,8 +17,7 @@ from ensemble import Ensemble, Folds, Member, Recipe, Resources
 from ensemble.spec.sample_weights import make_weight_function
 from pipelines import Pipeline, sampling, sources, stages
 
-RECORDS, POSITIONS, EPOCHS, BATCH = 120, 170, 3, 16
-STEPS = -(-POSITIONS // BATCH)
+RECORDS, POSITIONS, EPOCHS, BATCH = 120, 170, 2, 16
 RARE = 12
 
 
@@ -56,33 +55,19 @@ def member(number: int, workers: int = 1) -> Member:
 def declare(**options: Any) -> Ensemble:
     train = Pipeline(source(), seed=3, sampling=sampling.balanced("label", samples=POSITIONS))
     scale = stages.scale("image", mean=(0.5,), std=(0.25,))
-    usual: dict[str, Any] = {
-        "name": "sampled",
-        "recipe": Recipe(model=model, loss=loss),
-        "members": [member(0), member(1)],
-        "weights": Folds(3, stratify="label", group="patient"),
-        "train": train.map(stages.select("image", "label")).map(scale).map(grain),
-        "valid": Pipeline(source().take(40)).map(stages.select("image", "label")).map(scale),
-        "epochs": EPOCHS,
-        "gate_timeout_s": 300.0,
-        "resources": Resources(cpus_per_worker=0.1),
-    }
-    return Ensemble(**{**usual, **options})
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """The weights of members of one worker, each of which worked alone."""
-    run_dir = tmp_path_factory.mktemp("alone") / "run"
-    ensemble.submit(declare(), run_dir, executor="inline").wait()
-    return finished_hashes(run_dir)
+    valid, select = Pipeline(source().take(40)), stages.select("image", "label")
+    usual: dict[str, Any] = {"members": [member(0), member(1)], "epochs": EPOCHS, "gate_timeout_s": 300.0}
+    usual |= {"train": train.map(select).map(scale).map(grain), "valid": valid.map(select).map(scale)}
+    usual |= {"weights": Folds(3, stratify="label", group="patient"), "resources": Resources(cpus_per_worker=0.1)}
+    return Ensemble(name="sampled", recipe=Recipe(model=model, loss=loss), **{**usual, **options})
 
 
 @pytest.mark.more
 @pytest.mark.usefixtures("requests_are_seen_at_once")
 def test_a_wide_member_has_the_same_bits_stopped_and_resumed_or_beside_one_that_is_killed(
-    alone: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ensemble.submit(declare(), tmp_path / "alone", executor="inline").wait()
     members = [member(number, workers) for number, workers in enumerate((1, 1, 2))]
     stop = once("epoch", lambda: run.stop())
     run = ensemble.submit(declare(members=members), tmp_path / "stopped", executor="local", on_event=stop)
@@ -91,7 +76,7 @@ def test_a_wide_member_has_the_same_bits_stopped_and_resumed_or_beside_one_that_
     monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
     ensemble.submit(declare(members=members, sharing="independent"), tmp_path / "killed-run", "local").wait()
     assert (tmp_path / "killed").exists()
-    found = finished_hashes(tmp_path / "stopped")
+    found, alone = finished_hashes(tmp_path / "stopped"), finished_hashes(tmp_path / "alone")
     assert found == finished_hashes(tmp_path / "killed-run") and found.items() > alone.items()
 
 
@@ -104,35 +89,20 @@ def test_other_labels_are_other_data_to_a_resume(tmp_path: Path) -> None:
         ensemble.submit(changed, tmp_path / "run", executor="inline")
 
 
-# --- folds ------------------------------------------------------------------------------------------------------
-
-
 def test_folds_by_class_and_group_go_by_record_also_where_records_repeat() -> None:
     members = [member(number) for number in range(3)]
     declared = declare(weights=Folds(4, stratify="label", group="patient"), members=members)
     identities = [declared.identify(number) for number in range(3)]
-    assert [each.weights for each in identities] == [
-        {"kind": "fold", "k": 4, "held_out": number, "seed": 0, "stratify": "label", "group": "patient"}
-        for number in range(3)
-    ]
+    usual = {"kind": "fold", "k": 4, "seed": 0, "stratify": "label", "group": "patient"}
+    assert [each.weights for each in identities] == [{**usual, "held_out": number} for number in range(3)]
     records = source()
     weighed = [make_weight_function(each.weights, records) for each in identities]
     assert all(each is not None for each in weighed)
     left_out = [each(np.arange(RECORDS)) == 0 for each in weighed if each is not None]
     patients = np.arange(RECORDS) // 4
     for out in left_out:
-        assert 0 < out.sum() < RECORDS / 2
-        assert not set(patients[out]) & set(patients[~out])
+        assert 0 < out.sum() < RECORDS / 2 and not set(patients[out]) & set(patients[~out])
     # Plain folds are of records too, though an epoch has more positions.
     plain = declare(weights=Folds(RECORDS), members=members).identify(2).weights
     weigh = make_weight_function(plain, records)
     assert weigh is not None and np.count_nonzero(weigh(np.arange(RECORDS)) == 0) == 1
-
-
-@pytest.mark.more
-def test_a_dry_run_counts_positions_and_names_the_sampling(tmp_path: Path) -> None:
-    declared = declare(weights=Folds(4, stratify="label"))
-    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
-    assert found.splits == {"train": POSITIONS, "valid": 40}
-    assert all(row["steps"] == STEPS and not row.get("error") for row in found.members)
-    assert "balanced(170 positions)" in found.pipeline["source"]

@@ -1,31 +1,45 @@
-"""Searches from end to end: killed and taken up again, sharing one stream, writing to a storage of the user's."""
+"""Searches from end to end: trials that share one stream, and write to a storage of the user's."""
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from kit.event_dicts import fold, read_events
-from search_cases import declared
+from torch import nn
 
 import ensemble
+from ensemble import Ensemble, Recipe, Resources, Search, integer, loguniform
+from pipelines import Pipeline, sources
 
-ROOT = Path(__file__).parents[2]
-SAMPLES = 96
-# Each trial by itself: its results are the same whenever it begins.
-KILLED: dict[str, Any] = {"sampler": "tpe", "pruner": "hyperband", "objective": "gain", "trials": 16}
-KILLED["sharing"] = "independent"
+SAMPLES, BATCH, SIZE = 96, 32, 16
+SPACE = {"lr": loguniform(1e-3, 1.0), "width": integer(4, 32)}
+
+
+def model(params: dict[str, Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(SIZE, params["width"]), nn.ReLU(), nn.Linear(params["width"], 4))
+
+
+def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + rng.normal(0, 0.1, SIZE).astype(np.float32)}
 
 
 @pytest.mark.more
 def test_trials_of_hyperband_share_one_stream_and_a_database_shows_them(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    made = declared(places=3, trials=9, samples=SAMPLES, batch_size=32, storage=url)
+    x = np.random.default_rng(0).normal(size=(SAMPLES + 60, SIZE)).astype(np.float32)
+    parts = (slice(SAMPLES), slice(SAMPLES, None))
+    train, valid = (sources.arrays(x=x[part], label=x[part, :4].argmax(1)) for part in parts)
+    options: dict[str, Any] = {"epochs": 3, "batch_size": BATCH, "capacity": 3 * BATCH, "gate_timeout_s": 300}
+    options |= {"search": Search(SPACE, seed=5, trials=9, storage=url)}
+    options |= {"resources": Resources(cpus_per_worker=len(os.sched_getaffinity(0)) / 3)}
+    options |= {"train": Pipeline(train, seed=0).map(noise), "valid": Pipeline(valid)}
+    recipe = Recipe(model=model, loss="cross_entropy", inputs=("x",))
+    made = Ensemble(name="searched", recipe=recipe, optimizer={"name": "sgd", "momentum": 0.9}, **options)
     result = ensemble.submit(made, tmp_path / "run", executor="local").wait()
     events = read_events(tmp_path / "run" / "events.jsonl")
     members = fold(events).members.values()
@@ -36,8 +50,9 @@ def test_trials_of_hyperband_share_one_stream_and_a_database_shows_them(tmp_path
     assert result.ledger is not None
     reuse = result.ledger["reuse"]
     assert reuse["consumed"] == SAMPLES * len(told)
-    ring = made.capacity or 0  # may have been filled in vain when all readers leave at once
-    assert reuse["prepared"] <= SAMPLES * len(read) + ring * len(members), "each epoch once, for all that read it"
+    # The ring may have been filled in vain when all readers leave at once.
+    most = SAMPLES * len(read) + 3 * BATCH * len(members)
+    assert reuse["prepared"] <= most, "each epoch once, for all that read it"
     assert reuse["prepared"] < reuse["consumed"]
     assert all(later.first_epoch > 0 for later in list(members)[3:]), "those in freed places joined where it was"
 

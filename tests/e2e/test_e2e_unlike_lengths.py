@@ -30,8 +30,6 @@ NUMBERS = np.where(IS_PADDING, np.nan, WORDS / 20).astype(np.float32)
 
 
 class Tagger(nn.Module):
-    """Says something of each word, by it and those before."""
-
     def __init__(self, outputs: int, size: int) -> None:
         super().__init__()
         self.words, self.line, self.outputs = nn.Embedding(20, size), nn.Linear(2 * size, outputs), outputs
@@ -68,27 +66,37 @@ def call(model: nn.Module, batch: Any) -> torch.Tensor:
 def declare(collate: Any, task: str, **options: Any) -> Ensemble:
     """A task is learnt by name; of "free" and "padded by 0" nothing says where a sample ends."""
     label = CLASSES if task == "classification" else NUMBERS if task == "regression" else np.nan_to_num(NUMBERS)
+    named = {"collate": collate, "inputs": ["words"]}
     recipe = {
-        "classification": Recipe(
-            model=tag, loss="cross_entropy", collate=collate, inputs=["words"], split_metrics=["f1_macro"]
-        ),
-        "regression": Recipe(model=estimate, loss="mse", collate=collate, inputs=["words"], split_metrics=["r2"]),
-        "padded by 0": Recipe(model=estimate, loss="mse", collate=collate, inputs=["words"]),
+        "classification": Recipe(model=tag, loss="cross_entropy", split_metrics=["f1_macro"], **named),
+        "regression": Recipe(model=estimate, loss="mse", split_metrics=["r2"], **named),
+        "padded by 0": Recipe(model=estimate, loss="mse", **named),
         "free": Recipe(model=estimate, loss=squares, predict=call, task="free", collate=collate),
     }[task]
-    rows = {"words": WORDS, "label": label, "length": LENGTHS}
-    data = Pipeline(sources.arrays(**rows), seed=0)
-    usual: dict[str, Any] = {
-        "train": data.take(40),
-        "valid": Pipeline(sources.arrays(**{name: values[40:60] for name, values in rows.items()})),
-        "test": Pipeline(sources.arrays(**{name: values[60:] for name, values in rows.items()})),
-        "members": [Member({"size": size, "lr": 0.05}, batch_size=size) for size in (4, 8)],  # other batches
-        "epochs": 4,
-        "batch_size": 6,
-        "allow_overlap": True,
-        "resources": Resources(cpus_per_worker=0.1),
-    }
+    splits = split_rows(words=WORDS, label=label, length=LENGTHS)
+    members = [Member({"size": size, "lr": 0.05}, batch_size=size) for size in (4, 8)]  # other batches
+    usual: dict[str, Any] = {**splits, "members": members, "epochs": 4, "batch_size": 6, "allow_overlap": True}
+    usual["resources"] = Resources(cpus_per_worker=0.1)
     return Ensemble(name="unlike", recipe=recipe, **{**usual, **options})
+
+
+def split_rows(**rows: Any) -> dict[str, Pipeline]:
+    parts = {"train": slice(40), "valid": slice(40, 60), "test": slice(60, None)}
+    return {
+        split: Pipeline(sources.arrays(**{name: values[at] for name, values in rows.items()}), seed=0)
+        for split, at in parts.items()
+    }
+
+
+def run_both(folder: Path, task: str, executor: str = "inline", **options: Any) -> list[Any]:
+    """The results of runs whose batches are as long as their longest sample, and all of one length."""
+    collates = {"longest": pad_to_longest, "max": None}
+    results = [
+        ensemble.submit(declare(collate, task, **options), folder / name, executor).wait()
+        for name, collate in collates.items()
+    ]
+    assert not [text for name in collates for text in remarks(folder / name) if "learnt nothing" not in text]
+    return results
 
 
 def remarks(path: Path) -> list[str]:
@@ -99,14 +107,12 @@ def remarks(path: Path) -> list[str]:
 
 
 def assert_same(one: Path, other: Path, members: int = 2) -> None:
-    """Both runs have the same figures and predictions, where there is something to predict."""
-    epochs = [
-        {(each["member"], each["epoch"]): each["metrics"] for each in of_kind(path, "epoch")}
+    mine, theirs = (
+        {(event["member"], event["epoch"]): event["metrics"] for event in of_kind(path, "epoch")}
         for path in (one, other)
-    ]
-    assert epochs[0].keys() == epochs[1].keys()
-    for key, metrics in epochs[0].items():
-        assert metrics == pytest.approx(epochs[1][key], rel=1e-4)
+    )
+    assert mine.keys() == theirs.keys()
+    assert all(metrics == pytest.approx(theirs[key], rel=1e-4) for key, metrics in mine.items())
     for number in range(members):
         for split in ("valid", "test"):
             kept = [load_predictions(RunDir(path).predictions(f"member-{number}"), split) for path in (one, other)]
@@ -125,13 +131,8 @@ def assert_same(one: Path, other: Path, members: int = 2) -> None:
 @pytest.mark.more
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_members_have_the_figures_that_they_have_with_all_batches_of_one_length(tmp_path: Path, task: str) -> None:
-    results = {}
-    for name, collate in (("longest", pad_to_longest), ("max", None)):
-        declared = declare(collate, task, combine="greedy")
-        results[name] = ensemble.submit(declared, tmp_path / name, "inline").wait()
-    assert remarks(tmp_path / "longest") == remarks(tmp_path / "max") == []
+    longest, whole = (result.combined for result in run_both(tmp_path, task, combine="greedy"))
     assert_same(tmp_path / "longest", tmp_path / "max")
-    longest, whole = (results[name].combined for name in ("longest", "max"))
     for of, metrics in whole.metrics.items():
         assert longest.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
     loaded = ensemble.load(tmp_path / "longest")
@@ -167,46 +168,32 @@ def test_what_cannot_be_kept_is_said_at_the_first_batch_and_members_end_once(
 
 @pytest.mark.more
 def test_folds_of_unlike_length_are_combined(tmp_path: Path) -> None:
-    runs = {}
-    for name, collate in (("longest", pad_to_longest), ("max", None)):
-        options = {"valid": None, "test": None, "out_of_fold": True}
-        options["members"] = cross_validated([Member({"size": 4, "lr": 0.05})], Folds(3))
-        runs[name] = ensemble.submit(
-            declare(collate, "classification", **options), tmp_path / name, "inline"
-        ).wait()
-    assert remarks(tmp_path / "longest") == []
-    for of, metrics in runs["max"].combined.metrics.items():
-        assert runs["longest"].combined.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
+    members = cross_validated([Member({"size": 4, "lr": 0.05})], Folds(3))
+    options = {"valid": None, "test": None, "out_of_fold": True, "members": members}
+    longest, whole = (result.combined for result in run_both(tmp_path, "classification", **options))
+    for of, metrics in whole.metrics.items():
+        assert longest.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
 
 
 @pytest.mark.more
 def test_ranks_of_unlike_length_have_the_predictions_of_one(tmp_path: Path) -> None:
-    for name, collate in (("longest", pad_to_longest), ("max", None)):
-        members = [Member({"size": 4, "lr": 0.05}, workers=2, batch_size=6)]
-        ensemble.submit(declare(collate, "classification", members=members), tmp_path / name, "local").wait()
-    assert remarks(tmp_path / "longest") == []
+    run_both(
+        tmp_path, "classification", "local", members=[Member({"size": 4, "lr": 0.05}, workers=2, batch_size=6)]
+    )
     assert_same(tmp_path / "longest", tmp_path / "max", members=1)
 
 
 def test_a_batch_as_long_as_there_are_classes_has_the_class_axis_of_those_before(tmp_path: Path) -> None:
     lengths = np.arange(80) % 4 + 2
     label = np.where(np.arange(MAX) >= lengths[:, None], -100, CLASSES.clip(0))
-    data = {"words": WORDS, "label": label, "length": lengths}
-    train, valid, test = (
-        Pipeline(sources.arrays(**{name: values[at] for name, values in data.items()}), seed=0)
-        for at in (slice(40), slice(40, 60), slice(60, None))
-    )
-    metrics = []
-    for name, collate in (("longest", pad_to_longest), ("max", None)):
-        members = [Member({"size": 4, "lr": 0.05}, batch_size=1)]
-        declared = declare(collate, "classification", train=train, valid=valid, test=test, members=members)
-        ensemble.submit(declared, tmp_path / name, "inline").wait()
-        assert not [text for text in remarks(tmp_path / name) if "learnt nothing" not in text]
-        metrics.append([each["metrics"] for each in of_kind(tmp_path / name, "epoch")])
+    splits = split_rows(words=WORDS, label=label, length=lengths)
+    members = [Member({"size": 4, "lr": 0.05}, batch_size=1)]
+    run_both(tmp_path, "classification", members=members, **splits)
+    for name, longest in (("longest", 5), ("max", MAX)):
         kept = load_predictions(RunDir(tmp_path / name).predictions("member-0"), "valid")
-        assert kept.values.shape[1:] == ((5 if name == "longest" else MAX), 3)
-    for longest, longer in zip(*metrics, strict=True):
-        assert longest == pytest.approx(longer, rel=1e-4)
+        assert kept.values.shape[1:] == (longest, 3)
+    metrics = [[event["metrics"] for event in of_kind(tmp_path / name, "epoch")] for name in ("longest", "max")]
+    assert all(one == pytest.approx(other, rel=1e-4) for one, other in zip(*metrics, strict=True))
 
 
 def test_later_longer_batches_do_not_exceed_the_bound_without_a_word(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import shutil
 import stat
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kit.event_dicts import read_events
+from kit.finished_runs import of_kind
 
 NOBODY = 65534
 PROFILING = Path(__file__).parents[1] / "controller" / "profiling_members.py"
@@ -54,70 +53,37 @@ USERS = {
 }
 
 
-@dataclass
-class Done:
-    """What a run left: in the directories it was given, and in /dev."""
-
-    run_dir: Path
-    work: Path
-    home: Path
-    scratch: Path
-    dev: list[str]
-
-
-@pytest.fixture(scope="module", params=["root", pytest.param("nobody", marks=pytest.mark.more)])
-def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A run of a spec file whose members are measured, in a shell of that user."""
+@pytest.mark.parametrize("user", ["root", pytest.param("nobody", marks=pytest.mark.more)])
+def test_nothing_is_written_but_the_run_directory(user: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """By a run of a spec file whose members are measured, in a shell of that user."""
     allowed = os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
     if not allowed:
         pytest.skip("needs root, and to be allowed a mount namespace (unshare -m)")
-    root = tmp_path_factory.mktemp(request.param)
+    root = tmp_path_factory.mktemp(user)  # a name that is short enough for sockets
     work, home, scratch = (root / name for name in ("work", "home", "tmp"))
     for directory in (work, home, scratch):
         directory.mkdir(mode=0o700)
     (work / "untouched.py").write_text(SPEC)
     shutil.copy(PROFILING, work / "beside.py")
-    if request.param == "nobody":
+    if user == "nobody":
         for path in (root, work, home, scratch, *work.iterdir()):
             os.chown(path, NOBODY, NOBODY)
-    command = [*USERS[request.param], sys.executable, "-m", "ensemble.cli", "run", "untouched.py"]
+    command = [*USERS[user], sys.executable, "-m", "ensemble.cli", "run", "untouched.py", "--executor", "local"]
     environment = {**os.environ, "HOME": str(home), "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": ""}
-    said = subprocess.run(
-        ["unshare", "-m", "sh", "-c", NAMESPACE, "sh", str(root), *command, "--executor", "local"],
-        cwd=work,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    words = ["unshare", "-m", "sh", "-c", NAMESPACE, "sh", str(root), *command]
+    said = subprocess.run(words, cwd=work, env=environment, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
-    dev = said.stdout.split("-- in /dev\n")[1].splitlines()
-    return Done(work / "runs" / "measured", work, home, scratch, dev)
 
-
-def test_devices_are_what_they_were(done: Done) -> None:
-    null, *paths = done.dev
+    null, *devices = said.stdout.split("-- in /dev\n")[1].splitlines()
     assert null == "character special file 666 1:3"
-    assert paths == [f"/dev{name}" for name in ("", "/full", "/null", "/random", "/shm", "/urandom", "/zero")]
-
-
-def test_all_members_are_measured(done: Done) -> None:
-    events = read_events(done.run_dir / "events.jsonl")
-    assert {member for event in events if event["type"] == "profile" for member in event["members"]} == {
-        f"member-{number}" for number in range(4)
-    }
-    assert not [event for event in events if event["type"] == "unmeasured"]
-
-
-def test_nothing_is_written_but_the_run_directory(done: Done) -> None:
-    assert list(done.home.iterdir()) == []
-    assert list(done.scratch.iterdir()) == []
-    assert sorted(path.name for path in done.work.iterdir()) == ["beside.py", "runs", "untouched.py"]
-    assert [path.name for path in (done.work / "runs").iterdir()] == ["measured"]
-
-
-def test_what_it_wrote_is_the_users_alone(done: Done) -> None:
-    owner = done.work.stat().st_uid
-    for path in (done.run_dir, *done.run_dir.rglob("*")):
+    assert devices == [f"/dev{name}" for name in ("", "/full", "/null", "/random", "/shm", "/urandom", "/zero")]
+    assert list(home.iterdir()) == list(scratch.iterdir()) == []
+    assert sorted(path.name for path in work.iterdir()) == ["beside.py", "runs", "untouched.py"]
+    assert [path.name for path in (work / "runs").iterdir()] == ["measured"]
+    for path in (work / "runs" / "measured", *(work / "runs" / "measured").rglob("*")):
         found = path.lstat()
-        assert found.st_uid == owner
+        assert found.st_uid == work.stat().st_uid, "what it wrote is the user's alone"
         assert not stat.S_ISREG(found.st_mode) or not found.st_mode & 0o022
+    profiled = [event["members"] for event in of_kind(work / "runs" / "measured", "profile")]
+    assert {member for members in profiled for member in members} == {f"member-{number}" for number in range(4)}
+    assert of_kind(work / "runs" / "measured", "unmeasured") == []

@@ -60,8 +60,8 @@ from kit.execute_members import an_ensemble
 import ensemble
 from ensemble import Resources
 
-resources = Resources(cpus_per_worker=0.1, gpus_per_worker=1.0, memory_gb=0.5)
-made = an_ensemble(resources=resources, devices="cuda", sharing="independent", valid=None)
+needs = Resources(cpus_per_worker=0.1, gpus_per_worker=1.0, memory_gb=0.5)
+made = an_ensemble(resources=needs, devices="cuda", sharing="independent", valid=None)
 ensemble.submit(made, sys.argv[1], "local").wait()
 """
 
@@ -91,26 +91,25 @@ def test_ranks_on_gpus_are_forked_and_see_their_own_gpu_before_torch_asks_for_an
         assert rank["asks nvml"] is None, "that holds for the fork server alone"
 
 
+ASKS = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from ensemble.executors import forkserver as server; "
+
+
 @pytest.mark.more
-@pytest.mark.parametrize(
-    ("body", "forked"), [("{ return 3; }", True), ("{ *count = 2; return 0; }", False), (";", False)]
-)
-def test_where_cuda_has_begun_before_the_fork_ranks_on_gpus_are_new_interpreters(
-    tmp_path: Path, body: str, forked: bool
-) -> None:
-    library = tmp_path / "libcuda.so.1"
-    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
-    if subprocess.run(
-        command, input=f"int cuDeviceGetCount(int *count){body}", text=True, capture_output=True
-    ).returncode:
-        pytest.skip("no C compiler")
+def test_where_cuda_has_begun_before_the_fork_ranks_on_gpus_are_new_interpreters(tmp_path: Path) -> None:
+    for body, begun in (("{ return 3; }", False), (";", True), ("{ *count = 2; return 0; }", True)):
+        library = tmp_path / str(len(body)) / "libcuda.so.1"
+        library.parent.mkdir()
+        compiles = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+        source = f"int cuDeviceGetCount(int *count){body}"
+        if subprocess.run(compiles, input=source, text=True, capture_output=True).returncode:
+            pytest.skip("no C compiler")
+        asks = [sys.executable, "-c", ASKS + "print(server._has_begun_cuda())", str(library)]
+        assert subprocess.run(asks, capture_output=True, text=True, check=True).stdout == f"{begun}\n"
     for gpu, rank in show_ranks(tmp_path, LOADS=str(library)).items():
-        assert rank["interpreter"] == (
-            "ensemble.executors.forkserver" if forked else "ensemble.executors.worker_main"
-        )
+        assert rank["interpreter"] == "ensemble.executors.worker_main"
         assert rank["parent"] == "ensemble.executors.forkserver"
         assert (rank["variable"], rank["devices"]) == (gpu, [gpu])
-        assert rank["cuda in parent"] and rank["cuda"] == forked
+        assert rank["cuda in parent"] and not rank["cuda"]
 
 
 STALLED = """

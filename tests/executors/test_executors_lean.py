@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import simplejpeg
 
@@ -22,7 +24,6 @@ from ensemble import Ensemble, Recipe, Resources
 from ensemble.store import RunDir
 from pipelines import Pipeline, sources, stages
 
-MB = 1e6
 #: What a program needs to train, before it has a model.
 ALONE = """
 import gc, torch
@@ -36,15 +37,10 @@ print(read_memory(os.getpid())["Private_Dirty"])
 HEAVY = ("cv2", "simplejpeg", "pyarrow", "sklearn", "numba", "libtorch_cpu", "optuna", "ray/_raylet")
 
 
-def find_mapped(pid: int) -> list[str]:
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    return [name for name in HEAVY if name in maps]
-
-
 def describe(pid: int) -> dict[str, Any]:
-    """A process: its command, what it has loaded, what it holds for itself."""
-    command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return {"command": command, "loaded": find_mapped(pid), "private": read_memory(pid)["Private_Dirty"]}
+    """What a process has loaded, what it holds for itself."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return {"loaded": [name for name in HEAVY if name in maps], "private": read_memory(pid)["Private_Dirty"]}
 
 
 def model(params: dict[str, Any]) -> Any:
@@ -60,24 +56,19 @@ def loss(net: Any, batch: Any) -> Any:
     if getattr(batch, "epoch", 0) == 1 and batch.step == 0:
         before = describe(os.getpid())
         gc.collect()
-        feeder = next(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_feeder(pid))
-        workers = Path(f"/proc/{feeder}/task/{feeder}/children").read_text().split()
-        seen = {"member": before, "collected": describe(os.getpid()), "feeder": describe(feeder)}
-        seen["workers"] = [describe(int(pid)) for pid in workers]
+        siblings = psutil.Process(os.getppid()).parent().children()  # the fork server's, which the feeder is
+        [feeder] = [process for process in siblings if is_feeder(process)]
+        seen = {"member": before, "collected": describe(os.getpid()), "feeder": describe(feeder.pid)}
+        seen["workers"] = [describe(worker.pid) for worker in feeder.children()]
         seen["modules"] = [name for name in ("cv2", "simplejpeg", "pyarrow", "optuna") if name in sys.modules]
         print(json.dumps(seen), flush=True)
     return functional.cross_entropy(net(batch["image"].float() / 255), batch["index"] % 2, reduction="none")
 
 
-def is_feeder(pid: int) -> bool:
-    """Whether a process is the feeder of this run: a child of the controller, as the fork server is."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        server = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-        command = Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return False
-    return stat[1] == server[1] and "pipelines.feeder.process" in command
+def is_feeder(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):  # it has ended
+        return "pipelines.feeder.process" in process.cmdline()
+    return False
 
 
 def write_photos(path: Path) -> Path:

@@ -32,10 +32,7 @@ WATTS = 400.0
 BOTH = pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
 
 
-@BOTH
-def test_the_account_of_a_run_is_what_its_meter_saw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
-) -> None:
+def test_the_account_of_a_run_is_what_its_meter_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     last = time.monotonic()
 
     def read() -> list[Reading]:
@@ -45,7 +42,7 @@ def test_the_account_of_a_run_is_what_its_meter_saw(
 
     meter_with(monkeypatch, read, "node")
     declared = an_ensemble(energy=Energy(idle_w={"node": 150.0}))
-    ensemble.submit(declared, tmp_path / "run", executor).wait()
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
     events = read_events(tmp_path / "run" / "events.jsonl")
     node, *_ = [event for event in events if event["type"] == "node"]  # again where others take its memory
     assert "a meter" in node["power"]["source"] and node["power"]["origin"] == "measured"
@@ -63,9 +60,7 @@ def meter_with(monkeypatch: pytest.MonkeyPatch, read: Callable[[], list[Reading]
     monkeypatch.setattr("ensemble.meter.power.meter.open_power_sources", lambda *_, **__: [source])
 
 
-def test_a_run_in_this_process_has_energy_however_short_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_this_process_has_energy_however_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meter_with(monkeypatch, lambda: [Reading("package-0", "cpu", 1.0)])
     monkeypatch.setattr("ensemble.executors.inline._POWER_EVERY_S", 1e6)
     ensemble.submit(an_ensemble(energy=Energy(measure_idle_s=0)), tmp_path / "run", "inline").wait()
@@ -74,8 +69,7 @@ def test_a_run_in_this_process_has_energy_however_short_it_is(
 
 
 def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[float] = []
-    slow_s = [0.0]
+    ended, slow_s = list[float](), [0.0]
 
     def read() -> list[Reading]:
         time.sleep(slow_s[0])
@@ -84,10 +78,9 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
 
     meter_with(monkeypatch, read)
     monkeypatch.setattr("ensemble.meter.cpu.report_interval_s", lambda age_s: 0.0)  # each sample is reported
-    told: list[dict[str, Any]] = []
-    declared = an_ensemble(energy=Energy(measure_idle_s=0))
+    events, declared = list[dict[str, Any]](), an_ensemble(energy=Energy(measure_idle_s=0))
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as leaving:
-        services = NodeServices("a", declared, selector, told.append)
+        services = NodeServices("a", declared, selector, events.append)
         leaving.callback(services.close)
         for stalled_s, slow_s[0] in ((0.0, 0.0), (0.2, 0.0), (5.0, 0.0), (0.0, 0.7), (0.0, 1.2)):
             due_at = services.next_sample = time.monotonic() - stalled_s
@@ -96,7 +89,7 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
             assert services.next_sample <= max(due_at + 1.0, time.monotonic() + 0.5)
             services.sample()
             services.sample()
-    assert [event["type"] for event in told] == ["power"] * 6, "the last one when it is closed"
+    assert [event["type"] for event in events] == ["power"] * 6, "the last one when it is closed"
 
 
 @BOTH
@@ -156,9 +149,7 @@ def list_figures(page: str) -> list[Any]:
     return [row for table in tables if table["id"].startswith("cost_of") for row in table["rows"]]
 
 
-@pytest.mark.skipif(
-    getattr(find_busy_time(), "scope", None) != "host", reason="idle power is measured where all CPU time is seen"
-)
+@pytest.mark.skipif(getattr(find_busy_time(), "scope", None) != "host", reason="CPU time of others is not seen")
 @BOTH
 def test_a_run_can_be_interrupted_while_idle_power_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, caplog: pytest.LogCaptureFixture
@@ -169,7 +160,7 @@ def test_a_run_can_be_interrupted_while_idle_power_is_measured(
         os.kill(os.getpid(), signal.SIGINT)
 
     meter_with(monkeypatch, lambda: [Reading("package-0", "cpu", 1.0)])
-    energy = Energy(measure_idle_s=600.0)
+    declared = an_ensemble(energy=Energy(measure_idle_s=600.0))
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt, match="before training started"):
-        ensemble.submit(an_ensemble(energy=energy), tmp_path / "run", executor)
+        ensemble.submit(declared, tmp_path / "run", executor)

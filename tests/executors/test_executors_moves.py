@@ -162,7 +162,7 @@ def test_a_member_shares_the_stream_that_it_has_joined(moved: Path) -> None:
     assert sum(e["private_batches"] for e in later) > 0, "and none when it had died"
 
 
-@pytest.mark.more  # what widening changes and does not in a member: tests/train/test_train_widened.py
+@pytest.mark.more  # what widening changes and does not in a member: tests/train/test_train_moves.py
 def test_a_member_is_widened_between_two_epochs_and_all_ranks_of_another_leave_its_stream(tmp_path: Path) -> None:
     """A member of one worker gets a second after its second epoch; the run is stopped later and goes on. Of two
     equal members with two workers each one is sent on alone.

@@ -1,4 +1,4 @@
-"""The processes of a run look for modules where the one that started them does, not in the working directory."""
+"""Where the processes of a run look for modules, and what importing the package loads and offers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from kit.leftovers import wait_until
 
+import ensemble
+from ensemble.executors import EXECUTORS, make_executor
 from ensemble.executors.spawn import ForkServer, make_worker_command
 from pipelines.ipc.child_processes import child_environment
 
@@ -42,3 +44,18 @@ def test_a_module_in_the_working_directory_takes_no_other_ones_place(
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     assert callable(end_of) and end_of(tmp_path / "log") == 0
     assert not (tmp_path / "executed").exists()
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = ("torch", "ray", "optuna", "pyarrow", "cv2", "sklearn", "rich", "numpy")
+    uses = "import sys, ensemble; ensemble.Ensemble, ensemble.Search"
+    script = f"{uses}; print([m for m in {heavy!r} if m in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there_and_executors_are_made_by_their_names() -> None:
+    for name in ensemble.__all__:
+        assert getattr(ensemble, name) is not None
+    assert set(ensemble.__all__) <= set(dir(ensemble))
+    assert make_executor("inline").name == "inline" and EXECUTORS.names() == ["inline", "local", "ray"]

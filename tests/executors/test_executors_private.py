@@ -47,18 +47,13 @@ def start_owners(*prefixes: str) -> tuple[list[subprocess.Popen[str]], list[Path
     return owners, [Path(each.stdout.readline().strip()) for each in owners]
 
 
-def kill(*processes: subprocess.Popen[str]) -> None:
-    for each in processes:
-        each.kill()
-        each.wait()
-
-
 def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is() -> None:
     [killed], [left] = start_owners("held-")
     at_work, not_ours = PrivateDirectory("held-", 20), Path(os.environ["TMPDIR"]) / "held-by-a-user"
     not_ours.mkdir()
     assert here() == sorted([left, at_work.path, not_ours]), "who is at work keeps what it has"
-    kill(killed)
+    killed.kill()
+    killed.wait()
     cleared: list[Path] = []
     after = PrivateDirectory("held-", 20, cleared.append)
     assert cleared == [left] and here() == sorted([at_work.path, after.path, not_ours])
@@ -87,11 +82,14 @@ def test_a_run_with_any_executor_removes_what_killed_drivers_loggers_and_agents_
     is_others = os.geteuid() == 0
     if is_others:
         os.chown(others.path, 65534, 65534)
-    kill(*owners)
+    for owner in owners:
+        owner.kill()
+        owner.wait()
     assert here() == sorted([*left, at_work.path, inherited.path, others.path])
     ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=1), tmp_path / "run", executor="inline").wait()
     assert here() == sorted([at_work.path, inherited.path, *([others.path] if is_others else [])])
-    kill(heir)
+    heir.kill()
+    heir.wait()
     remove_stale("ensemble-")
     assert inherited.path not in here()
     at_work.close()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 PROGRAM = """
-import sys, torch, ensemble
+import ensemble
 from torch import nn
 from ensemble import Ensemble, Recipe
 from pipelines import Pipeline, sources, stages
@@ -22,24 +22,18 @@ from pipelines import Pipeline, sources, stages
 def model(params):
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2))
 
-def make(source):
-    pipe = Pipeline(source).map(stages.decode_image("image")).map(stages.scale("image"))
-    return pipe.map(stages.cast("label", "int64")).map(stages.select("image", "label"))
-
 def main():
-    executor = sys.argv[1]
-    for name, source in (
-        ("tar", sources.tar("photos.tar", rename={"cls": "label", "jpg": "image"})),
-        ("folder", sources.image_folder("photos")),
-    ):
-        pipe = make(source)
+    tar = sources.tar("photos.tar", rename={"cls": "label", "jpg": "image"})
+    for executor, source in (("local", tar), ("inline", sources.image_folder("photos"))):
+        pipe = Pipeline(source).map(stages.decode_image("image")).map(stages.scale("image"))
+        pipe = pipe.map(stages.cast("label", "int64")).map(stages.select("image", "label"))
         made = Ensemble(
-            name=name, recipe=Recipe(model=model, loss="cross_entropy", inputs=("image",), target="label"),
+            name=executor, recipe=Recipe(model=model, loss="cross_entropy", inputs=("image",), target="label"),
             members=[{"lr": 0.1}, {"lr": 0.2}], train=pipe, valid=pipe, epochs=2, batch_size=4,
         )
-        result = ensemble.submit(made, name, executor).wait()
+        result = ensemble.submit(made, executor, executor).wait()
         assert [member["state"] for member in result.members] == ["finished"] * 2
-        ensemble.predict(name, "photos.tar", name + ".csv")
+        ensemble.predict(executor, "photos.tar", executor + ".csv")
 
 if __name__ == "__main__":
     main()
@@ -47,24 +41,22 @@ if __name__ == "__main__":
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("executor", ["inline", "local"])
-def test_a_run_leaves_nothing_open(executor: str, tmp_path: Path) -> None:
+def test_a_run_leaves_nothing_open(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     rng = np.random.default_rng(0)
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         for number in range(8):
             photo = cv2.imencode(".jpg", rng.integers(0, 255, (8, 8, 3), np.uint8))[1].tobytes()
-            (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg").write_bytes(photo)
+            folder = tmp_path / "photos" / "ab"[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number}.jpg").write_bytes(photo)
             for ending, content in (("jpg", photo), ("cls", str(number % 2).encode())):
                 member = tarfile.TarInfo(f"{number}.{ending}")
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "always", "program.py", executor],
-        cwd=tmp_path, env={**os.environ, "PYTHONWARNINGS": "always", "PYTHONDEVMODE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-X", "dev", "-W", "always", "program.py"]
+    environment = {**os.environ, "PYTHONWARNINGS": "always", "PYTHONDEVMODE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "ResourceWarning" not in done.stderr
     for file in tmp_path.rglob("*"):  # the output of members is among them

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.event_dicts import read_events
 from kit.execute_members import an_ensemble, loss, model, samples
-from kit.finished_runs import finished_hashes, hashes
+from kit.finished_runs import finished_hashes, hashes, of_kind
 from kit.leftovers import find_processes_below, wait_until
 
 import ensemble
-from ensemble import Member, Recipe, SpecError
+from ensemble import Member, Recipe, Resources, SpecError
 from ensemble.controller.controller import Controller
 from ensemble.store import StoreError
 
@@ -49,10 +49,7 @@ def test_a_run_trains_combines_and_reports_and_a_member_that_diverges_is_the_onl
     assert "finished" in run.logs("member-0")
     assert seen[0] == "run_started" and seen[-1] == "run_finished"
     assert run.status() == result.members
-    assert (hashes(run_dir)["member-0"], hashes(run_dir)["member-2"]) == (
-        reference["member-0"],
-        reference["member-2"],
-    )
+    assert all(hashes(run_dir)[member] == reference[member] for member in ("member-0", "member-2"))
     with pytest.raises(SpecError, match="member-1"):
         run.logs("member-7")
 
@@ -108,49 +105,39 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
     killed: list[str] = []
 
     def kill_both(event: dict[str, Any]) -> None:
-        if event["type"] == "started" and not killed:
+        if event["type"] == "epoch" and not killed:
             running = [(p, p.cmdline()) for p in find_processes_below(run_dir)]
             for module in ("pipelines.feeder.process", "ensemble.executors.forkserver"):
-                found = [p for p, command in running if module in command]
-                min(found, key=lambda p: p.create_time()).kill()  # the server is older than what it forked
+                of_module = [p for p, command in running if module in command]
+                min(of_module, key=lambda p: p.create_time()).kill()  # the server is older than what it forked
                 killed.append(module)
 
-    members = [{"lr": 0.1, "spawn": True}, {"lr": 0.2}, {"lr": 0.3}]
-    run = ensemble.submit(an_ensemble(members, epochs=4), run_dir, "local", on_event=kill_both)
+    narrow = [{"lr": lr, "step_s": 0.2, "spawn": lr == 0.1} for lr in (0.1, 0.2, 0.3)]
+    wide = [Member({"lr": 0.1, "step_s": 0.2}, workers=2) for _ in range(2)]  # ranks get over it together
+    members: list[Any] = [*narrow, *wide]
+    declared = an_ensemble(members, epochs=4, capacity=64, resources=Resources(cpus_per_worker=0.1))
+    run = ensemble.submit(declared, run_dir, "local", on_event=kill_both)
     result = run.wait()
-    assert set(by_state(result).values()) == {"finished"} and len(killed) == 2
-    assert {row["attempts"] for row in result.members} == {1}
-    got = hashes(run_dir)
-    assert all(got[member] == reference[member] for member in got)
+    assert {(row["state"], row["attempts"]) for row in result.members} == {("finished", 1)} and len(killed) == 2
+    assert all(hashes(run_dir)[f"member-{n}"] == reference[f"member-{n}"] for n in range(3))
+    waited_s, private = Counter[str](), Counter[str]()
+    for event in of_kind(run_dir, "epoch"):
+        waited_s[event["member"]] += event["waited_s"]
+        private[event["member"]] += event["private_batches"]
+    assert private["member-3"] and private["member-4"], "in between each wide member reads by itself"
+    assert max(waited_s.values()) < 150, "nobody waits for the gate's whole time"
     wait_until(lambda: not find_processes_below(run_dir), "what members start ends with them")
 
 
 #: What launchers of jobs set, which a member is not part of.
-LAUNCHED = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"} | {
-    "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OMPI_COMM_WORLD_RANK": "3", "PMI_RANK": "3"
-}  # fmt: skip
+LAUNCHED = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}
+LAUNCHED |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OMPI_COMM_WORLD_RANK": "3", "PMI_RANK": "3"}
 
 
 def model_that_notes_its_environment(params: dict[str, Any]) -> Any:
-    Path(params["note"]).write_text(
-        json.dumps({name: os.environ.get(name) for name in (*LAUNCHED, "SLURM_JOB_ID")})
-    )
+    names = (*LAUNCHED, "SLURM_JOB_ID")
+    Path(params["note"]).write_text(json.dumps({name: os.environ.get(name) for name in names}))
     return model(params)
-
-
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
-def test_a_member_is_no_rank_of_the_job_in_which_the_run_was_started(
-    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {**LAUNCHED, "SLURM_JOB_ID": "77"}.items():
-        monkeypatch.setenv(name, value)
-    note = tmp_path / "note"
-    recipe = Recipe(model=model_that_notes_its_environment, loss=loss, task="classification")
-    declared = an_ensemble([{"lr": 0.1, "note": str(note)}], epochs=1, recipe=recipe)
-    assert by_state(ensemble.submit(declared, tmp_path / "run", executor).wait()) == {"member-0": "finished"}
-    own = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "77"}
-    assert json.loads(note.read_text()) == {**dict.fromkeys(LAUNCHED), **own}
-    assert {name: os.environ.get(name) for name in LAUNCHED} == LAUNCHED
 
 
 def as_default_dtype(values: Any) -> Any:
@@ -159,29 +146,40 @@ def as_default_dtype(values: Any) -> Any:
     return torch.tensor(values.tolist()).numpy()
 
 
-@pytest.mark.more
-def test_members_in_processes_have_the_global_settings_with_which_they_were_declared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("executors", [("inline",), pytest.param(("inline", "local"), marks=pytest.mark.more)])
+def test_a_member_is_no_rank_of_the_job_in_which_the_run_was_started_and_has_its_global_settings(
+    executors: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
+    for name, value in {**LAUNCHED, "SLURM_JOB_ID": "77"}.items():
+        monkeypatch.setenv(name, value)
+    note, weights = tmp_path / "note", []
+    recipe = Recipe(model=model_that_notes_its_environment, loss=loss, task="classification")
     torch.set_default_dtype(torch.float64)  # as a spec does when it is imported, which no member does
     try:
-        declared = an_ensemble(train=samples(96, 0).map(as_default_dtype, field="x", version=1), epochs=1)
-        declared = dataclasses.replace(declared, valid=samples(48, 1).map(as_default_dtype, field="x", version=1))
-        for executor in ("inline", "local"):
+        train, valid = (samples(*of).map(as_default_dtype, field="x", version=1) for of in ((96, 0), (48, 1)))
+        members = [{"lr": 0.1, "note": str(note)}]
+        declared = an_ensemble(members, epochs=1, recipe=recipe, train=train, valid=valid)
+        for executor in executors:
             ensemble.submit(declared, tmp_path / executor, executor).wait()
+            weights.append(finished_hashes(tmp_path / executor))
+            own = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "77"}
+            assert json.loads(note.read_text()) == {**dict.fromkeys(LAUNCHED), **own}
+            note.unlink()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert finished_hashes(tmp_path / "local") == finished_hashes(tmp_path / "inline")
+    assert all(sha256 == weights[0] for sha256 in weights)
+    assert {name: os.environ.get(name) for name in LAUNCHED} == LAUNCHED
 
 
 @pytest.mark.more  # a process is killed; tests/train has the property in one process
 def test_members_that_are_killed_within_an_epoch_go_on_within_it(tmp_path: Path) -> None:
     """One epoch of 24 steps: a checkpoint is due after each, and one or two steps are done again."""
-    members = [
-        Member({"lr": 0.1, **fault}, seed=0, workers=workers)
-        for workers in (1, 2)
-        for fault in ({}, {"fault": "kill", "after": 20, "marker": str(tmp_path / f"of {workers}")})
-    ]
+    members = list[Any]()
+    for workers in (1, 2):
+        fault = {"fault": "kill", "after": 20, "marker": str(tmp_path / f"of {workers}")}
+        members += [Member({"lr": 0.1, **more}, seed=0, workers=workers) for more in ({}, fault)]
     declared = an_ensemble(members, epochs=1, batch_size=4, checkpoint_minutes=1e-9, retries=1)
     ensemble.submit(declared, tmp_path / "run", "local").wait()
     got = hashes(tmp_path / "run")

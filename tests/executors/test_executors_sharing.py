@@ -1,21 +1,23 @@
-"""What one member does to the others of its cohort, on real feeders: it hangs, fails early, is far ahead."""
+"""What one member does to the others of its cohort, on real feeders: it hangs, fails early, is far ahead.
+
+A record that ends whoever prepares it costs no member its life for good, and is named.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from kit.execute_members import HangsInAFeeder, an_ensemble, samples
-from kit.finished_runs import of_kind
+from kit.event_dicts import fold, read_events
+from kit.execute_members import HangsInAFeeder, an_ensemble, bad, keyed, poison, samples
+from kit.finished_runs import hashes, of_kind
 from kit.leftovers import wait_until
 
 import ensemble
-from ensemble import Member, Resources
+from ensemble import Resources
 from ensemble.controller.attempts import Attempts
+from ensemble.reporting.sections.feeders import pipeline_lines
 
 NARROW = Resources(cpus_per_worker=0.1)
 
@@ -77,7 +79,7 @@ def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatc
     assert states[:2] == ["stopped", "stopped"] and states[2] == "cancelled"
 
 
-@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_core_stall.py
+@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_feeder_machine.py
 def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tmp_path: Path) -> None:
     """The second member waits in its second epoch until the first has finished."""
     marker = tmp_path / "marker"
@@ -102,30 +104,32 @@ def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tm
     assert sum(private) > 0
 
 
-@pytest.mark.more
-def test_wide_members_get_over_the_loss_of_their_feeder_together(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    killed: list[int] = []
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """What members learn from the same records where the bad ones are mere errors."""
+    run_dir = tmp_path_factory.mktemp("expected") / "run"
+    ensemble.submit(an_ensemble(train=keyed(bad, "skip"), resources=NARROW), run_dir, "inline").wait()
+    return hashes(run_dir)
 
-    def kill_feeder(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and not killed:
-            for process in psutil.process_iter(["cmdline", "environ"]):
-                words = process.info["cmdline"] or []
-                mine = (process.info["environ"] or {}).get("RUN_UNDER_TEST") == str(run_dir)
-                if mine and "pipelines.feeder.process" in words:
-                    os.kill(process.pid, signal.SIGKILL)
-                    killed.append(process.pid)
 
-    os.environ["RUN_UNDER_TEST"] = str(run_dir)
-    try:
-        members = [Member({"lr": 0.1, "step_s": 0.002}, workers=width) for width in (2, 2, 1)]
-        declared = an_ensemble(members, epochs=40, resources=NARROW)
-        result = ensemble.submit(declared, run_dir, "local", on_event=kill_feeder).wait()
-    finally:
-        del os.environ["RUN_UNDER_TEST"]
-    assert killed and [row["state"] for row in result.members] == ["finished"] * 3
-    assert {row["attempts"] for row in result.members} == {1}
-    waited = [
-        sum(e["waited_s"] for e in of_kind(run_dir, "epoch") if e["member"] == f"member-{i}") for i in range(3)
-    ]
-    assert max(waited) < 150, "nobody waits for the gate's whole time"
+@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_poison_records.py
+@pytest.mark.parametrize("sharing", ["auto", "independent"])
+def test_members_train_without_the_records_that_kill(
+    sharing: str, tmp_path: Path, expected: dict[str, str | None]
+) -> None:
+    needs = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)  # nothing is measured before
+    declared = an_ensemble(train=keyed(poison, "skip"), sharing=sharing, retries=1, resources=needs)
+    result = ensemble.submit(declared, tmp_path / "run", "local").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 2
+    assert hashes(tmp_path / "run") == expected
+    assert declared.stream.poison_records.codes == {}, "the next run of it may find the file mended"
+    found = {(event["split"], event["index"]) for event in of_kind(tmp_path / "run", "bad_record")}
+    assert found == {("train", 7), ("train", 70)}
+    state = fold(read_events(tmp_path / "run" / "events.jsonl"))
+    assert "sample 7 of train (arrays(" in str(pipeline_lines(state))
+    attempts = [row["attempts"] for row in result.members]
+    if sharing == "auto":
+        assert attempts == [1, 1], "the feeder has found them before any member could"
+    else:
+        assert max(attempts) <= 3, "one death for each record at most, and more of them than retries"
+        assert all("it was preparing sample" in event["error"] for event in of_kind(tmp_path / "run", "failed"))

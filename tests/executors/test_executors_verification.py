@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from kit.event_dicts import ledger, read_events
-from kit.execute_members import an_ensemble
+from kit.execute_members import an_ensemble, samples
 from kit.finished_runs import finished_hashes, of_kind
-from verified_members import draw, other_in_a_feeder, train_by_environment, train_that_drifts, train_that_hangs
+from verified_members import other_in_a_feeder, train_by_environment, train_that_drifts, train_that_hangs
 
 import ensemble
 from ensemble import Member, Resources
@@ -44,21 +44,19 @@ def test_a_stage_that_reads_another_environment_is_found_before_the_first_step_a
     declared = an_ensemble(
         [{"lr": 0.1, "look": 1}, {"lr": 0.1, "look": 3}],
         train=train_by_environment, resources=NARROW,
-        valid=Pipeline(draw(48, 1)).map(other_in_a_feeder, id="other"),
+        valid=samples(48, 1).map(other_in_a_feeder, id="other"),
     )  # fmt: skip
     alone, run = tmp_path / "alone", tmp_path / "run"
     ensemble.submit(declared, alone, "inline").wait()
     ensemble.submit(declared, run, "local").wait()
-    found = of_kind(run, "sample_difference")
-    (of_stage,) = (event for event in found if event["split"] == "train")
+    differences = of_kind(run, "sample_difference")
+    (of_stage,) = (event for event in differences if event["split"] == "train")
     assert (of_stage["action"], of_stage["field"], of_stage["result"]) == ("alone", "x", "different")
     assert of_stage["size"] > 0 and len(of_stage["position"]) == 1
-    others = [event for event in found if event["split"] != "train"]
-    assert {(event["member"], event["split"], event["action"]) for event in others} == {
-        (f"member-{i}", "valid", "alone") for i in range(2)
-    }
+    others = {(e["member"], e["split"], e["action"]) for e in differences if e["split"] != "train"}
+    assert others == {(f"member-{number}", "valid", "alone") for number in range(2)}
     assert finished_hashes(run) == finished_hashes(alone)
-    metrics = [{event["member"]: event["metrics"] for event in of_kind(each, "finished")} for each in (alone, run)]
+    metrics = [{e["member"]: e["metrics"] for e in of_kind(path, "finished")} for path in (alone, run)]
     assert metrics[0] == metrics[1]
     private = {e["member"]: e["private_batches"] for e in of_kind(run, "epoch")}
     assert sorted(private.values()) == [0, 3] and private[of_stage["member"]] == 3
@@ -147,7 +145,7 @@ def test_a_checker_that_hangs_ends_all_comparing_on_its_node(
     run_dir = tmp_path / "run"
     members = [{"lr": lr} for lr in (0.1, 0.2)]
     declared = an_ensemble(
-        members, train=train_that_hangs, valid=Pipeline(draw(48, 1)), epochs=2, prepare_timeout_s=3.0, retries=0,
+        members, train=train_that_hangs, valid=samples(48, 1), epochs=2, prepare_timeout_s=3.0, retries=0,
         resources=NARROW,
     )  # fmt: skip
     result = ensemble.submit(declared, run_dir, "local").wait()
@@ -234,23 +232,22 @@ def make_checks(directory: Path) -> NodeChecks:
     return NodeChecks(make_checker_address(directory), "train", {}, is_exact=True, limit_s=120, on_wait=None)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [b"{", b"[]", messages.pack("result"), messages.pack("result", found=3), messages.pack("result", found={})],
-)
-def test_an_answer_that_cannot_be_read_leaves_the_sample_out(tmp_path: Path, said: bytes) -> None:
-    with messages.listen(str(make_checker_address(tmp_path))) as listener:
+def test_an_answer_that_cannot_be_read_leaves_the_sample_out(tmp_path: Path) -> None:
+    packed = [messages.pack("result", **more) for more in ({}, {"found": 3}, {"found": {}})]
+    for answer in (b"{", b"[]", *packed):
+        with messages.listen(str(make_checker_address(tmp_path))) as listener:
 
-        def serve() -> None:
-            with listener.accept()[0] as connection:
-                messages.receive(connection)
-                connection.send(said)
+            def serve(answer: bytes = answer, listener: socket.socket = listener) -> None:
+                with listener.accept()[0] as connection:
+                    messages.receive(connection)
+                    connection.send(answer)
 
-        server = threading.Thread(target=serve)
-        server.start()
-        found = make_checks(tmp_path).check(a_sample())
-        server.join()
-    assert found.kind == "left_out" and "cannot be read" in found.detail
+            server = threading.Thread(target=serve)
+            server.start()
+            verdict = make_checks(tmp_path).check(a_sample())
+            server.join()
+        assert verdict.kind == "left_out" and "cannot be read" in verdict.detail
+        make_checker_address(tmp_path).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(("megabytes", "least", "most"), [(0, 8, 8), (100, 1, 3)])

@@ -22,7 +22,6 @@ from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.process_pool import ProcessPool
 from ensemble.executors.spawn import ForkServer, find_processes, make_node_environment
 from ensemble.store import RunDir
-from ensemble.train import Job
 
 Event = dict[str, Any]
 
@@ -38,14 +37,14 @@ class Host:
     def _refuse(self) -> ForkServer:
         raise OSError(errno.EAGAIN, "no fork server")
 
+    def launch(self, run_dir: RunDir, **params: Any) -> None:
+        identity = an_ensemble([{"lr": 0.1, **params}], epochs=1).identify(0)
+        self.workers.launch([make_job(identity, run_dir)], [None])
+
     def wait_for(self, kind: str) -> Event:
         while not (found := [event for event in self.said if event["type"] == kind]):
             dispatch(self.selector, None)
         return found[0]
-
-
-def a_job(run_dir: RunDir, params: dict[str, Any]) -> Job:
-    return make_job(an_ensemble([params], epochs=1).identify(0), run_dir)
 
 
 @pytest.fixture
@@ -68,12 +67,12 @@ def host(shared: Host) -> Host:
 
 
 def test_a_member_may_have_more_hyperparameters_than_a_socket_holds(host: Host, run_dir: RunDir) -> None:
-    host.workers.launch([a_job(run_dir, {"lr": 0.1, "note": "x" * 2_000_000})], [None])
+    host.launch(run_dir, note="x" * 2_000_000)
     assert host.wait_for("exited")["outcome"] == "finished"
 
 
 def test_a_worker_that_does_not_listen_keeps_nobody_waiting(host: Host, run_dir: RunDir) -> None:
-    host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
+    host.launch(run_dir)
     host.wait_for("usage")  # it is there
     (server,) = psutil.Process().children()
     (worker,) = server.children()
@@ -85,8 +84,7 @@ def test_a_worker_that_does_not_listen_keeps_nobody_waiting(host: Host, run_dir:
 
 
 def test_what_a_worker_used_before_it_was_killed_is_told(host: Host, run_dir: RunDir, tmp_path: Path) -> None:
-    fault = {"fault": "kill", "after": 2, "burn_s": 0.3, "marker": str(tmp_path / "once")}
-    host.workers.launch([a_job(run_dir, {"lr": 0.1, **fault})], [None])
+    host.launch(run_dir, fault="kill", after=2, burn_s=0.3, marker=str(tmp_path / "once"))
     assert "SIGKILL" in host.wait_for("exited")["detail"]
     used = [event for event in host.said if event["type"] == "usage" and event["member"] == "member-0"]
     assert [event["type"] for event in host.said][-2:] == ["usage", "exited"]
@@ -108,7 +106,7 @@ def test_descriptors_past_those_of_select_are_like_any_other(host: Host, run_dir
         resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
         with open(os.devnull) as null:
             others = [os.dup(null.fileno()) for _ in range(1100)]
-            host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
+            host.launch(run_dir)
             assert host.wait_for("exited")["outcome"] == "finished"
         assert "filedescriptor out of range" not in run_dir.log("member-0").read_text()
     finally:
@@ -119,7 +117,7 @@ def test_descriptors_past_those_of_select_are_like_any_other(host: Host, run_dir
 
 def test_those_that_are_ended_at_the_close_are_listed_once_more(host: Host, run_dir: RunDir) -> None:
     """The power of their last moments is attributed after that. A launch after this one has a new fork server."""
-    host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
+    host.launch(run_dir)
     host.wait_for("usage")
     (pid,) = host.workers.list_pids()
     host.workers.close()
@@ -133,7 +131,7 @@ def test_one_that_could_not_be_started_leaves_nothing(tmp_path: Path, run_dir: R
     with selectors.DefaultSelector() as selector:
         host, before = Host(tmp_path, selector, forks=False), here.num_fds()
         with pytest.raises(OSError, match="no fork server"):
-            host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
+            host.launch(run_dir)
         assert here.children() == children and here.num_fds() == before and not selector.get_map()
 
 

@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kit.execute_members import samples
 
-from pipelines import Pipeline, sources
-
-
-def draw(n: int, seed: int) -> Any:
-    rng = np.random.default_rng(seed)
-    label = rng.integers(0, 3, n)
-    x = rng.normal(size=(n, 4)).astype(np.float32)
-    x[np.arange(n), label] += 2.0
-    return sources.arrays(x=x, label=label)
+from pipelines import Pipeline
 
 
 def look(sample: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +21,7 @@ def look(sample: dict[str, Any]) -> dict[str, Any]:
 
 def train_by_environment(params: dict[str, Any]) -> Pipeline:
     os.environ["LOOK"] = str(params["look"])
-    return Pipeline(draw(96, 0), seed=0).map(look, id="look")
+    return samples(96, 0).map(look, id="look")
 
 
 class DriftsInAFeeder:
@@ -41,11 +34,11 @@ class DriftsInAFeeder:
 
 
 def train_that_hangs(params: dict[str, Any]) -> Pipeline:
-    return Pipeline(draw(96, 0), seed=0).map(hang_in_a_checker, id="hangs")
+    return samples(96, 0).map(hang_in_a_checker, id="hangs")
 
 
 def train_that_drifts(params: dict[str, Any]) -> Pipeline:
-    return Pipeline(draw(2000, 0), seed=0).map(DriftsInAFeeder(params["marker"]), id="drifts")
+    return samples(2000, 0).map(DriftsInAFeeder(params["marker"]), id="drifts")
 
 
 def is_feeder() -> bool:

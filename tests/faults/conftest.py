@@ -18,7 +18,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 40 MiB."""
     path = tmp_path / "disk"
     path.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(path)], capture_output=True)

@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 from kit.event_dicts import fold, read_events
+from kit.leftovers import wait_until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "executors" / "ray"))
 from started_cluster import make_cluster
@@ -40,6 +40,16 @@ def processes_with(name: str, value: str) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(name) == value:
                 found.append(process)
+    return found
+
+
+def list_left(processes: Iterable[psutil.Process], tmp: Path) -> list[str]:
+    """Those of processes that live, and temporary files."""
+    found = [str(path) for pattern in ("ensemble-*", "ray-*") for path in tmp.glob(pattern)]
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
     return found
 
 
@@ -136,13 +146,14 @@ class Driver:
         return fold(self.list_events())
 
     def wait_for(self, holds: Callable[[], object]) -> None:
-        until = time.monotonic() + LIMIT_S
-        while not holds():
-            is_late = time.monotonic() >= until
-            if is_late:
-                self.process.kill()
-            assert self.process.poll() is None and not is_late, self.end()
-            time.sleep(0.005)
+        def is_so() -> bool:
+            is_over = self.process.poll() is not None  # what it logs last may be what is waited for
+            if holds():
+                return True
+            assert not is_over, self.end()
+            return False
+
+        wait_until(is_so, "what is waited for", LIMIT_S)
 
     def end(self) -> tuple[int, str]:
         try:

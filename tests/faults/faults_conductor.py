@@ -6,14 +6,11 @@ plan (from a seed) -> driver -> faults -> driver again ... -> checks
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pprint
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from faults_cluster import CHILD_PATH, Nodes, processes_with
+from faults_cluster import CHILD_PATH, Driver, Nodes, kill_all, list_left, processes_with
 from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
 from kit.finished_runs import read_state
@@ -43,12 +40,9 @@ class Failed(Exception):
 
 
 def undisturbed(directory: Path) -> dict[str, str | None]:
-    """The weights of members that each worked alone, with nothing going wrong."""
-
     def train(number: int, width: int) -> str:
-        if width == 1:
-            return train_alone(0, number, directory)
-        return str(run_ranks(width, train_alone, number, directory)[0])
+        alone = width == 1
+        return train_alone(0, number, directory) if alone else run_ranks(width, train_alone, number, directory)[0]
 
     return {f"member-{number}": train(number, width) for number, width in enumerate(WIDTHS)}
 
@@ -65,28 +59,18 @@ def train_alone(rank: int, number: int, directory: Path) -> str:
 
 
 class Conductor:
-    """One run of a plan, in a directory of its own.
-
-    Attributes:
-        said: what was done, and when.
-        hits: the faults that found whom they were for.
-    """
+    """One run of a plan, in a directory of its own; what was done, and which faults found whom they were for."""
 
     def __init__(self, plan: Plan, directory: Path, nodes: Nodes | None = None) -> None:
         self.plan, self.nodes = plan, nodes
         self.run_dir, self.account = directory / "run", directory / "account"
         self.tmp = Path("/tmp") / f"t{secrets.token_hex(4)}"
-        self.said: list[str] = []
-        self.hits: list[str] = []
-        self.events: list[dict[str, Any]] = []
-        self._offset = 0
-        self._began, self._driver_began, self._hit, self._epochs = time.monotonic(), 0.0, False, 0
-        self._faults = list(plan.faults)
+        self.said, self.hits, self.events = list[str](), list[str](), list[dict[str, Any]]()
+        self._began, self._driver_began, self._hit = time.monotonic(), 0.0, False
+        self._offset, self._epochs, self._faults = 0, 0, list(plan.faults)
         self._timed: list[tuple[float, Callable[[], None]]] = []
-        self._driver: subprocess.Popen[str] | None = None
+        self._driver: Driver | None = None
         self._finished: dict[str, int] = {}
-
-    # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> RunState:
         memory = named_memory()
@@ -97,13 +81,21 @@ class Conductor:
                 self._wait()
             for _, what in self._timed:
                 what()
-            self._check_left(memory)
+            until = time.monotonic() + 120.0
+            while left := self._list_left(memory):
+                if time.monotonic() > until:
+                    raise Failed(f"left behind: {left}")
+                time.sleep(0.05)
             return read_state(self.run_dir)
         finally:
-            self._clear()
+            kill_all([*self._mine(), *([psutil.Process(self._driver.process.pid)] if self._is_driving() else [])])
+            shutil.rmtree(self.tmp, ignore_errors=True)
 
     def _say(self, what: str) -> None:
         self.said.append(f"{time.monotonic() - self._began:6.2f} s, {self._epochs:3d} epochs: {what}")
+
+    def _is_driving(self) -> bool:
+        return self._driver is not None and self._driver.process.poll() is None
 
     def _start(self) -> None:
         self._say("the driver starts")
@@ -111,26 +103,21 @@ class Conductor:
         told = {"epochs": EPOCHS, **{name: getattr(self.plan, name) for name in plain}}
         environment = {**os.environ, "PYTHONPATH": CHILD_PATH} if self.nodes is None else self.nodes.environment
         here = {"FAULTS_RUN": str(self.tmp), "TMPDIR": str(self.tmp)}
-        script = Path(__file__).with_name("faults_driver.py")
-        command = [sys.executable, str(script), str(self.run_dir), json.dumps(told)]
-        pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        self._driver = subprocess.Popen(command, env={**environment, **here}, **pipes)
+        self._driver = Driver(self.run_dir, {**environment, **here}, **told)
         self._driver_began, self._hit = time.monotonic(), False
 
     def _over(self) -> bool:
         """Whether the run has come to its end; a driver that was hit is followed by another one."""
         assert self._driver is not None
-        if self._driver.poll() is None:
+        if self._is_driving():
             return False
-        said = self._driver.communicate()[1]
+        code, said = self._driver.end()
         self._read()
-        code = self._driver.returncode
+        self._say(f"the driver ended with {code}")
         if code == 0:
-            self._say("the driver has come to its end")
             return True
         if not self._hit:
             raise Failed(f"the driver ended with {code}: {said[-3000:]}")
-        self._say(f"the driver ended with {code}")
         if (self.run_dir / "events.jsonl").exists():
             state = read_state(self.run_dir)
             self._finished |= {m.id: m.attempts for m in state.members.values() if m.state == "finished"}
@@ -160,8 +147,6 @@ class Conductor:
                 self._offset = offset
                 self.events += map(to_dict, new)
                 self._epochs += sum(isinstance(event, Epoch) for event in new)
-
-    # -- faults -------------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault) -> None:
         verb, _, whom = fault.what.partition(" ")
@@ -204,9 +189,8 @@ class Conductor:
         return here + (self.nodes.ours() if self.nodes is not None else [])
 
     def _victims(self, whom: str) -> list[int]:
-        assert self._driver is not None
         if whom == "driver":
-            return [self._driver.pid] if self._driver.poll() is None else []
+            return [self._driver.process.pid] if self._driver is not None and self._is_driving() else []
         mine = self._mine()
         words = {"feeder": "pipelines.feeder.process", "agent": "ray::NodeAgent"}
         if whom in words:
@@ -218,39 +202,15 @@ class Conductor:
         second = {e["pid"] for e in self.events if e["type"] == "usage" and e.get("rank") == 1}
         return [pid for pid in forks if pid not in servers and (whom != "rank" or pid in second)]
 
-    # -- afterwards ---------------------------------------------------------------------------------------------
-
-    def _check_left(self, memory: set[str]) -> None:
-        until = time.monotonic() + 120.0
-        while left := self._left(memory):
-            if time.monotonic() > until:
-                raise Failed(f"left behind: {left}")
-            time.sleep(0.05)
-
-    def _left(self, memory: set[str]) -> list[str]:
-        found = []
-        for process in self._mine():
-            with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
-        places = [self.tmp, *(self.nodes.tmp(number) for number in self.nodes.alive)] if self.nodes else [self.tmp]
-        for place in places:
-            found += [str(path) for pattern in ("ensemble-*", "ray-*") for path in place.glob(pattern)]
+    def _list_left(self, memory: set[str]) -> list[str]:
+        found = list_left(self._mine(), self.tmp)
+        for number in self.nodes.alive if self.nodes else ():
+            found += list_left([], self.nodes.tmp(number))  # type: ignore[union-attr]
         if self.nodes is None:  # Ray's nodes keep their object stores there
             found += [f"/dev/shm/{name}" for name in new_named_memory(memory, 0.0)]
         return found
 
-    def _clear(self) -> None:
-        for process in self._mine():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        if self._driver is not None and self._driver.poll() is None:
-            self._driver.kill()
-            self._driver.communicate()
-        shutil.rmtree(self.tmp, ignore_errors=True)
-
     def check(self, state: RunState, expected: Mapping[str, str | None]) -> None:
-        """Whether every member ended as if nothing had gone wrong; Failed where not."""
         if state.ended is None or state.ended.type != "run_finished":
             raise Failed(f"the run ended with {state.ended}")
         wrong = []
@@ -270,17 +230,15 @@ class Conductor:
 
 
 def _runs(process: psutil.Process, what: str) -> bool:
-    try:
+    with contextlib.suppress(psutil.Error):
         return any(what in word for word in process.cmdline())
-    except psutil.Error:
-        return False
+    return False
 
 
 def _parent(process: psutil.Process) -> int | None:
-    try:
+    with contextlib.suppress(psutil.Error):
         return int(process.ppid())
-    except psutil.Error:
-        return None
+    return None
 
 
 def run_seed(seed: int, expected: Mapping[str, str | None], nodes: Nodes | None = None) -> None:

@@ -16,7 +16,6 @@ import ensemble
 
 
 def main(run_dir: Path, told: dict[str, Any]) -> None:
-    """Submit; the same command again goes on."""
     executor = told.pop("executor")
     of_member = {int(number): fields for number, fields in (told.pop("of_member", None) or {}).items()}
     if "cpus" in told:

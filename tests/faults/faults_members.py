@@ -27,44 +27,30 @@ BATCH = 16
 
 
 class Account:
-    """The samples that one rank has trained on, one JSON line a batch, written before the step that uses it.
-
-    What a resume goes back over is struck out: a line that is not before the place where the next attempt began
-    is no part of the lineage of the final weights.
-    """
+    """The samples that one rank has trained on, one JSON line a batch, written before the step that uses it."""
 
     def __init__(self, directory: Path, member: str, rank: int, begins: tuple[int, int]) -> None:
         path = directory / f"{member}-{rank}.jsonl"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._write({"begins": begins})
+        self.write(begins=begins)
 
-    def add(self, epoch: int, step: int, index: Sequence[int]) -> None:
-        self._write({"at": [epoch, step], "index": list(index)})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        # one write: whole, or not there
-        os.write(self._descriptor, json.dumps(line).encode() + b"\n")
-
-    @staticmethod
-    def read(directory: Path, member: str, workers: int) -> dict[int, Counter[int]]:
-        """Epoch -> how often each sample was trained on, along the lineage, over all ranks."""
-        seen: dict[int, Counter[int]] = {}
-        for rank in range(workers):
-            lineage: list[tuple[list[int], list[int]]] = []
-            for text in (directory / f"{member}-{rank}.jsonl").read_text().splitlines():
-                line = json.loads(text)
-                if "begins" in line:
-                    lineage = [known for known in lineage if known[0] < line["begins"]]
-                else:
-                    lineage.append((line["at"], line["index"]))
-            for (epoch, _), index in lineage:
-                seen.setdefault(epoch, Counter()).update(index)
-        return seen
+    def write(self, **line: Any) -> None:
+        os.write(self._descriptor, json.dumps(line).encode() + b"\n")  # one write: whole, or not there
 
 
 def lost_and_doubled(directory: Path, member: str, workers: int, epochs: int) -> tuple[int, int]:
     """Samples that a member missed, and samples that it trained on more than once in an epoch."""
-    seen = Account.read(directory, member, workers)
+    seen: dict[int, Counter[int]] = {}  # epoch -> how often each sample was trained on, over all ranks
+    for rank in range(workers):
+        lineage: list[tuple[list[int], list[int]]] = []
+        for text in (directory / f"{member}-{rank}.jsonl").read_text().splitlines():
+            line = json.loads(text)
+            if "begins" in line:  # what this attempt goes back over is no part of the final weights
+                lineage = [known for known in lineage if known[0] < line["begins"]]
+            else:
+                lineage.append((line["at"], line["index"]))
+        for (epoch, _), index in lineage:
+            seen.setdefault(epoch, Counter()).update(index)
     counts = [seen.get(epoch, Counter())[index] for epoch in range(epochs) for index in range(N)]
     return sum(count == 0 for count in counts), sum(max(0, count - 1) for count in counts)
 
@@ -106,7 +92,7 @@ def train(member: Any) -> None:
     done = 0
     for epoch in member.epochs():
         for batch in member.batches():
-            account.add(epoch, member.position["step"], batch["index"].tolist())
+            account.write(at=[epoch, member.position["step"]], index=batch["index"].tolist())
             done += 1
             trouble(params, done, member.rank)
             time.sleep(params["step_s"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Member i is this wide in every plan, so that one undisturbed run tells the weights that it must end with.
 WIDTHS = (1, 2, 1, 1, 1)
@@ -15,16 +15,11 @@ LOCAL = WORKERS + OTHERS
 RAY = (*LOCAL, "kill agent", "kill node", "kill node")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something that goes wrong.
+class Fault(NamedTuple):
+    """Something that goes wrong: a verb and whom it befalls.
 
-    Attributes:
-        what: a verb and whom it befalls. "end" is SIGTERM, "interrupt" SIGINT, "stop" SIGSTOP for a while.
-        at: how many epochs all members together have told of when it is due; -1: counted from the driver's start.
-        delay_s: how long after that.
-        which: of several that it may befall, as a share of them.
-        seconds: for how long who is stopped stands still.
+    "end" is SIGTERM, "interrupt" SIGINT, "stop" SIGSTOP for some seconds. It is due a delay after all members have
+    told of `at` epochs, at -1: after the driver's start; `which` is the share of those whom it may befall.
     """
 
     what: str
@@ -34,32 +29,21 @@ class Fault:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One run and its faults.
+class Plan(NamedTuple):
+    """One run on so many nodes of Ray, 1 for local, and its faults.
 
-    Attributes:
-        executor: "local" or "ray".
-        nodes: Ray's nodes; 1 for local.
-        members: how many, of `WIDTHS`.
-        sharing, stall_policy: as of an Ensemble.
-        capacity: of the ring; a small one lets who stands still keep the others waiting, or be detached.
-        step_s: what a step takes at least.
+    A ring of small capacity lets who stands still keep the others waiting, or be detached.
     """
 
     seed: int
     executor: str
     nodes: int
-    members: int
+    widths: tuple[int, ...]
     sharing: str
     stall_policy: str
     capacity: int
     step_s: float
     faults: tuple[Fault, ...]
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return WIDTHS[: self.members]
 
 
 def draw(seed: int) -> Plan:
@@ -82,7 +66,7 @@ def draw(seed: int) -> Plan:
         seed=seed,
         executor=executor,
         nodes=nodes,
-        members=members,
+        widths=WIDTHS[:members],
         sharing=rng.choice(("node", "auto") if executor == "local" else ("single", "multi", "all", "node")),
         stall_policy=rng.choice(("wait", "detach")),
         capacity=rng.choice((64, 256)),

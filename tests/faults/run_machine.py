@@ -29,7 +29,7 @@ from kit.finished_runs import read_state
 
 import ensemble
 from ensemble import Member
-from ensemble.store import RunDir, RunState, RunStatus
+from ensemble.store import RunDir, RunStatus
 from ensemble.store.verification import verify
 
 EPOCHS, WIDTHS, ADDED = 3, (1, 1), 2
@@ -51,6 +51,11 @@ class Death(NamedTuple):
 
     at: int
     when: str  # before, within or after
+
+
+DEATHS = st.builds(Death, st.integers(1, LATEST), st.sampled_from(["before", "within", "after"]))
+VERBS = st.sampled_from(["pause", "resume", "add", "cancel", "stop"])
+WISHES = st.lists(st.builds(Wish, VERBS, st.integers(1, 30), st.integers(0, 1)), max_size=3)
 
 
 def die_at(death: Death) -> None:
@@ -111,13 +116,17 @@ def drive(directory: Path, wishes: Sequence[Wish], death: Death | None) -> None:
     ensemble.submit(declare(directory), run_dir, "inline", on_event=on_event).wait()
 
 
+def name_member(wish: Wish) -> str:
+    return f"member-{wish.member % len(WIDTHS)}"
+
+
 def ask(directory: Path, wish: Wish) -> None:
     run = ensemble.attach(directory / "run")
     if wish.verb == "stop":
         run.stop()
     elif wish.verb == "add":
         run.add(extra_member(directory, wish.member % ADDED))
-    elif (name := f"member-{wish.member % len(WIDTHS)}") in run.state.members:
+    elif (name := name_member(wish)) in run.state.members:
         getattr(run, wish.verb)(name)
 
 
@@ -150,30 +159,20 @@ class RunMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="run-machine-"))
         self.run_dir, self.log = self.directory / "run", b""
         self.finished: dict[str, tuple[int, str | None]] = {}
-        self.cancelled: set[str] = set()
+        self.may_be_cancelled: set[str] = set()
         self.story: list[Any] = []
 
-    @initialize(death=st.builds(Death, st.integers(1, LATEST), st.sampled_from(["before", "within", "after"])))
+    @initialize(death=DEATHS)
     def begin(self, death: Death) -> None:
         self.live([], death)
 
-    @rule(
-        wishes=st.lists(
-            st.builds(
-                Wish,
-                st.sampled_from(["pause", "resume", "add", "cancel", "stop"]),
-                st.integers(1, 30),
-                st.integers(0, 1),
-            ),
-            max_size=3,
-        ),
-        death=st.none() | st.builds(Death, st.integers(1, LATEST), st.sampled_from(["before", "within", "after"])),
-    )
+    @rule(wishes=WISHES, death=st.none() | DEATHS)
     def go_on(self, wishes: list[Wish], death: Death | None) -> None:
         self.live(wishes, death)
 
     def live(self, wishes: list[Wish], death: Death | None) -> None:
         self.story.append((wishes, death))
+        self.may_be_cancelled |= {name_member(wish) for wish in wishes if wish.verb == "cancel"}
         code = in_child(lambda: drive(self.directory, wishes, death), self.directory / "output")
         expected = (0, -signal.SIGKILL) if death is not None else (0,)
         assert code in expected, self.tell(f"a driver ended with {code}")
@@ -211,6 +210,7 @@ class RunMachine(RuleBasedStateMachine):
         assert state.ended is not None and state.ended.type == "run_finished", self.tell(str(state.ended))
         for member in state.members.values():
             if member.state == "cancelled":
+                assert member.id in self.may_be_cancelled, self.tell(f"nobody cancelled {member.id}")
                 continue
             assert member.state == "finished", self.tell(f"{member.id} is {member.state}: {member.error}")
             assert member.weights_sha256 == self.expected[member.identity["seed"]], self.tell(
@@ -243,9 +243,9 @@ def undisturbed(directory: Path) -> dict[int, str | None]:
         ensemble.submit(declare(directory), directory / "run", "inline", on_event=add_all).wait()
 
     assert in_child(life, directory / "output") == 0, (directory / "output").read_text()
-    members: RunState = read_state(directory / "run")
-    assert len(members.members) == len(WIDTHS) + ADDED
-    return {member.identity["seed"]: member.weights_sha256 for member in members.members.values()}
+    members = read_state(directory / "run").members.values()
+    assert len(members) == len(WIDTHS) + ADDED
+    return {member.identity["seed"]: member.weights_sha256 for member in members}
 
 
 def main(number: int, examples: int, *faults: str) -> None:

@@ -54,6 +54,10 @@ def call(command: str, path: Path, *options: str) -> int:
     return main([command, str(path), *options])
 
 
+def read_files(run: RunDir) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained")
@@ -137,12 +141,11 @@ def test_a_resume_trains_again_what_nothing_else_can_give(
     before = read_state(run.path)
     path = run.valid_checkpoint(before.members["member-0"])
     flip(path) if how == "changed" else path.unlink()
-    content = {each: each.read_bytes() for each in run.path.rglob("*") if each.is_file()}
+    content = read_files(run)
     assert call("verify", run.path) == 1 and path.name in capsys.readouterr().out
-    assert {each: each.read_bytes() for each in run.path.rglob("*") if each.is_file()} == content, "it only looks"
+    assert read_files(run) == content, "it only looks"
     assert call("resume", run.path) == 0 and path.name in capsys.readouterr().err
-    assert call("verify", run.path) == 0
-    assert re.search(r"\nall \d+ files are whole\n", capsys.readouterr().out)
+    assert call("verify", run.path) == 0 and re.search(r"\nall \d+ files are whole\n", capsys.readouterr().out)
     after = read_state(run.path)
     assert results(after) == results(before)
     assert [member.attempts for member in after.members.values()] == [2, 1]
@@ -186,86 +189,71 @@ def test_all_is_read_once_before_anything_starts_and_a_signal_ends_that(
     assert [before.count(str(file)) for file in files] == [1, 1] and done.count(str(files[0])) == 1
 
 
-@pytest.mark.parametrize("ending", ["failed", pytest.param("pruned", marks=pytest.mark.more)])
 def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever its end, only its last checkpoint is kept, and what a kill has left is swept at the next start."""
+    """Of one that failed only its last is kept, and what a kill has left is swept at the next start."""
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    path, account = tmp_path / "run", tmp_path / "account"
-    faults = {1: {"fault": "nan", "after": 14}}
-    made = declared(account, (1, 1), step_s=0.0, epochs=EPOCHS, of_member=faults)
-    ensemble.submit(made, path, "inline").wait()
-    run_dir = RunDir(path)
-    if ending == "pruned":
-        replace_in_log(run_dir.events, '"type":"failed"', '"type":"pruned"')
-    member = read_state(path).members["member-1"]
-    assert member.state == ending
-    last = run_dir.valid_checkpoint(member)
-    assert list(run_dir.member("member-1").glob("checkpoint-*")) == [last]
-    left = run_dir.checkpoint("member-0", 0, 99, 0), run_dir.predictions("member-0", 7)
-    for each in left:
-        each.touch()
+    run, faults = RunDir(tmp_path / "run"), {1: {"fault": "nan", "after": 14}}
+    made = declared(tmp_path / "account", (1, 1), step_s=0.0, epochs=EPOCHS, of_member=faults)
+    ensemble.submit(made, run.path, "inline").wait()
+    member = read_state(run.path).members["member-1"]
+    last = run.valid_checkpoint(member)
+    assert member.state == "failed" and list(run.member("member-1").glob("checkpoint-*")) == [last]
+    swept = run.checkpoint("member-0", 0, 99, 0), run.predictions("member-0", 7)
+    for path in swept:
+        path.touch()
     flip(last)
-    assert call("verify", path) == 1
-    assert call("resume", path, "--allow-failed") == 0
+    assert call("verify", run.path) == 1 and call("resume", run.path, "--allow-failed") == 0
     assert f"{last} is damaged" in caplog.text and "nothing needs it" in caplog.text
-    assert not any(each.exists() for each in (last, *left))
-    assert call("verify", path) == 0
-
-
-def test_damaged_code_is_not_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("verify", run.path, "--json", "-") == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["kind"] for row in rows} == {"log", "code", "checkpoint", "predictions"}
-    assert {row["condition"] for row in rows} == {"whole"}
-    flip(run.ensemble_file)
-    with pytest.raises(DamagedError, match=r"is damaged: .* `ensemble run SPEC` on this directory writes it anew"):
-        run.load_ensemble()
-    assert call("verify", run.path) == 1
-    for each in (run.path / "code").rglob("ensemble.pkl"):
-        flip(each)
-    assert call("resume", run.path) == 2
-    assert "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
+    assert not any(path.exists() for path in (last, *swept)) and call("verify", run.path) == 0
 
 
 @pytest.mark.parametrize("how", ["changed", "no JSON", "gone"])
 def test_a_damaged_run_json_is_not_used_and_written_anew_by_the_spec(
     run: RunDir, trained: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has what it said."""
     content, path, info = run.info_file.read_bytes(), run.info_file, run.info
     path.write_bytes(content.replace(b'"faults"', b'"faultz"') if how == "changed" else content[9:])
     path.unlink() if how == "gone" else None
     assert run.info == info and (how == "gone" or "run.json is not used" in caplog.text)
-    assert call("verify", run.path) == 1
-    assert call("resume", run.path) == 0
+    assert call("verify", run.path) == 1 and call("resume", run.path) == 0
     other = replace(declared(trained / "account", (1, 1), step_s=0.0, epochs=EPOCHS), name="other")
     with pytest.raises(StoreError, match="holds the run of another ensemble"):
         ensemble.submit(other, run.path, "inline")
     train(run.path, trained / "account")
-    assert run.info_file.read_bytes() == content
-    assert call("verify", run.path) == 0
+    assert run.info_file.read_bytes() == content and call("verify", run.path) == 0
 
 
-def test_damaged_code_is_written_anew_by_the_spec_also_of_a_run_that_has_finished(
+def test_damaged_code_is_not_run_and_written_anew_by_the_spec_also_of_a_run_that_has_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "run"
-    command = write_spec(tmp_path, path)
+    run = RunDir(tmp_path / "run")
+    command = write_spec(tmp_path, run.path)
     assert main(command) == 0
-    (kept,) = (path / "code").rglob("faults_members.py")
-    for each in (RunDir(path).ensemble_file, RunDir(path).spec_file, kept, *(path / "code").rglob("code.json")):
-        content = each.read_bytes()
-        flip(each)
-        assert call("verify", path) == 1
-        assert call("resume", path) == (2 if each.name in ("ensemble.pkl", "code.json") else 0), each
+    capsys.readouterr()
+    assert call("verify", run.path, "--json", "-") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["kind"] for row in rows} == {"log", "code", "checkpoint", "predictions"}
+    assert {row["condition"] for row in rows} == {"whole"}
+    (kept,) = (run.path / "code").rglob("faults_members.py")
+    for file in (run.ensemble_file, run.spec_file, kept, *(run.path / "code").rglob("code.json")):
+        content, is_needed = file.read_bytes(), file.name in ("ensemble.pkl", "code.json")
+        flip(file)
+        assert call("verify", run.path) == 1
+        if file == run.ensemble_file:
+            with pytest.raises(
+                DamagedError, match=r"is damaged: .* `ensemble run SPEC` on this directory writes it"
+            ):
+                run.load_ensemble()
+        assert call("resume", run.path) == (2 if is_needed else 0), file
+        assert not is_needed or "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
         capsys.readouterr()
-        assert main(command) == 0 and f"{each.name} is damaged" in capsys.readouterr().err
-        assert call("verify", path) == 0
-        assert each.read_bytes() == content or each.name == "ensemble.pkl"
-    assert [each.attempts for each in read_state(path).members.values()] == [1, 1]
-    assert len(of_kind(path, "run_started")) == 5
+        assert main(command) == 0 and f"{file.name} is damaged" in capsys.readouterr().err
+        assert call("verify", run.path) == 0
+        assert file.read_bytes() == content or file.name == "ensemble.pkl"
+    assert [member.attempts for member in read_state(run.path).members.values()] == [1, 1]
+    assert len(of_kind(run.path, "run_started")) == 5
 
 
 def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
@@ -344,15 +332,12 @@ def test_a_damaged_line_of_the_log_is_said_by_every_command_and_not_read_around(
         assert call(command, run.path) == 2
         assert said in capsys.readouterr().err, command
     assert call("verify", run.path) == 1
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"line {number + 1} is damaged" in shown
+    assert f"line {number + 1} is damaged" in " ".join(capsys.readouterr().out.split())
     feed = LogReader(run)
     feed.read()
     assert said in str(feed.view.driver)
     os.truncate(run.events, len(b"".join(lines[:number])))
-    assert call("resume", run.path) == 0
-    after = read_state(run.path)
-    assert results(after) == results(before)
+    assert call("resume", run.path) == 0 and results(read_state(run.path)) == results(before)
     assert call("verify", run.path) == 0
 
 
@@ -446,6 +431,5 @@ def test_a_run_that_finds_no_room_says_how_much_it_needs_and_what_finds_none_at_
     filler.unlink()
     shutil.copytree(path, tmp_path / "copy")
     for command, folder in (("report", path), ("resume", tmp_path / "copy")):
-        assert call(command, folder) == 0
-        assert all(each.stat().st_size for each in RunDir(folder).list_results())
+        assert call(command, folder) == 0 and all(each.stat().st_size for each in RunDir(folder).list_results())
         assert call("verify", folder) == 0

@@ -17,8 +17,7 @@ EPOCHS = 3
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained")
-    state = train(path / "run", path / "account")
-    assert [member.state for member in state.members.values()] == ["finished"] * 2
+    train(path / "run", path / "account")
     return path
 
 

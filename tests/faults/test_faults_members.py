@@ -11,24 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from faults_cluster import processes_with
+from faults_cluster import list_left, processes_with
 from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS
 from kit.control_groups import make_control_group
 from kit.event_dicts import fold, read_events
+from kit.finished_runs import hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.store import WriteError, load_checkpoint
 from pipelines import Pipeline, sources
-
-
-def weights(run_dir: Path) -> dict[str, str | None]:
-    state = fold(read_events(run_dir / "events.jsonl"))
-    return {member.id: member.weights_sha256 for member in state.members.values()}
 
 
 @pytest.fixture
@@ -59,7 +54,6 @@ def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
     hit: dict[str, int] = {}
 
     def hit_some(event: dict[str, Any]) -> None:
-        """As soon as they train."""
         if event["type"] == "epoch":
             usage = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "usage"]
             for member, rank, number in victims:
@@ -74,18 +68,14 @@ def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
 
     states = ["failed" if number == 3 else "finished" for number in range(len(widths))]
     assert [row["state"] for row in result.members] == states
-    failures: dict[str, list[str]] = {}
-    for event in read_events(tmp_path / "run" / "events.jsonl"):
-        if event["type"] == "failed":
-            failures.setdefault(event["member"], []).append(event["reason"])
-    assert failures == {f"member-{number}": [reason] for number, reason in enumerate(reasons, start=1)}
-    got = weights(tmp_path / "run")
+    failed = sorted((event["member"], event["reason"]) for event in of_kind(tmp_path / "run", "failed"))
+    assert failed == [(f"member-{number}", reason) for number, reason in enumerate(reasons, start=1)]
+    got = hashes(tmp_path / "run")
     for number, width in enumerate(widths):
         if number != 3:
             assert got[f"member-{number}"] == expected[f"member-{number}"], number
             assert lost_and_doubled(tmp_path / "account", f"member-{number}", width, EPOCHS) == (0, 0), number
-    left = [p for p in processes_with("FAULTS_RUN", str(tmp_path)) if p.status() != psutil.STATUS_ZOMBIE]
-    assert left == []
+    assert list_left(processes_with("FAULTS_RUN", str(tmp_path)), tmp_path) == []
 
 
 def test_a_full_disk_lets_members_wait_and_fails_none(
@@ -106,14 +96,10 @@ def test_a_full_disk_lets_members_wait_and_fails_none(
     def model(params: dict[str, Any]) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(4, 1 << 16), torch.nn.Linear(1 << 16, 3))
 
-    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
-
     records = sources.arrays(x=np.zeros((16, 4), np.float32), label=np.arange(16) % 3)
-    recipe = Recipe(
-        model=model, optimizer=lambda model, params: torch.optim.SGD(model.parameters(), 0.1), loss=loss
-    )
-    declared = Ensemble(name="full", recipe=recipe, train=Pipeline(records), members=[{}], epochs=2, retries=0)
+    recipe = Recipe(model=model, loss="cross_entropy", inputs=("x",))
+    usual: dict[str, Any] = {"members": [{"lr": 0.1}], "epochs": 2, "retries": 0, "optimizer": "sgd"}
+    declared = Ensemble(name="full", recipe=recipe, train=Pipeline(records), **usual)
     result = ensemble.submit(declared, run_dir, "inline", on_event=fill).wait()
     assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 4)]
     assert [(event["reason"], event["retry"]) for event in failures] == [("disk", True)] * 3
@@ -130,17 +116,15 @@ def test_a_disk_without_room_for_the_log_ends_the_run_with_whole_checkpoints_and
 
     def fill(event: dict[str, Any]) -> None:
         if event["type"] == "checkpoint" and not filler.exists():
-            descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
-            with contextlib.suppress(OSError):
+            with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
-                    os.write(descriptor, bytes(4096))
-            os.close(descriptor)
+                    file.write(bytes(4096))
 
     made = declared(tmp_path / "account", (1, 2), epochs=EPOCHS, step_s=0.1)
     run = ensemble.submit(made, small_disk / "run", "local", on_event=fill)
     with pytest.raises(WriteError):  # a member would wait; the log cannot
         run.wait()
-    assert [p for p in processes_with("FAULTS_RUN", str(tmp_path)) if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert list_left(processes_with("FAULTS_RUN", str(tmp_path)), tmp_path) == []
     state = fold(read_events(small_disk / "run" / "events.jsonl"))
     assert "finished" not in {member.state for member in state.members.values()}
     assert {member.reason for member in state.members.values()} <= {None, "disk", "lost"}
@@ -149,8 +133,7 @@ def test_a_disk_without_room_for_the_log_ends_the_run_with_whole_checkpoints_and
     filler.unlink()
     result = ensemble.resume(small_disk / "run").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 2
-    got = weights(small_disk / "run")
-    assert got == {member: expected[member] for member in got}
-    assert not list(small_disk.glob("run/**/*.tmp*"))
+    got = hashes(small_disk / "run")
+    assert got == {member: expected[member] for member in got} and not list(small_disk.glob("run/**/*.tmp*"))
     for number, width in enumerate((1, 2)):
         assert lost_and_doubled(tmp_path / "account", f"member-{number}", width, EPOCHS) == (0, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from faults_cluster import CHILD_PATH, Driver, processes_with
+from faults_cluster import CHILD_PATH, Driver, list_left, processes_with
 from faults_plan import EPOCHS
 
 
@@ -21,11 +21,6 @@ def start(run_dir: Path, tmp: Path, **told: Any) -> Driver:
     """A driver all of whose temporary files are below `tmp`."""
     own = {"PYTHONPATH": CHILD_PATH, "FAULTS_RUN": str(tmp), "TMPDIR": str(tmp)}
     return Driver(run_dir, {**os.environ, **own}, **told)
-
-
-def list_left(tmp: Path) -> list[str]:
-    found = [str(p) for p in processes_with("FAULTS_RUN", str(tmp)) if p.status() != psutil.STATUS_ZOMBIE]
-    return found + [str(path) for what in ("ensemble", "ray") for path in tmp.glob(f"{what}-*")]
 
 
 @pytest.fixture
@@ -45,10 +40,10 @@ def test_a_signal_while_members_are_combined_trains_nobody_again(
     driver = start(tmp_path / "run", tmp, **told)
     driver.wait_for(lambda: len(driver.list_events("finished")) == 2)
     driver.process.send_signal(signal.SIGTERM)
-    assert driver.end()[0] == 143 and list_left(tmp) == []
+    assert driver.end()[0] == 143 and list_left(processes_with("FAULTS_RUN", str(tmp)), tmp) == []
     assert driver.state.ended is not None, "its end is in the log, whichever it was"
     again = start(tmp_path / "run", tmp, **told)
-    assert again.end()[0] == 0 and list_left(tmp) == []
+    assert again.end()[0] == 0 and list_left(processes_with("FAULTS_RUN", str(tmp)), tmp) == []
     state = again.state
     assert state.combined is not None and state.ended is not None and state.ended.type == "run_finished"
     for member in state.members.values():
@@ -61,7 +56,7 @@ def test_a_run_that_was_frozen_for_longer_than_a_member_may_be_silent_kills_nobo
     tmp: Path, tmp_path: Path, frozen: str
 ) -> None:
     """As Slurm's suspend, `docker pause` and a laptop's lid do; the driver alone as a file system that hangs."""
-    # As long as a member may take to start beside other load.
+    # A member is as long silent as it may take to start beside other load.
     told: dict[str, Any] = {"executor": "local", "widths": [1, 1], "step_s": 0.1, "hang_timeout_s": 20.0}
     told["retries"] = 0
     driver = start(tmp_path / "run", tmp, **told)
@@ -73,6 +68,5 @@ def test_a_run_that_was_frozen_for_longer_than_a_member_may_be_silent_kills_nobo
     time.sleep(25.0)
     for process in reversed(victims):  # members go on first, or last: the driver is the first of them
         process.resume()
-    assert driver.end()[0] == 0
-    assert driver.list_events("failed") == []
+    assert driver.end()[0] == 0 and driver.list_events("failed") == []
     assert {member.attempts for member in driver.state.members.values()} == {1}

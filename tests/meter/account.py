@@ -68,7 +68,6 @@ def stat(pid: int) -> list[int] | None:
 
 
 def ignores_children(pid: int) -> bool:
-    """Whether the kernel drops what the children of a process have used."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -78,7 +77,6 @@ def ignores_children(pid: int) -> bool:
 
 
 def main(file: str, *command: str) -> int:
-    """Run the command and write its account."""
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError("this kernel has no subreapers")
     watch = Watch()

@@ -10,6 +10,5 @@ import pytest
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[forked_programs.Programs]:
-    """Starts programs that see GPUs."""
     with forked_programs.serve(tmp_path_factory.mktemp("nvml")) as programs:
         yield programs

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from kit import nvml_stand_in
 
@@ -51,13 +50,14 @@ with contextlib.suppress(ChildProcessError):
 
 
 class Program:
-    """One that runs, and its standard streams."""
-
-    def __init__(self, stdin: TextIO, stdout: TextIO) -> None:
-        self.stdin, self.stdout = stdin, stdout
+    def __init__(self, server: socket.socket, code: str, environment: dict[str, str]) -> None:
+        (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
+        socket.send_fds(server, [json.dumps([code, environment]).encode()], [stdin, stdout, 2])
+        os.close(stdin)
+        os.close(stdout)
+        self.stdin, self.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
 
     def ask(self, line: str) -> str:
-        """What it answers to a line."""
         self.stdin.write(line + "\n")
         self.stdin.flush()
         return self.stdout.readline()
@@ -70,23 +70,16 @@ class Program:
 
 
 class Programs:
-    """Starts programs."""
+    """Starts programs on a node with some GPUs, which are as the file `state` says."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
 
     def start(self, code: str, gpus: str, state: Path | None = None, **environment: str) -> Program:
-        """Start a program on a node with these GPUs, which are as the file `state` says."""
         stand_in = {"STAND_IN_GPUS": gpus} | ({} if state is None else {"STAND_IN_STATE": str(state)})
-        (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
-        message = json.dumps([code, stand_in | environment]).encode()
-        socket.send_fds(self._server, [message], [stdin, stdout, 2])
-        os.close(stdin)
-        os.close(stdout)
-        return Program(os.fdopen(to_it, "w"), os.fdopen(from_it))
+        return Program(self._server, code, stand_in | environment)
 
     def run(self, code: str, gpus: str, state: Path | None = None, **environment: str) -> str:
-        """What a program prints."""
         return self.start(code, gpus, state, **environment).end()
 
 
@@ -104,8 +97,4 @@ def serve(folder: Path) -> Iterator[Programs]:
             yield Programs(ours)
         finally:
             ours.close()  # at which the process ends
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(600)

@@ -24,36 +24,37 @@ import ensemble
 from ensemble.meter.usage_parser import UsageParser
 
 ACCOUNT = Path(__file__).parent / "account.py"
-CASES = Path(__file__).parents[1] / "e2e"
 SPEC = f"""
 import sys
-sys.path.append({str(CASES)!r})
-from search_cases import declared
+sys.path.append({str(Path(__file__).parent)!r})
+import dataclasses, numpy
+from burning_members import declare
+from pipelines import Pipeline, sources
 
 def spec():
-    return declared(places=2, trials=6, epochs=2, sampler="random", pruner="none")
+    valid = Pipeline(sources.arrays(x=numpy.ones((16, 4), "float32"), label=numpy.zeros(16, "int64")))
+    return dataclasses.replace(declare(members=4, epochs=2, step_s=0.05), valid=valid)
 """
-COMMANDS = {"demo": ["demo", "--set", "epochs=2"], "search": ["run", "short.py"]}
 
 
-@pytest.fixture(scope="module", params=["search", pytest.param("demo", marks=pytest.mark.more)])
-def account(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, Path]:
-    """CPU-seconds of a short search, or of a demo, and its run directory."""
-    root = tmp_path_factory.mktemp("account")
-    (root / "short.py").write_text(SPEC)
+def test_the_ledger_has_all_that_the_process_tree_used(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(SPEC)
     command = [sys.executable, str(ACCOUNT), "account.json", sys.executable, "-m", "ensemble.cli"]
-    command += [*COMMANDS[request.param], "--executor", "local", "--run-dir", "run"]
-    subprocess.run(command, stdout=subprocess.DEVNULL, cwd=root, check=True)
-    return json.loads((root / "account.json").read_text())["cpu_s"], root / "run"
-
-
-def test_the_ledger_has_all_that_the_process_tree_used(account: tuple[float, Path]) -> None:
-    used_s, run_dir = account
+    command += ["run", "short.py", "--executor", "local", "--run-dir", "run"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, cwd=tmp_path, check=True)
+    used_s, run_dir = json.loads((tmp_path / "account.json").read_text())["cpu_s"], tmp_path / "run"
     kept: dict[str, Any] = json.loads((run_dir / "ledger.json").read_text())
-    report_s = read_events(run_dir / "events.jsonl")[-1]["report_cpu_s"]
-    assert kept["run"]["cpu_s"] + report_s == pytest.approx(used_s, rel=0.03)
+    events = read_events(run_dir / "events.jsonl")
+    assert kept["run"]["cpu_s"] + events[-1]["report_cpu_s"] == pytest.approx(used_s, rel=0.03)
     assert kept["run"]["cpu_s"] == sum(row["cpu_s"] for row in kept["rows"])
-    assert kept["run"]["cpu_s"] == ledger(read_events(run_dir / "events.jsonl")).run.cpu_s
+    assert kept["run"]["cpu_s"] == ledger(events).run.cpu_s
+    (begun,) = [event for event in events if event["type"] == "run_started"]
+    told = [event for event in events if event["type"] == "usage" and event["pid"] == begun["pid"]]
+    assert [event["role"] for event in told][:2] == ["startup", "orchestrate"], "before the run's first event"
+    assert 0.3 < told[0]["cpu_s"] < told[0]["for_s"], "one thread reads imports"
+    (combined,) = [event for event in events if event["type"] == "combined"]
+    assert events[-1]["type"] == "run_finished"
+    assert events.index(told[-1]) > events.index(combined), "the last figures are told at the end"
 
 
 def read_used_s() -> float:
@@ -74,7 +75,6 @@ def test_members_in_the_drivers_process_are_counted_once(tmp_path: Path) -> None
 
 
 def count_epochs(log: Path) -> int:
-    """How many epochs a run has logged, if it has a log."""
     return log.read_text().count('"type":"epoch"') if log.exists() else 0
 
 
@@ -101,14 +101,3 @@ def test_the_time_between_a_kill_and_the_next_start_is_nobodys(tmp_path: Path) -
     (node,) = reader.nodes.values()
     spans = [*(use.span for use in node.cpu), *node.reserved[None], *node.power]
     assert node.power and all(span.end - span.start < pause_s / 2 for span in spans)
-
-
-def test_the_drivers_start_has_its_place_before_the_runs_first_event(account: tuple[float, Path]) -> None:
-    events = read_events(account[1] / "events.jsonl")
-    (begun,) = [event for event in events if event["type"] == "run_started"]
-    told = [event for event in events if event["type"] == "usage" and event["pid"] == begun["pid"]]
-    assert [event["role"] for event in told][:2] == ["startup", "orchestrate"]
-    assert 0.3 < told[0]["cpu_s"] < told[0]["for_s"], "one thread reads imports"
-    assert events[-1]["type"] == "run_finished"
-    combined = [number for number, event in enumerate(events) if event["type"] == "combined"]
-    assert all(events.index(told[-1]) > number for number in combined), "the last figures are told at the end"

@@ -1,4 +1,4 @@
-"""Who keeps GPUs busy, by the driver's utilization of processes; NVIDIA's library is a stand-in."""
+"""Who keeps GPUs busy, what others hold of them, and which are broken; NVIDIA's library is a stand-in."""
 
 from __future__ import annotations
 
@@ -61,9 +61,8 @@ from ensemble.meter.devices import list_gpus
 child = subprocess.Popen(["sleep", "1000"])
 later_us = None
 started_us = time.time_ns() // 1000
-activity = GpuActivity(
-    list_gpus(), now_us=lambda: time.time_ns() // 1000 if later_us is None else started_us + later_us
-)
+now = lambda: time.time_ns() // 1000 if later_us is None else started_us + later_us
+activity = GpuActivity(list_gpus(), now_us=now)
 print(json.dumps([os.getpid(), child.pid, started_us]), flush=True)
 for line in sys.stdin:
     run, interval_s, later_us, readings = json.loads(line)
@@ -77,8 +76,6 @@ child.kill()
 
 
 class Reader:
-    """A process that reads the activity on GPUs, and its child."""
-
     def __init__(self, folder: Path, programs: Programs, gpus: str) -> None:
         self.state = folder / "state"
         self.state.write_text("")
@@ -139,18 +136,15 @@ def test_a_sample_counts_once_and_covers_the_whole_interval(tmp_path: Path, prog
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [
-        (3, "the driver does not support the utilization of processes on this GPU"),
-        (4, "the driver does not permit to read the utilization of processes"),
-        (13, "the driver is too old to report the utilization of processes"),
-    ],
+    [(3, "does not support the utilization of processes"), (4, "does not permit to read"), (13, "is too old")],
 )
 def test_what_the_driver_refuses_is_asked_once(tmp_path: Path, programs: Programs, code: int, reason: str) -> None:
     with Reader(tmp_path, programs, "A100:80") as reader:
         reader.say(*reader.busy, f"GPU-0 fails {code}")
-        assert reader.read() == [{}, reason]
+        found, how = reader.read()
+        assert found == {} and how.startswith(f"the driver {reason}")
         reader.say(*reader.busy)
-        assert reader.read() == [{}, reason]
+        assert reader.read() == [{}, how]
 
 
 def test_a_lost_gpu_and_one_in_mig_mode_leave_the_others(tmp_path: Path, programs: Programs) -> None:
@@ -165,32 +159,22 @@ def test_a_lost_gpu_and_one_in_mig_mode_leave_the_others(tmp_path: Path, program
         assert reader.read(run) == [{"GPU-1": [["other", None, 0.5]]}, f"{IN_USE}; not on GPU-0: {MIG}"]
 
 
-def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, programs: Programs) -> None:
+def test_what_passes_is_no_reason_for_ever_and_said_after_a_while(tmp_path: Path, programs: Programs) -> None:
     with Reader(tmp_path, programs, "A100:80") as reader:
         reader.say(*reader.busy, "GPU-0 fails 999")
-        assert reader.read() == [{}, IN_USE]
-        assert reader.read(times=40)[1].startswith("the driver says: ")
+        assert reader.read() == [{}, IN_USE] and reader.read(times=40)[1].startswith("the driver says: ")
         reader.say(*reader.busy)
         assert reader.read() == [{"GPU-0": [["train", "member-0", 0.4]]}, IN_USE]
-
-
-def test_a_driver_without_samples_is_said_after_a_while(tmp_path: Path, programs: Programs) -> None:
+        reader.say(*reader.busy, "GPU-0 util 50554 37100")
+        assert reader.read() == [{}, IN_USE] and reader.read(times=30) == [{}, NONSENSE]
+        reader.say(*reader.busy)
+        assert reader.read()[1] == IN_USE
     with Reader(tmp_path, programs, "A100:80") as reader:
-        assert reader.read() == [{"GPU-0": []}, IN_USE]
-        assert reader.read(times=30) == [{"GPU-0": []}, NO_SAMPLES]
+        assert reader.read() == [{"GPU-0": []}, IN_USE] and reader.read(times=30) == [{"GPU-0": []}, NO_SAMPLES]
         reader.say(f"GPU-0 util {os.getpid()} 20")
         assert reader.read() == [{}, NOT_LISTED], "it may be a rank under another id"
         reader.say(f"GPU-0 util {os.getpid()} 20", f"GPU-0 process {reader.pid} 1")
         assert reader.read() == [{"GPU-0": [["other", None, 0.2]]}, IN_USE], "the rank is idle"
-
-
-def test_nonsense_is_not_used(tmp_path: Path, programs: Programs) -> None:
-    with Reader(tmp_path, programs, "A100:80") as reader:
-        reader.say(*reader.busy, "GPU-0 util 50554 37100")
-        assert reader.read() == [{}, IN_USE]
-        assert reader.read(times=30) == [{}, NONSENSE]
-        reader.say(*reader.busy)
-        assert reader.read()[1] == IN_USE
 
 
 def test_a_multi_process_service_is_recognized(tmp_path: Path, programs: Programs) -> None:
@@ -223,11 +207,83 @@ def test_the_ids_of_a_pods_host_are_not_used(tmp_path: Path, programs: Programs)
         reader.say(*reader.busy, f"GPU-0 util {HOSTS} 30")
         on_first = [["other", None, 0.3], ["train", "member-0", 0.4]]
         assert reader.read() == [{"GPU-0": on_first, "GPU-1": []}, IN_USE]
-
-
-def test_an_id_that_is_the_runs_by_chance_ends_all_trust(tmp_path: Path, programs: Programs) -> None:
-    with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
+    with Reader(tmp_path, programs, "A100:80,A100:80") as reader:  # an id that is the run's by chance
         reader.say(f"GPU-1 process {reader.pid} 1", f"GPU-1 util {reader.pid} 40")
         assert reader.read() == [{"GPU-0": []}, OTHER_NAMESPACE], "of the GPU that was read before"
         reader.say(*reader.busy)
         assert reader.read() == [{}, OTHER_NAMESPACE]
+
+
+WATCH = """
+import json, os, sys
+from ensemble.meter.gpus import GpuWatch
+from ensemble.meter.power.nvml import open_nvml
+watch, power = GpuWatch(lambda pid: pid == os.getpid()), open_nvml()
+for line in sys.stdin:
+    with open(os.environ["STAND_IN_STATE"], "a") as state:
+        state.write(line.replace("OWN", str(os.getpid())).replace("; ", "\\n"))
+    faults = watch.find_faults()
+    states = watch.read_states({"GPU-0"})
+    held, modes = ({gpu: getattr(state, of) for gpu, state in states.items()} for of in ("held_gb", "mode"))
+    print(json.dumps([faults, held, [reading.device for reading in power.read()], watch.lost, modes]), flush=True)
+"""
+
+
+class Watched:
+    def __init__(self, programs: Programs, folder: Path, gpus: str, state: str, visible: str = "") -> None:
+        (folder / "state").write_text(state)
+        self.program = programs.start(WATCH, gpus, folder / "state", CUDA_VISIBLE_DEVICES=visible)
+
+    def after(self, line: str) -> Any:
+        """New faults, GiB that others hold, GPUs whose energy is read, those lost at the start, compute modes."""
+        return json.loads(self.program.ask(line))
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.program.end()
+
+
+def test_what_a_rank_holds_is_no_others_whether_it_is_listed_or_not(programs: Programs, tmp_path: Path) -> None:
+    with Watched(programs, tmp_path, "A100:80,A100:80", "GPU-0 held 8\n") as watched:
+        assert watched.after("GPU-1 held 2")[1] == {"GPU-0": 0.0, "GPU-1": 2.0}, "a rank may hold it by now"
+        assert watched.after("GPU-0 process OWN 30")[1] == {"GPU-0": 8.0, "GPU-1": 2.0}
+        assert watched.after("GPU-0 held 20")[1]["GPU-0"] == 20.0
+        assert watched.after("GPU-0 process OWN 0")[1]["GPU-0"] == 20.0
+        assert watched.after("GPU-0 held 50")[1]["GPU-0"] == 20.0, "not listed with a figure"
+        assert watched.after("GPU-0 held 5")[1]["GPU-0"] == 5.0
+
+
+def test_each_fault_is_found_once_and_other_gpus_are_still_measured(programs: Programs, tmp_path: Path) -> None:
+    with Watched(programs, tmp_path, "A100:80,A100:80:2,A100:80", "GPU-0 xid 79\nGPU-2 ecc 3\n") as watched:
+        faults, held, read, lost, _ = watched.after("GPU-0 xid 31")
+        assert (faults, len(held), len(read), lost) == ({}, 4, 3, []), "what was before the start, or is no fault"
+        faults, held, read, *_ = watched.after("GPU-1 lost 1")
+        assert faults == {"GPU-1": "the driver says: GPU is lost"}
+        assert (set(held), read) == ({"GPU-0", "GPU-2"}, ["GPU-0", "GPU-2"])
+        assert watched.after("GPU-2 ecc 4")[0] == {"GPU-2": "1 uncorrectable ECC error"}
+        assert watched.after("GPU-2 xid 48")[0] == {}, "it is known"
+    with Watched(programs, tmp_path, "A100:80,A100:80", "GPU-0 lost 1\n") as watched:
+        assert watched.after("GPU-1 held 0") == [{}, {"GPU-1": 0.0}, ["GPU-1"], ["0"], {"GPU-1": "default"}]
+
+
+def test_a_gpu_whose_counter_goes_back_is_left_out_once_and_said(
+    programs: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Watched(programs, tmp_path, "A100:80,A100:80:2", "GPU-0 energy 9000\nGPU-1 energy 9000\n") as watched:
+        assert watched.after("GPU-0 energy 9500; GPU-1 energy 9900")[2] == ["GPU-0", "GPU-1"]
+        assert watched.after("GPU-1 lost 1")[2] == ["GPU-0"]
+        assert watched.after("GPU-1 lost 0; GPU-1 energy 100")[2] == ["GPU-0"], "it was reset"
+        assert watched.after("GPU-1 energy 600")[2] == ["GPU-0", "GPU-1"]
+    assert capfd.readouterr().err.count("GPU GPU-1: its energy counter went back") == 1
+
+
+def test_of_instances_that_are_named_the_gpu_is_watched(programs: Programs, tmp_path: Path) -> None:
+    visible = "MIG-1-1,MIG-0-0,MIG-0-1"
+    with Watched(programs, tmp_path, "A100:80:2,A100:80:2", "GPU-1 mode 3\n", visible) as watched:
+        modes = {"MIG-1-1": "exclusive", "MIG-0-0": "default", "MIG-0-1": "default"}
+        held = {"MIG-1-1": 0.0, "MIG-0-0": 0.0, "MIG-0-1": 3.0}
+        assert watched.after("MIG-0-1 held 3") == [{}, held, ["GPU-1", "GPU-0"], [], modes]
+        faults, held, *_ = watched.after("GPU-0 xid 79")
+        assert faults == {"GPU-0": "XID 79: GPU has fallen off the bus"} and set(held) == {"MIG-1-1"}

@@ -29,7 +29,6 @@ GPUS = [part("gpu-0", "gpu", 140.0)]
 
 
 def steady(name: str, kind: Any, watts: float, clock: Callable[[], float] = time.monotonic) -> PowerSource:
-    """A counter that runs at constant power."""
     last = clock()
 
     def read() -> list[Reading]:
@@ -45,63 +44,52 @@ def spin() -> None:
         sum(range(10_000))
 
 
-WHOLE = [*PACKAGES, *GPUS, part("node", "node", 300.0)]
+CPU_IDLE = {"package-0": 60.0, "package-1": 40.0}
 
 
 @pytest.mark.parametrize(
     ("parts", "cores", "gpus", "idle", "reason"),
     [
-        (PACKAGES + GPUS, 0.01, 0.0, {"package-0": 60.0, "package-1": 40.0, "gpu-0": 70.0}, ""),
+        (PACKAGES + GPUS, 0.01, 0.0, {**CPU_IDLE, "gpu-0": 70.0}, ""),
         (PACKAGES + GPUS, 0.30, 0.0, {"gpu-0": 70.0}, "cores were busy for 30%"),
-        (WHOLE, 0.01, 0.5, {"package-0": 60.0, "package-1": 40.0}, "kernels ran on a GPU for 50%"),
+        ([*PACKAGES, *GPUS, part("node", "node", 300.0)], 0.01, 0.5, CPU_IDLE, "kernels ran on a GPU for 50%"),
+        (PACKAGES, 0.2, 0.0, {}, "busy for 20%"),
+        (PACKAGES, None, 0.0, {}, "cannot be seen"),
+        (PACKAGES + GPUS, 0.2, None, {}, "does not report"),
     ],
 )
 def test_each_part_that_is_at_rest_shows_its_idle_power(
-    parts: Any, cores: float, gpus: float, idle: dict[str, float], reason: str
+    parts: Any, cores: float | None, gpus: float | None, idle: dict[str, float], reason: str
 ) -> None:
     judged = judge(Window(2.0, parts, cores, gpus))
-    assert (judged.origin, judged.watts) == ("measured", idle) and reason in judged.reason
+    assert (judged.origin, judged.watts) == ("measured" if idle else "unavailable", idle)
+    assert reason in judged.reason and (idle or judged.compute_share(PACKAGES[0], 1.0) is None)
 
 
-@pytest.mark.parametrize(
-    ("cores", "gpus", "reason"),
-    [(0.2, 0.0, "busy for 20%"), (None, 0.0, "cannot be seen"), (0.2, None, "does not report")],
-)
-def test_a_node_that_is_not_at_rest_has_no_idle_power(
-    cores: float | None, gpus: float | None, reason: str
-) -> None:
-    parts = PACKAGES if gpus is not None else PACKAGES + GPUS
-    idle = judge(Window(2.0, parts, cores, gpus))
-    assert (idle.origin, idle.watts) == ("unavailable", {})
-    assert reason in idle.reason
-    assert idle.compute_share(PACKAGES[0], 1.0) is None
-
-
-def test_given_watts_are_those_of_all_packages_together_and_of_each_gpu() -> None:
+def test_given_watts_are_of_all_packages_together_and_of_each_gpu_and_no_more_than_was_used() -> None:
     parts = [*PACKAGES, part("package-0/dram", "dram"), *GPUS, part("gpu-1", "gpu")]
     given = spread_given({"cpu": 90.0, "gpu": 60.0, "node": 100.0}, parts)
     assert given == {"package-0": 45.0, "package-1": 45.0, "gpu-0": 60.0, "gpu-1": 60.0, "node": 100.0}
-
-
-def test_no_more_is_idle_than_was_used_and_it_is_a_whole_tick() -> None:
     idle = Idle("given", {"package-0": 1 / 3})
     assert idle.compute_share(part("package-0", "cpu", 0.25), 1.0) == 0.25
-    share = idle.compute_share(part("package-0", "cpu", 10.0), 1.0)
-    assert share == round_to_tick(1 / 3)
+    assert idle.compute_share(part("package-0", "cpu", 10.0), 1.0) == round_to_tick(1 / 3)
     assert idle.compute_share(part("package-1", "cpu", 10.0), 1.0) is None
 
 
-def test_an_estimate_has_no_idle_part_whatever_was_given() -> None:
+def test_an_estimate_has_no_idle_part_whatever_was_given_and_is_not_waited_for() -> None:
     estimate = part("cpu", "cpu", 5.0, "estimated")
     idle = Idle("given", spread_given({"cpu": 90.0}, [estimate]))
-    assert idle.watts == {"cpu": 0.0}
-    source = open_estimate()
-    assert isinstance(source, PowerSource)
-    meter = PowerMeter("n0", [source], energy=Energy(idle_w={"cpu": 90.0}))
-    meter.start()
-    found = meter.describe()["idle"]
-    assert found["origin"] == "unavailable" and "what was given is of no part that is measured" in found["reason"]
-    assert idle.compute_share(estimate, 1.0) == 0.0
+    assert idle.watts == {"cpu": 0.0} and idle.compute_share(estimate, 1.0) == 0.0
+    found, before = [], time.monotonic()
+    for energy in (Energy(idle_w={"cpu": 90.0}), Energy(measure_idle_s=600.0)):
+        source = open_estimate()
+        assert isinstance(source, PowerSource)
+        meter = PowerMeter("n0", [source], energy=energy)
+        meter.start()
+        found.append(meter.describe()["idle"])
+    assert time.monotonic() - before < 300.0
+    assert found[0]["origin"] == "unavailable" and "given is of no part that is measured" in found[0]["reason"]
+    assert found[1] == {"origin": "unavailable", "watts": {"cpu": 0.0}, "reason": NO_SOURCE}
 
 
 def test_given_idle_power_is_not_waited_for() -> None:
@@ -115,17 +103,7 @@ def test_given_idle_power_is_not_waited_for() -> None:
     now[0] = 2.0
     sample = meter.sample()
     (used,) = sample["parts"]
-    assert (used["energy_j"], used["idle_j"]) == (100.0, 60.0)
-    assert json.loads(json.dumps(sample)) == sample
-
-
-def test_where_nothing_measures_nothing_is_waited_for() -> None:
-    source, before = open_estimate(), time.monotonic()
-    assert isinstance(source, PowerSource)
-    meter = PowerMeter("n0", [source], energy=Energy(measure_idle_s=600.0))
-    meter.start()
-    assert time.monotonic() - before < 300.0
-    assert meter.describe()["idle"] == {"origin": "unavailable", "watts": {"cpu": 0.0}, "reason": NO_SOURCE}
+    assert (used["energy_j"], used["idle_j"]) == (100.0, 60.0) and json.loads(json.dumps(sample)) == sample
 
 
 def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
@@ -151,8 +129,7 @@ def test_a_busy_node_is_said_to_be_busy() -> None:
             worker.kill()
             worker.join()
     idle = meter.describe()["idle"]
-    assert (idle["origin"], idle["watts"]) == ("unavailable", {})
-    assert "cores were busy" in idle["reason"]
+    assert (idle["origin"], idle["watts"]) == ("unavailable", {}) and "cores were busy" in idle["reason"]
     assert [each["idle_j"] for each in meter.sample()["parts"]] == [None]
 
 

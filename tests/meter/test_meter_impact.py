@@ -50,27 +50,20 @@ def test_emissions_and_price_are_energy_times_pue_times_what_is_given() -> None:
     assert found.as_dict()["quantities"][2]["per_model"] == 225.0
 
 
-@pytest.mark.parametrize(("origin", "called"), [("measured", "attributed"), ("estimated", "estimated")])
-def test_a_figure_has_the_origin_of_its_energy_however_exact_the_price_is(origin: str, called: str) -> None:
-    assert {each.origin for each in impact(used=use(1e6, origin)).quantities} == {called}
-
-
-@pytest.mark.parametrize(
-    "names", [("intensity_g_per_kwh",), ("price_per_kwh",), ("intensity_g_per_kwh", "price_per_kwh")]
-)
-def test_what_is_not_given_is_not_computed(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", [("intensity_g_per_kwh",), ("intensity_g_per_kwh", "price_per_kwh")])
+def test_what_is_not_given_is_not_computed_and_origins_are_those_of_the_energy(names: tuple[str, ...]) -> None:
     found = impact(dataclasses.replace(GIVEN, **dict.fromkeys(names)))
     for quantity, name in ((found.emissions, "intensity_g_per_kwh"), (found.price, "price_per_kwh")):
         assert (quantity.total is None) == (name in names)
         if name in names:
             assert quantity.per == dict.fromkeys(UNITS) and quantity.given == () and name in quantity.reason
     assert found.energy.total == 2 * KWH
-
-
-def test_without_energy_nothing_is_computed_and_the_reason_is_said() -> None:
-    found = impact(used=ledger([{"v": 2, "t": 1.0, "type": "run_started"}]).run)
-    assert all(each.total is None and each.origin == "unavailable" for each in found.quantities)
-    assert {each.reason for each in found.quantities} == {"the run's energy is unavailable"}
+    for origin, called in (("measured", "attributed"), ("estimated", "estimated")):
+        assert {each.origin for each in impact(used=use(1e6, origin)).quantities} == {called}
+    unknown = impact(used=ledger([{"v": 2, "t": 1.0, "type": "run_started"}]).run).quantities
+    assert {(one.total, one.origin, one.reason) for one in unknown} == {
+        (None, "unavailable", "the run's energy is unavailable")
+    }
 
 
 @pytest.mark.parametrize(

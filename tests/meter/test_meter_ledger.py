@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +19,8 @@ from kit.event_dicts import ledger, typed
 from kit.property_examples import examples
 
 from ensemble.meter import Ledger, LedgerView, ledger_view
-from ensemble.meter.energy_allocator import EnergyAllocator, split, spread
+from ensemble.meter.energy_allocator import METHODS, EnergyAllocator, split, spread
+from ensemble.meter.ledger import COLUMNS, KINDS
 from ensemble.meter.usage_records import Owner, UsageSpan
 
 Event = dict[str, Any]
@@ -76,8 +81,7 @@ def test_a_span_in_the_metered_time_is_spread_whole(
     span = UsageSpan(Owner("train", "a"), start, start + length, ticks)
     used = spread([span], list(itertools.pairwise(cuts)))
     total = sum(share.get(span.owner, 0) for share in used)
-    assert all(value >= 0 for share in used for value in share.values())
-    assert total <= ticks
+    assert all(value >= 0 for share in used for value in share.values()) and total <= ticks
     if cuts[0] < start and span.end <= cuts[-1]:
         assert total == ticks
 
@@ -162,8 +166,7 @@ def check_sums(book: Ledger) -> None:
     assert sum(row.energy_j or 0.0 for row in book.full_rows) == (book.total.energy_j or 0.0)
     assert sum(row.idle_j for row in book.rows) == sum(node.idle_j or 0.0 for node in book.nodes)
     for row in book.rows:
-        assert row.cpu_s >= 0
-        assert row.origin in ("attributed", "estimated", "unavailable")
+        assert row.cpu_s >= 0 and row.origin in ("attributed", "estimated", "unavailable")
         assert (row.energy_j is None) == (row.origin == "unavailable")
         assert sum(share.energy_j for share in row.parts.values()) == (row.energy_j or 0.0)
         assert all(sum(share.by.values()) == share.energy_j for share in row.parts.values())
@@ -214,12 +217,9 @@ def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event],
 def test_other_peoples_work_on_the_node_is_not_charged_to_the_run() -> None:
     events = [started(0.0), usage(1.0, 1, 1.0, member="member-0"), power(1.0, 80.0, busy_s=4.0)]
     book = ledger(events)
-    assert book.member("member-0").energy_j == 20.0
-    assert book.by_role()["other"].energy_j == 60.0
-    assert book.run.energy_j == 20.0
-    assert (book.total.energy_j, book.total.origin) == (80.0, "measured")
-    assert book.member("member-0").origin == "attributed"
-    assert book.cpu_by_role() == {"train": 1.0}
+    assert book.member("member-0").energy_j == 20.0 and book.by_role()["other"].energy_j == 60.0
+    assert book.run.energy_j == 20.0 and (book.total.energy_j, book.total.origin) == (80.0, "measured")
+    assert book.member("member-0").origin == "attributed" and book.cpu_by_role() == {"train": 1.0}
 
 
 def placed(t: float, member: str, devices: tuple[Any, ...] = (None,), share: float = 1.0, **more: Any) -> Any:
@@ -232,27 +232,25 @@ def placed(t: float, member: str, devices: tuple[Any, ...] = (None,), share: flo
 NODE = {"t": 0.0, "type": "node", "node": "n0", "cpus": 4.0}
 
 
-def test_idle_energy_that_is_not_known_is_missing_not_zero() -> None:
+def test_what_is_not_known_is_missing_not_zero() -> None:
     used = [started(0.0), usage(1.0, 1, 1.0, member="member-0"), usage(1.0, 2, 1.0, member="member-1", node="n1")]
     known, unknown = power(1.0, 8.0, parts=[part(8.0, idle_j=0.0)]), power(1.0, 9.0, parts=[part(9.0)], node="n1")
     book = ledger([*used, known, unknown])
     assert {m: total.idle_j for m, total in book.by_member().items()} == {"member-0": 0.0, "member-1": None}
     assert book.total.idle_j == 0.0 and ledger([*used, unknown]).total.idle_j is None
+    row = rows([started(0.0), usage(5.0, 1, 3.0, member="member-0")])["train", "member-0"]
+    assert (row.energy_j, row.origin, row.cpu_s) == (None, "unavailable", 3.0), "while nothing metered"
+    unread = {"t": 5.0, "type": "power", "node": "n0", "watts": None, "energy_j": None, "origin": "unavailable"}
+    assert ledger([unread]).total.energy_j is None
 
 
-def test_cores_that_are_reserved_twice_bear_no_more_than_the_nodes_idle_power() -> None:
+def test_idle_power_goes_by_reservation_and_what_is_unknown_by_activity() -> None:
     events = [started(0.0), NODE, *(event for i in range(8) for event in placed(0.0, f"member-{i}"))]
     book = ledger([*events, power(1.0, 80.0, parts=[part(80.0, idle_j=80.0)])])
-    assert [book.member(f"member-{i}").energy_j for i in range(8)] == [10.0] * 8
+    assert [book.member(f"member-{i}").energy_j for i in range(8)] == [10.0] * 8, "cores are reserved twice"
     assert "idle" not in book.by_role()
-
-
-def test_a_part_of_which_idle_power_is_unknown_is_shared_by_activity_as_a_whole() -> None:
-    events = [started(0.0), NODE, *placed(0.0, "member-0"), *placed(0.0, "member-1")]
-    events += [usage(1.0, 1, 1.0, member="member-0"), power(1.0, 100.0, parts=[part(100.0)])]
-    by = rows(events)
-    assert by["train", "member-0"].parts["cpu"].by == {"cpu_time": 100.0}
-    assert ("train", "member-1") not in by
+    by = rows([*events, usage(1.0, 1, 1.0, member="member-0"), power(1.0, 100.0, parts=[part(100.0)])])
+    assert by["train", "member-0"].parts["cpu"].by == {"cpu_time": 100.0} and ("train", "member-1") not in by
 
 
 GPU_NODE = {**NODE, "gpu_ids": ["GPU-a"], "gpu_parents": ["GPU-a"]}
@@ -287,22 +285,17 @@ def test_a_gpu_goes_by_sm_utilization_else_by_busy_time_else_by_share() -> None:
     assert shares({"activity": [["train", "member-0", 0.0]]}, busy) == by_busy, "nobody computed"
 
 
-def test_a_profile_bears_the_energy_of_the_gpu_that_it_names() -> None:
-    node = {**NODE, "gpu_ids": ["GPU-x"]}
-    metered = [power(t, 300.0, parts=[part(300.0, "gpu", "GPU-x", idle_j=0.0)]) for t in range(1, 11)]
-    told = usage(10.0, 1, 10.0, role="profile", gpu_busy_s=9.5, gpu="GPU-x")
-    by = rows([started(0.0), node, *metered, told])
-    assert by["profile", None].parts["gpu"].by == {"busy_time": 3000.0}
-    assert ("other", None) not in by
-
-
 @pytest.mark.parametrize(("began", "joules"), [(0.0, 300.0), (4.0, 100.0)])
 def test_the_first_count_of_busy_time_is_of_the_time_before_it_in_this_start(began: float, joules: float) -> None:
+    """Also that of a profile, which names its GPU."""
     metered = [power(t, 100.0, parts=[part(100.0, "gpu", "GPU-a", idle_j=0.0)]) for t in (1.0, 2.0, 3.0, 4.0, 5.0)]
     told = usage(5.0, 1, 1.0, member="member-0", gpu_busy_s=3.0, gpu="GPU-a")
     begun = [] if began == 0.0 else [started(began)]
     by = rows([*on_gpu(), *metered[: int(began)], *begun, *metered[int(began) :], told])
     assert by["train", "member-0"].parts["gpu"].by["busy_time"] == joules
+    told = usage(5.0, 2, 5.0, role="profile", gpu_busy_s=4.5, gpu="GPU-a")
+    by = rows([started(0.0), GPU_NODE, *metered, told])
+    assert by["profile", None].parts["gpu"].by == {"busy_time": 500.0} and ("other", None) not in by
 
 
 def test_instances_of_a_gpu_bear_their_part_of_it() -> None:
@@ -342,10 +335,11 @@ def test_what_serves_all_is_shared_out_by_what_each_consumed() -> None:
     # ranks. Member-2 reads another stream.
     prepare = {("prepare", "0"): (3.0, 30.0), ("prepare", "1"): (1.0, 10.0)}
     orchestrate = {("orchestrate", str(n)): used for n, used in enumerate([(2.0, 20.0), (4.0, 40.0), (2.0, 20.0)])}
-    assert full == prepare | orchestrate
-    assert book.member("member-1").energy_j is None
+    assert full == prepare | orchestrate and book.member("member-1").energy_j is None
     assert book.member("member-1", full=True).energy_j == 50.0
     assert book.by_role()["prepare"].energy_j == 40.0, "the first view keeps it in one row"
+    nobody = ledger([started(0.0), usage(1.0, 5, 4.0, "prepare", cohort=0), power(1.0, 120.0)])
+    assert [(row.role, row.member) for row in nobody.full_rows] == [("prepare", None)]
 
 
 def test_agents_are_shared_out_on_their_node_and_the_driver_among_all() -> None:
@@ -371,14 +365,8 @@ def test_the_time_that_was_metered_is_that_in_which_some_node_was() -> None:
     book = ledger(events)
     assert book.metered_s == pytest.approx(250.0)
     assert [node.metered_s for node in book.nodes] == pytest.approx([200.0, 100.0])
-    assert book.nodes[0].mean_watts == pytest.approx(50.0)
-    assert book.total.mean_w == pytest.approx(60.0)
+    assert book.nodes[0].mean_watts == pytest.approx(50.0) and book.total.mean_w == pytest.approx(60.0)
     assert book.member("member-0").energy_j == pytest.approx(5000.0), "what it held while the node was metered"
-
-
-def test_what_served_nobody_stays_in_a_row_of_its_own() -> None:
-    events = [started(0.0), usage(1.0, 5, 4.0, "prepare", cohort=0), power(1.0, 120.0)]
-    assert [(row.role, row.member) for row in ledger(events).full_rows] == [("prepare", None)]
 
 
 def test_mean_watts_are_of_the_time_that_a_member_held_its_place() -> None:
@@ -388,17 +376,7 @@ def test_mean_watts_are_of_the_time_that_a_member_held_its_place() -> None:
     events.append({"t": 2.0, "type": "finished", "member": "member-0"})
     events.append(power(4.0, 8.0, interval_s=2.0, parts=[part(8.0)]))
     book = ledger(events)
-    assert (book.member("member-0").mean_w, book.total.mean_w) == (20.0, 12.0)
-    assert book.run.mean_w == 10.0
-
-
-def test_power_that_is_logged_late_or_of_an_instant_is_counted_whole() -> None:
-    """The driver was busy for three seconds: their readings are logged at once, a last one is of a millisecond."""
-    events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
-    late = [power(4.0 + until / 1000, 10.0, until=until, parts=[part(10.0)]) for until in (1.0, 2.0, 3.0, 4.0)]
-    last = power(4.006, 1.3, interval_s=0.001, until=4.001, parts=[part(1.3)])
-    book = ledger([*events, usage(4.0, 1, 4.0, member="member-0"), *late, last])
-    assert book.total.energy_j == pytest.approx(41.3)
+    assert (book.member("member-0").mean_w, book.total.mean_w) == (20.0, 12.0) and book.run.mean_w == 10.0
 
 
 def test_an_estimate_stays_an_estimate_beside_a_measured_gpu() -> None:
@@ -421,37 +399,30 @@ def test_what_is_long_past_is_settled_and_its_details_are_dropped() -> None:
     assert len(view.parser.nodes["n0"].power) < 80
 
 
-def test_what_ran_while_nothing_metered_has_no_energy() -> None:
-    by = rows([started(0.0), usage(5.0, 1, 3.0, member="member-0")])
-    assert by["train", "member-0"].energy_j is None
-    assert by["train", "member-0"].origin == "unavailable"
-    assert by["train", "member-0"].cpu_s == 3.0
-    unread = {"t": 5.0, "type": "power", "node": "n0", "watts": None, "energy_j": None, "origin": "unavailable"}
-    assert ledger([unread]).total.energy_j is None
-
-
-def test_a_process_id_used_again_counts_from_zero() -> None:
+def test_a_count_is_of_a_process_in_a_role() -> None:
     again = [usage(t, 7, cpu_s, began=200) for t, cpu_s in ((2.0, 1.0), (3.0, 1.5))]
-    assert ledger([started(0.0), usage(1.0, 7, 4.0, began=100), *again]).total.cpu_s == 5.5
+    assert ledger([started(0.0), usage(1.0, 7, 4.0, began=100), *again]).total.cpu_s == 5.5, (
+        "its id was used again"
+    )
     resumed = [started(0.0), usage(1.0, 7, 4.0), started(10.0), usage(11.0, 7, 5.0)]
     assert ledger(resumed).total.cpu_s == 9.0
-
-
-def test_a_count_that_is_lower_than_before_is_no_new_count() -> None:
-    events = [started(0.0), *(usage(t, 7, cpu_s, began=100) for t, cpu_s in ((1.0, 6.9), (2.0, 0.5), (3.0, 7.0)))]
-    assert ledger(events).total.cpu_s == pytest.approx(7.0)
-
-
-def test_one_process_that_trains_several_members_is_counted_once() -> None:
-    # The count is that of the process in the role, as with the inline executor.
-    events = [started(0.0), usage(1.0, 7, 4.0, member="member-0"), usage(2.0, 7, 5.0, member="member-1")]
-    book = ledger(events)
-    assert (book.member("member-0").cpu_s, book.member("member-1").cpu_s) == (4.0, 1.0)
-
-
-def test_ray_is_not_charged_for_a_worker_that_became_a_members() -> None:
+    lower = [usage(t, 7, cpu_s, began=100) for t, cpu_s in ((1.0, 6.9), (2.0, 0.5), (3.0, 7.0))]
+    assert ledger([started(0.0), *lower]).total.cpu_s == pytest.approx(7.0), "no new count"
+    inline = ledger([started(0.0), usage(1.0, 7, 4.0, member="m"), usage(2.0, 7, 5.0, member="n")])
+    assert (inline.member("m").cpu_s, inline.member("n").cpu_s) == (4.0, 1.0), "one process for several members"
     used = [usage(1.0, 7, 1.0, "ray"), usage(1.0, 5, 2.0, "ray"), usage(2.0, 7, 1.5, "startup", "member-0")]
-    assert ledger([started(0.0), *used]).cpu_by_role() == {"startup": 1.5, "ray": 2.0}
+    assert ledger([started(0.0), *used]).cpu_by_role() == {"startup": 1.5, "ray": 2.0}, "an idle worker became it"
+
+
+def test_readings_that_are_late_and_clocks_that_were_set_change_no_sum() -> None:
+    events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
+    late = [power(4.0 + until / 1000, 10.0, until=until, parts=[part(10.0)]) for until in (1.0, 2.0, 3.0, 4.0)]
+    last = power(4.006, 1.3, interval_s=0.001, until=4.001, parts=[part(1.3)])
+    book = ledger([*events, usage(4.0, 1, 4.0, member="member-0"), *late, last])
+    assert book.total.energy_j == pytest.approx(41.3), "the driver was busy for three seconds"
+    metered = [power(t, 8.0, interval_s=4.0, busy_s=4.0) for t in (4.0, 8.0)]
+    book = ledger([started(0.0), *metered, usage(8.0, 1, 8.0, member="m", since=3600.0, for_s=8.0)])
+    assert book.member("m").energy_j == 16.0
 
 
 def test_reuse_counts_private_preparation_as_prepared() -> None:
@@ -474,12 +445,6 @@ def test_reuse_counts_private_preparation_as_prepared() -> None:
     assert (again.prepared, again.consumed) == (110, 440)
 
 
-def test_cpu_time_is_spread_over_the_time_that_was_measured_whatever_a_clock_said() -> None:
-    metered = [power(t, 8.0, interval_s=4.0, busy_s=4.0) for t in (4.0, 8.0)]
-    book = ledger([started(0.0), *metered, usage(8.0, 1, 8.0, member="m", since=3600.0, for_s=8.0)])
-    assert book.member("m").energy_j == 16.0
-
-
 def test_a_member_that_is_paused_bears_nothing_more_and_shares_are_those_of_who_holds_the_gpu() -> None:
     gpu = [part(90.0, "gpu", "GPU-a")]
     both = [*placed(0.0, "member-0", ("GPU-a",), 0.5), *placed(0.0, "member-1", ("GPU-a",), 0.25)]
@@ -491,3 +456,44 @@ def test_a_member_that_is_paused_bears_nothing_more_and_shares_are_those_of_who_
     events += [power(1.0, 100.0, parts=idle), paused | {"t": 1.5}]
     events += [power(2.0, 100.0, parts=idle), power(3.0, 100.0, parts=idle)]
     assert rows(events)["train", "member-0"].idle_j == 15.0
+
+
+def test_as_a_table_each_view_has_its_rows_with_all_digits_and_sums_to_the_whole_exactly() -> None:
+    members = [event for n in (0, 1) for event in placed(0.0, f"member-{n}", ("GPU-a",), 0.3)]
+    events = [started(0.0), GPU_NODE, *members]
+    for t in (1.0, 2.0):
+        train = [usage(t, n, t * (0.1 + 0.3 * n), "train", f"member-{n}", gpu_busy_s=0.3 * t) for n in (0, 1)]
+        metered = [part(33.3, idle_j=10.1), part(77.7, "gpu", "GPU-a", idle_j=20.2)]
+        events += [*train, usage(t, 2, 0.7 * t, "prepare", cohort=0), power(t, 111.0, busy_s=3.0, parts=metered)]
+    shared = {"t": 2.0, "type": "epoch", "epoch": 0, "samples": 100, "shared_batches": 10}
+    book = ledger([*events, *(shared | {"member": f"member-{n}"} for n in (0, 1))])
+    lines = list(csv.DictReader(io.StringIO(book.as_csv())))
+    of_views = [("direct", row) for row in book.rows] + [("full", row) for row in book.full_rows]
+    assert len(of_views) > 8
+    for line, (view, row) in zip(lines, of_views, strict=True):
+        assert list(line) == list(COLUMNS)
+        assert (line["view"], line["role"], line["member"]) == (view, row.role, row.member or "")
+        assert (line["node"], line["cohort"]) == (row.node, "" if row.cohort is None else str(row.cohort))
+        assert (line["cpu_origin"], line["origin"]) == (row.cpu_origin, row.origin)
+        for name, value in (("cpu_s", row.cpu_s), ("energy_j", row.energy_j), ("gpu_s", row.gpu_s)):
+            assert line[name] == ("" if value is None else repr(value))
+
+    def total(of: list[dict[str, str]], *names: str) -> float:
+        return sum(float(line[name] or 0) for line in of for name in names)
+
+    for line in lines:
+        kinds, methods = [f"{kind}_j" for kind in KINDS], [f"by_{method}_j" for method in METHODS]
+        assert total([line], *kinds) == total([line], *methods) == total([line], "energy_j")
+    filled = {name for line in lines for name, value in line.items() if value}
+    assert {"cpu_j", "gpu_j", "by_reservation_j", "by_cpu_time_j", "by_busy_time_j", "cohort"} <= filled
+    for view in ("direct", "full"):
+        of_view = [line for line in lines if line["view"] == view]
+        assert total(of_view, "energy_j") == book.total.energy_j == 222.0
+        assert total(of_view, "cpu_s") == book.total.cpu_s
+
+
+def test_each_column_of_the_table_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "concepts" / "accounting.md").read_text()
+    table = page.split("`ledger.csv` has")[1].split("| column | |")[1].split("Numbers have")[0]
+    cells = [line.split("|")[1] for line in table.strip().splitlines()]
+    assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(COLUMNS)

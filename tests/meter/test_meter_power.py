@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,6 +50,10 @@ def powercap(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def fail(error: Exception) -> NoReturn:
+    raise error
+
+
 def opened(root: Path) -> PowerSource:
     source = open_rapl(root)
     assert isinstance(source, PowerSource)
@@ -88,6 +91,11 @@ def test_a_counter_that_wraps_loses_no_joule(powercap: Path) -> None:
         file.write_text(f"{counter_uj}\n")
         total_j += rapl.read()[0].energy_j
     assert total_j == pytest.approx(7.5)
+    (powercap / "intel-rapl:0" / "max_energy_range_uj").unlink()
+    rapl = opened(powercap)
+    file.write_text("5\n")
+    with pytest.raises(PowerError, match="went back"):  # without a known range it is an error, not a guess
+        rapl.read()
 
 
 def test_a_counter_that_starts_anew_is_no_wrap(tmp_path: Path) -> None:
@@ -109,14 +117,6 @@ def test_a_counter_that_starts_anew_is_no_wrap(tmp_path: Path) -> None:
     assert rapl.read()[0].energy_j == pytest.approx(261838.3, abs=0.1), "it was not read for long: a wrap at 327 W"
 
 
-def test_a_counter_that_goes_back_without_a_known_range_is_an_error_not_a_guess(powercap: Path) -> None:
-    (powercap / "intel-rapl:0" / "max_energy_range_uj").unlink()
-    rapl = opened(powercap)
-    (powercap / "intel-rapl:0" / "energy_uj").write_text("5\n")
-    with pytest.raises(PowerError, match="went back"):
-        rapl.read()
-
-
 def test_a_counter_for_root_only_is_said_with_the_remedy(powercap: Path) -> None:
     for folder in (powercap, *powercap.parents):
         if os.geteuid() == 0 and folder.stat().st_uid == 0 and "pytest" in str(folder):
@@ -128,19 +128,12 @@ def test_a_counter_for_root_only_is_said_with_the_remedy(powercap: Path) -> None
     assert "readable by root only" in absent.reason and "intel-rapl:1/energy_uj" in absent.reason
 
 
-def test_measured_beats_estimated(
-    powercap: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+def test_measured_beats_estimated_and_a_source_of_another_distribution_takes_the_place_of_ours(
+    powercap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ensemble.meter.power.hwmon.ROOT", tmp_path_factory.mktemp("bare"))
-    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", powercap)
-    assert [s.name for s in open_power_sources() if s.kind == "cpu"] == ["rapl"]
-    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", tmp_path_factory.mktemp("bare"))
+    monkeypatch.setattr("ensemble.meter.power.hwmon.ROOT", tmp_path / "bare")
+    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", tmp_path / "bare")
     assert [s.origin for s in open_power_sources() if s.kind == "cpu"] == ["estimated"]
-
-
-def test_a_source_of_another_distribution_takes_the_place_of_ours(
-    powercap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", powercap)
     (tmp_path / "wall_meter.py").write_text(
         "from ensemble.meter.power import PowerSource, Reading\n"
@@ -156,10 +149,14 @@ def test_a_source_of_another_distribution_takes_the_place_of_ours(
     meter.start()
     parts = {part["kind"]: part["energy_j"] for part in meter.sample()["parts"] if part["kind"] != "gpu"}
     assert sum(parts.values()) == 8.0 and parts["node"] > 0
+    for opener in (lambda: None, lambda: fail(OSError("no such device"))):
+        monkeypatch.setattr("wall_meter.open_wall", opener)
+        caplog.clear()
+        assert [s.name for s in open_power_sources() if s.kind != "gpu"] == ["rapl"]
+        assert [record.getMessage().count("wall cannot be opened") for record in caplog.records].count(1) == 1
 
 
 def steady(name: str, kind: Kind, used_j: list[float]) -> PowerSource:
-    """A counter whose next readings are given."""
     return PowerSource(name, kind, "measured", lambda: [Reading(name, kind, used_j.pop(0))])
 
 
@@ -222,88 +219,57 @@ def test_a_counter_that_says_what_cannot_be_is_not_charged_and_goes_on() -> None
 
 READ_NVML = """
 import json, time
+from ensemble.executors.host import describe_host
 from ensemble.meter.devices import list_gpus
 from ensemble.meter.power.nvml import open_nvml
-source = open_nvml()
+source, gpus, node = open_nvml(), list_gpus(), describe_host("here")
 begin = time.monotonic()
 while time.monotonic() - begin < 0.05: pass
-print(json.dumps([[gpu[:3] for gpu in list_gpus()], [[r.name, r.device, r.energy_j] for r in source.read()]]))
+readings = [[r.name, r.device, r.energy_j] for r in source.read()]
+shares = node.as_event()["gpu_shares"]
+print(json.dumps([[g[:3] for g in gpus], readings, [g.names for g in gpus], node.gpu_parents, shares]))
 source.close()
 """
 
 
-def read_nvml(programs: Programs, gpus: str, visible: str = "") -> list[list[tuple[str, str, float]]]:
-    read = json.loads(programs.run(READ_NVML, gpus, CUDA_VISIBLE_DEVICES=visible))
-    return [[tuple(row) for row in rows] for rows in read]
+@pytest.fixture
+def read_nvml(programs: Programs, tmp_path: Path) -> Callable[..., Any]:
+    """GPUs, readings, all names of each GPU, of what GPU each is a part, and its share of that."""
+
+    def read(gpus: str, visible: str = "", state: str = "") -> Any:
+        (tmp_path / "state").write_text(state)
+        found = json.loads(programs.run(READ_NVML, gpus, tmp_path / "state", CUDA_VISIBLE_DEVICES=visible))
+        return [[tuple(row) for row in rows] for rows in found[:2]] + found[2:]
+
+    return read
 
 
-def test_gpus_are_read_by_their_counter_or_else_by_their_power(programs: Programs) -> None:
-    gpus, (new, old) = read_nvml(programs, "New GPU:16,Old GPU:32")
+def test_gpus_are_read_by_their_counter_or_else_by_their_power_under_one_name(read_nvml: Any) -> None:
+    gpus, (new, old), *_ = read_nvml("New GPU:16,Old GPU:32")
     assert gpus == [("GPU-0", "New GPU", 16.0), ("GPU-1", "Old GPU", 32.0)]
-    assert new == ("gpu-0", "GPU-0", 0.25)
-    assert old[:2] == ("gpu-1", "GPU-1")
+    assert new == ("gpu-0", "GPU-0", 0.25) and old[:2] == ("gpu-1", "GPU-1")
     assert 0.05 * 40 <= old[2] < 300 * 40  # 40 W over the time between
+    for visible in ("1,0", "GPU-1,0"):
+        reordered, readings, *_ = read_nvml("New GPU:16,Old GPU:32", visible)
+        assert reordered == gpus[::-1] and readings[1] == ("gpu-1", "GPU-0", 0.25)
 
 
-@pytest.mark.parametrize("visible", ["1,0", "GPU-1,0"])
-def test_a_gpu_has_the_same_name_where_its_number_is_another(programs: Programs, visible: str) -> None:
-    gpus, readings = read_nvml(programs, "New GPU:16,Old GPU:32", visible)
-    assert gpus == [("GPU-1", "Old GPU", 32.0), ("GPU-0", "New GPU", 16.0)]
-    assert readings[1] == ("gpu-1", "GPU-0", 0.25)
-
-
-def test_instances_of_a_gpu_are_gpus_of_their_own(programs: Programs) -> None:
-    gpus, readings = read_nvml(programs, "A100:80:2,A100:80")
+def test_instances_of_a_gpu_are_gpus_of_their_own_with_the_share_of_their_slices(read_nvml: Any) -> None:
+    gpus, readings, *_ = read_nvml("A100:80:2,A100:80")
     assert gpus == [("MIG-0-0", "A100 MIG 1g", 40.0), ("MIG-0-1", "A100 MIG 1g", 40.0), ("GPU-1", "A100", 80.0)]
     assert [device for _, device, _ in readings] == ["GPU-0", "GPU-1"], "energy is counted for the whole GPU"
-
-
-DESCRIBE_SHARES = """
-import json
-from ensemble.executors.host import describe_host
-print(json.dumps(describe_host("here").as_event()["gpu_shares"]))
-"""
-
-
-def describe_shares(programs: Programs, folder: Path, gpus: str, state: str = "") -> list[float]:
-    (folder / "state").write_text(state)
-    said = programs.run(DESCRIBE_SHARES, gpus, folder / "state", CUDA_VISIBLE_DEVICES="")
-    found: list[float] = json.loads(said)
-    return found
-
-
-def test_an_instance_has_the_share_of_its_slices(programs: Programs, tmp_path: Path) -> None:
-    assert describe_shares(programs, tmp_path, "A100:80,A100:80:7") == pytest.approx([1.0, *[1 / 7] * 7])
-    uneven = "MIG-0-0 slices 4\nMIG-0-1 slices 2\n"
-    assert describe_shares(programs, tmp_path, "A100:80:2", uneven) == pytest.approx([4 / 7, 2 / 7])
-    assert describe_shares(programs, tmp_path, "A30:24:2") == pytest.approx([1 / 2, 1 / 2])
-    no_attributes = "MIG-0-1 slices 0\n"
-    assert describe_shares(programs, tmp_path, "A100:80:2,A100:80", no_attributes) == [0.5, 0.5, 1.0]
-
-
-DESCRIBE_GPUS = """
-import json
-from ensemble.executors.host import describe_host
-from ensemble.meter.devices import list_gpus
-node = describe_host("here")
-print(json.dumps([node.physical_gpus, node.gpu_parents, [gpu.names for gpu in list_gpus()]]))
-"""
-
-
-def test_instances_that_are_named_belong_to_their_gpu(programs: Programs) -> None:
-    given, visible = "A100:80,A100:80:2", "MIG-1-1,MIG-1-0,0"
-    assert json.loads(programs.run(DESCRIBE_GPUS, given, CUDA_VISIBLE_DEVICES=visible)) == [
-        2,
-        ["GPU-1", "GPU-1", "GPU-0"],
-        [["1", "GPU-1", "MIG-1-1"], ["1", "GPU-1", "MIG-1-0"], ["0", "GPU-0", "GPU-0"]],
-    ]
-    gpus, readings = read_nvml(programs, given, visible)
+    for nodes, state, shares in (
+        ("A100:80,A100:80:7", "", [1.0, *[1 / 7] * 7]),
+        ("A100:80:2", "MIG-0-0 slices 4\nMIG-0-1 slices 2\n", [4 / 7, 2 / 7]),
+        ("A30:24:2", "", [1 / 2, 1 / 2]),
+        ("A100:80:2,A100:80", "MIG-0-1 slices 0\n", [0.5, 0.5, 1.0]),  # it has no attributes
+    ):
+        assert read_nvml(nodes, state=state)[4] == pytest.approx(shares)
+    gpus, readings, names, parents, _ = read_nvml("A100:80,A100:80:2", "MIG-1-1,MIG-1-0,0")
+    assert names == [["1", "GPU-1", "MIG-1-1"], ["1", "GPU-1", "MIG-1-0"], ["0", "GPU-0", "GPU-0"]]
+    assert parents == ["GPU-1", "GPU-1", "GPU-0"]
     assert [name for name, *_ in gpus] == ["MIG-1-1", "MIG-1-0", "GPU-0"]
     assert [device for _, device, _ in readings] == ["GPU-1", "GPU-0"], "energy is counted once for both"
-
-
-def fail(error: Exception) -> NoReturn:
-    raise error
 
 
 BAD_READINGS: list[tuple[Any, Any]] = [("node", math.nan), ("node", -1.0), ("node", "8 J"), ("board", 8.0)]
@@ -326,17 +292,6 @@ def test_a_source_that_cannot_be_counted_is_lost_and_the_others_go_on(
     assert parts["gpu"] == 5.0 and set(parts) == {"gpu", "cpu"}, "the processors are estimated"
     assert [record.getMessage().count("wall is lost") for record in caplog.records].count(1) == 1
     meter.close()
-
-
-@pytest.mark.parametrize("opener", [lambda: None, lambda: fail(OSError("no such device"))])
-def test_an_opener_that_fails_is_a_line(
-    opener: Callable[[], PowerSource], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "open_wall", opener, raising=False)
-    wall = Provider("power_sources", "wall", f"{__name__}:open_wall", "wall 1.0")
-    monkeypatch.setattr(POWER_SOURCES, "_foreign", ({"wall": wall}, []))
-    assert "wall" not in [source.name for source in open_power_sources()]
-    assert [record.getMessage().count("wall cannot be opened") for record in caplog.records].count(1) == 1
 
 
 def test_a_gpu_source_that_comes_back_leaves_the_estimate_of_the_processors() -> None:

@@ -18,10 +18,7 @@ Event = dict[str, Any]
 
 
 class Clock:
-    """A time in seconds, which a test sets."""
-
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
+    now = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -54,9 +51,8 @@ def list_other_events(seconds: int, members: int) -> list[tuple[float, Event]]:
 
 
 def make_log(others: list[tuple[float, Event]], reported: list[tuple[float, Event]]) -> list[Event]:
-    merged = sorted(
-        [*others, *((t, {"type": "power", **power}) for t, power in reported)], key=lambda item: item[0]
-    )
+    powers = [(t, {"type": "power", **power}) for t, power in reported]
+    merged = sorted([*others, *powers], key=lambda item: item[0])
     return [{**as_dict(typed({"t": t, **event})), "v": 2, "t": t} for t, event in merged]
 
 
@@ -68,7 +64,8 @@ def make_log(others: list[tuple[float, Event]], reported: list[tuple[float, Even
     energy=st.lists(st.integers(0, 2**30), min_size=1, max_size=5),
 )
 def test_no_sum_changes(seconds: int, age_s: int, members: int, energy: list[int]) -> None:
-    clock = Clock(-float(age_s))
+    clock = Clock()
+    clock.now = -float(age_s)
     reports = PowerReports(ReportPace(clock=clock))
     measured, reported = list[tuple[float, Event]](), list[tuple[float, Event]]()
     for second in range(1, seconds + 1):
@@ -81,8 +78,7 @@ def test_no_sum_changes(seconds: int, age_s: int, members: int, energy: list[int
     before, after = ledger(make_log(others, measured)), ledger(make_log(others, reported))
     for name in ("cpu_s", "energy_j", "idle_j", "origin"):
         assert getattr(after.total, name) == getattr(before.total, name), name
-    assert after.cpu_by_role() == before.cpu_by_role()
-    assert after.nodes[0].metered_s == before.nodes[0].metered_s
+    assert after.cpu_by_role() == before.cpu_by_role() and after.nodes[0].metered_s == before.nodes[0].metered_s
     for row_before, row_after in zip(before.rows, after.rows, strict=True):
         assert (row_before.role, row_before.member) == (row_after.role, row_after.member)
         assert row_before.parts.keys() == row_after.parts.keys()
@@ -115,11 +111,9 @@ def test_an_end_is_reported_soon_and_a_figure_that_may_wait_at_least_as_long() -
     assert pace.is_due() and not pace.is_due()
     assert slow.is_due() and not slow.is_due()
     young = ReportPace(5.0, clock)
-    assert young.is_due()
-    clock.now += 4.9
-    assert not young.is_due()
-    clock.now += 0.1
-    assert young.is_due()
+    for later_s, is_due in ((0.0, True), (4.9, False), (0.1, True)):
+        clock.now += later_s
+        assert young.is_due() == is_due
 
 
 OTHERS = {"source": {"source": "another"}, "unread": {"parts": [], "energy_j": None}, "pause": {"until": 5080.0}}

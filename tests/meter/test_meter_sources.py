@@ -67,11 +67,8 @@ def test_zones_are_found_however_the_kernel_lays_them_out(layout: str, tmp_path:
         zone(tmp_path, path, name)
     found = names(open_rapl(tmp_path))
     assert sorted(found) == sorted((name, "dram" if "/" in name else "cpu") for name in expected)
-
-
-def test_the_platform_alone_is_no_measure_of_the_processors(tmp_path: Path) -> None:
-    zone(tmp_path, "intel-rapl:0", "psys")
-    assert isinstance(open_rapl(tmp_path), Absent)
+    zone(tmp_path / "platform", "intel-rapl:0", "psys")
+    assert isinstance(open_rapl(tmp_path / "platform"), Absent), "no measure of the processors"
 
 
 def test_a_socket_that_goes_offline_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,12 +98,13 @@ def test_a_socket_that_goes_offline_and_comes_back(tmp_path: Path, caplog: pytes
     now[0] = 24.0
     back = meter.sample()
     assert (back["source"], back["origin"]) == ("rapl", "measured")
-    assert back["energy_j"] == pytest.approx(0.25, abs=1e-5)
-    assert len(caplog.records) == 2
+    assert back["energy_j"] == pytest.approx(0.25, abs=1e-5) and len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("file", ["power1_average", "power1_input"])
-def test_the_power_meter_of_acpi_is_integrated(tmp_path: Path, file: str) -> None:
+def test_the_power_meter_of_acpi_is_integrated_until_it_stops_to_measure(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "hwmon1", name="power_meter", **{file: 200_000_000})
     now = [0.0]
     source = open_power_meter(tmp_path, lambda: now[0])
@@ -115,13 +113,11 @@ def test_the_power_meter_of_acpi_is_integrated(tmp_path: Path, file: str) -> Non
     now[0] = 2.0
     (reading,) = source.read()
     assert (reading.name, reading.kind, reading.energy_j) == ("node", "node", 500.0)
-
-
-def test_a_power_meter_that_stops_to_measure_is_lost(tmp_path: Path) -> None:
-    write(tmp_path / "hwmon1", name="power_meter", power1_average=200_000_000)
-    source = open_power_meter(tmp_path)
-    assert isinstance(source, PowerSource)
-    write(tmp_path / "hwmon1", power1_average=0)
+    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", tmp_path / "none")
+    monkeypatch.setattr("ensemble.meter.power.hwmon.ROOT", tmp_path)
+    names = [source.name for source in open_power_sources() if source.kind != "gpu"]
+    assert names == ["power_meter"], "where a whole node is measured none is estimated"
+    write(tmp_path / "hwmon1", **{file: 0})
     with pytest.raises(PowerError, match="no running node draws"):
         source.read()
     assert isinstance(open_power_meter(tmp_path), Absent)
@@ -134,14 +130,6 @@ def test_batteries_are_no_meters_of_the_node_and_of_several_meters_none_is_used(
     assert isinstance(open_power_meter(tmp_path), PowerSource)
     write(tmp_path / "hwmon3", name="power_meter", power1_average=100_000_000)
     assert "several power meters" in getattr(open_power_meter(tmp_path), "reason", "")
-
-
-def test_where_a_whole_node_is_measured_none_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "hwmon1", name="power_meter", power1_average=200_000_000)
-    monkeypatch.setattr("ensemble.meter.power.rapl.ROOT", tmp_path / "none")
-    monkeypatch.setattr("ensemble.meter.power.hwmon.ROOT", tmp_path)
-    sources = open_power_sources()
-    assert [source.name for source in sources if source.kind != "gpu"] == ["power_meter"]
 
 
 STAT = "cpu  1000 200 300 9000 50 10 20 7 100 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
@@ -162,13 +150,6 @@ def found(proc: Path, cgroup: Path) -> tuple[str, str, float]:
     return busy.scope, busy.file.name, busy.read()
 
 
-def test_the_host_is_seen_from_most_containers(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 5000000"})
-    scope, file, busy_s = found(procfs(tmp_path, STAT, OTHER), tmp_path / "cgroup")
-    assert (scope, file) == ("host", "stat")
-    assert busy_s == pytest.approx(15.30)  # neither idle, nor waiting, stolen, or a guest's time twice
-
-
 @pytest.mark.parametrize(
     ("file", "text", "busy_s"),
     [
@@ -187,14 +168,21 @@ def test_where_the_host_is_hidden_the_containers_group_is_counted(
     assert found(proc, tmp_path / "cgroup") == ("container", counter.name, busy_s)
 
 
-def test_a_container_without_groups_is_what_lxcfs_shows(tmp_path: Path) -> None:
+def test_the_host_is_seen_from_most_containers_and_where_nothing_is_there_is_no_estimate(tmp_path: Path) -> None:
+    write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 5000000"})
+    scope, file, busy_s = found(procfs(tmp_path, STAT, OTHER), tmp_path / "cgroup")
+    assert (scope, file) == ("host", "stat")
+    assert busy_s == pytest.approx(15.30)  # neither idle, nor waiting, stolen, or a guest's time twice
+    zone(tmp_path / "rapl", "intel-rapl:0", "package-0")
+    rapl, busy = open_rapl(tmp_path / "rapl"), find_busy_time(procfs(tmp_path, STAT, LXCFS), tmp_path / "cgroup")
+    assert isinstance(rapl, PowerSource)
+    meter = PowerMeter("n0", [rapl], energy=UNMEASURED, busy=busy)
+    meter.start()
+    assert meter.sample()["busy_s"] is None, "a container's, beside a measure of the host"
     assert found(procfs(tmp_path, STAT, LXCFS), tmp_path / "none")[:2] == ("container", "stat")
-
-
-def test_where_no_cpu_time_is_told_there_is_no_estimate(tmp_path: Path) -> None:
-    busy = find_busy_time(procfs(tmp_path, ZEROS), tmp_path / "none")
-    assert isinstance(busy, Absent)
-    estimate = open_estimate(busy)
+    unknown = find_busy_time(procfs(tmp_path, ZEROS), tmp_path / "none")
+    assert isinstance(unknown, Absent)
+    estimate = open_estimate(unknown)
     assert isinstance(estimate, Absent) and "does not report its CPU time" in estimate.reason
 
 
@@ -225,14 +213,3 @@ def test_cpu_time_that_is_reported_late_makes_no_power_that_cannot_be(tmp_path: 
         energies.append(reading.energy_j)
         assert reading.energy_j <= cores * seconds * watts * (1 + 1e-9)
     assert sum(energies) == pytest.approx(3.0 * cores * watts) and energies[-1] == 0.0
-
-
-def test_beside_a_measure_of_the_host_a_containers_busy_time_is_not_reported(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 5000000"})
-    zone(tmp_path / "rapl", "intel-rapl:0", "package-0")
-    rapl = open_rapl(tmp_path / "rapl")
-    assert isinstance(rapl, PowerSource)
-    busy = find_busy_time(procfs(tmp_path, STAT, LXCFS), tmp_path / "cgroup")
-    meter = PowerMeter("n0", [rapl], energy=UNMEASURED, busy=busy)
-    meter.start()
-    assert meter.sample()["busy_s"] is None

@@ -55,6 +55,11 @@ def members(draw: st.DrawFn) -> list[Member]:
 
 def simulate(declared: list[Member], others_cores: float) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """The events of a run with these members, and the true joules of each, of others, and of idle places."""
+
+    def usage(at: float, member: Member, cpu_s: float) -> dict[str, Any]:
+        who = {"node": "n0", "role": "train", "member": member.name, "rank": 0, "pid": 100 + int(member.name[-1])}
+        return {"v": 2, "t": at, "type": "usage", "cpu_s": cpu_s, "origin": "measured", **who}
+
     events: list[dict[str, Any]] = [{"v": 2, "t": 0.0, "type": "run_started"}, _NODE]
     truth: dict[str, float] = defaultdict(float)
     cpu_s: dict[str, float] = defaultdict(float)
@@ -66,7 +71,7 @@ def simulate(declared: list[Member], others_cores: float) -> tuple[list[dict[str
             events.append({"t": float(second), "type": "member", "member": member.name, **wanted})
             place = {"node": "n0", "devices": [GPU], "cohort": 0}
             events.append({"t": float(second), "type": "placed", "member": member.name, **place})
-            events.append(_usage(float(second), member, 0.0))
+            events.append(usage(float(second), member, 0.0))
         activity = []
         for member in running:
             cores, gpu = member.busy(second)
@@ -75,7 +80,7 @@ def simulate(declared: list[Member], others_cores: float) -> tuple[list[dict[str
             truth[member.name] += CORE_W * cores + GPU_BUSY_W * gpu
             truth[member.name] += IDLE_W * member.cpus / CORES + GPU_IDLE_W * member.gpu_share
             if (second + 1 - member.first) % member.reports_every == 0 or second + 1 == member.last:
-                events.append(_usage(end, member, cpu_s[member.name]))
+                events.append(usage(end, member, cpu_s[member.name]))
         truth["other"] += CORE_W * others_cores
         reserved = sum(member.cpus for member in running), sum(member.gpu_share for member in running)
         truth["idle"] += IDLE_W * (1 - reserved[0] / CORES) + GPU_IDLE_W * (1 - reserved[1])
@@ -92,11 +97,6 @@ def simulate(declared: list[Member], others_cores: float) -> tuple[list[dict[str
         for member in (member for member in running if member.last == second + 1):
             events.append({"t": end, "type": "finished", "member": member.name, "epoch": 0, "metrics": {}})
     return events, truth
-
-
-def _usage(at: float, member: Member, cpu_s: float) -> dict[str, Any]:
-    who = {"node": "n0", "role": "train", "member": member.name, "rank": 0, "pid": 100 + int(member.name[-1])}
-    return {"v": 2, "t": at, "type": "usage", "cpu_s": cpu_s, "origin": "measured", **who}
 
 
 @given(declared=members(), others_cores=st.sampled_from([0.0, 0.5, 2.0]))

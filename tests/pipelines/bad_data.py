@@ -6,11 +6,11 @@ A `Case` is made in an empty folder: 23 good-looking records, of which some, fro
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -21,23 +21,20 @@ N = 23
 BAD = 7
 
 
-@dataclass(frozen=True)
-class Case:
-    """A source with a fault, and what is known of it.
-
-    Attributes:
-        source: is made when called, from files that may be changed right after.
-        bad: indices that cannot be prepared.
-        file: what an error names beside the index.
-        reason: a pattern for what it says.
-        pipeline: the stages after the source.
-    """
+class Case(NamedTuple):
+    """A source, made when called from files that may be changed right after; the indices that cannot be prepared;
+    the file that an error names beside the index; a pattern for what it says; the stages after the source."""
 
     source: Callable[[], Any]
     bad: frozenset[int]
     file: str
     reason: str
     pipeline: Callable[[Pipeline], Pipeline]
+
+    @property
+    def path(self) -> str:
+        """The file alone, without the row or member in it."""
+        return re.split(r"[:\[(]", self.file)[0]
 
 
 def jpeg(seed: int, size: int = 16) -> bytes:
@@ -54,7 +51,6 @@ def decoded(pipeline: Pipeline) -> Pipeline:
 BYTES: dict[str, tuple[bytes | None, str]] = {
     "corrupt jpeg": (jpeg(1)[:150] + b"\xff\xd9", "decode_jpeg|DecodeJpeg"),
     "cut off jpeg": (jpeg(1)[:-200], "cannot decode JPEG"),
-    "no jpeg": (b"what is this?", "the bytes are of another format"),
     "no bytes": (b"", "the file is empty|there are no bytes"),
     "wrong shape": (jpeg(1, size=24), r"uint8\[3, 24, 24\], the pipeline's fields say uint8\[3, 16, 16\]"),
     "null": (None, "'image' has no bytes|'image' is null"),
@@ -102,14 +98,12 @@ def in_tar(path: Path, fault: str) -> Case:
             shards[1].unlink()
         return made
 
-    def pipeline(begun: Pipeline) -> Pipeline:
-        return decoded(begun.map(stages.drop("cls", "key")))
-
+    bad, file, reason = [BAD], f"{shards[0]}:07.jpg", BYTES.get(fault, (b"", "no field 'image'"))[1]
     if fault == "missing file":
-        return Case(source, frozenset(range(12, N)), str(shards[1]), "No such file", pipeline)
-    if fault == "no field":
-        return Case(source, frozenset({BAD}), f"{shards[0]}:07.cls", "no field 'image'", pipeline)
-    return Case(source, frozenset({BAD}), f"{shards[0]}:07.jpg", BYTES[fault][1], pipeline)
+        bad, file = list(range(12, N)), str(shards[1])
+    elif fault == "no field":
+        file = f"{shards[0]}:07.cls"
+    return Case(source, frozenset(bad), file, reason, lambda begun: decoded(begun.map(stages.drop("cls", "key"))))
 
 
 def in_parquet(path: Path, fault: str) -> Case:
@@ -152,10 +146,6 @@ def nothing(sample: dict[str, Any]) -> Any:
     return None if sample["label"] == BAD else sample
 
 
-def turn_to_list(sample: dict[str, Any]) -> Any:
-    return [1] if sample["label"] == BAD else sample
-
-
 def forget(sample: dict[str, Any]) -> dict[str, Any]:
     return {"label": sample["label"]} if sample["label"] == BAD else sample
 
@@ -172,22 +162,19 @@ STAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "wrong dtype": (halve, r"'x' is float16\[3\], the pipeline's fields say float32\[3\]"),
     "a stage raises": (explode, "explode: boom"),
     "a stage returns nothing": (nothing, "nothing: it returned None: let it return the sample"),
-    "a stage returns a list": (turn_to_list, "returned list, not a dict"),
     "a stage forgets a field": (forget, "the field 'x' is missing"),
     "a stage adds a field": (add, r"'more' is not one of the pipeline's \(label, x\)|\(x, label\)"),
 }
 
 
-class Items:
+class Items(list[int]):
     """A map-style Dataset; `shrunk` as a file, so that all processes see it."""
 
     def __init__(self, fault: str, shrunk: Path) -> None:
+        super().__init__(range(N))
         self.fault, self.shrunk = fault, shrunk
 
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if index >= 20 and self.shrunk.exists():
             raise IndexError("list index out of range")
         image = np.full((3, 4, 4), index, np.uint8)
@@ -200,14 +187,11 @@ class Items:
         return (image.astype(np.int16) if self.fault == "wrong dtype" else image), index
 
 
-def in_dataset(path: Path, fault: str) -> Case:
-    reasons = {
-        "raises": "OSError: the disk is on fire",
-        "another count": "an item of 3 values",
-        "wrong dtype": r"int16\[3, 4, 4\]",
-        "shrinks": "IndexError: list index out of range",
-    }
+ITEMS = {"raises": "OSError: the disk is on fire", "another count": "an item of 3 values"}
+ITEMS |= {"wrong dtype": r"int16\[3, 4, 4\]", "shrinks": "IndexError: list index out of range"}
 
+
+def in_dataset(path: Path, fault: str) -> Case:
     def source() -> Any:
         made = sources.dataset(Items(fault, path / "shrunk"), id=f"items {fault}")
         if fault == "shrinks":
@@ -215,13 +199,13 @@ def in_dataset(path: Path, fault: str) -> Case:
         return made
 
     bad = [20, 21, 22] if fault == "shrinks" else [BAD]
-    return Case(source, frozenset(bad), f"Items[{bad[0]}]", reasons[fault], lambda begun: begun)
+    return Case(source, frozenset(bad), f"Items[{bad[0]}]", ITEMS[fault], lambda begun: begun)
 
 
 MAKERS: dict[str, tuple[Callable[[Path, str], Case], tuple[str, ...]]] = {
     "image_folder": (in_folder, ("corrupt jpeg", "no bytes", "wrong shape", "missing file")),
     "tar": (in_tar, ("cut off jpeg", "no field", "missing file")),
-    "parquet": (in_parquet, ("no jpeg", "null", "wrong length")),
+    "parquet": (in_parquet, ("null", "wrong length")),
     "arrays": (in_arrays, ("wrong shape", *STAGES)),
-    "dataset": (in_dataset, ("raises", "another count", "wrong dtype", "shrinks")),
+    "dataset": (in_dataset, tuple(ITEMS)),
 }

@@ -25,16 +25,9 @@ import psutil
 import torch
 from core_pipes import LIMIT_S, Feeder, descriptors, record, spoil, wait_until
 from forked_children import BAD, Child, Record, Say, pipeline
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))  # as this is run by its path, too
 from kit.leftovers import named_memory, new_named_memory
@@ -71,6 +64,11 @@ class Member:
         return N // self.batch_size if self.drop_last else -(-N // self.batch_size)
 
     @property
+    def asked(self) -> range:
+        assert self.first_epoch is not None
+        return range(self.first_epoch, self.first_epoch + self.epochs)
+
+    @property
     def is_done(self) -> bool:
         return self.has_left or len(self.ended) == self.world
 
@@ -86,7 +84,7 @@ def consume(kind: str, address: str, member: Member, rank: int, say: Say, listen
     """A rank: reads a batch for each order, which has to stay what it is until the next order."""
     done, step, epochs = member.records[rank], 0, member.reading
     if epochs is None and member.first_epoch is not None:
-        epochs = range(member.first_epoch, member.first_epoch + member.epochs)
+        epochs = member.asked
     if done and epochs is not None:
         passed, step = divmod(done[-1][1] + 1, member.steps)
         if not (epochs := range(done[-1][0] + passed, epochs.stop)):
@@ -173,8 +171,6 @@ class FeederMachine(RuleBasedStateMachine):
         self.join(batch_size=8, world=1, **common)
         self.join(batch_size=13, world=2, **common)
 
-    # --- who comes ------------------------------------------------------------------------------------------
-
     @precondition(lambda self: self.feeder is None)
     @rule()
     def start_feeder(self) -> None:
@@ -216,8 +212,6 @@ class FeederMachine(RuleBasedStateMachine):
         for child in member.ranks:
             child.order(READ * count)
 
-    # --- what readers do ------------------------------------------------------------------------------------
-
     def pick(self, which: int) -> Member | None:
         members = [member for member in self.members if not member.is_done]
         return members[which % len(members)] if members else None
@@ -235,8 +229,6 @@ class FeederMachine(RuleBasedStateMachine):
     def read_resident_set(self, which: int) -> None:
         if self.feeder and (member := self.pick(which)):
             member.ranks[0].order(VALIDATE)
-
-    # --- who leaves or dies ---------------------------------------------------------------------------------
 
     @rule(which=st.integers(0, 9), with_a_word=st.booleans())
     def leave(self, which: int, with_a_word: bool) -> None:
@@ -262,19 +254,15 @@ class FeederMachine(RuleBasedStateMachine):
             child = member.ranks[rank % member.world] if member else None
             pid = child.pid if child and not child.is_closed else 0
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            if pid:
+                os.kill(pid, signal.SIGKILL if seconds is None else signal.SIGSTOP)
+                self.done.add(f"{whom} {'killed' if seconds is None else 'stopped'}")
             if pid and seconds is not None:
-                os.kill(pid, signal.SIGSTOP)
-                self.done.add(f"{whom} stopped")
                 time.sleep(seconds)
                 os.kill(pid, signal.SIGCONT)
-            elif pid:
-                os.kill(pid, signal.SIGKILL)
-                self.done.add(f"{whom} killed")
         if self.feeder and whom == "feeder" and seconds is None:
             self.feeder.close()
             self.feeder = None
-
-    # --- what holds -----------------------------------------------------------------------------------------
 
     @invariant()
     def batches_are_those_of_a_private_loader(self) -> None:
@@ -303,27 +291,17 @@ class FeederMachine(RuleBasedStateMachine):
                 self.start(member)
 
     def listen_until(self, happens: Callable[[], bool]) -> None:
-        def has_happened() -> bool:
-            self.listen()
-            return happens()
-
-        wait_until(has_happened)
+        wait_until(lambda: (self.listen(), happens())[1])
 
     def hear(self, feeder: Child) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
-
-        def has_spoken() -> bool:
-            messages.extend(feeder.lines())
-            return bool(messages) or feeder.ended
-
-        wait_until(has_spoken)
+        wait_until(lambda: messages.extend(feeder.lines()) or messages or feeder.ended)
         return messages
 
     def check(self, member: Member, rank: int, batch: Record) -> None:
         records, epochs = member.records[rank], member.reading
         assert epochs is not None
-        if member.first_epoch is not None:
-            assert epochs == range(member.first_epoch, member.first_epoch + member.epochs)
+        assert member.first_epoch is None or epochs == member.asked
         key = self.kind, member.batch_size, rank, member.world, member.drop_last
         alone = [other for epoch in epochs for other in read_alone(*key, epoch)]
         fail_if(batch != alone[len(records)], f"{member.name}, rank {rank}, batch {len(records)}")
@@ -389,7 +367,7 @@ def main(number: int, examples: int, *faults: str) -> None:
     # Time is part of a history: a shorter one seldom fails again.
     options = settings(max_examples=examples, stateful_step_count=25, deadline=None, database=None)
     options = settings(options, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(seed(number)(FeederMachine), settings=options)
+    stateful.run_state_machine_as_test(seed(number)(FeederMachine), settings=options)
     assert FeederMachine.shared_batches > 0
     assert set(faults) <= FeederMachine.done, f"no {set(faults) - FeederMachine.done}"
 

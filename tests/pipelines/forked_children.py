@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from core_pipes import noise
@@ -59,10 +59,7 @@ def pipeline(kind: str, n: int, slow_s: float = 0.0) -> Pipeline:
     return made.map(functools.partial(slowly, seconds=slow_s)) if slow_s else made
 
 
-class Say(Protocol):
-    """Send one message to the parent."""
-
-    def __call__(self, **message: Any) -> None: ...
+Say = Callable[..., None]  # sends one message, its keywords, to the parent
 
 
 class Child:
@@ -129,8 +126,12 @@ def _be(body: Callable[[Say, int], None], writing: int, listening: int) -> None:
                 with contextlib.suppress(OSError):
                     os.close(fd)  # another's end of a pipe, kept open here, would hide that other's death
         warnings.simplefilter("error")
-        alone = ("working alone: (no feeder|the stream is not)", ".* goes on alone", "no feeder answers")
-        for expected in (*alone, "left out"):
+        for expected in (
+            "working alone: (no|the stream is not)",
+            ".* goes on alone",
+            "no feeder answers",
+            "left out",
+        ):
             warnings.filterwarnings("ignore", message=expected)
         try:
             body(say, listening)

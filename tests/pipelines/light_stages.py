@@ -48,9 +48,7 @@ class Randomizable:
     def __init__(self) -> None:
         self.R = np.random.RandomState()
 
-    def set_random_state(
-        self, seed: int | None = None, state: np.random.RandomState | None = None
-    ) -> Randomizable:
+    def set_random_state(self, seed: int | None = None, state: Any = None) -> Randomizable:
         self.R = np.random.RandomState(seed) if state is None else state
         return self
 
@@ -76,9 +74,7 @@ class Compose(Randomizable):
         super().__init__()
         self.transforms = transforms
 
-    def set_random_state(
-        self, seed: int | None = None, state: np.random.RandomState | None = None
-    ) -> Randomizable:
+    def set_random_state(self, seed: int | None = None, state: Any = None) -> Randomizable:
         super().set_random_state(seed, state)
         for transform in self.transforms:
             if isinstance(transform, Randomizable):

@@ -48,20 +48,12 @@ def images(pipeline: Pipeline, epochs: Any = 1, batch_size: int = 4) -> list[Any
 
 # name -> (transform, what a fully prepared image is: dtype, shape)
 U8, F32, TO_FLOAT = ("uint8", (3, 24, 20)), ("float32", (3, 24, 20)), v2.ToDtype(torch.float32, scale=True)
-AS_MANY_WRITE = [
-    v2.ToImage(),
-    v2.RandomHorizontalFlip(),
-    TO_FLOAT,
-    v2.Normalize([0.5] * 3, [0.2] * 3),
-    v2.RandomErasing(),
-]
+AS_MANY_WRITE = [v2.ToImage(), v2.RandomHorizontalFlip(), TO_FLOAT, v2.Normalize([0.5] * 3, [0.2] * 3)]
 DRAWING: dict[str, tuple[Callable[[], Any], Any]] = {
-    "ColorJitter": (lambda: v2.ColorJitter(0.4, 0.4, 0.4, 0.1), U8),
     "RandomErasing": (lambda: v2.RandomErasing(p=0.9), U8),
-    "GaussianNoise": (lambda: v2.Compose([TO_FLOAT, v2.GaussianNoise()]), F32),
     "RandAugment": (lambda: v2.RandAugment(), U8),
     "RandomResizedCrop": (lambda: v2.RandomResizedCrop((8, 9)), ("uint8", (3, 8, 9))),
-    "Compose": (lambda: v2.Compose(AS_MANY_WRITE), F32),
+    "Compose": (lambda: v2.Compose([*AS_MANY_WRITE, v2.RandomErasing()]), F32),
     "Sequential": (lambda: torch.nn.Sequential(v2.RandomInvert(), v2.Pad(1)), ("uint8", (3, 26, 22))),
     "v1": (lambda: v1.Compose([v1.RandomCrop(16), v1.ToTensor()]), ("float32", (3, 16, 16))),
     "v1.RandomChoice": (lambda: v1.RandomChoice([v1.ColorJitter(0.4), v1.Grayscale(3)]), U8),
@@ -70,11 +62,11 @@ DRAWING: dict[str, tuple[Callable[[], Any], Any]] = {
 
 @pytest.mark.parametrize("name", DRAWING)
 def test_a_random_transform_is_known_and_is_a_function_of_seed_epoch_and_index(name: str) -> None:
-    make, (dtype, shape) = DRAWING[name]
+    make, made = DRAWING[name]
     mapped = pipe().map(make(), field="image")
     assert mapped.random_stage is not None
     assert mapped.stages[0].random == ("global" if name.startswith("v1.Random") else "torch")
-    assert (mapped.fields["image"].dtype, mapped.fields["image"].shape) == (dtype, shape)
+    assert (mapped.fields["image"].dtype, mapped.fields["image"].shape) == made
     state = random.getstate(), torch.get_rng_state()
     first, second = images(mapped, 2)
     assert random.getstate() == state[0] and torch.equal(torch.get_rng_state(), state[1])
@@ -88,9 +80,7 @@ PAD = ((0, 0), (0, 0), (1, 1), (1, 1))
 PRESET = ImageClassification(crop_size=8, resize_size=20, mean=(0, 0, 0), std=(1, 1, 1))
 STILL: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "ToDtype": (TO_FLOAT, lambda x: x / np.float32(255)),
-    "ConvertImageDtype": (v1.ConvertImageDtype(torch.float32), lambda x: x / np.float32(255)),
     "ToTensor": (v1.ToTensor(), lambda x: x / np.float32(255)),
-    "ToImage": (v2.ToImage(), lambda x: x),
     "CenterCrop": (v2.CenterCrop((10, 6)), lambda x: x[:, :, 7:17, 7:13]),
     "ImageClassification": (PRESET, lambda x: x[:, :, 8:16, 6:14] / np.float32(255)),
     "partial": (functools.partial(v2.functional.pad, padding=[1]), lambda x: np.pad(x, PAD)),
@@ -144,22 +134,23 @@ def move(boxes: Any) -> Any:
     return torch.stack([20 - boxes[..., 2], boxes[..., 1], 20 - boxes[..., 0], boxes[..., 3]], -1)
 
 
+def nest(sample: dict[str, Any]) -> dict[str, Any]:
+    target = {"boxes": sample["boxes"], "labels": np.arange(2), "pair": (sample["mask"], 7)}
+    return {"image": sample["image"], "target": target}
+
+
 def test_boxes_and_masks_are_moved_with_their_image_also_inside_a_field() -> None:
     both = v2.Compose([v2.RandomHorizontalFlip(0.5), v2.ColorJitter(0.5)])
     mapped = targets().map(stages.tv_transform(both, images="image", masks="mask", boxes="boxes"))
     assert mapped.stages[0].random == "torch"
     batch, plain = next(iter(mapped.loader(N))), next(iter(targets().loader(N)))
-    flipped = [not torch.equal(m, p) for m, p in zip(batch["mask"], plain["mask"], strict=True)]
-    assert 0 < sum(flipped) < N and torch.equal(batch["label"], plain["label"])
-    for row, turned in enumerate(flipped):
-        mask, box = plain["mask"][row], plain["boxes"][row]
-        assert torch.equal(batch["mask"][row], mask.flip(-1) if turned else mask)
-        assert torch.equal(batch["boxes"][row], move(box) if turned else box)
+    flipped = torch.stack([(m != p).any() for m, p in zip(batch["mask"], plain["mask"], strict=True)])[
+        :, None, None
+    ]
+    assert 0 < flipped.sum() < N and torch.equal(batch["label"], plain["label"])
+    assert torch.equal(batch["mask"], torch.where(flipped, plain["mask"].flip(-1), plain["mask"]))
+    assert torch.equal(batch["boxes"], torch.where(flipped, move(plain["boxes"]), plain["boxes"]))
     assert not torch.equal(batch["image"], plain["image"]), "but the jitter is the image's alone"
-
-    def nest(sample: dict[str, Any]) -> dict[str, Any]:
-        target = {"boxes": sample["boxes"], "labels": np.arange(2), "pair": (sample["mask"], 7)}
-        return {"image": sample["image"], "target": target}
 
     flip = v2.RandomHorizontalFlip(p=1.0)
     inside = stages.tv_transform(flip, images="image", masks="target.pair.0", boxes="target.boxes")
@@ -175,12 +166,10 @@ def test_a_whole_sample_of_arrays_is_refused_where_a_transform_would_leave_it_as
     flip = v2.RandomHorizontalFlip(p=1.0)
     alone = targets().map(stages.select("image", "label")).map(make).map(flip)
     assert torch.equal(next(iter(alone.loader(N)))["image"], torch.from_numpy(IMAGES).flip(-1))
-    for begun, words in (
-        (targets(), r'would do nothing to .* name the image, map\(..., field="image"\).*tv_t'),
-        (targets().map(make), "would do nothing to the array 'mask'"),
-    ):
-        with pytest.raises(PipelineError, match=words):
-            begun.map(flip).fields  # noqa: B018
+    with pytest.raises(PipelineError, match=r'nothing to .* name the image, map\(..., field="image"\).*tv_t'):
+        targets().map(flip).fields  # noqa: B018
+    with pytest.raises(PipelineError, match="would do nothing to the array 'mask'"):
+        targets().map(make).map(flip).fields  # noqa: B018
 
 
 def mixed(sample: dict[str, Any]) -> dict[str, Any]:
@@ -199,23 +188,21 @@ def check_draws(mapped: Pipeline) -> None:
     """Whatever the batches, shared or not, each of 16 samples has the draws of its index."""
     once = values(mapped)
     assert once == values(mapped, 5) and len({round(float(x) - i, 9) for i, x in once.items()}) == 16
-    with Feeder(mapped, workers=2) as feeder:
+    with Feeder(mapped, workers=1) as feeder:
         loader = attach(feeder.address, mapped, batch_size=4, epochs=1)
         assert by_index(loader, "x") == once and loader.stats()["private_batches"] == 0
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(shifted, "python"), (mixed, "global")])
-def test_global_generators_of_python_and_numpy_are_seeded_for_each_sample(stage: Any, kind: Any) -> None:
+def test_global_generators_of_python_and_numpy_are_seeded_for_each_sample() -> None:
     def draw() -> list[float]:
         return [random.random(), np.random.rand(), torch.rand(()).item()]
 
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = draw()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    mapped = numbers(stage, random=kind)
-    values(mapped)
+    values(numbers(mixed, random="global"))
     assert draw() == expected
-    check_draws(mapped)
+    check_draws(numbers(shifted, random="python"))
 
 
 class Own:
@@ -228,15 +215,15 @@ class Own:
         return {**sample, "x": sample["x"] + drawn}
 
 
-RNG, OWN = np.random.default_rng(5), r"the stage Own draws from Own.parts, a .* of its own, which is not seeded"
-
-
 def from_a_global(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "x": sample["x"] + RNG.random()}
 
 
 def fresh(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "x": sample["x"] + np.random.default_rng().random()}
+
+
+RNG, OWN = np.random.default_rng(5), r"the stage Own draws from Own.parts, a .* of its own, which is not seeded"
 
 
 @pytest.mark.parametrize(
@@ -256,15 +243,12 @@ def test_a_draw_from_what_is_not_declared_or_not_seeded_is_refused(stage: Any, o
     assert RNG.bit_generator.state == before
 
 
-@pytest.mark.parametrize("make", [Seedable, RandShiftd, lambda: Compose(Scaled(), Compose(RandShiftd()))])
+@pytest.mark.parametrize("make", [Seedable, lambda: Compose(Scaled(), Compose(RandShiftd()))])
 def test_an_object_that_can_be_seeded_is_seeded_for_each_sample(make: Callable[[], Any]) -> None:
     mapped = numbers(make())
     assert mapped.stages[0].random == "own" and numbers(Compose(Scaled())).stages[0].random is None
     check_draws(mapped)
-    for wrong, words in (
-        ("own", "is for what has a method set_random_seed"),
-        ("everything", "must be left"),
-    ):
+    for wrong, words in (("own", "is for what has a method set_random_seed"), ("everything", "must be left")):
         with pytest.raises(PipelineError, match=words):
             numbers(shifted, random=wrong)
 

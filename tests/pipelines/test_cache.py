@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,10 @@ MIB = 2**20
 
 def traced(sample: dict[str, Any]) -> dict[str, Any]:
     """Says in a file, where there is one, that a sample was prepared."""
-    path = os.environ.get("TRACE")
-    if path is not None:
-        with open(path, "ab", buffering=0) as file:
+    if "TRACE" in os.environ:
+        with open(os.environ["TRACE"], "ab", buffering=0) as file:
             file.write(b"%d\n" % sample["label"])
     return {**sample, "text": "a dog", "number": float("nan") if sample["label"] == 1 else 3, "raw": b"\0" * 40}
-
-
-def refuse_seven(sample: dict[str, Any]) -> dict[str, Any]:
-    if int(sample["label"]) % 10 == 7:
-        raise ValueError("a bad record")
-    return sample
 
 
 def scribbled(sample: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +47,7 @@ def scribbled(sample: dict[str, Any]) -> dict[str, Any]:
 def kept_pipe(on_error: Any = "raise", **options: Any) -> Pipeline:
     options = {"seed": 3, "on_error": on_error, "max_skipped": 1.0, **options}
     base = Pipeline(pipes.data(), **options).map(pipes.laid_out).map(traced, version=1)
-    return (base.map(refuse_seven) if on_error == "skip" else base).map(pipes.noise).map(scribbled)
+    return (base.map(pipes.refuse_others) if on_error == "skip" else base).map(pipes.noise).map(scribbled)
 
 
 @pytest.fixture
@@ -81,13 +75,12 @@ def test_later_epochs_prepare_nothing_that_is_kept(where: Any, workers: int, tra
     with Feeder(pipeline, workers=workers, capacity=32, cache=where, cache_bytes=MIB, **options) as feeder:
         probes = prepared(trace)
         assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
-    said = feeder.stats()["cache"]
-    assert prepared(trace) - probes == 3 * N - said["hits"], "what is kept is not prepared"
-    if workers == 1:
-        assert said["samples"] == N and said["hits"] == 2 * N and said["wrong"] == 0
+    stats = feeder.stats()["cache"]
+    assert prepared(trace) - probes == 3 * N - stats["hits"], "what is kept is not prepared"
     # Two may prepare a sample that the epochs' seam has twice in the ring at the same time, and keep it twice.
-    assert said["samples"] >= N and said["hits"] >= 2 * N - 32 and said["wrong"] == 0
-    assert N * 84 < said["bytes"] <= said["limit"] == MIB
+    assert stats["samples"] >= N and stats["hits"] >= 2 * N - 32 * (workers - 1) and stats["wrong"] == 0
+    assert (stats["samples"], stats["hits"]) == (N, 2 * N) or workers == 2
+    assert N * 84 < stats["bytes"] <= stats["limit"] == MIB
 
 
 def test_a_disk_keeps_samples_for_the_next_feeder(trace: Path, tmp_path: Path) -> None:
@@ -107,12 +100,6 @@ def test_a_disk_keeps_samples_for_the_next_feeder(trace: Path, tmp_path: Path) -
             before = prepared(trace)
             list(attach(feeder.address, feeder.pipeline, 8, range(1)))
         assert prepared(trace) - before == new
-
-
-def test_what_has_no_sure_name_is_not_kept_on_disk(tmp_path: Path) -> None:
-    pipeline = Pipeline(pipes.data(), seed=3).map(pipes.nameless).map(pipes.noise)
-    with pytest.raises(PipelineError, match=r"identified: .*nameless reads the environment.*cache='memory'"):
-        Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.filterwarnings("ignore:left out")
@@ -183,13 +170,11 @@ def test_a_record_that_was_not_finished_is_not_in_the_index(fd: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 4, 10, 20, 30, 45, 60, 300, -1])
 def test_a_wrong_byte_is_noticed_wherever_it_is(fd: int, place: int) -> None:
-    mine = Cache(fd, 100, 1, 10**6)
+    mine, size = Cache(fd, 100, 1, 10**6), sum(len(bytes(b)) for b in codec.encode(5, sample(5)))
     mine.put(5, sample(5))
-    size = sum(len(bytes(b)) for b in codec.encode(5, sample(5)))
     offset = file.records_offset(100) + place % size
     os.pwrite(fd, bytes([os.pread(fd, 1, offset)[0] ^ 1]), offset)
-    assert mine.get(5) is None and mine.wrong == 1
-    assert mine.get(5) is None and mine.wrong == 1, "it is looked for no more"
+    assert [mine.get(5), mine.wrong, mine.get(5), mine.wrong] == [None, 1] * 2, "it is looked for once"
     mine.put(5, sample(5))
     assert mine.get(5) is not None
 
@@ -202,8 +187,7 @@ def test_a_truncated_file_has_what_is_left_of_it_and_another_samples_record_is_n
     whole = [index for index in range(20) if mine.get(index) is not None]
     assert whole == list(range(len(whole))) and 3 < len(whole) < 10 and mine.wrong == 20 - len(whole)
     os.pwrite(fd, os.pread(fd, 8, 4096 + 8 * 2), 4096 + 8 * 50)
-    wrong = mine.wrong
-    assert mine.get(50) is None and mine.wrong == wrong + 1 and mine.get(2) is not None
+    assert mine.get(50) is None and mine.wrong == 21 - len(whole) and mine.get(2) is not None
     os.ftruncate(fd, 10)
     assert mine.get(0) is None
 
@@ -228,17 +212,12 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.text(max_size=5), VALUES, max_size=5))
 def test_a_record_gives_back_exactly_what_it_was_given(given: dict[str, Any]) -> None:
-    given = {
-        name: value.copy(order="K") if isinstance(value, np.ndarray) else value for name, value in given.items()
-    }
-    file = os.memfd_create("record")
-    try:
+    given = {name: value.copy("K") if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    with tempfile.TemporaryFile(buffering=0) as file:
         buffers = codec.encode(3, given)
         assert not isinstance(buffers, str)
-        os.pwritev(file, buffers, 77)
-        got = codec.read_record(file, 77, 3, 10**6)
-    finally:
-        os.close(file)
+        os.pwritev(file.fileno(), buffers, 77)
+        got = codec.read_record(file.fileno(), 77, 3, 10**6)
     assert list(got) == list(given)
     for name, value in given.items():
         assert type(got[name]) is type(value)
@@ -258,29 +237,28 @@ def without_label(sample: dict[str, Any]) -> dict[str, Any]:
     return {"image": sample["image"]}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"cache": "ram"}, "cache must be 'memory', 'disk' or None, got 'ram'"),
-        ({"cache": "memory", "cache_bytes": 0}, "cache_bytes must be at least 1, got 0"),
-        ({"cache": "memory", "cache_bytes": 100}, "cache_bytes must be above 8192 for 61 samples"),
-        ({"cache": "memory", "cache_bytes": 1 << 60}, "MiB are free"),
-        ({"cache": "disk"}, "needs cache_dir="),
-        ({"cache": "memory", "cache_dir": "x"}, "cache_dir= is for cache='disk'"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
+NAMELESS = r"identified: .*nameless reads the environment.*cache='memory'"
+WITH_SET = pipe("plain").map(as_set).map(pipes.noise).map(without_label)
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (kept_pipe(), {"cache": "ram"}, "cache must be 'memory', 'disk' or None, got 'ram'"),
+    (kept_pipe(), {"cache_bytes": 0}, "cache_bytes must be at least 1, got 0"),
+    (kept_pipe(), {"cache_bytes": 100}, "cache_bytes must be above 8192 for 61 samples"),
+    (kept_pipe(), {"cache_bytes": 1 << 60}, "MiB are free"),
+    (kept_pipe(), {"cache": "disk"}, "needs cache_dir="),
+    (kept_pipe(), {"cache_dir": "x"}, "cache_dir= is for cache='disk'"),
+    (pipe("plain").map(pipes.nameless).map(pipes.noise), {"cache": "disk", "cache_dir": "x"}, NAMELESS),
+    (pipe("numpy"), {}, "nothing to keep .*: its first stage, noise, is random"),
+    (pipe("plain"), {}, "nothing to keep .*: it has no stages"),
+    (WITH_SET, {}, "nothing to keep .*after as_set the field 'label' is builtins.set"),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "options", "words"), WRONG)
+def test_what_cannot_be_meant_or_has_nothing_to_keep_is_refused(
+    pipeline: Any, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(PipelineError, match=words):
-        Feeder(kept_pipe(), **options)
-
-
-def test_a_pipeline_with_nothing_to_keep_is_refused() -> None:
-    with pytest.raises(PipelineError, match=r"nothing to keep .*: its first stage, noise, is random"):
-        Feeder(pipe("numpy"), cache="memory")
-    with pytest.raises(PipelineError, match=r"nothing to keep .*: it has no stages"):
-        Feeder(pipe("plain"), cache="memory")
-    with pytest.raises(PipelineError, match=r"nothing to keep .*after as_set the field 'label' is builtins.set"):
-        Feeder(pipe("plain").map(as_set).map(pipes.noise).map(without_label), cache="memory")
+        Feeder(pipeline, **{"cache": "memory", **options})
 
 
 def test_an_earlier_stage_is_kept_where_the_last_cannot_be() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,46 +69,43 @@ FORKED = """if True:
 """
 
 
-class Forking:
-    """A feeder or a consumer process that has forked a helper, which outlives it."""
+@contextlib.contextmanager
+def forking(what: str, address: str) -> Iterator[tuple[int, Callable[[], None]]]:
+    """A worker of a feeder, or 0, and what kills a feeder or a consumer whose forked helper outlives it."""
+    command, here = [sys.executable, "-c", FORKED, address, what], Path(__file__).parent
+    options: dict[str, Any] = {"env": child_environment(), "cwd": here, "text": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+        assert process.stdout is not None
+        helper, worker = map(int, process.stdout.readline().split())
 
-    def __init__(self, what: str, address: str) -> None:
-        command, here = [sys.executable, "-c", FORKED, address, what], Path(__file__).parent
-        options: dict[str, Any] = {"env": child_environment(), "cwd": here, "text": True}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, **options)
-        assert self.process.stdout is not None
-        self.helper, self.worker = map(int, self.process.stdout.readline().split())
+        def kill() -> None:
+            process.kill()
+            process.wait()
+            assert Path(f"/proc/{helper}").exists()
 
-    def __enter__(self) -> Forking:
-        return self
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert Path(f"/proc/{self.helper}").exists()
-
-    def __exit__(self, *_: object) -> None:
-        os.kill(self.helper, signal.SIGKILL)
-        self.process.kill()
-        self.process.communicate()
+        try:
+            yield worker, kill
+        finally:
+            os.kill(helper, signal.SIGKILL)
+            process.kill()
 
 
 def test_a_feeder_that_has_forked_is_missed_when_it_dies(tmp_path: Path) -> None:
     job, address = Job(epochs=(0, 9)), str(tmp_path / "socket")
-    with Forking("feeder", address) as forking:
+    with forking("feeder", address) as (worker, kill):
         batches = iter(job.attach(address))
         begun = [pipes.record(next(batches))]
-        forking.kill()
+        kill()
         assert begun + pipes.together([lambda: [pipes.record(batch) for batch in batches]])[0] == pipes.alone(job)
-        pipes.wait_until(lambda: pipes.gone(forking.worker))
+        pipes.wait_until(lambda: pipes.gone(worker))
 
 
 def test_a_consumer_that_has_forked_paces_nobody_when_it_dies() -> None:
     with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
         job = Job(epochs=(0, 3), name="other")
         other = job.attach(feeder.address)
-        with Forking("consumer", feeder.address) as forking:
-            forking.kill()
+        with forking("consumer", feeder.address) as (_, kill):
+            kill()
             records = pipes.together([partial(pipes.read, other, job)])[0]
     assert records == pipes.alone(Job(epochs=(0, 3)))
     assert other.stats()["private_batches"] == 0
@@ -133,40 +132,29 @@ def test_what_a_forked_reader_wrote_is_gone_when_it_reads_again() -> None:
     assert output == b"0\n"
 
 
-def by_torch(batch: Batch) -> None:
+def overwrite(batch: Batch) -> None:
     for tensor in batch.values():
         tensor.neg_().add_(1) if tensor.dtype != torch.uint8 else tensor.bitwise_not_()
-        tensor[..., :1] = 3
-
-
-def by_view(batch: Batch) -> None:
-    for tensor in batch.values():
-        tensor.detach().view(-1)[-1:].fill_(9)  # the very last element alone
+        tensor.detach().view(-1)[-1:].fill_(9)  # the very last element
         tensor.view(-1)[:1].mul_(0).sub_(4)  # and the very first
 
 
-@pytest.mark.parametrize(
-    ("write", "capacity"),
-    [(by_torch, min_capacity(13) + 4), (by_view, 32)],
-    ids=["not of whole pages", "mapped twice in a row, single elements"],
-)
-def test_who_writes_in_place_changes_nothing_for_anybody_where_a_batch_wraps_too(
-    write: Any, capacity: int
-) -> None:
+@pytest.mark.parametrize("capacity", [min_capacity(13) + 4, 32], ids=["not of whole pages", "mapped twice"])
+def test_who_writes_in_place_changes_nothing_for_anybody_where_a_batch_wraps_too(capacity: int) -> None:
     wide = Pipeline(data(53), seed=1)  # fields that are views of the ring, that sometimes are, and that never are
 
-    def read_through(name: str, batch_size: int, write: Any = None) -> tuple[list[Any], dict[str, Any]]:
+    def read_through(name: str, batch_size: int, writes: bool = False) -> tuple[list[Any], dict[str, Any]]:
         loader, records = attach(feeder.address, wide, batch_size, range(6), name=name), []
         for batch in loader:
             records.append(pipes.record(batch))
-            if write is not None:
+            if writes:
                 assert capacity != 32 or batch["image"].untyped_storage().nbytes() == batch["image"].nbytes
                 before = {field: tensor.data_ptr() for field, tensor in batch.items()}
-                write(batch)
+                overwrite(batch)
                 assert before == {field: tensor.data_ptr() for field, tensor in batch.items()}
         return records, loader.stats()
 
-    readers = [("writer", 13, write), ("other writer", 13, write), ("reader", 13), ("by eights", 8)]
+    readers = [("writer", 13, True), ("other writer", 13, True), ("reader", 13), ("by eights", 8)]
     with Feeder(wide, capacity=capacity, expect=4, overwrite_released=True) as feeder:
         results = pipes.together([partial(read_through, *reader) for reader in readers])
     expected = [[pipes.record(batch) for batch in wide.loader(size, range(6))] for size in (13, 8)]

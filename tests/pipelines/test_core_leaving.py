@@ -16,11 +16,8 @@ import pytest
 from core_pipes import Feeder, Job, leaves_nothing, pipe  # noqa: F401
 
 from pipelines import Batch, Pipeline, attach, sources
-from pipelines.feeder import consumers
 from pipelines.feeder.statistics import QueueLevels, bottleneck
-from pipelines.loader.state import Epoch
 from pipelines.order.stream import Stream
-from pipelines.samples.fields import Field
 from pipelines.shm import ring
 
 N, CAPACITY = 96, 32
@@ -37,12 +34,11 @@ def right(batch: Batch) -> bool:
     return all(bool((batch[name] == batch["index"][:, None]).all()) for name in ("page", "odd"))
 
 
-@pytest.mark.parametrize("way", ["next", "break", "close", "no reference"])
+@pytest.mark.parametrize("way", ["break", "close", "no reference"])
 def test_a_batch_in_the_hand_of_one_who_leaves_is_not_overwritten(way: str) -> None:
     with Feeder(large(), capacity=CAPACITY, block=8, expect=2, overwrite_released=True) as feeder:
-        loader = attach(feeder.address, large(), 8, range(3), name="leaves")
-        other = attach(feeder.address, large(), 8, range(3), name="stays")
-        for batch in loader if way in ("next", "break") else next(loader.epochs()):
+        loader, other = (attach(feeder.address, large(), 8, range(3), name=name) for name in ("leaves", "stays"))
+        for batch in loader if way == "break" else next(loader.epochs()):
             if way != "break" or batch.step == 2:
                 break
         if way == "close":
@@ -51,30 +47,9 @@ def test_a_batch_in_the_hand_of_one_who_leaves_is_not_overwritten(way: str) -> N
             del loader
             gc.collect()
         batch["odd"][0] += 1  # what was written into it stays, too
-        assert sum(right(batch) for batch in other) == 3 * N // 8
-        assert other.stats()["private_batches"] == 0
+        assert sum(right(batch) for batch in other) == 3 * N // 8 == other.stats()["shared_batches"]
         batch["odd"][0] -= 1
         assert right(batch)
-
-
-def test_only_the_pages_under_the_lent_slots_become_the_readers_own() -> None:
-    layout = ring.Layout({"wide": Field((1024,), "float32"), "odd": Field((272,), "float32")}, CAPACITY)
-    fd = ring.create(layout, "test")
-    writer, reader = ring.map_writable(fd, layout), ring.RingView(fd, layout, wraps=True)
-    os.close(fd)
-    for first, last in ((3, 7), (CAPACITY - 2, CAPACITY + 2)):  # the second goes on with slot 0
-        writer["wide"][:] = 1
-        reader.copy_pages(first, last, ["wide"])
-        writer["wide"][:] = 2
-        assert (reader.columns["wide"][first:last] == 1).all()
-        assert reader.restore(0, 2 * CAPACITY, ["wide"]) == last - first
-    reader.copy_pages(3, 4, ["odd"])
-    assert reader.restore(0, CAPACITY, ["odd"]) == 2, "its 1088 bytes lie on two pages"
-    reader.close()
-
-
-def indices(epoch: Epoch) -> tuple[int, list[int]]:
-    return epoch.epoch, [index for batch in epoch for index in batch["index"].tolist()]
 
 
 def test_one_who_reads_on_elsewhere_is_no_longer_prepared_for() -> None:
@@ -82,55 +57,37 @@ def test_one_who_reads_on_elsewhere_is_no_longer_prepared_for() -> None:
     options: dict[str, Any] = {"capacity": CAPACITY, "block": 8}
     with Feeder(large(), **options) as first, Feeder(large(), **options) as other:
         leaves = attach(first.address, large(), 8, range(4), name="moves")
-        read = [indices(next(leaves.epochs()))]
+        read = [pipes.record(batch) for batch in next(leaves.epochs())]
         leaves.close()
         pipes.wait_until(lambda: first.stats()["members"] == 0)
         joins = attach(other.address, large(), 8, range(1, 4), name="moves")
-        read += map(indices, joins.epochs())
+        read += map(pipes.record, joins)
         pipes.wait_until(lambda: other.stats()["members"] == 0)
-        assert read == list(map(indices, large().loader(8, range(4)).epochs()))
+        assert read == list(map(pipes.record, large().loader(8, range(4))))
         assert leaves.stats()["private_batches"] == joins.stats()["private_batches"] == 0
         assert other.stats()["prepared"] == other.stats()["consumed"] == 3 * N
         assert first.stats()["prepared"] <= N + CAPACITY and first.stats()["consumed"] == N
 
 
-@pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
-def test_ranks_of_a_restarted_member_begin_together_though_its_first_life_was_never_complete(ranks: Any) -> None:
-    with Feeder(pipe("numpy"), capacity=16) as feeder:
+@pytest.mark.parametrize(("ranks", "policy"), [((0, 1), "wait"), ((1, 0), "wait"), ((0, 1), "detach")])
+def test_ranks_begin_together_though_one_was_restarted_before_the_other_came_or_was_sent_on_alone(
+    ranks: Any, policy: Any
+) -> None:
+    with Feeder(pipe("numpy"), capacity=16, policy=policy) as feeder:
         member = functools.partial(attach, feeder.address, pipe("numpy"), 8, 2, name="member", world=2)
         others = iter(Job(epochs=(0, 40), name="goes on").attach(feeder.address))
         next(others)
-        member(rank=0).close()  # dies before its other rank has asked
+        early = member(rank=0)
+        if policy == "wait":
+            early.close()  # dies before its other rank has asked
         for _ in range(16):
             next(others)
-        loaders = [member(rank=rank) for rank in ranks]
-        assert [loader.reading.epochs for loader in loaders] == [range(2, 4)] * 2
+        assert feeder.stats()["detached"] == (policy == "detach")
+        loaders = [member(rank=rank) for rank in ranks] if policy == "wait" else [early, member(rank=1)]
+        starts = [loader.reading.epochs for loader in loaders]
+        assert starts == [range(2, 4) if policy == "wait" else early.reading.epochs] * 2
         for loader in (others, *loaders):
             loader.close()
-
-
-def test_a_rank_that_was_sent_on_alone_has_not_left_its_member() -> None:
-    with Feeder(pipe("numpy"), capacity=16, policy="detach") as feeder:
-        member = functools.partial(attach, feeder.address, pipe("numpy"), 8, 9, name="member", world=2)
-        others = iter(Job(epochs=(0, 40), name="goes on").attach(feeder.address))
-        early = member(rank=0)
-        for _ in range(16):
-            next(others)
-        assert feeder.stats()["detached"] == 1
-        late = member(rank=1)
-        assert late.reading.epochs == early.reading.epochs
-        for loader in (others, early, late):
-            loader.close()
-
-
-def test_members_whose_ranks_never_all_come_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "_MAX_JOINING", 3)
-    with Feeder(pipe("numpy"), capacity=64) as feeder:
-        ranks = [attach(feeder.address, pipe("numpy"), 8, 1, name=f"m{i}", rank=0, world=2) for i in range(5)]
-        assert list(feeder._consumers._joining) == ["m2", "m3", "m4"]
-        for loader in ranks:
-            loader.close()
-        pipes.wait_until(lambda: not feeder._consumers._joining)
 
 
 SLOW, QUICK = (Job(batch_size=size, epochs=(0, 3), name=f"of {size}") for size in (8, 5))
@@ -151,7 +108,7 @@ def test_who_was_detached_comes_back_where_the_ring_is_new_memory_and_its_worker
             read_late.extend(map(pipes.record, batches))
 
         def is_back() -> bool:
-            return loader.stats()["private_batches"] > 0 and loader.shared
+            return (loader.stats()["private_batches"] > 0 and loader.shared) or len(read_late) == 12 * 8
 
         def go_on() -> list[Any]:
             """Five batches, which the ring does not have at a time, and the others when the late one is back."""
@@ -159,7 +116,7 @@ def test_who_was_detached_comes_back_where_the_ring_is_new_memory_and_its_worker
             for batch in other.attach(feeder.address):
                 records.append(pipes.record(batch))
                 if len(records) >= 5:
-                    pipes.wait_until(lambda: is_back() or len(read_late) == len(pipes.alone(late)))
+                    pipes.wait_until(is_back)
             return records
 
         _, records = pipes.together([hold, go_on])
@@ -168,8 +125,8 @@ def test_who_was_detached_comes_back_where_the_ring_is_new_memory_and_its_worker
     assert loader.stats()["private_batches"] > 0 and loader.stats()["shared_batches"] > 1
 
 
-def filled(second: int, stop: int = 1000) -> Stream:
-    """A stream that has prepared as far as it can for consumers at 0 and at a second position."""
+@pytest.mark.parametrize(("second", "stop", "holding"), [(0, 1000, ["a", "b"]), (30, 32, []), (30, 1000, ["a"])])
+def test_only_those_hold_a_stream_whose_samples_fill_the_ring(second: int, stop: int, holding: list[str]) -> None:
     stream = Stream(32, 8)
     for name in "ab":
         stream.join(name, 0, stop)
@@ -177,16 +134,9 @@ def filled(second: int, stop: int = 1000) -> Stream:
         while (block := stream.next_block()) is not None:
             stream.complete(block)
         stream.release("b", min(second, stream.ready))
-    return stream
-
-
-def test_only_those_hold_a_stream_whose_samples_fill_the_ring() -> None:
-    assert filled(0).blocking_readers() == ["a", "b"]
-    assert filled(30, stop=32).blocking_readers() == []
-    stream = filled(30)
-    assert stream.blocking_readers() == ["a"]
+    assert stream.blocking_readers() == holding
     stream.release("a", 8)
-    assert stream.blocking_readers() == []
+    assert stream.blocking_readers() == holding[1:]
 
 
 def test_new_memory_keeps_what_is_prepared_and_prepares_the_rest_again() -> None:

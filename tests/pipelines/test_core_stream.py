@@ -26,6 +26,9 @@ class Consumer:
         return min(self.position + self.batch, (self.position // self.n + 1) * self.n, self.stop)
 
 
+BOUNDS = ((0, 6), (0, 3), (0, 40), (1, 48))  # of the first epoch, epochs, the place, the batch size
+
+
 class Simulation(RuleBasedStateMachine):
     """Workers that prepare and may be lost, consumers that come and go, over a ring of remembered positions."""
 
@@ -38,16 +41,9 @@ class Simulation(RuleBasedStateMachine):
         self.consumers: dict[int, Consumer] = {}
         self.names = 0
 
-    @rule(
-        epoch=st.integers(0, 6),
-        epochs=st.integers(0, 3),
-        place=st.integers(0, 40),
-        size=st.integers(1, 48),
-        stays=st.booleans(),
-        next_boundary=st.booleans(),
-    )
-    def join(self, epoch: int, epochs: int, place: int, size: int, stays: bool, next_boundary: bool) -> None:
-        stream, n = self.stream, self.n
+    @rule(of=st.tuples(*(st.integers(*b) for b in BOUNDS)), stays=st.booleans(), next_boundary=st.booleans())
+    def join(self, of: tuple[int, int, int, int], stays: bool, next_boundary: bool) -> None:
+        (epoch, epochs, place, size), stream, n = of, self.stream, self.n
         size = min(size, stream.max_batch_size(), n) or 1
         if next_boundary:
             epoch, place = stream.next_epoch(n), 0

@@ -59,9 +59,8 @@ def test_folds_part_the_samples_evenly(n: int, seed: int, data: st.DataObject) -
 
 
 def test_folds_are_drawn_at_random() -> None:
-    number = weights.fold(1000, 5, 0, seed=1).number(np.arange(1000))
-    assert 0.1 < (np.diff(number) == 0).mean() < 0.3
-    assert (number != weights.fold(1000, 5, 0, seed=2).number(np.arange(1000))).mean() > 0.5
+    number, other = (weights.fold(1000, 5, 0, seed).number(np.arange(1000)) for seed in (1, 2))
+    assert 0.1 < (np.diff(number) == 0).mean() < 0.3 and (number != other).mean() > 0.5
 
 
 def test_a_billion_samples_have_weights_without_an_array() -> None:
@@ -73,24 +72,20 @@ def test_a_billion_samples_have_weights_without_an_array() -> None:
     assert peak < 100_000
 
 
-NONE = [(lambda given=given: weights.assigned(given), "assigned: weights") for given in ([0, 0], [1, -1], [[1.0]])]
+WRONG: list[tuple[Any, str]] = [
+    *((lambda given=given: weights.assigned(given), "assigned: weights") for given in ([0, 0], [1, -1], [[1.0]])),
+    (lambda: weights.assigned([1, np.inf]), "assigned: weights"),
+    *((lambda k=k: weights.fold(5, k, 0), f"k must be between 2 and .* samples, 5; got {k}") for k in (1, 6)),
+    (lambda: weights.fold(5, 2, 2), r"held_out must be in 0\.\.1, got 2"),
+    (lambda: weights.fold(5, 2, 0)(np.array([4, 5])), "folds of 5 samples have no sample 4 to 5"),
+    (lambda: weights.bootstrap(0.5), "bootstrap: seed must be an integer"),  # type: ignore[arg-type]
+    (lambda: LABELLED.weigh_classes("label", {0: 1}), "the class 1 of the field 'label' has no weight"),
+    (lambda: LABELLED.weigh_classes("label", {0: 1, 1: 1, 2: 1}), "no record has the class 2 in the field"),
+    (lambda: LABELLED.weigh_classes("label", "rare"), "weights are 'balanced' or class -> weight, got 'rare'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        *NONE,
-        (lambda: weights.fold(5, 1, 0), "k must be between 2 and the number of samples, 5; got 1"),
-        (lambda: weights.fold(5, 6, 0), "k must be between 2 and the number of samples, 5; got 6"),
-        (lambda: weights.fold(5, 2, 2), r"held_out must be in 0\.\.1, got 2"),
-        (lambda: weights.fold(5, 2, 0)(np.array([4, 5])), "folds of 5 samples have no sample 4 to 5"),
-        (lambda: weights.bootstrap(0.5), "bootstrap: seed must be an integer"),
-        (lambda: weights.assigned([1, np.inf]), "assigned: weights"),
-        (lambda: LABELLED.weigh_classes("label", {0: 1}), "the class 1 of the field 'label' has no weight"),
-        (lambda: LABELLED.weigh_classes("label", {0: 1, 1: 1, 2: 1}), "no record has the class 2 in the field"),
-        (lambda: LABELLED.weigh_classes("label", "rare"), "weights are 'balanced' or class -> weight, got 'rare'"),
-    ],
-)
+@pytest.mark.parametrize(("make", "words"), WRONG)
 def test_weights_that_cannot_be_are_refused(make: Any, words: str) -> None:
     with pytest.raises(PipelineError, match=words):
         make()
@@ -124,25 +119,25 @@ def test_members_weigh_one_stream_each_in_its_own_way() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-def test_ranks_agree_on_what_is_left_of_a_batch_and_an_empty_one_is_passed_over() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ranks_agree_on_what_is_left_of_a_batch_and_an_empty_one_is_passed_over(workers: int) -> None:
     """A rank without a sample gets its empty part, as it takes part in collectives."""
     own, pipe = weights.fold(pipes.N, 3, 1), pipes.pipe("skip")
     whole = {(b.epoch, b.step): b["index"].tolist() for b in pipe.loader(2, 2)}
     some = {place: [i for i in index if own(np.array([i]))[0]] for place, index in whole.items()}
     wanted = {place: index for place, index in some.items() if index}
     assert len(wanted) < len(whole)
-    for workers in (0, 1):
-        loaders = [pipe.loader(2, 2, rank, 2, weights=own, workers=workers) for rank in range(2)]
-        ranks, union = [list(loader) for loader in loaders], {}
-        assert any(not len(batch["index"]) for batch in ranks[0])
-        for one, other in zip(*ranks, strict=True):
-            union[one.epoch, one.step] = one["index"].tolist() + other["index"].tolist()
-            assert one.global_size == other.global_size == len(union[one.epoch, one.step])
-        assert union == wanted
-        stats = [loader.stats() for loader in loaders]
-        assert sum(one["samples"] for one in stats) == sum(map(len, wanted.values()))
-        assert stats[0]["skipped"] == 2 * pipes.N - sum(map(len, whole.values())), "left out is not skipped"
-    loader = pipe.loader(2, 2, weights=own)
+    loaders = [pipe.loader(2, 2, rank, 2, weights=own, workers=workers) for rank in range(2)]
+    ranks, union = [list(loader) for loader in loaders], {}
+    assert any(not len(batch["index"]) for batch in ranks[0])
+    for one, other in zip(*ranks, strict=True):
+        union[one.epoch, one.step] = one["index"].tolist() + other["index"].tolist()
+        assert one.global_size == other.global_size == len(union[one.epoch, one.step])
+    assert union == wanted
+    stats = [loader.stats() for loader in loaders]
+    assert sum(one["samples"] for one in stats) == sum(map(len, wanted.values()))
+    assert stats[0]["skipped"] == 2 * pipes.N - sum(map(len, whole.values())), "left out is not skipped"
+    loader = pipe.loader(2, 2, weights=own, workers=workers)
     every = [batch.global_size for epoch in loader.epochs() for batch in epoch.all_batches()]
     assert len(every) == len(loader) and every.count(0) == len(every) - len(wanted)
 
@@ -158,18 +153,15 @@ def test_a_table_of_ones_own_serves_as_weights_and_what_is_no_weight_is_refused(
         Pipeline(sources.arrays(weight=np.arange(8))).loader(4, weights=weights.bootstrap(0))
 
 
-def test_balanced_classes_have_the_same_sum_and_a_mean_of_1() -> None:
-    own = weights.assigned(LABELLED.weigh_classes("label"))(np.arange(8))
-    assert own.dtype == np.float32 and own.mean() == pytest.approx(1)
-    assert own[:6].sum() == pytest.approx(own[6:].sum())
-
-
-def test_classes_are_weighed_by_label_or_by_name() -> None:
+def test_classes_are_weighed_by_label_or_by_name_and_balanced_ones_have_the_same_sum_and_a_mean_of_1() -> None:
     numbered = NAMED.number_classes("kind", ["bird", "dog", "cat"])
     for source, classes in ((NAMED, ("dog", "cat")), (numbered, ("dog", "cat")), (numbered, (1, 2))):
         given = dict(zip(classes, (6, 2), strict=True))
         own = weights.assigned(source.weigh_classes("kind", given))(np.arange(4))
         np.testing.assert_allclose(own, [2 / 3, 2 / 3, 2 / 3, 2])
+    own = weights.assigned(LABELLED.weigh_classes("label"))(np.arange(8))
+    assert own.dtype == np.float32 and own.mean() == pytest.approx(1)
+    assert own[:6].sum() == pytest.approx(own[6:].sum())
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -5,22 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.feeder.peers import DESIGNS
+from pipelines.multinode import designs
 from pipelines.multinode.agreement import DesignSelector, NodeState, agree
-from pipelines.multinode.designs import (
-    Design,
-    Rates,
-    interface_copies,
-    list_candidates,
-    owned_blocks,
-    plan_transfers,
-    predict_rate,
-)
+from pipelines.multinode.designs import Design, Rates, list_candidates, owned_blocks, plan_transfers, predict_rate
 from pipelines.order.stream import Block, Stream, split_blocks
 
 
@@ -60,21 +54,20 @@ def test_every_node_has_every_block_once_and_gives_only_what_it_has(
     assert all(sent[block] == (0 if design.name == "node" else nodes - 1) for block in blocks)
 
 
-@pytest.mark.parametrize(
-    ("design", "copies", "rate", "fast"),
-    [
-        (Design("node", 4), [0, 0, 0, 0], 400, 400),
-        (Design("all", 4), [0.75, 0.75, 0.75, 0.75], 1000 / 0.75, 1600),
-        (Design("single", 1), [2, 1, 1, 1], 400, 400),
-        (Design("single", 2), [0.5, 2.5, 1, 1], 400, 800),
-        (Design("multi", 4), [0.75, 0.75, 0.75, 0.75], 1000 / 0.75, 1600),
-    ],
-    ids=lambda value: f"{value.name}-{value.preparers}" if isinstance(value, Design) else "",
-)
+PREDICTED: list[tuple[Design, list[float], float, float]] = [
+    (Design("node", 4), [0, 0, 0, 0], 400, 400),
+    (Design("all", 4), [0.75, 0.75, 0.75, 0.75], 1000 / 0.75, 1600),
+    (Design("single", 1), [2, 1, 1, 1], 400, 400),
+    (Design("single", 2), [0.5, 2.5, 1, 1], 400, 800),
+    (Design("multi", 4), [0.75, 0.75, 0.75, 0.75], 1000 / 0.75, 1600),
+]
+
+
+@pytest.mark.parametrize(("design", "copies", "rate", "fast"), PREDICTED, ids=str)
 def test_the_prediction_is_the_slower_of_preparing_and_sending_by_the_busiest_interface(
     design: Design, copies: list[float], rate: float, fast: float
 ) -> None:
-    assert interface_copies(design, 4) == pytest.approx(copies)
+    assert designs.interface_copies(design, 4) == pytest.approx(copies)
     rates = Rates((400.0,) * 4, link_bps=150e6, consume=0.0, sample_bytes=150_000)
     assert predict_rate(design, rates) == pytest.approx(rate)
     assert predict_rate(design, dataclasses.replace(rates, link_bps=1e12)) == pytest.approx(fast)
@@ -83,19 +76,21 @@ def test_the_prediction_is_the_slower_of_preparing_and_sending_by_the_busiest_in
 ALL = Design("all", 2)
 
 
+def bounds(agreed: Any) -> Any:
+    return agreed and (agreed.start, agreed.stop)
+
+
 def test_no_round_before_every_gate_is_open_or_while_nobody_reads() -> None:
-    here = NodeState(gate=1, head=0, limit=64, end=100)
+    here, there = NodeState(gate=1, head=0, limit=64, end=100), NodeState(gate=1)
     assert agree([here, NodeState(gate=0)], ALL, 8, 32, 64) is None
-    assert agree([NodeState(gate=1), NodeState(gate=1)], ALL, 8, 32, 64) is None
-    agreed = agree([here, NodeState(gate=1)], ALL, 8, 32, 64)
-    assert agreed is not None and (agreed.start, agreed.stop) == (0, 32)
+    assert agree([there, there], ALL, 8, 32, 64) is None
+    assert bounds(agree([here, there], ALL, 8, 32, 64)) == (0, 32)
 
 
 def test_streams_too_far_from_each_other_part_and_near_ones_meet_at_the_foremost() -> None:
     states = [NodeState(gate=1, head=head, limit=head + 64, end=900) for head in (0, 48)]
-    agreed = agree(states, ALL, 8, 32, capacity=64)
-    assert agreed is not None and (agreed.start, agreed.stop, agreed.disband) == (48, 48, False)
-    apart = agree(states, ALL, 8, 32, capacity=8)
+    near, apart = (agree(states, ALL, 8, 32, capacity=capacity) for capacity in (64, 8))
+    assert bounds(near) == (48, 48) and near is not None and not near.disband
     assert apart is not None and apart.disband
 
 
@@ -113,8 +108,7 @@ def led_stream(stop: int, released: int) -> Stream:
 def test_what_nobody_reads_is_left_out_when_all_are_idle() -> None:
     ahead = NodeState(gate=1, head=40, low=100, limit=104, end=200, idle=1)
     assert agree([ahead, NodeState(gate=1, idle=0)], ALL, 8, 32, 64) is None
-    agreed = agree([ahead, NodeState(gate=1, idle=1)], ALL, 8, 32, 64)
-    assert agreed is not None and (agreed.start, agreed.stop) == (100, 128)
+    assert bounds(agree([ahead, NodeState(gate=1, idle=1)], ALL, 8, 32, 64)) == (100, 128)
     stream = led_stream(40, 40)
     assert stream.join("late", 100, 200), "it waits for the others, who may be there in between"
     assert stream.head == 40
@@ -145,6 +139,10 @@ class Node:
         limit = kept + stream.capacity
         return NodeState(gate=1, head=head, low=stream.low, limit=limit, end=end, idle=stream.is_idle)
 
+    def complete(self, block: Block) -> None:
+        self.have.update(range(*block))
+        self.stream.complete(block)
+
     def read(self, slow: bool) -> bool:
         """Each reader takes one batch if it is there."""
         moved = False
@@ -167,34 +165,29 @@ class Node:
     slow=st.booleans(),
 )
 def test_the_nodes_go_on_until_every_reader_has_read_everything(
-    readers: list[list[int]], starts: list[int], stop: int, block_size: int, name: str, slow: bool
+    readers: list[list[int]], starts: list[int], stop: int, block_size: int, name: Any, slow: bool
 ) -> None:
     nodes = [Node(Stream(32, block_size), {str(i): size for i, size in enumerate(sizes)}) for sizes in readers]
     for node, start in zip(nodes, starts, strict=False):
         for reader in node.batches:
             node.stream.join(reader, start, stop)
         node.stream.is_group_led = True
-    design = Design.create(name, len(nodes))  # type: ignore[arg-type]
+    design = Design.create(name, len(nodes))
     for turn in range(10_000):
         if not any(node.stream.active_readers for node in nodes):
-            break
+            return
         agreed = agree([node.state() for node in nodes], design, block_size, 16, 32)
-        moved = agreed is not None
-        if agreed is not None:
+        for node in nodes if agreed is not None else ():
             assert not agreed.disband
-            for node in nodes:
-                while agreed.start == agreed.stop and (block := node.stream.next_block(agreed.start)) is not None:
-                    node.have.update(range(*block))
-                    node.stream.complete(block)
-            for node in nodes if agreed.start < agreed.stop else ():
+            while agreed.start == agreed.stop and (block := node.stream.next_block(agreed.start)) is not None:
+                node.complete(block)
+            if agreed.start < agreed.stop:
                 assert node.stream.extend(agreed.start, agreed.stop)
                 for block in split_blocks(agreed.start, agreed.stop, block_size):
-                    node.have.update(range(*block))
-                    node.stream.complete(block)
+                    node.complete(block)
         read = [node.read(slow and turn % 3 != 0) for node in nodes]
-        assert moved or any(read) or (slow and turn % 3), "all wait for each other"
-    else:
-        raise AssertionError("it never ends")
+        assert agreed is not None or any(read) or (slow and turn % 3), "all wait for each other"
+    raise AssertionError("it never ends")
 
 
 def run_choice(true: dict[Design, float], prepare: float, link_bps: float, consume: float) -> Design:

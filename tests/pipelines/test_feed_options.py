@@ -32,6 +32,9 @@ from pipelines.feeder.process import spawn
 from pipelines.ipc import memory_pickle
 from pipelines.ipc.child_processes import child_environment
 
+RECORDS = 48
+_thread: list[threading.Thread] = []
+
 
 def begin_thread(sample: dict[str, Any]) -> dict[str, Any]:
     if not _thread:
@@ -52,53 +55,42 @@ def look_up(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "found": np.int64(int.from_bytes(file.read(4), "little"))}
 
 
-_thread: list[threading.Thread] = []
-
-
-def read_by_workers(pipeline: Pipeline, epochs: int, workers: int, **options: Any) -> tuple[list[Any], list[bool]]:
+def read_by_workers(pipeline: Pipeline, **options: Any) -> tuple[list[Any], list[bool]]:
     """The batches that a feeder's workers prepare, and of each of these whether it was forked from the feeder."""
-    process = spawn(pipeline, block=4, workers=workers, **options)
+    process = spawn(pipeline, block=4, workers=2, **options)
     try:
         for name, still in options.get("resident", {}).items():
             assert sum(len(batch["index"]) for batch in resident(process.address, name, still).loader(8)) == N
-        batches = list(attach(process.address, pipeline, 8, epochs, copy=True))
+        batches = list(attach(process.address, pipeline, 8, 2, copy=True))
         children = psutil.Process(process.pid).children()
         return batches, ["pipelines.workers.worker_main" not in child.cmdline() for child in children]
     finally:
         process.stop()
 
 
-def test_workers_have_their_own_positions_in_a_file_that_a_stage_keeps_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "table").write_bytes(np.arange(1000, dtype="<u4").tobytes())
-    monkeypatch.setenv("TABLE", str(tmp_path / "table"))
-    batches, are_forked = read_by_workers(pipe("plain").map(look_up, id="look up"), 4, 4)
-    assert all(batch["found"].tolist() == batch["label"].tolist() for batch in batches)
-    assert are_forked == [False] * 4
-
-
-def test_files_of_a_source_that_forks_can_share_keep_no_worker_from_being_forked(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "rows.tar", "w") as tar:
+def tar_rows(folder: Path) -> Pipeline:
+    with tarfile.open(folder / "rows.tar", "w") as tar:
         for number in range(64):
             member = tarfile.TarInfo(f"{number}.cls")
             member.size = len(encoded := b"%d" % number)
             tar.addfile(member, io.BytesIO(encoded))
-    part, _ = sources.tar(str(tmp_path / "rows.tar")).split(0.5, seed=0)
-    pipeline = Pipeline(part, seed=0).map(stages.binary("cls", most_bytes=8)).map(stages.drop("key"))
-    batches, are_forked = read_by_workers(pipeline, 2, 2)
-    assert sum(len(batch["index"]) for batch in batches) == 64 and are_forked == [True] * 2
+    part, _ = sources.tar(str(folder / "rows.tar")).split(0.5, seed=0)
+    return Pipeline(part, seed=0).map(stages.binary("cls", most_bytes=8)).map(stages.drop("key"))
 
 
-def test_workers_are_forked_from_the_feeders_process_but_where_a_stage_has_begun_a_thread() -> None:
-    batches, are_forked = read_by_workers(pipe("plain").map(begin_thread, id="thread"), 1, 2)
-    assert sum(len(batch["index"]) for batch in batches) == N and are_forked == [False] * 2
+@pytest.mark.parametrize("kind", ["a file that a stage keeps open", "a thread", "a tar file", "nothing"])
+def test_workers_are_forked_from_the_feeders_process_but_where_a_stage_has_begun_a_thread_or_keeps_a_file_open(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "table").write_bytes(np.arange(1000, dtype="<u4").tobytes())
+    monkeypatch.setenv("TABLE", str(tmp_path / "table"))
+    stage = {"a thread": begin_thread, "a file that a stage keeps open": look_up}.get(kind)
+    made = tar_rows(tmp_path) if kind == "a tar file" else pipe("plain")
     held = MappingProxyType({"valid": pipe("still")})  # any mapping of resident sets reaches it
-    batches, are_forked = read_by_workers(pipe("plain"), 1, 2, resident=held)
-    assert len(batches) == -(-N // 8) and are_forked == [True] * 2
-
-
-RECORDS = 48
+    options = {"resident": held} if kind == "nothing" else {}
+    batches, are_forked = read_by_workers(made.map(stage, id=kind) if stage else made, **options)
+    assert sum(len(batch["index"]) for batch in batches) == 2 * len(made) and are_forked == [not stage] * 2
+    assert stage is not look_up or all(batch["found"].tolist() == batch["label"].tolist() for batch in batches)
 
 
 def with_a_thread(sample: dict[str, Any]) -> dict[str, Any]:
@@ -127,12 +119,10 @@ def test_a_worker_that_fails_is_replaced_though_a_stage_has_started_threads(
     pipeline = numbers().map(short_of_descriptors_once)
     with Feeder(pipeline, capacity=16, block=4, workers=2) as feeder:
         before = feeder.stats()["workers"]
-        loader = attach(feeder.address, pipeline, 8, range(2))
-        read = [int(x) for batch in loader for x in batch["x"]]
+        read = [int(x) for batch in attach(feeder.address, pipeline, 8, range(2)) for x in batch["x"]]
         assert sorted(read) == sorted([*range(RECORDS), *range(RECORDS)])
         stats = feeder.stats()
-    assert stats["restarts"] == 1 and stats["failure"] is None
-    assert any(gone(pid) for pid in before)
+    assert stats["restarts"] == 1 and stats["failure"] is None and any(map(gone, before))
 
 
 def test_workers_end_with_a_killed_feeder_though_a_stage_has_started_threads() -> None:
@@ -140,11 +130,11 @@ def test_workers_end_with_a_killed_feeder_though_a_stage_has_started_threads() -
     try:
         assert len(list(attach(process.address, numbers(), 8, range(1)))) == RECORDS // 8
         workers = [child.pid for child in psutil.Process(process.pid).children()]
-        assert len(workers) == 2
     finally:
         process.kill()
         process.stop()
     wait_until(lambda: all(map(gone, workers)))
+    assert len(workers) == 2
 
 
 def test_numpy_integers_paths_and_iterables_are_taken_for_what_they_are(tmp_path: Path) -> None:
@@ -153,18 +143,6 @@ def test_numpy_integers_paths_and_iterables_are_taken_for_what_they_are(tmp_path
     peers = Peers(tmp_path, np.int64(0), np.int64(2))  # type: ignore[arg-type]
     assert (peers.directory, type(peers.node), type(peers.nodes)) == (str(tmp_path), int, int)
     assert len(find_shared_stages(pipe("plain") for _ in range(2))) == len(pipe("plain"))
-
-
-def test_where_temporary_files_lie_too_deep_for_a_socket_it_lies_in_tmp_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    with Feeder(pipe("plain")) as feeder:
-        assert len(list(attach(feeder.address, pipe("plain"), 8))) > 0
-    assert not list(deep.iterdir()) and not Path(feeder.address).parent.exists()
-    assert len([line for line in caplog.messages if str(deep) in line]) == 1
 
 
 def test_what_a_killed_feeder_left_is_cleared_away_and_nothing_else() -> None:
@@ -182,11 +160,22 @@ def test_what_a_killed_feeder_left_is_cleared_away_and_nothing_else() -> None:
         with Feeder(pipe("plain")):
             assert not gone_by.exists()
             assert kept.exists() and other.exists() and Path(fresh.address).exists()
-        assert len(list(attach(alive.address, pipe("plain"), 8))) > 0
     finally:
         for process in (killed, fresh, alive):
             process.stop()
         shutil.rmtree(other)
+
+
+def test_where_temporary_files_lie_too_deep_for_a_socket_it_lies_in_tmp_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with Feeder(pipe("plain")) as feeder:
+        assert len(list(attach(feeder.address, pipe("plain"), 8))) > 0
+    assert not list(deep.iterdir()) and not Path(feeder.address).parent.exists()
+    assert len([line for line in caplog.messages if str(deep) in line]) == 1
 
 
 torch = pytest.importorskip("torch")

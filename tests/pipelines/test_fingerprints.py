@@ -21,16 +21,13 @@ from source_cases import CASES, rows
 import ensemble
 import ensemble.combine
 import pipelines
-from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages, weights
+from pipelines import Feeder, Pipeline, attach, sources, stages, weights
 from pipelines.fingerprint import SCHEME, describe, describe_ours, known_as
 from pipelines.loader.collate import FromSamples
 from pipelines.order import epoch_order
 from pipelines.sources._arrays import Arrays
 from pipelines.stages._pictures import Albumentation, Imaged, NoArrays
 from pipelines.stages._values import Cast
-
-#: Public name -> version, of what computes something else than its version 1: runs and caches of before have other
-#: data then.
 
 MADE: dict[str, Any] = {
     "cast": stages.cast("x", "float32"),
@@ -70,9 +67,9 @@ def test_every_stage_is_described_by_its_public_name_and_version_and_by_no_code(
         assert set(bound) <= set(vars(made)) and re.search("[0-9a-f]{32}", json.dumps(bound)) is None
 
 
-def test_every_source_says_its_public_name_and_version(tmp_path: Path) -> None:
-    for name in sources.__all__:
-        assert is_ours(describe_ours(getattr(sources, name)), f"pipelines.sources.{name}")
+def test_every_source_and_what_else_decides_batches_has_its_public_name_and_a_version(tmp_path: Path) -> None:
+    for name, kind in ((name, getattr(sources, name)) for name in sources.__all__):
+        assert is_ours(describe_ours(kind), f"pipelines.sources.{name}")
     for number, (name, case) in enumerate(CASES.items()):
         (tmp_path / str(number)).mkdir()
         case.write(tmp_path / str(number), rows(16))
@@ -81,16 +78,11 @@ def test_every_source_says_its_public_name_and_version(tmp_path: Path) -> None:
     of_part = sources.arrays(x=np.arange(4)).take(2).identity()
     assert is_ours(of_part["source"], "pipelines.sources.Subset")
     assert is_ours(of_part["of"]["source"], "pipelines.sources.arrays")
-
-
-def test_what_else_of_ours_decides_batches_has_a_version_too() -> None:
-    for kind in (Albumentation, Imaged, NoArrays):
-        assert is_ours(describe_ours(kind), f"pipelines.{kind.__name__}")
-    for kind in (epoch_order.BlockOrder, epoch_order.Generators, epoch_order.epoch_indices):
-        assert is_ours(describe_ours(kind), f"pipelines.order.{kind.__name__}")
-    assert is_ours(describe_ours(FromSamples), "pipelines.from_samples")
-    for name, weighs in (("bootstrap", weights.bootstrap(0)), ("fold", weights.fold(4, 2, 0))):
-        assert is_ours(describe_ours(type(weighs)), f"pipelines.weights.{name}")
+    made: list[tuple[Any, str]] = [(kind, kind.__name__) for kind in (Albumentation, Imaged, NoArrays)]
+    of_order = (epoch_order.BlockOrder, epoch_order.Generators, epoch_order.epoch_indices)
+    made += [*((kind, f"order.{kind.__name__}") for kind in of_order), (FromSamples, "from_samples")]
+    made += [(type(weights.bootstrap(0)), "weights.bootstrap"), (type(weights.fold(4, 2, 0)), "weights.fold")]
+    assert all(is_ours(describe_ours(kind), f"pipelines.{name}") for kind, name in made)
 
 
 def test_all_that_users_import_goes_by_the_name_that_they_import_it_by() -> None:
@@ -147,14 +139,9 @@ class Upper(Arrays):
 class Scaled(Upper):
     """A user's source with an attribute that the inherited identity does not cover."""
 
-    def __init__(self, columns: dict[str, Any], id: str | None, suffix: str) -> None:
-        super().__init__(columns, id)
+    def __init__(self, columns: dict[str, Any], suffix: str) -> None:
+        super().__init__(columns, None)
         self.suffix = suffix
-
-
-class Identified(Scaled):
-    def identity(self) -> Any:
-        return {**super().identity(), "suffix": self.suffix}
 
 
 def test_a_users_source_that_inherits_from_ours_is_described_by_its_own_code_and_all_its_state() -> None:
@@ -165,12 +152,9 @@ def test_a_users_source_that_inherits_from_ours_is_described_by_its_own_code_and
     assert "function" in json.dumps(users.identity()["source"])
     assert users.take(1).identity()["of"] == users.identity()
     assert Pipeline(users).fingerprint not in (None, Pipeline(ours).fingerprint)
-    for kind in (Scaled, Identified):
-        sure = [Pipeline(kind(texts, None, suffix)).fingerprint for suffix in "!?!"]
+    for part in (2, 1):
+        sure = [Pipeline(Scaled(texts, suffix).take(part)).fingerprint for suffix in "!?!"]
         assert None not in sure and sure[0] == sure[2] != sure[1]
-        parts = [Pipeline(kind(texts, None, suffix).take(1)).fingerprint for suffix in "!?"]
-        assert None not in parts and parts[0] != parts[1]
-    assert Pipeline(Scaled(texts, None, "!"), id="texts").fingerprint is not None
 
 
 USER = """
@@ -220,15 +204,12 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return digests(tmp_path_factory.mktemp("before"), {})
 
 
-@pytest.mark.parametrize(
-    ("installed", "move"), [pytest.param("checkout", False, marks=pytest.mark.more), ("site-packages", True)]
-)
-def test_our_code_may_be_reworded_and_moved(tmp_path: Path, before: list[str], installed: str, move: bool) -> None:
+def test_our_code_may_be_reworded_and_moved(tmp_path: Path, before: list[str]) -> None:
     # An error, a local variable, a function, a class, and the same said otherwise.
     edits = {"a number": "any number", "kept": "remaining", "_as_float32": "_float_copy"}
     edits |= {"class Cast": "class Converts", "-> Cast": "-> Converts", "Cast(field": "Converts(field"}
     edits["np.asarray(value).astype"] = "np.asarray(a=value).astype"
-    assert digests(tmp_path, edits, installed, move) == before
+    assert digests(tmp_path, edits, "site-packages", move=True) == before
 
 
 AFTER = "truncate: Side | None\n\n    def"
@@ -245,31 +226,16 @@ def test_what_changes_a_digest(tmp_path: Path, before: list[str], edits: Any, ot
     assert [i for i, (one, two) in enumerate(changed) if one != two] == others
 
 
-def test_a_feeder_refuses_a_consumer_of_another_scheme_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = Pipeline(sources.arrays(x=np.arange(8, dtype=np.float32)))
-    describes = Pipeline.describe_for_peers
-
-    def of_before(self: Pipeline) -> dict[str, Any]:
-        return {name: value for name, value in describes(self).items() if name != "scheme"}
-
-    with Feeder(pipe) as feeder:
-        assert len(list(attach(feeder.address, pipe, 4, epochs=1))) == 2
-        monkeypatch.setattr(Pipeline, "describe_for_peers", of_before)
-        with pytest.raises(PipelineError, match=r"another version of ray-ensemble.*install the same version"):
-            list(attach(feeder.address, pipe, 4, epochs=1))
-
-
 def test_a_cache_of_another_scheme_is_not_taken_up(tmp_path: Path) -> None:
     pipe = Pipeline(sources.arrays(x=np.arange(8, dtype=np.float32))).map(stages.cast("x", "float64"))
-    for is_first in (True, False):
+    for kept in (0, 8, 0):
         with Feeder(pipe, cache="disk", cache_dir=tmp_path) as feeder:
-            assert feeder.stats()["cache"]["samples"] == 0
-            batches = [batch["x"].numpy().copy() for batch in attach(feeder.address, pipe, 4, epochs=1)]
-            assert sorted(np.concatenate(batches).tolist()) == list(range(8))
+            assert feeder.stats()["cache"]["samples"] == kept
+            assert len(list(attach(feeder.address, pipe, 4, epochs=1))) == 2
         (file,) = tmp_path.glob("*/samples")
         head, line, records = file.read_bytes().partition(b"\n")
         assert json.loads(head)["scheme"] == SCHEME
-        if is_first:
+        if kept:
             of_before = {name: value for name, value in json.loads(head).items() if name != "scheme"}
             file.write_bytes(json.dumps(of_before).encode().ljust(len(head)) + line + records)
 

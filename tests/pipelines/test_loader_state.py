@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,41 +30,20 @@ def values(batch: Any) -> list[int]:
     return (batch["x"] if isinstance(batch, dict) else batch).tolist()  # type: ignore[no-any-return]
 
 
-# Each makes a state, as (loader) -> state.
-
-
-def before_the_first_batch(loader: Any) -> Any:
-    return loader.state_dict()
-
-
-def in_the_middle(loader: Any, at: int = 2) -> Any:
-    for number, _ in enumerate(loader):
+def stop_at(loader: Any, passes: int = 0, at: int | None = 2, is_left: bool = False) -> Any:
+    """The state after so many passes and the batch of that number, or after the loop was left there."""
+    for _ in range(passes):
+        list(loader)
+    for number, _ in enumerate(loader if at is not None else ()):
         if number == at:
+            if is_left:
+                break
             return loader.state_dict()
-    raise AssertionError
-
-
-def during_the_last_batch(loader: Any) -> Any:
-    return [loader.state_dict() for _ in loader][-1]
-
-
-def after_the_epoch(loader: Any) -> Any:
-    list(loader)
     return loader.state_dict()
 
 
-def in_the_second_epoch(loader: Any) -> Any:
-    list(loader)
-    return in_the_middle(loader)
-
-
-def after_leaving_early(loader: Any) -> Any:
-    in_the_middle(loader, at=1)
-    return loader.state_dict()
-
-
-WITH_WORKERS = [in_the_second_epoch, after_leaving_early]
-SCENARIOS = [before_the_first_batch, in_the_middle, during_the_last_batch, after_the_epoch, *WITH_WORKERS]
+EARLY, SECOND = {"at": 1, "is_left": True}, {"passes": 1}
+SCENARIOS: list[dict[str, Any]] = [{"at": None}, {}, {"at": STEPS - 1}, {"passes": 1, "at": None}, EARLY, SECOND]
 
 
 def continued(state: Any, fresh: Any) -> list[list[list[int]]]:
@@ -75,15 +53,11 @@ def continued(state: Any, fresh: Any) -> list[list[list[int]]]:
     return [[values(batch) for batch in fresh] for _ in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "workers"),
-    [*itertools.product(SCENARIOS, [0]), *itertools.product(WITH_WORKERS, [2])],
-    ids=lambda value: getattr(value, "__name__", str(value)),
-)
-def test_a_fresh_loader_continues_as_torchdatas_does(scenario: Callable[[Any], Any], workers: int) -> None:
-    state = json.loads(json.dumps(scenario(ours(workers))))
+@pytest.mark.parametrize(("scenario", "workers"), [*((s, 0) for s in SCENARIOS), (EARLY, 2), (SECOND, 2)], ids=str)
+def test_a_fresh_loader_continues_as_torchdatas_does(scenario: dict[str, Any], workers: int) -> None:
+    state = json.loads(json.dumps(stop_at(ours(workers), **scenario)))
     passes = continued(state, ours(workers))
-    assert passes == continued(scenario(theirs()), theirs())
+    assert passes == continued(stop_at(theirs(), **scenario), theirs())
     assert len(passes[1]) == STEPS
 
 
@@ -101,31 +75,26 @@ def test_the_rest_is_bitwise_what_the_first_loader_reads(kind: str, workers: int
             assert [record(batch) for batch in again] == records[taken + 1 :]
 
 
-def test_the_state_is_small() -> None:
-    loader = Pipeline(sources.arrays(x=np.arange(200_000))).map(stages.cast("x", "float32")).loader(1000)
-    assert len(json.dumps(loader.state_dict())) < 2000
-    assert [loader.state_dict()["step"] for _ in loader] == [*range(1, 201)]  # as Accelerate does
-
-
-def test_an_earlier_state_can_be_loaded_after_a_later_one() -> None:
-    loader = pipe("plain").loader(B, 2)
-    early = loader.state_dict()
-    records = [record(batch) for batch in loader]
-    late = loader.state_dict()
-    loader.load_state_dict(late)
-    assert list(loader) == []
-    loader.load_state_dict(early)
-    assert [record(batch) for batch in loader] == records
-
-
 def test_len_is_of_what_is_left_of_the_pass() -> None:
     loader = pipe("plain").loader(B, workers=1)
-    loader.load_state_dict(in_the_middle(pipe("plain").loader(B)))
+    loader.load_state_dict(stop_at(pipe("plain").loader(B)))
     assert len(loader) == STEPS - 3 == len(list(loader))
     list(loader)
     assert len(loader) == STEPS
     assert len(pipe("plain").loader(B, 3, drop_last=True, start_step=2)) == 3 * (N // B) - 2
     loader.close()
+
+
+def test_the_state_is_small_and_an_earlier_one_can_be_loaded_after_a_later_one() -> None:
+    loader = Pipeline(sources.arrays(x=np.arange(20_000))).map(stages.cast("x", "float32")).loader(1000, 1)
+    early = loader.state_dict()
+    assert len(json.dumps(early)) < 2000
+    records, steps = zip(*((record(batch), loader.state_dict()["step"]) for batch in loader), strict=True)
+    assert steps == (*range(1, 21),)  # as Accelerate does
+    loader.load_state_dict(loader.state_dict())
+    assert list(loader) == []
+    loader.load_state_dict(early)
+    assert [record(batch) for batch in loader] == list(records)
 
 
 def resumed(state: Any, batch_size: int = B, **options: Any) -> list[list[int]]:
@@ -136,31 +105,30 @@ def resumed(state: Any, batch_size: int = B, **options: Any) -> list[list[int]]:
 
 
 def test_other_ranks_go_on_from_the_same_state() -> None:
-    state = in_the_middle(pipe("numpy").loader(B, rank=1, world=2))
-    assert state == {**in_the_middle(pipe("numpy").loader(B)), "pipeline": state["pipeline"]}
+    state = stop_at(pipe("numpy").loader(B, rank=1, world=2))
+    assert state == {**stop_at(pipe("numpy").loader(B)), "pipeline": state["pipeline"]}
     ranks = zip(*(resumed(state, rank=rank, world=4) for rank in range(4)), strict=True)
     assert [[*itertools.chain(*parts)] for parts in ranks] == resumed(state)
 
 
 def test_another_batch_size_goes_on_where_one_of_its_batches_begins() -> None:
-    state = in_the_middle(pipe("numpy").loader(B))  # after 24 samples
+    state = stop_at(pipe("numpy").loader(B))  # after 24 samples
     assert [*itertools.chain(*resumed(state, 12))] == [*itertools.chain(*resumed(state))]
     with pytest.raises(PipelineError, match=r"after 24 samples of epoch 0.*batch_size=7.*divides 24"):
         resumed(state, 7)
-    assert resumed(during_the_last_batch(pipe("numpy").loader(B)), 7) == []
+    assert resumed(stop_at(pipe("numpy").loader(B), at=STEPS - 1), 7) == []
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (Pipeline(data(), seed=4).map(noise), "the seed is another"),
-        (Pipeline(data(), seed=3, shuffle=False).map(noise), "the shuffle is another"),
-        (Pipeline(data(), seed=3), "it has stage 0 noise where here is no stage"),
-        (Pipeline(data(), seed=3).map(noise).map(stages.drop("mask")), "it has no stage where here is stage 1"),
-        (Pipeline(data(), seed=3).map(stages.drop("mask")), "it has stage 0 noise where here is stage 0"),
-        (Pipeline(data(N - 1), seed=3).map(noise), f"epochs had {N} samples, here they have {N - 1}"),
-    ],
-)
+OTHERS = [
+    (Pipeline(data(), seed=4).map(noise), "the seed is another"),
+    (Pipeline(data(), seed=3, shuffle=False).map(noise), "the shuffle is another"),
+    (Pipeline(data(), seed=3), "it has stage 0 noise where here is no stage"),
+    (Pipeline(data(), seed=3).map(noise).map(stages.drop("mask")), "it has no stage where here is stage 1"),
+    (Pipeline(data(N - 1), seed=3).map(noise), f"epochs had {N} samples, here they have {N - 1}"),
+]
+
+
+@pytest.mark.parametrize(("other", "words"), OTHERS)
 def test_the_state_of_another_pipeline_is_refused_with_what_differs(other: Pipeline, words: str) -> None:
     state = json.loads(json.dumps(pipe("numpy").loader(B).state_dict()))
     with pytest.raises(PipelineError, match=words):
@@ -181,8 +149,8 @@ def test_what_has_no_sure_identity_is_said() -> None:
 
 
 def test_what_is_no_state_is_refused_and_so_is_one_of_another_version_or_epoch() -> None:
-    state, missing = pipe("plain").loader(B).state_dict(), "needs what state_dict"
-    cases = [(None, missing), ({}, missing), ({"_num_yielded": 3}, missing), (7, missing)]
+    state = pipe("plain").loader(B).state_dict()
+    cases: list[tuple[Any, str]] = [(wrong, "needs what state_dict") for wrong in (None, {"_num_yielded": 3})]
     cases += [({**state, "version": 7}, "version 7"), ({**state, "step": -1}, "step must be at least 0")]
     cases += [({**state, "epoch": 5}, "at epoch 5, step 0; this loader reads the epochs 0 to 1")]
     for wrong, words in cases:
@@ -197,7 +165,7 @@ def test_set_epoch_is_for_the_next_pass() -> None:
         loader.set_epoch(epoch)
         assert [record(b) for b in loader] == epochs[epoch]
     assert [record(b) for b in loader] == epochs[3]
-    loader.load_state_dict(in_the_middle(pipe("numpy").loader(B)))
+    loader.load_state_dict(stop_at(pipe("numpy").loader(B)))
     loader.set_epoch(0)  # of the epoch that is resumed: what is left of it stays
     assert [record(b) for b in loader] == epochs[0][3:]
     loader.close()
@@ -208,7 +176,7 @@ def test_set_epoch_is_for_the_next_pass() -> None:
 @pytest.mark.parametrize("is_attached", [False, True], ids=["alone", "attached"])
 def test_an_iterator_that_was_never_read_is_no_pass(is_attached: bool) -> None:
     """Lightning calls `iter` once to check what it was given, and once more to read it."""
-    epochs = [[record(b) for b in pipe("numpy").loader(B, range(e, e + 1))] for e in range(4)]
+    whole = [[record(b) for b in pipe("numpy").loader(B, range(e, e + 1))] for e in range(4)]
     with Feeder(pipe("numpy"), capacity=16) as feeder:
 
         def make(epochs: range | None = None) -> Any:
@@ -219,19 +187,19 @@ def test_an_iterator_that_was_never_read_is_no_pass(is_attached: bool) -> None:
         def read_passes() -> None:
             loader = make()
             unread, opened = iter(loader), loader.epochs()
-            assert [record(b) for b in loader] == epochs[0]
-            left = iter(loader)  # in the middle of its pass, and kept
-            assert record(next(left)) == epochs[1][0]
-            assert [record(b) for b in loader] == epochs[2], "the next pass is the epoch after it"
-            assert [record(b) for b in unread] == epochs[3], "an iterator begins its pass when it is read"
+            assert [record(b) for b in loader] == whole[0]
+            begun = iter(loader)  # in the middle of its pass, and kept
+            assert record(next(begun)) == whole[1][0]
+            assert [record(b) for b in loader] == whole[2], "the next pass is the epoch after it"
+            assert [record(b) for b in unread] == whole[3], "an iterator begins its pass when it is read"
             assert not is_attached or loader.stats()["private_batches"] == 0
-            del opened, left
+            del opened, begun
             loader.close()
             bounded = make(range(1, 3))
             unread, late = iter(bounded), bounded.epochs()
-            assert [record(b) for b in bounded] == epochs[1] + epochs[2]
-            for again in (lambda: next(unread), lambda: next(late), lambda: iter(bounded)):
-                with pytest.raises(PipelineError, match="a second pass"):
+            assert [record(b) for b in bounded] == whole[1] + whole[2]
+            for again in (lambda: next(unread), lambda: next(late), lambda: iter(bounded), bounded.epochs):
+                with pytest.raises(PipelineError, match=r"a second pass .* leave epochs= out"):
                     again()
 
         together([read_passes])
@@ -240,16 +208,14 @@ def test_an_iterator_that_was_never_read_is_no_pass(is_attached: bool) -> None:
 def test_the_loader_of_a_feeder_continues_from_a_state() -> None:
     whole = [record(b) for b in pipe("numpy").loader(B, 3)]
     with Feeder(pipe("numpy")) as feeder:
-        loader = attach(feeder.address, pipe("numpy"), B, epochs=range(3), name="first")
+        loader, again = (attach(feeder.address, pipe("numpy"), B, epochs=range(3), name=name) for name in "ab")
         batches = iter(loader)
         for _ in range(STEPS + 2):
             next(batches)
         state = json.loads(json.dumps(loader.state_dict()))
         loader.close()
-        again = attach(feeder.address, pipe("numpy"), B, epochs=range(3), name="second")
-        again.load_state_dict(state)
-        assert [record(b) for b in again] == whole[STEPS + 2 :]
-        assert again.stats()["shared_batches"] > 0
         alone = pipe("numpy").loader(B, 3, workers=1)  # whoever prepares
-        alone.load_state_dict(state)
-        assert [record(b) for b in alone] == whole[STEPS + 2 :]
+        for other in (again, alone):
+            other.load_state_dict(state)
+            assert [record(b) for b in other] == whole[STEPS + 2 :]
+        assert again.stats()["shared_batches"] > 0

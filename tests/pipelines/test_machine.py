@@ -39,16 +39,12 @@ def both(host: Path) -> tuple[float, float]:
     return available_bytes(*own) / MIB, limit_bytes(*own) / MIB
 
 
-def test_without_control_groups_it_is_the_machines(host: Path) -> None:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB
-    assert both(host) == (1000, total)
-    written(host / "proc/self/cgroup", "0::/service\n3:cpuset:/service\n1:name=systemd:/")
-    unified(host / "groups/service", "max", 10 * MIB)
-    assert both(host) == (1000, total)
-
-
 def test_the_least_of_all_groups_that_hold_the_process_counts(host: Path) -> None:
-    written(host / "proc/self/cgroup", "0::/slice/service")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB
+    assert both(host) == (1000, total), "without control groups it is the machine's"
+    written(host / "proc/self/cgroup", "0::/slice/service\n3:cpuset:/service\n1:name=systemd:/")
+    unified(host / "groups/slice/service", "max", 10 * MIB)
+    assert both(host) == (1000, total)
     unified(host / "groups/slice/service", 300 * MIB, 100 * MIB)
     assert both(host) == (200, 300)
     for limit, current, expected in ((310, 250, (60, 300)), (90, 100, (0, 90))):
@@ -56,6 +52,17 @@ def test_the_least_of_all_groups_that_hold_the_process_counts(host: Path) -> Non
         assert both(host) == expected
     unified(host / "groups/other", MIB)
     assert both(host) == (0, 90)
+
+
+def test_version_1_has_other_names(host: Path) -> None:
+    written(host / "proc/self/cgroup", "4:cpu,memory:/job\n0::/")
+    stat = f"cache 5\ntotal_active_file {30 * MIB}\ntotal_inactive_file {20 * MIB}"
+    for group, limit, usage in (("", 9223372036854771712, 2**40), ("job", 300 * MIB, 200 * MIB)):
+        written(host / "groups/memory" / group / "memory.limit_in_bytes", limit)
+        written(host / "groups/memory" / group / "memory.usage_in_bytes", usage)
+    written(host / "groups/memory/job/memory.stat", stat)
+    assert both(host) == (150, 300)
+    assert 0 < available_bytes() <= limit_bytes(), "here it is more than nothing and no more than there is"
 
 
 @pytest.mark.parametrize("path", ["/", "/docker/0123", "/../.."])
@@ -67,33 +74,17 @@ def test_in_a_container_the_root_is_its_own_group_and_files_that_the_kernel_can_
     assert both(host) == (260, 300)
 
 
-def test_version_1_has_other_names(host: Path) -> None:
-    written(host / "proc/self/cgroup", "4:cpu,memory:/job\n0::/")
-    group = host / "groups/memory/job"
-    written(group / "memory.limit_in_bytes", 300 * MIB)
-    written(group / "memory.usage_in_bytes", 200 * MIB)
-    written(group / "memory.stat", f"cache 5\ntotal_active_file {30 * MIB}\ntotal_inactive_file {20 * MIB}")
-    written(group.parent / "memory.limit_in_bytes", 9223372036854771712)
-    written(group.parent / "memory.usage_in_bytes", 2**40)
-    assert both(host) == (150, 300)
-    assert 0 < available_bytes() <= limit_bytes(), "here it is more than nothing and no more than there is"
-
-
 def test_the_least_cpu_quota_of_all_groups_counts_as_that_of_memory_does(host: Path) -> None:
-    def count() -> float:
-        return usable_cpus(host / "proc", host / "groups")
-
-    allowed = len(os.sched_getaffinity(0))
-    assert count() == allowed
+    own, groups = (host / "proc", host / "groups"), host / "groups"
+    assert usable_cpus(*own) == len(os.sched_getaffinity(0))
     written(host / "proc/self/cgroup", "0::/user.slice/job.scope\n4:cpu,cpuacct:/batch/job")
-    written(host / "groups/user.slice/job.scope/cpu.max", "max 100000")
-    written(host / "groups/user.slice/cpu.max", "75000 100000")
-    assert count() == 0.75, "version 2, of the slice that the group lies in"
-    written(host / "groups/cpu,cpuacct/batch/cpu.cfs_quota_us", "25000")
-    written(host / "groups/cpu,cpuacct/batch/cpu.cfs_period_us", "50000")
-    written(host / "groups/cpu,cpuacct/batch/job/cpu.cfs_quota_us", "-1")
-    written(host / "groups/cpu,cpuacct/batch/job/cpu.cfs_period_us", "100000")
-    assert count() == 0.5, "version 1, of the group above"
+    written(groups / "user.slice/job.scope/cpu.max", "max 100000")
+    written(groups / "user.slice/cpu.max", "75000 100000")
+    assert usable_cpus(*own) == 0.75, "version 2, of the slice that the group lies in"
+    for group, quota, period in (("batch", 25000, 50000), ("batch/job", -1, 100000)):
+        written(groups / "cpu,cpuacct" / group / "cpu.cfs_quota_us", quota)
+        written(groups / "cpu,cpuacct" / group / "cpu.cfs_period_us", period)
+    assert usable_cpus(*own) == 0.5, "version 1, of the group above"
 
 
 PINNED = """

@@ -40,20 +40,6 @@ def nodes_of(*feeders: Feeder) -> list[list[int]]:
     return [feeder.stats()["group"]["nodes"] for feeder in feeders]
 
 
-def of_one_pace(nodes: int) -> list[Job]:
-    """Jobs that go on for long, none faster than another: only nodes that are near each other meet anew."""
-    return [replace(job, epochs=(0, 99), pause_s=0.006 * job.batch_size) for job in jobs(nodes)]
-
-
-def read_through(fault: Any, over: threading.Event, wanted: list[Job], addresses: list[str]) -> list[Any]:
-    """What each reads until the fault is over: checked to be what it reads alone."""
-    pairs = zip(wanted, addresses, strict=True)
-    reading = [lambda j=job, a=address: pipes.read_until(over, j, j.attach(a)) for job, address in pairs]
-    *results, _ = pipes.together([*reading, fault])
-    pipes.check_until(results, wanted)
-    return results
-
-
 @pytest.mark.more
 @pytest.mark.parametrize(("design", "preparers"), [("all", None), ("multi", 2), ("single", 1)])
 def test_what_the_nodes_prepare_together_is_what_each_would_alone(
@@ -67,21 +53,22 @@ def test_what_the_nodes_prepare_together_is_what_each_would_alone(
         assert [records for records, _ in results] == [pipes.alone(job) for job in wanted]
         assert all(stats["private_batches"] == 0 for _, stats in results)
         sample_bytes = 3 * 7 * 4 + 5 + 1 + 8 + 8 + 8 + 1  # image, mask, flag, label, draw, index, _ok
-        # What has come is read at once; that it is sent is known a moment later.
         sent_bytes = 2 * 2 * N * sample_bytes
+        # What has come is read at once; that it is sent is known a moment later.
         pipes.wait_until(lambda: sum(f.stats()["group"]["sent_bytes"] for f in feeders) >= sent_bytes)
         stats = [feeder.stats() for feeder in feeders]
-    prepared = [of_node["prepared"] for of_node in stats]
+    prepared, groups = [of_node["prepared"] for of_node in stats], [of_node["group"] for of_node in stats]
     assert sum(prepared) == 2 * N, "each sample once over all nodes"
-    assert sum(bool(count) for count in prepared) == (preparers or 3)
-    assert [of_node["group"]["received"] for of_node in stats] == [2 * N - count for count in prepared]
-    assert sum(of_node["group"]["sent_bytes"] for of_node in stats) == sent_bytes
-    assert not os.listdir(tmp_path / "peers")
+    assert sum(map(bool, prepared)) == (preparers or 3)
+    assert [group["received"] for group in groups] == [2 * N - count for count in prepared]
+    assert sum(group["sent_bytes"] for group in groups) == sent_bytes and not os.listdir(tmp_path / "peers")
 
 
 @pytest.mark.more
-def test_a_feeder_that_dies_takes_nobody_with_it_and_its_successor_is_taken_in(tmp_path: Path) -> None:
-    wanted, over = of_one_pace(3), threading.Event()
+def test_a_link_or_feeder_that_dies_takes_nobody_with_it_and_is_replaced(tmp_path: Path) -> None:
+    # None is faster than another: only nodes that are near each other meet anew.
+    wanted = [replace(job, epochs=(0, 99), pause_s=0.006 * job.batch_size) for job in jobs(3)]
+    over, everybody = threading.Event(), [[0, 1, 2], [0, 1, 2]]
     peers = [Peers(str(tmp_path / "peers"), i, 3, "lo") for i in range(3)]
     address = str(tmp_path / "s" / "socket")
     options: dict[str, Any] = {"capacity": 128, "expect": 1, "design": "all"}
@@ -91,39 +78,25 @@ def test_a_feeder_that_dies_takes_nobody_with_it_and_its_successor_is_taken_in(t
         others = [stack.enter_context(Feeder(pipe("numpy"), peers=peer, **options)) for peer in peers[1:]]
 
         def fault() -> None:
-            pipes.wait_until(lambda: others[0].stats()["consumed"] > 100)
-            assert others[0].stats()["group"]["nodes"] == [0, 1, 2]
+            pipes.wait_until(lambda: nodes_of(*others) == everybody and others[0].stats()["consumed"] > 100)
+            os.kill(others[0].stats()["group"]["pid"], signal.SIGKILL)
+            pipes.wait_until(lambda: nodes_of(*others) != everybody)
+            pipes.wait_until(lambda: nodes_of(*others) == everybody)
             killed.kill()
             pipes.wait_until(lambda: nodes_of(*others) == [[1, 2], [1, 2]])
             killed.stop()
             successor = feed.spawn(pipe("numpy"), peers=peers[0], address=address, replacement=True, **options)
             stack.callback(successor.stop)
-            pipes.wait_until(lambda: nodes_of(*others) == [[0, 1, 2], [0, 1, 2]])
+            pipes.wait_until(lambda: nodes_of(*others) == everybody)
             over.set()
 
-        addresses = [address, *(feeder.address for feeder in others)]
-        results = read_through(fault, over, wanted, addresses)
+        pairs = zip(wanted, [address, *(feeder.address for feeder in others)], strict=True)
+        reading = [lambda j=job, a=a: pipes.read_until(over, j, j.attach(a)) for job, a in pairs]
+        *results, _ = pipes.together([*reading, fault])
+        pipes.check_until(results, wanted)
         assert results[1][1]["private_batches"] == results[2][1]["private_batches"] == 0
         assert results[0][1]["private_batches"] > 0
-
-
-@pytest.mark.more
-def test_a_link_that_dies_is_replaced_and_all_nodes_meet_again(tmp_path: Path) -> None:
-    wanted, over = of_one_pace(3), threading.Event()
-    with ExitStack() as stack:
-        feeders = start(stack, tmp_path, 3, design="all", capacity=128)
-
-        def fault() -> None:
-            for number in (0, 1):
-                pipes.wait_until(lambda: nodes_of(*feeders) == [[0, 1, 2]] * 3)
-                os.kill(feeders[number].stats()["group"]["pid"], signal.SIGKILL)
-                pipes.wait_until(lambda: nodes_of(*feeders) != [[0, 1, 2]] * 3)
-            pipes.wait_until(lambda: nodes_of(*feeders) == [[0, 1, 2]] * 3)
-            over.set()
-
-        results = read_through(fault, over, wanted, [feeder.address for feeder in feeders])
-        assert all(stats["private_batches"] == 0 for _, stats in results)
-        assert all(feeder.stats()["group"]["lost_groups"] >= 2 for feeder in feeders)
+        assert all(feeder.stats()["group"]["lost_groups"] >= 2 for feeder in others)
 
 
 def test_a_link_that_cannot_start_is_tried_again_after_a_pause(tmp_path: Path, monkeypatch: Any) -> None:
@@ -165,24 +138,21 @@ def test_a_member_that_stalls_on_one_node_does_not_stall_the_others_for_ever(tmp
     held, quick = jobs(2, epochs=(0, 3))
     with ExitStack() as stack:
         feeders = start(stack, tmp_path, 2, design="all", stall_limit_s=3.0, overwrite_released=True)
-        batches = iter(held.attach(feeders[0].address))
-        finished: list[bool] = []
+        batches, over = iter(held.attach(feeders[0].address)), threading.Event()
 
         def hold() -> list[Any]:
             in_hand = next(batches)
             first = pipes.record(in_hand)
-            pipes.wait_until(lambda: finished)
-            assert pipes.record(in_hand) == first
+            assert over.wait(pipes.LIMIT_S) and pipes.record(in_hand) == first
             return [first, *pipes.read(batches, held)]
 
         def run() -> Any:
             result = pipes.shared(quick, feeders[1].address)
-            finished.append(True)
+            over.set()
             return result
 
         slow, (records, stats) = pipes.together([hold, run])
-        assert slow == pipes.alone(held)
-        assert records == pipes.alone(quick)
+        assert (slow, records) == (pipes.alone(held), pipes.alone(quick))
         assert feeders[0].stats()["detached"] == 1
         if not feeders[1].stats()["detached"]:  # on a busy machine the quick one may have been slow, too
             assert stats["private_batches"] == 0

@@ -55,24 +55,24 @@ def kills_by_chance(sample: dict[str, Any], *, always: bool) -> dict[str, Any]:
     return sample
 
 
+def read(loader: Any) -> list[Any]:
+    return [record(batch) for batch in loader]
+
+
 def made(stage: Any, on_error: Any = "skip") -> Pipeline:
     return Pipeline(pipe("plain").source, seed=3, on_error=on_error, max_skipped=1.0).map(stage, version=1)
 
 
-def batches(loader: Any) -> list[Any]:
-    return [record(batch) for batch in loader]
-
-
 @pytest.mark.filterwarnings("ignore:left out")
 def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named() -> None:
-    expected, held = batches(made(bad).loader(8, range(3))), {"valid": made(poison)}
+    expected, held = read(made(bad).loader(8, range(3))), {"valid": made(poison)}
     options: dict[str, Any] = {"expect": 2, "prepare_timeout_s": TIMEOUT_S, "resident": held}
     with Feeder(made(poison), workers=2, capacity=24, **options) as feeder:
         first = attach(feeder.address, made(poison), 8, range(3), name="a")
         second = attach(feeder.address, made(poison), 8, range(1), name="b")
         epochs = first.epochs()
-        read, other = together([lambda: batches(next(epochs)), partial(batches, second)])
-        assert read == other == expected[: len(other)]
+        records, other = together([lambda: read(next(epochs)), partial(read, second)])
+        assert records == other == expected[: len(other)]
         assert len(resident(feeder.address, "valid", made(poison))) == len(made(bad)) - 2
         poisoned = {(each["set"], each["index"]): each for each in feeder.stats()["poison"]}
         assert set(poisoned) == {(name, index) for name in ("ring", "valid") for index in (KILLS, HANGS)}
@@ -84,8 +84,8 @@ def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for epoch in epochs:
-            read += batches(epoch)
-    assert read == expected
+            records += read(epoch)
+    assert records == expected
     assert first.stats()["private_batches"] > 0 and first.stats()["skipped"] == 6
 
 
@@ -109,12 +109,12 @@ def test_such_a_record_is_an_error_that_names_it_where_none_may_be_left_out() ->
     with Feeder(pipeline, workers=2, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S) as feeder:
         loaders = [attach(feeder.address, pipeline, 8, range(1), name=name) for name in "ab"]
 
-        def read(loader: Any) -> SampleError:
+        def read_bad(loader: Any) -> SampleError:
             with pytest.raises(SampleError) as caught:
-                batches(loader)
+                read(loader)
             return caught.value
 
-        for error in together([partial(read, loader) for loader in loaders]):
+        for error in together([partial(read_bad, loader) for loader in loaders]):
             assert error.index in (KILLS, HANGS) and f"row {error.index}" in error.where
             assert "ends every process" in error.reason or "does not end" in error.reason
         assert feeder.stats()["failure"] is None, "the feeder lives on"
@@ -127,10 +127,10 @@ def test_a_record_at_which_a_worker_was_killed_by_chance_is_no_bad_one(
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     pipeline = made(partial(kills_by_chance, always=always))
     with Feeder(pipeline, workers=1, capacity=24) as feeder:
-        records = batches(attach(feeder.address, pipeline, 8, range(epochs)))
+        records = read(attach(feeder.address, pipeline, 8, range(epochs)))
         assert feeder.stats()["restarts"] >= epochs and feeder.stats()["bad"] == {}
         assert feeder.stats()["poison"] == [] and (always or feeder.stats()["restarts"] == 1)
-    assert records == batches(pipeline.loader(8, range(epochs)))
+    assert records == read(pipeline.loader(8, range(epochs)))
 
 
 def test_a_worker_that_hangs_does_not_outlive_a_feeder_that_is_killed(tmp_path: Any, monkeypatch: Any) -> None:
@@ -147,7 +147,7 @@ def test_a_worker_that_hangs_does_not_outlive_a_feeder_that_is_killed(tmp_path: 
     process = spawn(made(hangs_and_says_so), capacity=24)
     try:
         with pytest.raises(HangsNow):
-            batches(attach(process.address, made(hangs_and_says_so), 8, range(1), on_wait=look))
+            read(attach(process.address, made(hangs_and_says_so), 8, range(1), on_wait=look))
         (worker,) = (child.pid for child in psutil.Process(process.pid).children())
     finally:
         process.kill()

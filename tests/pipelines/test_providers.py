@@ -27,14 +27,14 @@ def install(
     metadata = folder / f"{distribution}-2.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.0\n")
-    (metadata / "entry_points.txt").write_text(entry_points)
+    (metadata / "entry_points.txt").write_text(f"[ray_ensemble.{entry_points}")
     (folder / f"{distribution}.py").write_text(code)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, distribution, raising=False)
 
 
 def test_an_entry_point_adds_a_name(archives: Providers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = "[ray_ensemble.archives]\nrar = theirs_a:Rar\n[ray_ensemble.other]\nlha = theirs_a:Lha\n"
+    points = "archives]\nrar = theirs_a:Rar\n[ray_ensemble.other]\nlha = theirs_a:Lha\n"
     install(tmp_path, monkeypatch, "theirs_a", points, "class Rar: pass\n")
     assert archives.names() == ["zip", "tar", "rar"]
     assert archives.load("zip") is zipfile.ZipFile and archives.load("rar").__name__ == "Rar"
@@ -48,7 +48,7 @@ def test_a_name_of_ours_cannot_be_taken_and_of_two_with_one_name_none_is_used(
     archives: Providers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "bcd":
-        points = f"[ray_ensemble.archives]\n{'zip' if name == 'b' else 'rar'} = theirs_{name}:Zip\n"
+        points = f"archives]\n{'zip' if name == 'b' else 'rar'} = theirs_{name}:Zip\n"
         install(tmp_path / name, monkeypatch, f"theirs_{name}", points, "class Zip: pass\n")
     assert archives.load("zip") is zipfile.ZipFile and archives.names() == ["zip", "tar"]
     assert sorted(archives.find_conflicts()) == [
@@ -63,7 +63,7 @@ def test_a_name_of_ours_cannot_be_taken_and_of_two_with_one_name_none_is_used(
 def test_one_that_cannot_be_imported_is_named(
     archives: Providers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    install(tmp_path, monkeypatch, "theirs_e", "[ray_ensemble.archives]\nrar = theirs_e:Rar\n", code)
+    install(tmp_path, monkeypatch, "theirs_e", "archives]\nrar = theirs_e:Rar\n", code)
     with pytest.raises(PipelineError, match=r"archives has 'rar' of theirs_e 2\.0, but theirs_e:Rar cannot"):
         archives.load("rar")
 
@@ -71,7 +71,7 @@ def test_one_that_cannot_be_imported_is_named(
 def test_a_command_that_cannot_be_imported_is_a_line_of_the_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    points = "[ray_ensemble.commands]\nboom = theirs_f:BOOM\n"
+    points = "commands]\nboom = theirs_f:BOOM\n"
     install(tmp_path, monkeypatch, "theirs_f", points, "raise ValueError('99 %')\n")
     monkeypatch.delitem(COMMANDS.__dict__, "_foreign", raising=False)
     try:

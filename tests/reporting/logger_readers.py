@@ -56,17 +56,11 @@ def kept(run_dir: RunDir, name: str) -> dict[str, Any]:
 
 @contextmanager
 def tensorboard(folder: Path, load_fast: bool = False) -> Iterator[Any]:
-    """Serves a folder by TensorBoard on loopback; yields a function that asks its HTTP API.
-
-    Args:
-        load_fast: whether its reader in Rust reads the files, not the one in Python.
-    """
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
-    command += ["--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"]
-    command += ["--load_fast", str(load_fast).lower()]
-    server = subprocess.Popen(
-        [*command, "--samples_per_plugin", "scalars=1000"], stderr=subprocess.PIPE, text=True
-    )
+    """Serves a folder by TensorBoard on loopback, read in Rust or in Python; yields what asks its HTTP API."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
+    command += ["--port", "0", "--reload_interval", "1", "--load_fast", str(load_fast).lower()]
+    command += ["--samples_per_plugin", "scalars=1000"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
         address = next(found[0] for line in server.stderr if (found := re.search(r"http://\S+:\d+", line)))
@@ -77,9 +71,8 @@ def tensorboard(folder: Path, load_fast: bool = False) -> Iterator[Any]:
             with urllib.request.urlopen(request, timeout=300) as answer:
                 return json.load(answer)
 
-        # Until it has loaded every run.
         runs = {str(path.parent.relative_to(folder)) for path in folder.rglob("events.out.tfevents.*")}
-        while set(ask("runs")) != runs:
+        while set(ask("runs")) != runs:  # until it has loaded every run
             pass
         yield ask
     finally:
@@ -101,39 +94,26 @@ def read_tensorboard(ask: Any) -> Scalars:
 
 
 def read_session_groups(ask: Any) -> dict[str, dict[str, Any]]:
-    statuses = ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"]
+    statuses = [f"STATUS_{status}" for status in ("SUCCESS", "FAILURE", "RUNNING", "UNKNOWN")]
     body = {"experimentName": "", "allowedStatuses": statuses, "colParams": [], "startIndex": 0, "sliceSize": 100}
-    return {
-        group["name"].split("/")[-1]: group
-        for group in ask("plugin/hparams/session_groups", body)["sessionGroups"]
-    }
+    groups = ask("plugin/hparams/session_groups", body)["sessionGroups"]
+    return {group["name"].split("/")[-1]: group for group in groups}
 
 
 def read_mlflow(uri: str, experiment: str) -> dict[str, dict[str, Any]]:
     """Each run by its name: status, params, tags, parent, and `points`: each metric's (step, value, timestamp)."""
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(tracking_uri=uri)
-    found = client.get_experiment_by_name(experiment)
-    assert found is not None
-    runs = client.search_runs([found.experiment_id], max_results=1000)
-    names = [run.info.run_name for run in runs]
-    assert len(names) == len(set(names)), names
-    return {
-        str(run.info.run_name): {
-            "id": run.info.run_id,
-            "status": run.info.status,
-            "params": run.data.params,
-            "tags": run.data.tags,
-            "parent": run.data.tags.get("mlflow.parentRunId"),
-            "last": run.data.metrics,
-            "points": {
-                name: [(m.step, m.value, m.timestamp) for m in client.get_metric_history(run.info.run_id, name)]
-                for name in run.data.metrics
-            },
-        }
-        for run in runs
-    }
+    client, found = MlflowClient(tracking_uri=uri), dict[str, dict[str, Any]]()
+    for run in client.search_runs([client.get_experiment_by_name(experiment).experiment_id], max_results=1000):
+        info, data = run.info, run.data
+        assert info.run_name not in found
+        found[info.run_name] = {"id": info.run_id, "status": info.status, "params": data.params, "tags": data.tags}
+        found[info.run_name] |= {"parent": data.tags.get("mlflow.parentRunId"), "last": data.metrics, "points": {}}
+        for name in data.metrics:
+            history = client.get_metric_history(info.run_id, name)
+            found[info.run_name]["points"][name] = [(m.step, m.value, m.timestamp) for m in history]
+    return found
 
 
 def read_wandb(run_dir: Path) -> dict[str, dict[str, Any]]:
@@ -152,16 +132,16 @@ def read_wandb(run_dir: Path) -> dict[str, dict[str, Any]]:
                 run |= {"project": record.run.project, "id": record.run.run_id}
                 run["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             elif kind == "history":
-                row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-                step = record.history.step.num
-                assert step not in run["history"], (file, step)
-                run["history"][step] = row
+                assert record.history.step.num not in run["history"], file
+                items = record.history.item
+                row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+                run["history"][record.history.step.num] = row
             elif kind == "summary":
-                for item in record.summary.update:
-                    run["summary"][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+                items = record.summary.update
+                run["summary"] |= {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
             elif kind == "exit":
                 run["exit"] = record.exit.exit_code
-        assert run["name"] not in found, run["name"]
+        assert run["name"] not in found
         found[run["name"]] = run
     return found
 

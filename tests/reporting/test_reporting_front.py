@@ -23,16 +23,16 @@ SMALL = st.one_of(st.integers(0, 4).map(float), st.floats(-1e3, 1e3))
 POINTS = st.integers(1, 4).flatmap(lambda many: st.lists(st.tuples(*[SMALL] * many), max_size=30))
 
 
+def dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a != b and all(x <= y for x, y in zip(a, b, strict=True))
+
+
 @given(POINTS)
 @example([(1.0, 1.0), (1.0, 1.0), (1.0, 0.0), (0.0, 2.0), (2.0, 0.0)])
 @example([(0.0, 1.0, 1.0), (0.0, 1.0, 0.0), (1.0, 0.0, 1.0), (0.0, 1.0, 0.0)])
 def test_the_front_is_what_no_other_point_dominates(points: list[tuple[float, ...]]) -> None:
-    def dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-        return a != b and all(x <= y for x, y in zip(a, b, strict=True))
-
-    expected = [i for i, point in enumerate(points) if not any(dominates(other, point) for other in points)]
     front = pareto_front(points)
-    assert sorted(front) == expected
+    assert sorted(front) == [i for i, point in enumerate(points) if not any(dominates(o, point) for o in points)]
     assert [points[i] for i in front] == sorted(points[i] for i in front)
 
 
@@ -42,17 +42,12 @@ def minimizing(*further: str, origin: str = "estimated") -> list[Event]:
     objectives = [{"name": name, "mode": "max" if name == "speed" else "min"} for name in further]
     for event in runs.search_run():
         if event["type"] == "run_started":
-            event = {**event, "further_objectives": objectives}
-        if event["type"] == "finished":
-            event = {**event, "metrics": {**event["metrics"], "speed": float(finished % 4)}}
+            event |= {"further_objectives": objectives}
         events.append(event)
         if event["type"] == "finished":
-            figures = {
-                "energy_j": 100.0 * (1 + finished % 3),
-                "energy_origin": origin,
-                "cpu_s": 7.5 * (1 + finished),
-            }
-            events.append({**event, "type": "cost", "metrics": None, **figures})
+            event |= {"metrics": {**event["metrics"], "speed": float(finished % 4)}}
+            used = {"energy_j": 100.0 * (1 + finished % 3), "energy_origin": origin, "cpu_s": 7.5 * (1 + finished)}
+            events.append({**event, "type": "cost", "metrics": None, **used})
             finished += 1
     return events
 
@@ -80,22 +75,15 @@ def test_a_front_of_three_objectives_names_both_and_nobody_who_violates_a_constr
         for m in state.members.values()
         if m.cost
     }
-    expected = {
-        one
-        for one, point in judged.items()
-        if not any(o != point and all(x <= y for x, y in zip(o, point, strict=True)) for o in judged.values())
-    }
     front = [member.id for member in front_members(state)]
-    assert set(front) == expected and 1 < len(front) < len(judged)
+    dominated = [one for one, a in judged.items() if any(dominates(b, a) for b in judged.values())]
+    assert set(front) == {*judged} - {*dominated} and 1 < len(front) < len(judged)
     assert [judged[member] for member in front] == sorted(judged[member] for member in front)
     (line,) = summarize_search(state, ledger(events))
     assert line[1].endswith("(accuracy, CPU-seconds and speed)") and line[1].startswith(f"{front[0]} ")
-    violated = [
-        {**event, "constraints": {"narrow": 0.5 if event["member"] == front[0] else 0.0}}
-        if event["type"] == "finished"
-        else event
-        for event in events
-    ]
+    narrow = {"constraints": {"narrow": 0.5}}
+    best = {"type": "finished", "member": front[0]}
+    violated = [event | narrow if event.items() >= best.items() else event for event in events]
     assert front[0] not in [member.id for member in front_members(fold(violated))]
     assert front_members(fold(minimizing())) == []
 

@@ -20,16 +20,17 @@ from typing import Any
 import psutil
 import pytest
 from kit.event_dicts import fold, read_events, typed
-from kit.execute_members import an_ensemble, faulty_model, loss
+from kit.execute_members import an_ensemble
 from kit.run_events import list_run
 from logger_readers import LIMIT, read_tensorboard, tensorboard, write_log
 
 import ensemble
-from ensemble import Recipe, SpecError
+from ensemble import SpecError
 from ensemble.cli.parser import main
 from ensemble.reporting.loggers import webhook as sender
 from ensemble.reporting.loggers.observers import Observers
 from ensemble.spec import resolve_loggers, resolve_notify
+from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunDir, write_request
 
 SECRET = "T0KEN-that-nobody-may-read"
@@ -48,37 +49,33 @@ class Webhook(ThreadingHTTPServer):
         self.got: queue.Queue[dict[str, Any]] = queue.Queue()
         self.answers: list[int | str | None] = []  # a status, a redirection, or None: never
         self.asked = 0
-        webhook = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                webhook.asked += 1
-                answer = webhook.answers.pop(0) if webhook.answers else 204
-                if answer is None:
-                    time.sleep(WAIT_S)
-                elif isinstance(answer, str):
-                    self.send_response(307)
-                    self.send_header("Location", answer)
-                    self.end_headers()
-                else:
-                    if answer < 300:
-                        webhook.got.put(json.loads(body))
-                    self.send_response(answer)
-                    self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), Alert)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/hook/{SECRET}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/hook/{SECRET}"
 
     def next(self) -> dict[str, Any]:
         return self.got.get(timeout=WAIT_S)
+
+
+class Alert(BaseHTTPRequestHandler):
+    server: Webhook
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked += 1
+        answer = self.server.answers.pop(0) if self.server.answers else 204
+        if answer is None:
+            time.sleep(WAIT_S)
+            return
+        if answer == 204:
+            self.server.got.put(json.loads(body))
+        self.send_response(307 if isinstance(answer, str) else answer)
+        if isinstance(answer, str):
+            self.send_header("Location", answer)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture
@@ -139,8 +136,8 @@ def test_observers_that_are_killed_twice_do_not_touch_training_and_log_each_epoc
 
     state = train(run_dir.path, kill)
     assert len(set(killed)) == 2 and list_trained(state) == undisturbed
-    told = [event for event in read_events(run_dir.events) if event["type"] == "logger"]
-    assert told[0]["logger"] == "process" and told[0]["state"] == "failing" and "it died" in told[0]["detail"]
+    news = [event for event in read_events(run_dir.events) if event["type"] == "logger"]
+    assert (news[0]["logger"], news[0]["state"]) == ("process", "failing") and "it died" in news[0]["detail"]
     assert read_events(run_dir.events)[-1]["notes"] == []
     check_tensorboard(run_dir.path, state)
 
@@ -174,6 +171,14 @@ def block_tensorboard(run_dir: RunDir, member: str) -> Path:
     return pipe
 
 
+def end_apart(observers: Observers) -> tuple[list[str], threading.Thread]:
+    """Ends them in a thread; what it says when it has ended."""
+    lines = list[str]()
+    ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
+    ender.start()
+    return lines, ender
+
+
 def test_a_logger_that_sleeps_for_ever_holds_back_neither_another_nor_the_end_and_is_resumed(
     webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,17 +187,14 @@ def test_a_logger_that_sleeps_for_ever_holds_back_neither_another_nor_the_end_an
     pipe = block_tensorboard(run_dir, "member-1")
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]), [webhook.url])
     observers.start()
-    lines = list[str]()
-    ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
-    ender.start()
+    lines, ender = end_apart(observers)
     assert webhook.next()["kind"] == "run_ended"
     write_request(run_dir, "stop", at_once=True)  # as the second Ctrl-C of somebody who does not wait
     ender.join()
     assert lines == ["tensorboard: has not ended before the run was to end at once; the log's end is missing"]
     assert find_observers() is None
-    for request in run_dir.requests.iterdir():
-        request.unlink()
-    pipe.unlink()
+    for path in (pipe, *run_dir.requests.iterdir()):
+        path.unlink()
     monkeypatch.setattr(LIMIT, MANY_S)
     last = Observers(run_dir, resolve_loggers(["tensorboard"]))
     last.start()
@@ -212,11 +214,9 @@ def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
     while not (news := observers.read()):
         pass
     [event] = news
-    assert (event["logger"], event["state"]) == ("tensorboard", "failing")
-    assert "it is tried again" in event["detail"]
+    assert (event["logger"], event["state"]) == ("tensorboard", "failing") and "tried again" in event["detail"]
     if is_killed:
-        process = find_observers()
-        assert process is not None
+        [process] = [process for process in (find_observers(),) if process is not None]
         process.kill()
     (run_dir.path / "tensorboard").unlink()
     news = []
@@ -234,9 +234,8 @@ def test_a_process_that_always_dies_at_the_end_is_given_up_and_said(tmp_path: Pa
     block_tensorboard(run_dir, "member-1")  # so that it never ends by itself
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]))
     observers.start()
-    lines, killed = list[str](), set[int]()
-    ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
-    ender.start()
+    lines, ender = end_apart(observers)
+    killed = set[int]()
     while ender.is_alive():
         if (process := find_observers()) is not None and process.pid not in killed:
             killed.add(process.pid)
@@ -244,7 +243,7 @@ def test_a_process_that_always_dies_at_the_end_is_given_up_and_said(tmp_path: Pa
     assert len(killed) == 3 and len(lines) == 1 and lines[0].startswith("tensorboard: the process died; see ")
 
 
-def tell(run_dir: RunDir, webhook: Webhook, last: dict[str, Any]) -> list[str]:
+def end_run(run_dir: RunDir, webhook: Webhook, last: dict[str, Any]) -> list[str]:
     observers = Observers(run_dir, (), resolve_notify([webhook.url]))
     observers.start()
     return observers.end_loggers(typed(last), members=8)
@@ -253,13 +252,15 @@ def tell(run_dir: RunDir, webhook: Webhook, last: dict[str, Any]) -> list[str]:
 def test_a_webhook_that_fails_twice_is_told_at_the_third_try_only_once(webhook: Webhook, tmp_path: Path) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
     webhook.answers = [503, 500]
-    assert tell(run_dir, webhook, EVENTS[-1]) == []
+    assert end_run(run_dir, webhook, EVENTS[-1]) == []
     message = webhook.next()
     assert message["run"] == "digits" and message["kind"] == "run_ended" and webhook.asked == 3
     assert message["text"] == "digits: ended: 4 finished" and message["time"].endswith("+00:00")
-    assert tell(run_dir, webhook, EVENTS[-1]) == [] and webhook.asked == 3, "a process that was killed just then"
+    assert end_run(run_dir, webhook, EVENTS[-1]) == [] and webhook.asked == 3, (
+        "a process that was killed just then"
+    )
     last = {"t": EVENTS[-1]["t"], "type": "run_stopped", "reason": "Ctrl-C"}
-    assert tell(write_log(tmp_path / "stopped", EVENTS[:-1]), webhook, last) == []
+    assert end_run(write_log(tmp_path / "stopped", EVENTS[:-1]), webhook, last) == []
     message = webhook.next()
     assert message["kind"] == "run_stopped" and message["text"].startswith("digits: stopped (Ctrl-C): ")
 
@@ -272,48 +273,30 @@ def test_what_is_no_address_is_refused_without_naming_what_may_be_secret() -> No
     assert resolve_notify(None) == () and resolve_notify("https://host/x") == ("https://host/x",)
 
 
-def test_a_redirection_is_not_followed(webhook: Webhook) -> None:
-    with Webhook() as other:
-        webhook.answers = [other.url]
-        with pytest.raises(sender.DeliveryError, match="answered with status 307") as found:
-            sender.post(webhook.url, b"{}")
-        assert other.asked == 0 and SECRET not in str(found.value)
+def test_a_webhook_that_redirects_is_silent_or_is_not_there_is_given_up(webhook: Webhook) -> None:
+    with Webhook() as other, socket.create_server(("127.0.0.1", 0)) as taken:
+        webhook.answers = [other.url, None]
+        mute = f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}"  # accepts, and says nothing
+        nobody = f"http://127.0.0.1:9/{SECRET}"  # the port `discard`
+        for url, limit_s, why in (
+            (webhook.url, 60.0, "answered with status 307"),
+            (webhook.url, 0.2, r"did not answer within 0\.2 s"),
+            (mute, 0.2, "did not answer"),
+            (nobody, 60.0, "cannot be reached"),
+        ):
+            with pytest.raises(sender.DeliveryError, match=why) as refusal:
+                sender.post(url, b"{}", limit_s=limit_s)
+            assert SECRET not in str(refusal.value)
+        assert other.asked == 0
         other.shutdown()
-
-
-def test_a_webhook_that_never_answers_or_is_not_there_is_given_up(webhook: Webhook) -> None:
-    webhook.answers = [None]
-    with pytest.raises(sender.DeliveryError, match=r"did not answer within 0\.2 s") as found:
-        sender.post(webhook.url, b"{}", limit_s=0.2)
-    assert SECRET not in str(found.value)
-    with socket.create_server(("127.0.0.1", 0)) as taken:  # accepts, and says nothing
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}"
-        with pytest.raises(sender.DeliveryError, match="did not answer"):
-            sender.post(url, b"{}", limit_s=0.2)
-    with pytest.raises(sender.DeliveryError, match="cannot be reached") as found:
-        sender.post(url, b"{}")
-    assert SECRET not in str(found.value)
 
 
 def check_secret(run_dir: Path) -> None:
     """The token of the address is in no file of a run, and in no command line that others can read."""
-    for path in run_dir.rglob("*"):
-        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    assert [path for path in run_dir.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()] == []
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):
             assert SECRET not in " ".join(process.cmdline()), process
-        except psutil.Error:
-            continue
-
-
-def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_path: Path) -> None:
-    recipe = Recipe(model=faulty_model, loss=loss, task="classification")
-    failing = an_ensemble([{"lr": 0.1, "fault": "build"}, {"lr": 0.2, "fault": "build"}], recipe=recipe)
-    webhook.answers = [500]
-    ensemble.submit(failing, tmp_path / "run", executor="inline", notify=webhook.url).wait()
-    message = webhook.next()
-    assert message["kind"] == "run_failed" and message["text"].endswith("no member finished: 2 failed")
-    check_secret(tmp_path / "run")
 
 
 SPEC = """
@@ -326,22 +309,27 @@ def spec():
 """
 
 
-def test_the_command_line_names_files_with_the_addresses(webhook: Webhook, tmp_path: Path) -> None:
+def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_path: Path) -> None:
     for name, text in {"spec.py": SPEC, "webhook": webhook.url}.items():
         (tmp_path / name).write_text(text + "\n")
     command = ["run", str(tmp_path / "spec.py"), "--run-dir", str(tmp_path / "run"), "--executor", "inline"]
     assert main([*command, "--notify", f"@{tmp_path}/none"]) == 2
+    webhook.answers = [500]
     assert main([*command, "--notify", f"@{tmp_path}/webhook"]) == 1, "no member finishes"
-    assert webhook.next()["kind"] == "run_failed"
+    message = webhook.next()
+    assert message["kind"] == "run_failed" and message["text"].endswith("no member finished: 1 failed")
     check_secret(tmp_path / "run")
+    run_dir = tmp_path / "submitted"  # by the argument `notify`
+    ensemble.submit(load_spec(str(tmp_path / "spec.py")), run_dir, executor="inline", notify=webhook.url).wait()
+    assert webhook.next()["kind"] == "run_failed"
+    check_secret(run_dir)
 
 
 def test_a_controller_that_dies_before_it_reads_a_message_is_lost(webhook: Webhook, tmp_path: Path) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "ensemble.reporting.loggers.observer_main", str(run_dir.path)]
-    command.append(str(tmp_path / "temporary"))
+    command = [sys.executable, "-m", "ensemble.reporting.loggers.observer_main", str(run_dir.path), str(tmp_path)]
     declared = {"observers": {"webhook-1": {"kind": "webhook", "options": {"url": webhook.url}}}}
     subprocess.run(command, input=json.dumps(declared).encode(), stdout=writer, timeout=WAIT_S, check=True)
     os.close(writer)
@@ -362,15 +350,12 @@ ensemble.submit(declared, sys.argv[1], executor="inline", notify=sys.stdin.readl
 @pytest.mark.more
 def test_a_run_that_is_killed_and_resumed_repeats_nothing(webhook: Webhook, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "marker")]
-    path = os.pathsep.join(sys.path)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
     def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
         assert process.stdin is not None
-        process.stdin.write(webhook.url + "\n")
-        process.stdin.flush()
+        print(webhook.url, file=process.stdin, flush=True)
         return process
 
     with start() as first:
@@ -384,6 +369,5 @@ def test_a_run_that_is_killed_and_resumed_repeats_nothing(webhook: Webhook, tmp_
     with start() as second:
         ended = webhook.next()
         assert second.wait(WAIT_S) == 0
-    assert ended["kind"] == "run_ended" and "1 finished" in ended["text"]
-    assert webhook.got.empty()
+    assert ended["kind"] == "run_ended" and "1 finished" in ended["text"] and webhook.got.empty()
     check_secret(tmp_path / "run")

@@ -82,14 +82,15 @@ def test_lines_tell_every_end_of_an_epoch_and_every_change_of_state() -> None:
 
 def test_lines_are_never_more_than_a_few_a_second_however_many_members_there_are() -> None:
     watch = Watch(BEGUN)
+    done = {"metrics": {"accuracy": 0.5}, "wall_s": 1.0, "samples_per_s": 100.0}
     for second in range(20):
         for i in range(500):
-            where = {"t": runs.START + second + i / 1000, "member": f"member-{i}", "attempt": 0}
+            at = second + i / 1000
+            where = {"t": runs.START + at, "member": f"member-{i}", "attempt": 0}
             watch.apply(type="placed", node="n", cohort=0, **where)
             watch.apply(type="started", epoch=second, step=0, **where)
-            done = {"epoch": second, "metrics": {"accuracy": 0.5}, "wall_s": 1.0, "samples_per_s": 100.0}
-            watch.apply(type="epoch", **where, **done)
-            watch.update(second + i / 1000)
+            watch.apply(type="epoch", epoch=second, **where, **done)
+            watch.update(at)
     lines = watch.close().splitlines()
     assert len(lines) <= 20 * 4 and all(len(line) < 400 for line in lines)
     assert any("and 49" in line for line in lines), "the rest is counted"
@@ -98,8 +99,8 @@ def test_lines_are_never_more_than_a_few_a_second_however_many_members_there_are
 def test_a_failure_is_announced_as_one_that_is_tried_again_though_the_next_attempt_has_begun() -> None:
     events = runs.list_run()
     failed = next(i for i, e in enumerate(events) if e["type"] == "failed" and e["retry"])
-    placed = (i for i, e in enumerate(events) if e["type"] == "placed" and e["member"] == "member-3")
-    again = next(i for i in placed if i > failed)
+    again = next(i for i, e in enumerate(events) if e.get("attempt") == 1 and e["type"] == "placed")
+    assert events[again]["member"] == "member-3" and again > failed
     watch = Watch(events[:failed])
     watch.update(0.0)
     for event in events[failed : again + 1]:
@@ -111,8 +112,8 @@ def test_of_many_failures_at_once_the_first_is_told_with_its_cause() -> None:
     watch = Watch(BEGUN)
     watch.update(0.0)
     for number in range(5):
-        failed = {"error": f"KeyError: {number}", "reason": "error", "retry": False}
-        watch.apply(type="failed", member=f"member-{number}", attempt=0, **failed)
+        why = {"error": f"KeyError: {number}", "reason": "error", "retry": False}
+        watch.apply(type="failed", member=f"member-{number}", attempt=0, **why)
     shown = watch.update(60.0)
     assert "member-0 failed (error): KeyError: 0\n" in shown and "KeyError: 1" not in shown
 
@@ -150,8 +151,7 @@ def test_what_was_held_back_is_told_on_closing() -> None:
     for until in (0.3, 4.5, 60.0):
         watch.progress.update(fold(runs.list_run(until=until)))
     assert "member-0" not in watch.stream.getvalue()
-    told = watch.close()
-    assert "run finished" in told and watch.close() == told
+    assert "run finished" in (closed := watch.close()) and watch.close() == closed
 
 
 def test_table_shows_members_and_totals_on_a_terminal(terminal: Any) -> None:
@@ -163,22 +163,16 @@ def test_table_shows_members_and_totals_on_a_terminal(terminal: Any) -> None:
     assert "running (2)" in last, "the second attempt is marked"
     shown = played(runs.list_run(), terminal(120))
     assert "(2) beside a state: started twice" in shown and shown.count("(2)") > 1
-    once = [event for event in runs.list_run(members=2) if event.get("member") != "member-1"]
-    assert "(2)" not in played(once, terminal(120))
-
-
-def test_table_fits_the_terminal_and_counts_what_it_leaves_out(terminal: Any) -> None:
     shown = played(runs.search_run(), terminal(100, 16))
     last = shown[shown.rindex("sweep ·") :]
-    assert len(last.splitlines()) <= 16
-    assert "and " in last and "pruned" in last
+    assert len(last.splitlines()) <= 16 and "(2)" not in shown, "it fits the terminal"
+    assert "and " in last and "pruned" in last, "what it leaves out is counted"
     assert "member-23" in last, "the one that runs is never left out"
 
 
 def test_redraws_are_limited_so_that_watching_costs_little() -> None:
     watch = Watch(runs.list_run(until=9.0), Terminal())
-    for update in range(2000):
-        shown = watch.update(update / 400)
+    shown = [watch.update(update / 400) for update in range(2000)][-1]
     watch.close()
     assert 5 < shown.count("digits ·") <= 2 + 5 / 0.25
 
@@ -209,9 +203,11 @@ def test_what_was_trained_before_the_first_look_does_not_count_as_pace() -> None
     estimator = TimeLeftEstimator()
     early, late = fold(runs.list_run(until=5.0)), fold(runs.list_run(until=12.0))
     assert estimator.estimate(early) is None
-    left = estimator.estimate(late)
     pace = (count_epochs(late).done - count_epochs(early).done) / (late.updated - early.updated)
-    assert left == pytest.approx(count_epochs(late).left / pace)
+    assert estimator.estimate(late) == pytest.approx(count_epochs(late).left / pace)
+    ended = [e for e in runs.list_run() if e["type"] != "run_finished"]  # of its members, all have
+    assert "0:00 left" not in played(ended, io.StringIO())
+    assert TimeLeftEstimator((runs.START, 0.0)).estimate(fold(ended)) is None
 
 
 def test_time_left_is_never_below_that_of_the_slowest_member_that_runs() -> None:
@@ -230,39 +226,29 @@ def test_start_up_does_not_count_as_pace_and_nothing_is_said_of_time_left_before
     assert bounds[0][1] < late
 
 
-def test_no_time_left_is_told_of_a_run_whose_members_have_all_ended() -> None:
-    events = [e for e in runs.list_run() if e["type"] != "run_finished"]
-    assert "0:00 left" not in played(events, io.StringIO())
-    assert TimeLeftEstimator((runs.START, 0.0)).estimate(fold(events)) is None
-
-
-def test_a_members_first_step_is_no_pace() -> None:
+def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended() -> None:
+    assert count_epochs(fold(runs.list_run())) == (7 * 6 + 4, 0)
+    assert count_epochs(fold(runs.just_started())) == (0, 4 * 3)
     state = fold(runs.list_run(until=9.0))
+    assert all(0 <= fraction_done(state, member) <= 1 for member in state.members.values())
+    assert member_left_s(state, state.members["member-0"]) > 0
+    assert member_left_s(state, state.members["member-7"]) is None
     member = next(m for m in state.members.values() if m.state == "running")
     member.history, member.epoch, member.steps, member.samples_per_s = [], 0, 100, 2.0
     member.step = 1
-    assert member_left_s(state, member) is None
+    assert member_left_s(state, member) is None, "the first step is no pace"
     member.step = 50
     left = (member_epochs(state, member) - 0.5) * 100 * member.identity["batch_size"] / 2.0
     assert member_left_s(state, member) == pytest.approx(left)
 
 
-def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended() -> None:
-    assert count_epochs(fold(runs.list_run())) == (7 * 6 + 4, 0)
-    assert count_epochs(fold(runs.just_started())) == (0, 4 * 3)
-    running = fold(runs.list_run(until=9.0))
-    assert all(0 <= fraction_done(running, member) <= 1 for member in running.members.values())
-    assert member_left_s(running, running.members["member-0"]) > 0
-    assert member_left_s(running, running.members["member-7"]) is None
-
-
 def make_search(declared: int, epochs: int, *trials: tuple[str, int]) -> RunState:
     """A search whose trials are in these states after so many epochs."""
-    members = {
-        f"trial-{n}": MemberState(f"trial-{n}", n, {"epochs": epochs}, state=state, epoch=epoch)
+    made = [
+        MemberState(f"trial-{n}", n, {"epochs": epochs}, state=state, epoch=epoch)
         for n, (state, epoch) in enumerate(trials)
-    }
-    return RunState(mode="search", epochs=epochs, declared=declared, members=members)
+    ]
+    return RunState(mode="search", epochs=epochs, declared=declared, members={trial.id: trial for trial in made})
 
 
 def test_trials_to_come_are_not_taken_to_be_as_short_as_those_that_were_pruned_first() -> None:

@@ -53,67 +53,56 @@ def test_its_documents_are_those_of_the_live_page(full: Path) -> None:
     ]
 
 
-def test_it_holds_the_last_lines_of_the_logs_of_members_that_failed(full: Path) -> None:
+def test_it_holds_the_last_lines_of_the_logs_of_members_that_failed(full: Path, tmp_path: Path) -> None:
     logs = read_documents(full)["logs"]
-    assert set(logs) == {"member-6"}
     lines = logs["member-6"].splitlines()
-    assert len(lines) == LOG_LINES and lines[-2:] == ["line 999", "FloatingPointError"]
-
-
-def test_the_logs_of_many_failed_members_are_bounded(tmp_path: Path) -> None:
-    events = [
-        event for event in runs.list_run(members=120, epochs=1) if event["type"] in ("run_started", "member")
-    ]
+    assert set(logs) == {"member-6"} and len(lines) == LOG_LINES
+    assert lines[-2:] == ["line 999", "FloatingPointError"]
+    events = [e for e in runs.list_run(members=120, epochs=1) if e["type"] in ("run_started", "member")]
     failed = {"v": 2, "t": events[-1]["t"] + 1, "type": "failed", "attempt": 0, "error": "x", "reason": "error"}
     events += [failed | {"member": f"member-{i}", "retry": False} for i in range(120)]
     run_dir = RunDir(runs.write_run(tmp_path / "run", events))
     for i in range(120):
         run_dir.log(f"member-{i}").parent.mkdir(parents=True, exist_ok=True)
         run_dir.log(f"member-{i}").write_text("x" * 10**6)
-    logs = read_documents(write_report(run_dir))["logs"]
+    logs = read_documents(write_report(run_dir))["logs"]  # those of many are bounded
     assert len(logs) > 50 and LOGS_BYTES / 2 < sum(map(len, logs.values())) < 1.1 * LOGS_BYTES
 
 
-def interrupted() -> list[runs.Event]:
-    first, *others = runs.list_run(until=9.0)
-    return [first | {"host": socket.gethostname(), "pid": 2**22 + 1}, *others]  # no process has such a number
+BEGIN, *BEGUN = runs.list_run(until=9.0)
+INTERRUPTED = [BEGIN | {"host": socket.gethostname(), "pid": 2**22 + 1}, *BEGUN]  # no process has such a number
+AT_ANY_TIME = {
+    "just started": (runs.just_started(), "running", 0),
+    "running": ([BEGIN, *BEGUN], "running", 8),
+    "search": (runs.search_run(), "running", 24),
+    "interrupted": (INTERRUPTED, "interrupted", 8),
+    "empty log": ([], "not started", 0),
+}
 
 
-@pytest.mark.parametrize(
-    ("events", "word", "members"),
-    [
-        (runs.just_started(), "running", 0),
-        (runs.list_run(until=9.0), "running", 8),
-        (runs.search_run(), "running", 24),
-        (interrupted(), "interrupted", 8),
-        ([], "not started", 0),
-    ],
-    ids=["just started", "running", "search", "interrupted", "empty log"],
-)
-def test_a_run_at_any_time_has_a_report(tmp_path: Path, events: list[runs.Event], word: str, members: int) -> None:
-    page = write_report(RunDir(runs.write_run(tmp_path / "run", events)))
-    state = read_documents(page)["state"]
+@pytest.mark.parametrize("when", AT_ANY_TIME)
+def test_a_run_at_any_time_has_a_report(tmp_path: Path, when: str) -> None:
+    events, word, members = AT_ANY_TIME[when]
+    documents = read_documents(write_report(RunDir(runs.write_run(tmp_path / "run", events))))
+    state = documents["state"]
     assert state["run"]["state"]["word"] == word and len(state["members"]["rows"]) == members
-    assert read_documents(page)["quality"]["missing"]
+    assert documents["quality"]["missing"]
     assert (state["run"]["driver"] is not None) == (word == "interrupted")
 
 
 def test_a_resumed_run_has_the_curves_of_both_starts(tmp_path: Path) -> None:
-    begun = runs.list_run(until=9.0)
-    again = begun[0] | {"t": begun[-1]["t"] + 1000.0, "resumed": True}
-    documents = read_documents(write_report(RunDir(runs.write_run(tmp_path / "run", [*begun, again]))))
+    again = BEGIN | {"t": BEGUN[-1]["t"] + 1000.0, "resumed": True}
+    documents = read_documents(write_report(RunDir(runs.write_run(tmp_path / "run", [BEGIN, *BEGUN, again]))))
     outcomes = {span[-1] for spans in documents["state"]["spans"].values() for span in spans}
     assert outcomes == {"waiting"}, "no attempt runs across the two starts"
     assert any(curve["epoch"] for curve in documents["curves"]["members"].values())
 
 
 def test_names_and_errors_from_the_run_cannot_inject_html(tmp_path: Path) -> None:
-    events = runs.list_run(until=9.0)
     evil = "</noscript></script><script>alert(1)</script>\ud800<!--"
-    events[0] = events[0] | {"name": evil}
-    events = [e | {"params": {"tag": evil, evil: 1}} if e["type"] == "member" else e for e in events]
-    events.append({"v": 2, "t": events[-1]["t"], "type": "failed", "member": "member-0", "attempt": 0})
-    events[-1] |= {"error": evil, "reason": "error", "retry": False}
+    failed = {"v": 2, "t": BEGUN[-1]["t"], "type": "failed", "member": "member-0", "attempt": 0}
+    events = [e | {"params": {"tag": evil, evil: 1}} if e["type"] == "member" else e for e in BEGUN]
+    events = [BEGIN | {"name": evil}, *events, failed | {"error": evil, "reason": "error", "retry": False}]
     page = write_report(RunDir(runs.write_run(tmp_path / "run", events)))
     text = page.read_text()
     assert "<script>alert" not in text and text.count("</script>") == 2 and text.count("</noscript>") == 1

@@ -26,7 +26,7 @@ from ensemble.reporting.sections.cost import (
     tabulate,
     tabulate_impact,
 )
-from ensemble.reporting.sections.member_details import describe_plan, list_details, measure_time
+from ensemble.reporting.sections.member_details import describe_plan, list_details
 from ensemble.reporting.sections.training import summarize_exchange
 from ensemble.reporting.summary import summary_lines
 from ensemble.reporting.text import amount, clock, duration, emissions, joules
@@ -40,11 +40,8 @@ MEASURED = runs.measured(RUN)
 def read_members(events: list[Event], section: str) -> dict[str, dict[str, Any]]:
     """The cells of each member in a section's columns, by their titles."""
     columns, cells = list_details(project(events))
-    pairs = {name: zip(columns, row, strict=True) for name, row in cells.items()}
-    return {
-        name: {column["title"]: cell for column, cell in row if column["id"].startswith(f"{section} ")}
-        for name, row in pairs.items()
-    }
+    ours = [(at, column["title"]) for at, column in enumerate(columns) if column["id"].startswith(f"{section} ")]
+    return {name: {title: row[at] for at, title in ours} for name, row in cells.items()}
 
 
 def declare_members(*members: dict[str, Any]) -> list[Event]:
@@ -70,25 +67,22 @@ def time(train_s: float, sync_s: float, waited_s: float, sent: float, skipped: i
 
 
 WIDE = {"workers": 2, "precision": "fp16", "compression": {"name": "qsgd4", "bucket": 512}}
-WIDE["epochs"] = [
-    time(10.0, 2.0, 1.0, 3e6, 1, loss_scale=65536.0),
-    time(10.0, 4.0, 0.0, 3e6, 0, loss_scale=32768.0),
-]
+WIDE |= {
+    "epochs": [time(10.0, 2.0, 1.0, 3e6, 1, loss_scale=65536.0), time(10.0, 4.0, 0.0, 3e6, 0, loss_scale=2.0**15)]
+}
 ALONE = {"epochs": [time(5.0, 0.0, 1.0, 0.0, 0)] * 2}
 BOTH, ONE = declare_members(WIDE, ALONE), declare_members(ALONE)
 
 
 def test_a_members_time_is_computing_synchronizing_or_waiting() -> None:
-    row = measure_time(fold(BOTH).members["member-0"])
-    shares = [row[part][1] for part in ("computing", "synchronizing", "waiting for data")]
-    assert shares == pytest.approx([0.65, 0.3, 0.05])
-    assert [row[name] for name in ("loss scale", "skipped steps")] == [32768.0, 1]
     wide, alone = read_members(BOTH, "exchange").values()
     titles = "precision; compression; computing; synchronizing; waiting for data; waited, s; sent by a worker; "
     assert list(wide) == f"{titles}loss scale; skipped steps".split("; ")
     assert (wide["precision"], wide["compression"]) == ("fp16", "qsgd4")
+    shares = [wide[part][1] for part in ("computing", "synchronizing", "waiting for data")]
+    assert shares == pytest.approx([0.65, 0.3, 0.05]) and wide["synchronizing"][0] == "30.0%"
+    assert (wide["sent by a worker"], wide["loss scale"], wide["skipped steps"]) == (["5.72 MiB", 6e6], 2.0**15, 1)
     assert (alone["precision"], alone["compression"]) == ("fp32", None)
-    assert wide["synchronizing"] == ["30.0%", pytest.approx(0.3)] and wide["sent by a worker"] == ["5.72 MiB", 6e6]
     [known] = read_members(ONE, "exchange").values()
     assert list(known) == ["precision", "computing", "waiting for data", "waited, s"], "what a member has"
     assert list_details(project(declare_members())) == ([], {})
@@ -96,10 +90,7 @@ def test_a_members_time_is_computing_synchronizing_or_waiting() -> None:
     assert describe_options(first, [first, second]) == "fp16, workers 2, qsgd4"
     assert describe_options(second, [first, second]) == "fp32, workers 1"
     assert describe_options(first, [first, first]) == ""
-
-
-def test_the_summary_speaks_of_the_exchange_of_members_with_several_workers_only() -> None:
-    assert summarize_exchange(fold(ONE), ledger([])) == []
+    assert summarize_exchange(fold(ONE), ledger([])) == [], "of members with several workers only"
     ((label, line),) = summarize_exchange(fold(BOTH), ledger([]))
     assert label == "exchange" and line.startswith("1 member of several workers: 30% of the time synchronizing")
     assert "5.72 MiB sent" in line
@@ -126,29 +117,27 @@ def test_what_was_measured_of_a_member_stands_beside_what_was_given() -> None:
 
 def with_gpus(events: list[Event]) -> list[Event]:
     """The run with a GPU on each node, whose use by process is known on node-0 and not on node-1."""
-
-    def add(event: Event) -> Event:
-        node = event.get("node")
+    changed = []
+    for event in events:
+        gpu = f"GPU-{event.get('node')}"
         if event["type"] == "node":
-            return event | {"gpu_ids": [f"GPU-{node}"]}
-        if event["type"] == "placed":
-            return event | {"devices": [f"GPU-{node}"] * len(event["devices"])}
-        if event["type"] == "power":
-            gpu = {"name": "gpu", "kind": "gpu", "device": f"GPU-{node}", "energy_j": 50.0, "idle_j": 10.0}
-            on = {} if node == "node-1" else {"activity": [["train", "member-0", 0.5], ["train", "member-2", 1.5]]}
-            return event | {"parts": [*event["parts"], gpu | on | {"origin": "measured"}]}
-        return event
-
-    return [add(event) for event in events]
+            event = event | {"gpu_ids": [gpu]}
+        elif event["type"] == "placed":
+            event = event | {"devices": [gpu] * len(event["devices"])}
+        elif event["type"] == "power":
+            part = {"name": "gpu", "kind": "gpu", "device": gpu, "energy_j": 50.0, "idle_j": 10.0}
+            if event["node"] == "node-0":
+                part |= {"activity": [["train", "member-0", 0.5], ["train", "member-2", 1.5]]}
+            event = event | {"parts": [*event["parts"], part | {"origin": "measured"}]}
+        changed.append(event)
+    return changed
 
 
 def read_roles(events: list[Event]) -> list[dict[str, Any]]:
     """The rows of the table of roles, as they are sorted but for the names."""
-    return [
-        {n: c[0] if isinstance(c, list) else c for (n, _), c in zip(table["head"], row, strict=True)}
-        for table in (table.as_dict() for table in tabulate(fold(events), ledger(events)))
-        for row in table["rows"]
-    ]
+    tables = [table.as_dict() for table in tabulate(fold(events), ledger(events))]
+    cells = [(table["head"], row) for table in tables for row in table["rows"]]
+    return [{n: c[0] if isinstance(c, list) else c for (n, _), c in zip(*each, strict=True)} for each in cells]
 
 
 def texts(events: list[Event]) -> str:
@@ -171,16 +160,6 @@ def test_each_method_by_which_gpus_were_split_is_named_and_adds_up() -> None:
     assert shown["member-2"] == pytest.approx(gpu_s["member-2"], abs=0.1)
 
 
-def test_where_origins_differ_every_line_of_the_report_has_those_of_both_views() -> None:
-    pairs = zip(RUN, MEASURED, strict=True)  # the node of the feeders has but an estimate
-    half = [old if old["type"] == "power" and old["node"] == "node-0" else new for old, new in pairs]
-    members = read_members(half, "cost_of_members")
-    assert "All joules" not in texts(half)
-    assert members["member-0"]["J is"] == "estimated"
-    assert members["member-1"]["J is"] == "attributed, full estimated"
-    assert all("J is" in row for row in read_roles(half))
-
-
 def test_the_report_has_the_full_cost_of_each_member_and_both_of_each_role() -> None:
     book, members, roles = ledger(MEASURED), read_members(MEASURED, "cost_of_members"), read_roles(MEASURED)
     assert texts(MEASURED).count("All joules and watts are attributed.") == 2
@@ -195,28 +174,23 @@ def test_the_report_has_the_full_cost_of_each_member_and_both_of_each_role() -> 
     by_role = {row["role"]: row for row in roles}
     assert list(roles[0])[:4] == ["role", "J (attributed)", "direct J", "full J"]
     preparing, idle = by_role["preparing samples"], by_role["idle, reserved by nobody"]
-    assert preparing["direct J"] is None
-    assert preparing["J (attributed)"] == preparing["full J"] is not None, (
-        "it serves all, and is shared out to all"
-    )
+    assert preparing["direct J"] is None and preparing["J (attributed)"] == preparing["full J"] is not None
     assert idle["direct J"] is idle["full J"] is None, "in neither view a member's"
     assert idle["split by"] == "reservation 100%"
+    pairs = zip(RUN, MEASURED, strict=True)  # the node of the feeders has but an estimate
+    half = [old if old["type"] == "power" and old["node"] == "node-0" else new for old, new in pairs]
+    members = read_members(half, "cost_of_members")
+    assert "All joules" not in texts(half) and all("J is" in row for row in read_roles(half))
+    assert (members["member-0"]["J is"], members["member-1"]["J is"]) == (
+        "estimated",
+        "attributed, full estimated",
+    )
 
 
-def no_idle_energy() -> list[Event]:
-    parts = {"parts": [{"name": "package-0", "kind": "cpu", "energy_j": 9.0, "idle_j": 0.0, "origin": "measured"}]}
-    return [event | parts if event["type"] == "power" else event for event in MEASURED]
-
-
-@pytest.mark.parametrize(
-    ("events", "absent"),
-    [(runs.just_started(), "full J"), (runs.search_run(), "full J"), ([], "full J"), (no_idle_energy(), "idle J")],
-    ids=["started", "no power", "empty", "no idle energy"],
-)
-def test_without_energy_there_are_no_joules_in_a_table(events: list[Event], absent: str) -> None:
-    assert all(absent not in row for row in read_members(events, "cost_of_members").values())
-    if absent == "full J":
-        assert all(row[name] is None for row in read_roles(events) for name in row if name.startswith("J"))
+@pytest.mark.parametrize("events", [runs.search_run(), []], ids=["no power", "empty"])
+def test_without_energy_there_are_no_joules_in_a_table(events: list[Event]) -> None:
+    assert all("full J" not in row for row in read_members(events, "cost_of_members").values())
+    assert all(row[name] is None for row in read_roles(events) for name in row if name.startswith("J"))
 
 
 GIVEN = Energy(intensity_g_per_kwh=300.0, pue=1.25, price_per_kwh=0.2, currency="CHF")
@@ -231,12 +205,11 @@ def impact(events: list[Event]) -> Impact:
 
 
 def test_the_work_of_a_run_is_that_of_its_members_log() -> None:
-    work = measure_work(fold(RUN))
-    epochs = [e for e in RUN if e["type"] == "epoch"]
+    work, epochs = measure_work(fold(RUN)), [e for e in RUN if e["type"] == "epoch"]
     assert work.models == 7 and work.samples == sum(e["samples"] for e in epochs) == 46 * 5000
     last = [e["metrics"]["accuracy"] for e in epochs if e["epoch"] == 5 and e["member"] != "member-6"]
-    assert work.best == max(last), "member-6 failed"
-    assert sorted(work.reported) == sorted(e["metrics"]["accuracy"] for e in epochs) and work.maximized
+    assert work.best == max(last) and work.maximized, "member-6 failed"
+    assert sorted(work.reported) == sorted(e["metrics"]["accuracy"] for e in epochs)
 
 
 def test_the_figures_follow_the_ledger_and_what_the_last_start_was_given() -> None:
@@ -295,8 +268,12 @@ ENDED = project(RUN)
 STATE, USED = ENDED.state, ENDED.ledger
 
 
+def read_table(events: list[Event]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(format_metrics(fold(events)))))
+
+
 def test_the_table_has_each_epoch_of_each_members_lineage_once_with_all_digits() -> None:
-    rows = list(csv.DictReader(io.StringIO(format_metrics(STATE))))
+    rows = read_table(RUN)
     expected = [(member.id, epoch) for member in STATE.members.values() for epoch in member.history]
     assert [(row["member"], int(row["epoch"])) for row in rows] == [(id, epoch.epoch) for id, epoch in expected]
     for row, (_, epoch) in zip(rows, expected, strict=True):
@@ -304,31 +281,24 @@ def test_the_table_has_each_epoch_of_each_members_lineage_once_with_all_digits()
         assert float(row["train/loss"]) == epoch.train_loss and float(row["t"]) == epoch.t
         assert float(row["train/waited_share"]) == epoch.waited_s / epoch.wall_s
     assert set(EPOCH_COLUMNS) <= set(rows[0])
-
-
-def test_metrics_that_only_some_report_are_empty_for_the_others() -> None:
-    events = [
-        {**e, "metrics": {"other": 1.0}} if e["type"] == "epoch" and e["member"] == "member-0" else e for e in RUN
-    ]
-    rows = list(csv.DictReader(io.StringIO(format_metrics(fold(events)))))
-    for row in rows:
-        reports_other = row["member"] == "member-0"
-        assert (row["valid/other"] == "1.0") == (row["valid/accuracy"] == "") == reports_other
+    other = {"type": "epoch", "member": "member-0"}
+    odd = [e | {"metrics": {"other": 1.0}} if e.items() >= other.items() else e for e in RUN]
+    for row in read_table(odd):  # metrics that only some report are empty for the others
+        assert (row["valid/other"] == "1.0") == (row["valid/accuracy"] == "") == (row["member"] == "member-0")
 
 
 def test_the_results_agree_with_the_status_and_the_ledger() -> None:
-    found = json.loads(json.dumps(make_results(ENDED), allow_nan=False))
-    assert found["run"]["state"] == "finished, with failures" and found["run"]["name"] == "digits"
-    for row, result in zip(status_rows(ENDED), found["members"], strict=True):
+    results = json.loads(json.dumps(make_results(ENDED), allow_nan=False))
+    assert results["run"]["state"] == "finished, with failures" and results["run"]["name"] == "digits"
+    for row, result in zip(status_rows(ENDED), results["members"], strict=True):
         assert {name: result[name] for name in row} == json.loads(json.dumps(row))
         assert result["params"] == STATE.members[row["member"]].params
-    assert found["best"] == ENDED.best.id
-    assert STATE.combined is not None and found["combined"]["metrics"] == STATE.combined.metrics
-    assert found["totals"]["cpu_s"] == USED.run.cpu_s and found["totals"]["energy_j"] == USED.run.energy_j
-    assert sum(of["cpu_s"] for of in found["totals"]["roles"].values()) >= found["totals"]["cpu_s"] * 0.999
-
-
-def test_a_run_that_was_stopped_says_why() -> None:
-    stopped = {"v": 2, "t": RUN[-1]["t"], "type": "run_stopped", "reason": "request"}
-    found = make_results(project([*RUN[:60], stopped]))
-    assert (found["run"]["state"], found["run"]["reason"]) == ("stopped", "request")
+    assert results["best"] == ENDED.best.id
+    assert STATE.combined is not None and results["combined"]["metrics"] == STATE.combined.metrics
+    totals = results["totals"]
+    assert totals["cpu_s"] == USED.run.cpu_s and totals["energy_j"] == USED.run.energy_j
+    assert sum(of["cpu_s"] for of in totals["roles"].values()) >= totals["cpu_s"] * 0.999
+    stopped = make_results(
+        project([*RUN[:60], {"v": 2, "t": RUN[-1]["t"], "type": "run_stopped", "reason": "why"}])
+    )
+    assert (stopped["run"]["state"], stopped["run"]["reason"]) == ("stopped", "why")

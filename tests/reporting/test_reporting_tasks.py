@@ -11,6 +11,7 @@ from kit.event_dicts import fold, project, typed
 
 from ensemble.combine.tasks import find_math
 from ensemble.events import Combined
+from ensemble.meter import LedgerView
 from ensemble.reporting.loggers.points import describe_end
 from ensemble.reporting.metrics.families import project as project_metrics
 from ensemble.reporting.model_figures import FIGURES, HEADLINES, compare, describe_figure, list_figures
@@ -29,16 +30,14 @@ def show(events: list[Any], width: int) -> str:
 
 
 def test_a_direction_is_that_of_the_name_unless_the_run_declares_another() -> None:
-    assert [describe_figure(name).better for name in ("accuracy", "nll", "val_loss", "angle")] == [
-        "higher", "lower", "lower", None,
-    ]  # fmt: skip
+    better = {name: describe_figure(name).better for name in ("accuracy", "nll", "val_loss", "angle")}
+    assert better == {"accuracy": "higher", "nll": "lower", "val_loss": "lower", "angle": None}
     assert describe_figure("angle", ranking=("angle", "min")).better == "lower"
     assert describe_figure("coverage", quantiles(0.1, 0.5, 0.9)).nominal == pytest.approx(0.8)
-    assert describe_figure("coverage_90").heading == "coverage of 90 % intervals → 0.9"
-    assert describe_figure("coverage_90").is_better(0.88, 0.95) is True
-    assert (
-        describe_figure("rmse").is_better(2.0, 1.0) is False and describe_figure("angle").is_better(2, 1) is None
-    )
+    coverage = describe_figure("coverage_90")
+    assert coverage.heading == "coverage of 90 % intervals → 0.9" and coverage.is_better(0.88, 0.95) is True
+    assert describe_figure("rmse").is_better(2.0, 1.0) is False
+    assert describe_figure("angle").is_better(2, 1) is None
 
 
 #: Figures that have a best value, or mean nothing without another one: no name implies a direction of theirs.
@@ -53,8 +52,8 @@ def test_the_directions_of_reports_are_those_of_objectives() -> None:
         assert modes[str(describe_figure(name).better)] == known.mode == infer_mode(name), name
 
 
-def measure_some(kind: Kind) -> dict[str, float]:
-    """All that is measured of eight samples."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_figure_of_a_task_has_a_name_and_a_direction(kind: Kind) -> None:
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=8)
     some: dict[str, Any] = {
@@ -65,17 +64,11 @@ def measure_some(kind: Kind) -> dict[str, float]:
         "quantiles": (np.stack([numbers - 1, numbers, numbers + 1], axis=1), numbers + 0.1),
         "free": (numbers, numbers),
     }
-    task = quantiles(0.1, 0.5, 0.9) if kind == "quantiles" else Task(kind)
-    return find_math(task).measure(*some[kind])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_figure_of_a_task_has_a_name_and_a_direction(kind: Kind) -> None:
-    measured = measure_some(kind)
+    math = find_math(quantiles(0.1, 0.5, 0.9) if kind == "quantiles" else Task(kind))
+    measured = math.measure(*some[kind])
     assert set(measured) | set(REPORTED[kind]) <= set(FIGURES)
     assert set(HEADLINES[kind]) <= set(measured), "what is shown first is measured"
-    task = quantiles(0.1, 0.5, 0.9) if kind == "quantiles" else Task(kind)
-    assert all(infer_mode(name) is not None for name in find_math(task).criteria)
+    assert all(infer_mode(name) is not None for name in math.criteria)
 
 
 def test_figures_that_say_most_come_first_and_all_are_kept() -> None:
@@ -87,14 +80,12 @@ def test_figures_that_say_most_come_first_and_all_are_kept() -> None:
 def test_the_summary_has_the_figures_of_the_task_with_interval_difference_and_noise(kind: str) -> None:
     events = tasks.task_run(kind)
     wide, narrow = show(events, 160), show(events, 70)
-    found = compare(fold(events).combined, tasks.OBJECTIVES[kind])
-    assert all(each.figure.heading in wide for each in found[:4])
-    assert f"{found[0].value:.4f}" in narrow and wide.count("95 % interval") == 2, "of both models"
-    assert found[0].best_interval is not None and interval(found[0].best_interval) in wide
-    assert ("(noise)" in wide) == any(each.is_noise for each in found[:5])
+    figures = compare(fold(events).combined, tasks.OBJECTIVES[kind])
+    assert all(words in wide for words in ("uncertainty", "conformal", *(f.figure.heading for f in figures[:4])))
+    assert f"{figures[0].value:.4f}" in narrow and wide.count("95 % interval") == 2, "of both models"
+    assert figures[0].best_interval is not None and interval(figures[0].best_interval) in wide
+    assert ("(noise)" in wide) == any(figure.is_noise for figure in figures[:5])
     assert max(map(len, narrow.splitlines())) <= 70
-    for words in ("uncertainty", "conformal"):
-        assert words in wide
 
 
 def test_what_is_measured_on_the_validation_split_is_not_said_to_be_of_a_test_split() -> None:
@@ -107,31 +98,21 @@ def test_what_is_measured_on_the_validation_split_is_not_said_to_be_of_a_test_sp
 def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() -> None:
     events = tasks.task_run("gaussian")
     run = project(events)
-    event = run.state.combined
-    results = make_results(run)
+    event, results = run.state.combined, make_results(run)
     assert results["figures"]["crps"] == describe_figure("crps").as_record()
     assert results["combined"]["intervals"] == event.intervals
     values = describe_end(run).values
     assert values["ensemble/crps"] == event.metrics["ensemble"]["crps"]
     assert values["difference/crps_low"] == event.intervals["difference"]["crps"][0]
-    assert values["uncertainty/epistemic"] == 0.15
-    assert values["conformal/absolute/coverage"] == 0.894
-
-
-def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> None:
-    from ensemble.meter import LedgerView
-
-    events = tasks.task_run("regression")
-    view = LedgerView()
+    assert values["uncertainty/epistemic"] == 0.15 and values["conformal/absolute/coverage"] == 0.894
+    events, view = tasks.task_run("regression"), LedgerView()
     for event in events:
         view.apply(typed(event))
-    found = {
-        (sample.family.name, sample.labels): sample.value for sample in project_metrics("r", fold(events), view)
-    }
+    samples = {(s.family.name, s.labels): s.value for s in project_metrics("r", fold(events), view)}
     value = fold(events).combined.metrics["ensemble"]["rmse"]
-    assert found["ensemble_run_combined_figure", ("r", "rmse", "ensemble", "test", "lower")] == value
-    assert found["ensemble_run_combined_figure_bound", ("r", "rmse", "best", "low")] > 0
-    assert found["ensemble_run_uncertainty", ("r", "total")] == 0.4
+    assert samples["ensemble_run_combined_figure", ("r", "rmse", "ensemble", "test", "lower")] == value
+    assert samples["ensemble_run_combined_figure_bound", ("r", "rmse", "best", "low")] > 0
+    assert samples["ensemble_run_uncertainty", ("r", "total")] == 0.4
 
 
 MEMBERS = [f"member-{i}" for i in range(6)]
@@ -170,11 +151,8 @@ FREE: dict[str, Any] = {"task": {"kind": "free"}, "uncertainty": None}
     ("found", "sentence", "tone"),
     [
         (gain(), f"{BETTER}; beyond noise", "good"),
-        (
-            gain(best_calibrated={"nll": 0.31}),
-            f"{BETTER}, 0.0100 better than it calibrated alike; beyond noise",
-            "good",
-        ),
+        (gain(best_calibrated={"nll": 0.31}),
+         f"{BETTER}, 0.0100 better than it calibrated alike; beyond noise", "good"),
         (gain(best_calibrated={"nll": 0.29}), f"{BETTER}, {CALIBRATION}; {ALIKE}", ""),
         (gain(split="valid"), f"{BETTER}; these are the samples it was chosen by: a test= would tell", ""),
         (gain(split="valid", out_of_fold=True), f"{BETTER}; beyond noise", "good"),
@@ -187,7 +165,7 @@ FREE: dict[str, Any] = {"task": {"kind": "free"}, "uncertainty": None}
         (Combined(method=None, members=[], split=None, reason="there is no validation split"), "", ""),
         (None, "", ""),
     ],
-)
+)  # fmt: skip
 def test_a_sentence_says_whether_combining_has_helped(found: Combined | None, sentence: str, tone: str) -> None:
     said, how = describe_benefit(found, ("mine", "max"))
     assert (said.replace("-", "−"), how) == (sentence.replace("-", "−"), tone)

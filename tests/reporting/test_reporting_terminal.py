@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from kit import run_events as runs
-from kit.event_dicts import apply_event, fold
+from kit.event_dicts import apply_event
 
 from ensemble.reporting import Progress
 from ensemble.reporting.text import visible
@@ -35,12 +35,10 @@ def strange() -> list[dict[str, object]]:
     events = []
     for event in runs.list_run():
         if event["type"] == "run_started":
-            event = event | {"objective": OBJECTIVE}
+            event |= {"objective": OBJECTIVE}
         if event.get("metrics") and event["type"] != "combined":
-            event = event | {"metrics": {OBJECTIVE: event["metrics"]["accuracy"]}}
-        if event["type"] == "failed":
-            event = event | {"error": ERROR}
-        events.append(event)
+            event |= {"metrics": {OBJECTIVE: event["metrics"]["accuracy"]}}
+        events.append(event | {"error": ERROR} if event["type"] == "failed" else event)
     return events
 
 
@@ -72,7 +70,6 @@ def test_progress_obeys_no_error(stream: io.StringIO, monkeypatch: pytest.Monkey
 
 def test_commands_show_such_a_run_also_where_output_is_not_utf_8(tmp_path: Path) -> None:
     run_dir = runs.write_run(tmp_path, strange())
-    assert fold(strange()).objective == OBJECTIVE
     code = f"""
 from ensemble.cli.parser import main
 for command in ("status", "logs", "report"):
@@ -80,9 +77,7 @@ for command in ("status", "logs", "report"):
 assert main(["resume", {str(run_dir)!r}]) == 2, "its files are gone"
 """
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, env=environment, check=False, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=300)
     said = done.stdout.decode("latin-1")
     assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr.decode("latin-1")
     assert OBJECTIVE in said and "ValueError: red " in said
@@ -131,34 +126,30 @@ class Screen:
         self.lines = [part for parts in broken for part in parts]
 
     def feed(self, text: str) -> None:
-        for sequence, other in re.findall(r"\x1b(\[[0-?]*[A-Za-z])|([^\x1b])", text):
-            if sequence:
-                self._obey(sequence)
-            elif other == "\r":
+        for sequence, letter in re.findall(r"\x1b\[([0-?]*[A-Za-z])|([^\x1b])", text):
+            number = int(re.sub(r"\D", "", sequence) or 1)
+            if letter == "\r":
                 self.column = 0
-            elif other == "\n":
+            elif letter == "\n":
                 self.row, self.column = self.row + 1, 0
                 self.lines += [""] * (self.row + 1 - len(self.lines))
-            else:
+            elif letter:
                 self.overruns += self.column >= self.columns
                 line = self.lines[self.row].ljust(self.column)
-                self.lines[self.row] = line[: self.column] + other + line[self.column + 1 :]
+                self.lines[self.row] = line[: self.column] + letter + line[self.column + 1 :]
                 self.column += 1
-
-    def _obey(self, sequence: str) -> None:
-        number = int(re.sub(r"\D", "", sequence) or 1)
-        if sequence.endswith("A"):
-            self.row = max(0, self.row - number)
-        elif sequence.endswith("K"):
-            self.lines[self.row] = ""
-        elif sequence.endswith("H"):
-            self.row = self.column = 0
-        elif sequence.endswith("J"):
-            self.lines = [""] * len(self.lines)
-        elif sequence in ("[?25l", "[?25h"):
-            self.has_cursor = sequence.endswith("h")
-        else:
-            assert sequence.endswith("m"), f"the table needs no {sequence!r}"
+            elif sequence.endswith("A"):
+                self.row = max(0, self.row - number)
+            elif sequence.endswith("K"):
+                self.lines[self.row] = ""
+            elif sequence.endswith("H"):
+                self.row = self.column = 0
+            elif sequence.endswith("J"):
+                self.lines = [""] * len(self.lines)
+            elif sequence in ("?25l", "?25h"):
+                self.has_cursor = sequence.endswith("h")
+            else:
+                assert sequence.endswith("m"), f"the table needs no {sequence!r}"
 
     @property
     def text(self) -> str:
@@ -170,17 +161,15 @@ class Session:
 
     def __init__(self, columns: int) -> None:
         self.screen, self._decoder = Screen(columns), codecs.getincrementaldecoder("utf-8")()
-        self.own, other = os.openpty()
+        self.own, self.other = os.openpty()
         self.resize(columns)
-        self.modes = termios.tcgetattr(other)
-        path = os.pathsep.join(sys.path)
+        self.modes = termios.tcgetattr(self.other)
         known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=other, stderr=subprocess.PIPE, text=True,
-            env=known | {"PYTHONPATH": path, "TERM": "screen-256color"}, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0),
+            [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=self.other, stderr=subprocess.PIPE,
+            env=known | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "screen-256color"}, text=True,
+            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0),
         )  # fmt: skip
-        self.other = other
 
     def resize(self, columns: int) -> None:
         fcntl.ioctl(self.own, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,9 @@ VIEWS: dict[str, Callable[[list[Event]], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Says:
-    what: str
-    view: str
-    events: list[Event]
-    words: tuple[str, ...]
-    never: tuple[str, ...] = ()
+def says(what: str, view: str, events: list[Event], words: tuple[str, ...], never: tuple[str, ...] = ()) -> Any:
+    """A row: what a view must say of a run, and what it must never."""
+    return pytest.param(view, events, words, never, id=f"{view}: {what}")
 
 
 PLAN = {"v": 2, "t": 2.0, "type": "planned"}
@@ -93,96 +88,97 @@ WELL = [e for e in RUN if e.get("member") != "member-6" or e["type"] != "failed"
 WELL += [e | {"member": "member-6"} for e in WELL if e["type"] == "finished"][:1]
 LONG = "ValueError: " + "it says much " * 20  # said in full where the member fails
 ROWS = [
-    Says("a run that just started", "summary", FRESH, ("none prepared yet",), ("combined", "next")),
-    Says("no power source", "summary", SEARCH, ("unavailable", "and 4 more"), ("0 J",)),
-    Says("records", "summary", RUN, ("4 could not be prepared",), ("skipped", "0 within noise")),
-    Says("not combined", "summary", change("combined", **NO_FIGURES, members=[], weights={}),
+    says("a run that just started", "summary", FRESH, ("none prepared yet",), ("combined", "next")),
+    says("no power source", "summary", SEARCH, ("unavailable", "and 4 more"), ("0 J",)),
+    says("records", "summary", RUN, ("4 could not be prepared",), ("skipped", "0 within noise")),
+    says("not combined", "summary", change("combined", **NO_FIGURES, members=[], weights={}),
          ("combined none: no class",), ("best member",)),
-    Says("stopped", "summary", add("run_stopped", reason="disk full", events=BEGUN),
+    says("stopped", "summary", add("run_stopped", reason="disk full", events=BEGUN),
          ("stopped disk full; `ensemble resume 'runs/a digit'` goes on\n",)),
-    Says("calibrated", "summary", change("combined", intervals={"best": {"ece": [0.0, 0.0]}}),
+    says("calibrated", "summary", change("combined", intervals={"best": {"ece": [0.0, 0.0]}}),
          ("0 within noise",), ("0.0000 … 0.0000",)),
-    Says("a cause", "summary", RUN, ("failed member-6 (nan): loss is nan at epoch 5, step 12",
+    says("a cause", "summary", RUN, ("failed member-6 (nan): loss is nan at epoch 5, step 12",
          "log `ensemble logs 'runs/a digit'"), ("(lost)",)),
-    Says("a model", "summary", RUN, ("model in runs/a digit/members; `ensemble.load(",
+    says("a model", "summary", RUN, ("model in runs/a digit/members; `ensemble.load(",
          "`ensemble export 'runs/a digit' OUT`", "next `ensemble resume 'runs/a digit'` tries what failed again\n",
          "`ensemble dashboard 'runs/a digit'` shows the run")),
-    Says("all went well", "summary", WELL,
+    says("all went well", "summary", WELL,
          ("`ensemble resume 'runs/a digit' --epochs N` trains", "to N epochs in all"), ("failed again",)),
-    Says("no model", "summary", change("combined", unloadable=WHY), (f"cannot be loaded as one model: {WHY}",),
+    says("no model", "summary", change("combined", unloadable=WHY), (f"cannot be loaded as one model: {WHY}",),
          ("ensemble export",)),
-    Says("no members trained", "summary", NOT_COMBINED, ("samples none were prepared", "next `ensemble dashboard"),
+    says("no members trained", "summary", NOT_COMBINED, ("samples none were prepared", "next `ensemble dashboard"),
          ("model ", "ensemble resume")),
-    Says("no cause", "summary", runs.list_run(members=2), ("combined",), ("failed",)),
-    Says("joules", "status", MEASURED,
+    says("no cause", "summary", runs.list_run(members=2), ("combined",), ("failed",)),
+    says("joules", "status", MEASURED,
          (f"energy: {joules(LEDGER.run.energy_j)} attributed, of {joules(LEDGER.total.energy_j)} ",
           "(source: RAPL package-0)\n")),
-    Says("joules may come yet", "status", FRESH, (), ("energy",)),
-    Says("joules never came", "status", [event for event in RUN if event["type"] != "power"],
+    says("joules may come yet", "status", FRESH, (), ("energy",)),
+    says("joules never came", "status", [event for event in RUN if event["type"] != "power"],
          ("energy: unavailable: no node has a power source that could be read\n",)),
-    Says("a combined model", "status", LABELS, ("combined: F1, macro ↑ 0.", "within noise", "on the test split",
+    says("a combined model", "status", LABELS, ("combined: F1, macro ↑ 0.", "within noise", "on the test split",
          "uncertainty: total 0.4000, aleatoric 0.2500, epistemic 0.1500 nats",
          "conformal, intervals of one width (absolute residual): level 0.9000, coverage 0.8940"), ("too few",)),
-    Says("none combined", "status", change("combined", LABELS, **NO_FIGURES, members=[]),
+    says("none combined", "status", change("combined", LABELS, **NO_FIGURES, members=[]),
          ("combined: none: no class",)),
-    Says("combined, not measured", "status", change("combined", LABELS, **NO_FIGURES, members=["member-0"]),
+    says("combined, not measured", "status", change("combined", LABELS, **NO_FIGURES, members=["member-0"]),
          ("combined: by average: no class",)),
-    Says("sets of everything", "status", change("combined", POINTS,
+    says("sets of everything", "status", change("combined", POINTS,
          conformal={"absolute": {"level": 0.9, "threshold": None, "coverage": 1.0}}),
          ("coverage 1.0000, too few samples to calibrate on: everything is predicted",)),
-    Says("running", "head", BEGUN, ("digits · running · executor local · 0:08 · objective accuracy, max\n",)),
-    Says("ended", "head", RUN, ("digits · finished, with failures ·",)),
-    Says("a full node", "nodes", add("node_unusable", events=BEGUN, **FULL),
+    says("running", "head", BEGUN, ("digits · running · executor local · 0:08 · objective accuracy, max\n",)),
+    says("ended", "head", RUN, ("digits · finished, with failures ·",)),
+    says("a full node", "nodes", add("node_unusable", events=BEGUN, **FULL),
          ("full: nothing can be started there: No space left on device; it is tried again after 60 s\n",)),
-    Says("a node that is usable again", "nodes", add("node_unusable", {"type": "node",
+    says("a node that is usable again", "nodes", add("node_unusable", {"type": "node",
          **Node("full", 4.0, (), 8.0, "full").as_event()}, events=BEGUN, **FULL), (), ("full:",)),
-    Says("split", "energy", MEASURED, (
+    says("split", "energy", MEASURED, (
          f"{joules(LEDGER.run.energy_j)} attributed, of {joules(LEDGER.total.energy_j)} measured for the whole",
          f"\nidle {joules(LEDGER.run.idle_j)} by reservation, "
          f"dynamic {joules(LEDGER.run.energy_j - LEDGER.run.idle_j)} by CPU time\n")),
-    Says("idle energy not known", "energy", split_energy(idle_j=None),
+    says("idle energy not known", "energy", split_energy(idle_j=None),
          ("idle and dynamic energy together, split by CPU time\n",)),
-    Says("no idle energy", "energy", split_energy(idle_j=0.0), ("\nsplit by CPU time\n",), ("idle",)),
-    Says("an estimate", "energy", RUN, (
+    says("no idle energy", "energy", split_energy(idle_j=0.0), ("\nsplit by CPU time\n",), ("idle",)),
+    says("an estimate", "energy", RUN, (
          f"{joules(ledger(RUN).run.energy_j)} estimated (source: 12 W per busy core)\n",
          "split by CPU time; the estimate does not include idle power\n")),
-    Says("shared cores", "plan", [*RUN, PLAN | {"concurrent": ["member-0", "member-1"], "pace_s": 12.0}],
+    says("shared cores", "plan", [*RUN, PLAN | {"concurrent": ["member-0", "member-1"], "pace_s": 12.0}],
          ("2 members share the cores and one stream: an epoch takes all of them 12 s",)),
-    Says("flotillas", "plan", [*RUN, PLAN | {"flotillas": [{"members": ["member-0"]}] * 3, "makespan_s": 60.0,
+    says("flotillas", "plan", [*RUN, PLAN | {"flotillas": [{"members": ["member-0"]}] * 3, "makespan_s": 60.0,
          "lower_bound_s": 48.0}], ("3 flotillas, all done in 1 min 00 s; nothing could be faster than 48 s",)),
-    *(Says(f"remedy {what}", "notices", add("remedy", members=["member-0"], what=what, cohort=3, workers=4),
+    *(says(f"remedy {what}", "notices", add("remedy", members=["member-0"], what=what, cohort=3, workers=4),
            ("member-0: ", words))
       for what, words in (("alone", "its own batches"), ("move", "stream group 3"), ("apart", "stream group 3"),
                           ("widen", "4 workers"))),
-    Says("measuring", "progress", MEASURING, ("2 measuring",)),
-    Says("half measured", "progress", HALF, ("1 measuring",)),
-    Says("measured", "progress", add("unmeasured", members=["new-1"], error="it died", events=HALF), (),
+    says("measuring", "progress", MEASURING, ("2 measuring",)),
+    says("half measured", "progress", HALF, ("1 measuring",)),
+    says("measured", "progress", add("unmeasured", members=["new-1"], error="it died", events=HALF), (),
          ("measuring",)),
-    Says("not measured", "notices", alone("unmeasured", members=["new-1"], error="it died"),
+    says("not measured", "notices", alone("unmeasured", members=["new-1"], error="it died"),
          ("new-1: not measured, placed by default estimates: it died\n",)),
-    Says("not measured, at length", "notices", alone("unmeasured", members=["new-1"], error=LONG),
+    says("not measured, at length", "notices", alone("unmeasured", members=["new-1"], error=LONG),
          ("it says much ...\n",), (LONG[:140],)),
-    Says("attempts", "notices", RUN, (
+    says("attempts", "notices", RUN, (
          "member-3, attempt 1: failed (lost): killed by signal 9 (SIGKILL); it will be tried again\n",
          "member-3, attempt 2: goes on at epoch 4, step 0\n")),
-    Says("nothing yet", "notices", FRESH, (), ("\n",)),
-    Says("skipped", "notices", alone("epoch", member="member-1", epoch=1, skipped_steps=1, private_skipped=2),
+    says("nothing yet", "notices", FRESH, (), ("\n",)),
+    says("skipped", "notices", alone("epoch", member="member-1", epoch=1, skipped_steps=1, private_skipped=2),
          ("member-1, epoch 2: 1 step skipped, gradients were not finite\n"
           "member-1, epoch 2: 2 records could not be prepared\n",)),
-    Says("an agent", "notices", alone("agent_replaced", node="node-1", detail="OSError: no power to be had"),
+    says("an agent", "notices", alone("agent_replaced", node="node-1", detail="OSError: no power to be had"),
          ("node-1: its agent ended, another took its place: OSError: no power to be had\n",)),
-    Says("drained", "notices", alone("node_draining", node="node-1", deadline=None),
+    says("drained", "notices", alone("node_draining", node="node-1", deadline=None),
          ("node-1: the cluster drains it: its members write checkpoints and move to other nodes\n",)),
-    Says("other code", "notices", alone("code_changed", changed=["spec.loss"], trained=["member-2"]),
+    says("other code", "notices", alone("code_changed", changed=["spec.loss"], trained=["member-2"]),
          ("the code changed (spec.loss); weights of the earlier code: member-2\n",)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[f"{row.view}: {row.what}" for row in ROWS])
-def test_a_view_says_what_it_must(row: Says) -> None:
-    text = VIEWS[row.view](row.events)
-    assert [word for word in row.words if word not in text] == [], text
-    assert [word for word in row.never if word in text] == [], text
+@pytest.mark.parametrize(("view", "events", "words", "never"), ROWS)
+def test_a_view_says_what_it_must(
+    view: str, events: list[Event], words: tuple[str, ...], never: tuple[str, ...]
+) -> None:
+    text = VIEWS[view](events)
+    assert [word for word in words if word not in text] == [] == [word for word in never if word in text], text
 
 
 def test_skipped_records_are_told_once_for_each_cohort() -> None:

@@ -153,12 +153,9 @@ def test_every_view_says_the_same_at_any_prefix_of_the_log(
         run = RunProjection(fold(shown), ledger(shown), reader.view.driver)
         assert (reader.view.driver is not None) == (is_lost and run.state.ended is None)
         for figure in set().union(*views.values()):
-            known = {of: view[figure] for of, view in views.items() if view.get(figure) is not None}
-            first = next(iter(known.values()), None)
-            for of, value in known.items():
-                assert same(value, first), (
-                    f"{figure} at {end} of {len(events)} events: {of} and {next(iter(known))}"
-                )
+            shown_by = {of: view[figure] for of, view in views.items() if view.get(figure) is not None}
+            odd = [of for of, value in shown_by.items() if not same(value, next(iter(shown_by.values())))]
+            assert odd == [], f"{figure} at {end} of {len(events)} events: {next(iter(shown_by))} has another"
         check_texts(run_dir, run)
         check_metrics(run.state, shown, views["page"])
         if end % 2:  # a snapshot of the controller's changes nothing

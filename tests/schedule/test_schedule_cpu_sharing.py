@@ -28,35 +28,25 @@ def some(draw: st.DrawFn) -> list[MemberRate]:
     return members
 
 
-def test_where_cores_are_short_all_get_slower_alike_and_fill_them() -> None:
+def test_the_pace_is_what_the_cores_allow_or_that_of_the_slowest_member() -> None:
     found = share_cores([one("a", 4.0), one("b", 2.0), one("c", 2.0)], cores=2, widest=2, prepare_s=4.0)
     assert found.pace_s == pytest.approx((4 + 2 + 2 + 4) / 2)
-    assert found.cpus == pytest.approx({"a": 4 / 6, "b": 2 / 6, "c": 2 / 6})
-
-
-def test_where_one_member_is_slower_than_the_cores_require_it_sets_the_pace() -> None:
+    assert found.cpus == pytest.approx({"a": 4 / 6, "b": 2 / 6, "c": 2 / 6}), "all get slower alike"
     found = share_cores([one("slow", 10.0), one("fast", 2.0)], cores=2, widest=2)
     assert found.pace_s == 10.0 and found.cpus == pytest.approx({"slow": 1.0, "fast": 0.2})
-
-
-def test_the_slowest_is_widened_if_its_width_was_left_open_and_that_helps_all() -> None:
-    slow = one("slow", 10.0, 6.0, is_open=True)
-    assert share_cores([slow, one("fast", 2.0)], cores=4, widest=4).workers == {"slow": 2, "fast": 1}
-    assert share_cores([slow, one("fast", 2.0)], cores=1, widest=4).workers["slow"] == 1, "the cores are the limit"
-    assert share_cores([slow, one("fast", 2.0)], cores=4, widest=1).workers["slow"] == 1, "no node is as wide"
-    assert share_cores([one("slow", 10.0, 6.0), one("fast", 2.0)], cores=4, widest=4).workers["slow"] == 1, "fixed"
-
-
-def test_members_that_are_slowest_together_are_widened_together() -> None:
-    twins = [one(name, 10.0, 6.0, is_open=True) for name in "ab"]
-    found = share_cores([*twins, one("fast", 2.0)], cores=8, widest=4)
-    assert found.workers == {"a": 2, "b": 2, "fast": 1} and found.pace_s == 6.0
-
-
-def test_a_member_that_mostly_waits_leaves_the_cores_to_others() -> None:
-    sleeper = one("sleeper", 10.0, cpus=0.1)
-    found = share_cores([sleeper, *(one(f"m{n}", 5.0) for n in range(3))], cores=2, widest=2)
+    members = [one("sleeper", 10.0, cpus=0.1), *(one(f"m{n}", 5.0) for n in range(3))]
+    found = share_cores(members, cores=2, widest=2)
     assert found.pace_s == pytest.approx(10.0) and found.cpus["sleeper"] == LEAST_SHARE
+
+
+def test_the_slowest_are_widened_if_their_width_was_left_open_and_that_helps_all() -> None:
+    fast, slow = one("fast", 2.0), one("slow", 10.0, 6.0, is_open=True)
+    assert share_cores([slow, fast], cores=4, widest=4).workers == {"slow": 2, "fast": 1}
+    assert share_cores([slow, fast], cores=1, widest=4).workers["slow"] == 1, "the cores are the limit"
+    assert share_cores([slow, fast], cores=4, widest=1).workers["slow"] == 1, "no node is as wide"
+    assert share_cores([one("slow", 10.0, 6.0), fast], cores=4, widest=4).workers["slow"] == 1, "fixed"
+    found = share_cores([*(one(name, 10.0, 6.0, is_open=True) for name in "ab"), fast], cores=8, widest=4)
+    assert found.workers == {"a": 2, "b": 2, "fast": 1} and found.pace_s == 6.0
 
 
 @given(some(), st.floats(0.5, 64), st.integers(1, 4), st.floats(0, 50))

@@ -48,28 +48,19 @@ SLOW, FAST, ALSO = running("slow", 10), running("fast", 100), running("also", 10
 TWELVES = [[rated("a", 12), rated("b", 12)]]
 
 
-def test_a_slow_member_with_few_epochs_gets_a_stream_of_its_own() -> None:
+def test_a_second_stream_is_for_slow_members_with_few_epochs_or_those_that_wait_and_for_cores() -> None:
     listed = [rated("slow", 10, epochs=5), rated("fast", 100, epochs=50), rated("faster", 120, epochs=50)]
     found = group_streams(listed, NODE, SAMPLES)
-    assert found.groups == (("slow",), ("fast", "faster"))
-    assert found.run_s == pytest.approx(500)
+    assert found.groups == (("slow",), ("fast", "faster")) and found.run_s == pytest.approx(500)
     assert found.shared_s == pytest.approx(5 * 100 + 45 * 10)
-
-
-def test_members_that_wait_for_fast_ones_make_a_second_stream_worth_it() -> None:
-    capacity = Capacity(slots=(2,), streams=3)
-    listed = [rated("slow", 10), rated("fast", 100)]
-    waiting = [[rated("next", 20)], [rated("last", 100)]]
-    assert group_streams(listed, capacity, SAMPLES, waiting=waiting).groups == (("slow",), ("fast",))
-    assert group_streams(listed, Capacity(slots=(2,)), SAMPLES, waiting=waiting).groups == (("slow", "fast"),)
-
-
-def test_a_second_preparation_that_takes_the_members_cores_is_not_started() -> None:
+    listed, waiting = [rated("slow", 10), rated("fast", 100)], [[rated("next", 20)], [rated("last", 100)]]
+    for streams, groups in ((3, (("slow",), ("fast",))), (1, (("slow", "fast"),))):
+        capacity = Capacity(slots=(2,), streams=streams)
+        assert group_streams(listed, capacity, SAMPLES, waiting=waiting).groups == groups
     listed = [rated("slow", 80, epochs=8), rated("fast", 100, epochs=12)]
-    free = CoreBudget(total=8, prepared_per_s=100, members={"slow": 1, "fast": 1})
-    scarce = dataclasses.replace(free, total=2)
-    assert len(group_streams(listed, NODE, SAMPLES, cores=free).groups) == 2
-    assert len(group_streams(listed, NODE, SAMPLES, cores=scarce).groups) == 1
+    for total, streams in ((8, 2), (2, 1)):
+        cores = CoreBudget(total=total, prepared_per_s=100, members={"slow": 1, "fast": 1})
+        assert len(group_streams(listed, NODE, SAMPLES, cores=cores).groups) == streams
 
 
 @given(st.lists(st.tuples(st.sampled_from([10.0, 11.0, 200.0]), st.sampled_from([5, 10])), max_size=7), st.data())
@@ -88,12 +79,28 @@ def test_streams_hold_each_member_once_and_lengthen_no_run(
         assert len(found.groups) == 1
 
 
-def test_a_laggard_that_keeps_places_from_those_that_wait_leaves() -> None:
-    capacity = Capacity(slots=(3,), streams=2)
-    decision = decide_rebalance("slow", [paced(SLOW, FAST, ALSO)], capacity, SAMPLES, waiting=TWELVES)
-    assert decision.kind == "alone"
+def test_a_laggard_that_keeps_places_from_those_that_wait_leaves_with_all_others_of_its_pace() -> None:
+    capacity, cohort = Capacity(slots=(3,), streams=2), paced(SLOW, FAST, ALSO)
+    decision = decide_rebalance("slow", [cohort], capacity, SAMPLES, waiting=TWELVES)
+    assert decision.kind == "alone" and decision.run_s == pytest.approx(1000)
     assert decision.pace_s == pytest.approx(1000 + 10 * 1000 / 12)
-    assert decision.run_s == pytest.approx(1000)
+    less, waiting = paced(running("slow", 60), FAST, ALSO), [[rated("a", 100), rated("b", 100)]]
+    for total, is_pace in ((8, False), (3, True)):  # a private pipeline takes cores
+        cores = CoreBudget(total=total, prepared_per_s=50, members=dict.fromkeys(("slow", "fast", "also"), 1.0))
+        decision = decide_rebalance("slow", [less], capacity, SAMPLES, waiting=waiting, cores=cores)
+        assert (decision.kind == "pace") == is_pace
+    for epoch, kind, number in (
+        (3, "move", 1),
+        (4, "alone", None),
+    ):  # the other has passed it
+        slower, capacity = paced(running("other", 11), epoch=epoch, number=1), Capacity(slots=(4,), streams=2)
+        decision = decide_rebalance("slow", [cohort, slower], capacity, SAMPLES, waiting=TWELVES)
+        assert decision.kind == kind and number in (None, decision.cohort)
+    cohort, capacity = paced(running("s1", 10), running("s2", 10.5), FAST, ALSO), Capacity(slots=(4,), streams=3)
+    decision = decide_rebalance("s1", [cohort], capacity, SAMPLES, waiting=TWELVES)
+    assert (decision.kind, decision.members) == ("apart", ("s1", "s2"))
+    with pytest.raises(ValueError, match="gone is in no stream group that runs"):
+        decide_rebalance("gone", [cohort], NODE, SAMPLES)
 
 
 def test_a_laggard_by_milliseconds_stays_in_its_stream() -> None:
@@ -104,25 +111,6 @@ def test_a_laggard_by_milliseconds_stays_in_its_stream() -> None:
     for samples, kind in ((96, "pace"), (96_000_000, "alone")):
         decision = decide_rebalance("slow", [paced(*members, epoch=6)], capacity, samples, waiting=waiting)
         assert decision.kind == kind
-
-
-def test_cores_that_a_private_pipeline_takes_keep_a_laggard_where_it_is() -> None:
-    capacity = Capacity(slots=(3,), streams=2)
-    cohort = paced(running("slow", 60), FAST, ALSO)
-    waiting = [[rated("a", 100), rated("b", 100)]]
-    free = CoreBudget(total=8, prepared_per_s=50, members=dict.fromkeys(("slow", "fast", "also"), 1.0))
-    assert decide_rebalance("slow", [cohort], capacity, SAMPLES, waiting=waiting, cores=free).kind != "pace"
-    scarce = dataclasses.replace(free, total=3)
-    assert decide_rebalance("slow", [cohort], capacity, SAMPLES, waiting=waiting, cores=scarce).kind == "pace"
-
-
-def test_a_laggard_moves_to_a_stream_of_its_pace_that_has_not_passed_its_epoch() -> None:
-    capacity = Capacity(slots=(4,), streams=2)
-    cohort, slower = paced(SLOW, FAST, ALSO), paced(running("other", 11), number=1)
-    decision = decide_rebalance("slow", [cohort, slower], capacity, SAMPLES, waiting=TWELVES)
-    assert (decision.kind, decision.cohort) == ("move", 1)
-    passed = dataclasses.replace(slower, epoch=4)
-    assert decide_rebalance("slow", [cohort, passed], capacity, SAMPLES, waiting=TWELVES).kind == "alone"
 
 
 def test_only_an_elastic_run_widens_and_only_into_free_slots() -> None:
@@ -203,8 +191,16 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     assert decide_rebalance(slowest, after, capacity, SAMPLES, settled_epochs=1, **ask).kind == "pace"
 
 
-def test_what_was_observed_corrects_all_widths_alike() -> None:
-    assert correct_rates({1: 100.0, 2: 180.0}, 2, 90.0) == {1: 50.0, 2: 90.0}
+def test_members_are_as_wide_as_it_helps_and_as_a_node_has_slots() -> None:
+    from ensemble.schedule.flotilla.timeline import FluidModel
+
+    listed = [rated("slow", 10, workers=None), rated("fast", 37, workers=None)]
+    plan = allocate(listed, Capacity(slots=(5,)), SAMPLES)
+    assert len(plan.flotillas) == 1 and plan.workers == {"slow": 4, "fast": 1}
+    wide = RatedMember(member="wide", samples_per_s={1: 10.0, 2: 18.0}, epochs=1, workers=4)
+    capacity = Capacity(slots=(2,), widest=2)
+    assert FluidModel([wide], capacity, 90).estimate_run_s([["wide"]]) == pytest.approx(5.0, rel=1e-3)
+    assert correct_rates({1: 100.0, 2: 180.0}, 2, 90.0) == {1: 50.0, 2: 90.0}, "what was observed, of all widths"
 
 
 def test_a_plan_is_kept_until_another_is_worth_a_change() -> None:
@@ -227,27 +223,3 @@ def test_a_flotilla_waits_for_slots_that_running_members_hold() -> None:
     for workers, streams, start_s in ((2, 2, 500), (1, 2, 0), (1, 1, 500)):
         waiting, capacity = [rated("w", 10, workers=workers)], Capacity(slots=(2,), streams=streams)
         assert revise(waiting, [cohort], capacity, SAMPLES).flotillas[0].start_s == pytest.approx(start_s)
-
-
-def test_where_all_fit_the_slowest_are_widened_only_as_far_as_it_helps() -> None:
-    listed = [rated("slow", 10, workers=None), rated("fast", 37, workers=None)]
-    plan = allocate(listed, Capacity(slots=(5,)), SAMPLES)
-    assert len(plan.flotillas) == 1
-    assert plan.workers == {"slow": 4, "fast": 1}
-
-
-def test_a_member_wider_than_any_node_has_slots_counts_as_wide_as_that() -> None:
-    from ensemble.schedule.flotilla.timeline import FluidModel
-
-    capacity = Capacity(slots=(2,), widest=2)
-    wide = RatedMember(member="wide", samples_per_s={1: 10.0, 2: 18.0}, epochs=1, workers=4)
-    assert FluidModel([wide], capacity, 90).estimate_run_s([["wide"]]) == pytest.approx(5.0, rel=1e-3)
-
-
-def test_several_laggards_leave_together() -> None:
-    capacity = Capacity(slots=(4,), streams=3)
-    cohort = paced(running("s1", 10), running("s2", 10.5), FAST, ALSO)
-    decision = decide_rebalance("s1", [cohort], capacity, SAMPLES, waiting=TWELVES)
-    assert (decision.kind, decision.members) == ("apart", ("s1", "s2"))
-    with pytest.raises(ValueError, match="gone is in no stream group that runs"):
-        decide_rebalance("gone", [cohort], NODE, SAMPLES)

@@ -80,17 +80,13 @@ def test_a_share_of_a_gpu_holds_its_time_and_its_memory(busy: float, memory_gb: 
     assert add_margin(memory_gb) > memory_gb
 
 
-def test_what_a_member_is_granted_decides_nothing_of_what_it_learns() -> None:
+def test_a_grant_is_no_more_than_a_node_has_and_decides_nothing_of_what_is_learnt() -> None:
     asking = identity(0, threads=3, memory_gb=1.0, auto=["cpus_per_worker", "memory_gb"])
     grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16, ranks=asking.workers)
     assert grant is not None and grant.apply(asking) != asking
     assert grant.apply(asking).threads == 3 and grant.apply(asking).compared_fields() == asking.compared_fields()
-
-
-def test_a_wider_member_is_granted_no_more_than_a_node_has() -> None:
     narrow, wide = (identity(n, workers=n, auto=["workers"], params={}) for n in (1, 2))
-    grants = Grants()
-    grants.add(MemoryIncrease(**as_event(narrow, "a", Grant(memory_gb=48.0))))
+    grants = Grants([MemoryIncrease(**as_event(narrow, "a", Grant(memory_gb=48.0)))])
     assert grants.apply(narrow, 64.0).memory_gb == 48.0 and grants.apply(wide, 64.0).memory_gb == 32.0
 
 

@@ -16,24 +16,20 @@ from ensemble.schedule.placement import ClusterSnapshot, count_placeable, decide
 FOUR = (Node("a", 4, (), 16, "a"),)
 
 
-def running(*numbers: int) -> list[Placement]:
+def busy_with(*numbers: int) -> list[Placement]:
     return [Placement(identity(n), "a", (None,)) for n in numbers]
+
+
+def list_started(waiting: Any, running: Any, *nodes: Node, **more: Any) -> list[tuple[str, Any]]:
+    cluster = ClusterSnapshot(nodes=(*FOUR, *nodes), waiting=waiting, running=running, next_cohort=1, **more)
+    return [(start.placement.member, start.cohort) for start in decide_starts(cluster)]
 
 
 def test_a_later_cohort_waits_until_it_is_worth_a_feeder() -> None:
     waiting = [identity(i) for i in range(4, 8)]
-
-    def started(*busy: int) -> int:
-        cluster = ClusterSnapshot(nodes=FOUR, waiting=waiting, running=running(*busy), next_cohort=1)
-        return len(decide_starts(cluster))
-
-    assert started(0, 1, 2) == 0, "one place of four is free"
-    assert started(0, 1) == 2, "half of them are"
-    assert started() == 4, "nothing runs"
-    waiting = [identity(9)]
-    last = decide_starts(ClusterSnapshot(nodes=FOUR, waiting=waiting, running=running(0, 1, 2), next_cohort=1))
-    assert [s.placement.member for s in last] == ["member-9"], "all that wait fit at once"
-    assert last[0].cohort == 1
+    for busy, starts in (((0, 1, 2), 0), ((0, 1), 2), ((), 4)):  # half of the places are free, or nothing runs
+        assert len(list_started(waiting, busy_with(*busy))) == starts
+    assert list_started([identity(9)], busy_with(0, 1, 2)) == [("member-9", 1)], "all that wait fit at once"
 
 
 def test_nobody_waits_for_company_where_there_is_no_feeder_or_others_wait_for_the_place() -> None:
@@ -46,23 +42,13 @@ def test_nobody_waits_for_company_where_there_is_no_feeder_or_others_wait_for_th
         assert len(busy) == cpus
 
 
-def test_members_that_select_other_nodes_wait_for_other_places() -> None:
-    there = Node("b", 1, (), 16, "b", labels={"rack": "1"})
-    waiting = [identity(n, nodes={"rack": "1"}) for n in (7, 8)]
-
-    def start(*more: Placement) -> list[str]:
-        cluster = ClusterSnapshot(nodes=(*FOUR, there), waiting=waiting, running=[*running(0, 1, 2), *more])
-        return [start.placement.member for start in decide_starts(cluster)]
-
-    assert start() == ["member-7"], "the place there is for nobody else"
-    assert start(Placement(identity(6, nodes={"rack": "1"}), "b", (None,))) == []
-
-
-def test_a_member_tried_again_goes_back_to_its_own_cohort_before_others() -> None:
-    cluster = ClusterSnapshot(
-        nodes=FOUR, waiting=[identity(8)], returning=[(identity(1), 0)], running=running(0, 2, 3), next_cohort=1
-    )
-    assert [(s.placement.member, s.cohort) for s in decide_starts(cluster)] == [("member-1", 0)]
+def test_members_that_select_other_nodes_wait_for_other_places_and_those_tried_again_come_first() -> None:
+    there, rack = Node("b", 1, (), 16, "b", labels={"rack": "1"}), {"rack": "1"}
+    waiting, busy = [identity(n, nodes=rack) for n in (7, 8)], busy_with(0, 1, 2)
+    assert list_started(waiting, busy, there) == [("member-7", 1)], "the place there is for nobody else"
+    assert list_started(waiting, [*busy, Placement(identity(6, nodes=rack), "b", (None,))], there) == []
+    returning = [(identity(1), 0)]
+    assert list_started([identity(8)], busy_with(0, 2, 3), returning=returning) == [("member-1", 0)]
 
 
 def test_room_counts_only_what_nobody_waits_for() -> None:
@@ -71,7 +57,7 @@ def test_room_counts_only_what_nobody_waits_for() -> None:
 
     assert count(waiting=[identity(1, nodes={"rack": "9"})]) == 4, "it waits for another node"
     assert (count(), count(3)) == (4, 3)
-    assert count(running=running(0), waiting=[identity(1)]) == 2
+    assert count(running=busy_with(0), waiting=[identity(1)]) == 2
     assert count(waiting=[identity(1, cpus_per_worker=8.0)]) == 0
 
 

@@ -97,9 +97,7 @@ OUTSIDE: tuple[tuple[Any, str], ...] = (
 )
 
 
-def test_what_a_search_could_not_propose_teaches_it_nothing(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_what_a_search_could_not_propose_teaches_it_nothing(tmp_path: Path, recwarn: Any) -> None:
     run = Run(tmp_path, declared())
     run.log("member", **run.trials.next().as_dict())
     said: dict[int, str | None] = {}

@@ -22,7 +22,7 @@ from small_run import loss, run
 from studies import read_study
 from test_search_failures import declared
 
-from ensemble.api import resume, submit
+from ensemble.api import resume
 from ensemble.controller.starts import make_trials
 from ensemble.reporting.ranking import front_members
 from ensemble.reporting.sections.training import summarize_search
@@ -172,24 +172,22 @@ def test_a_genetic_sampler_breeds_from_its_generations(case: str, whole: Callabl
     assert ours != drawn
 
 
-def test_what_a_constraint_says_is_kept_and_is_not_asked_again(whole: Callable[[str], Run]) -> None:
+def test_what_a_constraint_says_is_kept_and_without_it_nobody_is_on_the_front(whole: Callable[[str], Run]) -> None:
     expected = whole("tpe with constraints")
     changed = replace(expected.search, constraints=lambda metrics: {"narrow": 1 / 0})
     study = Run(changed, expected.journal, expected.events).searcher.study
     narrow = [{"narrow": member.metrics["accuracy"] - 6.0} for member in expected.state.members.values()]
-    assert [trial.constraints for trial in study.trials] == narrow
-
-
-def test_who_has_not_said_how_it_keeps_the_constraints_is_not_on_the_front(whole: Callable[[str], Run]) -> None:
-    events = whole("tpe with constraints").events
-    on = {member.id for member in front_members(fold(events))}
-    gone = next(iter(on))
+    assert [trial.constraints for trial in study.trials] == narrow, "it is not asked again"
+    events = expected.events
+    gone = front_members(fold(events))[0].id
     for kind, change in (("finished", {"constraints": None}), ("member", {"outside": "as told"})):
-        changed = [{**e, **change} if (e["type"], e.get("member")) == (kind, gone) else e for e in events]
-        assert gone not in {member.id for member in front_members(fold(changed))}
+        without = [{**e, **change} if (e["type"], e.get("member")) == (kind, gone) else e for e in events]
+        assert gone not in {member.id for member in front_members(fold(without))}
 
 
-def test_a_member_from_outside_is_not_asked_for_constraints(tmp_path: Path) -> None:
+def test_constraints_are_not_of_members_from_outside_and_an_infinite_one_holds_or_not(
+    tmp_path: Path,
+) -> None:
     search = Search({"lr": loguniform(1e-2, 1.0)}, trials=3, constraints=lambda metrics: {"c": 1 / 0})
     trials = make_trials(replace(two_objectives(), search=search), RunDir(tmp_path), RunState(), sharing=False)
     first, added = trials.next(), trials.add({"lr": 50.0})
@@ -197,13 +195,12 @@ def test_a_member_from_outside_is_not_asked_for_constraints(tmp_path: Path) -> N
     assert trials.abort_reason is None
     trials.final(first.number, {"accuracy": 0.5})
     assert "Search.constraints of member-0" in str(trials.abort_reason)
-
-
-@pytest.mark.parametrize(("excess", "held"), [(math.inf, False), (-math.inf, True), (math.nan, False)])
-def test_a_constraint_of_no_finite_number_holds_or_not(excess: float, held: bool) -> None:
-    search = Search(SPACE, further_objectives=["nll"], constraints=lambda metrics: {"c": excess})
-    (found,) = (compute_constraints(search, 0, {}) or {}).values()
-    assert math.isfinite(found) and (found <= 0) == held
+    for excess, holds in ((math.inf, False), (-math.inf, True), (math.nan, False)):
+        search = Search(
+            SPACE, further_objectives=["nll"], constraints=lambda metrics, excess=excess: {"c": excess}
+        )
+        (value,) = (compute_constraints(search, 0, {}) or {}).values()
+        assert math.isfinite(value) and (value <= 0) == holds
 
 
 def test_the_study_on_disk_has_two_directions_and_the_values_of_the_log(tmp_path: Path) -> None:
@@ -248,18 +245,25 @@ def logged_costs(path: Path) -> dict[str, dict[str, Any]]:
 def test_a_run_is_told_what_its_log_says_and_a_resume_the_same(tmp_path: Path) -> None:
     path = tmp_path / "run"
     state = run(path, two_objectives())
-    costs = logged_costs(path)
+    events, costs = read_events(path / "events.jsonl"), logged_costs(path)
     assert list(costs) == ["member-0", "member-1", "member-2"]
     assert all(cost["energy_j"] > 0 and cost["cpu_s"] > 0 for cost in costs.values())
+    used = ledger(events).by_member()
+    for member, cost in costs.items():
+        assert cost["energy_j"] == pytest.approx(used[member].energy_j, rel=0.02)
+        at = events.index(cost)
+        seen = next(t for t in range(at, 0, -1) if events[t].get("role") == "orchestrate")
+        ends = [t for t in range(at) if (events[t]["type"], events[t].get("member")) == ("finished", member)]
+        assert seen > max(ends), "what the driver has used since is not spread over the trial later"
     values = [("COMPLETE", [m.metrics["accuracy"], costs[m.id]["energy_j"]]) for m in state.members.values()]
     assert told(path) == values
     assert make_result(RunDir(path)).front == [member.id for member in front_members(state)] != []
     lines = (path / "events.jsonl").read_bytes().splitlines(keepends=True)
-    at = [i for i, line in enumerate(lines) if b'"type":"cost"' in line]
+    at_costs = [i for i, line in enumerate(lines) if b'"type":"cost"' in line]
     # A trial had finished, and its cost was not logged yet, so that the study was not told either.
     journal = (path / "optuna.journal").read_bytes().splitlines(keepends=True)
     ends = [i for i, line in enumerate(journal) if b'"op_code":6' in line]
-    for case, (cut, end) in enumerate(zip((*at, at[2] + 1), (*ends, len(journal)), strict=True)):
+    for case, (cut, end) in enumerate(zip((*at_costs, at_costs[2] + 1), (*ends, len(journal)), strict=True)):
         broken_off = tmp_path / f"broken-{case}"
         shutil.copytree(path, broken_off)
         (broken_off / "events.jsonl").write_bytes(b"".join(lines[:cut]))
@@ -267,48 +271,29 @@ def test_a_run_is_told_what_its_log_says_and_a_resume_the_same(tmp_path: Path) -
         resume(broken_off, executor="inline").wait()
         again = logged_costs(broken_off)
         assert list(again) == list(costs), "each once"
-        kept = [event for event in read_events(path / "events.jsonl")[:cut] if event["type"] == "cost"]
+        kept = [event for event in events[:cut] if event["type"] == "cost"]
         assert [again[event["member"]] for event in kept] == kept
         members = fold(read_events(broken_off / "events.jsonl")).members.values()
         values = [("COMPLETE", [m.metrics["accuracy"], again[m.id]["energy_j"]]) for m in members]
         assert told(broken_off) == values
 
 
-def test_a_cost_is_what_the_account_says_when_all_of_it_is_logged(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    run(path, two_objectives("cpu_s", 2))
-    rows = {row["member"]: row for row in make_result(RunDir(path)).members}
-    costs = {member: cost["cpu_s"] for member, cost in logged_costs(path).items()}
-    assert costs == {member: row["cpu_s"] for member, row in rows.items()}
-    assert [values for _, values in told(path)] == [[row["metric"], row["cpu_s"]] for row in rows.values()]
-
-
-def test_the_joules_of_a_trial_are_those_of_the_ledger(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    submit(two_objectives(), path, "inline").wait()
-    events = read_events(path / "events.jsonl")
-    used = ledger(events).by_member()
-    for member, cost in logged_costs(path).items():
-        assert cost["energy_j"] == pytest.approx(used[member].energy_j, rel=0.02)
-        at = events.index(cost)
-        seen = next(t for t in range(at, 0, -1) if events[t].get("role") == "orchestrate")
-        ends = [t for t in range(at) if (events[t]["type"], events[t].get("member")) == ("finished", member)]
-        assert seen > max(ends), "what the driver has used since is not spread over the trial later"
-
-
-def test_a_search_for_few_joules_stops_where_there_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_search_for_few_joules_stops_where_there_are_none_and_cpu_seconds_are_known_anywhere(
+    tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("ensemble.meter.power.meter.open_power_sources", lambda *_, **__: [])
     monkeypatch.setattr("ensemble.controller.costs.WAIT_S", 0.0)
-    path = tmp_path / "run"
+    path, cpu = tmp_path / "run", tmp_path / "cpu"
     state = run(path, two_objectives(trials=50))
     assert state.ended is not None and state.ended.type == "run_stopped"
     assert "member-0 has no joules, which the search minimizes: no power source" in state.ended.reason
     assert len(state.members) < 10 and logged_costs(path)["member-0"]["energy_j"] is None
-    assert told(path)[0] == ("FAIL", None)
-    assert make_result(RunDir(path)).front == []
-    assert len(run(tmp_path / "cpu", two_objectives("cpu_s", 2)).members) == 2, "CPU-seconds are known anywhere"
+    assert told(path)[0] == ("FAIL", None) and make_result(RunDir(path)).front == []
+    run(cpu, two_objectives("cpu_s", 2))
+    rows = {row["member"]: row for row in make_result(RunDir(cpu)).members}
+    costs = {member: cost["cpu_s"] for member, cost in logged_costs(cpu).items()}
+    assert costs == {member: row["cpu_s"] for member, row in rows.items()} and len(costs) == 2
+    assert [values for _, values in told(cpu)] == [[row["metric"], row["cpu_s"]] for row in rows.values()]
 
 
 def test_a_log_with_a_second_objective_of_before_is_read(tmp_path: Path) -> None:

@@ -54,15 +54,10 @@ def ask(trial: Any) -> dict[str, Any]:
     return {name: trial.suggest_categorical(name, SPACE[name].values) for name in SPACE if name != "sizes"}
 
 
-@pytest.mark.parametrize("way", ["dict", "function", "listed"])
+@pytest.mark.parametrize("way", ["dict", "function"])
 def test_a_trial_trains_as_a_member_that_is_declared_with_its_options(tmp_path: Path, way: str) -> None:
-    rng = np.random.default_rng(2)
-    if way == "listed":
-        rows = [{name: space.values[rng.integers(2)] for name, space in SPACE.items()} for _ in range(3)]
-        state = run(tmp_path / "searched", declare(members=rows))
-    else:
-        search = Search(SPACE if way == "dict" else ask, trials=3, sampler="random", pruner="none", seed=1)
-        state = run(tmp_path / "searched", declare(search=search))
+    search = Search(SPACE if way == "dict" else ask, trials=3, sampler="random", pruner="none", seed=1)
+    state = run(tmp_path / "searched", declare(search=search))
     assert len({member.identity["batch_size"] for member in state.members.values()}) == 2
     for name, member in state.members.items():
         options = {key: value for key, value in member.params.items() if key not in ("lr", "sizes")}

@@ -52,15 +52,24 @@ def test_a_distribution_of_optuna_is_the_same_dimension() -> None:
         assert point["a"] in (0.0, 0.25, 0.5, 0.75, 1.0) and 1 <= point["c"] <= 64 and point["d"] in (2, 6, 10)
 
 
-def test_values_between_steps_lie_outside() -> None:
+def test_what_lies_outside_of_a_space_is_explained() -> None:
     space = make_space({"a": uniform(0.0, 1.0, step=0.25), "d": integer(2, 10, step=4)})
     assert space.explain_outside({"a": 0.75, "d": 6}) is None
     assert space.explain_outside({"a": 0.8}) == "a=0.8 is outside uniform(0.0, 1.0, step=0.25)"
     assert space.explain_outside({"d": 5}) == "d=5 is outside integer(2, 10, step=4)"
+    space = make_space(lambda trial: {"lr": trial.suggest_float("lr", 0.0, 1.0) / 10})
+    assert space.explain_outside({"lr": 0.5}) == "the space makes lr=0.05 of lr=0.5"
 
+    def branches(trial: Any) -> None:
+        if trial.suggest_categorical("a", ["x", "y"]) == "x":
+            trial.suggest_float("p", 0, 1)
 
-def test_a_class_or_a_function_stands_for_its_name() -> None:
-    assert choice(RandomSampler, accuracy, 3) == choice("RandomSampler", "accuracy", 3)
+    branching = make_space(branches)
+    assert branching.explain_outside({"p": 0.5}) is None, "in one of its branches"
+    assert branching.explain_outside({"q": 0.5}) == "the space asks for no 'q'"
+    assert choice(RandomSampler, accuracy, 3) == choice("RandomSampler", "accuracy", 3), (
+        "a class stands for its name"
+    )
 
 
 @pytest.mark.parametrize("space", [SPACE, conditional], ids=["dict", "function"])
@@ -144,19 +153,6 @@ def test_what_fails_of_the_users_ends_the_run_and_is_named(tmp_path: Path, optio
     run.wait()
     last = read_events(tmp_path / "run" / "events.jsonl")[-1]
     assert last["type"] == "run_stopped" and why in last["reason"]
-
-
-def test_what_a_function_would_transform_again_lies_outside() -> None:
-    space = make_space(lambda trial: {"lr": trial.suggest_float("lr", 0.0, 1.0) / 10})
-    assert space.explain_outside({"lr": 0.5}) == "the space makes lr=0.05 of lr=0.5"
-
-    def branches(trial: Any) -> None:
-        if trial.suggest_categorical("a", ["x", "y"]) == "x":
-            trial.suggest_float("p", 0, 1)
-
-    branching = make_space(branches)
-    assert branching.explain_outside({"p": 0.5}) is None, "in one of its branches"
-    assert branching.explain_outside({"q": 0.5}) == "the space asks for no 'q'"
 
 
 def test_a_function_that_asks_for_more_than_it_did_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -78,14 +78,11 @@ def test_halving_decides_where_its_options_say(pruner: Any, rungs: list[int]) ->
     assert ends - {None} <= set(rungs) and min(end for end in ends if end) == rungs[0]
 
 
-def test_no_warning_reaches_the_user_and_every_word_makes_a_pruner() -> None:
+def test_every_word_makes_a_pruner_without_a_warning_and_a_rung_beyond_the_last_epoch_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for word in ("hyperband", "asha", "median", "patience", "none"):
             assert isinstance(make_pruner(Search(SPACE, pruner=word), 5), optuna.pruners.BasePruner)
-
-
-def test_a_rung_beyond_the_last_epoch_is_refused() -> None:
     search = Search(SPACE, pruner={"name": "asha", "min_resource": 5})
     search.check_epochs(5)
     with pytest.raises(SpecError, match="'min_resource'] is 5 epochs, but a trial has 4"):

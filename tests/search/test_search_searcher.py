@@ -15,18 +15,10 @@ from ensemble.search.searcher import Searcher
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
 from ensemble.store import StoreError
 
-WHOLE: dict[str, Run] = {}
-
-
-def whole(sampler: str, pruner: str, trials: int = 24) -> Run:
-    key = f"{sampler}-{pruner}"
-    if key not in WHOLE:
-        WHOLE[key] = Run(Search(SPACE, trials=trials, sampler=sampler, pruner=pruner, seed=3)).to_the_end()
-    return WHOLE[key]
-
 
 def test_no_trial_is_pruned_after_its_last_epoch_and_none_without_a_pruner() -> None:
-    for run in (whole("tpe", "hyperband"), whole("tpe", "asha")):
+    for pruner in ("hyperband", "asha"):
+        run = Run(Search(SPACE, trials=24, sampler="tpe", pruner=pruner, seed=3)).to_the_end()
         assert all(epochs < EPOCHS for _, state, epochs in run.outcome if state == "pruned")
     searcher = open_searcher(Search(SPACE, pruner="none"), direction="max", epochs=5)
     searcher.ask(0)
@@ -42,11 +34,20 @@ def test_a_condemned_trial_stays_condemned_and_repeated_reports_get_the_same_ans
         assert searcher.report(number, 1, -1.0) == (number > 0)
 
 
-def test_asking_again_gives_the_same_and_out_of_order_is_refused() -> None:
+def test_a_trial_ends_once_and_asking_again_gives_the_same() -> None:
     searcher = open_searcher(Search(SPACE))
     assert searcher.ask(0) == searcher.ask(0)
     with pytest.raises(ValueError, match="trial 2 was requested, but the next trial is 1"):
         searcher.ask(2)
+    for number in range(4):
+        searcher.ask(number)
+        searcher.report(number, 0, 0.25)
+    ends = [("finished", None), ("finished", 0.5), ("failed", None), ("pruned", None)]
+    for number, (state, value) in enumerate(ends):
+        searcher.tell(number, state, value)
+        searcher.tell(number, "failed")
+    told = [(trial.state.name, trial.value) for trial in searcher.study.trials]
+    assert told == [("COMPLETE", 0.25), ("COMPLETE", 0.5), ("FAIL", None), ("PRUNED", 0.25)]
 
 
 @pytest.mark.parametrize(("reason", "states"), [("disk", ["FAIL", "COMPLETE"]), ("nan", ["FAIL"])])
@@ -77,20 +78,6 @@ def test_a_failed_trial_runs_again_after_a_resume_if_that_may_help(
     assert [trial.state.name for trial in trials] == states
     assert {trial.user_attrs["member"] for trial in trials} == {"member-0"}
     assert [trial.params for trial in trials] == [trials[0].params] * len(states)
-
-
-def test_a_trial_ends_once() -> None:
-    searcher = open_searcher(Search(SPACE))
-    for number in range(4):
-        searcher.ask(number)
-        searcher.report(number, 0, 0.25)
-    ends = [("finished", None), ("finished", 0.5), ("failed", None), ("pruned", None)]
-    for number, (state, value) in enumerate(ends):
-        searcher.tell(number, state, value)
-        searcher.tell(number, "failed")
-    told = [(trial.state, trial.value) for trial in searcher.study.trials]
-    complete, fail, pruned = TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED
-    assert told == [(complete, 0.25), (complete, 0.5), (fail, None), (pruned, 0.25)]
 
 
 def test_a_grid_is_each_point_once() -> None:

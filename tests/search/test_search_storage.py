@@ -62,9 +62,7 @@ def database(tables: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_killed_as_it_makes_its_study_finds_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_as_it_makes_its_study_finds_it_again(tmp_path: Path, monkeypatch: Any) -> None:
     url = str(tmp_path / "two.journal")
     for number, run_id in enumerate(["aaaaaaaaaeef", "bbbbbbbbbeef"]):
         with monkeypatch.context() as patch:

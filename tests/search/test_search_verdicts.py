@@ -63,9 +63,7 @@ def trials_of(path: Path) -> list[Any]:
 WARM = {"name": "median", "startup_trials": 1, "warmup_epochs": 1}
 
 
-def test_a_trial_that_stops_early_has_finished_whatever_the_pruner_says(
-    tmp_path: Path,
-) -> None:
+def test_a_trial_that_stops_early_has_finished_whatever_the_pruner_says(tmp_path: Path) -> None:
     early = {"early_stopping": {"patience": 1}, "keep": "best"}
     state = train_in_order(tmp_path, ["rises", "stays", "rises"], pruner=WARM, **early)
     members = list(state.members.values())

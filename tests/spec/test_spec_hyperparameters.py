@@ -14,7 +14,7 @@ import pytest
 
 from ensemble import EMA, SWA, EarlyStopping, Ensemble, Member, Recipe, SpecError, quantiles
 from ensemble.spec import Search, choice, loguniform
-from ensemble.spec.identity import Identity, compute_cost_key, field_defaults
+from ensemble.spec.identity import Identity, compute_cost_key
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.options import COMPRESSIONS, OPTIMIZERS, resolve
 from pipelines import Pipeline, sources
@@ -31,8 +31,11 @@ BF16 = {"precision": "bf16"}  # that loss_scale may be set
 class Split:
     random_stage = None
 
+    def __init__(self, samples: int = 10) -> None:
+        self.samples = samples
+
     def __len__(self) -> int:
-        return 10
+        return self.samples
 
     def loader(self) -> None: ...
 
@@ -56,9 +59,8 @@ def test_a_hyperparameter_with_the_name_of_an_option_sets_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_hyperparameter_sets_is_refused_with_the_line_to_write(name: str) -> None:
-    with pytest.raises(
-        SpecError, match=rf"^members\[0\]: '{name}' is no hyperparameter .*Member\({{...}}, {name}="
-    ):
+    says = rf"^members\[0\]: '{name}' is no hyperparameter .*Member\({{...}}, {name}="
+    with pytest.raises(SpecError, match=says):
         declare(members=[{"lr": 0.1, name: REFUSED[name]}])
     way_out = "does not choose" if name.startswith("start") else rf"give it as resources=Resources\({name}=...\)"
     with pytest.raises(SpecError, match=rf"^Search.space: '{name}' is no hyperparameter .*{way_out}"):
@@ -75,23 +77,13 @@ def test_what_is_planned_for_all_trials_goes_by_the_largest_that_is_searched() -
         )
 
 
-def test_options_that_need_each_other_are_checked_together() -> None:
+def test_options_that_need_each_other_are_checked_together_and_choices_may_be_a_list() -> None:
     space = {"lr": choice(0.1, 0.2), "precision": choice("bf16", "fp16"), "loss_scale": choice(8.0, 16.0)}
     made = declare(members=None, search=Search(space)).identify(0, {"precision": "fp16", "loss_scale": 8.0})
     assert (made.precision, made.loss_scale) == ("fp16", 8.0)
-    assert choice("(a)", "[a]").values == ("(a)", "[a]")
-
-
-def test_an_option_is_given_once() -> None:
-    assert declare(members=[Member({"lr": 0.1, "batch_size": 8}, batch_size=8)]).identify(0).batch_size == 8
-    with pytest.raises(SpecError, match=r"given twice: 8 as a hyperparameter and Member\(batch_size=16\)"):
-        declare(members=[Member({"lr": 0.1, "batch_size": 8}, batch_size=16)])
-
-
-def test_a_function_of_the_users_reads_the_hyperparameter_itself() -> None:
-    recipe = Recipe(model=dict, loss=dict, task="classification", optimizer=dict)
-    assert declare(recipe=recipe, members=[{"optimizer": "mine"}]).identify(0).optimizer is None
-    assert declare(recipe=print, members=[{"optimizer": "mine", "batch_size": 8}]).identify(0).batch_size == 8
+    ensemble = declare(members=None, search=Search({"lr": choice(0.1, 0.2)}, trials=2), optimizer="sgd")
+    assert ensemble.identify(0, {"lr": 0.2}).optimizer is not None
+    assert choice([8, 16]) == choice((8, 16)) == choice(8, 16) and choice("(a)", "[a]").values == ("(a)", "[a]")
 
 
 @pytest.mark.parametrize("recipe", [print, Recipe(model=dict, train=print)])
@@ -105,34 +97,22 @@ def test_a_train_function_has_hyperparameters_of_its_own_with_names_of_options(r
 
 
 def test_a_population_keeps_what_its_state_depends_on() -> None:
-    sampler = {"name": "pbt", "population": 2}
-
     def search(name: str, *values: int, **more: Any) -> Ensemble:
         space = {"lr": loguniform(0.1, 0.2), name: choice(*values)}
-        return declare(members=None, search=Search(space, sampler={**sampler, **more}), epochs=4)
+        sampler = {"name": "pbt", "population": 2, **more}
+        return declare(members=None, search=Search(space, sampler=sampler), epochs=4)
 
     search("batch_size", 8, 16, inherit=["batch_size"])
-    ways_out = {
-        "batch_size": "name it in 'inherit'",
-        "epochs": r"give Ensemble\(epochs=",
-        "seed": r"give Ensemble\(seed=",
-    }
-    for name, way_out in ways_out.items():
+    for name in ("batch_size", "epochs", "seed"):
+        way_out = "name it in 'inherit'" if name == "batch_size" else rf"give Ensemble\({name}="
         with pytest.raises(SpecError, match=way_out):
             search(name, 4, 8)
-
-
-class Data:
-    def __len__(self) -> int:
-        return 100
-
-    def loader(self) -> None: ...
 
 
 def declare(**options: Any) -> Ensemble:
     recipe = options.pop("recipe", Recipe(model=dict, loss=dict, task="classification"))
     options.setdefault("members", [{"lr": 0.1}])
-    return Ensemble(name="e", recipe=recipe, train=Data(), **options)  # type: ignore[arg-type]
+    return Ensemble(name="e", recipe=recipe, train=Split(100), **options)  # type: ignore[arg-type]
 
 
 def test_a_word_is_recorded_with_all_its_options_unless_it_changes_nothing() -> None:
@@ -157,12 +137,6 @@ def test_a_member_departs_from_the_ensembles_words() -> None:
     assert (second.compression, second.accumulate, second.loss_scale) == (None, 4, 128.0)
 
 
-def test_a_search_may_propose_the_learning_rate_and_takes_choices_of_a_list() -> None:
-    ensemble = declare(members=None, search=Search({"lr": choice(0.1, 0.2)}, trials=2), optimizer="sgd")
-    assert ensemble.identify(0, {"lr": 0.2}).optimizer is not None
-    assert choice([8, 16]) == choice((8, 16)) == choice(8, 16)
-
-
 DATA = Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32), label=np.zeros(8, np.int64)))
 RECIPE = Recipe(model=len, loss=len, task="classification")
 
@@ -170,12 +144,6 @@ RECIPE = Recipe(model=len, loss=len, task="classification")
 def declared(**options: Any) -> Ensemble:
     usual = {"name": "spec", "recipe": RECIPE, "train": DATA, "valid": DATA, "members": [{"lr": 0.1}]}
     return Ensemble(**{**usual, **options})
-
-
-def test_nothing_is_recorded_of_a_plain_loop() -> None:
-    own = declared().identify(0)
-    loop = ("early_stopping", "keep", "averaging", "validate_every", "compile", "mixup", "selected_by")
-    assert {name: getattr(own, name) for name in loop} == {name: field_defaults()[name] for name in loop}
 
 
 @pytest.mark.parametrize(
@@ -202,14 +170,8 @@ def test_options_are_recorded_with_their_defaults(options: dict[str, Any], recor
 
 def test_a_member_has_options_of_its_own() -> None:
     own = Member({"lr": 0.1}, early_stopping="none", averaging="none", compile=False, keep="last", mixup=0.0)
-    options = {
-        "early_stopping": EarlyStopping(),
-        "averaging": "ema",
-        "compile": True,
-        "keep": "best",
-        "mixup": 0.2,
-    }
-    made = declared(members=[Member({"lr": 0.1}), own], **options)
+    options = {"early_stopping": EarlyStopping(), "averaging": "ema", "compile": True, "keep": "best"}
+    made = declared(members=[Member({"lr": 0.1}), own], mixup=0.2, **options)
     first, second = (made.identify(number) for number in range(2))
     assert first.early_stopping and first.averaging and first.compile and first.keep == "best" and first.mixup
     assert second == dataclasses.replace(declared().identify(0), member="member-1", number=1, seed=1)
@@ -240,13 +202,15 @@ def test_a_loss_is_a_name() -> None:
     assert Recipe(model=len, loss="pinball", task=quantiles(0.1, 0.9)).loss.levels == (0.1, 0.9)
 
 
-def test_functions_with_more_arguments_of_their_own_are_taken() -> None:
-    Recipe(
-        model=lambda params, width=8: len,
-        loss=lambda *given: None,
-        task="classification",
-        schedule=lambda optimizer, params, steps, *, steps_per_epoch: None,
-    )
+def test_an_option_is_given_once_and_a_function_of_the_users_reads_the_hyperparameter_itself() -> None:
+    assert declare(members=[Member({"lr": 0.1, "batch_size": 8}, batch_size=8)]).identify(0).batch_size == 8
+    with pytest.raises(SpecError, match=r"given twice: 8 as a hyperparameter and Member\(batch_size=16\)"):
+        declare(members=[Member({"lr": 0.1, "batch_size": 8}, batch_size=16)])
+    recipe = Recipe(model=dict, loss=dict, task="classification", optimizer=dict)
+    assert declare(recipe=recipe, members=[{"optimizer": "mine"}]).identify(0).optimizer is None
+    assert declare(recipe=print, members=[{"optimizer": "mine", "batch_size": 8}]).identify(0).batch_size == 8
+    more = {"schedule": lambda optimizer, params, steps, *, steps_per_epoch: None}  # functions may take more
+    Recipe(model=lambda params, width=8: len, loss=lambda *given: None, task="classification", **more)
 
 
 def test_objects_of_other_libraries_are_answered_with_the_names_that_there_are() -> None:

@@ -55,9 +55,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_start
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     hide("wandb", monkeypatch)
-    with pytest.raises(
-        SpecError, match=r"has 'wandb', but wandb cannot be imported: pip install 'ray-ensemble\[wandb\]'"
-    ):
+    says = r"has 'wandb', but wandb cannot be imported: pip install 'ray-ensemble\[wandb\]'"
+    with pytest.raises(SpecError, match=says):
         ensemble.submit(declared(["tensorboard", "wandb"]), tmp_path / "run", "inline")
     assert not (tmp_path / "run").exists()
 

@@ -26,21 +26,15 @@ def seeded(*shape: int) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def test_cross_entropy_is_torchs() -> None:
+def test_cross_entropy_is_torchs_of_integers_of_any_width() -> None:
     scores, target = seeded(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
     for smoothing, training in ((0.0, False), (0.2, True), (0.2, False)):
         theirs = {"reduction": "none", "label_smoothing": smoothing if training else 0.0}
         own = compute("cross_entropy", scores, target, label_smoothing=smoothing, training=training)
         torch.testing.assert_close(own, functional.cross_entropy(scores, target, **theirs))
-
-
-def test_classes_are_integers_of_any_width() -> None:
     scores, target = seeded(3, 200), torch.tensor([156, 1, 199])  # 156 is what -100 would be in uint8
-    for given in (
-        target,
-        target.to(torch.uint8),
-        *(target.clamp(max=120).to(t) for t in (torch.int16, torch.int32)),
-    ):
+    narrow = [target.clamp(max=120).to(kind) for kind in (torch.int16, torch.int32)]
+    for given in (target, target.to(torch.uint8), *narrow):
         expected = functional.cross_entropy(scores, given.long(), reduction="none")
         torch.testing.assert_close(compute("cross_entropy", scores, given), expected)
         assert (expected > 0).all()
@@ -87,12 +81,11 @@ def test_a_missing_number_takes_no_part_and_gives_no_gradient(name: str, of: Any
     assert outputs.grad[1].tolist() == [0, 0] and outputs.grad[0, 1] == 0 and torch.isfinite(outputs.grad).all()
 
 
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_the_likelihood_of_a_gaussian_is_its_density(as_dict: bool) -> None:
+def test_the_likelihood_of_a_gaussian_is_its_density() -> None:
     mean, variance, target = seeded(4, 1), seeded(4, 1).exp(), seeded(4).flip(0)
-    outputs = {"mean": mean, "variance": variance} if as_dict else (mean, variance)
     expected = -torch.distributions.Normal(mean[:, 0], variance[:, 0].sqrt()).log_prob(target)
-    torch.testing.assert_close(compute("gaussian_nll", outputs, target), expected)
+    for outputs in ({"mean": mean, "variance": variance}, (mean, variance)):
+        torch.testing.assert_close(compute("gaussian_nll", outputs, target), expected)
 
 
 def test_pinball_is_least_at_the_quantiles() -> None:
@@ -110,11 +103,8 @@ def test_pinball_is_least_at_the_quantiles() -> None:
 
 def test_half_precision_is_widened() -> None:
     half = seeded(4).half()
-    given = {
-        "cross_entropy": (seeded(4, 3).half(), torch.tensor([0, 1, 2, 0])),
-        "pinball": (seeded(4, 2).half(), seeded(4)),
-    }
-    given["gaussian_nll"] = (half, half.exp()), seeded(4)
+    given = {"cross_entropy": (seeded(4, 3).half(), torch.tensor([0, 1, 2, 0]))}
+    given |= {"pinball": (seeded(4, 2).half(), seeded(4)), "gaussian_nll": ((half, half.exp()), seeded(4))}
     for name in LOSSES:
         assert compute(name, *given.get(name, (half, torch.zeros(4))), levels=(0.1, 0.9)).dtype == torch.float32
 
@@ -130,11 +120,6 @@ def test_the_model_gets_the_fields_that_are_named() -> None:
 
 
 CRITERION = torch.nn.CrossEntropyLoss(reduction="none")
-
-
-def test_a_task_is_the_same_after_its_record() -> None:
-    for task in (Task("gaussian"), quantiles(0.1, 0.5, 0.9), Task("classification")):
-        assert Task.from_record(task.as_record()) == task == Recipe(model=len, loss=len, task=task).task
 
 
 def of_module(model: Any, batch: Any) -> Any:
@@ -178,11 +163,7 @@ def make_loss(name: str) -> Any:
     return lambda model, batch: function(model(batch["x"]), batch["label"], reduction="none")
 
 
-IMPLIED: list[tuple[Any, Any]] = [
-    ("cross_entropy", "classification"),
-    ("huber", "regression"),
-    (of_my_own, "regression"),
-]
+IMPLIED: list[Any] = [("cross_entropy", "classification"), ("huber", "regression"), (of_my_own, "regression")]
 IMPLIED += [(make_loss("cross_entropy"), "classification"), (make_loss("l1_loss"), "regression")]
 IMPLIED += [(functools.partial(make_loss("gaussian_nll_loss")), "gaussian"), (of_module, "classification")]
 IMPLIED += [(Smoothed(), "classification")]
@@ -211,21 +192,23 @@ def test_another_loss_implies_another_task() -> None:
     assert dataclasses.replace(recipe, loss=of_module, task="regression").find_task() == Task("regression")
 
 
-def test_what_is_predicted_is_laid_out_as_the_target() -> None:
+def test_what_is_predicted_is_laid_out_as_the_target_and_a_task_is_the_same_after_its_record() -> None:
     recipe = Recipe(model=dict, train=lambda member: None)  # which predicts classes unless it says otherwise
     assert recipe.known_task is None and recipe.find_task() == Task("classification")
-    assert Task("classification").decide(np.array([[0.2, 0.8], [0.6, 0.4]])).tolist() == [1, 0]
-    assert Task("multilabel").decide(np.array([[0.5, 0.4]])).tolist() == [[True, False]]
-    assert Task("gaussian").decide(np.array([[1.5, 0.2], [2.5, 9.0]])).tolist() == [1.5, 2.5]
-    assert quantiles(0.1, 0.4, 0.9).decide(np.array([[1.0, 2.0, 3.0]])).tolist() == [2.0]
-    assert Task("regression").decide(np.array([4.0])).tolist() == [4.0]
+    for task, values, predicted in (
+        (Task("classification"), [[0.2, 0.8], [0.6, 0.4]], [1, 0]),
+        (Task("multilabel"), [[0.5, 0.4]], [[True, False]]),
+        (Task("gaussian"), [[1.5, 0.2], [2.5, 9.0]], [1.5, 2.5]),
+        (quantiles(0.1, 0.4, 0.9), [[1.0, 2.0, 3.0]], [2.0]),
+        (Task("regression"), [4.0], [4.0]),
+    ):
+        assert task.decide(np.array(values)).tolist() == predicted
+        assert Task.from_record(task.as_record()) == task == Recipe(model=len, loss=len, task=task).task
 
 
-KNOWN = [
-    (np.array([0, IGNORED, 3]), False, [True, False, True]),
-    (np.array([156, 3], np.uint8), True, [True, True]),
-]
-KNOWN += [(np.array([0, IGNORED], np.int8), True, [True, False]), (np.array([True, False]), True, [True, True])]
+KNOWN: list[Any] = [(np.array([0, IGNORED, 3]), False, [True, False, True])]
+KNOWN += [(np.array([156, 3], np.uint8), True, [True, True]), (np.array([True, False]), True, [True, True])]
+KNOWN += [(np.array([0, IGNORED], np.int8), True, [True, False])]
 KNOWN += [(np.array([1.0, np.nan, IGNORED]), False, [True, False, True])]
 KNOWN += [(np.array([1.0, np.nan, IGNORED], np.float32), True, [True, False, False])]
 

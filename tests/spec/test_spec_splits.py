@@ -105,9 +105,8 @@ def test_labels_that_stages_change_are_those_of_the_training_data_or_refused(tmp
     assert read_labels(declare(both[0], valid=both[1]).valid) == [1, 2]
     by_hand = valid.map(count_from_one, field="label")
     for other in (by_hand, both[1]):
-        with pytest.raises(
-            SpecError, match=r"numbers the classes of 'label' otherwise .*'b', 'c' instead of 'a', 'b'"
-        ):
+        says = r"numbers the classes of 'label' otherwise .*'b', 'c' instead of 'a', 'b'"
+        with pytest.raises(SpecError, match=says):
             declare(train, valid=other)
 
 
@@ -138,9 +137,8 @@ def test_windows_of_valid_have_no_steps_of_the_training_windows() -> None:
         Pipeline(sources.windows(part, 4, 2, inputs=["load"], target="load")) for part in (early, late, middle)
     )
     assert declare(train, valid=valid).list_overlaps() == []
-    with pytest.raises(
-        SpecError, match=r"Ensemble.valid has windows .*split the table by time first.*allow_overlap"
-    ):
+    says = r"Ensemble.valid has windows .*split the table by time first.*allow_overlap"
+    with pytest.raises(SpecError, match=says):
         declare(train, valid=overlapping)
     assert declare(train, valid=overlapping, allow_overlap=True).list_overlaps()[0]["shared"] == 70
     with pytest.raises(SpecError, match=r"Ensemble.test shares 10 of its 75 samples with train"):
@@ -163,7 +161,6 @@ def test_a_stage_that_was_fitted_to_validation_records_is_refused() -> None:
     make(train)
     assert make(rows, allow_overlap=True).allow_overlap
     for fitted_to, count in ((rows, 4), (rows.take(10), 4), (valid.take(1), 1)):
-        with pytest.raises(
-            SpecError, match=rf"valid: the stage .* fitted to {count} of its 4 samples.*allow_overlap"
-        ):
+        says = rf"valid: the stage .* fitted to {count} of its 4 samples.*allow_overlap"
+        with pytest.raises(SpecError, match=says):
             make(fitted_to)

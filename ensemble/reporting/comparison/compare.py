@@ -17,7 +17,7 @@ from ensemble.reporting.comparison.result import Comparison, Rows
 from ensemble.reporting.model_figures import list_figures, read_task
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.status import SILENT_S, describe_lost_controller
+from ensemble.reporting.status import describe_lost_controller
 from ensemble.spec import SpecError
 from ensemble.store import RunDir, RunState, read_events
 
@@ -142,7 +142,7 @@ def read_declared(path: str | os.PathLike[str]) -> Declared:
     """
     run_dir = RunDir(path)
     run = RunProjection.from_events(read_events(run_dir.events))  # a snapshot leaves out what is compared
-    run.driver = describe_lost_controller(run_dir, run.state, silent_s=SILENT_S)
+    run.driver = describe_lost_controller(run_dir, run.state)
     return Declared(run_dir, run)
 
 

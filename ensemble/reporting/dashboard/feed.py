@@ -24,7 +24,7 @@ from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.projection import RunView
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.dashboard.runs import RunList, find_runs, is_run
-from ensemble.reporting.status import SILENT_S, describe_lost_controller
+from ensemble.reporting.status import describe_lost_controller
 from ensemble.store import RunDir
 from ensemble.store.files import StoreError
 from ensemble.store.follower import LogFollower, LogReplacedError, Stamp, find_stamp
@@ -116,7 +116,7 @@ class LogReader:
             self._apply_new()
         if (now_s := time.monotonic()) >= self._next_driver:
             self._next_driver = now_s + DRIVER_S
-            self.view.driver = describe_lost_controller(self.run_dir, self.view.state, silent_s=SILENT_S)
+            self.view.driver = describe_lost_controller(self.run_dir, self.view.state)
 
     def _fail(self, why: str) -> None:
         if self.view.offset:

@@ -16,7 +16,7 @@ from typing import Any
 from ensemble.reporting import text
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.status import SILENT_S, describe_lost_controller
+from ensemble.reporting.status import describe_lost_controller
 from ensemble.store import RunDir, RunState, RunStatus, StoreError
 from ensemble.store.folding import EVENT_ERRORS
 from ensemble.store.follower import Stamp, find_stamp
@@ -173,7 +173,7 @@ class RunList:
                 entry.status = RunStatus.load(run_dir)
             else:
                 entry.status.update()
-            lost = describe_lost_controller(run_dir, entry.status.state, silent_s=SILENT_S)
+            lost = describe_lost_controller(run_dir, entry.status.state)
             if stamp != entry.stamp or lost != entry.lost:
                 run = RunProjection.from_status(entry.status, lost)
                 entry.row = {**describe_head(path.name, run, with_used=with_used), "key": key, "dir": str(path)}

@@ -1,4 +1,4 @@
-"""Starts Ray twice, as Ray does it by itself and as `RayConnection` does it, and says what came of it, as JSON."""
+"""Starts Ray twice, by `ray.init` and then by `RayConnection`, and says what came of the second, as JSON."""
 
 from __future__ import annotations
 
@@ -58,10 +58,8 @@ def free_cpus() -> tuple[float, float]:
 
 
 def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """The nodes that are drained before, and after Ray was told that this one ends at the Unix time 4e9.
-
-    The tenant of `free_cpus` keeps the node busy: one that is idle leaves at once, and the list with it.
-    """
+    """The nodes that are drained before, and after Ray was told that this one ends at the Unix time 4e9."""
+    # The tenant of `free_cpus` keeps the node busy: one that is idle leaves at once, and the list with it.
     from ray._private.worker import global_worker
 
     client: Any = global_worker.gcs_client  # type: ignore[attr-defined]
@@ -97,16 +95,14 @@ def main(place: Path) -> dict[str, Any]:
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     place_of = _compat.make_head_arguments(place, LOOPBACK)
     ray.init(num_cpus=1, object_store_memory=80 * 2**20, **quiet, **place_of)
-    by_itself = seen(place)
     ray.shutdown()
     signal.signal(signal.SIGTERM, own_handler)
 
     before, session = set(os.environ), RayConnection()
     assert session.directory is not None
     try:
-        shown = {"by itself": by_itself, "session": seen(session.directory), "free": free_cpus()}
-        shown |= {"draining": drain(), "grows": _compat.is_autoscaler_growing()}
-        shown["answers"] = stop_head()
+        shown = {**seen(session.directory), "free": free_cpus(), "draining": drain()}
+        shown |= {"grows": _compat.is_autoscaler_growing(), "answers": stop_head()}
     finally:
         session.close()
     shown["later address"] = get_node_ip_address()

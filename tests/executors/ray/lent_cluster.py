@@ -118,11 +118,11 @@ class Lender:
 
 
 class Run:
-    def __init__(self, lender: Lender, path: Path, members: int = 1, workers: int = 1) -> None:
+    def __init__(self, lender: Lender, path: Path, members: int = 1, workers: int = 1, name: str = "run") -> None:
         self.lender = lender
         one = Resources(workers=workers, cpus_per_worker=1.0, memory_gb=1.0)
         self.declared = an_ensemble([{"lr": 0.1}] * members, resources=one, devices="cpu")
-        self.run_dir = RunDir.create(path / "run", self.declared)
+        self.run_dir = RunDir.create(path / name, self.declared)
         self.executor = RayExecutor()
         self.identities = [self.declared.identify(n) for n in range(members)]
 

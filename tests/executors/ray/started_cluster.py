@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 from kit.free_ports import find_free_ports
@@ -27,6 +28,8 @@ class StartedCluster:
     directory: Path
     port: int
     environment: dict[str, str] = field(default_factory=dict)
+    url: str = ""  # of its job server
+    hosts: Any = None  # `benchmarks.launch.hosts.Hosts`, a node on each; else all are on this machine
 
     def start(
         self,
@@ -35,35 +38,36 @@ class StartedCluster:
         variables: Mapping[str, str] = MappingProxyType({}),
         **head: object,
     ) -> None:
-        """Start a head, and further nodes with these variables in their environment.
-
-        Args:
-            variables: in the head's environment.
-            head: further options of its `ray start`.
-        """
+        """Start a head with options of `ray start`, and further nodes with these variables in theirs."""
         (client_port,) = find_free_ports(1)
-        options = ["--head", "--port", str(self.port), "--include-dashboard", "false"]
-        options += ["--ray-client-server-port", str(client_port)]
-        options += ["--temp-dir", str(self.directory / "ray"), "--num-cpus", str(cpus)]
-        self.start_node(
-            variables, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items())
-        )
-        for each in nodes:  # one after the other: those that start at once on one host disturb each other
-            self.join(each)
+        options = ["--head", "--port", str(self.port), "--include-dashboard", "false", "--num-cpus", str(cpus)]
+        options += ["--ray-client-server-port", str(client_port), "--temp-dir", str(self.directory / "ray")]
+        options += [f"--{name.replace('_', '-')}={value}" for name, value in head.items()]
+        self.start_node(variables, *options)
+        for host, each in enumerate(nodes, 1):  # not at once: those that start on one host disturb each other
+            self.join(each, host=host)
 
-    def join(self, variables: Mapping[str, str], cpus: int = 1) -> None:
-        self.start_node(variables, "--address", f"127.0.0.1:{self.port}", "--num-cpus", str(cpus))
+    def join(self, variables: Mapping[str, str], cpus: int = 1, host: int = 0) -> None:
+        options = ["--address", self.environment["RAY_ADDRESS"], "--num-cpus", str(cpus)]
+        self.start_node(variables, *options, host=host)
 
-    def start_node(self, variables: Mapping[str, str], *options: str) -> None:
+    def start_node(self, variables: Mapping[str, str], *options: str, host: int = 0) -> None:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--disable-usage-stats"]
-        command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(80 * 2**20)]
+        address = self.hosts.addresses[host] if self.hosts else "127.0.0.1"
+        command += ["--node-ip-address", address, "--object-store-memory", str(80 * 2**20)]
         command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # else all use the same ports
+        if self.hosts:
+            command = self.hosts.command(host, command)
         environment = {**self.environment, "RAY_ADDRESS": "", **variables}
         for _ in range(3):  # a raylet has 30 seconds, and another program may have taken its ports
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
             if done.returncode == 0:
                 return
         raise AssertionError(done.stdout + done.stderr)
+
+    def find_variables(self) -> dict[str, str]:
+        """What clients with an environment of their own need."""
+        return {name: value for name, value in self.environment.items() if name.startswith("RAY_")}
 
     def find(self, *names: str, **variables: str) -> list[psutil.Process]:
         """The processes of the cluster and of its actors that have one of these words in their command."""
@@ -99,7 +103,7 @@ class StartedCluster:
 
 
 @contextlib.contextmanager
-def make_cluster(**variables: str) -> Iterator[StartedCluster]:
+def make_cluster(hosts: Any = None, **variables: str) -> Iterator[StartedCluster]:
     """A cluster that is yet to be started; all of it is gone afterwards."""
     short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
     short.mkdir(mode=0o700)
@@ -108,9 +112,9 @@ def make_cluster(**variables: str) -> Iterator[StartedCluster]:
     (port,) = find_free_ports(1)
     paths = map(str, (HERE.parents[2], HERE.parents[1] / "support", HERE, HERE.parent))
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(short / "token"), MARK: short.name}
-    own |= {"RAY_ADDRESS": f"127.0.0.1:{port}", "PYTHONPATH": os.pathsep.join(paths)}
-    environment = {**os.environ, **own, **variables}
-    cluster = StartedCluster(short, port, environment)
+    head = hosts.addresses[0] if hosts else "127.0.0.1"
+    own |= {"RAY_ADDRESS": f"{head}:{port}", "PYTHONPATH": os.pathsep.join(paths)}
+    cluster = StartedCluster(short, port, {**os.environ, **own, **variables}, hosts=hosts)
     try:
         yield cluster
     finally:

@@ -15,16 +15,13 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.execute_members import an_ensemble, make_job
+from kit.execute_members import make_job
 from kit.property_examples import examples
-from lent_cluster import LOST, Actor, Event, Lender
+from lent_cluster import LOST, Actor, Event, Lender, Run
 from ray_model import Group, Piece, World
 
-from ensemble import Resources
-from ensemble.executors.ray import RayExecutor
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.packing import pack
-from ensemble.store import RunDir
 
 HOSTS = [(2.0, 8.0, 0)] * 3
 STEP_S = 1.0
@@ -32,25 +29,17 @@ FAULTS = ("die", "go", "come back", "freeze", "thaw", "drain", "fill", "never an
 FULL = "no private directory can be made: [Errno 28] No space left on device"
 
 
-class Walker:
+class Walker(Run):
     """A run on the cluster: its executor, and what a controller does with what that reports."""
 
     def __init__(self, lender: Lender, path: Path, name: str, members: int, workers: int) -> None:
-        self.lender, self.name = lender, name
-        resources = Resources(workers=workers, cpus_per_worker=1.0, memory_gb=1.0)
-        self.declared = an_ensemble([{"lr": 0.1}] * members, resources=resources, devices="cpu")
-        self.run_dir = RunDir.create(path / self.name, self.declared)
-        self.executor = RayExecutor()
-        self.waiting = [self.declared.identify(n) for n in range(members)]
-        self.attempts = Counter[str]()
-        self.nodes: dict[str, Node] = {}
-        self.placed: dict[str, Placement] = {}
+        super().__init__(lender, path, members, workers, name)
+        self.name, self.waiting, self.attempts = name, list(self.identities), Counter[str]()
+        self.held: dict[str, Placement] = {}
         self.ranks: dict[str, set[int]] = {}  # that have not ended, by member
-        self.failed: set[str] = set()
-        self.finished: set[str] = set()
-        self.seen: list[Event] = []
+        self.failed, self.finished, self.seen = set[str](), set[str](), list[Event]()
 
-    def open(self) -> None:
+    def start(self) -> None:
         nodes = self.executor.open(self.run_dir, self.declared, lambda events: None)
         self.nodes = {node.name: node for node in nodes}
         self.place()
@@ -61,7 +50,7 @@ class Walker:
         return [made[-1] for made in own if made]
 
     def place(self) -> None:
-        found = pack(self.waiting, list(self.placed.values()), list(self.nodes.values()))
+        found = pack(self.waiting, list(self.held.values()), list(self.nodes.values()))
         for placement in found:
             attempt, who = self.attempts[placement.member], placement.identity
             where = enumerate(map(placement.find_node, range(who.workers)))
@@ -71,14 +60,13 @@ class Walker:
             except OSError:  # its node has just been lost, which is about to be reported
                 continue
             self.waiting.remove(placement.identity)
-            self.placed[placement.member] = placement
+            self.held[placement.member] = placement
             self.ranks[placement.member] = set(range(len(jobs)))
-        self.executor.request(self.waiting, list(self.placed.values()))
+        self.executor.request(self.waiting, list(self.held.values()))
 
     def step(self) -> None:
-        changed = False
-        for event in self.executor.events(STEP_S):
-            self.seen.append(event)
+        self.seen += (events := self.executor.events(STEP_S))
+        for event in events:
             kind = event["type"]
             if kind == "node":
                 self.nodes[event["node"]] = Node.from_event(event)
@@ -86,8 +74,7 @@ class Walker:
                 self.nodes.pop(event["node"], None)
             elif kind == "exited":
                 self.end_rank(event)
-            changed |= kind in ("node", "node_lost", "node_draining", "exited")
-        if changed:
+        if any(event["type"] in ("node", "node_lost", "node_draining", "exited") for event in events):
             self.place()
         self.check()
 
@@ -100,7 +87,7 @@ class Walker:
             self.failed.add(member)
             self.executor.kill(member)
         if not self.ranks[member]:
-            placement = self.placed.pop(member)
+            placement = self.held.pop(member)
             if member in self.failed:  # it is tried again
                 self.failed.discard(member)
                 self.attempts[member] += 1
@@ -139,7 +126,7 @@ class Walker:
     def check(self) -> None:
         """What runs on a node fits in what the run holds there."""
         taken = Counter[str]()
-        for member, placement in self.placed.items():
+        for member, placement in self.held.items():
             taken.update(placement.find_node(rank) for rank in self.ranks[member])
         for name, cores in taken.items():
             groups = [g for g in self.lender.cluster.groups if g.owner == self.name]
@@ -211,7 +198,7 @@ def test_whatever_befalls_a_cluster_no_place_is_lost_or_given_twice_and_every_me
         walkers = [Walker(lender, path, "single", 4, 1), Walker(lender, path, "gang", 2, 3)]
         faults = Faults(lender, walkers, chance)
         for walker in walkers:
-            walker.open()
+            walker.start()
         for _ in range(chance.randrange(300)):
             if chance.random() < 0.1:
                 faults.befall(chance.choice(FAULTS))
@@ -220,12 +207,12 @@ def test_whatever_befalls_a_cluster_no_place_is_lost_or_given_twice_and_every_me
                 walker.step()
         faults.end()
         until = lender.cluster.clock + 4000.0  # a node that was tried in vain rests for a quarter of an hour
-        while lender.cluster.clock < until and any(walker.waiting or walker.placed for walker in walkers):
+        while lender.cluster.clock < until and any(walker.waiting or walker.held for walker in walkers):
             for walker in walkers:
                 walker.act(chance, set())
                 walker.step()
         for walker in walkers:
-            assert not walker.waiting and not walker.placed, f"{walker.name} waits for ever: {walker.seen[-5:]}"
+            assert not walker.waiting and not walker.held, f"{walker.name} waits for ever: {walker.seen[-5:]}"
             assert len(walker.finished) == len(walker.declared.members or ())
             walker.executor.close()
         assert [group.owner for group in lender.cluster.groups] == [], "something was not given back"

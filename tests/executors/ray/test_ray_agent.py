@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 from kit.execute_members import an_ensemble, make_job
 
 from ensemble.executors.memory_guard import MemoryGuard, RankMemory
@@ -44,9 +45,10 @@ class Run:
         self.agents.append(agent)
         return agent
 
-    def a_job(self, number: int = 0, **params: Any) -> str:
+    def a_job(self, number: int = 0, attempt: int = 0, **params: Any) -> str:
         identity = self.declared.identify(number)
-        return make_job(dataclasses.replace(identity, params=identity.params | params), self.run_dir).as_json()
+        identity = dataclasses.replace(identity, params=identity.params | params)
+        return make_job(identity, self.run_dir, attempt=attempt).as_json()
 
     def close(self) -> None:
         for agent in self.agents:
@@ -84,6 +86,15 @@ def test_commands_are_executed_in_their_order_and_a_rank_ends_for_lack_of_memory
     assert "short of memory" in exited["detail"]
 
 
+def test_a_member_that_was_killed_after_its_last_word_leaves_the_node_to_its_next_attempt(run: Run) -> None:
+    """A rank may have said its last when its member is killed, because another rank failed."""
+    agent = run.start_agent()
+    agent.perform(0, [("launch", [run.a_job()], [None])])
+    assert [event["attempt"] for event in list_exits(agent)] == [0]
+    agent.perform(1, [("kill", "member-0"), ("launch", [run.a_job(attempt=1)], [None])])
+    assert [(event["attempt"], event["outcome"]) for event in list_exits(agent)] == [(1, "finished")]
+
+
 def test_an_agent_offers_its_node_only_when_the_ranks_of_the_one_that_it_replaces_are_gone(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,11 +127,11 @@ def test_an_agent_says_how_its_node_is_and_if_its_thread_fails(run: Run, monkeyp
 def make_seen(*gpus: str) -> dict[str, Any]:
     """What an agent says of its node with these GPUs."""
     seen: dict[str, Any] = {"name": "here", "host": "here", "cpus": 4.0, "memory_gb": 16.0, "memory_left_gb": None}
-    own = {"gpus": ("A",) * len(gpus), "gpu_ids": gpus, "gpu_memory_gb": (80.0,) * len(gpus)}
-    known = {"power": {"gpu_activity": "SM utilization"}}
-    return seen | own | known | {"gpu_names": [(gpu,) for gpu in gpus], "gpu_reasons": []}
+    seen |= {"gpus": ("A",) * len(gpus), "gpu_ids": gpus, "gpu_memory_gb": (80.0,) * len(gpus)}
+    return seen | {"power": KNOWN, "gpu_names": [(gpu,) for gpu in gpus], "gpu_reasons": []}
 
 
+KNOWN, UNKNOWN = {"gpu_activity": "SM utilization"}, {"gpu_activity": "it is not"}
 RECORD = {"NodeID": "a", "Resources": {"CPU": 4.0, "memory": 16.0 * 2**30, "GPU": 2}}
 
 
@@ -153,7 +164,6 @@ def make_change(*free: float) -> Event:
     return {"type": "node", **make_seen(*gpus), "gpu_free": free, **parts}
 
 
-KNOWN, UNKNOWN = {"gpu_activity": "SM utilization"}, {"gpu_activity": "it is not"}
 FREE = ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75), (0.88, 1.0, 0.5))
 
 
@@ -224,18 +234,17 @@ def test_nodes_that_do_not_answer_are_found_side_by_side(monkeypatch: pytest.Mon
 
 def test_nodes_of_one_host_have_names_of_their_own() -> None:
     ids = ["f" * 50 + str(number) for number in range(3)]  # those that Ray's provider for tests gives
-    names = name_nodes([{"NodeID": each, "NodeManagerHostname": "host"} for each in ids], {})
+    records = [{"NodeID": ray_id, "NodeManagerHostname": "host"} for ray_id in ids]
+    names = name_nodes(records, {})
     assert list(names.values())[:2] == ["host", "host-ffffff"] and len(set(names.values())) == 3
-    assert name_nodes([{"NodeID": ids[2], "NodeManagerHostname": "host"}], names) == names, "and keep them"
+    assert name_nodes(records[2:], names) == names, "and keep them"
 
 
 def test_what_ray_says_of_a_lost_agent_is_told_without_its_ids() -> None:
-    import ray
-
-    died = ray.exceptions.ActorDiedError()
-    assert describe_error(died) == "The actor died unexpectedly before finishing this task."
     orphaned = "The actor is dead because its owner has died. Owner Id: 01ff Owner Ip address: 127.0.0.1 Detail"
-    said = describe_error(ray.exceptions.RayActorError(error_msg=orphaned))
-    assert said == "The actor is dead because its owner has died. Detail"
-    unavailable = ray.exceptions.ActorUnavailableError("RpcError: Socket closed rpc_code: 14", b"\0" * 16)
-    assert describe_error(unavailable) == "the connection to its agent broke"
+    for error, reason in (
+        (ray.exceptions.ActorDiedError(), "The actor died unexpectedly before finishing this task."),
+        (ray.exceptions.RayActorError(error_msg=orphaned), "The actor is dead because its owner has died. Detail"),
+        (ray.exceptions.ActorUnavailableError("Socket closed", b"\0" * 16), "the connection to its agent broke"),
+    ):
+        assert describe_error(error) == reason

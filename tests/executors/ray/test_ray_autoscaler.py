@@ -35,13 +35,9 @@ def test_nodes_are_added_for_members_that_wait_and_removed_when_idle(version: in
         assert len(cluster.find("raylet/raylet")) == 1
         driver = cluster.run("run", spec, "--run-dir", run_dir, "--set", f"marker={marker}")
         try:
-            wait_until(
-                lambda: driver.poll() is not None or len(of_kind(run_dir, "finished")) == 2, "nobody trains"
-            )
+            wait_until(lambda: driver.poll() or len(of_kind(run_dir, "finished")) == 2, "nobody trains")
             raylets = len(cluster.find("raylet/raylet"))
-            wait_until(
-                lambda: driver.poll() is not None or len(cluster.find("raylet/raylet")) == 2, "no node is removed"
-            )
+            wait_until(lambda: driver.poll() or len(cluster.find("raylet/raylet")) == 2, "no node is removed")
             assert driver.poll() is None, driver.communicate()
             marker.touch()
             _, said = driver.communicate()

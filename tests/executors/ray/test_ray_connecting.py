@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kit.leftovers import wait_until
-from one_head import start_head
+from started_cluster import make_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 
@@ -62,14 +62,6 @@ def start_run(directory: Path, *options: str, **more: str) -> subprocess.Popen[s
     )
 
 
-def interrupt(run: subprocess.Popen[str], number: signal.Signals, directory: Path, status: int) -> None:
-    """Send a signal, and check that the run ends by it before Ray by itself would look at it."""
-    # It takes one or two seconds; Ray would take half a minute. A busy machine took long up to here, too.
-    before_s = time.time() - psutil.Process(run.pid).create_time()
-    run.send_signal(number)
-    check_interrupted(run, directory, status, limit_s=max(25.0, 5 * before_s))
-
-
 def accept(listener: socket.socket, run: subprocess.Popen[str]) -> socket.socket:
     """The next connection of a run that waits for a cluster."""
     while not select.select([listener], [], [], 0.5)[0]:
@@ -77,13 +69,16 @@ def accept(listener: socket.socket, run: subprocess.Popen[str]) -> socket.socket
     return listener.accept()[0]
 
 
-def check_interrupted(run: subprocess.Popen[str], directory: Path, status: int, limit_s: float) -> None:
-    """Check what it printed and left. Ray's own words are in a file, which is named, or there are none."""
-    out, err = run.communicate(timeout=limit_s)
+def interrupt(run: subprocess.Popen[str], number: signal.Signals, directory: Path, status: int) -> None:
+    """Send a signal, and check that the run ends by it before Ray by itself would look at it."""
+    # It takes a second or two, by Ray half a minute. A busy machine took long up to here, too.
+    before_s, log = time.time() - psutil.Process(run.pid).create_time(), directory / "run" / "ray.log"
+    run.send_signal(number)
+    out, err = run.communicate(timeout=max(25.0, 5 * before_s))
     err = "".join(line for line in err.splitlines(keepends=True) if not line.startswith("there is no valid="))
     message = f"interrupted before training started; {directory / 'run'} can be run again\n"
-    log = directory / "run" / "ray.log"
     assert (run.returncode, out) == (status, "")
+    # Ray's own words are in a file, which is named, or there are none.
     assert err == (f"messages of Ray are in {log}\n" if log.exists() else "") + message
 
 
@@ -91,15 +86,15 @@ def check_interrupted(run: subprocess.Popen[str], directory: Path, status: int, 
 def test_a_signal_ends_a_run_that_waits_for_a_silent_cluster(
     silent: socket.socket, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
-    address = "{}:{}".format(*silent.getsockname())
+    """While a Ray of its own starts: tests/test_interrupts.py."""
+    address, log = "{}:{}".format(*silent.getsockname()), tmp_path / "run" / "ray.log"
     with start_run(tmp_path, RAY_ADDRESS=address) as run:
         connections = [accept(silent, run) for _ in range(2)]  # our own look, then Ray
         if number == signal.SIGTERM:  # after some seconds Ray reports that it has no answer
-            log = tmp_path / "run" / "ray.log"
             wait_until(lambda: log.exists() and log.stat().st_size > 0, "Ray's report")
         interrupt(run, number, tmp_path, status)
-    for each in connections:
-        each.close()
+    for connection in connections:
+        connection.close()
     with start_run(tmp_path, "--executor", "inline") as again:
         _, err = again.communicate()
         assert again.returncode == 0, err
@@ -148,12 +143,14 @@ session.close()
 import ray
 assert not ray.is_initialized(), "the session took the late connection for one of the program"
 """
-    with start_head(environment()) as clients:
-        [head] = [each for each in psutil.Process().children(recursive=True) if each.name() == "gcs_server"]
+    with make_cluster() as cluster:
+        cluster.start()
+        [head] = cluster.find("gcs_server")
         head.suspend()  # connections are accepted and get no answer
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [sys.executable, "-c", program]
-        with subprocess.Popen(command, env=environment(**clients), text=True, **pipes) as late:  # type: ignore
+        variables = environment(**cluster.find_variables())
+        with subprocess.Popen(command, env=variables, text=True, **pipes) as late:  # type: ignore
             assert late.stdout is not None
             said = late.stdout.readline()
             head.resume()
@@ -167,7 +164,11 @@ OPENS = "from ensemble.executors.ray.session import RayConnection as R; print(le
 @pytest.mark.parametrize("token", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_cluster_is_joined_with_its_token_or_without_where_it_asks_for_none(tmp_path: Path, token: bool) -> None:
     home = {"HOME": str(tmp_path)}  # without ~/.ray/auth_token
-    with start_head(environment(), token=token) as clients:
+    with make_cluster(RAY_AUTH_MODE="token" if token else "disabled") as cluster:
+        cluster.start()
+        clients = cluster.find_variables()
+        if not token:
+            del clients["RAY_AUTH_MODE"], clients["RAY_AUTH_TOKEN_PATH"]
         done = execute(OPENS, **clients, **home)
         assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
         if not token:
@@ -181,17 +182,17 @@ def test_a_cluster_is_joined_with_its_token_or_without_where_it_asks_for_none(tm
     assert not (tmp_path / ".ray").exists()
 
 
-def children(run: subprocess.Popen[str]) -> dict[str, psutil.Process]:
-    return {each.name(): each for each in psutil.Process(run.pid).children(recursive=True)}
-
-
-@pytest.mark.parametrize("daemon", [pytest.param("gcs_server", marks=pytest.mark.slow), "raylet"])
-def test_a_signal_ends_a_run_whose_own_ray_does_not_start(tmp_path: Path, daemon: str) -> None:
+@pytest.mark.more
+def test_a_signal_ends_a_run_whose_own_ray_does_not_start(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:
         with start_run(tmp_path, TMPDIR=temporary) as run:
-            wait_until(lambda: daemon in children(run), daemon)
-            started = children(run)
-            started[daemon].suspend()
+
+            def list_children() -> dict[str, psutil.Process]:
+                return {process.name(): process for process in psutil.Process(run.pid).children(recursive=True)}
+
+            wait_until(lambda: "raylet" in list_children(), "raylet")
+            started = list_children()
+            started["raylet"].suspend()
             interrupt(run, signal.SIGTERM, tmp_path, 143)
-        assert [each for each in started.values() if each.is_running()] == []
+        assert [process for process in started.values() if process.is_running()] == []
         assert os.listdir(temporary) == []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kit.property_examples import examples
@@ -166,11 +166,18 @@ def share(world: World, hosts: Hosts, *taken: Piece) -> tuple[Cluster, list[Grou
     return cluster, others
 
 
-def start(world: World, hosts: Hosts, members: Sequence[Identity], devices: str = "auto") -> Run:
-    """A run that has got what an empty cluster gives it."""
-    run = Run(world.make(hosts), "run", devices, members)
+def begin(
+    world: World, hosts: Hosts, members: Sequence[Identity], devices: str = "auto", others: Sequence[Piece] = ()
+) -> tuple[Run, list[Group]]:
+    """A run that has got what a cluster gives it, and the jobs of others that hold these pieces there."""
+    cluster, jobs = share(world, hosts, *others)
+    run = Run(cluster, "run", devices, members)
     settle(run)
-    return run
+    return run, jobs
+
+
+def start(world: World, hosts: Hosts, members: Sequence[Identity], devices: str = "auto") -> Run:
+    return begin(world, hosts, members, devices)[0]
 
 
 def settle(run: Run) -> None:
@@ -181,25 +188,42 @@ def settle(run: Run) -> None:
         run.place()
 
 
-def pass_seconds(run: Run, seconds: float) -> None:
+def pass_seconds(run: Run, seconds: float, *, places: bool = True) -> None:
     for _ in range(round(seconds)):
         run.cluster.clock += 1.0
-        settle(run)
+        if places:
+            settle(run)
+        else:
+            run.renew()
+            run.cluster.schedule()
+
+
+def wait(run: Run, *members: Identity) -> None:
+    run.waiting += members
+    run.say_demand()
+
+
+def list_asked(run: Run) -> list[tuple[int, int, str | None]]:
+    return [(piece.gpus, piece.cpus, piece.pinned) for group in list_pending(run) for piece in group.pieces]
+
+
+def add_node(world: World, run: Run, name: str, host: tuple[float, float, int]) -> None:
+    run.cluster.total[name] = world.make([host]).total["node-0"]
+    world.cluster = run.cluster
 
 
 def test_thirds_of_a_core_and_of_a_gpu_fit_on_one(world: World) -> None:
-    thirds = [make_member(n, cpus_per_worker=1 / 3, gpus_per_worker=1 / 3) for n in range(3)]
-    assert not start(world, [(1.0, 4.0, 1)], thirds).waiting
-    whole = [make_member(n, cpus_per_worker=1 / 3, memory_gb=4 / 3) for n in range(3)]
-    assert not start(world, [(1.0, 4.0, 3)], whole).waiting
-    wide = make_member(workers=3, cpus_per_worker=1 / 3)
-    assert not start(world, [(1.0, 4.0, 3)], [wide]).waiting
+    third = {"cpus_per_worker": 1 / 3}
+    assert not start(
+        world, [(1.0, 4.0, 1)], [make_member(n, gpus_per_worker=1 / 3, **third) for n in range(3)]
+    ).waiting
+    assert not start(world, [(1.0, 4.0, 3)], [make_member(n, memory_gb=4 / 3, **third) for n in range(3)]).waiting
+    assert not start(world, [(1.0, 4.0, 3)], [make_member(workers=3, **third)]).waiting
 
 
 def test_members_that_declared_no_share_are_not_planned_on_a_gpu_that_others_hold(world: World) -> None:
-    cluster, _ = share(world, [(4.0, 16.0, 1), (4.0, 16.0, 1)], Piece(0, 0, 1, "node-0"))
-    run = Run(cluster, "run", "auto", [make_member(gpus_per_worker=0.1, auto=["gpus_per_worker"])])
-    settle(run)
+    guessed = make_member(gpus_per_worker=0.1, auto=["gpus_per_worker"])
+    run, _ = begin(world, [(4.0, 16.0, 1), (4.0, 16.0, 1)], [guessed], others=[Piece(0, 0, 1, "node-0")])
     assert [placement.devices for placement in run.running] == [("GPU-1-0",)]
 
 
@@ -212,8 +236,7 @@ def test_members_of_all_shares_get_cores_and_gpus_beside_each_other(world: World
     pass_seconds(run, 5)
     kinds = [(one.identity.gpus_per_worker, one.devices[0] is None) for one in run.running]
     assert sorted(kinds) == [(0.0, True)] * 3 + [(0.5, False)] * 2 + [(1.0, False)] * 3
-    asked = [piece.gpus for group in list_pending(run) for piece in group.pieces]
-    assert asked and all(asked), "only GPUs are waited for"
+    assert list_asked(run) and all(gpus for gpus, *_ in list_asked(run)), "only GPUs are waited for"
     while run.running:
         run.end(run.running[0])
         pass_seconds(run, 1)
@@ -221,9 +244,8 @@ def test_members_of_all_shares_get_cores_and_gpus_beside_each_other(world: World
 
 
 def test_a_share_of_none_asks_for_cores_although_all_gpus_are_held(world: World) -> None:
-    cluster, _ = share(world, [(12.0, 16.0, 1)], Piece(10_000, 0, 1, "node-0"))
-    run = Run(cluster, "run", "auto", make_shares([0.0] * 4 + [1.0]))
-    settle(run)
+    members = make_shares([0.0] * 4 + [1.0])
+    run, _ = begin(world, [(12.0, 16.0, 1)], members, others=[Piece(10_000, 0, 1, "node-0")])
     assert [one.devices for one in run.running] == [(None,)] * 4
     assert [one.member for one in run.waiting] == ["member-4"]
 
@@ -231,18 +253,16 @@ def test_a_share_of_none_asks_for_cores_although_all_gpus_are_held(world: World)
 def test_a_declared_share_waits_for_a_gpu_after_the_last_one_is_lost_and_asks_for_one(world: World) -> None:
     run = start(world, [(4.0, 16.0, 2), (8.0, 16.0, 0)], make_shares([0.5] * 4 + [0.0] * 2))
     assert {one.devices[0] is None for one in run.running if one.identity.gpus_per_worker} == {False}
-    lost = [one for one in run.running if one.node == "node-0"]
-    gone = run.cluster.total.pop("node-0")
+    lost = [one.identity for one in run.running if one.node == "node-0"]
+    del run.cluster.total["node-0"]
     run.manager.lose("node-0")
     run.running = [one for one in run.running if one.node != "node-0"]
-    run.waiting += [one.identity for one in lost]
-    run.say_demand()
+    wait(run, *lost)
     pass_seconds(run, 2 * KEPT_S)
     assert sorted(one.member for one in run.waiting) == [f"member-{n}" for n in range(4)]
     assert {one.identity.gpus_per_worker for one in run.running} == {0.0}
-    pending = [piece for group in list_pending(run) for piece in group.pieces]
-    assert [(piece.gpus, piece.cpus, piece.pinned) for piece in pending] == [(1, 10_000, None)] * 2, "as was lost"
-    run.cluster.total["node-2"] = gone
+    assert list_asked(run) == [(1, 10_000, None)] * 2, "as was lost"
+    add_node(world, run, "node-2", (4.0, 16.0, 2))
     pass_seconds(run, 10)
     assert not run.waiting and {one.node for one in run.running if one.identity.gpus_per_worker} == {"node-2"}
 
@@ -250,23 +270,19 @@ def test_a_declared_share_waits_for_a_gpu_after_the_last_one_is_lost_and_asks_fo
 def test_a_cluster_without_gpus_is_asked_for_one_and_for_as_many_as_are_shared_when_it_has_come(
     world: World,
 ) -> None:
-    cluster = world.make([(4.0, 16.0, 0)])
-    run = Run(cluster, "run", "cuda", make_shares([0.25] * 8))
-    settle(run)
-    assert [(piece.gpus, piece.pinned) for group in list_pending(run) for piece in group.pieces] == [(1, None)]
-    new = world.make([(16.0, 64.0, 2)]).total.pop("node-0")
-    world.cluster, cluster.total["node-1"] = cluster, new
+    run = start(world, [(4.0, 16.0, 0)], make_shares([0.25] * 8), "cuda")
+    assert [(gpus, pinned) for gpus, _, pinned in list_asked(run)] == [(1, None)]
+    add_node(world, run, "node-1", (16.0, 64.0, 2))
     pass_seconds(run, 10)
-    on = Counter(one.devices for one in run.running)
-    assert len(on) == 2 and len(run.running) == 5 and {one.node for one in run.running} == {"node-1"}
-    assert [piece.gpus for group in list_pending(run) for piece in group.pieces] == [1], "for the other three"
+    used = {one.devices for one in run.running}
+    assert len(used) == 2 and len(run.running) == 5 and {one.node for one in run.running} == {"node-1"}
+    assert [gpus for gpus, *_ in list_asked(run)] == [1], "for the other three"
 
 
 def test_a_node_where_nothing_starts_keeps_no_gpu_and_is_tried_again(world: World) -> None:
     cluster = world.make([(4.0, 16.0, 2), (4.0, 16.0, 1)])
     cluster.full = {"node-0"}
     run = Run(cluster, "run", "auto", make_shares([1.0] * 3))
-    settle(run)
     pass_seconds(run, 20)
     assert [one.node for one in run.running] == ["node-1"]
     assert len(cluster.free("node-0").gpus) == 2, "they are given back"
@@ -293,8 +309,7 @@ def test_a_node_that_works_again_or_is_gone_is_not_held_to_be_bad(world: World) 
 
 def test_a_run_gives_back_half_of_what_its_next_member_needs(world: World) -> None:
     run = start(world, [(4.0, 16.0, 2)], [make_member(0)])
-    run.waiting.append(make_member(1, workers=2))
-    run.say_demand()
+    wait(run, make_member(1, workers=2))
     pass_seconds(run, 3)
     (held,) = run.manager.on_node("node-0")
     run.end(run.running[0])
@@ -331,8 +346,7 @@ def test_a_lease_of_a_broken_gpu_is_kept_while_members_wait_so_that_another_is_l
 
 def test_gpus_that_a_node_does_not_offer_are_held_for_no_member_once_its_agent_has_answered(world: World) -> None:
     run = start(world, [(4.0, 16.0, 1)], [make_member(0)], "cuda")
-    (held,) = run.manager.on_node("node-0")
-    (offer,) = run.cluster.list_offers(on_gpus=True)
+    (held,), (offer,) = run.manager.on_node("node-0"), run.cluster.list_offers(on_gpus=True)
     held.devices = ()
     assert run.manager._describe_held(offer).gpu_ids == held.gpus
     held.is_unusable = True
@@ -340,42 +354,33 @@ def test_gpus_that_a_node_does_not_offer_are_held_for_no_member_once_its_agent_h
 
 
 def test_what_became_ready_is_not_requested_again_before_members_are_placed(world: World) -> None:
-    cluster = world.make([(8.0, 32.0, 4)])
-    run = Run(cluster, "run", "auto", [make_member(0), make_member(1)])
-    for _ in range(30):  # agents take their time to start
-        run.renew()
-        cluster.schedule()
-        cluster.clock += 1.0
-    assert len(cluster.groups) == 2
+    run = Run(world.make([(8.0, 32.0, 4)]), "run", "auto", [make_member(0), make_member(1)])
+    pass_seconds(run, 30, places=False)  # agents take their time to start
+    assert len(run.cluster.groups) == 2
 
 
 def test_a_member_whose_width_is_to_be_chosen_gets_all_that_a_node_has_free(world: World) -> None:
-    def ask(hosts: Hosts) -> Run:
-        run = start(world, hosts, [])
-        run.waiting = [make_member(auto=["workers", "cpus_per_worker", "gpus_per_worker", "memory_gb"])]
-        run.say_demand()
-        return run
-
-    run = ask([(2.0, 8.0, 1), (8.0, 32.0, 4), (2.0, 8.0, 0)])
-    for _ in range(30):  # it is measured, and not placed yet
-        run.renew()
-        run.cluster.schedule()
-        run.cluster.clock += 1.0
+    member = make_member(auto=["workers", "cpus_per_worker", "gpus_per_worker", "memory_gb"])
+    run = start(world, [(2.0, 8.0, 1), (8.0, 32.0, 4), (2.0, 8.0, 0)], [])
+    wait(run, member)
+    pass_seconds(run, 30, places=False)  # it is measured, and not placed yet
     nodes = run.list_nodes()
     assert (nodes["node-1"].cpus, len(nodes["node-1"].gpus)) == (8.0, 4)
     run.place()
     pass_seconds(run, 2 * KEPT_S)
     assert sum(len(node.gpus) for node in run.list_nodes().values()) == 1, "the rest is given back"
-    run = ask([(8.0, 32.0, 0)])
-    run.renew()
-    run.cluster.schedule()
-    run.renew()
+    run = start(world, [(8.0, 32.0, 0)], [])
+    wait(run, member)
+    pass_seconds(run, 2, places=False)
     assert run.list_nodes()["node-0"].cpus == 8.0
 
 
+TWICE = [(4.0, 16.0, 2), (4.0, 16.0, 2)]
+WIDE = {"workers": 4, "cpus_per_worker": 0.5}
+
+
 def test_ranks_get_gpus_of_several_nodes_together_or_none(world: World) -> None:
-    wide = make_member(workers=4, cpus_per_worker=0.5)
-    run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], [wide])
+    run = start(world, TWICE, [make_member(**WIDE)])
     (placement,) = run.running
     assert placement.nodes == ("node-0", "node-0", "node-1", "node-1")
     (group,) = run.cluster.groups
@@ -385,47 +390,45 @@ def test_ranks_get_gpus_of_several_nodes_together_or_none(world: World) -> None:
     pass_seconds(run, 2 * KEPT_S)
     assert not run.cluster.groups, "it is given back whole"
 
-    cluster, [other] = share(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], Piece(0, 0, 1, "node-1"))
-    run = Run(cluster, "run", "auto", [wide])
-    settle(run)
-    (pending,) = list_pending(run)
-    assert [piece.pinned for piece in pending.pieces] == [None] * 4, "any nodes may meet it, also new ones"
-    assert cluster.free("node-0").gpus == ("GPU-0-0", "GPU-0-1"), "nothing is held meanwhile"
-    cluster.remove(other)
+    run, [other] = begin(world, TWICE, [make_member(**WIDE)], others=[Piece(0, 0, 1, "node-1")])
+    assert len(list_pending(run)) == 1
+    assert [pinned for *_, pinned in list_asked(run)] == [None] * 4, "any nodes may meet it, also new ones"
+    assert run.cluster.free("node-0").gpus == ("GPU-0-0", "GPU-0-1"), "nothing is held meanwhile"
+    run.cluster.remove(other)
     pass_seconds(run, 10)
     assert len(run.running) == 1
 
 
-def wait_for_two_nodes(world: World, hosts: Hosts, member: Identity, devices: str) -> Run:
-    """A run that asks for nodes while others hold all of them, and gets them."""
+def place_on_two(world: World, hosts: Hosts, member: Identity, devices: str) -> Placement:
+    """Where a member is placed for which nodes were asked while others held all of them."""
     total = world.make(hosts).total
-    cluster, others = share(world, hosts, *(Piece(h.cpus, 0, len(h.gpus), name) for name, h in total.items()))
-    run = Run(cluster, "run", devices, [member])
-    settle(run)
-    assert list_pending(run) and all(cluster.could_ever_place(group) for group in list_pending(run))
-    for other in others:
-        cluster.remove(other)
+    others = [Piece(h.cpus, 0, len(h.gpus), name) for name, h in total.items()]
+    run, jobs = begin(world, hosts, [member], devices, others)
+    assert list_pending(run) and all(run.cluster.could_ever_place(group) for group in list_pending(run))
+    for job in jobs:
+        run.cluster.remove(job)
     pass_seconds(run, 5)
-    return run
+    (placement,) = run.running
+    return placement
 
 
 def test_ranks_whose_cores_are_guessed_ask_for_what_nodes_have_and_use_it(world: World) -> None:
     small = make_member(workers=2, cpus_per_worker=1.0, auto=["cpus_per_worker", "gpus_per_worker"])
     hosts = [(0.5, 3.9, 0), (0.5, 3.9, 0), (0.5, 3.9, 1)]
     assert all(fits_alone(small, world.make(hosts), devices) for devices in ("auto", "cpu"))
-    assert len(wait_for_two_nodes(world, hosts, small, "cpu").running) == 1
-    guess = make_member(workers=8, cpus_per_worker=1.05, gpus_per_worker=0.0, auto=["cpus_per_worker"])
-    (placed,) = wait_for_two_nodes(world, [(4.0, 16.0, 0), (4.0, 16.0, 0)], guess, "auto").running
-    assert sorted(map(len, placed.ranks_by_node.values())) == [4, 4]
-    on_gpus = make_member(workers=8, cpus_per_worker=1.05, auto=["cpus_per_worker", "gpus_per_worker"])
-    (placed,) = wait_for_two_nodes(world, [(32.0, 64.0, 4), (32.0, 64.0, 4)], on_gpus, "auto").running
-    assert None not in placed.devices and len(placed.ranks_by_node) == 2
+    assert place_on_two(world, hosts, small, "cpu")
     (placed,) = start(world, hosts, [small]).running
     assert placed.devices == (None, None), "there is one GPU, and both nodes without one hold a rank"
+    guess = make_member(workers=8, cpus_per_worker=1.05, gpus_per_worker=0.0, auto=["cpus_per_worker"])
+    placed = place_on_two(world, [(4.0, 16.0, 0), (4.0, 16.0, 0)], guess, "auto")
+    assert sorted(map(len, placed.ranks_by_node.values())) == [4, 4]
+    on_gpus = make_member(workers=8, cpus_per_worker=1.05, auto=["cpus_per_worker", "gpus_per_worker"])
+    placed = place_on_two(world, [(32.0, 64.0, 4), (32.0, 64.0, 4)], on_gpus, "auto")
+    assert None not in placed.devices and len(placed.ranks_by_node) == 2
 
 
 def test_what_is_left_of_a_gang_is_held_while_members_use_it_and_then_given_back(world: World) -> None:
-    run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], [make_member(workers=4, cpus_per_worker=0.5)])
+    run = start(world, TWICE, [make_member(**WIDE)])
     run.waiting = [make_member(n, cpus_per_worker=0.5) for n in range(1, 5)]
     run.end(run.running[0])
     run.place()
@@ -443,7 +446,7 @@ def test_what_is_left_of_a_gang_is_held_while_members_use_it_and_then_given_back
 
 
 def test_a_gang_is_kept_until_the_agents_of_all_its_nodes_have_answered(world: World) -> None:
-    run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], [make_member(workers=4, cpus_per_worker=0.5)])
+    run = start(world, TWICE, [make_member(**WIDE)])
     run.end(run.running[0])
     nodes = list(run.list_nodes().items())
     run.cluster.clock += 5 * KEPT_S
@@ -455,26 +458,23 @@ def test_a_gang_is_kept_until_the_agents_of_all_its_nodes_have_answered(world: W
 
 def test_many_wide_members_that_wait_do_not_hide_narrow_ones(world: World) -> None:
     taken = Piece(0, 0, 4, "node-0"), Piece(0, 0, 2, "node-1")
-    cluster, _ = share(world, [(64.0, 256.0, 4), (8.0, 32.0, 2)], *taken)
+    run, _ = begin(world, [(64.0, 256.0, 4), (8.0, 32.0, 2)], [], others=taken)
     members = [make_member(n, workers=4 if n < 100 else 1) for n in range(200)]
-    found = plan_requests(members, cluster.list_offers(on_gpus=True), "auto")
-    assert {request.bundle.gpus for request in found} == {1, 4}
-    assert sum(found.values()) == MOST_PENDING
+    planned = plan_requests(members, run.cluster.list_offers(on_gpus=True), "auto")
+    assert {request.bundle.gpus for request in planned} == {1, 4} and sum(planned.values()) == MOST_PENDING
 
 
 def time_release(world: World, count: int) -> float:
     """CPU-seconds in which the leases of so many nodes are compared with the members on them."""
-    run = Run(world.make([]), "run", "cuda", [])
-    nodes, part = list[tuple[str, Node]](), Bundle(4.0, 16.0, 1)
+    run, nodes, part = Run(world.make([]), "run", "cuda", []), list[tuple[str, Node]](), Bundle(4.0, 16.0, 1)
     for n in range(count):
-        gpus = tuple(f"GPU-{n}-{g}" for g in range(4))
-        node = Node(name=f"node-{n}", cpus=16.0, gpus=("A",) * 4, gpu_ids=gpus, memory_gb=64.0, host="host")
-        nodes.append((node.name, node))
-        leases = [Lease(ResourceRequest(part, node.name), Group("run", []), part, ray_id=node.name) for _ in gpus]
-        for lease, gpu in zip(leases, gpus, strict=True):
-            lease.devices = (gpu,)
-            run.running.append(Placement(make_member(len(run.running)), node.name, (gpu,)))
-        run.manager._leases.held[node.name] = leases
+        name, gpus, leases = f"node-{n}", tuple(f"GPU-{n}-{g}" for g in range(4)), list[Lease]()
+        nodes.append((name, Node(name, 16.0, ("A",) * 4, 64.0, "host", gpu_ids=gpus)))
+        for gpu in gpus:
+            leases.append(Lease(ResourceRequest(part, name), Group("run", []), part, ray_id=name))
+            leases[-1].devices = (gpu,)
+            run.running.append(Placement(make_member(len(run.running)), name, (gpu,)))
+        run.manager._leases.held[name] = leases
     run.say_demand()
     world.cluster.clock += 2 * KEPT_S
     times = []
@@ -489,3 +489,39 @@ def test_leases_of_many_nodes_are_compared_with_their_members_in_a_time_proporti
     """0.04 s for a thousand nodes on a machine with nothing else to do; were each compared with all, 16 times."""
     few, many = time_release(world, 250), time_release(world, 1000)
     assert many < 10 * few
+
+
+def count(run: Run) -> tuple[int, float]:
+    leases = [lease for held in run.list_held().values() for lease in held]
+    return sum(lease.bundle.gpus for lease in leases), sum(lease.cpus for lease in leases)
+
+
+LIMITS: list[tuple[dict[str, Any], dict[str, float], tuple[int, float]]] = [
+    ({}, {"gpus": 2}, (2, 2.0)), ({}, {"cpus": 3.0}, (3, 3.0)), ({"workers": 2}, {"gpus": 3}, (2, 2.0)),
+    ({"gpus_per_worker": 0.5}, {"gpus": 1}, (1, 2.0)),
+    ({"gpus_per_worker": 0.0, "cpus_per_worker": 2.0}, {"cpus": 5.0}, (0, 4.0)),
+    ({"auto": ["cpus_per_worker", "workers"], "gpus_per_worker": 0.0}, {"cpus": 3.0}, (0, 3.0)),
+    ({"auto": ["cpus_per_worker"], "gpus_per_worker": 0.0}, {"cpus": 0.5}, (0, 0.5)),
+    ({"auto": ["cpus_per_worker"], "cpus_per_worker": 3.0}, {"cpus": 2.0}, (1, 2.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "limits", "most"), LIMITS)
+def test_a_run_holds_no_more_than_its_limits_and_all_its_members_have_their_turn(
+    world: World, options: dict[str, Any], limits: dict[str, float], most: tuple[int, float]
+) -> None:
+    cluster = world.make([(8.0, 64.0, 4), (8.0, 64.0, 4)])
+    members = [make_member(number, **options) for number in range(6)]
+    run = Run(cluster, "limited", "auto", members, limits)
+    seen, chance = set(), random.Random(0)
+    for _ in range(60):
+        turn(cluster, [run], chance)
+        seen.add(count(run))
+        if run.running and count(run) == most:
+            run.end(run.running[0])
+    assert max(seen) == most and all(gpus <= most[0] and cpus <= most[1] for gpus, cpus in seen), seen
+    while not run.is_done and run.running:
+        run.end(run.running[0])
+        for _ in range(12):
+            turn(cluster, [run], chance)
+    assert run.is_done

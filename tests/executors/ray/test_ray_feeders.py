@@ -53,10 +53,6 @@ class Run:
     def exited(self) -> dict[str, Any]:
         return self.until(lambda event: event["type"] == "exited")
 
-    def feeders(self) -> list[psutil.Process]:
-        """Feeder processes of the node."""
-        return [each for each in self.agent.children() if "pipelines.feeder.process" in " ".join(each.cmdline())]
-
 
 @pytest.fixture
 def run(one_ray: None, tmp_path: Path) -> Iterator[Run]:
@@ -88,17 +84,6 @@ def test_nobody_waits_for_an_agent_that_is_slow_and_members_wait_for_their_feede
     assert not [event for event in run.seen if event["type"] == "feeder_exited"]
     epochs = [event for event in run.seen if event["type"] == "epoch"]
     assert epochs and not any(event["private_batches"] for event in epochs), "it read its feeder from the start"
-
-
-def test_a_member_that_was_killed_after_its_last_word_leaves_the_node_to_its_next_attempt(run: Run) -> None:
-    """A rank may have said its last when its member is killed, because another rank failed."""
-    run.launch(0)
-    rank = psutil.Process(run.until(lambda event: event["type"] == "started")["pid"])
-    psutil.wait_procs([rank])  # its end is told, and nobody has read it yet
-    run.executor.kill("member-0")
-    assert run.exited()["attempt"] == 0
-    run.launch(1)
-    assert run.exited()["outcome"] == "finished"
 
 
 def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone(

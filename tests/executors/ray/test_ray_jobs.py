@@ -10,20 +10,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.finished_runs import of_kind, read_state
 from kit.free_ports import find_free_ports
 from kit.leftovers import wait_until
-from one_head import start_head
+from started_cluster import StartedCluster, make_cluster
 
 from ensemble.executors.ray.jobs import build_entrypoint, choose_submission_id, find_token
 from ensemble.spec import SpecError
 
-ROOT = Path(__file__).parents[3]
 SPEC = """
 import helper
 
@@ -64,50 +62,30 @@ print(json.dumps({"metadata": metadata, "actors": [actor.name for actor in list_
 """
 
 
-@dataclass(frozen=True)
-class Head:
-    """A Ray head; `environment` is for its clients."""
-
-    url: str
-    environment: dict[str, str]
-
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ensemble.cli", *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=self.environment, **pipes)  # type: ignore[call-overload,no-any-return]
-
-    def call(self, *arguments: object) -> tuple[int, str, str]:
-        with self.start(*arguments) as process:
-            out, err = process.communicate()
-        return process.returncode, out, err
-
-    def ask(self, program: str, *arguments: str) -> Any:
-        """What a Python program prints as JSON."""
-        environment = {**self.environment, "RAY_AUTH_MODE": "token"}
-        command = [sys.executable, "-c", program, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hold") / "hold"
 
 
 @pytest.fixture(scope="module")
-def head(hold: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    (dashboard,) = find_free_ports(1)
-    usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+def cluster(hold: Path) -> Iterator[StartedCluster]:
+    """A head that takes jobs; its clients name its address, and know the file of its token."""
+    dashboard, agent = find_free_ports(2)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    usual |= {"PYTHONPATH": str(ROOT), "PATH": path, "HOLD": str(hold)}
-    options = ["--num-cpus", "2", "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
-    token = tmp_path_factory.mktemp("head") / "token"
-    with start_head(usual, options, dashboard=True) as clients:
+    with make_cluster(PATH=path, HOLD=str(hold)) as made:
+        ports = {"dashboard_port": dashboard, "dashboard_agent_listen_port": agent}
+        made.start(cpus=2, include_dashboard="true", dashboard_host="127.0.0.1", **ports)
         wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", dashboard)) == 0, "the job server")
-        token.write_text(clients["RAY_AUTH_TOKEN"])
-        token.chmod(0o600)
-        yield Head(f"http://127.0.0.1:{dashboard}", {**usual, "RAY_AUTH_TOKEN_PATH": str(token)})
+        for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
+            del made.environment[variable]
+        made.url = f"http://127.0.0.1:{dashboard}"
+        yield made
+
+
+def call(cluster: StartedCluster, *arguments: object) -> tuple[int, str, str]:
+    with cluster.run(*arguments) as process:
+        out, err = process.communicate()
+    return process.returncode, out, err
 
 
 @pytest.fixture
@@ -122,27 +100,27 @@ def spec(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
-    head: Head, hold: Path, spec: Path, tmp_path: Path
+    cluster: StartedCluster, hold: Path, spec: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    submit = ("submit", spec, "--address", head.url, "--run-dir", run_dir, "--set", "epochs=30")
+    submit = ("submit", spec, "--address", cluster.url, "--run-dir", run_dir, "--set", "epochs=30")
     hold.touch()
-    first = head.start(*submit, "--follow")
+    first = cluster.run(*submit, "--follow")
     wait_until(lambda: of_kind(run_dir, "epoch") or first.poll() is not None, "an epoch")
     assert first.poll() is None, first.communicate()
-    code, out, err = head.call(*submit)
+    code, out, err = call(cluster, *submit)
     assert (code, out, err) == (0, "ensemble-job\n", "ensemble: the job ensemble-job is running already\n")
-    code, out, err = head.call(*submit, "--set", "epochs=3")
+    code, out, err = call(cluster, *submit, "--set", "epochs=3")
     assert (code, out) == (2, "") and "give another --name" in err and "epochs=..." in err
     assert err.count("\n") == 1 and "epochs=30" not in err
-    assert head.call("stop", run_dir)[0] == 0
+    assert call(cluster, "stop", run_dir)[0] == 0
     said, err = first.communicate()
     assert first.returncode == 1, said + err  # no member has finished
     assert said.startswith("ensemble-job\n") and "stopped" in said
     assert {m.state for m in read_state(run_dir).members.values()} == {"stopped"}
 
     hold.unlink()
-    code, out, err = head.call(*submit, "--follow")
+    code, out, err = call(cluster, *submit, "--follow")
     assert code == 0, out + err
     assert out.startswith("ensemble-job.2\n") and "2/2 finished" in out
     state = read_state(run_dir)
@@ -152,34 +130,40 @@ def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
 @pytest.mark.more
 @pytest.mark.ray
 def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
-    head: Head, spec: Path, tmp_path: Path
+    cluster: StartedCluster, spec: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    to = ("submit", spec, "--address", head.url, "--run-dir", run_dir)
-    code, out, err = head.call(*to, "--name", "good", "--dashboard-port", "0", "--follow")
+    to = ("submit", spec, "--address", cluster.url, "--run-dir", run_dir)
+    code, out, err = call(cluster, *to, "--name", "good", "--dashboard-port", "0", "--follow")
     assert code == 0, out + err
     assert out.startswith("ensemble-good\n") and "2/2 finished" in out
     shown = r"live page: http://127\.0\.0\.1:\d+/ on \S+; the address with its token is in (\S+) there"
     page = re.search(shown, out)
     assert page is not None and "token=" not in out, "what Ray shows leads to its page, without it"
     assert not Path(page[1]).exists(), "it goes with the page"
-    assert {member.state for member in read_state(run_dir).members.values()} == {"finished"}
-    shown = head.ask(SHOW, head.url)
+    state = read_state(run_dir)
+    assert state.executor == "ray" and {member.state for member in state.members.values()} == {"finished"}
+    asks = [sys.executable, "-c", SHOW, cluster.url]
+    with_mode = {**cluster.environment, "RAY_AUTH_MODE": "token"}
+    answer = subprocess.run(asks, env=with_mode, capture_output=True, text=True, check=True)
+    shown = json.loads(answer.stdout.splitlines()[-1])
     assert shown["metadata"] == {
         "ensemble": "good", "run_dir": str(run_dir), "progress": f"ensemble status {run_dir}",
         "live_page": f"ensemble dashboard {run_dir}",
     }  # fmt: skip
     [agent] = [name for name in shown["actors"] if name.startswith("run/")]
     assert re.fullmatch(rf"run/{re.escape(socket.gethostname())}/agent-[0-9a-f]+", agent)
-    code, out, _ = head.call(*to, "--name", "bad", "--set", "epoks=1", "--follow")
+    code, out, _ = call(cluster, *to, "--name", "bad", "--set", "epoks=1", "--follow")
     assert code == 2 and "did you mean 'epochs'" in out
 
     (tmp_path / "token").write_text(secrets.token_hex(32))
-    stranger = replace(head, environment={**head.environment, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")})
-    code, _, err = stranger.call(*to)
+    stranger = replace(
+        cluster, environment={**cluster.environment, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    )
+    code, _, err = call(stranger, *to)
     assert code == 2 and "requires a token" in err and err.count("\n") == 1
     nowhere = f"http://127.0.0.1:{find_free_ports(1)[0]}"
-    code, _, err = head.call("submit", spec, "--address", nowhere)
+    code, _, err = call(cluster, "submit", spec, "--address", nowhere)
     assert code == 2 and f"no Ray answers at {nowhere}" in err and err.count("\n") == 1
 
 
@@ -212,19 +196,19 @@ def test_a_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: pytes
     assert find_token() == "RAY_AUTH_TOKEN_PATH"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.ray
-def test_rays_own_submission_runs_an_ensemble_too(head: Head, spec: Path, tmp_path: Path) -> None:
+def test_rays_own_submission_runs_an_ensemble_too(cluster: StartedCluster, spec: Path, tmp_path: Path) -> None:
     """As users of `ray job submit` do it, who name no address to the run."""
     run_dir = tmp_path / "run"
-    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.url, "--"]
+    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster.url, "--"]
     submit += [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(run_dir)]
-    refused = subprocess.run(submit, env={**head.environment, "RAY_AUTH_MODE": "disabled"}, capture_output=True)
-    assert refused.returncode != 0 and not run_dir.exists()
-    environment = {**head.environment, "RAY_AUTH_MODE": "token"}
+    without = {**cluster.environment, "RAY_AUTH_MODE": "disabled"}
+    assert subprocess.run(submit, env=without, capture_output=True).returncode != 0 and not run_dir.exists()
+    with_mode = {**cluster.environment, "RAY_AUTH_MODE": "token"}
 
     def is_taken() -> subprocess.CompletedProcess[str] | None:
-        done = subprocess.run(submit, env=environment, capture_output=True, text=True)
+        done = subprocess.run(submit, env=with_mode, capture_output=True, text=True)
         # a head answers before the agent that starts its jobs does
         return done if "No available agent" not in done.stderr else None
 

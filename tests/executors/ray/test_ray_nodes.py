@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from driver_child import nodes
 from kit.finished_runs import hashes, of_kind
-from nodes_child import declared
 from started_cluster import StartedCluster, make_cluster
-from two_nodes import drive, expect_weights
+from two_nodes import Event, drive
 
-from ensemble.store import RunState
+import ensemble
 
 pytestmark = pytest.mark.ray
 
-HERE = Path(__file__).parent
 N = 96
 
 
@@ -31,29 +28,19 @@ def cluster() -> Iterator[StartedCluster]:
         yield made
 
 
-def run(
-    cluster: StartedCluster,
-    run_dir: Path,
-    *arguments: object,
-    meanwhile: Callable[[list[dict[str, Any]]], bool] | None = None,
-) -> RunState:
-    command = [sys.executable, str(HERE / "nodes_child.py"), str(run_dir), *map(str, arguments)]
-    return drive(command, cluster.environment, run_dir, meanwhile)
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, str | None]]:
+def expect(epochs: int, run_dir: Path) -> dict[str, str | None]:
     """The weights after so many epochs of members that each worked alone, in this process."""
-    return expect_weights(tmp_path_factory, "inline", lambda epochs: declared(epochs=epochs))
+    ensemble.submit(nodes(epochs=epochs), run_dir, executor="inline").wait()
+    return hashes(run_dir)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("sharing", ["all", pytest.param("single", marks=pytest.mark.slow)])
 def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
-    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]], sharing: str
+    cluster: StartedCluster, tmp_path: Path, sharing: str
 ) -> None:
-    state = run(cluster, tmp_path / "run", sharing, 0.0, 4)
-    assert hashes(tmp_path / "run") == expected(4)
+    state = drive(cluster, "nodes", tmp_path / "run", sharing, 0.0, 4)
+    assert hashes(tmp_path / "run") == expect(4, tmp_path / "alone")
     assert len({member.node for member in state.members.values()}) == 2
     assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
     feeders = state.feeders.values()
@@ -69,19 +56,19 @@ def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
 
 @pytest.mark.slow
 def test_a_lost_node_leaves_the_members_of_the_other_to_their_stream(
-    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
+    cluster: StartedCluster, tmp_path: Path
 ) -> None:
     epochs = 20
     raylet = max(cluster.find("raylet/raylet"), key=psutil.Process.create_time)
 
-    def lose_one(events: list[dict[str, Any]]) -> bool:
+    def lose_one(events: list[Event]) -> bool:
         if not any(e["type"] == "epoch" and e["epoch"] == 2 for e in events):
             return False
         raylet.kill()
         return True
 
-    state = run(cluster, tmp_path / "run", "all", 0.03, epochs, meanwhile=lose_one)
-    assert hashes(tmp_path / "run") == expected(epochs)
+    state = drive(cluster, "nodes", tmp_path / "run", "all", 0.03, epochs, meanwhile=lose_one)
+    assert hashes(tmp_path / "run") == expect(epochs, tmp_path / "alone")
     first = {event["member"]: event["node"] for event in reversed(of_kind(tmp_path / "run", "placed"))}
     assert len(set(first.values())) == 2 and len({member.node for member in state.members.values()}) == 1
     times = [event["t"] for event in of_kind(tmp_path / "run", "feeder")]

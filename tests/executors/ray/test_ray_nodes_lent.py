@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -11,15 +13,24 @@ from ray_model import World
 
 from ensemble.spec import SpecError
 
-
-@pytest.fixture
-def lender(world: World, monkeypatch: pytest.MonkeyPatch) -> Lender:
-    return Lender(world, monkeypatch, [(2.0, 8.0, 0)])
+UNSEEN = ray.exceptions.RayError("it does not see the run directory")
+Make = Callable[..., tuple[Lender, Run]]
 
 
 @pytest.fixture
-def two(world: World, monkeypatch: pytest.MonkeyPatch) -> Lender:
-    return Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
+def make(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Make]:
+    """A cluster of one node with two cores, or of several with one, and a run, which gives all back at its end."""
+    runs: list[Run] = []
+
+    def made(nodes: int = 1, **options: int) -> tuple[Lender, Run]:
+        lender = Lender(world, monkeypatch, [(2.0 if nodes == 1 else 1.0, 8.0, 0)] * nodes)
+        runs.append(Run(lender, tmp_path, **options))
+        return lender, runs[-1]
+
+    yield made
+    for run in runs:
+        run.executor.close()
+        assert not run.lender.cluster.groups, "all is given back"
 
 
 def list_types(events: list[Event], *left_out: str) -> list[str]:
@@ -34,12 +45,16 @@ def find_held(lender: Lender) -> set[str | None]:
     return {piece.node for group in lender.cluster.groups for piece in group.pieces}
 
 
-def test_a_node_that_was_given_back_is_offered_again_only_by_a_new_agent(lender: Lender, tmp_path: Path) -> None:
-    run = Run(lender, tmp_path)
+def offer_of(event: Event) -> tuple[Any, ...]:
+    return event["type"], event["node"], event["cpus"]
+
+
+def test_a_node_that_was_given_back_is_offered_again_only_by_a_new_agent(make: Make) -> None:
+    lender, run = make()
     assert run.open() == ["node-0"]
     run.executor.request([], [])
     [gone] = run.wait(20)
-    assert (gone["type"], gone["cpus"]) == ("node", 0)
+    assert offer_of(gone) == ("node", "node-0", 0)
     [first] = lender.actors["node-0"]
     assert first.commands == [("close",)]
 
@@ -47,55 +62,44 @@ def test_a_node_that_was_given_back_is_offered_again_only_by_a_new_agent(lender:
     assert run.wait(5) == [], "an agent that ends offers nothing"
     first.stream.news = [StopIteration()]
     [back] = run.wait(5)
-    assert (back["type"], back["cpus"]) == ("node", 1.0)
-    assert len(lender.actors["node-0"]) == 2
-    run.executor.close()
-    assert not lender.cluster.groups, "all is given back"
+    assert offer_of(back) == ("node", "node-0", 1.0) and len(lender.actors["node-0"]) == 2
 
 
-def test_a_run_that_only_combines_holds_nothing_and_has_the_last_figures_of_its_agents(
-    lender: Lender, tmp_path: Path
-) -> None:
-    run = Run(lender, tmp_path)
+def test_a_run_that_only_combines_holds_nothing_and_has_the_last_figures_of_its_agents(make: Make) -> None:
+    lender, run = make()
     run.open()
     run.wait(2)
     [agent] = lender.actors["node-0"]
     agent.stream.news = [[{"type": "usage", "node": "node-0", "cpu_s": 7.0}], StopIteration()]
     run.executor.release()
     assert agent.commands == [("close",)] and not lender.cluster.groups
-    assert [event["type"] for event in run.executor.events(0.0)] == ["usage"]
+    assert list_types(run.executor.events(0.0)) == ["usage"]
     for _ in range(3):
         lender.sleep(60.0)
         assert run.executor.events(0.0) == []
-    run.executor.close()
 
 
-def test_a_node_where_no_agent_can_start_is_left_out_for_good(two: Lender, tmp_path: Path) -> None:
-    two.reachable.discard("node-1")
-    run = Run(two, tmp_path, members=2)
+def test_a_node_where_no_agent_can_start_is_left_out_for_good(make: Make) -> None:
+    lender, run = make(2, members=2)
+    lender.reachable.discard("node-1")
     assert run.open() == ["node-0"]
-    two.answers["node-1"] = [ray.exceptions.RayError("it does not see the run directory")]
-    two.reachable.add("node-1")
+    lender.answers["node-1"] = [UNSEEN]
+    lender.reachable.add("node-1")
     run.executor.request(run.identities[1:], run.placed)
-    seen = run.wait(60)
-    assert list_types(seen, "resources") == ["node_unusable"]
-    assert len(two.actors["node-1"]) == 1, "it is not tried again and again"
-    assert find_held(two) == {"node-0", None}
+    assert list_types(run.wait(60), "resources") == ["node_unusable"]
+    assert len(lender.actors["node-1"]) == 1, "it is not tried again and again"
+    assert find_held(lender) == {"node-0", None}
 
 
-def test_a_node_where_no_agent_can_start_is_named_when_the_run_begins(lender: Lender, tmp_path: Path) -> None:
-    lender.answers["node-0"] = [ray.exceptions.RayError("it does not see the run directory")]
-    run = Run(lender, tmp_path)
+def test_a_node_where_no_agent_can_start_is_named_when_the_run_begins(make: Make) -> None:
+    lender, run = make()
+    lender.answers["node-0"] = [UNSEEN]
     with pytest.raises(SpecError, match="node node-0 cannot be used: it does not see the run directory"):
         run.open()
-    run.executor.close()
-    assert not lender.cluster.groups
 
 
-def test_an_agent_that_hangs_when_it_replaces_another_is_given_up_and_tried_again(
-    lender: Lender, tmp_path: Path
-) -> None:
-    run = Run(lender, tmp_path)
+def test_an_agent_that_hangs_when_it_replaces_another_is_given_up_and_tried_again(make: Make) -> None:
+    lender, run = make()
     run.open()
     run.launch(run.placed[0])
     run.executor.events(0.0)
@@ -113,48 +117,57 @@ def test_an_agent_that_hangs_when_it_replaces_another_is_given_up_and_tried_agai
         seen += [event for event in run.executor.events(5.0) if event["type"] != "resources"]
     assert list_types(seen) == ["node_unusable", "node"] and "silent for 300 s" in seen[0]["detail"]
     assert seen[0]["retry_s"] == 60 and seen[-1]["cpus"] == 1.0, "another one has answered"
-    run.executor.close()
 
 
-def test_members_wait_for_another_node_like_the_one_that_was_lost(lender: Lender, tmp_path: Path) -> None:
-    run = Run(lender, tmp_path)
+def test_members_wait_for_another_node_like_the_one_that_was_lost(make: Make) -> None:
+    lender, run = make()
     run.open()
     lender.reachable.clear()
     lose_agent(lender)
-    assert "node_lost" in [event["type"] for event in run.executor.events(0.0)]
+    assert "node_lost" in list_types(run.executor.events(0.0))
     assert run.executor.cluster is not None
     assert [node.cpus for node in run.executor.cluster] == [2.0], "what it could hold before, it may hold again"
 
 
-def test_a_node_that_is_drained_is_left_once_nothing_runs_there(two: Lender, tmp_path: Path) -> None:
-    run = Run(two, tmp_path, members=2)
+def test_a_node_that_is_drained_is_left_once_nothing_runs_there(make: Make) -> None:
+    lender, run = make(2, members=2)
     assert set(run.open()) == {"node-0", "node-1"}
     [placement] = [one for one in run.placed if one.node == "node-0"]
     run.launch(placement)
-    two.cluster.draining["node-0"] = 1e9
+    lender.cluster.draining["node-0"] = 1e9
     assert run.wait(60) == [{"type": "node_draining", "node": "node-0", "deadline": 1e9}]
-    [first] = two.actors["node-0"]
+    [first] = lender.actors["node-0"]
     assert [name for name, *_ in first.commands] == ["launch"], "what runs there is left alone"
 
     exited = {"type": "exited", "member": placement.member, "attempt": 0, "rank": 0, "outcome": "stopped"}
     run.executor.request([placement.identity], [one for one in run.placed if one is not placement])
     first.stream.news.append([exited])
     seen = [event for event in run.wait(60) if event["type"] not in ("exited", "resources")]
-    assert [(event["type"], event["node"], event["cpus"]) for event in seen] == [("node", "node-0", 0)]
-    assert first.commands[-1] == ("close",)
-    assert "node-0" not in find_held(two)
-    run.executor.close()
+    assert [offer_of(event) for event in seen] == [("node", "node-0", 0)]
+    assert first.commands[-1] == ("close",) and "node-0" not in find_held(lender)
 
 
-def test_a_run_begins_on_the_nodes_that_are_not_drained(two: Lender, tmp_path: Path) -> None:
-    two.cluster.draining["node-0"] = None
-    run = Run(two, tmp_path, members=2)
-    assert run.open() == ["node-1"] and "node-0" not in two.actors
-    run.executor.close()
+def test_a_run_begins_on_the_nodes_that_are_not_drained_and_withdraws_what_it_asked_of_one(make: Make) -> None:
+    lender, run = make(3, members=2)
+    lender.cluster.draining["node-0"] = None
+    lender.reachable.discard("node-2")
+    assert run.open() == ["node-1"] and "node-0" not in lender.actors
+
+    def list_pinned() -> set[str | None]:
+        return {piece.pinned for group in lender.cluster.groups for piece in group.pieces if not piece.node}
+
+    lender.reachable.add("node-2")
+    lender.is_late = True
+    run.executor.request(run.identities[1:], run.placed)
+    run.wait(3)
+    assert "node-2" in list_pinned()
+    lender.cluster.draining["node-2"] = 1e9
+    run.wait(3)
+    assert "node-2" not in list_pinned()
 
 
-def test_the_end_of_an_agent_on_a_drained_node_is_the_end_of_the_node(lender: Lender, tmp_path: Path) -> None:
-    run = Run(lender, tmp_path)
+def test_the_end_of_an_agent_on_a_drained_node_is_the_end_of_the_node(make: Make) -> None:
+    lender, run = make()
     run.open()
     run.launch(run.placed[0])
     lender.cluster.draining["node-0"] = 1e9
@@ -163,27 +176,22 @@ def test_the_end_of_an_agent_on_a_drained_node_is_the_end_of_the_node(lender: Le
     seen = run.executor.events(0.0)
     assert list_types(seen) == ["node_lost", "exited"] and seen[1]["node_lost"]
     assert len(lender.actors["node-0"]) == 1, "Ray would start no other there"
-    run.executor.close()
 
 
-def test_the_loss_of_one_node_of_a_member_ends_the_agent_of_the_other_once_nobody_uses_it(
-    two: Lender, tmp_path: Path
-) -> None:
-    run = Run(two, tmp_path, workers=2)
+def test_the_loss_of_one_node_of_a_member_ends_the_agent_of_the_other_once_nobody_uses_it(make: Make) -> None:
+    lender, run = make(2, workers=2)
     assert set(run.open()) == {"node-0", "node-1"}
-    two.reachable.discard("node-0")
-    lose_agent(two)
+    lender.reachable.discard("node-0")
+    lose_agent(lender)
     assert list_types(run.wait(5)) == ["node_lost"]
-    assert two.cluster.groups, "the controller has not said yet that the member has ended"
+    assert lender.cluster.groups, "the controller has not said yet that the member has ended"
     run.executor.request([], [])
-    [back] = run.wait(20)
-    assert (back["type"], back["node"], back["cpus"]) == ("node", "node-1", 0)
-    assert two.actors["node-1"][0].commands == [("close",)] and not two.cluster.groups
-    run.executor.close()
+    assert [offer_of(event) for event in run.wait(20)] == [("node", "node-1", 0)]
+    assert lender.actors["node-1"][0].commands == [("close",)] and not lender.cluster.groups
 
 
-def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender: Lender, tmp_path: Path) -> None:
-    run = Run(lender, tmp_path)
+def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(make: Make) -> None:
+    lender, run = make()
     run.open()
     run.launch(run.placed[0])
     lender.answers["node-0"] = [None]
@@ -192,60 +200,36 @@ def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender
         seen += run.executor.events(0.5)
     assert list_types(seen) == ["agent_replaced", "node", "exited"] and seen[2]["agent_lost"]
     assert "silent for 60 s" in seen[0]["detail"]
-    assert (seen[1]["node"], seen[1]["cpus"], seen[1]["gpus"]) == ("node-0", 0, [])
+    assert offer_of(seen[1]) == ("node", "node-0", 0) and seen[1]["gpus"] == []
 
     run.executor.request(run.identities, [])
     groups, until = list(lender.cluster.groups), lender.cluster.clock + 30
     while lender.cluster.clock < until:
-        assert [event for event in run.executor.events(0.5) if event["type"] == "node"] == []
+        assert "node" not in list_types(run.executor.events(0.5))
     assert [group for group in lender.cluster.groups if group not in groups and group.is_placed] == []
 
     agent = lender.actors["node-0"][-1]
     agent.answer.news.append((lender.describe("node-0"), "/tmp/of-node-0"))
     back, *_ = [event for event in run.wait(2) if event["type"] == "node"]
-    assert (back["node"], back["cpus"]) == ("node-0", 1.0), "it has answered"
-    run.executor.close()
+    assert offer_of(back) == ("node", "node-0", 1.0), "it has answered"
+
+
+FULL = "no private directory can be made: [Errno 28] No space left on device: '/tmp'"
+DIED = "The actor is dead because its worker process has died."
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("no private directory can be made: [Errno 28] No space left on device: '/tmp'", "device: '/tmp'"),
-        ("The actor is dead because its worker process has died.", "is the disk of its temporary directory full?"),
-    ],
-    ids=["says so", "says nothing"],
+    ("error", "detail"), [(FULL, "device: '/tmp'"), (DIED, "is the disk of its temporary directory full?")]
 )
 def test_a_node_whose_disk_is_full_is_named_and_tried_again_and_the_run_begins_on_others(
-    two: Lender, tmp_path: Path, said: str, told: str
+    make: Make, error: str, detail: str
 ) -> None:
-    two.answers["node-0"] = [ray.exceptions.RayError(said)]
-    run = Run(two, tmp_path, members=2)
+    lender, run = make(2, members=2)
+    lender.answers["node-0"] = [ray.exceptions.RayError(error)]
     assert run.open() == ["node-1"]
     run.executor.request(run.identities[1:], run.placed)
-    seen = run.wait(5)
-    [named] = [event for event in seen if event["type"] == "node_unusable"]
-    assert (named["node"], named["retry_s"]) == ("node-0", 60) and named["detail"].endswith(told)
-    assert "node-0" not in find_held(two), "what was lent there is given back"
+    [named] = [event for event in run.wait(5) if event["type"] == "node_unusable"]
+    assert (named["node"], named["retry_s"]) == ("node-0", 60) and named["detail"].endswith(detail)
+    assert "node-0" not in find_held(lender), "what was lent there is given back"
     [back] = [event for event in run.wait(90) if event["type"] == "node"]
-    assert (back["node"], back["cpus"]) == ("node-0", 1.0)
-    assert len(two.actors["node-0"]) == 2
-    run.executor.close()
-
-
-def test_what_was_asked_of_a_node_is_withdrawn_when_it_is_drained(two: Lender, tmp_path: Path) -> None:
-    two.reachable.discard("node-1")
-    run = Run(two, tmp_path, members=2)
-    assert run.open() == ["node-0"]
-
-    def list_pinned() -> set[str | None]:
-        return {piece.pinned for group in two.cluster.groups for piece in group.pieces if not piece.node}
-
-    two.reachable.add("node-1")
-    two.is_late = True
-    run.executor.request(run.identities[1:], run.placed)
-    run.wait(3)
-    assert "node-1" in list_pinned()
-    two.cluster.draining["node-1"] = 1e9
-    run.wait(3)
-    assert "node-1" not in list_pinned()
-    run.executor.close()
+    assert offer_of(back) == ("node", "node-0", 1.0) and len(lender.actors["node-0"]) == 2

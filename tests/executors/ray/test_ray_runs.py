@@ -12,11 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
+from driver_child import RATES
 from kit.event_dicts import read_events
 from kit.execute_members import an_ensemble
 from kit.finished_runs import hashes, of_kind
 from kit.leftovers import find_processes_below, named_memory, new_named_memory
-from nodes_child import RATES
 
 import ensemble
 from ensemble import Resources

@@ -179,17 +179,16 @@ def test_the_type_of_a_gpu_is_its_nodes_label_or_a_word_of_its_model() -> None:
 
 def test_a_refusal_names_the_nodes_and_what_they_have() -> None:
     nodes = [make_node("a", "Tesla T4"), make_node("b", "Tesla T4", rack="1"), make_node("c")]
+    both = {"rack": "!1", "gpu_type": "T4"}
 
-    def explain(**selected: Any) -> str:
-        return explain_unselected(as_items(as_selection("nodes", selected)), nodes)
+    def explain(among: Sequence[Node], selected: dict[str, Any]) -> str:
+        return explain_unselected(as_items(as_selection("nodes", selected)), among)
 
-    assert explain(gpu_type="H100") == "no node has gpu_type=H100 (a, b: Tesla T4; c: no GPU)"
-    assert explain(rack="2") == "no node has rack=2 (a, c: no such label; b: 1)"
-    assert explain(rack="!1", gpu_type="T4", spot=True).startswith("no node has spot=True (")
-    nodes = nodes[1:]
-    assert explain(rack="!1", gpu_type="T4") == (
-        "no node has all of rack=!1, gpu_type=T4 (b lacks rack=!1; c lacks gpu_type=T4)"
-    )
+    assert explain(nodes, {"gpu_type": "H100"}) == "no node has gpu_type=H100 (a, b: Tesla T4; c: no GPU)"
+    assert explain(nodes, {"rack": "2"}) == "no node has rack=2 (a, c: no such label; b: 1)"
+    assert explain(nodes, {**both, "spot": True}).startswith("no node has spot=True (")
+    lacking = "no node has all of rack=!1, gpu_type=T4 (b lacks rack=!1; c lacks gpu_type=T4)"
+    assert explain(nodes[1:], both) == lacking
 
 
 def test_a_node_with_gpus_of_several_models_is_left_out_of_what_is_asked_for_by_the_label_of_one(

@@ -78,35 +78,33 @@ def test_a_run_that_cannot_be_opened_ends_its_ray(tmp_path: Path, monkeypatch: p
     assert closed == ["ray"]
 
 
-@pytest.mark.parametrize("gpus", [0, 1])
 def test_a_clusters_agents_trust_the_folders_that_the_driver_does_and_see_the_gpus(
-    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[dict[str, Any]] = []
+    variables: list[dict[str, Any]] = []
 
-    def options(**given_options: Any) -> Any:
-        given.append(given_options.get("runtime_env", {}).get("env_vars", {}))
+    def options(**options: Any) -> Any:
+        variables.append(options.get("runtime_env", {}).get("env_vars", {}))
         return SimpleNamespace(remote=lambda *arguments: None)
 
     monkeypatch.setattr(agent_link, "make_actor_class", lambda: SimpleNamespace(options=options))
     run_dir = RunDir.create(tmp_path / "run", an_ensemble(devices="cpu"))
-    record = {"NodeID": "0" * 56, "Resources": {"CPU": 1.0, "GPU": float(gpus)}}
-    for trusts in ("", "/shared"):
-        if trusts:
-            monkeypatch.setenv("ENSEMBLE_TRUST_FOLDER", trusts)
-        else:
-            monkeypatch.delenv("ENSEMBLE_TRUST_FOLDER", raising=False)
-        start_agent(record, "n0", run_dir, None, on_gpus=True)
-    assert [one.get("ENSEMBLE_TRUST_FOLDER") for one in given] == [None, "/shared"]
-    assert all(("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in one) == bool(gpus) for one in given)
+    records = [{"NodeID": "0" * 56, "Resources": {"CPU": 1.0, "GPU": gpus}} for gpus in (0.0, 1.0)]
+    monkeypatch.delenv("ENSEMBLE_TRUST_FOLDER", raising=False)
+    for _ in ("trusts none", "trusts one"):
+        for record in records:
+            start_agent(record, "n0", run_dir, None, on_gpus=True)
+        monkeypatch.setenv("ENSEMBLE_TRUST_FOLDER", "/shared")
+    assert [names.get("ENSEMBLE_TRUST_FOLDER") for names in variables] == [None, None, "/shared", "/shared"]
+    sees_all = ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in names for names in variables]
+    assert sees_all == [False, True] * 2
 
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_reported(
     grows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[float] = []
-    clock = [0.0]
+    asked, clock = list[float](), [0.0]
 
     def is_growing() -> bool:
         asked.append(clock[0])

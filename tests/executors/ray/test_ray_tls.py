@@ -6,14 +6,13 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from nodes_child import RATES
+from driver_child import RATES
 from started_cluster import HERE, StartedCluster, make_cluster
 from two_nodes import drive
 
@@ -80,8 +79,7 @@ def test_a_run_on_two_nodes_goes_over_rays_tls(
             encrypted[name] = {speaks_tls(certificates, *each) for each in listeners(cluster.find(name))}
         return True
 
-    command = [sys.executable, str(HERE / "nodes_child.py"), str(tmp_path / "run"), "all", "0.1", "20"]
-    state = drive(command, cluster.environment, tmp_path / "run", look)
+    state = drive(cluster, "nodes", tmp_path / "run", "all", 0.1, 20, meanwhile=look)
     assert [member.state for member in state.members.values()] == ["finished"] * len(RATES)
     assert {member.attempts for member in state.members.values()} == {1}
     assert sum(event.sent_bytes or 0 for event in state.feeders.values()) > 0, "the nodes shared their samples"

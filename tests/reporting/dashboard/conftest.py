@@ -68,17 +68,16 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     if not CHROMIUM.exists():
         pytest.skip(f"there is no {CHROMIUM}")
+    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     with playwright.sync_playwright() as started:
-        running = started.chromium.launch(
-            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
+        running = started.chromium.launch(executable_path=str(CHROMIUM), args=options)
         yield running
         running.close()
 
 
-def open_tab(browser: Any, errors: list[str], **options: Any) -> Any:
+def open_tab(browser: Any, errors: list[str]) -> Any:
     """A page in a context of its own; notes errors that no script caught."""
-    tab = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light", **options).new_page()
+    tab = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light").new_page()
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("console", lambda message: errors.append(message.text) if "Content Security" in message.text else None)
     tab.on("dialog", lambda dialog: (errors.append(f"a dialog: {dialog.message}"), dialog.dismiss()))

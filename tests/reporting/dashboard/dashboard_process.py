@@ -20,51 +20,34 @@ HANG_S = 300.0  # it only ends a test that hangs
 
 
 class Server:
-    """A running server, and a session with it.
-
-    Args:
-        under: a command that starts it.
-    """
+    """A running server, and a session with it. `under` is a command that starts it."""
 
     def __init__(self, path: Path, *options: str, under: Sequence[str] = ()) -> None:
         command = [*under, sys.executable, "-m", "ensemble.cli", "dashboard", str(path), "--port", "0", *options]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.said: list[str] = []
         self.cookie, self.root = "", ""
-        self._address = Path(self._find(r"the address with its token is in (\S+) there"))
-        self.port = int(re.findall(r":(\d+)/", self.url)[0])
-        self.host = f"127.0.0.1:{self.port}"
-
-    def _find(self, pattern: str) -> str:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line.rstrip("\n"))
-            if found := re.search(pattern, line):
-                return found[1]
-        raise AssertionError(f"no address: {self.said}")
+            if found := re.search(r"the address with its token is in (\S+) there", line):
+                self._address = Path(found[1])
+                break
+        self.port = int(re.findall(r":(\d+)/", self.url)[0])
+        self.host = f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
         return self._address.read_text().strip()
 
-    def log_in(self, url: str | None = None) -> str:
-        """Uses a token, by default the server's.
-
-        Returns:
-            The cookie, with which `ask` asks from now on.
-        """
-        url = url or self.url
-        status, headers, _ = self.ask(url[url.index("/?") :], cookie="", at_root=True)
+    def log_in(self) -> None:
+        """Uses the server's token: `ask` asks with its cookie from now on."""
+        status, headers, _ = self.ask(self.url[self.url.index("/?") :], cookie="", at_root=True)
         assert status == 303
-        self.root = headers["location"].rstrip("/")
-        self.cookie = headers["set-cookie"].partition(";")[0]
-        return self.cookie
+        self.root, self.cookie = headers["location"].rstrip("/"), headers["set-cookie"].partition(";")[0]
 
     def ask(
         self,
@@ -78,22 +61,19 @@ class Server:
     ) -> tuple[int, dict[str, str], bytes]:
         """One request in the page's folder: status, headers, body. Of headers, `_` is `-`; None leaves one out."""
         sent: dict[str, str | None] = {"Host": self.host, "Cookie": self.cookie if cookie is None else cookie}
-        if body is not None and not isinstance(body, (bytes, str)):
+        if body is not None and not isinstance(body, str):
             body = json.dumps(body)
             sent |= {"Content-Type": "application/json", "Origin": f"http://{self.host}"}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
-        with contextlib.closing(connection):
-            connection.putrequest(
-                method, target if at_root else self.root + target, skip_host=True, skip_accept_encoding=True
-            )
+        if body is not None:
+            sent["Content-Length"] = str(len(body.encode()))
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)) as connection:
+            target = target if at_root else self.root + target
+            connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
             for name, value in sent.items():
                 if value:
                     connection.putheader(name, value)
-            data = body.encode() if isinstance(body, str) else body
-            if data is not None:
-                connection.putheader("Content-Length", str(len(data)))
-            connection.endheaders(data)
+            connection.endheaders(None if body is None else body.encode())
             answer = connection.getresponse()
             return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
 
@@ -117,9 +97,8 @@ class Server:
 
     @contextlib.contextmanager
     def stream(self, target: str, **headers: str) -> Iterator[Messages]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
-        with contextlib.closing(connection):
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)) as connection:
             connection.request("GET", self.root + target, headers={"Cookie": self.cookie, **named})
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
@@ -151,17 +130,14 @@ class Messages:
 
     def next(self) -> tuple[str | None, int | None, Any]:
         """Event, id and data of the next one; ("end", None, None) at the end of the stream."""
-        event = id = data = None
+        fields: dict[str, str] = {}
         while line := self._answer.readline():
             name, _, value = line.decode().rstrip("\n").partition(": ")
-            if name == "event":
-                event = value
-            elif name == "id":
-                id = int(value)
-            elif name == "data":
-                data = json.loads(value)
-            elif not name and data is not None:
-                return event, id, data
+            if name:
+                fields[name] = value
+            elif "data" in fields:
+                id = fields.get("id")
+                return fields.get("event"), None if id is None else int(id), json.loads(fields["data"])
         return "end", None, None
 
 

@@ -1,8 +1,6 @@
 """Makes documents of the live page from events: seeded, of any size, with hostile names where asked for.
 
-documents = make_documents(1000, seed=3)
-documents["state"], documents["curves"], documents["quality"], documents["importances"], documents["tables"]
-later = make_change(documents, step=1, touched=20)
+`make_documents(1000, seed=3)["state"]`, and "curves", "quality", "importances", "tables".
 """
 
 from __future__ import annotations
@@ -21,21 +19,9 @@ from ensemble.reporting.dashboard.projection import RunView
 from ensemble.store import RunDir
 
 HOSTILE = (
-    *(
-        "<img src=x onerror=alert(1)>",
-        '"><script>window.hacked=1</script>',
-        "javascript:alert(1)",
-        "a,b&c=d?e#f%20g%",
-    ),
-    *(
-        "%{x}<b>bold</b><br>line",
-        "\u202ereversed\u202c",
-        "__proto__",
-        "constructor",
-        "new\nline\ttab\x00nul",
-        "ö" * 300,
-    ),
-    *("' OR 1=1 --", "{{7*7}}${7*7}"),
+    *("<img src=x onerror=alert(1)>", '"><script>window.hacked=1</script>', "javascript:alert(1)"),
+    *("a,b&c=d?e#f%20g%", "%{x}<b>bold</b><br>line", "\u202ereversed\u202c", "__proto__", "constructor"),
+    *("new\nline\ttab\x00nul", "ö" * 300, "' OR 1=1 --", "{{7*7}}${7*7}"),
 )
 EPOCHS = 12
 NOW_S = 300.0
@@ -54,7 +40,7 @@ def make_documents(
         ended: the run is over and combined.
     """
     rng, log = random.Random(seed), Log()
-    names = _names(members, hostile)
+    names = [HOSTILE[i] if hostile and i < len(HOSTILE) else f"member-{i}" for i in range(members)]
     run_started(log, HOSTILE[0] if hostile else "digits", "search", EPOCHS, members)
     nodes = [f"node-{i}" + ("<b>&" if hostile else "") for i in range(2)]
     for node in nodes:
@@ -70,18 +56,14 @@ def make_documents(
     view = RunView(RunDir("/data/runs/digits"))
     view.apply([typed(event) for event in log.events()], 123456)
     ranked = [name for name, member in view.state.members.items() if member.metrics][: 6 * ended]
+    shares = [["lr", 0.62, 0.5, 0.7], ["width", 0.27, 0.2, 0.3], ["depth", 0.11, 0.11, 0.11]]
     documents = {
         "state": view.state_document(),
         "curves": view.curves_document(),
         "quality": make_quality(rng, ranked),
-        "importances": {
-            "importances": [["lr", 0.62, 0.5, 0.7], ["width", 0.27, 0.2, 0.3], ["depth", 0.11, 0.11, 0.11]],
-            "method": "fANOVA",
-            "missing": None,
-            "plots": [],
-        },
-        "tables": view.tables_document() | _make_tables(names),
     }
+    documents["importances"] = {"importances": shares, "method": "fANOVA", "missing": None, "plots": []}
+    documents["tables"] = view.tables_document() | _make_tables(names)
     return dict(json.loads(json.dumps(documents)))
 
 
@@ -128,10 +110,8 @@ def _log_member(
 def _make_tables(names: list[str]) -> Document:
     heads = (("computing", ""), ("sent by a worker", ""), ("planned", "text"))
     about = {"about": "Where their time went. All epochs."}
-    cells = {
-        name: [[f"{i % 10}0.0%", i % 10 / 10], None if i % 3 else [f"{i} KiB", 1024 * i], "flat"]
-        for i, name in enumerate(names)
-    }
+    sent = [None if i % 3 else [f"{i} KiB", 1024 * i] for i in range(len(names))]
+    cells = {name: [[f"{i % 10}0.0%", i % 10 / 10], sent[i], "flat"] for i, name in enumerate(names)}
     roles = {"id": "cost_of_roles", "title": "Cost by role", "text": "", "head": [["role", "text"], ["CPU-s", ""]]}
     return {
         "columns": [{"id": f"exchange {name}", "title": name, "kind": kind, **about} for name, kind in heads],
@@ -177,14 +157,6 @@ def make_notice(at_s: float, level: str, text: str) -> Document:
     return {"at_s": at_s, "level": level, "text": text, "who": "", "count": 1}
 
 
-def _names(members: int, hostile: bool) -> list[str]:
-    names = [f"member-{i}" for i in range(members)]
-    if hostile:
-        for i, name in enumerate(HOSTILE[:members]):
-            names[i] = name
-    return names
-
-
 def _draw_state(rng: random.Random, number: int, members: int, ended: bool) -> str:
     if number < len(STATES) and members >= len(STATES) and not ended:
         return STATES[number]  # each is there at least once
@@ -194,10 +166,12 @@ def _draw_state(rng: random.Random, number: int, members: int, ended: bool) -> s
 
 def make_quality(rng: random.Random, ids: list[str]) -> Document:
     """The combined model's quality; of no members that there is none."""
-    bins = [
-        [0.1 * i + 0.05, min(1.0, 0.1 * i + 0.05 + rng.gauss(0, 0.04)), rng.randint(3, 90)] for i in range(2, 10)
-    ]
-    names = {"best": f"best member ({ids[0]})" if ids else "", "combined": "combined"}
+    if not ids:
+        none = {"title": "The combined model", "origin": "", "names": {"best": "", "combined": "combined"}}
+        none |= {"missing": "The run combines its members at its end."}
+        return none | {name: [] for name in ("tiles", "plots", "matrices", "tables")}
+    bins = [[x, min(1.0, x + rng.gauss(0, 0.04)), rng.randint(3, 90)] for x in (0.25 + 0.1 * i for i in range(8))]
+    names = {"best": f"best member ({ids[0]})", "combined": "combined"}
     rows = [[name, ["0.9000", 0.9], 0.35] for name in ("combined", *ids)]
     head = [["model", "text"], ["accuracy ↑", ""], ["NLL ↓", ""]]
     table = {"id": "models", "title": "Combined model and members", "text": "", "head": head, "rows": rows}
@@ -205,11 +179,11 @@ def make_quality(rng: random.Random, ids: list[str]) -> Document:
     tile = {"key": "nll", "label": "NLL", "figure": "0.3582", "note": "−0.0782 to the best member", "tone": "good"}
     return {
         "title": "The combined model",
-        "origin": "All figures are of the same 359 samples of the test split." if ids else "",
-        "tiles": [tile | {"link": None, "about": "lower is better"}] if ids else [],
+        "origin": "All figures are of the same 359 samples of the test split.",
+        "tiles": [tile | {"link": None, "about": "lower is better"}],
         "names": names,
-        "plots": list(plot_reliability("classification", {"best": bins, "combined": bins}, names)) if ids else [],
-        "matrices": [matrix | {"of": of} for of in ("combined model", "best member")] if ids else [],
-        "tables": [table | {"of_members": False}] if ids else [],
-        "missing": None if ids else "The run combines its members at its end.",
+        "plots": list(plot_reliability("classification", {"best": bins, "combined": bins}, names)),
+        "matrices": [matrix | {"of": of} for of in ("combined model", "best member")],
+        "tables": [table | {"of_members": False}],
+        "missing": None,
     }

@@ -1,6 +1,6 @@
 """The log of a run of a thousand members of which 64 train now, and a writer that goes on with it in bursts.
 
-Events have the fields of real ones; a thread appends them as the controller does, and holds the controller's lock.
+Events have the fields of real ones; they are appended as the controller does, which holds the log's lock.
 """
 
 from __future__ import annotations
@@ -21,53 +21,35 @@ Event = dict[str, Any]
 MEMBERS, EPOCHS, RUNNING, NODES = 1000, 20, 64, 8
 BURST_S = 0.2
 EPOCH_S = 20.0  # of a member that ended before the watching began
-SAVED = {"step": 0, "path": "c", "weights_sha256": "a"}
 
 
 class LiveLog:
-    """A run directory whose log grows.
-
-    Args:
-        epoch_s: how long an epoch of a member that trains now takes, by the log's clock.
-        begin_s: seconds before now at which the bursts begin, by the log's clock.
-    """
+    """A run directory whose log grows: an epoch of what trains takes `epoch_s`; it begins `begin_s` before now."""
 
     def __init__(self, path: Path, epoch_s: float, begin_s: float = 0.0) -> None:
-        self.path, self.epoch_s = path, epoch_s
-        self.now = time.time() - begin_s
+        self.path, self.epoch_s, self.now = path, epoch_s, time.time() - begin_s
         self.written: list[tuple[float, int]] = []
-        self.running = range(MEMBERS - RUNNING, MEMBERS)
         self._rng, self._tick = random.Random(1), 0
-        self._epochs = dict.fromkeys(self.running, 1)
-        path.mkdir(parents=True)
-        (path / "requests").mkdir(mode=0o700)
-        (path / "members").mkdir()
-        self._file = open(path / "events.jsonl", "a")  # noqa: SIM115
+        self._epochs = dict.fromkeys(range(MEMBERS - RUNNING, MEMBERS), 1)
+        for name in ("requests", "members"):
+            (path / name).mkdir(mode=0o700, parents=True)
+        self._file = open(path / "events.jsonl", "ab", buffering=0)  # noqa: SIM115
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._append(list(self._past()))
+        self._file.write(lines([*self._past()]))
 
     def close(self) -> None:
         self._file.close()
 
     def write(self, bursts: int, *, at_once: int = 1, while_true: threading.Event | None = None) -> None:
-        """Appends bursts, five times a second in real time.
-
-        Args:
-            at_once: bursts that are written together: time passes so many times as fast.
-            while_true: ends when it is cleared.
-        """
+        """Appends bursts, so many together, five times a second in real time, until `while_true` is cleared."""
         due = time.monotonic()
         for _ in range(bursts // at_once):
             if while_true is not None and not while_true.is_set():
                 break
-            self._append([event for _ in range(at_once) for event in self._burst()])
+            self._file.write(lines([event for _ in range(at_once) for event in self._burst()]))
             self.written.append((time.time(), self._file.tell()))
             due += BURST_S
             time.sleep(max(0.0, due - time.monotonic()))
-
-    def _append(self, events: list[Event]) -> None:
-        self._file.write(lines(events).decode())
-        self._file.flush()
 
     def _past(self) -> Iterator[Event]:
         began, log = self.now - (MEMBERS / RUNNING) * EPOCHS * EPOCH_S, Log()
@@ -76,27 +58,29 @@ class LiveLog:
         for node in range(NODES):
             log.add(0.0, "node", node=f"node-{node}", cpus=16, gpus=[], memory_gb=64.0, power=power)
         for number in range(MEMBERS):
-            width, rate = 16 * 2 ** (number % 4), (0.1, 0.03)[number // 4 % 2]
-            params = {"width": width, "lr": rate, "optimizer": ("sgd", "adam")[number % 2]}
-            log.add(0.0, "member", **identity(number, params, 10_000))
+            params = {"width": 16 * 2 ** (number % 4), "lr": (0.1, 0.03)[number // 4 % 2]}
+            log.add(0.0, "member", **identity(number, params | {"optimizer": ("sgd", "adam")[number % 2]}, 10_000))
         yield from ({**event, "t": began} for event in log.entries)
         for number in range(MEMBERS):
-            yield from self._member(number, began + number // RUNNING * EPOCHS * EPOCH_S)
-
-    def _member(self, number: int, t: float) -> Iterator[Event]:
-        who = {"member": f"member-{number}", "attempt": 0}
-        place = {"node": f"node-{number % NODES}", "devices": [number // NODES % 8], "cohort": number // RUNNING}
-        yield {"t": t, "type": "placed", **who, **place, "feeder": "/run/f", "first_epoch": 0}
-        yield {"t": t, "type": "started", **who, "pid": 500, "epoch": 0, "step": 0, "startup_cpu_s": 1.2}
-        for epoch in range(1 if number in self.running else EPOCHS):
-            t += EPOCH_S
-            yield self._progress(t - 1, number, epoch, step=20)
-            yield (done := self._epoch(t, number, epoch))
-            yield {"t": t, "type": "checkpoint", **who, "epoch": epoch + 1, **SAVED}
-            yield self._usage(t, number, 0.93 * EPOCH_S * (epoch + 1))
-        if number not in self.running:
-            end = {"epoch": EPOCHS, "metrics": done["metrics"], "weights_sha256": "a"}
-            yield {"t": t, "type": "finished", **who, **end}
+            t = began + number // RUNNING * EPOCHS * EPOCH_S
+            who = {"member": f"member-{number}", "attempt": 0}
+            place = {
+                "node": f"node-{number % NODES}",
+                "devices": [number // NODES % 8],
+                "cohort": number // RUNNING,
+            }
+            yield {"t": t, "type": "placed", **who, **place, "feeder": "/run/f", "first_epoch": 0}
+            yield {"t": t, "type": "started", **who, "pid": 500, "epoch": 0, "step": 0, "startup_cpu_s": 1.2}
+            saved = {"step": 0, "path": "c", "weights_sha256": "a"}
+            for epoch in range(1 if number in self._epochs else EPOCHS):
+                t += EPOCH_S
+                yield self._progress(t - 1, number, epoch, step=20)
+                yield (done := self._epoch(t, number, epoch))
+                yield {"t": t, "type": "checkpoint", **who, "epoch": epoch + 1, **saved}
+                yield self._usage(t, number, 0.93 * EPOCH_S * (epoch + 1))
+            if number not in self._epochs:
+                end = {"epoch": EPOCHS, "metrics": done["metrics"], "weights_sha256": "a"}
+                yield {"t": t, "type": "finished", **who, **end}
 
     def _progress(self, t: float, number: int, epoch: int, step: int) -> Event:
         where = {"member": f"member-{number}", "attempt": 0, "epoch": epoch, "step": step, "steps": 40}
@@ -114,8 +98,7 @@ class LiveLog:
         """What happens within a fifth of a second: about 20 events of members, feeders and meters."""
         self._tick += 1
         self.now += BURST_S
-        for k, number in enumerate(self.running):
-            epoch = self._epochs[number]
+        for k, (number, epoch) in enumerate([*self._epochs.items()]):
             if self._is_due(k, RUNNING, self.epoch_s):
                 yield self._epoch(self.now, number, epoch)
                 self._epochs[number] += 1
@@ -125,13 +108,17 @@ class LiveLog:
                 yield self._usage(self.now, number, 20 + 0.93 * BURST_S * self._tick)
         for k in range(NODES):
             if self._is_due(k, NODES, 2.0):
-                watts, node, many = 40 + 20 * self._rng.random(), f"node-{k}", 5000 * self._tick
+                of, watts, many = (
+                    {"t": self.now, "node": f"node-{k}"},
+                    40 + 20 * self._rng.random(),
+                    5000 * self._tick,
+                )
                 energy = {"watts": watts, "energy_j": 2 * watts, "source": "12 W per busy core"}
-                yield {"t": self.now, "type": "power", "node": node, **energy, "origin": "estimated"}
+                yield {"type": "power", **of, **energy, "origin": "estimated"}
                 count = {"prepared": many, "consumed": 7 * many, "skipped": 0, "restarts": 0, "detached": 0}
                 count |= {"workers": 2, "capacity": 512, "ring_bytes": 512 * 12_300, "cohort": MEMBERS // RUNNING}
-                levels = {"fullness": {"ring": self._rng.random(), "workers": 0.9, "waiting": 0.1}}
-                yield {"t": self.now, "type": "feeder", "node": node, **count, **levels}
+                levels = {"ring": self._rng.random(), "workers": 0.9, "waiting": 0.1}
+                yield {"type": "feeder", **of, **count, "fullness": levels}
 
     def _is_due(self, k: int, of: int, every_s: float) -> bool:
         """Whether it is the turn of the k-th of so many, that take turns evenly within a period."""

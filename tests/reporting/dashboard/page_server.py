@@ -1,14 +1,11 @@
 """Serves the live page with documents of `documents.make_documents`, by the contract of the server's routes.
 
-with PageServer() as server:
-    server.show(make_documents(100))
-    page.goto(server.url)
-    server.push(make_change(server.documents, 1))
-    server.posted          # the bodies of the requests that the page sent
+`show` says which, `push` sends a later state to those who follow; `posted` are the bodies of the page's requests.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -33,47 +30,33 @@ POLICY = (
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-class PageServer:
+class PageServer(ThreadingHTTPServer):
     """A server of one or several runs that have the same documents; `show` says which, again for each test."""
+
+    daemon_threads = True
 
     def __init__(self) -> None:
         self._streams: dict[str, list[queue.SimpleQueue[str | None]]] = {}
         self.show({})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def show(
         self, documents: dict[str, Any], *, logs: dict[str, str] | None = None, keys: tuple[str, ...] = (KEY,)
     ) -> None:
-        """Serves these from now on, and forgets what was before.
-
-        Args:
-            documents: as of `documents.make_documents`.
-            logs: what members wrote, by member.
-            keys: of the runs that are listed.
-        """
-        self.documents = documents
-        self.logs = logs or {}
-        self.keys = keys
+        """Serves these and what members wrote from now on, for runs of these keys, and forgets what was before."""
+        self.documents, self.logs, self.keys = documents, logs or {}, keys
         self.posted: list[dict[str, Any]] = []
         self.asked: list[str] = []  # paths, in order
         self.refusal: tuple[int, str] | None = None  # what an action is answered with
         self.drop()
         self._streams = {}
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/"
-
-    def __enter__(self) -> PageServer:
-        self._thread.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.drop()
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
 
     def push(self, documents: dict[str, Any]) -> None:
         self.documents = documents
@@ -84,21 +67,20 @@ class PageServer:
         return f"data: {json.dumps(self.documents['state'])}\n\n"
 
     def push_log(self, member: str, text: str, begin: int) -> None:
-        piece = {"text": text, "from": begin, "to": begin + len(text)}
-        self.send(f"log {member}", f"id: {piece['to']}\ndata: {json.dumps(piece)}\n\n")
+        self.send(f"log {member}", piece_message(text, begin))
 
     def send(self, stream: str, text: str) -> None:
         """Writes to all who follow a stream: `run`, `runs` or `log MEMBER`."""
-        for each in self._streams.get(stream, []):
-            each.put(text)
+        for follower in self._streams.get(stream, []):
+            follower.put(text)
 
     def followers(self, stream: str) -> int:
         return len(self._streams.get(stream, []))
 
     def drop(self) -> None:
         """Ends all streams, as a lost connection does."""
-        for each in [each for streams in self._streams.values() for each in streams]:
-            each.put(None)
+        for follower in [one for followers in self._streams.values() for one in followers]:
+            follower.put(None)
 
     def runs(self) -> list[dict[str, Any]]:
         run = self.documents["state"]["run"]
@@ -106,88 +88,77 @@ class PageServer:
         rows = ({**names, **{name: run.get(name) for name in names}, "key": key} for key in self.keys)
         return [describe_row(row, row["dir"]) for row in rows]
 
-    def follow(self, stream: str, first: str | None) -> Iterator[str]:
+    def follow(self, stream: str, first: str) -> Iterator[str]:
         """The texts of a stream, the first at once, until it is dropped."""
         mine: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         followers = self._streams.setdefault(stream, [])
         followers.append(mine)
         try:
-            yield first if first is not None else ": here\n\n"
+            yield first
             while (text := mine.get()) is not None:
                 yield text
         finally:
             followers.remove(mine)
 
 
-def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
+def piece_message(text: str, begin: int) -> str:
+    piece = {"text": text, "from": begin, "to": begin + len(text)}
+    return f"id: {piece['to']}\ndata: {json.dumps(piece)}\n\n"
 
-        def do_GET(self) -> None:
-            path = urlsplit(self.path).path
-            server.asked.append(self.path)
-            if path == "/":
-                self._file(STATIC / "index.html")
-            elif path.startswith("/static/"):
-                self._file(STATIC / path.removeprefix("/static/"))
-            elif path == "/api/runs":
-                self._json(server.runs())
-            elif path == "/api/runs/events":
-                self._stream("runs", None)
-            elif path.endswith("/log"):
-                self._log(unquote(path.split("/")[-2]))
-            elif path.endswith("/events"):
-                self._stream("run", server.state_message())
-            elif (name := path.split("/")[-1]) in server.documents:
-                self._json(server.documents[name])
-            else:
-                self.send_error(404)
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            server.posted.append(json.loads(body))
-            if server.refusal is not None:
-                self._json({"error": server.refusal[1]}, server.refusal[0])
-            else:
-                self._json({"request": f"request-{len(server.posted)}"}, 202)
+class Handler(BaseHTTPRequestHandler):
+    server: PageServer
 
-        def _log(self, member: str) -> None:
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path, server = urlsplit(self.path).path, self.server
+        server.asked.append(self.path)
+        file = STATIC / (path.removeprefix("/static/") if path != "/" else "index.html")
+        if path == "/" or (path.startswith("/static/") and file.is_file()):
+            self._answer(200, f"{TYPES[file.suffix]}; charset=utf-8", file.read_bytes(), "max-age=3600")
+        elif path == "/api/runs":
+            self._json(server.runs())
+        elif path == "/api/runs/events":
+            self._stream("runs", ": here\n\n")
+        elif path.endswith("/log"):
+            member = unquote(path.split("/")[-2])
             text = server.logs.get(member, "")
             near_end = text.rfind("\n", 0, max(0, len(text) - 2**16)) + 1
             begin = int(parse_qs(urlsplit(self.path).query).get("from", [near_end])[0])
-            piece = {"text": text[begin:], "from": begin, "to": max(begin, len(text))}
-            self._stream(f"log {member}", f"id: {piece['to']}\ndata: {json.dumps(piece)}\n\n")
+            self._stream(f"log {member}", piece_message(text[begin:], begin))
+        elif path.endswith("/events"):
+            self._stream("run", server.state_message())
+        elif (name := path.split("/")[-1]) in server.documents:
+            self._json(server.documents[name])
+        else:
+            self.send_error(404)
 
-        def _stream(self, name: str, first: str | None) -> None:
-            self._head(200, "text/event-stream")
-            try:
-                for text in server.follow(name, first):
-                    self.wfile.write(text.encode())
-                    self.wfile.flush()
-            except OSError:
-                pass  # the page is gone
+    def do_POST(self) -> None:
+        server = self.server
+        server.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if server.refusal is not None:
+            self._json({"error": server.refusal[1]}, server.refusal[0])
+        else:
+            self._json({"request": f"request-{len(server.posted)}"}, 202)
 
-        def _json(self, value: Any, status: int = 200) -> None:
-            body = json.dumps(value, allow_nan=False).encode()
-            self._head(status, "application/json", len(body))
-            self.wfile.write(body)
+    def _stream(self, name: str, first: str) -> None:
+        self._answer(200, "text/event-stream")
+        with contextlib.suppress(OSError):  # the page is gone
+            for text in self.server.follow(name, first):
+                self.wfile.write(text.encode())
+                self.wfile.flush()
 
-        def _file(self, path: Path) -> None:
-            if not path.is_file():
-                self.send_error(404)
-                return
-            body = path.read_bytes()
-            self._head(200, f"{TYPES[path.suffix]}; charset=utf-8", len(body), "max-age=3600")
-            self.wfile.write(body)
+    def _json(self, value: Any, status: int = 200) -> None:
+        self._answer(status, "application/json", json.dumps(value, allow_nan=False).encode())
 
-        def _head(self, status: int, kind: str, length: int | None = None, kept: str = "no-store") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Security-Policy", POLICY)
-            self.send_header("Cache-Control", kept)
-            if length is not None:
-                self.send_header("Content-Length", str(length))
-            self.end_headers()
-
-    return Handler
+    def _answer(self, status: int, kind: str, body: bytes | None = None, kept: str = "no-store") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Cache-Control", kept)
+        if body is not None:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body or b"")

@@ -35,6 +35,10 @@ def parse(message: bytes) -> Document:
     return json.loads(data.removeprefix("data: "))
 
 
+def write_run(path: Path, events: list[Document] | None = None) -> Path:
+    return run_events.write_run(path, run_events.list_run() if events is None else events)
+
+
 def with_feed(run: Path, use: Callable[[Feed], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         feed = Feed(RunDir(run))
@@ -53,7 +57,7 @@ async def load(feed: Feed) -> Document:
 
 def test_a_page_that_follows_holds_what_a_fresh_load_gives(tmp_path: Path) -> None:
     events = run_events.list_run()
-    run = run_events.write_run(tmp_path / "run", events[:60])
+    run = write_run(tmp_path / "run", events[:60])
 
     async def use(feed: Feed) -> None:
         async with contextlib.aclosing(feed.follow()) as messages:
@@ -69,7 +73,7 @@ def test_a_page_that_follows_holds_what_a_fresh_load_gives(tmp_path: Path) -> No
 
 
 def test_a_log_that_is_replaced_or_gone_is_shown_as_it_is(tmp_path: Path) -> None:
-    run = run_events.write_run(tmp_path / "run", run_events.list_run())
+    run = write_run(tmp_path / "run")
 
     async def use(feed: Feed) -> None:
         async with contextlib.aclosing(feed.follow()) as messages:
@@ -78,15 +82,14 @@ def test_a_log_that_is_replaced_or_gone_is_shown_as_it_is(tmp_path: Path) -> Non
             gone = parse(await anext(messages))
             assert gone["members"]["rows"] == {} and "has no event log" in gone["run"]["driver"]
             write(run, run_events.just_started(), "w")
-            document = parse(await anext(messages))
-            while document["run"]["name"] != "fresh":
-                document = parse(await anext(messages))
+            while parse(await anext(messages))["run"]["name"] != "fresh":
+                pass
 
     with_feed(run, use)
 
 
 def test_the_log_is_looked_at_only_while_somebody_watches(tmp_path: Path, monkeypatch: Any) -> None:
-    run = run_events.write_run(tmp_path / "run", run_events.list_run())
+    run = write_run(tmp_path / "run")
     looks: list[float] = []
     look = LogReader.read
     monkeypatch.setattr(LogReader, "read", lambda reader: (looks.append(time.monotonic()), look(reader))[1])
@@ -112,7 +115,7 @@ def test_the_log_is_looked_at_only_while_somebody_watches(tmp_path: Path, monkey
 
 def test_changes_are_encoded_once_for_all_at_most_five_times_a_second(tmp_path: Path, monkeypatch: Any) -> None:
     events = run_events.list_run()
-    run = run_events.write_run(tmp_path / "run", events[:20])
+    run = write_run(tmp_path / "run", events[:20])
     encoded: list[Any] = []
     monkeypatch.setattr(feeds, "encode", lambda value: (encoded.append(value), encode(value))[1])
 
@@ -138,8 +141,9 @@ def test_changes_are_encoded_once_for_all_at_most_five_times_a_second(tmp_path: 
     with_feed(run, use)
 
 
-def test_what_is_wrong_with_a_log_is_said_on_the_page(tmp_path: Path) -> None:
-    run = run_events.write_run(tmp_path / "run", run_events.list_run())
+def test_what_is_wrong_with_a_log_is_said_in_place_of_the_run(tmp_path: Path) -> None:
+    events = run_events.list_run()
+    run, odd = write_run(tmp_path / "run"), write_run(tmp_path / "odd", events[:60])
 
     async def use(feed: Feed) -> None:
         write(run, [{"v": 999, "type": "later", "t": 1.0}])
@@ -150,20 +154,15 @@ def test_what_is_wrong_with_a_log_is_said_on_the_page(tmp_path: Path) -> None:
 
     with_feed(run, use)
 
-
-def test_an_event_that_cannot_be_applied_is_said_in_place_of_the_run(tmp_path: Path) -> None:
-    events = run_events.list_run()
-    run = run_events.write_run(tmp_path / "run", events[:60])
-
-    async def use(feed: Feed) -> None:
+    async def use_odd(feed: Feed) -> None:
         assert (await load(feed))["members"]["rows"]
-        write(run, [{"v": 2, "type": "feeder", "t": 5.5, "node": "node-0"}, *events[60:]])
+        write(odd, [{"v": 2, "type": "feeder", "t": 5.5, "node": "node-0"}, *events[60:]])
         document = await load(feed)
         assert document["members"]["rows"] == {}
-        assert "events.jsonl, line 61 is damaged" in document["run"]["driver"]
-        assert "required field `cohort`" in document["run"]["driver"]
+        assert "events.jsonl, line 61 is damaged" in (why := document["run"]["driver"])
+        assert "required field `cohort`" in why
 
-    with_feed(run, use)
+    with_feed(odd, use_odd)
 
 
 def test_a_document_of_any_figures_is_json() -> None:
@@ -182,9 +181,8 @@ def test_a_run_that_is_about_to_start_is_not_taken_for_an_interrupted_one(tmp_pa
 
 
 def test_a_run_with_an_event_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
-    names = ("fold", "good", "odd")
-    for name in names:
-        run_events.write_run(tmp_path / name, run_events.list_run())
+    for name in ("fold", "good", "odd"):
+        write_run(tmp_path / name)
     write(tmp_path / "fold", [{"type": "feeder", "t": 5.5, "node": "node-0"}])
     odd = {"type": "combined", "t": 1e9, "method": "x", "members": [], "split": None, "metrics": {"ensemble": 5}}
     write(tmp_path / "odd", [odd])
@@ -196,30 +194,26 @@ def test_a_run_with_an_event_that_cannot_be_read_hides_no_other(tmp_path: Path) 
                 break
         assert words == ["unreadable", "finished, with failures", "unreadable"]
     shutil.rmtree(tmp_path / "odd")
-    run_events.write_run(tmp_path / "odd", run_events.list_run())
+    write_run(tmp_path / "odd")
     assert runs.update({})[2]["state"]["word"] == "finished, with failures"
 
 
 def test_of_a_run_that_was_killed_only_its_row_is_kept_until_it_goes_on(tmp_path: Path) -> None:
-    started = [
-        event | ({"host": socket.gethostname()} if event["type"] == "run_started" else {})
-        for event in run_events.list_run(until=8)
-    ]
-    run = run_events.write_run(tmp_path / "run", started)
+    begin, *others = run_events.list_run(until=8)
+    run = write_run(tmp_path / "run", [begin | {"host": socket.gethostname()}, *others])
     runs = RunList(run, is_one=True)
     for _ in range(3):
-        (row,) = runs.update({})
-        assert row["state"]["word"] == "interrupted"
+        assert [row["state"]["word"] for row in runs.update({})] == ["interrupted"]
     (known,) = runs._known.values()
     assert known.status is None
-    write(run, [{"type": "run_stopped", "t": started[-1]["t"] + 1, "reason": "asked to"}])
+    write(run, [{"type": "run_stopped", "t": others[-1]["t"] + 1, "reason": "asked to"}])
     assert runs.update({})[0]["state"]["word"] == "stopped"
 
 
 def test_the_analyses_of_a_run_that_took_the_place_of_another_are_its_own(tmp_path: Path) -> None:
     names = ["replaced", *(f"other-{number}" for number in range(MOST_KEPT + 1))]
     for name in names:
-        run_events.write_run(tmp_path / name, run_events.list_run())
+        write_run(tmp_path / name)
 
     async def read() -> None:
         runs = Runs(tmp_path)
@@ -228,11 +222,8 @@ def test_the_analyses_of_a_run_that_took_the_place_of_another_are_its_own(tmp_pa
         for name in names[1:]:
             runs.feed(keys[name])  # the feed of the first run is given up
         shutil.rmtree(tmp_path / "replaced")
-        other = [
-            event | ({"run_id": "other"} if event["type"] == "run_started" else {})
-            for event in run_events.list_run(seed=99)
-        ]
-        run_events.write_run(tmp_path / "replaced", other)
+        begin, *others = run_events.list_run(seed=99)
+        write_run(tmp_path / "replaced", [begin | {"run_id": "other"}, *others])
         after = await runs.read_analysis(keys["replaced"], "importances")
         runs.close()
         alone = Runs(tmp_path)
@@ -244,7 +235,7 @@ def test_the_analyses_of_a_run_that_took_the_place_of_another_are_its_own(tmp_pa
 
 def test_the_list_goes_on_when_a_run_that_is_watched_was_deleted(tmp_path: Path) -> None:
     for name in ("gone", "there"):
-        run_events.write_run(tmp_path / name, run_events.list_run())
+        write_run(tmp_path / name)
 
     async def read() -> None:
         runs = Runs(tmp_path)

@@ -27,12 +27,6 @@ def page(own_tab: Any) -> Iterator[Any]:
     assert wrong == []
 
 
-def count(tab: Any, selector: str) -> int:
-    """How many members, or nodes, the marks are of."""
-    named = "each => each.map(e => e.dataset.member ?? e.dataset.node)"
-    return len(set(tab.eval_on_selector_all(selector, named)))
-
-
 def list_params(state: RunState, *members: str) -> list[str]:
     return [f"{state.members[name].identity['params']['lr']:g}" for name in members]
 
@@ -42,33 +36,33 @@ def list_origins(state: RunState) -> list[str]:
     return [node.info.power["origin"] for node in state.nodes.values() if node.info]
 
 
-#: The words that a view has of a run, and a mark of which there is one for each member.
-VIEWS: dict[str, tuple[Callable[[RunState], list[str]], str]] = {
-    "overview": (lambda state: [state.name, f"{state.executor} executor", "member-"], ""),
-    "members": (
-        lambda state: [*state.members, "finished", *list_params(state, *state.members)],
-        "tbody tr[data-member]",
-    ),
-    "curves": (lambda state: [str(state.objective)], "[data-metric] g[data-member]"),
-    "placement": (lambda state: [name for name, node in state.nodes.items() if node.info], ""),
-    "search": (lambda state: ["lr"], ""),
-    "ensemble": (lambda state: ["Calibration" if state.combined else "combine"], ""),
-    "cost": (lambda state: ["training", *list_origins(state)], ""),
-    "notices": (lambda state: [""], ""),
-    "member?member=member-1": (lambda state: ["member-1", *list_params(state, "member-1")], ""),
+#: The words that a view has of a run.
+VIEWS: dict[str, Callable[[RunState], list[str]]] = {
+    "overview": lambda state: [state.name, f"{state.executor} executor", "member-"],
+    "members": lambda state: [*state.members, "finished", *list_params(state, *state.members)],
+    "curves": lambda state: [str(state.objective)],
+    "placement": lambda state: [name for name, node in state.nodes.items() if node.info],
+    "search": lambda state: ["lr"],
+    "ensemble": lambda state: ["Calibration" if state.combined else "combine"],
+    "cost": lambda state: ["training", *list_origins(state)],
+    "notices": lambda state: [""],
+    "member?member=member-1": lambda state: ["member-1", *list_params(state, "member-1")],
 }
+#: A mark of which there is one for each member.
+MARKS = {"members": "tbody tr[data-member]", "curves": "[data-metric] g[data-member]"}
 
 
 def check_views(tab: Any, read: Callable[[], RunState]) -> None:
     """Every view shows what the log says; some fetch a document first."""
-    for view, (list_words, mark) in VIEWS.items():
+    for view, list_words in VIEWS.items():
         show(tab, view)
         drawn = "#app" if view == "overview" else f"[data-view={view.partition('?')[0]}]"
 
-        def is_right(list_words: Any = list_words, mark: str = mark, drawn: str = drawn) -> bool:
+        def is_right(view: str = view, list_words: Any = list_words, drawn: str = drawn) -> bool:
             text, state = tab.inner_text(drawn), read()
-            marked = not mark or count(tab, mark) == len(state.members)
-            return marked and all(word in text for word in list_words(state))
+            marked = tab.eval_on_selector_all(MARKS.get(view, "none"), "all => all.map(e => e.dataset.member)")
+            is_marked = view not in MARKS or len(set(marked)) == len(state.members)
+            return is_marked and all(word in text for word in list_words(state))
 
         print(view)  # the last one is the one that is not right
         wait_until(tab, is_right)

@@ -18,10 +18,6 @@ def names(tab: Any) -> list[str]:
     return found
 
 
-def sort_by(tab: Any, name: str) -> None:
-    tab.click(f"th[data-column='{name}'] button")
-
-
 def rows_of(documents: dict[str, Any]) -> dict[str, dict[str, Any]]:
     members = documents["state"]["members"]
     return {name: dict(zip(members["columns"], row, strict=True)) for name, row in members["rows"].items()}
@@ -30,21 +26,28 @@ def rows_of(documents: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_every_member_has_a_row_and_a_column_sorts_both_ways_with_unknown_last(tab: Any, open_page: Open) -> None:
     documents = make_documents(12)
     open_page(documents, "#members")
-    assert names(tab) == list(rows_of(documents))
-    assert tab.get_attribute("table", "aria-rowcount") == "13"
+    rows = rows_of(documents)
+    assert names(tab) == list(rows) and tab.get_attribute("table", "aria-rowcount") == "13"
     cut = "all => all.filter(each => each.scrollWidth > each.clientWidth).map(each => each.textContent)"
     assert tab.eval_on_selector_all("thead .sort", cut) == [], "no head is cut"
     head = tab.locator("th[data-column=error]").bounding_box()
     assert head["x"] + head["width"] < 1280, "why a member failed is in sight"
-    rows = rows_of(documents)
     known = sorted((row["metric"], name) for name, row in rows.items() if row["metric"] is not None)
     unknown = [name for name, row in rows.items() if row["metric"] is None]
-    sort_by(tab, "metric")
-    assert tab.get_attribute("th[data-column='metric']", "aria-sort") == "descending"
-    assert names(tab) == [name for _, name in reversed(known)] + unknown
-    sort_by(tab, "metric")
-    assert tab.get_attribute("th[data-column='metric']", "aria-sort") == "ascending"
-    assert names(tab) == [name for _, name in known] + unknown
+    for direction, ranked in (("descending", known[::-1]), ("ascending", known)):
+        tab.click("th[data-column='metric'] button")
+        assert tab.get_attribute("th[data-column='metric']", "aria-sort") == direction
+        assert names(tab) == [name for _, name in ranked] + unknown
+    shown = tab.eval_on_selector_all("thead th", "all => all.map(head => head.dataset.column)")
+    assert {"state", "epoch", "metric", "place", "waited", "cpu_s", "energy_j", "param lr"} <= set(shown)
+    assert "param optimizer" not in shown, "it is the same for all"
+    tab.click("summary")  # columns are chosen and remembered
+    tab.check("label:has-text('optimizer') input")
+    tab.uncheck("label:has-text('place') input")
+    wait_until(tab, lambda: tab.locator("th[data-column='param optimizer']").count() == 1)
+    tab.reload()
+    tab.wait_for_selector("th[data-column='param optimizer']")
+    assert tab.locator("th[data-column='place']").count() == 0
 
 
 def test_the_filter_is_written_into_the_address_and_read_from_it(tab: Any, open_page: Open) -> None:
@@ -61,8 +64,10 @@ def test_the_filter_is_written_into_the_address_and_read_from_it(tab: Any, open_
     assert tab.input_value("input.filter") == "lr<0.005"
 
 
-def test_a_click_selects_and_shift_selects_all_between(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(12), "#members")
+def test_a_click_selects_shift_all_between_and_the_keyboard_alone_goes_through_the_table(
+    tab: Any, open_page: Open
+) -> None:
+    open_page(make_documents(200), "#members")
     tab.click("tr[data-member='member-2'] td:nth-child(3)")
     wait_until(tab, lambda: "select=member-2" in tab.url)
     assert tab.get_attribute("tr[data-member='member-2']", "aria-selected") == "true"
@@ -71,10 +76,8 @@ def test_a_click_selects_and_shift_selects_all_between(tab: Any, open_page: Open
     tab.wait_for_selector("button.chip >> text=4 selected ×")
     tab.keyboard.press("Escape")
     wait_until(tab, lambda: "select" not in tab.url)
-
-
-def test_the_keyboard_alone_goes_through_the_table(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(200), "#members")
+    tab.reload()
+    tab.wait_for_selector(ROWS)
     tab.focus("table.grid-table")
     for _ in range(3):
         tab.keyboard.press("ArrowDown")
@@ -120,19 +123,3 @@ def test_ten_thousand_members_scroll_with_few_rows_in_the_document(tab: Any, ope
     assert all(tab.evaluate(scroll, [60, None])), "nor in great leaps"
     assert names(tab)[-1] == "member-9999"
     assert tab.locator("tr[data-member]").count() < 60
-
-
-def test_columns_are_chosen_and_remembered(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(5), "#members")
-    heads = "thead th"
-    shown = tab.eval_on_selector_all(heads, "all => all.map(head => head.dataset.column)")
-    assert {"state", "epoch", "metric", "place", "waited", "cpu_s", "energy_j"} <= set(shown)
-    assert "param lr" in shown
-    assert "param optimizer" not in shown, "it is the same for all"
-    tab.click("summary")
-    tab.check("label:has-text('optimizer') input")
-    tab.uncheck("label:has-text('place') input")
-    wait_until(tab, lambda: tab.locator("th[data-column='param optimizer']").count() == 1)
-    tab.reload()
-    tab.wait_for_selector("th[data-column='param optimizer']")
-    assert tab.locator("th[data-column='place']").count() == 0

@@ -28,14 +28,7 @@ def make_store(code: str) -> str:
     return f"(m, docs, ...rest) => {{ const s = new m.Store(); s.load(docs.state); {code} }}"
 
 
-FORMATS = {
-    "duration": text.duration,
-    "number": text.number,
-    "score": text.score,
-    "cpu": text.cpu,
-    "joules": text.joules,
-    "watts": text.watts,
-}
+FORMATS = {name: getattr(text, name) for name in ("duration", "number", "score", "cpu", "joules", "watts")}
 NUMBERS = st.one_of(
     st.floats(min_value=1e-6, max_value=1e13),
     st.integers(0, 10**12),
@@ -228,28 +221,23 @@ def test_an_address_says_what_was_put_into_it(
     code = """(m, route, settings) => {
         const set = m.changeSettings(new Map([["axis", "old"]]), { axis: null, ...settings });
         const found = m.parseRoute(m.formatRoute({ ...route, set }));
-        const defaults = Object.fromEntries(Object.keys(settings).map((name) => [name, null]));
-        const fits = Object.fromEntries(Object.keys(settings).map((name) => [name, () => true]));
-        return [{ ...found, set: null }, m.readSettings(found.set, defaults, fits), [...found.set.keys()]];
+        const of = (value) => Object.fromEntries(Object.keys(settings).map((name) => [name, value]));
+        const read = m.readSettings(found.set, of(null), of(() => true));
+        return [{ ...found, set: null }, read, [...found.set.keys()]];
     }"""
     settings.pop("__proto__", None)
     found, read, names = call("route.js", code, route, settings)
     assert found == route | {"set": None} and read == settings and sorted(names) == sorted(settings)
 
 
-def with_spans(documents: dict[str, Any], spans: dict[str, list[list[Any]]]) -> dict[str, Any]:
-    documents["state"]["spans"] = {name: spans.get(name, []) for name in documents["state"]["spans"]}
-    return documents
-
-
 def test_members_lie_on_cores_and_gpus_by_share_at_any_moment(call: Call) -> None:
     t, gpu = START, "GPU-node-0-0"
-    spans = {
+    documents = make_documents(3, gpus=2)
+    documents["state"]["spans"] = {
         "member-0": [[0, "node-0", [gpu], 0, t, t + 1, t + 50, "finished"]],
         "member-1": [[0, "node-0", [gpu], 0, t + 40, None, t + 60, "finished"]],
         "member-2": [[0, "node-9", [], 0, t + 90, t + 91, None, "running"]],
     }
-    documents = with_spans(make_documents(3, gpus=2), spans)
     columns = documents["state"]["members"]["columns"]
     for row in documents["state"]["members"]["rows"].values():
         row[columns.index("shares")], row[columns.index("workers")] = {"cpus": 2.0, "gpus": 0.25}, 1
@@ -269,5 +257,4 @@ def test_members_lie_on_cores_and_gpus_by_share_at_any_moment(call: Call) -> Non
     assert later[1:] == [free, ["node-9", True, 2, ["member-2"], []]], "a node that only an attempt names is gone"
     assert [(row["units"], row["free"]) for row in rows] == [(3, 0), (3, 2), (2, 2)]
     pieces = [[(piece["id"], piece["share"], piece["starting"]) for piece in row["pieces"]] for row in rows]
-    first, second = ("member-0", "member-1")
-    assert pieces == [[(first, 2, False), (second, 1, True)], [(second, 1, True)], []]
+    assert pieces == [[("member-0", 2, False), ("member-1", 1, True)], [("member-1", 1, True)], []]

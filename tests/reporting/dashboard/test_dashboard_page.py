@@ -34,21 +34,13 @@ def is_live(tab: Any, server: PageServer) -> bool:
     return server.followers("run") == 1 and tab.text_content(".connection") == "live"
 
 
-def test_the_overview_says_how_the_run_stands(tab: Any, open_page: Open) -> None:
-    documents = make_documents(40)
-    run = documents["state"]["run"]
-    open_page(documents)
+def test_the_overview_says_how_the_run_stands_and_is_drawn_at_most_five_times_a_second(
+    tab: Any, open_page: Open
+) -> None:
+    server = open_page(make_documents(40))
     assert not tab.is_visible("text=All runs"), "one run opens at once"
     assert tab.text_content(".pill") == "running"
-    assert tiles(tab) == {tile["label"]: tile["figure"] for tile in run["tiles"]}
-    tab.click(".state-legend button:has-text('failed')")
-    tab.wait_for_selector("[data-view='members']:not([data-drawn='0'])")
-    assert tab.url.endswith("#members?filter=state%3Afailed")
-
-
-def test_changes_are_drawn_at_most_five_times_a_second(tab: Any, open_page: Open) -> None:
-    documents = make_documents(50)
-    server = open_page(documents)
+    assert tiles(tab) == {tile["label"]: tile["figure"] for tile in server.documents["state"]["run"]["tiles"]}
     wait_until(tab, lambda: is_live(tab, server))
     before = int(tab.get_attribute("[data-view]", "data-drawn"))
     begun = tab.evaluate("() => performance.now()")
@@ -59,14 +51,21 @@ def test_changes_are_drawn_at_most_five_times_a_second(tab: Any, open_page: Open
     took_s = (tab.evaluate("() => performance.now()") - begun) / 1000
     drawn = int(tab.get_attribute("[data-view]", "data-drawn")) - before
     assert 1 <= drawn <= 5 * took_s + 2
+    tab.click(".state-legend button:has-text('failed')")
+    tab.wait_for_selector("[data-view='members']:not([data-drawn='0'])")
+    assert tab.url.endswith("#members?filter=state%3Afailed")
 
 
 def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_page: Open) -> None:
-    documents = make_documents(10)
-    server = open_page(documents, "#ensemble")
+    server = open_page(make_documents(10), "#ensemble")
     wait_until(tab, lambda: is_live(tab, server))
-    assert tab.locator("text=The run combines its members at its end. >> visible=true").count() == 1
-    assert tab.locator("[data-view=ensemble] figure >> visible=true").count() == 0, "one sentence for all figures"
+
+    def count(selector: str) -> int:
+        return int(tab.locator(f"[data-view=ensemble] >> {selector} >> visible=true").count())
+
+    assert count("text=The run combines its members at its end.") == 1 and count("figure") == 0, (
+        "one sentence for all"
+    )
     asked = f"/api/runs/{KEY}/quality"
     assert server.asked.count(asked) == 1
     server.documents["quality"] = make_documents(10, ended=True)["quality"]
@@ -74,29 +73,22 @@ def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_
     for step in range(1, 11):
         server.push(make_change(server.documents, step))
     tab.wait_for_selector("[data-view=ensemble] [data-table=models]")
-    assert tab.locator("[data-view=ensemble] .absent >> visible=true").count() == 0
-    assert server.asked.count(asked) == 2
+    assert count(".absent") == 0 and server.asked.count(asked) == 2
 
 
-def test_a_lost_connection_is_said_and_taken_up_again_from_where_it_ended(tab: Any, open_page: Open) -> None:
-    documents = make_documents(10)
-    server = open_page(documents)
-    wait_until(tab, lambda: is_live(tab, server))
-    change = make_change(documents, 1)
-    server.push(change)
-    tab.wait_for_selector(f"body[data-offset='{change['state']['offset']}']")
-    server.drop()
-    tab.wait_for_selector("text=connection lost, trying again")
-    wait_until(tab, lambda: is_live(tab, server))
-    later = make_change(change, 2)
-    server.push(later)
-    tab.wait_for_selector(f"body[data-offset='{later['state']['offset']}']")
-
-
-def test_another_log_in_its_place_loads_the_page_anew(tab: Any, open_page: Open) -> None:
+def test_a_lost_connection_is_taken_up_again_and_another_log_loads_the_page_anew(
+    tab: Any, open_page: Open
+) -> None:
     documents = make_documents(10)
     server = open_page(documents, "#members?select=member-2")
     wait_until(tab, lambda: is_live(tab, server))
+    for step in (1, 2):
+        server.push(make_change(server.documents, step))
+        tab.wait_for_selector(f"body[data-offset='{server.documents['state']['offset']}']")
+        if step == 1:
+            server.drop()
+            tab.wait_for_selector("text=connection lost, trying again")
+            wait_until(tab, lambda: is_live(tab, server))
     other = make_documents(7, seed=5)
     other["state"]["offset"] = 55
     server.push(other)
@@ -105,28 +97,22 @@ def test_another_log_in_its_place_loads_the_page_anew(tab: Any, open_page: Open)
     assert tab.url.endswith("select=member-2")
 
 
-DRIVER = "the controller (process 4711) is gone; `ensemble resume /data/runs/digits` goes on"
-
-
 def test_a_run_without_its_controller_does_not_look_alive(tab: Any, open_page: Open) -> None:
-    documents = make_documents(12)
-    server = open_page(documents)
+    server = open_page(make_documents(12))
     wait_until(tab, lambda: tab.text_content(".connection") == "live")
-    assert tab.locator("[data-mark='driver']").is_hidden()
-    run = documents["state"]["run"] | {"driver": DRIVER, "state": {"word": "interrupted", "tone": "bad"}}
-    server.push(renew(documents, 1, run=run))
+    mark = tab.locator("[data-mark='driver']")
+    assert mark.is_hidden()
+    driver = "the controller (process 4711) is gone; `ensemble resume /data/runs/digits` goes on"
+    run = server.documents["state"]["run"] | {"driver": driver, "state": {"word": "interrupted", "tone": "bad"}}
+    server.push(renew(server.documents, 1, run=run))
     tab.wait_for_selector("[data-mark='driver']")
     wait_until(tab, lambda: tab.text_content(".connection") == "standing still")
     assert "left" not in tab.text_content(".progress-head")
     for view in ("members", "placement", "cost"):
         show(tab, view)
-        said = tab.text_content("[data-mark='driver']")
-        assert said.startswith(
-            "The controller (process 4711) is gone; `ensemble resume /data/runs/digits` goes on."
-        )
-        assert "5:00" in said
-    server.push(renew(documents, 2, run=run | {"driver": None}))
-    wait_until(tab, lambda: tab.locator("[data-mark='driver']").is_hidden())
+        assert mark.text_content().startswith(f"T{driver[1:]}.") and "5:00" in mark.text_content()
+    server.push(renew(server.documents, 2, run=run | {"driver": None}))
+    wait_until(tab, mark.is_hidden)
     assert tab.text_content(".connection") == "live"
 
 
@@ -160,84 +146,60 @@ def test_a_run_has_one_stream_and_the_list_another(tab: Any, open_page: Open) ->
     wait_until(tab, lambda: (server.send("runs", ": still there\n\n"), server.followers("runs") == 0)[1])
 
 
-def test_a_member_says_why_it_failed_and_whose_clone_it_is(tab: Any, open_page: Open) -> None:
+def test_a_member_says_why_it_failed_whose_clone_it_is_and_its_own_best_beside_that_of_all(
+    tab: Any, open_page: Open
+) -> None:
     documents = make_documents(12)
+    curve, best = documents["curves"]["members"]["member-1"], documents["state"]["run"]["best"]
+    curve["values"]["accuracy"], curve["epoch"] = [0.2, 0.7, 0.6, 0.5], list(range(4))
     open_page(documents, "#member?member=member-3")
     row = dict(zip(FIELDS, documents["state"]["members"]["rows"]["member-3"], strict=True))
-    assert row["error"] in tab.text_content(".failure")
-    assert row["advice"] in tab.text_content(".failure")
+    assert all(row[name] in tab.text_content(".failure") for name in ("error", "advice"))
     assert tab.locator("[data-mark='attempt']").count() == 3
     shown = tab.eval_on_selector_all("[data-mark='param'] th", "all => all.map(each => each.textContent)")
     assert shown == list(row["params"])
-    tab.evaluate("() => { location.hash = 'member?member=member-9'; }")
+    show(tab, "member?member=member-9")
     tab.wait_for_selector(".member-head >> text=clone of member-1, with its weights of epoch 3")
-    tab.evaluate("() => { location.hash = 'member?member=nobody'; }")
+    show(tab, "member?member=nobody")
     tab.wait_for_selector("text=The run has no member of this name.")
-
-
-def test_a_members_page_tells_its_own_best_from_that_of_all(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8)
-    best = documents["state"]["run"]["best"]
-    documents["curves"]["members"]["member-1"]["values"]["accuracy"] = [0.2, 0.7, 0.6, 0.5]
-    documents["curves"]["members"]["member-1"]["epoch"] = list(range(4))
-    open_page(documents, "#member?member=member-1")
+    show(tab, "member?member=member-1")
     assert best["member"] != "member-1"
     wanted = f"best of all members, {best['member']}: {best['value']:.4f}; its own best 0.7000 after epoch 2"
-    wait_until(tab, lambda: tiles(tab, "note")["accuracy"] == wanted)
+    wait_until(tab, lambda: tiles(tab, "note").get("accuracy") == wanted)
 
 
-def test_a_log_follows_stands_still_and_keeps_its_last_lines(tab: Any, open_page: Open) -> None:
+def test_a_log_follows_stands_still_keeps_its_last_lines_and_is_left_with_its_page(
+    tab: Any, open_page: Open
+) -> None:
     start = "".join(f"line {i} <b>\n" for i in range(100))
     server = open_page(make_documents(8), "#member?member=member-1", logs={"member-1": start})
     tab.wait_for_selector("pre.log >> text=line 99 <b>")
-    at_end = "() => { const log = document.querySelector('pre.log'); return log.scrollTop + log.clientHeight >= log.scrollHeight - 2; }"  # fmt: skip # noqa: E501
-    assert tab.evaluate(at_end)
-    assert tab.locator("pre.log b").count() == 0
+    at_end = "log => log.scrollTop + log.clientHeight >= log.scrollHeight - 2"
+    assert tab.eval_on_selector("pre.log", at_end) and tab.locator("pre.log b").count() == 0
     tab.get_by_label("Follow").uncheck()
     place = tab.eval_on_selector("pre.log", "log => log.scrollTop")
-    size = len(start)
     more = "".join(f"more {i}\n" for i in range(10_000))
-    server.push_log("member-1", more, size)
+    server.push_log("member-1", more, len(start))
     tab.wait_for_selector("pre.log >> text=more 9999")
     assert tab.eval_on_selector("pre.log", "log => log.scrollTop") == place
     assert tab.text_content("pre.log").startswith(start), "nothing moves under the reader's eyes"
     tab.get_by_label("Follow").check()
-    server.push_log("member-1", "last\n", size + len(more))
+    server.push_log("member-1", "last\n", len(start) + len(more))
     tab.wait_for_selector("pre.log >> text=last")
     lines = tab.text_content("pre.log").strip().split("\n")
-    assert len(lines) == 4000
-    assert lines[0] == "more 6001"
-    assert tab.evaluate(at_end)
+    assert len(lines) == 4000 and lines[0] == "more 6001" and tab.eval_on_selector("pre.log", at_end)
     assert tab.is_visible("text=the last 4,000 lines")
     assert tab.locator("[aria-label='Log'] :is([role=status], [aria-live=polite])").count() == 0, "not read aloud"
-
-
-def test_a_log_is_left_with_its_page(tab: Any, open_page: Open) -> None:
-    server = open_page(make_documents(8), "#member?member=member-1", logs={"member-1": "one\n"})
-    wait_until(tab, lambda: server.followers("log member-1") == 1)
-    tab.keyboard.press("1")
-    tab.wait_for_selector("[data-view='overview']:not([data-drawn='0'])")
+    assert server.followers("log member-1") == 1
+    show(tab, "overview")
     assert tab.locator("[role=log]").count() == 0
-    server.push_log("member-1", "x\n", 4)  # the server notices a reader that has gone when it writes
+    # The server notices a reader that has gone when it writes.
     wait_until(tab, lambda: (server.push_log("member-1", "x\n", 4), server.followers("log member-1") == 0)[1])
 
 
-def test_the_button_changes_the_colours_and_the_choice_stays(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(8))
-    ground = "() => getComputedStyle(document.body).backgroundColor"
-    light = tab.evaluate(ground)
-    button = tab.get_by_role("button", name=re.compile("^Colours"))
-    button.click()
-    assert tab.evaluate(ground) == light
-    button.click()
-    dark = tab.evaluate(ground)
-    assert dark != light
-    tab.reload()
-    tab.wait_for_selector(DRAWN)
-    assert tab.evaluate(ground) == dark
-
-
-def test_number_keys_open_the_views_as_the_tabs_stand_and_the_help_names_them(tab: Any, open_page: Open) -> None:
+def test_number_keys_open_the_views_the_help_names_them_and_the_choice_of_colours_stays(
+    tab: Any, open_page: Open
+) -> None:
     open_page(make_documents(8))
     titles = tab.eval_on_selector_all("nav a", "all => all.map(each => each.textContent)")
     for number, title in reversed(list(enumerate(titles[:9], start=1))):
@@ -251,9 +213,19 @@ def test_number_keys_open_the_views_as_the_tabs_stand_and_the_help_names_them(ta
     assert "lr<0.1" in said
     tab.keyboard.press("Escape")
     tab.wait_for_selector("dialog", state="detached")
+    grounds = [tab.evaluate(ground := "() => getComputedStyle(document.body).backgroundColor")]
+    for _ in range(2):
+        tab.get_by_role("button", name=re.compile("^Colours")).click()
+        grounds.append(tab.evaluate(ground))
+    tab.reload()
+    tab.wait_for_selector(DRAWN)
+    light, still_light, dark = grounds
+    assert light == still_light != dark == tab.evaluate(ground)
 
 
 def test_hostile_names_stay_text_in_every_view_and_nothing_is_too_wide(tab: Any, open_page: Open) -> None:
+    charts = "#view :is(canvas, .chart, [role=listbox])[tabindex='0'] >> visible=true"
+    click = "all => all.filter((each) => each.getClientRects().length).forEach((each) => each.click())"
     for ended in (False, True):
         documents = make_documents(40, hostile=True, ended=ended)
         documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
@@ -269,38 +241,29 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_too_wide(tab: Any,
                 tab.wait_for_selector("#view .panels .card")  # they are fetched with the view
             for width in (1280, 400):
                 check_width(tab, width)
-            for chart in tab.locator(
-                "#view :is(canvas, .chart, [role=listbox])[tabindex='0'] >> visible=true"
-            ).all():
+            for chart in tab.locator(charts).all():
                 chart.focus()
-                for _ in range(3):
-                    tab.keyboard.press("ArrowDown")  # shows a tip
-                    tab.keyboard.press("ArrowRight")
-            click = "all => all.filter((each) => each.getClientRects().length).forEach((each) => each.click())"
+                for key in ("ArrowDown", "ArrowRight") * 3:
+                    tab.keyboard.press(key)  # shows a tip
             tab.eval_on_selector_all("#view button.as-table", click)
             assert tab.locator("#view :is(img, script, b, i, br)").count() == 0, view
             assert tab.evaluate("() => window.hacked === undefined"), view
             shown = {"curves": HOSTILE[0], "search": "<i>evil</i>&amp;", "cost": HOSTILE[0]}.get(view, "")
             wait_until(tab, lambda: shown in tab.inner_text("#view"))  # noqa: B023 (importances are fetched)
-        open_page(documents, "#notices")
-        current = tab.locator("nav a[aria-current=page]")
-        wait_until(tab, lambda: current.is_visible())  # noqa: B023
-        shown = current.bounding_box()
+        show(tab, "notices")
+        shown = tab.locator("nav a[aria-current=page] >> visible=true").bounding_box()
         assert shown["x"] >= 0 and shown["x"] + shown["width"] <= 400, "its tab, the last, is in sight"
 
 
 def test_what_can_be_used_has_a_name_and_headings_leave_no_level_out(tab: Any, open_page: Open) -> None:
     documents = make_documents(12)
+    list_unnamed = """(all) => all.filter((each) => each.getClientRects().length)
+        .filter((each) => !each.getAttribute("aria-label") && !each.textContent.trim())
+        .filter((each) => !each.labels?.length).map((each) => each.outerHTML.slice(0, 120))"""
 
     def check(view: str) -> None:
-        unnamed = tab.eval_on_selector_all(
-            "a[href], button, input, select, textarea, [role=img], table, nav",
-            """(all) => all.filter((each) => each.getClientRects().length)
-                .filter((each) => !each.getAttribute("aria-label") && !each.textContent.trim())
-                .filter((each) => !each.labels?.length)
-                .map((each) => each.outerHTML.slice(0, 120))""",
-        )
-        assert unnamed == [], view
+        usable = "a[href], button, input, select, textarea, [role=img], table, nav"
+        assert tab.eval_on_selector_all(usable, list_unnamed) == [], view
         assert tab.locator("th:not([scope])").count() == 0, view
         levels = tab.eval_on_selector_all("h1, h2, h3", "all => all.map(each => Number(each.tagName[1]))")
         assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels)), view

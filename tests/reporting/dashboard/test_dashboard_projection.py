@@ -29,11 +29,15 @@ class RunView(projection.RunView):
         super().apply([typed(event) for event in events], offset)
 
 
-def make_view(events: list[Document] | None = None) -> RunView:
-    view = RunView(RunDir("/nowhere/digits"))
+def make_view(events: list[Document], path: str = "/nowhere/digits") -> RunView:
+    view = RunView(RunDir(path))
     if events:
         view.apply(events, len(events))
     return view
+
+
+def list_rows(document: Document) -> dict[str, Document]:
+    return {name: dict(zip(FIELDS, row, strict=True)) for name, row in document["members"]["rows"].items()}
 
 
 def plain(document: Any) -> Any:
@@ -47,34 +51,25 @@ def show(view: RunView) -> Any:
     return plain({**state, "run": run, "curves": view.curves_document(), "tables": view.tables_document()})
 
 
-def cut(events: list[Document], places: list[int]) -> list[list[Document]]:
-    edges = [0, *sorted({place % (len(events) + 1) for place in places}), len(events)]
-    return [events[a:b] for a, b in itertools.pairwise(edges)]
-
-
 @pytest.mark.parametrize("run", ["list", "search"])
 @examples(10)
 @given(places=st.lists(st.integers(0, 10**6), max_size=12))
 def test_documents_are_the_same_in_whatever_pieces_the_log_came(run: str, places: list[int]) -> None:
-    view, offset = make_view(), 0
-    for piece in cut(RUNS[run], places):
-        offset += len(piece)
-        view.apply(piece, offset)
+    view, events = make_view([]), RUNS[run]
+    edges = [0, *sorted({place % (len(events) + 1) for place in places}), len(events)]
+    for begin, end in itertools.pairwise(edges):
+        view.apply(events[begin:end], end)
         view.state_document()
-    assert show(view) == show(make_view(RUNS[run]))
+    assert show(view) == show(make_view(events))
 
 
-def test_a_document_is_stale_after_what_it_is_made_of_has_changed() -> None:
-    at = next(i for i, event in enumerate(NODES) if event["type"] == "finished")
+@pytest.mark.parametrize(("kind", "stale"), [("finished", {"quality", "importances"}), ("epoch", {"curves"})])
+def test_a_document_is_stale_after_what_it_is_made_of_has_changed(kind: str, stale: set[str]) -> None:
+    at = next(i for i, event in enumerate(NODES) if event["type"] == kind)
     view = make_view(NODES[:at])
     before = dict(view.stamps)
     view.apply(NODES[at : at + 1], at + 1)
-    assert {name for name in before if view.stamps[name] != before[name]} == {"quality", "importances"}
-    epoch = next(i for i, event in enumerate(NODES) if event["type"] == "epoch")
-    view = make_view(NODES[:epoch])
-    before = dict(view.stamps)
-    view.apply(NODES[epoch : epoch + 1], epoch + 1)
-    assert {name for name in before if view.stamps[name] != before[name]} == {"curves"}
+    assert {name for name in before if view.stamps[name] != before[name]} == stale
 
 
 def test_of_a_run_that_nobody_drives_nothing_runs() -> None:
@@ -85,10 +80,8 @@ def test_of_a_run_that_nobody_drives_nothing_runs() -> None:
     assert before["counts"]["running"] > 1 and tiles["power"] != "–"
     view.driver = "the controller (process 1) is gone"
     document = view.state_document()
-    states = [dict(zip(FIELDS, row, strict=True)) for row in document["members"]["rows"].values()]
-    assert "interrupted" in {row["state"] for row in states}
-    assert {row["left_s"] for row in states} == {None}
-    run = document["run"]
+    rows, run = list_rows(document).values(), document["run"]
+    assert "interrupted" in {row["state"] for row in rows} and {row["left_s"] for row in rows} == {None}
     assert "running" not in run["counts"] and run["counts"]["interrupted"] == before["counts"]["running"]
     tiles = {tile["key"]: tile["figure"] for tile in run["tiles"]}
     assert (run["left"], tiles["power"], tiles["rate"], run["actions"]) == (None, "–", "–", [])
@@ -98,30 +91,25 @@ def test_of_a_run_that_nobody_drives_nothing_runs() -> None:
 
 def test_what_several_members_failed_of_is_said_once_with_the_log_of_one(tmp_path: Any) -> None:
     events = [event for event in list_run() if event["type"] != "run_finished"]
-    error = {"reason": "error", "error": "ValueError: no such column", "retry": False}
-    failed = [
-        {"v": 1, "t": events[-1]["t"] + at, "type": "failed", "member": f"member-{at}", **error} for at in (1, 2)
-    ]
+    error = {"v": 1, "type": "failed", "reason": "error", "error": "ValueError: no such column", "retry": False}
+    events += [error | {"t": events[-1]["t"] + at, "member": f"member-{at}"} for at in (1, 2)]
     log = tmp_path / "members" / "member-1" / "log.txt"
     log.parent.mkdir(parents=True)
     log.write_text("banner\nTraceback (most recent call last):\n  File x\nValueError: no such column\n")
-    view = RunView(RunDir(tmp_path))
-    view.apply([typed(event) for event in (*events, *failed)], 1)
-    document = view.state_document()
+    document = make_view(events, tmp_path).state_document()
     cause = document["run"]["failures"][0]
     assert (cause["text"], cause["members"]) == ("2 × ValueError: no such column", ["member-1", "member-2"])
-    assert cause["log"].splitlines()[0].startswith("Traceback") and "banner" not in cause["log"]
-    said = document["notices"][-1]
-    assert said["text"] == "2 × failed (error): ValueError: no such column; it is not tried again before a resume"
-    assert said["who"] == "member-1, attempt 1, member-2, attempt 1" and said["count"] == 2
+    assert cause["log"].startswith("Traceback") and "banner" not in cause["log"]
+    notice = document["notices"][-1]
+    says = "2 × failed (error): ValueError: no such column; it is not tried again before a resume"
+    assert (notice["text"], notice["count"]) == (says, 2)
+    assert notice["who"] == "member-1, attempt 1, member-2, attempt 1"
 
 
 def test_a_log_is_shown_without_its_noise() -> None:
-    bar = "".join(f"\r{percent}% |####" for percent in range(100))
-    warning = "a.py:3: UserWarning: old\n  f(x)\n"
+    bar, warning = "".join(f"\r{percent}% |####" for percent in range(100)), "a.py:3: UserWarning: old\n  f(x)\n"
     given = f"\x1b[31mred\x1b[0m\n{bar}\r\n{warning * 12}end\nend\n\n\nlast"
-    shown = "red\n99% |####\na.py:3: UserWarning: old\n  f(x)  (× 12)\nend  (× 2)\n\n\nlast"
-    assert tidy(given) == shown
+    assert tidy(given) == "red\n99% |####\na.py:3: UserWarning: old\n  f(x)  (× 12)\nend  (× 2)\n\n\nlast"
 
 
 @pytest.mark.parametrize(
@@ -133,23 +121,18 @@ def test_no_log_takes_long_to_clean(line: str) -> None:
     assert time.process_time() - began < 2.0  # 0.06 s where it is linear, minutes where it is not
 
 
-def test_what_a_member_failed_of_and_what_to_do_is_in_its_row() -> None:
-    document = make_view(list_run()).state_document()
-    rows = {name: dict(zip(FIELDS, row, strict=True)) for name, row in document["members"]["rows"].items()}
-    assert rows["member-6"]["reason"] == "nan"
-    assert "learning rate" in rows["member-6"]["advice"]
+def test_what_a_member_failed_of_and_what_to_do_is_in_its_row_and_answers_in_the_document() -> None:
+    said = {"request": "pause-1", "verb": "pause", "member": "member-1", "done": False, "message": "it has ended"}
+    events = list_run()
+    document = make_view([*events, {"v": 2, "t": events[-1]["t"], "type": "request", **said}]).state_document()
+    rows = list_rows(document)
+    assert rows["member-6"]["reason"] == "nan" and "learning rate" in rows["member-6"]["advice"]
     assert rows["member-0"]["advice"] is None
     assert [span[-1] for span in document["spans"]["member-3"]] == ["failed", "finished"]
     assert any("member-3, attempt 1: failed (lost)" in notice["text"] for notice in document["notices"])
     assert document["run"]["counts"] == {"finished": 7, "failed": 1}
     assert document["run"]["state"] == {"word": "finished, with failures", "tone": "warn"}
-
-
-def test_a_request_is_answered_in_the_document() -> None:
-    view = make_view(NODES[:60])
-    said = {"request": "pause-1", "verb": "pause", "member": "member-1", "done": False, "message": "it has ended"}
-    view.apply([{"v": 2, "t": NODES[59]["t"], "type": "request", **said}], 61)
-    assert view.state_document()["answers"] == [said]
+    assert document["answers"] == [said]
 
 
 def test_numbers_that_json_lacks_and_hostile_names_do_no_harm() -> None:
@@ -160,15 +143,9 @@ def test_numbers_that_json_lacks_and_hostile_names_do_no_harm() -> None:
             event["params"] = {hostile: float("nan"), "lr": float("inf"), "shape": (1, 2), "of": {"a": [1.0]}}
         if event["type"] in ("epoch", "finished"):
             event["metrics"] = {**event["metrics"], hostile: float("nan")}
-    document = plain(make_view(events).state_document())
-    row = dict(zip(FIELDS, document["members"]["rows"]["member-0"], strict=True))
-    assert row["params"] == {
-        "seed": row["params"]["seed"],
-        hostile: "nan",
-        "lr": "inf",
-        "shape": [1, 2],
-        "of": {"a": [1.0]},
-    }
+    row = list_rows(plain(make_view(events).state_document()))["member-0"]
+    assert row["params"].pop("seed") is not None
+    assert row["params"] == {hostile: "nan", "lr": "inf", "shape": [1, 2], "of": {"a": [1.0]}}
     assert row["metrics"][hostile] is None
 
 

@@ -22,11 +22,8 @@ DRAWN = "section[data-view='{}'][data-drawn]:not([data-drawn='0'])"
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = RunDir(
-        runs.write_run(
-            tmp_path_factory.mktemp("runs") / "digits", runs.list_run(), [i for i in range(8) if i != 6]
-        )
-    )
+    path = tmp_path_factory.mktemp("runs") / "digits"
+    run_dir = RunDir(runs.write_run(path, runs.list_run(), [i for i in range(8) if i != 6]))
     run_dir.log("member-6").parent.mkdir()
     run_dir.log("member-6").write_text("step 11\nFloatingPointError: loss is nan\n")
     return write_report(run_dir)
@@ -53,12 +50,6 @@ def open_views(tab: Any, page: Path) -> list[str]:
     return views
 
 
-def save(tmp_path: Path, documents: dict[str, Any]) -> Path:
-    page = tmp_path / "report.html"
-    page.write_bytes(compose_report({"logs": {}, **documents}).encode(errors="backslashreplace"))
-    return page
-
-
 def test_every_view_is_drawn_and_nothing_is_fetched(alone: Any, full: Path) -> None:
     views = open_views(alone, full)
     assert {"overview", "members", "curves", "placement", "ensemble", "cost", "notices"} <= set(views)
@@ -67,6 +58,10 @@ def test_every_view_is_drawn_and_nothing_is_fetched(alone: Any, full: Path) -> N
     alone.wait_for_selector(DRAWN.format("curves"))
     assert alone.title() == "digits · finished, with failures"
     assert alone.text_content(".connection") == "as of the report"
+    alone.goto(full.as_uri() + "#member?member=member-6")
+    alone.wait_for_selector("pre.log:has-text('FloatingPointError: loss is nan')")
+    alone.goto(full.as_uri() + "#member?member=member-0")
+    alone.wait_for_selector("text=not in this page; it lies in the run directory")
 
 
 def test_a_search_and_a_run_without_members_are_drawn(alone: Any, tmp_path: Path) -> None:
@@ -77,7 +72,9 @@ def test_a_search_and_a_run_without_members_are_drawn(alone: Any, tmp_path: Path
 
 
 def test_a_thousand_members_are_drawn_without_a_row_for_each(alone: Any, tmp_path: Path) -> None:
-    page = save(tmp_path, make_documents(1000, ended=True))
+    page = tmp_path / "report.html"
+    documents = make_documents(1000, ended=True)
+    page.write_bytes(compose_report({"logs": {}, **documents}).encode(errors="backslashreplace"))
     assert page.stat().st_size < 4 * 2**20
     for view in open_views(alone, page):
         show(alone, view)
@@ -100,13 +97,6 @@ def test_the_policy_forbids_foreign_scripts_and_fetching(browser: Any, full: Pat
     assert set(page.evaluate("window.forbidden")) == {"script-src-elem", "connect-src", "img-src"}
     assert page.evaluate("window.hacked") is None
     page.close()
-
-
-def test_the_log_of_a_member_that_failed_is_on_its_page(alone: Any, full: Path) -> None:
-    alone.goto(full.as_uri() + "#member?member=member-6")
-    alone.wait_for_selector("pre.log:has-text('FloatingPointError: loss is nan')")
-    alone.goto(full.as_uri() + "#member?member=member-0")
-    alone.wait_for_selector("text=not in this page; it lies in the run directory")
 
 
 def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands(alone: Any, tmp_path: Path) -> None:

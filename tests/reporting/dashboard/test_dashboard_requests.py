@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_process import HANG_S, Server, serve
+from dashboard_process import HANG_S, serve
 from kit import run_events
 
 import ensemble
@@ -23,81 +22,77 @@ from ensemble.store.requests import find_user
 MEMBERS = {"member-0", "member-1"}
 
 
+CHANGED = {"params": {"lr": 0.1, "on": True, "by": "x"}}
+
+
 @pytest.mark.parametrize(
-    ("asked", "verb", "fields"),
+    ("asked", "fields"),
     [
-        ({"verb": "stop"}, "stop", {}),
-        ({"verb": "stop", "at_once": True, "member": None}, "stop", {"at_once": True}),
-        ({"verb": "cancel", "members": ["member-0"]}, "cancel", {"members": ["member-0"]}),
-        ({"verb": "cancel", "member": "member-0"}, "cancel", {"member": "member-0"}),
-        ({"verb": "add", "params": {"lr": 0.1}}, "add", {"declared": {"params": {"lr": 0.1}}}),
-        (
-            {"verb": "add", "from": "member-0", "warm": True, "params": {"lr": 0.1, "on": True, "by": "x"}},
-            "add",
-            {"declared": {"params": {"lr": 0.1, "on": True, "by": "x"}}, "from": "member-0", "warm": True},
-        ),
+        ({"verb": "stop"}, {}),
+        ({"verb": "stop", "at_once": True, "member": None}, {"at_once": True}),
+        ({"verb": "cancel", "members": ["member-0"]}, {"members": ["member-0"]}),
+        ({"verb": "cancel", "member": "member-0"}, {"member": "member-0"}),
+        ({"verb": "add", **CHANGED}, {"declared": CHANGED}),
+        ({"verb": "add", "from": "member-0", "warm": True, **CHANGED},
+         {"declared": CHANGED, "from": "member-0", "warm": True}),
     ],
-)
-def test_an_action_is_the_request_that_a_command_writes(asked: Any, verb: str, fields: Any) -> None:
-    assert parse_action(json.dumps(asked).encode(), MEMBERS) == (verb, fields)
+)  # fmt: skip
+def test_an_action_is_the_request_that_a_command_writes(asked: Any, fields: Any) -> None:
+    assert parse_action(json.dumps(asked).encode(), MEMBERS) == (asked["verb"], fields)
 
 
-OF_NOBODY = (
-    *('{"verb":"pause","member":"member-9"}', '{"verb":"pause","members":["member-0","../member-0"]}'),
-    '{"verb":"add","from":"member-9"}',
-)
-NO_ACTIONS: tuple[str | bytes, ...] = (
-    *("", '{"verb":"resum"}', "[" * 50_000, '{"verb":"stop","member":"member-0"}', '{"verb":"stop","at_once":1}'),
-    *(
-        '{"verb":"stop","path":"/etc"}',
-        b'{"verb":"pause","member":"\xff"}',
-        '{"verb":"pause","member":["member-0"]}',
-    ),
-    *('{"verb":"pause","members":[]}', '{"verb":"pause","members":["member-0"],"member":"member-0"}'),
-    *('{"verb":"add","warm":true}', '{"verb":"add","params":[1]}', '{"verb":"add","params":{"lr":[1]}}'),
-    *('{"verb":"add","params":{"lr":NaN}}', '{"verb":"add","params":{"":1}}'),
-    *('{"verb":"add","params":{"lr":"\\ud800"}}', json.dumps({"verb": "add", "params": {"lr": "x" * 20_000}})),
-    json.dumps({"verb": "add", "params": {str(n): n for n in range(300)}}),
-)
+OF_NOBODY = """\
+{"verb":"pause","member":"member-9"}
+{"verb":"pause","members":["member-0","../member-0"]}
+{"verb":"add","from":"member-9"}""".splitlines()
+NO_ACTIONS = r"""
+{"verb":"resum"}
+{"verb":"stop","member":"member-0"}
+{"verb":"stop","at_once":1}
+{"verb":"stop","path":"/etc"}
+{"verb":"pause","member":["member-0"]}
+{"verb":"pause","members":[]}
+{"verb":"pause","members":["member-0"],"member":"member-0"}
+{"verb":"add","warm":true}
+{"verb":"add","params":[1]}
+{"verb":"add","params":{"lr":[1]}}
+{"verb":"add","params":{"lr":NaN}}
+{"verb":"add","params":{"":1}}
+{"verb":"add","params":{"lr":"\ud800"}}""".splitlines()
+NO_ACTIONS += ["[" * 50_000, '{"verb":"pause","member":"\xff"}']
+NO_ACTIONS += [json.dumps({"verb": "add", "params": {"lr": "x" * 20_000}})]
+NO_ACTIONS += [json.dumps({"verb": "add", "params": {str(n): n for n in range(300)}})]
 
 
 @pytest.mark.parametrize(
     ("body", "status"), [*((body, 400) for body in NO_ACTIONS), *((body, 404) for body in OF_NOBODY)]
 )
-def test_what_is_no_action_is_refused_in_one_line(body: str | bytes, status: int) -> None:
+def test_what_is_no_action_is_refused_in_one_line(body: str, status: int) -> None:
     with pytest.raises(ActionError) as refusal:
-        parse_action(body if isinstance(body, bytes) else body.encode(), MEMBERS)
+        parse_action(body.encode("latin-1"), MEMBERS)
     assert refusal.value.status == status and "\n" not in refusal.value.why and len(refusal.value.why) < 300
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
+def write_run(path: Path, **options: Any) -> Path:
+    run = run_events.write_run(path, run_events.list_run(**options))
     (run / "requests").mkdir()
-    with serve(run) as server:
-        yield server
+    return run
 
 
-def test_a_request_is_written_to_the_run_and_named_in_the_answer(server: Server, tmp_path: Path) -> None:
-    target = f"/api/runs/{server.key}/actions"
-    status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "member-2"})
-    assert status == 202
-    (request,) = receive_requests(tmp_path / "run", set())
-    assert request["id"] == json.loads(body)["request"]
-    assert (request["verb"], request["member"], request["unreadable"]) == ("pause", "member-2", None)
-    assert request["by"].startswith(f"{find_user()}'s page, from ") and "127.0.0.1" in request["by"]
-    status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "nobody"})
-    assert (status, json.loads(body)) == (404, {"error": "there is no member 'nobody'"})
-    assert receive_requests(tmp_path / "run", set()) == []
-
-
-def test_a_run_that_has_ended_takes_no_request(tmp_path: Path) -> None:
-    run = run_events.write_run(tmp_path / "run", run_events.list_run())
-    (run / "requests").mkdir()
-    with serve(run) as server:
-        status, _, body = server.ask(f"/api/runs/{server.key}/actions", "POST", {"verb": "stop"})
+def test_a_request_is_written_to_the_run_that_has_not_ended_and_named_in_the_answer(tmp_path: Path) -> None:
+    run, ended = write_run(tmp_path / "run", until=20.0), write_run(tmp_path / "was")
+    with serve(tmp_path) as server:
+        [target, of_ended] = [f"/api/runs/{row['key']}/actions" for row in server.get("/api/runs")]
+        status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "member-2"})
+        (request,) = receive_requests(run, set())
+        assert status == 202 and request["id"] == json.loads(body)["request"]
+        assert (request["verb"], request["member"], request["unreadable"]) == ("pause", "member-2", None)
+        assert request["by"].startswith(f"{find_user()}'s page, from ") and "127.0.0.1" in request["by"]
+        status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "nobody"})
+        assert (status, json.loads(body)) == (404, {"error": "there is no member 'nobody'"})
+        status, _, body = server.ask(of_ended, "POST", {"verb": "stop"})
         assert status == 409 and "has ended" in json.loads(body)["error"]
-    assert list((run / "requests").iterdir()) == []
+    assert receive_requests(run, set()) == [] == list((ended / "requests").iterdir())
 
 
 @pytest.mark.more
@@ -109,32 +104,27 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
 
     (tmp_path / "tiny.py").write_text(SPEC)
     (tmp_path / "hold").write_text("")
-    settings = [f"hold={tmp_path / 'hold'}", "epochs=1000"]
-    declared = load_spec(str(tmp_path / "tiny.py"), settings)
+    declared = load_spec(str(tmp_path / "tiny.py"), [f"hold={tmp_path / 'hold'}", "epochs=1000"])
     run = ensemble.submit(declared, run_dir=tmp_path / "run", executor="local", spec_file=tmp_path / "tiny.py")
     ended = threading.Thread(target=run.wait)
     ended.start()
     try:
         with serve(tmp_path / "run") as server:
-            key = server.key
-            with server.stream(f"/api/runs/{key}/events") as messages:
+            at = f"/api/runs/{server.key}"
+            with server.stream(f"{at}/events") as messages:
 
                 def ask(**action: Any) -> dict[str, Any]:
-                    status, _, body = server.ask(f"/api/runs/{key}/actions", "POST", action)
+                    status, _, body = server.ask(f"{at}/actions", "POST", action)
                     assert status == 202, body
                     while True:
-                        _, _, state = messages.next()
-                        for answer in state["answers"]:
+                        for answer in messages.next()[2]["answers"]:
                             if answer["request"] == json.loads(body)["request"]:
                                 return dict(answer)
 
                 paused = ask(verb="pause", member="member-0")
                 assert paused["done"] and paused["member"] == "member-0"
-                by = next(
-                    each.by
-                    for each in read_events(RunDir(tmp_path / "run").events)
-                    if isinstance(each, RequestAnswered)
-                )
+                events = read_events(RunDir(tmp_path / "run").events)
+                by = next(event.by for event in events if isinstance(event, RequestAnswered))
                 assert by is not None and by.startswith(f"{find_user()}'s page, from ")
                 assert ask(verb="resume", member="member-0")["done"]
                 clone = ask(verb="add", **{"from": "member-1"}, params={"lr": 0.05})
@@ -142,8 +132,8 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
                 assert not ask(verb="add", **{"from": "member-1"}, params={"lrr": 0.05})["done"]
                 assert ask(verb="stop")["done"]
             ended.join(HANG_S)
-            assert server.get(f"/api/runs/{key}/state")["run"]["state"]["word"] == "stopped"
-            assert server.get(f"/api/runs/{key}/state")["run"]["actions"] == []
+            shown = server.get(f"{at}/state")["run"]
+            assert (shown["state"]["word"], shown["actions"]) == ("stopped", [])
     finally:
         if ended.is_alive():
             run.stop()
@@ -155,12 +145,12 @@ def test_no_run_outside_the_folder_that_is_served_is_compared(tmp_path: Path) ->
     outside = run_events.write_run(tmp_path / "outside", run_events.list_run())
     run_events.write_run(tmp_path / "runs" / "first", run_events.list_run())
     with serve(tmp_path / "runs") as server:
-        for runs, expected in (
+        for runs, status in (
             (make_key(outside), 404),
             ("..", 404),
             ("", 400),
             (",".join(map(str, range(51))), 400),
         ):
-            assert server.ask(f"/api/compare?runs={runs}")[0] == expected, runs
+            assert server.ask(f"/api/compare?runs={runs}")[0] == status, runs
         assert server.ask(f"/api/compare?runs={server.key}", cookie="")[0] == 401
         assert len(server.get(f"/api/compare?runs={server.key},{server.key}")["runs"]) == 1

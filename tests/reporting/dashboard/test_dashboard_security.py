@@ -7,7 +7,9 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
+import psutil
 import pytest
 from dashboard_process import Messages, Server, serve
 from kit import run_events
@@ -41,8 +43,8 @@ def unharmed(run: Path, server: Server) -> Iterator[None]:
 
 def refused(answer: tuple[int, dict[str, str], bytes], status: int) -> None:
     """The status, that no secret is told, and the headers that every answer has."""
-    assert answer[0] == status, answer
-    _, headers, body = answer
+    found, headers, body = answer
+    assert found == status, answer
     assert SECRET.encode() not in body and b"member-0" not in body and "set-cookie" not in headers
     assert headers["x-content-type-options"] == "nosniff"
     assert "script-src 'self';" in headers["content-security-policy"]
@@ -59,11 +61,7 @@ def attack(
     at_root: bool = False,
     **headers: str | None,
 ) -> Attack:
-    """A request, and the status with which it must be refused; `{port}` and `{value}` stand for the server's.
-
-    Args:
-        cookie: that of the session where it is None; "" is none.
-    """
+    """A request and the status that refuses it; `{port}` is the server's; the cookie None is the session's."""
     return status, target, method, cookie, at_root, headers
 
 
@@ -77,16 +75,14 @@ FORGED = ("ensemble_{port}={short}", "ensemble_{port}=", "ensemble_{port}={value
 HOSTS = ("evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil:{port}", "127.0.0.1:{port}.")
 LINK = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
 METHODS = ("TRACE", "PUT", "DELETE", "PATCH", "CONNECT", "PROPFIND", "OPTIONS")
+FOREIGN = ("http://evil.example", "null", "http://127.0.0.1:1", "http://localhost")
 ATTACKS = [
     *(attack(401, target, cookie="", at_root=at_root) for target in PAGES for at_root in (True, False)),
     *(attack(401, f"/?token={token}", cookie="", at_root=True) for token in TOKENS),
     *(attack(401, cookie=cookie) for cookie in FORGED),
     *(attack(403, Host=host) for host in HOSTS),
     *(attack(400, Host=host) for host in (None, "")),
-    *(
-        attack(403, Origin=origin)
-        for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "http://localhost")
-    ),
+    *(attack(403, Origin=origin) for origin in FOREIGN),
     *(attack(403, Sec_Fetch_Site=site) for site in ("cross-site", "same-site")),
     attack(403, **LINK, Sec_Fetch_Dest="document"),
     attack(403, "/", **LINK, Sec_Fetch_Dest="iframe"),
@@ -137,6 +133,11 @@ def test_the_servers_own_names_and_a_link_from_elsewhere_open_the_page(server: S
     for host in (f"LOCALHOST:{server.port}", f"127.0.0.1:{server.port}"):
         assert server.ask("/api/runs", Host=host)[0] == 200
     assert server.ask("/", **LINK, Sec_Fetch_Dest="document")[0] == 200
+    status, headers, body = server.ask("/api/runs", "HEAD")
+    assert (status, body) == (200, b"") and int(headers["content-length"]) > 10
+    actions = f"/api/runs/{server.key}/actions"
+    for target, method in (("/api/runs/events", "HEAD"), (actions, "HEAD"), (actions, "GET")):
+        assert server.ask(target, method)[0] == 405
 
 
 def test_two_host_headers_and_an_absolute_address_are_refused(server: Server) -> None:
@@ -147,24 +148,23 @@ def test_two_host_headers_and_an_absolute_address_are_refused(server: Server) ->
         f"GET {server.root}/api/runs HTTP/1.0\r\nCookie: {server.cookie}\r\n\r\n",
     ):
         answer = server.send(request.encode())
-        assert answer.split()[1] in (b"400", b"403"), answer
-        assert b"digits" not in answer
-
-
-def test_head_sends_no_body_and_opens_no_stream(server: Server) -> None:
-    status, headers, body = server.ask("/api/runs", "HEAD")
-    assert (status, body) == (200, b"") and int(headers["content-length"]) > 10
-    assert server.ask("/api/runs/events", "HEAD")[0] == 405
-    assert server.ask(f"/api/runs/{server.key}/actions", "HEAD")[0] == 405
-    assert server.ask(f"/api/runs/{server.key}/actions")[0] == 405
+        assert answer.split()[1] in (b"400", b"403") and b"digits" not in answer, answer
 
 
 TRAVERSALS = [
-    "../../secret.txt", "..%2f..%2fsecret.txt", "%2e%2e/%2e%2e/secret.txt", "%252e%252e%252fsecret.txt",
-    "..%5c..%5csecret.txt", "....//....//secret.txt",
-    "/etc/passwd", "%2fetc%2fpasswd", "app.js%00.png", ".", "..", "", "../dashboard/feed.py", "%2e%2e/feed.py",
-    "__init__.py/../../feed.py", "~root", "file:///etc/passwd", "a" * 4000,
-]  # fmt: skip
+    *("../../secret.txt", "..%2f..%2fsecret.txt", "%2e%2e/%2e%2e/secret.txt", "%252e%252e%252fsecret.txt"),
+    *(
+        "..%5c..%5csecret.txt",
+        "....//....//secret.txt",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "app.js%00.png",
+        ".",
+        "..",
+    ),
+    *("", "../dashboard/feed.py", "%2e%2e/feed.py", "__init__.py/../../feed.py", "~root", "file:///etc/passwd"),
+    "a" * 4000,
+]
 
 
 @pytest.mark.parametrize("path", TRAVERSALS)
@@ -181,18 +181,17 @@ def test_no_file_outside_the_served_folders_is_read(path: str, server: Server, r
 
 
 def test_symbolic_links_in_a_run_lead_nowhere(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    (outside / "member-0").mkdir(parents=True)
-    (outside / "member-0" / "log.txt").write_text(SECRET)
+    outside = tmp_path / "outside" / "member-0"
+    outside.mkdir(parents=True)
+    (outside / "log.txt").write_text(SECRET)
     events = run_events.list_run(until=20.0)
     linked, replaced = (run_events.write_run(tmp_path / name, events) for name in ("linked", "replaced"))
-    members = linked / "members"
     for member in ("member-1", "member-2"):
-        (members / member).mkdir(parents=True)
-    (members / "member-0").symlink_to(outside / "member-0")
-    (members / "member-1" / "log.txt").symlink_to(outside / "member-0" / "log.txt")
-    (members / "member-2" / "log.txt").write_text("its own\n")
-    (replaced / "members").symlink_to(outside)
+        (linked / "members" / member).mkdir(parents=True)
+    (linked / "members" / "member-0").symlink_to(outside)
+    (linked / "members" / "member-1" / "log.txt").symlink_to(outside / "log.txt")
+    (linked / "members" / "member-2" / "log.txt").write_text("its own\n")
+    (replaced / "members").symlink_to(outside.parent)
     with serve(tmp_path) as server, contextlib.ExitStack() as stack:
 
         def follow(run: Path, member: str) -> Messages:
@@ -205,66 +204,54 @@ def test_symbolic_links_in_a_run_lead_nowhere(tmp_path: Path) -> None:
         assert [messages.next()[0] for messages in secret] == ["end"] * 3
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 10_000_000 + b"\r\n\r\n",
-        b"GET /" + b"a" * 10_000_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 990) for n in range(10_000)) + b"\r\n",
-        b"a" * 10_000_000,
-        b"\x16\x03\x01" + b"\0" * 1000,
-    ],
-    ids=["field", "address", "fields", "nothing", "TLS"],
-)
-def test_huge_heads_are_refused_before_they_are_read(head: bytes, server: Server) -> None:
-    before = rss(server)
-    answer = server.send(head, end=True)
+HUGE = b"a" * 10_000_000
+HEADS = {
+    "field": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + HUGE + b"\r\n\r\n",
+    "address": b"GET /" + HUGE + b" HTTP/1.1\r\n\r\n",
+    "fields": b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (n, HUGE[:990]) for n in range(10_000)) + b"\r\n",
+    "nothing": HUGE,
+    "TLS": b"\x16\x03\x01" + b"\0" * 1000,
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_huge_heads_are_refused_before_they_are_read(head: str, server: Server) -> None:
+    process = psutil.Process(server.process.pid)
+    before = process.memory_info().rss
+    answer = server.send(HEADS[head], end=True)
     assert answer == b"" or answer.split()[1] in (b"400", b"431"), answer[:200]
-    assert rss(server) - before < 5e6
-
-
-def rss(server: Server) -> float:
-    import psutil
-
-    return float(psutil.Process(server.process.pid).memory_info().rss)
+    assert process.memory_info().rss - before < 5e6
 
 
 def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
-    target = f"/api/runs/{server.key}/actions"
     body = json.dumps({"verb": "stop", "at_once": True}) + " " * 2**17
     headers = {"Content_Type": "application/json", "Origin": f"http://{server.host}"}
-    refused(server.ask(target, "POST", body, **headers), 413)
+    refused(server.ask(f"/api/runs/{server.key}/actions", "POST", body, **headers), 413)
 
 
-@pytest.mark.parametrize(
-    "framing",
-    [
-        "Content-Length: 15\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        "Transfer-Encoding: chunked\r\nContent-Length: 15\r\n\r\n0\r\n\r\n",
-        "Content-Length: 0\r\nContent-Length: 15\r\n\r\n",
-        "Content-Length: +15\r\n\r\n",
-        "Content-Length: 1_5\r\n\r\n",
-        "Content-Length: -1\r\n\r\n",
+FRAMINGS = [
+    *(f"Content-Length: {length}\r\n\r\n" for length in ("0\r\nContent-Length: 15", "+15", "1_5", "-1")),
+    *(f"Transfer-Encoding: {coding}\r\n\r\n" for coding in ("xchunked", "chunked, identity")),
+    *(f"Transfer-Encoding: chunked\r\n\r\n{body}" for body in ("-5\r\n", "0x5\r\nabcde\r\n0\r\n\r\n")),
+    "Content-Length: 15\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "Transfer-Encoding: chunked\r\nContent-Length: 15\r\n\r\n0\r\n\r\n",
+    *(
         "Content-Length : 15\r\n\r\n",
-        "Transfer-Encoding: xchunked\r\n\r\n",
-        "Transfer-Encoding: chunked, identity\r\n\r\n",
         "Transfer-Encoding\x0b: chunked\r\n\r\n",
-        "Transfer-Encoding: chunked\r\n\r\n-5\r\n",
-        "Transfer-Encoding: chunked\r\n\r\n0x5\r\nabcde\r\n0\r\n\r\n",
-        "X: a\r\n b: folded\r\n\x00\r\n\r\n",
         "X: a\nTransfer-Encoding: chunked\n\n",
-    ],
-)
+    ),
+    "X: a\r\n b: folded\r\n\x00\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
 def test_a_body_of_doubtful_length_hides_no_second_request(framing: str, server: Server) -> None:
-    target, body = f"/api/runs/{server.key}/actions", '{"verb":"stop"}'
-    own = f"Host: {server.host}\r\nCookie: {server.cookie}\r\nOrigin: http://{server.host}\r\n"
-    own += "Content-Type: application/json\r\n"
-    hidden = f"POST {server.root}{target} HTTP/1.1\r\n{own}Content-Length: {len(body)}\r\n\r\n{body}"
-    answer = server.send(
-        f"POST {server.root}{target} HTTP/1.1\r\n{own}{framing}{hidden}".encode("latin-1"), end=True
-    )
-    assert b" 202 " not in answer, answer
-    assert answer.count(b"HTTP/1.1 ") <= 1, answer
+    body = '{"verb":"stop"}'
+    own = f"POST {server.root}/api/runs/{server.key}/actions HTTP/1.1\r\nHost: {server.host}\r\n"
+    own += f"Cookie: {server.cookie}\r\nOrigin: http://{server.host}\r\nContent-Type: application/json\r\n"
+    hidden = f"{own}Content-Length: {len(body)}\r\n\r\n{body}"
+    answer = server.send(f"{own}{framing}{hidden}".encode("latin-1"), end=True)
+    assert b" 202 " not in answer and answer.count(b"HTTP/1.1 ") <= 1, answer
 
 
 @pytest.mark.parametrize("many", [200, pytest.param(10**5, marks=pytest.mark.slow)])
@@ -277,37 +264,24 @@ def test_members_with_hostile_names(many: int, tmp_path: Path) -> None:
     log = run_events.Log()
     run_events.run_started(log, bad[0], "list", 3, many)
     for n in range(many):
-        name = bad[n % len(bad)] + str(n)
-        log.add(0.2, "member", **run_events.identity(n, {"lr": 0.1, bad[n % 3]: bad[n % 7]}, 3) | {"member": name})
+        declared = run_events.identity(n, {"lr": 0.1, bad[n % 3]: bad[n % 7]}, 3)
+        log.add(0.2, "member", **declared | {"member": bad[n % len(bad)] + str(n)})
     run = run_events.write_run(tmp_path / "run", log.events())
     with serve(run) as server:
-        state = server.get(f"/api/runs/{server.key}/state")
+        at = f"/api/runs/{server.key}"
+        state = server.get(f"{at}/state")
         assert len(state["members"]["rows"]) == many and state["run"]["name"] == bad[0]
-        assert server.get(f"/api/runs/{server.key}/curves")
-        assert server.get("/api/runs")[0]["name"] == bad[0]
-        with server.stream(f"/api/runs/{server.key}/events") as messages:
+        assert server.get(f"{at}/curves") and server.get("/api/runs")[0]["name"] == bad[0]
+        with server.stream(f"{at}/events") as messages:
             messages.next()
+            failed = {"v": 2, "t": run_events.START + 9, "type": "failed", "member": bad[3] + "3", "attempt": 0}
             with (run / "events.jsonl").open("ab") as file:
-                failed = {
-                    "v": 2,
-                    "t": run_events.START + 9,
-                    "type": "failed",
-                    "member": bad[3] + "3",
-                    "attempt": 0,
-                }
                 file.write(lines([failed | {"error": bad[3], "reason": bad[0], "retry": False}]))
             event, _, state = messages.next()
-            (row,) = (row for name, row in state["members"]["rows"].items() if name == bad[3] + "3")
-            assert event is None and "failed" in row
+            assert event is None and "failed" in state["members"]["rows"][bad[3] + "3"]
         for name in bad:
-            answer = server.ask(f"/api/runs/{server.key}/members/{quote(name)}/log")
+            answer = server.ask(f"{at}/members/{quote(name, safe='', errors='surrogatepass')}/log")
             assert answer[0] in (400, 404) and b"root:" not in answer[2]
-
-
-def quote(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name, safe="", errors="surrogatepass")
 
 
 def test_an_address_that_others_reach_is_said_in_one_line_with_its_names(run: Path) -> None:
@@ -323,7 +297,5 @@ def test_an_address_that_others_reach_is_said_in_one_line_with_its_names(run: Pa
 
 
 def test_by_default_only_this_machine_reaches_it(server: Server) -> None:
-    import psutil
-
-    found = psutil.Process(server.process.pid).net_connections("tcp")
-    assert {each.laddr.ip for each in found if each.status == "LISTEN"} == {"127.0.0.1"}
+    connections = psutil.Process(server.process.pid).net_connections("tcp")
+    assert {each.laddr.ip for each in connections if each.status == "LISTEN"} == {"127.0.0.1"}

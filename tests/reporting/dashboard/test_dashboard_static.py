@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +38,22 @@ def test_no_script_makes_markup_or_code_from_text() -> None:
     assert found == []
 
 
-def test_imports_and_exports_have_the_forms_that_the_linker_reads() -> None:
-    for path in SCRIPTS:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if re.match(r"\s*import\b(?!\()", line) and not line.lstrip().startswith("import.meta"):
-                found = IMPORT.match(line)
-                assert found, (name_of(path), line)
-                target = (path.parent / found[1]).resolve()
-                assert target.is_file(), (name_of(path), line)
-                names = set(re.findall(r"\w+", line[line.index("{") : line.index("}")]))
-                assert names <= exports(target), (name_of(path), line)
-            if re.match(r"\s*export\b", line):
-                assert EXPORT.match(line), (name_of(path), line)
-
-
-def test_each_export_is_described_and_each_file_is_short() -> None:
+def test_imports_and_exports_have_the_forms_that_the_linker_reads_and_each_is_described() -> None:
     for path in SCRIPTS:
         lines = path.read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= 400, name_of(path)
-        assert lines[0].startswith("/**"), f"{name_of(path)} begins with what it is for"
-        for number, line in enumerate(lines):
-            if EXPORT.match(line) and "function" in line:
-                assert lines[number - 1].strip().endswith("*/"), (name_of(path), line)
+        assert len(lines) <= 400 and lines[0].startswith("/**"), (
+            f"{name_of(path)} is short, begins with what it is for"
+        )
+        for before, line in pairwise(["", *lines]):
+            where = (name_of(path), line)
+            if re.match(r"\s*import\b(?!\()", line) and not line.lstrip().startswith("import.meta"):
+                form = IMPORT.match(line)
+                assert form, where
+                target = (path.parent / form[1]).resolve()
+                names = set(re.findall(r"\w+", line[line.index("{") : line.index("}")]))
+                assert target.is_file() and names <= exports(target), where
+            if re.match(r"\s*export\b", line):
+                assert EXPORT.match(line) and ("function" not in line or before.strip().endswith("*/")), where
 
 
 def test_the_page_loads_no_script_of_its_own_text_and_nothing_from_elsewhere() -> None:
@@ -68,8 +62,7 @@ def test_the_page_loads_no_script_of_its_own_text_and_nothing_from_elsewhere() -
     assert re.findall(r"\bon\w+=", page) == []
     assert all(not link.startswith(("http", "//")) for link in re.findall(r'(?:src|href)="([^"]+)"', page))
     style = (STATIC / "style.css").read_text(encoding="utf-8")
-    assert "@import" not in style
-    assert "url(" not in style
+    assert "@import" not in style and "url(" not in style
 
 
 def test_every_view_is_listed_once() -> None:
@@ -81,10 +74,7 @@ def test_every_view_is_listed_once() -> None:
 
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-
-XYZ = np.array(
-    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
-)
+LUMINANCE = np.array([0.2126729, 0.7151522, 0.0721750])
 
 
 def read_colours(text: str) -> Array:
@@ -94,7 +84,7 @@ def read_colours(text: str) -> Array:
 
 
 def contrast(one: Array, other: Array) -> Array:
-    pair = np.stack(np.broadcast_arrays(one @ XYZ[1], other @ XYZ[1])) + 0.05
+    pair = np.stack(np.broadcast_arrays(one @ LUMINANCE, other @ LUMINANCE)) + 0.05
     return np.asarray(pair.max(0) / pair.min(0))
 
 
@@ -106,16 +96,14 @@ def test_twelve_members_have_colours_that_are_seen_on_every_card() -> None:
         assert contrast(series, read_colours(card)).min() > 2.85, card
 
 
-def themes() -> list[dict[str, str]]:
-    style = (STATIC / "style.css").read_text(encoding="utf-8")
-    blocks = re.findall(r":root(\S*) \{(.*?)\}", style, re.S)
-    found = [dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", body)) for _, body in blocks]
-    light, *dark = [colours for colours in found if "bg" in colours]
-    assert all(colours == dark[0] for colours in dark), "dark by the system and dark by the button are one"
-    return [light, dark[0]]
-
-
 def test_text_has_contrast_aa_on_every_ground() -> None:
-    for colours, ground in product(themes(), ("bg", "card", "hover", "chosen")):
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    blocks = [
+        dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", body))
+        for body in re.findall(r":root\S* \{(.*?)\}", style, re.S)
+    ]
+    light, *dark = [colours for colours in blocks if "bg" in colours]
+    assert all(colours == dark[0] for colours in dark), "dark by the system and dark by the button are one"
+    for colours, ground in product((light, dark[0]), ("bg", "card", "hover", "chosen")):
         inks = [read_colours(colours[ink]) for ink in ("ink", "soft", "accent", "good", "warn", "bad")]
         assert min(contrast(ink, read_colours(colours[ground])).min() for ink in inks) >= 4.5, ground

@@ -25,20 +25,16 @@ ROWS = 1500
 
 def predict(member: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities that take each class for its neighbour at times, and the true classes."""
-    target = np.random.default_rng(0).integers(0, classes, ROWS)
-    rng = np.random.default_rng(member + 1)
-    logits = rng.normal(size=(ROWS, classes))
-    logits[np.arange(ROWS), target] += 2
-    hard = np.random.default_rng(1).random(ROWS) < 0.3
-    logits[np.arange(ROWS), (target + 1) % classes] += np.where(hard, 4, 0)
+    target, rng = np.random.default_rng(0).integers(0, classes, ROWS), np.random.default_rng(member + 1)
+    logits, every = rng.normal(size=(ROWS, classes)), np.arange(ROWS)
+    logits[every, target] += 2
+    logits[every, (target + 1) % classes] += 4 * (np.random.default_rng(1).random(ROWS) < 0.3)
     values = np.exp(logits)
     return (values / values.sum(axis=1, keepdims=True)).astype(np.float32), target
 
 
 def write_run(folder: Path, classes: int, names: list[str] | None) -> RunDir:
-    events = [
-        event | ({"classes": names} if event["type"] == "combined" else {}) for event in run_events.list_run()
-    ]
+    events = [e | {"classes": names} if e["type"] == "combined" else e for e in run_events.list_run()]
     run = RunDir(run_events.write_run(folder, events))
     for member in range(8):
         values, target = predict(member, classes)
@@ -82,12 +78,9 @@ def test_of_a_thousand_classes_the_worst_and_the_most_frequent_confusions_are_li
 
 
 def test_a_matrix_has_names_on_both_axes_as_text() -> None:
-    values = np.eye(2)[[1, 1, 1, 1, 1]]
-    figures = compute_per_class(CLASSIFICATION, values, np.array([0, 0, 1, 1, 1]), ["cat", "dog"])
-    assert (
-        str(figures).split("\n\n")[1]
-        == "true \\ predicted  cat  dog\ncat                 0    2\ndog                 0    3"
-    )
+    figures = compute_per_class(CLASSIFICATION, np.eye(2)[[1] * 5], np.array([0, 0, 1, 1, 1]), ["cat", "dog"])
+    rows = ["true \\ predicted  cat  dog", "cat                 0    2", "dog                 0    3"]
+    assert str(figures).split("\n\n")[1].splitlines() == rows
 
 
 @pytest.mark.browser
@@ -103,10 +96,11 @@ def test_the_matrix_shows_each_model_in_any_width(tab: Any, tmp_path: Path) -> N
         shown = card.locator(f"[data-axis={axis}]")
         assert shown.evaluate_all("all => all.map((each) => each.lastChild.textContent)") == ANIMALS
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400
-    (first, second) = quality_of(RunDir(report.parent))["matrices"]
-    for button, matrix in (("best member", second), ("combined model", first)):
-        card.get_by_role("button", name=button).click()
-        assert card.get_by_role("button", name=button).get_attribute("aria-pressed") == "true"
+    matrices = quality_of(RunDir(report.parent))["matrices"]
+    for name, matrix in (("best member", matrices[1]), ("combined model", matrices[0])):
+        button = card.get_by_role("button", name=name)
+        button.click()
+        assert button.get_attribute("aria-pressed") == "true"
         true, predicted, count, _ = matrix["cells"][1]
         title = card.locator(f"g:has([data-mark='{true},{predicted}']) title").first.text_content()
         assert f"{count} sample" in title and ANIMALS[true] in title

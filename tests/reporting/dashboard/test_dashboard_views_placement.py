@@ -19,42 +19,37 @@ PIECE = f"{VIEW} [data-mark=piece]"
 def place(documents: dict[str, Any], spans: dict[str, list[Any]], shares: dict[str, float], **more: Any) -> None:
     """Puts members where these attempts are, each with these shares; `more` are further columns of theirs."""
     state = documents["state"]
-    columns = state["members"]["columns"]
-    for name, row in state["members"]["rows"].items():
-        state["spans"][name] = [spans[name]] if name in spans else []
+    state["spans"] = {name: [spans[name]] if name in spans else [] for name in state["members"]["rows"]}
+    for row in state["members"]["rows"].values():
         for column, value in {"shares": shares, "workers": 1, "place": None, **more}.items():
-            row[columns.index(column)] = value
+            row[state["members"]["columns"].index(column)] = value
+
+
+def run_on(node: str, *devices: str) -> list[Any]:
+    return [0, node, list(devices), 0, START, START + 1, None, "running"]
 
 
 def test_gpus_show_users_memory_use_watts_quarantine_and_nodes_that_are_gone(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8, gpus=2)
-    gpu = "GPU-node-0-{}"
-    spans = {f"member-{i}": [0, "node-0", [gpu.format(0)], 0, START, START + 1, None, "running"] for i in range(2)}
-    spans["member-5"] = [0, "node-9", [], 0, START, START + 1, None, "running"]
+    documents, gpu = make_documents(8, gpus=2), "GPU-node-0-0"
+    spans = {"member-0": run_on("node-0", gpu), "member-1": run_on("node-0", gpu), "member-5": run_on("node-9")}
     place(documents, spans, {"cpus": 1.0, "gpus": 0.25}, memory_gb=4.0)
     first, second = documents["state"]["nodes"][0]["gpus"]
     first |= {"memory_gb": 80.0, "free_gb": 70.0, "use": 0.64, "watts": 250.0}
     second["quarantined"] = "ECC error"
     documents["state"]["nodes"][1] |= {"gone": True}
     open_page(documents, "#placement")
-    device = tab.locator(f"{VIEW} [data-device='{gpu.format(0)}']")
+    device = tab.locator(f"{VIEW} [data-device='{gpu}']")
     assert device.locator("[data-mark=piece]").count() == 2
     text = device.inner_text()
-    assert (
-        "50 % reserved" in text
-        and "64 %" in text
-        and "250 W" in text
-        and "18 of 80 GiB" in text
-        and "10 GiB of others" in text
-    )
+    for words in ("50 % reserved", "64 %", "250 W", "18 of 80 GiB", "10 GiB of others"):
+        assert words in text
     assert "quarantined: ECC error" in tab.locator(f"{VIEW} .quarantined").inner_text()
     gone = tab.locator(f"{VIEW} .node.gone").evaluate_all("all => all.map(each => each.dataset.node)")
     assert gone == ["node-1", "node-9"]
 
 
 def test_a_change_moves_a_member(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8, gpus=2)
-    span = [0, "node-0", ["GPU-node-0-0"], 0, START, START + 1, None, "running"]
+    documents, span = make_documents(8, gpus=2), run_on("node-0", "GPU-node-0-0")
     place(documents, {"member-0": span}, {"cpus": 1.0, "gpus": 0.5})
     server = open_page(documents, "#placement")
     now = documents["state"]["now"]
@@ -66,8 +61,7 @@ def test_a_change_moves_a_member(tab: Any, open_page: Open) -> None:
 
 def test_a_click_selects_and_arrow_keys_go_from_member_to_member(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, gpus=0)
-    spans = {f"member-{i}": [0, "node-0", [], 0, START, START + 1, None, "running"] for i in range(3)}
-    place(documents, spans, {"cpus": 2.0, "gpus": 0.0})
+    place(documents, {f"member-{i}": run_on("node-0") for i in range(3)}, {"cpus": 2.0, "gpus": 0.0})
     open_page(documents, "#placement")
     tab.locator(f"{PIECE}[data-member=member-0]").click()
     tab.wait_for_function("() => location.hash.includes('select=member-0')")

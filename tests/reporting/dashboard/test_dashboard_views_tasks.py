@@ -25,31 +25,19 @@ PLOTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    return {kind: write_report(RunDir(tasks.write_task_run(folder / kind, kind))) for kind in tasks.TASKS}
-
-
-def open_view(tab: Any, report: Path, view: str = "ensemble") -> None:
-    tab.goto(f"file://{report}#{view}")
-    tab.wait_for_selector(f"[data-view={view}]:not([data-drawn='0'])")
-
-
 @pytest.mark.parametrize("kind", tasks.TASKS)
-def test_the_view_has_the_figures_and_plots_of_its_task(tab: Any, reports: dict[str, Path], kind: str) -> None:
-    open_view(tab, reports[kind])
-    state = fold(tasks.task_run(kind))
-    quality = read_quality(RunDir(reports[kind].parent), state)
-    text = tab.inner_text("[data-view=ensemble]")
-    for title in PLOTS[kind]:
+def test_the_view_has_the_figures_and_plots_of_its_task(tab: Any, kind: str, tmp_path: Path) -> None:
+    report = write_report(RunDir(tasks.write_task_run(tmp_path / kind, kind)))
+    tab.goto(f"file://{report}#ensemble")
+    tab.wait_for_selector("[data-view=ensemble]:not([data-drawn='0'])")
+    quality = read_quality(RunDir(report.parent), fold(tasks.task_run(kind)))
+    text, tiles = (tab.inner_text(f"[data-view=ensemble]{part}") for part in ("", " .tiles"))
+    for title in (*PLOTS[kind], "Uncertainty", "Conformal prediction", "mean size"):
         assert title in text
-    tiles = tab.inner_text("[data-view=ensemble] .tiles")
-    for each in quality["tiles"]:
-        assert each["figure"] in tiles and each["label"].lower() in tiles.lower()
+    for tile in quality["tiles"]:
+        assert tile["figure"] in tiles and tile["label"].lower() in tiles.lower()
     assert "uracy" not in text or kind == "multilabel", "nothing assumes classes"
     assert "95 % interval" in tiles
-    assert all(title in text for title in ("Uncertainty", "Conformal prediction", "mean size"))
     for view in ("ensemble", "overview", "members"):
         show(tab, view)
         check_width(tab, 400)

@@ -26,8 +26,8 @@ class Prometheus:
         self._url = url
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        found = self._get("query", query=expression)
-        return [(each["metric"], float(each["value"][1])) for each in found["result"]]
+        series = self._get("query", query=expression)["result"]
+        return [(each["metric"], float(each["value"][1])) for each in series]
 
     def describe_targets(self) -> list[dict[str, Any]]:
         targets: list[dict[str, Any]] = self._get("targets")["activeTargets"]
@@ -35,8 +35,7 @@ class Prometheus:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=300) as answer:
-                return bool(answer.status == 200)
+            return bool(self._get("query", query="1"))
         except OSError:
             return False
 

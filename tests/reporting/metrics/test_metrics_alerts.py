@@ -44,32 +44,28 @@ def compute_series(events: Sequence[Event], minutes: int) -> list[dict[str, str]
 
     As much of the log is there as was written by then; time begins with the log, at zero.
     """
-    state, view, left = RunState(), LedgerView(), [typed(event) for event in events]
-    begin = left[0].t
-    found: dict[str, list[str]] = {}
+    state, view, to_come = RunState(), LedgerView(), [typed(event) for event in events]
+    begin, series = to_come[0].t, dict[str, list[str]]()
     for minute in range(minutes):
-        while left and left[0].t <= begin + 60 * minute:
-            event = left.pop(0)
-            apply_event(state, event)
-            view.apply(event)
+        while to_come and to_come[0].t <= begin + 60 * minute:
+            apply_event(state, to_come[0])
+            view.apply(to_come.pop(0))
         for family, labels, value in project("digits", state, view):
             named = ", ".join(f'{n}="{v}"' for n, v in zip(family.labels, labels, strict=True))
             value -= begin if family.name.endswith("timestamp_seconds") else 0.0
-            row = found.setdefault(f"{family.name}{{{named}}}", [])
+            row = series.setdefault(f"{family.name}{{{named}}}", [])
             row += ["_"] * (minute - len(row)) + [repr(float(value))]
-    ended = {name: ["stale"] * (len(row) < minutes) for name, row in found.items()}  # as a scrape without it says
-    return [{"series": name, "values": " ".join(row + ended[name])} for name, row in found.items()]
+    for row in series.values():
+        row += ["stale"] * (len(row) < minutes)  # as a scrape without it says
+    return [{"series": name, "values": " ".join(row)} for name, row in series.items()]
 
 
 def evaluate(path: Path, series: list[dict[str, str]], expected: dict[str, set[str]], *more: Any) -> None:
-    tests = [
-        {
-            "expr": 'count by (alertname) (ALERTS{alertstate="firing"}) > bool 0',
-            "eval_time": at,
-            "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(names)],
-        }
-        for at, names in expected.items()
-    ]
+    tests: list[dict[str, Any]] = []
+    for at, names in expected.items():
+        samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(names)]
+        tests.append({"expr": 'count by (alertname) (ALERTS{alertstate="firing"}) > bool 0', "eval_time": at})
+        tests[-1]["exp_samples"] = samples
     group = {"interval": "1m", "input_series": series, "promql_expr_test": tests, "alert_rule_test": list(more)}
     given = {"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [group]}
     (path / "test.yml").write_text(json.dumps(given))
@@ -109,34 +105,32 @@ def test_members_of_a_real_run_that_fail_one_after_another_wake_somebody(tmp_pat
 
 def test_each_trouble_of_a_run_fires_its_alert_and_ends_it_with_the_run(tmp_path: Path) -> None:
     begin = {"type": "run_started", "name": "digits", "epochs": 4, "members": 2, "executor": "ray"}
-    nodes = [
-        {"type": "node", "node": f"n{n}", "cpus": 2.0, "gpus": ["A"], "gpu_ids": [f"GPU-{n}"]} for n in range(2)
-    ]
+    node, gpu = {"type": "node", "cpus": 2.0, "gpus": ["A"]}, {"node": "n0", "gpu": "GPU-0"}
+    nodes = [node | {"node": f"n{n}", "gpu_ids": [f"GPU-{n}"]} for n in range(2)]
     placed = {"type": "placed", "member": "member-0", "attempt": 0, "node": "n0", "devices": [None], "cohort": 0}
     steps = {"type": "progress", "member": "member-0", "attempt": 0, "epoch": 0, "step": 1, "steps": 4}
-    well = {"type": "node_health", "node": "n0"}
-    well |= {"free_gb": {"run directory": 50.0, "/tmp": 50.0, "/dev/shm": 4.0}}
-    full = {"run directory": 50.0, "/tmp": 1.0, "/dev/shm": 0.1}
+    well, full = (
+        {"type": "node_health", "node": "n0", "free_gb": {"run directory": 50.0, "/tmp": tmp, "/dev/shm": shm}}
+        for tmp, shm in ((50.0, 4.0), (1.0, 0.1))
+    )
     troubles = [
         {"type": "node_lost", "node": "n1", "detail": "it is gone"},
         {"type": "feeder_lost", "node": "n0", "cohort": 0, "detail": "killed"},
-        {"type": "gpu_quarantined", "node": "n0", "gpu": "GPU-0", "detail": "it fell off the bus"},
-        well | {"free_gb": full},
+        {"type": "gpu_quarantined", **gpu, "detail": "it fell off the bus"},
+        full,
     ]
-    told = [*[(0.0, e) for e in (begin, *MEMBERS, *nodes, placed, steps, well)], *[(600.0, e) for e in troubles]]
-    told += [(620.0, steps | {"step": 2}), (3600.0, {"type": "run_stopped", "reason": "request"})]
-    events = [{"v": 2, "t": START + at, **event} for at, event in told]
-    at_once = {
-        "EnsembleGpuQuarantined",
-        "EnsembleDriverSilent",
-    }  # nothing is logged between the events of this test
+    at = [*[(0.0, e) for e in (begin, *MEMBERS, *nodes, placed, steps, well)], *[(600.0, e) for e in troubles]]
+    at += [(620.0, steps | {"step": 2}), (3600.0, {"type": "run_stopped", "reason": "request"})]
+    events = [{"v": 2, "t": START + t, **event} for t, event in at]
+    silent = {"EnsembleDriverSilent"}  # nothing is logged between the events of this test
+    nearly_full = {"EnsembleDiskNearlyFull", "EnsembleSharedMemoryNearlyFull"}
     expected = {
-        "8m": {"EnsembleDriverSilent"},
+        "8m": silent,
         "10m": {"EnsembleGpuQuarantined"},
-        "13m": at_once | {"EnsembleNodeExcluded", "EnsembleDiskNearlyFull", "EnsembleSharedMemoryNearlyFull"},
         "45m": ALL - {"EnsembleFailuresInRow"},
         "61m": set(),
     }
+    expected["13m"] = silent | nearly_full | {"EnsembleGpuQuarantined", "EnsembleNodeExcluded"}
     evaluate(tmp_path, compute_series(events, 62), expected)
 
 
@@ -151,16 +145,13 @@ def targets(panel: dict[str, Any]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_every_metric_and_label_of_a_panel_exists(panel: dict[str, Any]) -> None:
     for expression, legend in targets(panel):
-        names = re.findall(r"\bensemble_\w+", expression)
-        assert len(names) == 1 and names[0] in LABELS, expression
-        known = LABELS[names[0]]
+        [name] = re.findall(r"\bensemble_\w+", expression)
         matched = set(re.findall(r'(\w+)=~?"', expression))
         grouped = re.findall(r"by \(([^)]*)\)", expression)
-        left = known if not grouped else set(re.split(r",\s*", grouped[0]))
-        assert matched <= known and left <= known, expression
-        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= left, (expression, legend)
+        shown = set(re.split(r",\s*", grouped[0])) if grouped else LABELS[name]
+        assert matched | shown <= LABELS[name] and set(re.findall(r"\{\{(\w+)\}\}", legend)) <= shown, expression
         rates = re.findall(r"rate\((\w+)", expression)
-        assert all(name.endswith("_total") for name in rates), "only counters have a rate"
+        assert all(rate.endswith("_total") for rate in rates), "only counters have a rate"
 
 
 def test_promql_has_no_fault(tmp_path: Path) -> None:
@@ -172,12 +163,9 @@ def test_promql_has_no_fault(tmp_path: Path) -> None:
 
 
 def test_every_family_with_figures_is_shown() -> None:
-    shown = " ".join(expression for panel in PANELS for expression, _ in targets(panel))
-    plain = {"ensemble_stream_workers"}  # for a number
-    plain |= set(re.findall(r"ensemble_\w+", ALERTS.read_text())) | {"ensemble_run_failed_attempts_total"}
-    left = {
-        family.name
-        for family in FAMILIES
-        if family.name not in shown and family.kind != "info" and family.name not in plain
-    }
-    assert left == {"ensemble_run_samples_prepared_total", "ensemble_run_samples_consumed_total"}, "reuse has them"
+    expressions = " ".join(expression for panel in PANELS for expression, _ in targets(panel))
+    shown = re.findall(r"ensemble_\w+", expressions + ALERTS.read_text())
+    plain = {"ensemble_stream_workers", "ensemble_run_failed_attempts_total"}  # for a number
+    plain |= {family.name for family in FAMILIES if family.kind == "info" or family.name in shown}
+    missing = {family.name for family in FAMILIES} - plain
+    assert missing == {f"ensemble_run_samples_{kind}_total" for kind in ("prepared", "consumed")}, "reuse has them"

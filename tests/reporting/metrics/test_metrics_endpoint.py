@@ -24,15 +24,19 @@ TOKEN = "5f1c0e9ab2d34c675f1c0e9ab2d34c67"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
+def make_token(folder: Path) -> Path:
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    return token
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("metrics")
     write_run(folder / "digits", list_run())
     write_run(folder / "more" / "digits", list_run(members=3))
-    token = folder / "token"
-    token.touch(0o600)
-    token.write_text(TOKEN)
-    with serve(folder, "--metrics-token-file", str(token)) as server:
+    with serve(folder, "--metrics-token-file", str(make_token(folder))) as server:
         yield server
 
 
@@ -53,20 +57,16 @@ def test_the_token_opens_nothing_else(server: Server) -> None:
     assert server.ask("/metrics", "POST", {}, "", at_root=True, Authorization=f"Bearer {TOKEN}")[0] == 401
 
 
-def test_runs_of_a_folder_are_told_apart_by_their_directories(server: Server) -> None:
-    body = server.ask("/metrics")[2].decode()
-    assert 'ensemble_run_members{run="digits",state="finished"} 7' in body
-    assert 'ensemble_run_members{run="more/digits",state="finished"} 3' in body
-    write_run(Path(server.get("/api/runs")[0]["dir"]).parent / "new", list_run(members=2))
-    assert 'run="new"' in server.ask("/metrics")[2].decode(), "a run that came later"
-
-
-def test_the_format_is_negotiated(server: Server) -> None:
+def test_the_format_is_negotiated_and_runs_of_a_folder_are_told_apart_by_their_directories(server: Server) -> None:
     _, headers, body = server.ask("/metrics")
     assert headers["content-type"].startswith("text/plain; version=0.0.4") and not body.endswith(b"# EOF\n")
+    assert b'ensemble_run_members{run="digits",state="finished"} 7' in body
+    assert b'ensemble_run_members{run="more/digits",state="finished"} 3' in body
+    write_run(Path(server.get("/api/runs")[0]["dir"]).parent / "new", list_run(members=2))
     _, headers, body = server.ask("/metrics", Accept=OPENMETRICS)
     assert headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert body.endswith(b"# EOF\n") and headers["cache-control"] == "no-store"
+    assert b'run="new"' in body, "a run that came later"
 
 
 def find_one(prometheus: Prometheus, expression: str) -> float:
@@ -75,10 +75,8 @@ def find_one(prometheus: Prometheus, expression: str) -> float:
 
 
 def test_a_query_for_a_members_joules_is_answered_with_those_of_the_ledger(tmp_path: Path) -> None:
-    run_dir, files, token = tmp_path / "digits", tmp_path / "prometheus", tmp_path / "token"
+    run_dir, files, token = tmp_path / "digits", tmp_path / "prometheus", make_token(tmp_path)
     files.mkdir()
-    token.touch(0o600)
-    token.write_text(TOKEN)
     events = measured(list_run(members=2, epochs=3))
     begun = [event for event in events if event["t"] < START + 5.0]
     write_run(run_dir, begun)

@@ -61,17 +61,14 @@ def resumed(seed: int) -> list[Event]:
     """
     events = measured(list_run(epochs=30, seed=seed))
     middle, end = START + 60.0, events[-1]["t"]
-    again = {**events[0], "t": middle, "resumed": True}
     for number, t in enumerate(range(1, int(end - START), 3)):
-        pid, role = (77, "ray") if number % 40 < 4 or seed % 2 else (77, "orchestrate")
-        who = {"v": 2, "type": "usage", "node": "node-0", "pid": pid, "role": role, "member": None}
+        role = "ray" if number % 40 < 4 or seed % 2 else "orchestrate"
+        who = {"v": 2, "type": "usage", "node": "node-0", "pid": 77, "role": role, "member": None}
         events.append({**who, "t": START + t, "cpu_s": 0.5 * t, "origin": "measured"})
-    events.sort(key=lambda event: event["t"])
-    events = [start_over(event) for event in events]
-    before = [event for event in events if event["t"] < middle]
+    events = [start_over(event) for event in sorted(events, key=lambda event: event["t"])]
     stopped = [{"v": 2, "t": middle - 0.1, "type": "run_stopped", "reason": "request"}] if seed % 2 else []
-    after = [event for event in events if event["t"] > middle]
-    return [*before, *stopped, again, *after]
+    before, after = ([e for e in events if (e["t"] > middle) == is_later] for is_later in (False, True))
+    return [*before, *stopped, {**events[0], "t": middle, "resumed": True}, *after]
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.more), 1])
@@ -129,6 +126,13 @@ def test_a_member_has_power_while_it_trains_and_energy_with_its_origin(tmp_path:
     assert len(values(series, "ensemble_member_progress_ratio")) == 5, "of members that had a place"
 
 
+def check_by_promtool(body: bytes) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool (package prometheus)")
+    done = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, timeout=300)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
 def test_every_family_is_seen_in_a_run_and_promtool_finds_no_fault(tmp_path: Path) -> None:
     events = measured(list_run(epochs=30, until=200.0))
     health = {"type": "node_health", "node": "node-0", "free_gb": {"/tmp": 1.0}}
@@ -137,41 +141,25 @@ def test_every_family_is_seen_in_a_run_and_promtool_finds_no_fault(tmp_path: Pat
     made = make_combined(TASKS["gaussian"], ["member-0", "member-1"])
     ended = [e | made if e["type"] == "combined" else e for e in measured(list_run())]
     over = one(write_run(tmp_path / "over", ended))
-    names = {name for name, _ in (*going, *scrape(over))}
-    assert names == {family.name for family in FAMILIES}
-    labels = {name: tuple(sorted(dict(found))) for name, found in (*going, *scrape(over))}
+    labels = {name: tuple(sorted(dict(given))) for name, given in (*going, *scrape(over))}
     assert labels == {family.name: tuple(sorted(family.labels)) for family in FAMILIES}
-    if shutil.which("promtool") is None:
-        pytest.skip("no promtool (package prometheus)")
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=over.render("")[0], capture_output=True, timeout=300
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+    check_by_promtool(over.render("")[0])
 
 
 def test_a_members_series_end_five_minutes_after_it(tmp_path: Path) -> None:
     events = list_run(epochs=6)
     until = next(event for event in events if event["type"] == "finished" and event["member"] == "member-0")["t"]
     going = [event for event in events if not event["type"].startswith("run_f")]
-    late = {
-        "v": 2,
-        "type": "usage",
-        "node": "node-0",
-        "pid": 1,
-        "role": "orchestrate",
-        "cpu_s": 9.0,
-        "member": None,
-    }
+    late = {"v": 2, "type": "usage", "node": "node-0", "pid": 1, "role": "orchestrate", "cpu_s": 9.0}
     for wait_s, is_there in ((KEPT_S - 1.0, True), (KEPT_S + 1.0, False)):
-        later = [{**late, "t": until + wait_s - before_s} for before_s in (MARGIN_S, 0.0)]
-        path = write_run(tmp_path / f"{wait_s}", [*going, *later])
-        assert ("member-0" in values(scrape(one(path)), "ensemble_member_energy_joules_total")) is is_there
-        assert values(scrape(one(path)), "ensemble_run_members", "state")["finished"] == 7
+        later = [{**late, "member": None, "t": until + wait_s - before_s} for before_s in (MARGIN_S, 0.0)]
+        series = scrape(one(write_run(tmp_path / f"{wait_s}", [*going, *later])))
+        assert ("member-0" in values(series, "ensemble_member_energy_joules_total")) is is_there
+        assert values(series, "ensemble_run_members", "state")["finished"] == 7
 
 
 def test_a_runs_series_end_five_minutes_after_its_last_event(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", list_run())
-    clock = [time.time()]
+    path, clock = write_run(tmp_path / "run", list_run()), [time.time()]
     exposition = one(path, clock=lambda: clock[0])
     assert scrape(exposition)
     clock[0] += KEPT_S + 1
@@ -180,34 +168,36 @@ def test_a_runs_series_end_five_minutes_after_its_last_event(tmp_path: Path) -> 
     assert scrape(exposition)
 
 
+def read_states(series: Series) -> dict[tuple[str, str], str]:
+    infos = [dict(labels) for name, labels in series if name == "ensemble_member_info"]
+    return {(info["run"], info["member"]): info["state"] for info in infos}
+
+
 def test_of_too_many_members_those_that_train_have_series(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", list_run(epochs=30, until=220.0))
     series = scrape(one(path))
-    states = {
-        dict(labels)["member"]: dict(labels)["state"] for name, labels in series if name.endswith("member_info")
-    }
+    states = {member: state for (_, member), state in read_states(series).items()}
     training = {member for member, state in states.items() if state == "running"}
     ended = [member for member, state in states.items() if state in ("finished", "failed")]
     assert 0 < len(training) < len(states) and ended
-    few = scrape(one(path, most_members=len(training)))
+    few, more = (scrape(one(path, most_members=len(training) + further)) for further in (0, 1))
     assert set(values(few, "ensemble_member_progress_ratio")) == training
     assert values(few, "ensemble_members_left_out", "run") == {"digits": len(states) - len(training)}
-    more = scrape(one(path, most_members=len(training) + 1))
     assert set(values(more, "ensemble_member_progress_ratio")) == training | {ended[0]}
     assert values(few, "ensemble_run_members", "state") == values(series, "ensemble_run_members", "state")
 
 
-def test_the_limit_holds_for_all_runs_together(tmp_path: Path) -> None:
+def test_the_limit_holds_for_all_runs_together_and_a_damaged_log_hides_no_other(tmp_path: Path) -> None:
     paths = {name: write_run(tmp_path / name, list_run()) for name in ("a", "b", "c")}
     series = scrape(Exposition(lambda: paths, most_members=10))
-    members = {
-        (dict(labels)["run"], dict(labels)["member"]) for name, labels in series if name.endswith("member_info")
-    }
-    assert len(members) == 10
+    assert len(read_states(series)) == 10
     assert values(series, "ensemble_members_left_out", "run") == {"a": 0, "b": 6, "c": 8}
+    (paths["a"] / "events.jsonl").write_text("not json\n" * 3)
+    series = scrape(Exposition(lambda: paths))
+    assert set(values(series, "ensemble_run_progress_ratio", "run")) == {"b", "c"}
 
 
-HOSTILE = (
+HOSTILE = [
     '"} 1\nensemble_run_members{run="x',
     "a\\",
     "nul\x00bell\x07",
@@ -215,27 +205,22 @@ HOSTILE = (
     "lone \udc80",
     "日本" * 300,
     "",
-)
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_values_of_labels_and_nothing_else(tmp_path: Path, name: str) -> None:
-    def rename(event: Event) -> Event:
-        changed = {key: name for key in ("name", "member", "node", "objective", "role") if key in event}
-        return event | changed
-
-    path = write_run(tmp_path / "run", [rename(event) for event in list_run(members=1, epochs=2)])
-    plain = scrape(one(write_run(tmp_path / "plain", list_run(members=1, epochs=2))))
-    for accept in ("", OPENMETRICS):
-        body = Exposition(lambda: {name: path}).render(accept)[0]
-        assert {family.name for family in FAMILIES}.issuperset(of for of, _ in scrape(one(path), accept))
-        assert not any(letter < 32 and letter != 10 for letter in body)
+    names, events = ("name", "member", "node", "objective", "role"), list_run(members=1, epochs=2)
+    renamed = [event | {key: name for key in names if key in event} for event in events]
+    path, plain = write_run(tmp_path / "run", renamed), scrape(one(write_run(tmp_path / "plain", events)))
     named = Exposition(lambda: {name: path})
-    assert len(scrape(named)) <= len(plain)
-    assert all(len(value) <= 200 for _, labels in scrape(named) for _, value in labels)
-    if shutil.which("promtool") is not None:
-        check = ["promtool", "check", "metrics"]
-        assert subprocess.run(check, input=named.render("")[0], capture_output=True, timeout=300).returncode == 0
+    for accept in ("", OPENMETRICS):
+        assert {family.name for family in FAMILIES}.issuperset(of for of, _ in scrape(one(path), accept))
+        assert not any(letter < 32 and letter != 10 for letter in named.render(accept)[0])
+    series = scrape(named)
+    assert len(series) <= len(plain)
+    assert all(len(value) <= 200 for _, labels in series for _, value in labels)
+    check_by_promtool(named.render("")[0])
 
 
 def test_another_log_in_the_same_place_is_read_anew(tmp_path: Path) -> None:
@@ -246,10 +231,3 @@ def test_another_log_in_the_same_place_is_read_anew(tmp_path: Path) -> None:
     assert scrape(exposition) == {}
     write_run(path, list_run(epochs=30, until=30.0))
     assert values(scrape(exposition), "ensemble_run_members", "state")["finished"] == 0
-
-
-def test_a_damaged_log_hides_its_run_and_no_other(tmp_path: Path) -> None:
-    paths = {name: write_run(tmp_path / name, list_run()) for name in ("a", "b")}
-    (paths["a"] / "events.jsonl").write_text("not json\n" * 3)
-    series = scrape(Exposition(lambda: paths))
-    assert set(values(series, "ensemble_run_progress_ratio", "run")) == {"b"}
