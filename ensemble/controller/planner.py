@@ -105,7 +105,9 @@ class Planner(PlainPlanner):
         new = [*waiting, *added]
         if not self._profiler.is_busy and cluster.nodes:
             crowded = bool(self._shares)
-            wanted = self._profiler.select_members(new, cluster.nodes, coming, crowded, cluster.devices)
+            wanted = self._profiler.select_members(
+                new, cluster.nodes, coming, crowded, cluster.devices, self._ensemble.samples
+            )
             node, measured = _choose_profiling_node(cluster, wanted)
             if node is not None:
                 self._profiler.start(measured, node, self._session.now, cluster.nodes, cluster.devices)

@@ -107,9 +107,10 @@ class Profiler:
         coming: int = 0,
         crowded: bool = False,
         devices: str = "auto",
+        samples: int = 0,
     ) -> list[Identity]:
         """The waiting members to measure before they are packed; see `select_unmeasured`."""
-        unmeasured = select_unmeasured(waiting, nodes, devices, self.profiles, coming, crowded)
+        unmeasured = select_unmeasured(waiting, nodes, devices, self.profiles, coming, crowded, samples)
         return [one for one in unmeasured if compute_cost_key(one) not in self._given_up]
 
     # -- groups -------------------------------------------------------------------------------------------------

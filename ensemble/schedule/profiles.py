@@ -31,6 +31,11 @@ _BY_WIDTH = ("step_s", "samples_per_s", "cpus", "gpus", "spread_samples_per_s")
 #: Two nodes are better than one where they are faster by this factor at least: they hold two nodes' resources.
 _SPREAD_GAIN = 1.1
 _LISTS = ("members", "outlines")
+#: CPU-seconds and seconds that it takes to measure a small member, and what share of its training it may take.
+_MEASURING_S = 0.5
+_MEASURING_SHARE = 0.03
+#: Of the memory of the largest member so far: on nodes that have it for each core, memory bounds no packing.
+_MEMORY_FACTOR = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +101,19 @@ def select_unmeasured(
     known: Mapping[str, Profile],
     coming: int = 0,
     crowded: bool = False,
+    samples: int = 0,
 ) -> list[Identity]:
     """The waiting members to measure before they are packed; only those whose measurement affects a decision.
 
     Members that declared all their needs are not measured. No member is measured if every node has a fixed number
-    of places, or if all members fit at once by their guesses and no number of workers is to be chosen.
+    of places, if all members fit at once by their guesses and no number of workers is to be chosen, or if others
+    were measured by which it costs too much (trials of a search over small models).
 
     Args:
         known: profiles by member.
         coming: number of further members like the first one (trials of a search).
         crowded: whether other members train already.
+        samples: of an epoch; 0 if unknown.
     """
     if all(node.places is not None for node in nodes):
         return []
@@ -120,11 +128,25 @@ def select_unmeasured(
         profiles = {id(profile): profile for profile in known.values()}
         outlines = {outline for profile in profiles.values() for outline in profile.outlines}
         new = [one for one in new if compute_cost_key(one) not in outlines]
+        if not gpus:
+            new = [one for one in new if not _costs_too_much(one, list(profiles.values()), nodes, samples)]
     if not new or crowded or any("workers" in one.auto or is_spread_open(one, nodes) for one in new):
         return new
     copies = [dataclasses.replace(waiting[0], member=f"coming-{number}") for number in range(coming)]
     everyone = [*waiting, *copies]
     return new if len(pack(everyone, [], nodes, devices)) < len(everyone) else []
+
+
+def _costs_too_much(
+    identity: Identity, known: Sequence[Profile], nodes: Sequence[Node], samples: int
+) -> bool:
+    """Whether measuring a member takes too much of its time on CPUs, by the slowest and largest of those known."""
+    if "workers" in identity.auto or identity.workers > 1:
+        return False
+    rate = min(min(one.samples_per_s.values(), default=0.0) for one in known)
+    most_gb = _MEMORY_FACTOR * max(one.memory_gb for one in known)
+    is_short = identity.epochs * samples * _MEASURING_SHARE < rate * _MEASURING_S
+    return 0 < samples and is_short and all(most_gb * node.cpus <= node.memory_gb for node in nodes)
 
 
 def is_spread_open(identity: Identity, nodes: Sequence[Node]) -> bool:
