@@ -47,6 +47,7 @@ def samples(n: int = 24, seed: int = 0) -> Pipeline:
 def an_ensemble(members: list[Any] | None = None, **options: Any) -> Ensemble:
     given = {"train": samples(), "sharing": "independent", "epochs": 2, "batch_size": 8, "retries": 0, **options}
     recipe = Recipe(model=model, loss=loss)
+    given.setdefault("checkpoint_every", 1)
     return Ensemble(name="again", recipe=recipe, members=members or [{"lr": 0.1}, {"lr": 0.2}], **given)
 
 

@@ -35,7 +35,7 @@ def test_trials_of_hyperband_share_one_stream_and_a_database_shows_them(tmp_path
     parts = (slice(SAMPLES), slice(SAMPLES, None))
     train, valid = (sources.arrays(x=x[part], label=x[part, :4].argmax(1)) for part in parts)
     options: dict[str, Any] = {"epochs": 3, "batch_size": BATCH, "capacity": 3 * BATCH, "gate_timeout_s": 300}
-    options |= {"search": Search(SPACE, seed=5, trials=9, storage=url)}
+    options |= {"checkpoint_every": 1, "search": Search(SPACE, seed=5, trials=9, storage=url)}
     options |= {"resources": Resources(cpus_per_worker=len(os.sched_getaffinity(0)) / 3)}
     options |= {"train": Pipeline(train, seed=0).map(noise), "valid": Pipeline(valid)}
     recipe = Recipe(model=model, loss="cross_entropy", inputs=("x",))

@@ -154,5 +154,5 @@ def declared(
         members.append(Member(params | (of_member or {}).get(number, {}), workers=width))
     usual: dict[str, Any] = {"epochs": 6, "batch_size": BATCH, "train": pipeline().map(noise), "retries": 10}
     usual |= {"valid": pipeline(30, 8), "gate_timeout_s": 20.0, "hang_timeout_s": 60.0}
-    usual["resources"] = declared_resources(0.2)
+    usual["checkpoint_every"], usual["resources"] = 1, declared_resources(0.2)
     return Ensemble(name="faults", recipe=train, members=members, **{**usual, **options})

@@ -42,5 +42,5 @@ def spec(epochs: int = 4, step_s: float = 0.0, waits: str = "") -> Ensemble:
     recipe, members = Recipe(model=model, loss=loss, optimizer=optimizer), [{"width": 8}, {"width": 16}]
     train, valid = (Pipeline(sources.arrays(x=x[:n], label=label[:n]), seed=0) for n in (None, 100))
     needs = Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=1.0)
-    usual = {"epochs": epochs, "batch_size": 1000, "seed": 0, "resources": needs}
+    usual = {"epochs": epochs, "checkpoint_every": 1, "batch_size": 1000, "seed": 0, "resources": needs}
     return Ensemble(name="mirrored", recipe=recipe, members=members, train=train, valid=valid, **usual)

@@ -43,6 +43,7 @@ def declare(**options: Any) -> Ensemble:
         "valid": split(300, 400),
         "test": split(400, 600),
         "epochs": 2,
+        "checkpoint_every": 1,
         "batch_size": 32,
         "optimizer": "sgd",
         "energy": ensemble.Energy(measure_idle_s=0),

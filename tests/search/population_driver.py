@@ -36,7 +36,8 @@ def declare(space: dict[str, Any] | None = None, **options: Any) -> ensemble.Ens
     space = {"lr": loguniform(1e-3, 0.5), "weight_decay": choice(0.0, 0.01, 0.1)} if space is None else space
     declared: dict[str, Any] = {"recipe": Recipe(model=build, loss=loss, optimizer=None, schedule=None)}
     declared |= {"optimizer": {"name": "sgd", "momentum": 0.9}, "schedule": {"name": "cosine", "warmup_epochs": 1}}
-    declared |= {"averaging": EMA(0.9), "epochs": EPOCHS, "batch_size": 16, "sharing": "independent", "retries": 0}
+    declared |= {"checkpoint_every": 1, "averaging": EMA(0.9)}
+    declared |= {"epochs": EPOCHS, "batch_size": 16, "sharing": "independent", "retries": 0}
     declared |= {"resources": Resources(cpus_per_worker=0.5), "objective": "loss", "mode": "min"}
     declared["search"] = Search(space, sampler={"name": "pbt", "population": 4, "generations": 3, **given})
     return ensemble.Ensemble(name="population", train=made[0], valid=made[1], **{**declared, **options})

@@ -144,4 +144,5 @@ def declare(search: Search, **options: Any) -> Ensemble:
     rng = np.random.default_rng(0)
     data = Pipeline(sources.arrays(x=rng.normal(size=(12, 2)).astype("float32"), label=np.arange(12) % 2))
     declared = {"recipe": Recipe(model=_build, loss=loss), "train": data, "valid": data, "retries": 0, **options}
+    declared.setdefault("checkpoint_every", 1)
     return Ensemble(name="small", search=search, resources=Resources(cpus_per_worker=0.5), **declared)

@@ -167,6 +167,7 @@ def an_ensemble(members: list[Member | dict[str, Any]] | None = None, **options:
         "train": samples(96, 0),
         "valid": samples(48, 1),
         "epochs": 2,
+        "checkpoint_every": 1,
         "batch_size": 32,
         "gate_timeout_s": 300.0,
         # so that nothing is measured: what befalls a member is to befall it in training

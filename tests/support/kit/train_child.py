@@ -158,8 +158,9 @@ class Script(Inbox):
 def declare(recipe: Any, workers: int, **options: Any) -> Ensemble:
     """An ensemble of one member, trained for 3 epochs of 5 batches: 5, 5, 5, 5 and 3 samples."""
     params = {"lr": 0.05, **options.pop("params", {})}
-    given = {"train": data(), "valid": data(13, seed=1), "epochs": 3, "batch_size": 5, **options}
-    return Ensemble(name="case", recipe=recipe, members=[params], resources=Resources(workers=workers), **given)
+    given = {"train": data(), "valid": data(13, seed=1), "epochs": 3, "batch_size": 5}
+    given |= {"checkpoint_every": 1, "resources": Resources(workers=workers), **options}
+    return Ensemble(name="case", recipe=recipe, members=[params], **given)
 
 
 def ending(way: str, last: int, ranks: tuple[int, ...] = (0, 1)) -> Any:
