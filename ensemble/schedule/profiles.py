@@ -137,16 +137,14 @@ def select_unmeasured(
     return new if len(pack(everyone, [], nodes, devices)) < len(everyone) else []
 
 
-def _costs_too_much(
-    identity: Identity, known: Sequence[Profile], nodes: Sequence[Node], samples: int
-) -> bool:
+def _costs_too_much(identity: Identity, known: Sequence[Profile], nodes: Sequence[Node], samples: int) -> bool:
     """Whether measuring a member takes too much of its time on CPUs, by the slowest and largest of those known."""
     if "workers" in identity.auto or identity.workers > 1:
         return False
     rate = min(min(one.samples_per_s.values(), default=0.0) for one in known)
     most_gb = _MEMORY_FACTOR * max(one.memory_gb for one in known)
     is_short = identity.epochs * samples * _MEASURING_SHARE < rate * _MEASURING_S
-    return 0 < samples and is_short and all(most_gb * node.cpus <= node.memory_gb for node in nodes)
+    return samples > 0 and is_short and all(most_gb * node.cpus <= node.memory_gb for node in nodes)
 
 
 def is_spread_open(identity: Identity, nodes: Sequence[Node]) -> bool:

@@ -158,11 +158,10 @@ class Optimization:
         if self._losses_before is not None:
             so_far = self._losses_before + so_far
         self._losses_before = None if last else so_far
-        with contextlib.ExitStack() as around:
-            around.enter_context(precision.explain_missing_kernel())
-            if last:
-                self._sync.send(command, so_far)
-                around.enter_context(self._exchange.overlap_backward())
+        if last:
+            self._sync.send(command, so_far)
+        exchanging = self._exchange.overlap_backward() if last else contextlib.nullcontext()
+        with precision.explain_missing_kernel(), exchanging:
             losses.backward(gradient)  # type: ignore[no-untyped-call]
 
     def end(

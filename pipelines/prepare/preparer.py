@@ -61,6 +61,7 @@ class Preparer:
 
     Attributes:
         cpu_s: CPU-seconds of this thread spent in `fill` so far.
+        copies_rows: whether samples are rows of arrays, which are copied, many at once.
         on_skip: called with the error of each record that is left out.
 
     Args:
@@ -91,7 +92,7 @@ class Preparer:
         self._poison_records = pipeline.poison_records
         self._maker = SampleMaker(pipeline)
         self._order, self._ahead = pipeline.order(), _BLOCKS_CHUNK if pipeline.shuffle == "blocks" else _CHUNK
-        self._is_copied = (
+        self.copies_rows = (
             not pipeline.stages and self._cache is None and hasattr(type(pipeline.source), "copy_records")
         )
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
@@ -128,11 +129,14 @@ class Preparer:
 
     def prepare(self, columns: Columns, slot: int, epoch: int, places: Iterable[int], indices: Indices) -> None:
         """As `fill`, of the samples with these indices, which are at these places of the epoch."""
-        if not (self._is_copied and self._copy(columns, slot, indices)):
+        if not (self.copies_rows and self.copy(columns, slot, indices)):
             self._fill(columns, slot, epoch, zip(places, indices.tolist(), itertools.repeat(None)), 0)
 
-    def _copy(self, columns: Columns, slot: int, indices: Indices) -> bool:
-        """Copy records that no stage changes, many at once; False where they have to be read one by one."""
+    def copy(self, columns: Columns, slot: int, indices: Indices) -> bool:
+        """Copy records that no stage changes, many at once; False where they have to be read one by one.
+
+        It is for those of which `copies_rows` says so.
+        """
         if self._poison_records.codes or self._poison_records.reads_alone:
             return False
         began = time.thread_time()
@@ -144,7 +148,7 @@ class Preparer:
             if OK in window:
                 window.pop(OK)[:] = GOOD
             if not self.pipeline.source.copy_records(part, window):
-                self._is_copied = False
+                self.copies_rows = False
                 return False
             copied, slot = copied + len(part), 0
         self.cpu_s += time.thread_time() - began

@@ -202,14 +202,14 @@ def copies(source: Any) -> bool:
     """Whether records of the source are copied many at once; with the bits of records read one by one."""
     pipeline, contents = Pipeline(source, seed=3), []
     preparers = Preparer(pipeline), Preparer(pipeline)
-    preparers[1]._is_copied = False
+    preparers[1].copies_rows = False
     for preparer in preparers:
         columns = {name: np.zeros((5, *shape), dtype) for name, (shape, dtype) in pipeline.fields.items()}
         columns |= {"index": np.zeros(5, np.int64), "_ok": np.zeros(5, np.uint8)}
         preparer.fill(columns, 3, 1, 1, 5)  # to the end of the columns, and on from their start
         contents.append({name: column.tobytes() for name, column in columns.items()})
     assert contents[0] == contents[1]
-    return preparers[0]._is_copied
+    return preparers[0].copies_rows
 
 
 def test_records_in_memory_are_copied_many_at_once_with_the_same_bits(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_records_in_memory_are_copied_many_at_once_with_the_same_bits(tmp_path: 
     with open(tmp_path / "x.npy", "r+b") as cut:
         cut.truncate(200)
     assert not mapped.copy_records(np.arange(2), {"x": np.empty((2, 3, 2), np.float32)})
-    assert not Preparer(Pipeline(records()).map(whatever))._is_copied
+    assert not Preparer(Pipeline(records()).map(whatever)).copies_rows
     pipeline = Pipeline(records())
     preparer = Preparer(pipeline)
     pipeline.poison_records.codes[2] = KILLED
