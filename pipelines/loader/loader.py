@@ -20,6 +20,7 @@ from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
 from pipelines.ipc import messages
 from pipelines.loader.batch import Batch, Good, ReadRange, Staging, empty_batch, find_good
+from pipelines.loader.copied_rows import CopiedRows
 from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
 from pipelines.prepare.preparer import Preparer, warn_skipped
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from pipelines.verification.reader import MakeVerification, Verification
 
 _RETRY_STEPS = 32
-_COPIED_BYTES = 2**18
 WEIGHT = "weight"
 
 
@@ -96,9 +96,8 @@ class Loader(Resumable):
             self._workers = make_workers(pipeline, workers, prefetch, copy=copy)
         self._preparer: Preparer | None = None
         self._staging = Staging()
-        # Whose rows are copied for some batches at once: (epoch, places, tensors).
-        self._is_whole = reading.world == 1 and weights is None and pipeline.on_error == "raise"
-        self._copied: tuple[int, range, dict[str, torch.Tensor]] = (-1, range(0), {})
+        is_whole = reading.world == 1 and weights is None and pipeline.on_error == "raise"
+        self._copied = CopiedRows(pipeline, reading.n) if is_whole else None
         self._skipped, self._skipped_indices = 0, list[int]()  # of the batch that was made last
         self._joined_epoch = 0
         self._attach_error: str | None = None
@@ -128,8 +127,7 @@ class Loader(Resumable):
         return self._client is not None
 
     def __len__(self) -> int:
-        reading = self.reading
-        return len(reading.epochs) * reading.steps - reading.first_step(reading.epochs.start)
+        return len(self.reading.epochs) * self.reading.steps - self.reading.first_step(self.reading.epochs.start)
 
     def stats(self) -> dict[str, Any]:
         """What has been read so far.
@@ -162,8 +160,6 @@ class Loader(Resumable):
         if self._client is not None:
             self._client.close()
             self._client = None
-
-    # --- batches ----------------------------------------------------------------------------------------
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         left_out, left_out_indices = 0, list[int]()  # of this epoch, since it was begun or resumed
@@ -286,27 +282,10 @@ class Loader(Resumable):
             return False
         return True
 
-    def _copy_batch(self, preparer: Preparer, epoch: int, start: int, stop: int) -> dict[str, torch.Tensor] | None:
-        """Rows of arrays, copied for some batches at once; None where samples have to be prepared one by one."""
-        copied_epoch, places, tensors = self._copied
-        if epoch != copied_epoch or start not in places:
-            row_bytes = sum(tensor.nbytes for tensor in empty_batch(self.pipeline.fields, 1).values())
-            batches = max(1, _COPIED_BYTES // ((stop - start) * row_bytes))
-            places = range(start, min(self.reading.n, start + batches * (stop - start)))
-            tensors = empty_batch(self.pipeline.fields, len(places))
-            columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
-            if not preparer.copy(columns, 0, preparer.indices(epoch, places.start, places.stop)):
-                return None
-            self._copied = epoch, places, tensors
-        first = places.start
-        return {name: tensor[start - first : stop - first] for name, tensor in tensors.items()}
-
     def _prepare_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         preparer = self._get_preparer()
-        if preparer.copies_rows and self._is_whole:
-            copied = self._copy_batch(preparer, epoch, start, stop)
-            if copied is not None:
-                return self._make_batch(copied, epoch, step, None)
+        if self._copied is not None and (rows := self._copied.read(preparer, epoch, start, stop)) is not None:
+            return self._make_batch(rows, epoch, step, None)
         first, last = self.reading.own(start, stop)
         skipping = self.pipeline.on_error == "skip"
         # The size of the global batch is known only after trying all its samples, also those of weight 0.
@@ -365,8 +344,6 @@ class Loader(Resumable):
         if self._preparer is None:
             self._preparer = Preparer(self.pipeline, warn_skipped if self.pipeline.on_error == "skip" else None)
         return self._preparer
-
-    # --- the stream -------------------------------------------------------------------------------------
 
     def _go_on_alone(self, epoch: int, step: int, lost: messages.ConnectionLost) -> None:
         """Leave a stream that was lost, with a warning where something is left to read."""
