@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 _BYTES = 2**18  # that are copied at once, at least one batch
+_ALIGNMENT = 64
 
 
 class CopiedRows:
@@ -28,8 +29,9 @@ class CopiedRows:
         if not preparer.copies_rows:
             return None
         if epoch != self._epoch or start not in self._places:
-            row_bytes = sum(tensor.nbytes for tensor in empty_batch(self._pipeline.fields, 1).values())
-            batches = max(1, _BYTES // ((stop - start) * row_bytes))
+            sizes = [(stop - start) * row.nbytes for row in empty_batch(self._pipeline.fields, 1).values()]
+            # A batch begins where torch aligns memory: what is computed with it must not depend on its place.
+            batches = 1 if any(size % _ALIGNMENT for size in sizes) else max(1, _BYTES // sum(sizes))
             places = range(start, min(self._n, start + batches * (stop - start)))
             tensors = empty_batch(self._pipeline.fields, len(places))
             columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
