@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit import train_child as cases
 from torch import nn
-from torch.nn import functional
 
 from ensemble.spec import Recipe
 from ensemble.spec.task import CLASSIFICATION, Task, quantiles
@@ -40,17 +39,8 @@ def test_an_observation_survives_a_checkpoint() -> None:
     assert Observation.from_checkpoint({"model": {}}) is None
 
 
-AXES = {
-    -1: [
-        ((8, 3), (8,)),
-        ((8, 1), (8,)),
-        ((8, 5, 3), (8, 5)),
-        ((8, 5, 1), (8, 5)),
-        ((8, 4, 6, 3), (8, 4, 6)),
-        ((8, 3), None),
-    ]
-}
-AXES |= {
+AXES: dict[int, list[tuple[Any, Any]]] = {
+    -1: [((8, 3), (8,)), ((8, 1), (8,)), ((8, 5, 3), (8, 5)), ((8, 5, 1), (8, 5)), ((8, 3), None)],
     0: [((8,), (8,)), ((8, 5), (8, 5)), ((8,), (8, 1))],
     1: [((8, 3, 5), (8, 5)), ((8, 1, 5), (8, 5)), ((8, 3, 4, 6), (8, 4, 6))],
 }
@@ -60,10 +50,10 @@ def test_the_axis_of_the_classes_follows_from_the_targets_shape() -> None:
     for axis, shapes in AXES.items():
         for outputs, target in shapes:
             assert find_class_axis(outputs, target) == axis, (outputs, target)
+    no_scores = "no scores of classes for the target"
     for outputs, target, message in (
         ((8, 5, 5), (8, 5), "along axis 1 or along the last one"),
-        ((8, 3), (8, 5), "no scores of classes for the target"),
-        ((8, 3, 3), (8,), "no scores of classes for the target"),
+        *(((8, 3), (8, 5), no_scores), ((8, 3, 3), (8,), no_scores)),
     ):
         with pytest.raises(OutputError, match=message):
             find_class_axis(outputs, target)
@@ -78,8 +68,19 @@ def test_classes_are_last_in_predictions() -> None:
     first = to_values(CLASSIFICATION, scores, seen(5, axis=1))
     assert first.dtype == torch.float32
     torch.testing.assert_close(first, scores.float().softmax(dim=1).movedim(1, -1))
-    last = to_values(CLASSIFICATION, scores.movedim(1, -1), seen(5, axis=-1))
-    torch.testing.assert_close(first, last)
+    torch.testing.assert_close(first, to_values(CLASSIFICATION, scores.movedim(1, -1), seen(5, axis=-1)))
+    assert to_values(CLASSIFICATION, torch.zeros(4, 3, 9), seen(5, axis=1)).shape == (4, 9, 3), "of more steps"
+
+
+def test_numbers_have_the_targets_shape() -> None:
+    points, number = torch.arange(4.0), Task("regression")
+    assert torch.equal(to_values(number, points[:, None], seen()), points)
+    assert torch.equal(to_values(number, points, seen(1)), points[:, None])
+    assert to_values(number, torch.zeros(4, 9, 1), seen(5)).shape == (4, 9), "more steps than in training"
+    for outputs in ((points[:, None], points[:, None] + 1), {"variance": points + 1, "mean": points}):
+        found = to_values(Task("gaussian"), outputs, seen())
+        assert torch.equal(found, torch.stack([points, points + 1], dim=-1))
+    assert to_values(quantiles(0.1, 0.9), torch.zeros(4, 5, 2), seen(5)).shape == (4, 5, 2)
 
 
 def test_one_logit_at_each_position_is_two_classes() -> None:
@@ -91,54 +92,49 @@ def test_one_logit_at_each_position_is_two_classes() -> None:
     assert to_values(CLASSIFICATION, logits[:, 0], seen(1, axis=0)).shape == (4, 1, 2)
 
 
-def test_more_steps_than_in_training_are_predicted_alike() -> None:
-    assert to_values(CLASSIFICATION, torch.zeros(4, 3, 9), seen(5, axis=1)).shape == (4, 9, 3)
-    assert to_values(Task("regression"), torch.zeros(4, 9, 1), seen(5)).shape == (4, 9)
+NUMBERS = torch.arange(4.0)
+NO_TASK: list[tuple[Task, Any, str]] = [
+    (Task("gaussian"), torch.zeros(4, 2), r"not \(mean, variance\)"),
+    (Task("gaussian"), (NUMBERS, NUMBERS), "variance of a Gaussian is above 0"),
+    (Task("gaussian"), (NUMBERS, NUMBERS + torch.nan), "variance of a Gaussian is above 0"),
+    (quantiles(0.1, 0.9), torch.zeros(4, 3), "not 2 quantiles along the last axis"),
+    (Task("free"), (NUMBERS,), "a tuple, not numbers"),
+    (Task("multilabel"), torch.zeros(4, 2, dtype=torch.int64), "not numbers"),
+    (CLASSIFICATION, {}, "a dict"),
+    (CLASSIFICATION, torch.tensor([1, 2]), r"shape \[2\] and dtype torch.int64"),
+]
 
 
-def test_numbers_have_the_targets_shape() -> None:
-    points = torch.arange(4.0)
-    assert torch.equal(to_values(Task("regression"), points[:, None], seen()), points)
-    assert torch.equal(to_values(Task("regression"), points, seen(1)), points[:, None])
-    for outputs in ((points[:, None], points[:, None] + 1), {"variance": points + 1, "mean": points}):
-        found = to_values(Task("gaussian"), outputs, seen())
-        assert torch.equal(found, torch.stack([points, points + 1], dim=-1))
-    assert to_values(quantiles(0.1, 0.9), torch.zeros(4, 5, 2), seen(5)).shape == (4, 5, 2)
-
-
-@pytest.mark.parametrize(
-    ("task", "outputs", "message"),
-    [
-        (Task("gaussian"), torch.zeros(4, 2), r"not \(mean, variance\)"),
-        (Task("gaussian"), (torch.zeros(4), torch.zeros(4)), "variance of a Gaussian is above 0"),
-        (Task("gaussian"), (torch.zeros(4), torch.full((4,), torch.nan)), "variance of a Gaussian is above 0"),
-        (quantiles(0.1, 0.9), torch.zeros(4, 3), "not 2 quantiles along the last axis"),
-        (Task("free"), (torch.zeros(4),), "a tuple, not numbers"),
-        (Task("multilabel"), torch.zeros(4, 2, dtype=torch.int64), "not numbers"),
-        (CLASSIFICATION, {}, "a dict"),
-        (CLASSIFICATION, torch.tensor([1, 2]), r"shape \[2\] and dtype torch.int64"),
-    ],
-)
+@pytest.mark.parametrize(("task", "outputs", "message"), NO_TASK)
 def test_outputs_that_the_task_does_not_know_are_refused(task: Task, outputs: Any, message: str) -> None:
     with pytest.raises(OutputError, match=message):
         to_values(task, outputs)
 
 
-class Doubles(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return x * 2.0
+def doubled(x: Any) -> Any:
+    return x * 2.0
+
+
+ONES = {"x": torch.ones(2, 3)}
+
+
+def compute(loss: Any, by: Any = compute_outputs, batch: Any = ONES, of: Any = None, **recipe: Any) -> Any:
+    model = nn.Module()
+    model.forward = doubled  # type: ignore[method-assign]
+    made = Recipe(model=lambda params: None, loss=loss, **{"task": "classification", **recipe})
+    outputs = by(made, model, batch, of)
+    assert not model._forward_hooks
+    return outputs
 
 
 def test_a_known_call_computes_no_loss() -> None:
     def loss(model: nn.Module, batch: Any) -> Any:
         raise AssertionError("there is no need for it")
 
-    of = Recipe(model=lambda params: Doubles(), loss=loss, task="free")
-    x = torch.ones(2, 3)
     known = Observation(Call(("x",)), Task("free"))
-    assert torch.equal(compute_values(of, Doubles(), {"x": x}, known), x * 2)
+    assert torch.equal(compute(loss, compute_values, ONES, known, task="free"), ONES["x"] * 2)
     with pytest.raises(OutputError, match="called with the field 'x', and the batch has y"):
-        compute_values(of, Doubles(), {"y": x}, known)
+        compute(loss, compute_values, {"y": ONES["x"]}, known, task="free")
 
 
 def test_without_a_call_the_loss_runs_to_its_end_on_zeros_of_the_targets_kind() -> None:
@@ -149,9 +145,8 @@ def test_without_a_call_the_loss_runs_to_its_end_on_zeros_of_the_targets_kind() 
         ended.append(batch["label"])
         return (found - batch["label"]).square().sum(dim=1)
 
-    of = Recipe(model=lambda params: Doubles(), loss=loss, task="regression")
     known = Observation(None, Task("regression"), None, ("float32", (3,)))
-    assert torch.equal(compute_outputs(of, Doubles(), {"x": torch.ones(2, 3)}, known), torch.full((2, 3), 4.0))
+    assert torch.equal(compute(loss, of=known, task="regression"), torch.full((2, 3), 4.0))
     assert len(ended) == 1 and ended[0].shape == (2, 3) and ended[0].dtype == torch.float32
 
 
@@ -160,70 +155,62 @@ def test_what_a_loss_raises_after_the_call_does_not_matter_and_before_it_does() 
         model(batch["x"])
         raise ValueError("no labels like these")
 
+    def caught(model: nn.Module, batch: Any) -> Any:
+        try:
+            return after(model, batch)
+        except Exception:
+            return torch.zeros(2)
+
     def before(model: nn.Module, batch: Any) -> Any:
         raise KeyError("y")
 
-    batch = {"x": torch.ones(2, 3)}
-    outputs = compute_outputs(
-        Recipe(model=lambda params: None, loss=after, task="classification"), Doubles(), batch
-    )
-    assert torch.equal(outputs, torch.full((2, 3), 2.0))
+    def around(model: nn.Module, batch: Any) -> Any:
+        return batch["x"].sum(dim=1)
+
+    for loss in (after, caught):
+        assert torch.equal(compute(loss), ONES["x"] * 2)
     with pytest.raises(KeyError, match="y"):
-        compute_outputs(Recipe(model=lambda params: None, loss=before, task="classification"), Doubles(), batch)
+        compute(before)
+    with pytest.raises(OutputError, match=r"declare Recipe\.predict"):
+        compute(around)
+    probabilities = compute(after, compute_values, of=seen(axis=-1))
+    torch.testing.assert_close(probabilities, (ONES["x"] * 2).softmax(dim=1))
+    double = torch.full((2, 4), 0.25, dtype=torch.float64)
+    assert compute(after, compute_values, predict=lambda model, batch: double).dtype == torch.float32
 
 
-N = 16
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(8, 4)
-
+class Net(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x).view(3, 4)  # type: ignore[no-any-return]
+        return super().forward(x).view(3, 4)
 
 
-def batch(**fields: torch.Tensor) -> Batch:
-    given = {"x": torch.rand(N, 8), "label": torch.arange(N) % 4, "index": torch.arange(N), **fields}
-    return Batch(given, epoch=0, step=0, global_size=N)
-
-
-def cross_entropy(model: nn.Module, batch: Batch) -> torch.Tensor:
-    return functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
-
-
-def error_of(model: nn.Module, given: Batch, loss: Callable[..., Any] = cross_entropy) -> Exception:
+def fail(model: nn.Module, loss: Any = cases.loss) -> Exception:
+    fields = {"x": torch.rand(16, 8), "label": torch.arange(16) % 4, "index": torch.arange(16)}
     with pytest.raises(Exception) as caught:
-        loss(model, given)
+        loss(model, Batch(fields, epoch=0, step=0, global_size=16))
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("model", "fields", "said"),
+    ("model", "says"),
     [
         (
             nn.Sequential(nn.Linear(8, 16), nn.Linear(17, 4)),
-            {},
             "in Linear(in_features=17, out_features=4, bias=True), where the batch has 'x' [16, 8] float32, "
             "'label' [16] int64, 'index' [16] int64",
         ),
-        (nn.Linear(8, 4), {"x": torch.zeros(N, 8, dtype=torch.uint8)}, "in Linear("),
-        (nn.LSTM(9, 2), {}, "in LSTM(9, 2), where the batch has"),
-        (Net(), {}, "in Net("),
+        (nn.LSTM(9, 2), "in LSTM(9, 2), where the batch has"),
+        (Net(8, 4), "in Net("),
+        (nn.Linear(8, 4, dtype=torch.float64), "in Linear("),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_layer_and_the_fields_are_named(model: nn.Module, fields: dict[str, torch.Tensor], said: str) -> None:
-    error = error_of(model, batch(**fields))
-    assert said in str(explain_forward_error(error))
-    assert is_repeatable(error)
+def test_the_layer_and_the_fields_are_named(model: nn.Module, says: str) -> None:
+    error = fail(model)
+    assert says in str(explain_forward_error(error)) and is_repeatable(error)
 
 
 def test_of_what_was_raised_elsewhere_nothing_is_said() -> None:
-    def read(model: nn.Module, batch: Batch) -> None:
-        (Path(__file__).parent / "no such file").read_bytes()
-
-    error = error_of(nn.Linear(8, 4), batch(), read)
+    error = fail(nn.Linear(8, 4), lambda model, batch: (Path(__file__).parent / "no such file").read_bytes())
     assert explain_forward_error(error) is None and not is_repeatable(error)
     assert not is_repeatable(RuntimeError("CUDA error: an illegal memory access of size 4"))

@@ -1,4 +1,4 @@
-"""The pure parts of training, and jobs, inboxes and outputs."""
+"""The pure parts of training, and jobs, outputs and notes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import train_child as cases
-from kit.execute_members import an_ensemble, samples
 from torch import nn
 
 from ensemble.comm import SingleRank
 from ensemble.meter import CpuClock
-from ensemble.spec import Identity, Recipe
 from ensemble.store import RunDir, StoreError, load_checkpoint, save_checkpoint
 from ensemble.store.files import make_write_error
 from ensemble.train import Inbox, Job
@@ -33,7 +32,6 @@ from ensemble.train.checkpoint import to_builtin
 from ensemble.train.gather import Means
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import ProfileRequest, TrainingError
-from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 from ensemble.train.own_states import OwnStates
 from ensemble.train.poison_records import PoisonRecords, note_file, read_interrupted
 from ensemble.train.reporter import EventReporter, append_log
@@ -43,12 +41,6 @@ from ensemble.train.worker import classify, is_same_gpu
 from pipelines import SampleError
 from pipelines.errors import DataOutOfReach
 from pipelines.samples.poison_records import PreparationNote
-
-IDENTITY = Identity(member="member-3", number=3, params={"lr": 0.1, "act": "relu", "deep": None}, seed=3,
-                    workers=2, threads=1, precision="bf16", epochs=4, batch_size=64, cpus_per_worker=0.25,
-                    gpus_per_worker=0.0, memory_gb=None)  # fmt: skip
-JOB = Job(run_dir="/runs/x", identity=IDENTITY, attempt=1, rank=1, rendezvous="file:///runs/x/meet",
-          interface="lo", device="cpu", feeder=None)  # fmt: skip
 
 
 def test_a_full_disk_is_no_fault_of_the_member() -> None:
@@ -68,24 +60,15 @@ def test_a_full_disk_is_no_fault_of_the_member() -> None:
 
 
 def test_a_job_survives_json_as_it_is() -> None:
-    deep = [replace(IDENTITY, number=n, params={"lr": 1.0, "deep": n > 0}) for n in (0, 1)]
-    members = [*deep, replace(IDENTITY, params={"lr": 1, "deep": 1})]  # the same for Python, other hyperparameters
-    for job in (
-        replace(JOB, awaits_pruner=True, node="b", identity=replace(IDENTITY, first_epoch=None)),
-        replace(JOB, profile=ProfileRequest(members=members, known=["a shape"], steps_s=1.0)),
+    job = cases.make_job(Path("/runs/x"), cases.declare(cases.SMOOTH, 2), awaits_pruner=True, node="b")
+    # 1, 1.0 and True are the same for Python, and other hyperparameters
+    members = [replace(job.identity, params={"lr": lr, "deep": deep}) for lr, deep in ((1.0, False), (1, 1))]
+    for made in (
+        replace(job, identity=replace(job.identity, first_epoch=None)),
+        replace(job, profile=ProfileRequest(members=members, known=["a shape"], steps_s=1.0)),
     ):
-        again = Job.from_json(job.as_json())
-        assert again == job and repr(again) == repr(job)
-
-
-def test_an_inbox_keeps_order_and_refuses_unknown_commands() -> None:
-    inbox = Inbox()
-    assert inbox.poll() is None
-    inbox.put("continue")
-    inbox.put("stop")
-    assert (inbox.wait(), inbox.poll(), inbox.poll()) == ("continue", "stop", None)
-    with pytest.raises(ValueError, match="valid: continue, prune, stop, cancel"):
-        inbox.put("halt")
+        again = Job.from_json(made.as_json())
+        assert again == made and repr(again) == repr(made)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 8), st.integers(0, 9999)), unique=True, max_size=50))
@@ -95,26 +78,19 @@ def test_steps_ranks_and_members_have_seeds_of_their_own(places: list[tuple[int,
     assert seeds == [step_seed(*place) for place in places]
 
 
-@pytest.mark.parametrize(
-    ("dimensions", "shape", "small"),
-    [(1, (1, 3), True), (1, (2, 3), False), (2, (1, 3, 1, 1), True), (2, (1, 3, 2, 1), False)],
-)
-def test_too_few_values_are_normalized_by_running_statistics(dimensions: int, shape: Any, small: bool) -> None:
-    layer = (nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d)(3)
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (1, 3, 1, 1), (1, 3, 2, 1)])
+def test_too_few_values_are_normalized_by_running_statistics(shape: Any) -> None:
+    assert {*BATCH_NORMS, nn.SyncBatchNorm} == {kind for name, kind in vars(nn).items() if "BatchNorm" in name}
+    layer = (nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d)(3)
     model = nn.Sequential(layer)
     guard_small_batches(model)
     layer.running_mean.fill_(2.0)
     x = torch.randn(shape)
-    out = model(x)
-    assert layer.training and model.training and layer.num_batches_tracked == (not small)
-    if small:
+    out, is_small = model(x), x.numel() == 3
+    assert layer.training and model.training and layer.num_batches_tracked == (not is_small)
+    if is_small:
         torch.testing.assert_close(out, (x - 2.0) / (1 + layer.eps) ** 0.5)
         assert (layer.running_mean == 2.0).all()
-
-
-def test_every_batch_normalization_of_torch_is_known() -> None:
-    known = {kind for name, kind in vars(nn).items() if "BatchNorm" in name}
-    assert known == {*BATCH_NORMS, nn.SyncBatchNorm}
 
 
 def test_means_weigh_every_sample_alike() -> None:
@@ -127,44 +103,9 @@ def test_means_weigh_every_sample_alike() -> None:
 
 
 def test_numbers_of_numpy_are_saved_as_pythons() -> None:
-    import numpy as np
-
     state = to_builtin({"lr": np.float64(0.1), "betas": (np.float32(0.5), 1), "n": [np.int64(3)]})
     assert state == {"lr": 0.1, "betas": (0.5, 1), "n": [3]}
     assert type(state["lr"]) is float and type(state["n"][0]) is int
-
-
-BATCH = {"x": torch.arange(6.0).reshape(2, 3), "label": torch.tensor([0, 1])}
-
-
-def loss(model: nn.Module, batch: Any) -> Any:
-    x, label = batch["x"], batch["label"]
-    try:
-        return nn.functional.cross_entropy(model(x), label, reduction="none")
-    except Exception:
-        return torch.zeros(len(x))
-
-
-def test_outputs_are_had_without_a_label() -> None:
-    model = nn.Linear(3, 4)
-    recipe = Recipe(model=lambda params: model, loss=loss)
-    outputs = compute_outputs(recipe, model, {"x": BATCH["x"]})
-    assert torch.equal(outputs, model(BATCH["x"]))
-    torch.testing.assert_close(compute_values(recipe, model, BATCH), outputs.softmax(dim=1))
-    assert not model._forward_hooks
-
-
-def test_a_loss_that_goes_round_the_model_needs_predict() -> None:
-    model = nn.Linear(3, 4)
-    around = Recipe(
-        model=lambda params: model,
-        loss=lambda m, batch: (batch["x"] @ m.weight.T).sum(dim=1),
-        task="classification",
-    )
-    with pytest.raises(OutputError, match=r"declare Recipe\.predict"):
-        compute_outputs(around, model, BATCH)
-    says = replace(around, predict=lambda m, batch: torch.full((2, 4), 0.25, dtype=torch.float64))
-    assert compute_values(says, model, BATCH).dtype == torch.float32
 
 
 def test_a_members_log_takes_text_that_is_no_utf_8(tmp_path: Path) -> None:
@@ -179,12 +120,13 @@ def test_a_rank_on_another_gpu_than_planned_is_noticed() -> None:
     assert is_same_gpu("0", "GPU-91c0"), "NVML gave no UUID"
 
 
-def test_the_cores_of_an_evaluation_within_an_epoch_are_not_those_of_training() -> None:
-    def burn(cpu_s: float) -> None:
-        start = time.process_time()
-        while time.process_time() < start + cpu_s:
-            sum(range(1000))
+def burn(cpu_s: float) -> None:
+    start = time.process_time()
+    while time.process_time() < start + cpu_s:
+        sum(range(1000))
 
+
+def test_the_cores_of_an_evaluation_within_an_epoch_are_not_those_of_training() -> None:
     throughput = Throughput()
     burn(0.02)
     with throughput.pausing():
@@ -195,21 +137,14 @@ def test_the_cores_of_an_evaluation_within_an_epoch_are_not_those_of_training() 
     assert throughput.end_epoch({})["cpus"] < 2
 
 
-def test_what_user_code_adds_or_takes_out_is_no_hyperparameter_that_nobody_reads() -> None:
+def test_hyperparameters_that_nobody_reads_are_those_that_were_given_and_not_looked_for() -> None:
     params = Hyperparameters({"lr": 0.1, "momentun": 0.9, "depth": 2, "width": 8})
     params["classes"] = 10
     assert params.setdefault("width", 4) == 8 and params.pop("depth") == 2 and params["lr"] == 0.1
     assert params.unused == ["momentun"]
-
-
-def test_what_was_looked_for_is_suggested_for_a_misspelt_key() -> None:
     params = Hyperparameters({"leraning_rate": 0.1, "momentum": 0.9, "colour": 3})
     params.get("learning_rate", 0.01), params["momentum"], params.get("momentun"), params.get(7)
     assert params.unused == ["leraning_rate", "colour"]
-    assert params.suggest("leraning_rate") == "learning_rate" and params.suggest("colour") is None
-    params = Hyperparameters({"leraning_rate": 0.1})
-    assert "lr" not in params, "as an optimizer that is named asks"
-    assert params.suggest("leraning_rate") == "lr"
 
 
 def test_a_key_counts_as_read_however_it_is_read() -> None:
@@ -227,35 +162,25 @@ def test_a_key_counts_as_read_however_it_is_read() -> None:
 Events = list[dict[str, Any]]
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def open_reporter(folder: Path) -> tuple[EventReporter, Clock, Events]:
-    events, clock = Events(), Clock()
-    ensemble = cases.declare(cases.SMOOTH, 1)
-    reporter = EventReporter(cases.make_job(folder, ensemble), events.append, CpuClock(), clock)
-    return reporter, clock, events
-
-
-def compute() -> None:
-    sum(range(20_000))
+def open_reporter(folder: Path) -> tuple[EventReporter, SimpleNamespace, Events]:
+    events, clock = Events(), SimpleNamespace(now=100.0)
+    job = cases.make_job(folder, cases.declare(cases.SMOOTH, 1))
+    return EventReporter(job, events.append, CpuClock(), lambda: clock.now), clock, events
 
 
 def test_usage_is_reported_at_most_every_ten_seconds_and_less_often_by_an_old_rank(tmp_path: Path) -> None:
     reporter, clock, events = open_reporter(tmp_path)
+    reporter.usage()  # of the start, which does not change any more
     reporter.training_begins(0.0)
-    begins, reported = clock.now, []
+    begins, count, reported = clock.now + 60.0, len(events), []
     for second in range(0, 4000, 5):
         clock.now, before = begins + second, len(events)
-        compute()
+        sum(range(20_000))
         reporter.usage()
         reported += [second] if len(events) > before else []
     assert reported[:4] == [0, 10, 20, 30]
     assert {after - before for before, after in zip(reported[-10:], reported[-9:], strict=False)} == {30}
+    assert [event["role"] for event in events[count:]] == ["train"] * len(reported)
 
 
 def test_the_last_usage_is_reported_in_any_case_and_has_all_of_it(tmp_path: Path) -> None:
@@ -263,7 +188,7 @@ def test_the_last_usage_is_reported_in_any_case_and_has_all_of_it(tmp_path: Path
     reporter.training_begins(0.0)
     used_s = time.process_time()
     for prepare_cpu_s in (0.0, 0.0001, 0.0002):
-        compute()
+        burn(1e-3)
         reporter.usage(prepare_cpu_s)
     assert not [event for event in events if event["role"] == "prepare"], "held back"
     clock.now += 1.0
@@ -271,18 +196,6 @@ def test_the_last_usage_is_reported_in_any_case_and_has_all_of_it(tmp_path: Path
     last = {event["role"]: event["cpu_s"] for event in events}
     assert last["prepare"] == pytest.approx(0.0003)
     assert last["train"] + last["prepare"] >= time.process_time() - used_s - 0.001
-
-
-def test_a_role_whose_figure_is_as_before_is_not_reported_again(tmp_path: Path) -> None:
-    reporter, clock, events = open_reporter(tmp_path)
-    reporter.usage()
-    reporter.training_begins(0.0)
-    count = len(events)
-    for _ in range(3):
-        clock.now += 60.0
-        compute()
-        reporter.usage()
-    assert [event["role"] for event in events[count:]] == ["train"] * 3
 
 
 class Holder:
@@ -296,12 +209,15 @@ class Holder:
         self.state = state
 
 
-def save(path: Path, state: Any) -> dict[str, Any]:
+def hold(state: Any, name: str = "trainer") -> OwnStates:
     own = OwnStates()
-    own.add("trainer", Holder(state))
-    save_checkpoint(path, {"own": own.state_dict()})
-    loaded: dict[str, Any] = load_checkpoint(path)["own"]
-    return loaded
+    own.add(name, Holder(state))
+    return own
+
+
+def save(path: Path, state: Any) -> dict[str, Any]:
+    save_checkpoint(path, {"own": hold(state).state_dict()})
+    return dict(load_checkpoint(path)["own"])
 
 
 def test_an_object_comes_back_with_its_tensors(tmp_path: Path) -> None:
@@ -317,14 +233,12 @@ def test_an_object_comes_back_with_its_tensors(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_pickled_is_named_by_its_place_and_by_the_hook_that_may_have_added_it() -> None:
-    own, state = OwnStates(), dict[str, Any]()
-    own.add("lightning", Holder({"taken": state}))
+    state = dict[str, Any]()
+    own = hold({"taken": state}, "lightning")
     state["lock"] = [threading.Lock()]
-    says = r"lightning\.taken\.lock\.0, a lock .*on_save_checkpoint"
-    with pytest.raises(TrainingError, match=says):
-        own.state_dict()
-    with pytest.raises(TrainingError, match=says):
-        OwnStates().add("lightning", Holder({"taken": state}))
+    for pickle in (own.state_dict, lambda: hold({"taken": state}, "lightning")):
+        with pytest.raises(TrainingError, match=r"lightning\.taken\.lock\.0, a lock .*on_save_checkpoint"):
+            pickle()
 
 
 def test_a_checkpoint_that_others_could_have_written_is_not_unpickled(tmp_path: Path) -> None:
@@ -342,17 +256,20 @@ def test_a_checkpoint_that_others_could_have_written_is_not_unpickled(tmp_path: 
     assert held.state == {"by": Fraction(1, 3)}
 
 
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path / "run", cases.declare(cases.SMOOTH, 1))
+
+
 def settle(run_dir: RunDir, attempt: int) -> PreparationNote | None:
-    declared, alone = an_ensemble([{"lr": 0.1}]), SimpleNamespace(world=1)
-    made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
-    job = Job(run_dir=str(run_dir.path), identity=declared.identify(0), attempt=attempt, rank=0, **made)
-    pipeline = samples(96, 0)
+    pipeline, alone = cases.data(), SimpleNamespace(world=1)
+    declared = cases.declare(cases.SMOOTH, 1, train=pipeline)
+    job = cases.make_job(run_dir.path, declared, attempt=attempt)
     PoisonRecords(job, declared, alone, {"train": pipeline}, lambda *_, **__: None).start(Inbox())  # type: ignore[arg-type]
     return pipeline.poison_records.note
 
 
-def test_an_attempt_that_lives_on_notes_in_no_file_of_its_successor(tmp_path: Path) -> None:
-    run_dir = RunDir.create(tmp_path / "run", an_ensemble([{"lr": 0.1}]))
+def test_an_attempt_that_lives_on_notes_in_no_file_of_its_successor(run_dir: RunDir) -> None:
     first = settle(run_dir, 0)
     assert first is not None
     first.words[1], first.words[0] = 3, 8
@@ -364,8 +281,7 @@ def test_an_attempt_that_lives_on_notes_in_no_file_of_its_successor(tmp_path: Pa
     assert not note_file(run_dir, "member-0", 0, 0).exists(), "it has been judged"
 
 
-def test_where_nothing_can_be_noted_a_member_goes_on_without(tmp_path: Path) -> None:
-    run_dir = RunDir.create(tmp_path / "run", an_ensemble([{"lr": 0.1}]))
+def test_where_nothing_can_be_noted_a_member_goes_on_without(run_dir: RunDir) -> None:
     path = note_file(run_dir, "member-0", 0, 0)
     path.mkdir(parents=True)  # refuses to be written and read for anybody
     assert settle(run_dir, 0) is None
@@ -374,9 +290,6 @@ def test_where_nothing_can_be_noted_a_member_goes_on_without(tmp_path: Path) -> 
 
 def test_a_note_has_its_room_before_it_is_written() -> None:
     """A mapped file without it, on a file system that is full, ends by SIGBUS whoever writes there."""
-    descriptor = os.memfd_create("note")
-    try:
-        PreparationNote(descriptor)
-        assert os.fstat(descriptor).st_blocks > 0
-    finally:
-        os.close(descriptor)
+    with os.fdopen(os.memfd_create("note"), "r+b") as file:
+        PreparationNote(file.fileno())
+        assert os.fstat(file.fileno()).st_blocks > 0
