@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kit import train_child as cases
-from kit.loop_cases import (
-    checkpoint,
-    finished,
-    give_more_epochs,
-    kill,
-    of,
-    own_loop,
-    predictions,
-    train,
-)
+from kit.loop_cases import checkpoint, finished, give_more_epochs, kill, of, own_loop, predictions, train
 
 from ensemble.reporting.sections.notices import describe_early_stop
 from ensemble.spec import EMA, SWA

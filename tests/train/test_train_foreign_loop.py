@@ -55,30 +55,30 @@ def script(use: Any = lambda member, epoch: None, epochs: int = EPOCHS) -> Calla
     return loop
 
 
+def recipe(loop: Callable[[Any], None]) -> Recipe:
+    return Recipe(model=cases.noisy, train=loop)
+
+
 def loop_of(
     before: Callable[[Any, Any], None] = nothing_more,
     after_epoch: Callable[[Any, int], None] = nothing_more,
     at_the_end: Callable[[Any], None] = nothing_more,
-    make: Callable[[Any], nn.Module] = cases.plain,
+    read: Callable[[Any], Any] = lambda member: member.dataloader("train"),
 ) -> Callable[[Any], None]:
     def loop(member: Any) -> None:
-        model = make(member.params)
+        model = cases.noisy(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         member.prepare(model, optimizer)
         before(member, optimizer)
         for epoch in range(member.identity.epochs):
-            for x, y in member.dataloader("train", fields=("x", "label")):
+            for batch in read(member):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
+                cases.loss(model, batch).mean().backward()
                 optimizer.step()
             after_epoch(member, epoch)
         at_the_end(member)
 
     return loop
-
-
-def recipe(loop: Callable[[Any], None]) -> Recipe:
-    return Recipe(model=cases.noisy, train=loop)
 
 
 def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) -> None:
@@ -94,11 +94,19 @@ def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) ->
             member.report(**member.evaluate(lambda model, batch: {"loss": cases.loss(model, batch)}))
         member.predict_all()
 
-    ends = [
-        finished(tmp_path / loop.__name__, recipe(loop), **OPTIONS)["metrics"]["loss"] for loop in (script(), own)
-    ]
-    assert ends[0] == pytest.approx(ends[1], rel=1e-4), "up to the last bits of a mean"
-    np.testing.assert_allclose(predictions(tmp_path / "loop"), predictions(tmp_path / "own"), atol=1e-4)
+    seen: list[int] = []
+
+    def hook(member: Any, epoch: int) -> None:
+        """An epoch can be ended where a framework's hook is: the end of the pass is no second one."""
+        member.end_epoch()
+        seen.append(member.position["epoch"])
+
+    loops = {"passes": script(), "own": own, "hook": script(hook)}
+    ends = {name: finished(tmp_path / name, recipe(loop), **OPTIONS) for name, loop in loops.items()}
+    assert ends["hook"] == ends["passes"] and seen == [1, 2, 3, 4, 5]
+    losses = [ends[name]["metrics"]["loss"] for name in ("passes", "own")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4), "up to the last bits of a mean"
+    np.testing.assert_allclose(predictions(tmp_path / "passes"), predictions(tmp_path / "own"), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -144,67 +152,56 @@ def test_a_pruner_ends_it_after_an_epoch(tmp_path: Path) -> None:
 
 def swa(crash: list[bool], stops: bool = False) -> Recipe:
     """Averages the weights once an epoch, also in passes that are empty, and reports what it sees."""
+    averaged: list[Any] = []
+    seen: list[int] = []
 
-    def loop(member: Any) -> None:
-        model = cases.noisy(member.params)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        averaged = AveragedModel(model)
-        member.prepare(model, optimizer)
-        member.state("averaged", averaged)
-        batches = member.dataloader("train", fields=("x", "label"))
-        for epoch in range(EPOCHS):
-            seen = 0
-            for x, y in batches:
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                seen += len(x)
-            averaged.update_parameters(model)
-            member.report(loss=float(seen))
-            if stops and epoch == 1:
-                member.stop("enough")
+    def before(member: Any, optimizer: Any) -> None:
+        averaged[:] = [AveragedModel(member.model)]
+        member.state("averaged", averaged[0])
+
+    def read(member: Any) -> Any:
+        seen.clear()
+        for batch in member.dataloader("train"):
+            seen.append(len(batch["x"]))
+            yield batch
+
+    def after_epoch(member: Any, epoch: int) -> None:
+        averaged[0].update_parameters(member.model)
+        member.report(loss=float(sum(seen)))
+        if stops and epoch == 1:
+            member.stop("enough")
+
+    def at_the_end(member: Any) -> None:
         if crash and crash.pop():
             raise RuntimeError("after the loop")
-        member.use_weights(averaged.module)
-        assert averaged.n_averaged == (2 if stops else EPOCHS)
+        member.use_weights(averaged[0].module)
+        assert averaged[0].n_averaged == (2 if stops else EPOCHS)
         member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
 
-    return recipe(loop)
+    return recipe(loop_of(before, after_epoch, at_the_end, read))
 
 
 def test_what_a_loop_does_in_empty_passes_is_undone(tmp_path: Path) -> None:
     whole = finished(tmp_path / "whole", swa([]), **OPTIONS)
     again = swa([True])
-    outcome, _ = train(tmp_path / "again", again, **OPTIONS)
-    assert outcome == "failed"
+    assert train(tmp_path / "again", again, **OPTIONS)[0] == "failed"
     outcome, events = train(tmp_path / "again", again, attempt=1, **OPTIONS)
     assert outcome == "finished"
-    (end,) = of(events, "finished")
-    assert {**end, "attempt": 0} == whole, "after the last epoch"
+    assert {**of(events, "finished")[0], "attempt": 0} == whole, "after the last epoch"
     stopped = finished(tmp_path / "stopped", swa([], stops=True), **OPTIONS)
     assert stopped["metrics"]["loss"] == whole["metrics"]["loss"] > 0, "empty passes report nothing"
 
 
 def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
-    def report(member: Any, epoch: int) -> None:
-        member.report(loss=0.0)
-
-    def predict(member: Any) -> None:
-        member.predict_all(lambda model, batch: change(model(batch["x"])))
-
-    return Recipe(model=cases.noisy, train=loop_of(nothing_more, report, predict, cases.noisy), **options)
+    loop = loop_of(
+        after_epoch=lambda member, epoch: member.report(loss=0.0),
+        at_the_end=lambda member: member.predict_all(lambda model, batch: change(model(batch["x"]))),
+    )
+    return Recipe(model=cases.noisy, train=loop, **options)
 
 
-def softmax(scores: Any) -> Any:
-    return scores.softmax(1)
-
-
-def third(scores: Any) -> Any:
-    return (scores / 3).softmax(1)
-
-
-def drop(scores: Any) -> Any:
-    return nn.functional.dropout(scores).softmax(1)
+softmax, third = lambda scores: scores.softmax(1), lambda scores: (scores / 3).softmax(1)
+drop = lambda scores: nn.functional.dropout(scores).softmax(1)  # noqa: E731
 
 
 @pytest.mark.parametrize(
@@ -239,67 +236,46 @@ def test_it_stops_early_by_itself_and_by_the_objective(tmp_path: Path) -> None:
     assert end["epoch"] == 1 and end["early_stopping"]["patience"] == 1
 
 
-def test_an_epoch_can_be_ended_where_a_framework_s_hook_is(tmp_path: Path) -> None:
-    """What was reported by then counts; the end of the pass is no second one."""
-    seen: list[int] = []
-
-    def hook(member: Any, epoch: int) -> None:
-        member.end_epoch()
-        seen.append(member.position["epoch"])
-
-    end = finished(tmp_path / "hook", recipe(script(hook)), **OPTIONS)
-    assert seen == [1, 2, 3, 4, 5]
-    assert end == finished(tmp_path / "pass", recipe(script()), **OPTIONS)
-
-
 def test_batches_stay_valid_and_have_the_shape_that_is_asked_for(tmp_path: Path) -> None:
-    found: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
 
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        member.prepare(model, optimizer)
+    def read(member: Any) -> Any:
         loader = member.dataloader("train", fields={"inputs": "x", "labels": "label"})
-        found["train"] = list(loader)
-        found["len"] = len(loader), len(member.dataloader("valid"))
-        found["valid"] = list(member.dataloader("valid"))
-        found["tuples"] = list(member.dataloader("valid", fields=("label", "x")))
+        seen["train"] = list(loader)
+        seen["len"] = len(loader), len(member.dataloader("valid"))
+        seen["valid"] = list(member.dataloader("valid"))
+        seen["tuples"] = list(member.dataloader("valid", fields=("label", "x")))
+        return ()
 
-    finished(tmp_path, loop, **{**OPTIONS, "epochs": 1})
-    assert found["len"] == (len(found["train"]), len(found["valid"]))
-    assert all(set(batch) == {"inputs", "labels"} for batch in found["train"])
-    rows = torch.cat([batch["inputs"] for batch in found["train"]])
+    finished(tmp_path, loop_of(read=read), **{**OPTIONS, "epochs": 1})
+    assert seen["len"] == (len(seen["train"]), len(seen["valid"]))
+    assert all(set(batch) == {"inputs", "labels"} for batch in seen["train"])
+    rows = torch.cat([batch["inputs"] for batch in seen["train"]])
     assert len(rows.unique(dim=0)) == len(rows), "no batch lies where another was"
-    indices = torch.cat([batch["index"] for batch in found["valid"]])
+    indices = torch.cat([batch["index"] for batch in seen["valid"]])
     assert torch.equal(indices, torch.arange(len(indices)))
-    assert all(torch.equal(one["x"], two[1]) for one, two in zip(found["valid"], found["tuples"], strict=True))
+    assert all(torch.equal(one["x"], two[1]) for one, two in zip(seen["valid"], seen["tuples"], strict=True))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_with_folds_it_reads_each_other_sample_once_and_no_empty_batch(tmp_path: Path, batch_size: int) -> None:
     """A loop with one loss a batch; also where the last batches of an epoch are empty, and it reads no further."""
     kept = set(np.flatnonzero(weights.fold(cases.N, 4, 0, seed=0)(np.arange(cases.N))).tolist())
-    read: list[list[int]] = []
+    seen: list[list[int]] = []
 
-    def loop(member: Any) -> None:
-        model = cases.normed(member.params)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        member.prepare(model, optimizer)
-        for _ in range(member.identity.epochs):
-            read.append([])
-            batches = iter(member.dataloader("train"))
-            while len(read[-1]) < len(kept):
-                batch = next(batches)
-                assert 0 < len(batch["index"]) == batch.global_size <= batch_size
-                read[-1] += batch["index"].tolist()
-                optimizer.zero_grad()
-                cases.loss(model, batch).mean().backward()
-                optimizer.step()
-        member.predict_all()
+    def read(member: Any) -> Any:
+        seen.append([])
+        batches = iter(member.dataloader("train"))
+        while len(seen[-1]) < len(kept):
+            batch = next(batches)
+            assert 0 < len(batch["index"]) == batch.global_size <= batch_size
+            seen[-1] += batch["index"].tolist()
+            yield batch
 
+    loop = loop_of(at_the_end=lambda member: member.predict_all(), read=read)
     outcome, events = train(tmp_path, recipe(loop), weights=Folds(4), batch_size=batch_size, epochs=2)
     assert outcome == "finished", events[-1]
-    assert all(set(epoch) == kept and len(epoch) == len(kept) for epoch in read) and read[0] != read[1]
+    assert all(set(epoch) == kept and len(epoch) == len(kept) for epoch in seen) and seen[0] != seen[1]
     assert [event["samples"] for event in of(events, "epoch")] == [len(kept)] * 2
 
 
@@ -311,11 +287,8 @@ def test_a_state_that_the_checkpoint_does_not_have_is_refused(tmp_path: Path) ->
     assert "has no such state" in failed(*train(tmp_path, register("b"), **OPTIONS))["error"]
 
 
-def test_a_function_without_a_recipe_says_how_it_predicts(tmp_path: Path) -> None:
-    def loop(predict: Any) -> Callable[[Any], None]:
-        return loop_of(at_the_end=lambda member: member.predict_all(predict))
-
-    assert "valid" in finished(tmp_path / "none", loop(None), **OPTIONS)["predictions"]
-    finished(tmp_path / "given", loop(lambda model, batch: model(batch["x"]).softmax(1)), **OPTIONS)
-    values = predictions(tmp_path / "given")
-    np.testing.assert_allclose(values.sum(axis=1), 1.0, rtol=1e-5)
+def test_a_function_without_a_recipe_may_say_how_it_predicts(tmp_path: Path) -> None:
+    for name, predict in (("none", None), ("given", lambda model, batch: model(batch["x"]).softmax(1))):
+        loop = loop_of(at_the_end=lambda member, predict=predict: member.predict_all(predict))
+        assert "valid" in finished(tmp_path / name, loop, **OPTIONS)["predictions"]
+        np.testing.assert_allclose(predictions(tmp_path / name).sum(axis=1), 1.0, rtol=1e-5)

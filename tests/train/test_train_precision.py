@@ -8,7 +8,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from kit import train_child as cases
@@ -19,43 +18,49 @@ import ensemble
 from ensemble.spec import Recipe
 from ensemble.train.job import Diverged, TrainingError
 from ensemble.train.precision import MAX_SKIPPED_IN_A_ROW, MixedPrecision
-from pipelines import Pipeline, sources
 
-CPU = torch.device("cpu")
+CPU, FP16 = torch.device("cpu"), "fp16"
+EAGER = {"name": "default", "backend": "eager"}
+
+
+def recipe(model: Any = cases.plain, loss: Any = cases.loss) -> Recipe:
+    return Recipe(model=model, loss=loss, task="classification")
+
+
+def one_weight(value: float = 0.0, **options: Any) -> tuple[nn.Parameter, MixedPrecision, Any]:
+    """A weight, its precision, and what steps it by a gradient."""
+    weight, precision = (
+        nn.Parameter(torch.full((1,), value)),
+        MixedPrecision(**{"precision": FP16, **options}, device=CPU),
+    )
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step(grad: float | None = None) -> bool:
+        if grad is not None:
+            weight.grad = torch.tensor([grad])
+        return precision.step(optimizer, [weight], None)
+
+    return weight, precision, step
 
 
 def test_loss_scaling_keeps_gradients_that_fp16_would_lose() -> None:
-    weight = nn.Parameter(torch.ones(1))
-    precision = MixedPrecision("fp16", CPU)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight, precision, step = one_weight(1.0)
     # 1e-8 is 0 in fp16; times 65536 it is not
     loss = (weight.half() * 1e-4).float().sum() * 1e-4
     loss.backward(torch.tensor(precision.loss_scale))
-    assert precision.step(optimizer, [weight], None)
+    assert step()
     assert weight.grad is not None and weight.grad.item() == pytest.approx(1e-8, rel=1e-3)
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_rank_without_a_sample_steps_in_fp16_with_the_gradients_of_the_others(resumed: bool) -> None:
-    weight = nn.Parameter(torch.zeros(1))
-    precision = MixedPrecision("fp16", CPU)
-    if resumed:
-        saved = MixedPrecision("fp16", CPU).state_dict()
-        saved["scaler"]["scale"] = 4.0
-        precision.load_state_dict(saved)
-    weight.grad = torch.tensor([8.0])  # as it comes from the exchange: this rank has scaled no loss
-    assert precision.step(torch.optim.SGD([weight], lr=1.0), [weight], None)
-    assert weight.item() == (-2.0 if resumed else -(8.0 / 65536))
-
-
-def test_the_norm_is_clipped_after_the_scale_is_taken_off() -> None:
-    weight = nn.Parameter(torch.zeros(4))
-    precision = MixedPrecision("fp16", CPU)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    (weight * 3.0).sum().backward(torch.tensor(precision.loss_scale))  # norm 6
-    precision.unscale(optimizer)
-    assert precision.step(optimizer, [weight], clip_norm=1.0)
-    assert weight.norm().item() == pytest.approx(1.0, rel=1e-4)
+def test_a_rank_without_a_sample_steps_in_fp16_with_the_gradients_of_the_others() -> None:
+    for scale in (2.0**16, 4.0):
+        weight, precision, step = one_weight()
+        if scale == 4.0:  # resumed
+            saved = MixedPrecision(FP16, CPU).state_dict()
+            saved["scaler"]["scale"] = scale
+            precision.load_state_dict(saved)
+        assert step(8.0)  # as it comes from the exchange: this rank has scaled no loss
+        assert weight.item() == -8.0 / scale
 
 
 @pytest.mark.parametrize(
@@ -63,30 +68,20 @@ def test_the_norm_is_clipped_after_the_scale_is_taken_off() -> None:
     [("dynamic", "40 times in a row"), (2.0**16, "at the static loss scale 65536: take a smaller one")],
 )
 def test_endless_overflow_is_divergence(scale: Any, says: str) -> None:
-    weight = nn.Parameter(torch.zeros(1))
-    precision = MixedPrecision("fp16", CPU, loss_scale=scale)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-
-    def overflow() -> bool:
-        weight.grad = torch.tensor([torch.inf])
-        return precision.step(optimizer, [weight], None)
-
-    assert not any(overflow() for _ in range(MAX_SKIPPED_IN_A_ROW - 1))
+    weight, _, step = one_weight(loss_scale=scale)
+    assert not any(step(torch.inf) for _ in range(MAX_SKIPPED_IN_A_ROW - 1))
     with pytest.raises(Diverged, match=says):
-        overflow()
+        step(torch.inf)
     assert weight.item() == 0.0
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_static_scale_skips_an_overflow_and_stays(precision: Any) -> None:
-    weight = nn.Parameter(torch.zeros(1))
     factor = 1000.1  # which is not a number of fp32
-    mixed = MixedPrecision(precision, CPU, loss_scale=factor)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight, mixed, step = one_weight(precision=precision, loss_scale=factor)
     for grad, stepped in ((0.5 * factor, True), (torch.inf, False), (torch.nan, False), (0.5 * factor, True)):
         assert mixed.loss_scale == pytest.approx(factor, rel=1e-6) and mixed.may_skip
-        weight.grad = torch.tensor([grad])
-        assert mixed.step(optimizer, [weight], None) is stepped
+        assert step(grad) is stepped
     assert weight.item() == pytest.approx(-1.0) and mixed.loss_scale == pytest.approx(factor, rel=1e-6)
     resumed = MixedPrecision(precision, CPU, loss_scale=factor)
     resumed.load_state_dict(mixed.state_dict())
@@ -113,9 +108,9 @@ class Recurrent(nn.Module):
     "kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.more) for kind in (nn.GRU, nn.RNN))]
 )
 def test_recurrent_nets_train_in_each_precision_on_the_cpu(tmp_path: Path, kind: Any) -> None:
-    last, recipe = {}, Recipe(model=lambda params: Recurrent(kind), loss=cases.loss, task="classification")
+    last, recurrent = {}, recipe(lambda params: Recurrent(kind))
     for precision in ("fp32", "bf16", "fp16"):
-        outcome, events = train(tmp_path / precision, recipe, precision=precision, epochs=2)
+        outcome, events = train(tmp_path / precision, recurrent, precision=precision, epochs=2)
         assert outcome == "finished", events
         last[precision] = of(events, "epoch")[-1]
         assert last[precision]["skipped_steps"] == 0
@@ -152,12 +147,10 @@ def test_what_the_optimizer_does_not_hold_does_not_count_for_clipping(tmp_path: 
     """Its gradients are never unscaled: their norm would be tens of thousands of times too large."""
     steps = {}
     for precision in ("fp32", "fp16"):
-        ensemble = cases.declare(cases.HEAD, 1, precision=precision, epochs=1)
-        torch.manual_seed(ensemble.identify(0).seed)
+        torch.manual_seed(cases.declare(cases.HEAD, 1).identify(0).seed)
         before = cases.plain({}).layers[-1].weight.detach().clone()
         finished(tmp_path / precision, cases.HEAD, precision=precision, epochs=1)
-        after = checkpoint(tmp_path / precision)["model"]["layers.4.weight"]
-        steps[precision] = float((after - before).norm())
+        steps[precision] = float((checkpoint(tmp_path / precision)["model"]["layers.4.weight"] - before).norm())
     assert steps["fp16"] == pytest.approx(steps["fp32"], rel=0.05)
 
 
@@ -168,9 +161,8 @@ def test_what_the_optimizer_does_not_hold_does_not_count_for_clipping(tmp_path: 
 def test_a_compiled_model_has_the_checkpoint_of_any_other(tmp_path: Path, backend: str) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler, and there is no g++")
-    recipe = Recipe(model=lambda params: cases.Net(norm=True), loss=cases.loss, task="classification")
-    plain = finished(tmp_path / "plain", recipe, epochs=2)
-    made = finished(tmp_path / "made", recipe, epochs=2, compile={"name": "default", "backend": backend})
+    plain = finished(tmp_path / "plain", recipe(cases.normed), epochs=2)
+    made = finished(tmp_path / "made", recipe(cases.normed), epochs=2, compile={**EAGER, "backend": backend})
     ours, theirs = checkpoint(tmp_path / "made")["model"], checkpoint(tmp_path / "plain")["model"]
     assert list(ours) == list(theirs)
     for name, tensor in theirs.items():
@@ -190,11 +182,11 @@ def test_a_model_is_compiled(tmp_path: Path) -> None:
             return super().forward(x)
 
     options: dict[str, Any] = {"epochs": 2, "valid": None, "train": cases.data(25)}
-    recipe = Recipe(model=lambda params: Counted(), loss=cases.loss, task="classification")
+    counted = recipe(lambda params: Counted())
     looks = 2  # at the first batch once more: the whole, and its first half
-    finished(tmp_path / "plain", recipe, **options)
+    finished(tmp_path / "plain", counted, **options)
     assert calls == 10 + looks
-    finished(tmp_path / "made", recipe, compile={"name": "default", "backend": "eager"}, **options)
+    finished(tmp_path / "made", counted, compile=EAGER, **options)
     assert calls <= 10 + 2 * looks
     assert not list(tmp_path.rglob("compiled/*/inductor/*")), "nothing was compiled to files"
 
@@ -203,24 +195,25 @@ def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(tmp_pat
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    seen: list[str | None] = []
 
-    def loss(model: Any, batch: Any) -> Any:
-        seen.append(os.environ.get(names[0]))
-        return cases.loss(model, batch)
+    def find_folders(run: str) -> set[str | None]:
+        seen: set[str | None] = set()
 
-    recipe = Recipe(model=cases.plain, loss=loss, task="classification")
+        def loss(model: Any, batch: Any) -> Any:
+            seen.add(os.environ.get(names[0]))
+            return cases.loss(model, batch)
+
+        finished(tmp_path / run, recipe(loss=loss), epochs=1, compile=EAGER)
+        return seen
+
     for run in ("one", "two"):
-        finished(tmp_path / run, recipe, epochs=1, compile={"name": "default", "backend": "eager"})
-        (folder,) = set(seen)
+        (folder,) = find_folders(run)
         assert folder is not None and Path(folder).parents[1] == tmp_path / run / "compiled"
         assert stat.S_IMODE(Path(folder).parents[1].stat().st_mode) == 0o700
         assert not [name for name in names if name in os.environ]
-        seen.clear()
     elsewhere = str(tmp_path / "elsewhere")
     monkeypatch.setenv(names[0], elsewhere)
-    finished(tmp_path / "three", recipe, epochs=1, compile={"name": "default", "backend": "eager"})
-    assert set(seen) == {elsewhere} == {os.environ[names[0]]}
+    assert find_folders("three") == {elsewhere} == {os.environ[names[0]]}
 
 
 @pytest.mark.more
@@ -228,11 +221,8 @@ def test_the_next_start_of_a_run_compiles_nothing_again(tmp_path: Path, monkeypa
     if shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler, and there is no g++")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    train = Pipeline(sources.arrays(x=np.eye(16, 6, dtype=np.float32), label=np.arange(16) % 3), seed=0)
-    recipe = Recipe(model=cases.plain, loss=cases.loss, task="classification")
-    options = {"epochs": 1, "batch_size": 8, "compile": True, "devices": "cpu"}
-    declared = ensemble.Ensemble(name="compiled", recipe=recipe, members=[{"lr": 0.1}], train=train, **options)
-    ensemble.submit(declared, tmp_path / "run", "local").wait()
+    options = {"epochs": 1, "train": cases.data(20), "valid": None, "compile": True, "devices": "cpu"}
+    ensemble.submit(cases.declare(recipe(), 1, **options), tmp_path / "run", "local").wait()
 
     def list_kernels() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "compiled").rglob("*.so")}
