@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,16 @@ from ensemble.reporting.sections.notices import describe_early_stop
 from ensemble.spec import EMA, SWA
 from ensemble.store import weights_sha256
 
-KEPT: dict[str, dict[str, Any]] = {
-    "last": {},
-    "best": {"keep": "best", "objective": "loss"},
-    "ema": {"averaging": EMA(0.8)},
-    "swa": {"averaging": SWA(1)},
-}
+KEPT: dict[str, dict[str, Any]] = {"last": {}, "best": {"keep": "best", "objective": "loss"}}
+KEPT |= {"ema": {"averaging": EMA(0.8)}, "swa": {"averaging": SWA(1)}}
 
 
-def killed_at_its_end(folder: Path, loop: Any, **options: Any) -> None:
-    """Train, and die where the last checkpoint has been written and nobody has been told that training is over."""
+def resume_from_the_end(folder: Path, loop: Any, again: Any, **options: Any) -> dict[str, Any]:
+    """A loop dies where the last checkpoint is written and nobody has been told; the end by another loop."""
     assert of(kill(folder, loop, lambda event: event["type"] == "finished", **options), "checkpoint")
+    outcome, events = train(folder, again, attempt=1, **options)
+    assert outcome == "finished" and not of(events, "epoch")
+    return {**of(events, "finished")[0], "attempt": 0}
 
 
 def test_ending_after_a_whole_epoch_is_what_fewer_epochs_are(tmp_path: Path) -> None:
@@ -51,20 +49,14 @@ def test_ending_after_a_whole_epoch_is_what_fewer_epochs_are(tmp_path: Path) -> 
 def test_a_member_that_has_ended_itself_trains_no_more_when_it_is_resumed(tmp_path: Path) -> None:
     options = {"epochs": 6, **KEPT["swa"]}
     whole = finished(tmp_path / "whole", cases.ending("stop", 1), **options)
-    killed_at_its_end(tmp_path / "again", cases.ending("stop", 1), **options)
-    outcome, events = train(tmp_path / "again", cases.ending("not", 9), attempt=1, **options)
-    assert outcome == "finished" and not of(events, "epoch")
-    assert {**of(events, "finished")[0], "attempt": 0} == whole
-
-
-def test_a_resume_within_the_epoch_in_which_it_was_asked_to_end_ends_after_it(tmp_path: Path) -> None:
-    options = {"epochs": 6, **KEPT["swa"]}
-    whole = finished(tmp_path / "whole", cases.ending("stop once", 1), **options)
+    ends = (cases.ending("stop", 1), cases.ending("not", 9))
+    assert resume_from_the_end(tmp_path / "again", *ends, **options) == whole
+    # A resume within the epoch in which it was asked to end ends after it.
+    loop = cases.ending("stop once", 1)
+    whole = finished(tmp_path / "whole once", loop, **options)
     assert whole["epoch"] == 1
-    assert (
-        train(tmp_path / "again", cases.ending("stop once", 1), cases.Script(8, "stop"), **options)[0] == "stopped"
-    )
-    assert finished(tmp_path / "again", cases.ending("stop once", 1), **options) == whole
+    assert train(tmp_path / "once", loop, cases.Script(8, "stop"), **options)[0] == "stopped"
+    assert finished(tmp_path / "once", loop, **options) == whole
 
 
 def test_what_is_evaluated_after_a_loop_that_was_left_is_what_is_saved(tmp_path: Path) -> None:
@@ -91,38 +83,34 @@ def test_what_is_evaluated_after_a_loop_that_was_left_is_what_is_saved(tmp_path:
     assert found == [pytest.approx(float(cases.loss(saved, valid).mean()), rel=1e-6)]
 
 
-def handing_over(weights: Callable[[Any], Any], metrics: dict[str, float] | None = None) -> Any:
-    def at_the_end(member: Any) -> None:
-        member.use_weights(weights(member), metrics=metrics)
-        with member.evaluating() as model:
-            found = [(model(b["x"]).softmax(dim=1), b["index"].clone()) for b in member.batches("valid")]
-        member.predictions("valid", *map(torch.cat, zip(*found, strict=True)))
-
-    return own_loop(lambda member, epoch: member.report(loss=9.0 - epoch), at_the_end)
+def report(member: Any, epoch: int) -> None:
+    member.report(loss=9.0 - epoch)
 
 
-def other_weights(_: Any = None) -> dict[str, Any]:
-    torch.manual_seed(7)
-    return cases.plain({}).state_dict()
+def hand_over(member: Any, weights: Any) -> None:
+    member.use_weights(weights, metrics={"loss": 0.25})
+    with member.evaluating() as model:
+        found = [(model(b["x"]).softmax(dim=1), b["index"].clone()) for b in member.batches("valid")]
+    member.predictions("valid", *map(torch.cat, zip(*found, strict=True)))
 
 
 @pytest.mark.parametrize("kept", KEPT)
 def test_weights_that_are_handed_over_are_the_members(kept: str, tmp_path: Path) -> None:
     options = {"epochs": 3, **KEPT[kept]}
-    end = finished(tmp_path / "a", handing_over(other_weights, {"loss": 0.25}), **options)
-    assert end["weights_sha256"] == weights_sha256(other_weights())
+    torch.manual_seed(7)
+    other = cases.plain({}).state_dict()
+    trained, hands_over = own_loop(report), own_loop(report, lambda member: hand_over(member, other))
+    end = finished(tmp_path / "a", hands_over, **options)
+    assert end["weights_sha256"] == weights_sha256(other)
     assert (end["metrics"], end["kept"]) == ({"loss": 0.25}, {"by": "use_weights"})
-    saved, trained = checkpoint(tmp_path / "a"), own_loop(lambda member, epoch: member.report(loss=9.0 - epoch))
+    saved = checkpoint(tmp_path / "a")
     assert weights_sha256(saved["model"]) == end["weights_sha256"]
     last = finished(tmp_path / "last", trained, epochs=3)["weights_sha256"]
     assert weights_sha256(saved["kept"]["trained"]) == last, "those in training stay beside them"
-    # A resume whose framework has forgotten its best weights has them from the checkpoint.
-    killed_at_its_end(tmp_path / "b", handing_over(other_weights, {"loss": 0.25}), **options)
-    outcome, events = train(tmp_path / "b", trained, attempt=1, **options)
-    again = {**of(events, "finished")[0], "attempt": 0, "predictions": end["predictions"]}  # it predicts nothing
-    assert outcome == "finished" and again == end
+    # A resume whose framework has forgotten its best weights has them from the checkpoint; it predicts nothing.
+    again = resume_from_the_end(tmp_path / "b", hands_over, trained, **options)
+    assert {**again, "predictions": end["predictions"]} == end
     # Given more epochs it goes on from those in training.
     more = give_more_epochs(tmp_path / "a", trained, 3, **{**options, "epochs": 5})
     if kept in ("last", "best"):
-        five = finished(tmp_path / "five", trained, epochs=5)["weights_sha256"]
-        assert more["weights_sha256"] == five
+        assert more["weights_sha256"] == finished(tmp_path / "five", trained, epochs=5)["weights_sha256"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kit import train_child as cases
-from kit.loop_cases import STOPPING, Events, finished, of, predictions, train
+from kit.loop_cases import STOPPING, Events, finished, of, predictions
 from kit.loop_cases import own_loop as plain_loop
 from torch import nn
 from torch.optim.swa_utils import update_bn
@@ -90,16 +90,13 @@ def test_averages_that_are_evaluated_by_hand_have_statistics_of_their_own(tmp_pa
         with member.evaluating() as averaged:
             update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), averaged)
 
-    loops = {"recipe": NORM, "told": own_evaluation(True), "plain": own_evaluation(False)}
+    loops = {"recipe": NORM, "measured": own_evaluation(True), "plain": own_evaluation(False)}
     loops["seen"] = Recipe(model=NORM.model, train=own_evaluation(False))
-    if keep == "last":  # they may be computed by the function itself, which reports nothing then
-        loops["own"] = plain_loop(update, make=cases.normed)
     options = {**BY_HAND, "keep": keep, "objective": "loss"}
-    ends = {
-        name: finished(tmp_path / name, loop, **(BY_HAND if name == "own" else options))
-        for name, loop in loops.items()
-    }
-    assert len({end["weights_sha256"] for end in ends.values()}) == 1, ends
+    ends = [finished(tmp_path / name, loop, **options)["weights_sha256"] for name, loop in loops.items()]
+    if keep == "last":  # they may be computed by the function itself, which reports nothing then
+        ends.append(finished(tmp_path / "own", plain_loop(update, make=cases.normed), **BY_HAND)["weights_sha256"])
+    assert len(set(ends)) == 1, ends
 
 
 def test_averages_of_a_model_that_nobody_can_call_are_trained_on(tmp_path: Path, monkeypatch: Any) -> None:
@@ -125,29 +122,21 @@ def test_statistics_are_computed_where_a_checkpoint_is_due(tmp_path: Path) -> No
 
 def test_a_train_function_mixes_a_batch_of_several_inputs(tmp_path: Path) -> None:
     """The Recipe's loss by name, which would have to be told which of them, is not used."""
+    seen: list[bool] = []
 
     def losses(member: Any, model: nn.Module, batch: Any) -> Any:
         mixed = member.mixup(batch)
+        seen.append(mixed.partner_weight is not None)
         outputs = model(mixed["x"] + mixed["more"])
         return mixed.losses(lambda y: nn.functional.cross_entropy(outputs, y, reduction="none"))
 
     columns = cases.data().source.columns
     pipe = Pipeline(sources.arrays(**columns, more=columns["x"]))
     recipe = Recipe(model=cases.plain, train=plain_loop(losses=losses), loss="cross_entropy")
-    finished(tmp_path, recipe, train=pipe, valid=None, mixup=0.3)
-
-
-@pytest.mark.parametrize("weights", ["uniform", "bootstrap"])
-def test_mixup_weighs_samples_where_the_member_has_weights(tmp_path: Path, weights: str) -> None:
-    seen = []
-
-    def losses(member: Any, model: nn.Module, batch: Any) -> Any:
-        mixed = member.mixup(batch)
-        seen.append(mixed.partner_weight is not None)
-        return cases.loss(model, mixed)
-
-    finished(tmp_path, plain_loop(losses=losses), epochs=1, mixup=0.3, weights=weights)
-    assert seen == [weights == "bootstrap"] * 5
+    for weights in ("uniform", "bootstrap"):  # samples are weighed where the member has weights
+        options = {"train": pipe, "valid": None, "mixup": 0.3, "epochs": 1, "weights": weights}
+        finished(tmp_path / weights, recipe, **options)
+    assert seen == [False] * 5 + [True] * 5
 
 
 def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_path: Path) -> None:
@@ -155,10 +144,8 @@ def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_pa
         """The objective is reported after each third epoch, and something else after others."""
 
         def report(member: Any, epoch: int) -> None:
-            if epoch % 3 == 0:
-                member.report(loss=value(epoch), other=1.0)
-            elif epoch % 2:
-                member.report(other=1.0)
+            if epoch % 3 == 0 or epoch % 2:
+                member.report(other=1.0, **({} if epoch % 3 else {"loss": value(epoch)}))
 
         options = {"objective": "loss", "early_stopping": EarlyStopping(2), "keep": "best", "epochs": epochs}
         return finished(tmp_path / str(epochs), plain_loop(report), **options)
@@ -174,14 +161,13 @@ GIVEN += [("free", torch.tensor([0.5, 2.0], dtype=torch.bfloat16), np.array([0.5
 GIVEN += [("multilabel", torch.tensor([[0.0, 1.0], [1.0, torch.nan]]), np.array([[0, 1], [1, -100]]))]
 
 
-@pytest.mark.parametrize(("task", "target", "stored"), GIVEN)
-def test_a_given_target_is_stored_as_its_task_has_it(tmp_path: Path, task: str, target: Any, stored: Any) -> None:
-    def predict(member: Any) -> None:
-        member.predictions("valid", torch.full(target.shape, 0.5), torch.arange(2), target, task)
-
-    finished(tmp_path, plain_loop(at_the_end=predict), epochs=1)
-    kept = load_predictions(RunDir(tmp_path).predictions("member-0", 0), "valid").target
-    assert kept is not None and kept.dtype == stored.dtype and np.array_equal(kept, stored)
+def test_a_given_target_is_stored_as_its_task_has_it(tmp_path: Path) -> None:
+    for number, (task, target, stored) in enumerate(GIVEN):
+        given = ("valid", torch.full(target.shape, 0.5), torch.arange(2), target, task)
+        loop = plain_loop(at_the_end=lambda member, given=given: member.predictions(*given))
+        finished(tmp_path / str(number), loop, epochs=1)
+        kept = load_predictions(RunDir(tmp_path / str(number)).predictions("member-0", 0), "valid").target
+        assert kept is not None and kept.dtype == stored.dtype and np.array_equal(kept, stored)
 
 
 def test_members_have_loops_of_their_own(tmp_path: Path) -> None:
@@ -215,19 +201,18 @@ def test_looks_at_a_model_in_training_leave_it_as_it_was(tmp_path: Path) -> None
 
     def train_it(member: Any) -> None:
         model = Counting()
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
         model.train()
         model.frozen.eval()
         for _ in member.epochs():
             for batch in member.batches():
-                member.backward(nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+                member.backward(cases.loss(model, batch))
                 member.step()
             with member.evaluating():
                 for batch in member.batches("valid"):
                     model(batch["x"])
             seen.append((model.frozen.training, float(model.calls), float(model.more_calls)))
 
-    outcome, _ = train(tmp_path, Recipe(model=lambda params: Counting(), train=train_it), epochs=3)
-    assert outcome == "finished"
+    finished(tmp_path, Recipe(model=lambda params: Counting(), train=train_it), epochs=3)
     calls = seen[0][1]
     assert seen == [(False, calls * epoch, calls * epoch) for epoch in (1, 2, 3)]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit import execute_members
 from kit.event_dicts import fold, read_events
 from torch import nn
 from torch.nn import functional as F
@@ -20,9 +19,8 @@ from ensemble import Ensemble, Recipe, quantiles
 from ensemble.store import RunDir
 from pipelines import Pipeline, PipelineError, sources
 
-RNG = np.random.default_rng(0)
 ROWS = 40
-X = RNG.normal(size=(ROWS, 4)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
 LABEL = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 1)
 
 
@@ -53,24 +51,35 @@ def submit(folder: Path, *args: Any, **options: Any) -> list[dict[str, Any]]:
     return read_events(RunDir(folder).events)
 
 
-def precedes_epochs(events: list[dict[str, Any]], member: str | None = None) -> bool:
-    kinds = [event["type"] for event in events if member in (None, event.get("member"))]
-    return kinds.index("remark") < kinds.index("epoch")
+def expect_remark(events: list[dict[str, Any]], *parts: str, member: str = "member-0", alone: bool = True) -> None:
+    """The member has this remark before its first epoch has ended; `alone`: and no other."""
+    own = [event for event in events if event.get("member") == member]
+    texts = [event["text"] for event in own if event["type"] == "remark"]
+    remarked = [text for text in texts if all(part in text for part in parts)]
+    assert len(remarked) == 1 if alone else remarked, texts
+    kinds = [event["type"] for event in own]
+    assert kinds.index("remark") < kinds.index("epoch")
 
 
-def list_remarks(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(event["member"], event["text"]) for event in events if event["type"] == "remark"]
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is held: validation data are prepared anew at each pass."""
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
 
 
 UNTAKEN = {"test": LABEL, "valid": LABEL.astype(np.int8), "of several": np.stack([LABEL, LABEL], axis=1)}
 
 
-@pytest.mark.parametrize("name", UNTAKEN)
-def test_a_label_that_the_loss_does_not_take_is_named_first(tmp_path: Path, name: str) -> None:
+STREAMED = pytest.param("streamed", marks=pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass"))
+
+
+@pytest.mark.parametrize("name", [*UNTAKEN, STREAMED])
+def test_a_label_that_the_loss_does_not_take_is_named_first(tmp_path: Path, name: str, monkeypatch: Any) -> None:
+    if name == "streamed":
+        stream(monkeypatch)
     split, value = ("valid", -1) if name == "valid" else ("test", -2 if name == "of several" else -1)
-    label = spoil(UNTAKEN[name], (7, 1) if name == "of several" else 7, value)
+    label = spoil(UNTAKEN.get(name, LABEL), (7, 1) if name == "of several" else 7, value)
     with pytest.raises(PipelineError, match="nothing was trained") as refused:
-        submit(tmp_path / "run", **{split: pipe(label, X + 3)})
+        submit(tmp_path / "run", **{split: pipe(label, X + 3)}, epochs=2)
     message = str(refused.value)
     assert re.search(rf"Ensemble.{split}: sample 7 \(.*row 7\) has the label {value}", message)
     assert "-100" in message and f"leave out {split}=" in message
@@ -98,15 +107,23 @@ def own_loss(model: Any, batch: Any) -> Any:
 
 @pytest.mark.parametrize(("loss", "label"), [(own_loss, -1), ("cross_entropy", 3), ("binary_cross_entropy", 2)])
 def test_a_label_of_test_without_a_class_is_remarked_early(tmp_path: Path, loss: Any, label: int) -> None:
-    most = 1 if loss == "binary_cross_entropy" else 2
-    known = LABEL.clip(0, most)
-    splits = {"train": pipe(known), "valid": pipe(known, X + 1), "test": pipe(spoil(known, 7, label), X + 3)}
-    task = {"task": "classification"} if loss == "binary_cross_entropy" else {}
-    members = [{"lr": 0.01, "classes": most if most == 1 else 3}]
-    events = submit(tmp_path / "run", loss, **splits, **task, members=members)
-    ((_, text),) = [remark for remark in list_remarks(events) if "Ensemble.test" in remark[1]]
-    assert f"row 7) has the label {label}" in text and f"0 ... {most}" in text
-    assert precedes_epochs(events)
+    is_binary = loss == "binary_cross_entropy"
+    most = 1 if is_binary else 2
+    fitting = LABEL.clip(0, most)
+    splits = {"train": pipe(fitting), "valid": pipe(fitting, X + 1), "test": pipe(spoil(fitting, 7, label), X + 3)}
+    options = {"task": "classification", "members": [{"lr": 0.01, "classes": 1}]} if is_binary else {}
+    events = submit(tmp_path / "run", loss, **splits, **options)
+    expect_remark(events, "Ensemble.test", f"row 7) has the label {label}", f"0 ... {most}")
+
+
+def test_what_others_do_not_take_is_remarked_early(tmp_path: Path) -> None:
+    events = submit(tmp_path / "classes", members=[{"lr": 0.01}, {"lr": 0.01, "classes": 5}])
+    assert [event["member"] for event in events if event["type"] == "remark"] == ["member-1"]
+    expect_remark(events, "predicts 5 classes on training, member-0 3", member="member-1")
+    events = submit(tmp_path / "samples", test=pipe(x=np.concatenate([X, X], axis=1)))
+    expect_remark(events, "samples of Ensemble.test raised")
+    kinds = [event["type"] for event in events]
+    assert kinds.count("remark") == 1 and kinds.index("epoch") < kinds.index("failed")
 
 
 PREPARE_S = 0.002
@@ -127,22 +144,14 @@ class Mend:
         return {name: value for name, value in sample.items() if name != "row"}
 
 
-def breakable(marker: Path, shift: int, *rows: int) -> Pipeline:
-    source = sources.arrays(x=X + shift, label=LABEL, row=np.arange(ROWS))
-    return Pipeline(source, seed=0).map(Mend(marker, *rows), version=1)
-
-
-@pytest.fixture
-def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
-
-
-@pytest.mark.usefixtures("no_memory")
 @pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass")
-def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goes_on(tmp_path: Path) -> None:
-    declared = an_ensemble(
-        test=breakable(tmp_path / "bad", 2, 3, 11), epochs=2, members=[{"lr": 0.01}, {"lr": 0.02}]
-    )
+def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream(monkeypatch)
+    source = sources.arrays(x=X + 2, label=LABEL, row=np.arange(ROWS))
+    mended = Pipeline(source, seed=0).map(Mend(tmp_path / "bad", 3, 11), version=1)
+    declared = an_ensemble(test=mended, epochs=2, members=[{"lr": 0.01}, {"lr": 0.02}])
     clean = ensemble.submit(declared, tmp_path / "clean", "inline").wait()
     (tmp_path / "bad").touch()
     run = tmp_path / "run"
@@ -160,15 +169,7 @@ def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goe
     assert [row["metrics"] for row in result.members] == [row["metrics"] for row in clean.members]
 
 
-@pytest.mark.usefixtures("no_memory")
-@pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass")
-def test_labels_of_a_streamed_split_are_looked_at_before_members_train(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"nothing was trained: Ensemble.test: sample 7 .* the label -1"):
-        submit(tmp_path / "run", test=pipe(spoil(LABEL, 7, -1), X + 3), epochs=2)
-    assert not [event for event in read_events(RunDir(tmp_path / "run").events) if event["type"] == "epoch"]
-
-
-def find_held() -> int:
+def measure_held() -> int:
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:resident" in line]
     ends = [[int(number, 16) for number in line.split()[0].split("-")] for line in lines]
     return sum(end - start for start, end in ends)
@@ -180,26 +181,13 @@ def test_a_member_without_a_feeder_holds_validation_data_alone_while_it_trains(t
 
     def loss(model: Any, batch: Any) -> Any:
         if model.training:
-            held.append(find_held())
+            held.append(measure_held())
         return F.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
 
-    def wide(shift: int) -> Pipeline:
-        return Pipeline(sources.arrays(x=X + shift, label=LABEL, more=large), seed=0)
-
-    before = find_held()
-    submit(tmp_path / "run", loss, valid=wide(1), test=wide(2), epochs=2)
+    valid, test = (Pipeline(sources.arrays(x=X + shift, label=LABEL, more=large), seed=0) for shift in (1, 2))
+    before = measure_held()
+    submit(tmp_path / "run", loss, valid=valid, test=test, epochs=2)
     assert large.nbytes <= max(held) - before < 1.5 * large.nbytes
-
-
-def own_numbers(model: Any, batch: Any) -> Any:
-    return (model(batch["x"]).squeeze(-1) - batch["label"]).square()
-
-
-def test_members_that_predict_other_classes_than_the_first_are_remarked(tmp_path: Path) -> None:
-    events = submit(tmp_path / "run", members=[{"lr": 0.01}, {"lr": 0.01, "classes": 5}])
-    ((member, text),) = list_remarks(events)
-    assert member == "member-1" and "predicts 5 classes on training, member-0 3" in text
-    assert precedes_epochs(events, "member-1")
 
 
 @pytest.mark.parametrize(
@@ -213,12 +201,11 @@ def test_members_that_predict_other_classes_than_the_first_are_remarked(tmp_path
 )
 def test_a_function_that_does_not_combine_is_remarked_early(tmp_path: Path, function: Any, reason: Any) -> None:
     events = submit(tmp_path / "run", combine=function, members=[{"lr": 0.01}, {"lr": 0.02}])
-    remarks = [text for _, text in list_remarks(events)]
     if reason is None:
-        assert not remarks
-        return
-    assert any("Ensemble.combine=" in text and reason in text for text in remarks), remarks
-    assert precedes_epochs(events)
+        assert not [event for event in events if event["type"] == "remark"]
+    else:
+        member = next(event["member"] for event in events if event["type"] == "remark")
+        expect_remark(events, "Ensemble.combine=", reason, member=member, alone=False)
 
 
 def test_too_few_validation_samples_for_a_stack_are_said_at_the_start() -> None:
@@ -227,52 +214,36 @@ def test_too_few_validation_samples_for_a_stack_are_said_at_the_start() -> None:
     assert not an_ensemble(combine="stack").list_notices()
 
 
-def test_samples_of_test_that_the_model_cannot_take_are_remarked_with_the_first_batch(tmp_path: Path) -> None:
-    declared = an_ensemble(test=pipe(x=np.concatenate([X, X], axis=1)))
-    ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    events = read_events(RunDir(tmp_path / "run").events)
-    ((_, text),) = list_remarks(events)
-    assert "samples of Ensemble.test raised" in text
-    kinds = [event["type"] for event in events]
-    assert kinds.index("remark") < kinds.index("epoch") < kinds.index("failed")
+def own_numbers(model: Any, batch: Any) -> Any:
+    return (model(batch["x"]).squeeze(-1) - batch["label"]).square()
 
 
-@pytest.mark.parametrize("task", ["quantiles", "free"])
-def test_a_combination_that_is_not_for_the_task_is_remarked_early(tmp_path: Path, task: str) -> None:
+QUANTILES = {"loss": "pinball", "task": quantiles(0.1, 0.5, 0.9), "combine": "stack"}
+FREE = {"loss": own_numbers, "task": "free", "predict": lambda model, batch: model(batch["x"])}
+
+
+@pytest.mark.parametrize(
+    ("options", "outputs", "reason"), [(QUANTILES, 3, "'weighted' or 'gr"), (FREE, 1, "combine")]
+)
+def test_a_combination_that_is_not_for_the_task_is_remarked_early(
+    tmp_path: Path, options: Any, outputs: int, reason: str
+) -> None:
     splits = {name: pipe(X[:, 0], X + shift) for shift, name in enumerate(("train", "valid", "test"))}
-    options, outputs, reason = {
-        "quantiles": (
-            {"loss": "pinball", "task": quantiles(0.1, 0.5, 0.9), "combine": "stack"},
-            3,
-            "'weighted' or 'gr",
-        ),
-        "free": (
-            {"loss": own_numbers, "task": "free", "predict": lambda model, batch: model(batch["x"])},
-            1,
-            "combine",
-        ),
-    }[task]
     members = [{"lr": 0.01, "classes": outputs}]
     events = submit(tmp_path / "run", **splits, **options, objective="loss", members=members)
-    assert any(reason in text for _, text in list_remarks(events)), list_remarks(events)
-    assert precedes_epochs(events)
-
-
-def figures(path: Path) -> list[Any]:
-    events = read_events(RunDir(path).events)
-    members = fold(events).members.values()
-    return [[each.weights_sha256, each.predictions, each.metrics] for each in members] + [
-        event["metrics"] for event in events if event["type"] == "epoch"
-    ]
+    expect_remark(events, reason, alone=False)
 
 
 def test_figures_are_the_same_of_streamed_validation_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = execute_members.an_ensemble(
-        [{"lr": 0.1, "width": 4}], epochs=2, sharing="independent", batch_size=20, seed=3
-    )
-    ensemble.submit(made, tmp_path / "held", "inline").wait()
-    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
+    def figures(name: str) -> list[Any]:
+        events = submit(tmp_path / name, epochs=2, seed=3)
+        members = fold(events).members.values()
+        return [[member.weights_sha256, member.predictions, member.metrics] for member in members] + [
+            event["metrics"] for event in events if event["type"] == "epoch"
+        ]
+
+    held = figures("held")
+    stream(monkeypatch)
     with pytest.warns(UserWarning, match="'valid' is prepared anew at each pass"):
-        ensemble.submit(made, tmp_path / "streamed", "inline").wait()
-    assert figures(tmp_path / "streamed") == figures(tmp_path / "held")
-    assert figures(tmp_path / "held")[0][1]
+        streamed = figures("streamed")
+    assert streamed == held and held[0][1]

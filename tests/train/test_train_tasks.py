@@ -24,21 +24,6 @@ from ensemble.store import RunDir, load_checkpoint, load_predictions, save_check
 from ensemble.train.call import Call, Observation
 from pipelines import Pipeline, sources
 
-#: name -> kind, shape of a sample's values, names of its metrics beside the loss
-EXPECTED: dict[str, Any] = {"single": ("classification", (3,), {"accuracy", "f1_macro"})}
-EXPECTED |= {"one logit": ("classification", (2,), {"accuracy", "roc_auc"})}
-EXPECTED |= {"multilabel": ("multilabel", (4,), {"hamming_accuracy", "subset_accuracy", "roc_auc_macro"})}
-EXPECTED |= {"steps": ("classification", (7, 3), {"accuracy", "f1_macro"})}
-EXPECTED |= {"pixels": ("classification", (4, 4, 2), {"accuracy", "roc_auc"})}
-EXPECTED |= {"regression": ("regression", (), {"mae", "rmse", "r2"})}
-EXPECTED |= {"rain": ("regression", (), {"mae", "rmse", "r2"})}
-EXPECTED |= {"gaussian": ("gaussian", (2,), {"mae", "rmse", "pearson"})}
-EXPECTED |= {"quantiles": ("quantiles", (3,), {"mae", "rmse", "medae"}), "free": ("free", (2, 2), {"spread"})}
-EXPECTED |= {"predict": ("classification", (3,), {"accuracy", "f1_macro"})}
-EXPECTED |= {"computed arguments": ("classification", (3,), {"accuracy", "f1_macro"})}
-#: name -> metrics of the split that are computed from predictions
-OF_SPLIT = {"one logit": ["roc_auc"], "free": [cases.spread]}
-
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,23 +33,26 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train_by_two(tmp_path_factory: pytest.TempPathFactory, train: Any) -> Path:
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    run_ranks(2, train, folder)
+    run_ranks(2, cases.train_first, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_by_two(tmp_path_factory, cases.train_first)
-
-
-@pytest.fixture(scope="module")
 def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_by_two(tmp_path_factory, cases.train_second)
+    folder = tmp_path_factory.mktemp("two")
+    run_ranks(2, cases.train_second, folder)
+    return folder
 
 
 TIERED = [pytest.param(name, marks=pytest.mark.more if name in cases.SECOND else ()) for name in cases.CASES]
+
+
+def end(outcome: str, events: Events) -> dict[str, Any]:
+    assert outcome == "finished", events[-1]
+    return next(event for event in events if event["type"] == "finished")
 
 
 def said(folder: Path, name: str, type: str, rank: int = 0) -> Events:
@@ -89,25 +77,29 @@ def observed(folder: Path, name: str) -> Observation:
     return found
 
 
+CALLS = {name: Call(("x",)) for name in ("single", "steps", "gaussian")}
+CALLS |= {"one logit": Call((), {"x": "x"}), "predict": None, "computed arguments": None}
+
+
 @pytest.mark.parametrize("name", cases.CASES)
 def test_a_task_is_reported_and_predicted(one: Path, name: str) -> None:
-    kind, shape, figures = EXPECTED[name]
-    saved, known = predictions(one, name), metrics(one, name)
-    assert saved.task.kind == kind and saved.values.shape == (13, *shape) and saved.values.dtype == np.float32
-    assert set(known) == {"loss"} | figures
-    assert np.array_equal(saved.target, cases.CASES[name].target(np.random.default_rng(1).normal(size=(13, 6))))
-    if kind == "classification":
+    case, saved, known = cases.CASES[name], predictions(one, name), metrics(one, name)
+    assert saved.task.kind == case.kind and saved.values.shape == (13, *case.shape)
+    assert saved.values.dtype == np.float32
+    assert set(known) == {"loss", *case.metrics.split()}
+    assert np.array_equal(saved.target, case.target(np.random.default_rng(1).normal(size=(13, 6))))
+    if case.kind == "classification":
         assert saved.values.sum(axis=-1) == pytest.approx(1, abs=1e-6)
-    names = OF_SPLIT.get(name) or list(cases.CASES[name].recipe.split_metrics)
-    assert compute(names, saved.values, saved.target, saved.task) == pytest.approx(
-        {key: value for key, value in known.items() if key in {getattr(n, "__name__", n) for n in names}}, rel=1e-6
-    )
-
-
-def test_every_task_learns(one: Path) -> None:
-    for name in cases.CASES:
-        losses = [event["metrics"]["loss"] for event in said(one, name, "epoch")]
-        assert losses[-1] < losses[0], name
+    names: Any = {"one logit": ["roc_auc"], "free": [cases.spread]}.get(name) or case.recipe.split_metrics
+    expected = {getattr(metric, "__name__", metric) for metric in names}
+    computed = compute(list(names), saved.values, saved.target, saved.task)
+    assert computed == pytest.approx({key: value for key, value in known.items() if key in expected}, rel=1e-6)
+    losses = [event["metrics"]["loss"] for event in said(one, name, "epoch")]
+    assert losses[-1] < losses[0], "it learns"
+    if name in CALLS:
+        seen = observed(one, name)
+        assert seen.call == CALLS[name] and seen.reason is None
+        assert seen.target == ("float64" if name == "gaussian" else "int64", (7,) if name == "steps" else ())
 
 
 @pytest.mark.parametrize("name", TIERED)
@@ -126,13 +118,9 @@ def test_two_workers_are_one(one: Path, name: str, request: pytest.FixtureReques
 
 @pytest.mark.parametrize("name", TIERED)
 def test_a_resume_gives_the_bits_of_an_undisturbed_training(one: Path, tmp_path: Path, name: str) -> None:
-    outcome, _ = cases.train(name, tmp_path, inbox=train_child.Script(7, "stop"))
-    assert outcome == "stopped"
+    assert cases.train(name, tmp_path, inbox=train_child.Script(7, "stop"))[0] == "stopped"
     at_stop = observed(tmp_path, name)
-    outcome, events = cases.train(name, tmp_path)
-    assert outcome == "finished"
-    last = next(event for event in events if event["type"] == "finished")
-    before = said(one, name, "finished")[0]
+    last, before = end(*cases.train(name, tmp_path)), said(one, name, "finished")[0]
     assert (last["weights_sha256"], last["metrics"]) == (before["weights_sha256"], before["metrics"])
     assert observed(tmp_path, name) == observed(one, name)
     assert at_stop.call == observed(one, name).call
@@ -140,39 +128,23 @@ def test_a_resume_gives_the_bits_of_an_undisturbed_training(one: Path, tmp_path:
         assert np.array_equal(predictions(tmp_path, name, split).values, predictions(one, name, split).values)
 
 
-CALLS = {name: Call(("x",)) for name in ("single", "steps", "gaussian")}
-CALLS |= {"one logit": Call((), {"x": "x"}), "predict": None, "computed arguments": None}
-
-
-def test_the_checkpoint_says_how_the_model_is_called(one: Path) -> None:
-    for name, call in CALLS.items():
-        seen = observed(one, name)
-        assert seen.call == call and seen.reason is None
-        assert seen.target == ("float64" if name == "gaussian" else "int64", (7,) if name == "steps" else ())
-
-
-def test_a_loss_that_calls_the_model_otherwise_in_training_is_evaluated_its_own_way(tmp_path: Path) -> None:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+def test_how_a_loss_calls_the_model_is_seen(tmp_path: Path) -> None:
+    def otherwise(model: nn.Module, batch: Any) -> torch.Tensor:
+        """In training it is called otherwise, so it is evaluated its own way."""
         x = batch["x"] if model.training else -batch["x"]
         return nn.functional.cross_entropy(model(x), batch["label"], reduction="none")
 
-    outcome, _, _ = cases.train_on(
-        Recipe(model=cases.head(3), loss=loss, task="classification"), tmp_path, np.arange(12) % 3
-    )
-    assert outcome == "finished" and observed(tmp_path, "single").call is None
+    def whole(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch), batch["label"], reduction="none")
 
-
-def test_a_model_that_gets_the_batch_is_called_with_it(tmp_path: Path) -> None:
     class Whole(cases.Head):
         def forward(self, batch: Any) -> Any:
             return super().forward(batch["x"])
 
-    recipe = Recipe(
-        model=lambda params: Whole(3),
-        loss=lambda model, batch: nn.functional.cross_entropy(model(batch), batch["label"], reduction="none"),
-    )
-    outcome, _, _ = cases.train_on(recipe, tmp_path, np.arange(12) % 3, accumulate=2)
-    assert outcome == "finished" and observed(tmp_path, "single").call == Call((None,))
+    for loss, model, call in ((otherwise, cases.head(3), None), (whole, lambda params: Whole(3), Call((None,)))):
+        recipe, folder = Recipe(model=model, loss=loss, task="classification"), tmp_path / loss.__name__
+        assert cases.train_on(recipe, folder, np.arange(12) % 3, accumulate=2)[0] == "finished"
+        assert observed(folder, "single").call == call
 
 
 def rows_of(member: Any, split: str) -> list[torch.Tensor]:
@@ -187,8 +159,7 @@ def test_a_train_function_says_the_task_of_its_predictions(tmp_path: Path) -> No
             member.predictions(split, *rows_of(member, split), task="regression")
 
     own = own_loop(at_the_end=predict, make=cases.head(1), losses=lambda member, m, batch: cases.squares(m, batch))
-    outcome, events = cases.train("regression", tmp_path, recipe=own)
-    assert outcome == "finished", events[-1]
+    end(*cases.train("regression", tmp_path, recipe=own))
     for split, rows in (("valid", 13), ("test", 4)):
         saved = predictions(tmp_path, "regression", split)
         assert (saved.task, saved.values.shape, saved.target.dtype) == (Task("regression"), (rows,), np.float64)
@@ -197,19 +168,16 @@ def test_a_train_function_says_the_task_of_its_predictions(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["steps", "predict"])
 def test_a_rank_without_samples_knows_what_the_others_saw(two: Path, tmp_path: Path, name: str) -> None:
     """Batches of one sample: the first of two ranks, which writes the checkpoint, has none of any."""
-    outcome, events = cases.train(name, tmp_path, **cases.TINY)
-    assert outcome == "finished"
+    alone = end(*cases.train(name, tmp_path, **cases.TINY))["metrics"]
     tiny = two / "tiny"
     assert observed(tiny, name) == observed(tmp_path, name) and observed(tiny, name).task is not None
-    np.testing.assert_allclose(
-        predictions(tiny, name).values, predictions(tmp_path, name).values, rtol=1e-5, atol=1e-6
-    )
-    (alone,) = [event["metrics"] for event in events if event["type"] == "finished"]
+    values = [predictions(folder, name).values for folder in (tiny, tmp_path)]
+    np.testing.assert_allclose(*values, rtol=1e-5, atol=1e-6)
     assert metrics(tiny, name) == pytest.approx(alone, rel=1e-5)
 
 
 def test_a_failing_metric_fails_all_ranks(two: Path) -> None:
-    ended = [json.loads((two / "failing" / f"{rank}.json").read_text()) for rank in (0, 1)]
+    ended = [json.loads((two / "failing" / f"{rank}.json").read_text())["single"] for rank in (0, 1)]
     assert [outcome for outcome, _ in ended] == ["failed", "failed"]
     assert "no such thing" in failed(*ended[0])["error"]
 
@@ -224,12 +192,10 @@ def test_metrics_of_the_split_go_with_every_kind_of_loop(tmp_path: Path, options
         return made
 
     recipe = replace(cases.CASES["single"].recipe, model=model)
-    outcome, events = cases.train("single", tmp_path, recipe=recipe, **options)
-    finished = [event for event in events if event["type"] == "finished"]
-    assert outcome == "finished", events[-1]
+    finished = end(*cases.train("single", tmp_path, recipe=recipe, **options))
     saved = predictions(tmp_path, "single")
     expected = compute(["f1_macro"], saved.values, saved.target, saved.task)
-    assert finished[0]["metrics"]["f1_macro"] == pytest.approx(expected["f1_macro"])
+    assert finished["metrics"]["f1_macro"] == pytest.approx(expected["f1_macro"])
     assert observed(tmp_path, "single").call == Call(("x",))
 
 
@@ -242,7 +208,7 @@ def test_a_metric_of_the_split_selects_within_epochs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["steps", "multilabel"])
 def test_a_finished_member_of_an_earlier_version_predicts(one: Path, tmp_path: Path, name: str) -> None:
-    outcome, _ = cases.train(name, tmp_path)
+    cases.train(name, tmp_path)
     path = newest_checkpoint(RunDir(tmp_path / name), "member-0", 0)
     state = {key: part for key, part in load_checkpoint(path).items() if key not in ("call", "outputs")}
     save_checkpoint(path, state)
@@ -250,8 +216,8 @@ def test_a_finished_member_of_an_earlier_version_predicts(one: Path, tmp_path: P
     outcome, events = cases.train(name, tmp_path)
     assert outcome == "finished" and not [event for event in events if event["type"] == "epoch"]
     for split in ("valid", "test"):
-        assert np.array_equal(predictions(tmp_path, name, split).values, predictions(one, name, split).values)
-        assert predictions(tmp_path, name, split).task == predictions(one, name, split).task
+        again, before = predictions(tmp_path, name, split), predictions(one, name, split)
+        assert np.array_equal(again.values, before.values) and again.task == before.task
 
 
 def test_a_free_task_needs_no_target(tmp_path: Path) -> None:
@@ -262,8 +228,6 @@ def test_a_free_task_needs_no_target(tmp_path: Path) -> None:
         return float(np.abs(values).max())
 
     recipe = replace(cases.CASES["free"].recipe, split_metrics=[reach])
-    outcome, events = cases.train("free", tmp_path, recipe=recipe, train=pipe, valid=pipe, test=None)
-    assert outcome == "finished", events[-1]
+    finished = end(*cases.train("free", tmp_path, recipe=recipe, train=pipe, valid=pipe, test=None))
     saved = predictions(tmp_path, "free")
-    (found,) = [event["metrics"] for event in events if event["type"] == "finished"]
-    assert saved.target is None and found["reach"] == pytest.approx(np.abs(saved.values).max())
+    assert saved.target is None and finished["metrics"]["reach"] == pytest.approx(np.abs(saved.values).max())
