@@ -16,6 +16,7 @@ from torch import nn
 import ensemble
 from ensemble import Ensemble, Recipe, SpecError, quantiles
 from ensemble.combine.tasks import find_math
+from ensemble.comm import SingleRank
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.task import IGNORED, Task
 from ensemble.store import RunDir, load_predictions
@@ -29,85 +30,68 @@ NAN = float("nan")
 RNG = np.random.default_rng(0)
 PROBABILITIES = RNG.dirichlet(np.ones(3), 6).astype(np.float32)
 NUMBERS = RNG.normal(size=6).astype(np.float32)
-
-SOFT_LABELS = [[0, 1, NAN], [1, 1, 0], [NAN] * 3, [0, 0, 1], [1, IGNORED, 0], [0, 1, 1]]
-HARD_LABELS = np.array([[IGNORED if value != value else value for value in row] for row in SOFT_LABELS])
-GAUSSIAN = np.stack([NUMBERS, np.ones_like(NUMBERS)], axis=1)
-MANY, MANY_CLASSES = (
-    np.eye(200, dtype=np.float32)[[156, 3, 156, 4, 5, 6]],
-    np.array([156, 3, 156, 5, 5, 6], np.uint8),
-)
-LEVELLED = np.stack([NUMBERS, NUMBERS + 1], axis=1)
+GAUSSIAN, LEVELLED = (np.stack([NUMBERS, more], axis=1) for more in (np.ones_like(NUMBERS), NUMBERS + 1))
+SOFT = np.array([[0, 1, NAN], [1, 1, 0], [NAN] * 3, [0, 0, 1], [1, IGNORED, 0], [0, 1, 1]])
+MANY = np.eye(200, dtype=np.float32)[[156, 3, 156, 4, 5, 6]]
+CLASSIFICATION, LABELS, REGRESSION = Task("classification"), Task("multilabel"), Task("regression")
 #: kind, values, target, which take part
 TARGETS: dict[str, tuple[Task, np.ndarray, np.ndarray, list[Any]]] = {
-    "classes": (Task("classification"), PROBABILITIES, np.array([0, 1, IGNORED, 2, IGNORED, 1]), [0, 1, 3, 5]),
-    "as floats": (Task("classification"), PROBABILITIES, np.array([0, 1, NAN, 2, IGNORED, 1.0]), [0, 1, 3, 5]),
-    "many classes": (Task("classification"), MANY, MANY_CLASSES, [0, 1, 2, 3, 4, 5]),
-    "labels": (Task("multilabel"), PROBABILITIES, HARD_LABELS, []),
-    "labels as floats": (Task("multilabel"), PROBABILITIES, np.array(SOFT_LABELS), []),
-    "counts": (Task("regression"), NUMBERS, np.array([1, 2, IGNORED, 3, 0, 2]), [0, 1, 3, 4, 5]),
-    "numbers": (Task("regression"), NUMBERS, np.array([1, NAN, IGNORED, 3, 0, 2.0]), [0, 2, 3, 4, 5]),
+    "classes": (CLASSIFICATION, PROBABILITIES, np.array([0, 1, IGNORED, 2, IGNORED, 1]), [0, 1, 3, 5]),
+    "as floats": (CLASSIFICATION, PROBABILITIES, np.array([0, 1, NAN, 2, IGNORED, 1.0]), [0, 1, 3, 5]),
+    "many classes": (CLASSIFICATION, MANY, np.array([156, 3, 156, 5, 5, 6], np.uint8), [0, 1, 2, 3, 4, 5]),
+    "labels": (LABELS, PROBABILITIES, np.nan_to_num(SOFT, nan=IGNORED).astype(int), []),
+    "labels as floats": (LABELS, PROBABILITIES, SOFT, []),
+    "counts": (REGRESSION, NUMBERS, np.array([1, 2, IGNORED, 3, 0, 2]), [0, 1, 3, 4, 5]),
+    "numbers": (REGRESSION, NUMBERS, np.array([1, NAN, IGNORED, 3, 0, 2.0]), [0, 2, 3, 4, 5]),
     "gaussian": (Task("gaussian"), GAUSSIAN, np.array([1, 2, NAN, 3, 0, 2.0]), [0, 1, 3, 4, 5]),
     "quantiles": (quantiles(0.1, 0.5), LEVELLED, np.array([1, 2, IGNORED, 3, 0, 2]), [0, 1, 3, 4, 5]),
 }
 
 
+def store(task: Task, target: np.ndarray) -> torch.Tensor:
+    stored = as_stored_target(task, torch.from_numpy(target))
+    assert stored is not None
+    return stored
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_figures_in_training_are_those_of_the_combination(name: str) -> None:
     task, values, target, known = TARGETS[name]
-    stored = as_stored_target(task, torch.from_numpy(target))
-    assert stored is not None and explain_shape_mismatch(task, torch.from_numpy(values), stored) is None
+    stored = store(task, target)
+    assert explain_shape_mismatch(task, torch.from_numpy(values), stored) is None
     means = Means()
     means.add(measure_batch(task, torch.from_numpy(values), stored), len(values))
-
-    class Alone:
-        world = 1
-
-    found = means.over_all(Alone())  # type: ignore[arg-type]
+    measured = means.over_all(SingleRank())
     combined = find_math(task).measure(values.astype(np.float64), stored.numpy())
-    shared = found.keys() & combined.keys()
+    shared = measured.keys() & combined.keys()
     assert shared or task.kind == "quantiles"
-    assert {key: found[key] for key in shared} == pytest.approx({key: combined[key] for key in shared})
+    assert {key: measured[key] for key in shared} == pytest.approx({key: combined[key] for key in shared})
     if task.kind == "classification":
-        assert found["accuracy"] == pytest.approx(np.mean(values[known].argmax(axis=1) == target[known]))
+        assert measured["accuracy"] == pytest.approx(np.mean(values[known].argmax(axis=1) == target[known]))
     elif known:
         point = task.take_point(values)[known]
-        assert found["mae"] == pytest.approx(np.abs(point - target[known]).mean(), rel=1e-6)
+        assert measured["mae"] == pytest.approx(np.abs(point - target[known]).mean(), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        ("cross_entropy", "classes"),
-        ("binary_cross_entropy", "labels"),
-        ("binary_cross_entropy", "labels as floats"),
-        ("mse", "counts"),
-        ("mse", "numbers"),
-    ],
-)
-def test_a_loss_learns_from_the_targets_that_figures_count(loss: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["classes", "labels", "labels as floats", "counts", "numbers"])
+def test_a_loss_learns_from_the_targets_that_figures_count(name: str) -> None:
     task, _, target, _ = TARGETS[name]
-    shape = (6, 3) if task.kind != "regression" else (6,)
-    outputs = torch.zeros(shape, requires_grad=True)
-    NamedLoss(loss, "y").compute(outputs, torch.from_numpy(target)).sum().backward()
-    stored = as_stored_target(task, torch.from_numpy(target))
-    assert stored is not None and outputs.grad is not None
+    losses = {CLASSIFICATION: "cross_entropy", LABELS: "binary_cross_entropy", REGRESSION: "mse"}
+    outputs = torch.zeros((6, 3) if task != REGRESSION else (6,), requires_grad=True)
+    NamedLoss(losses[task], "y").compute(outputs, torch.from_numpy(target)).sum().backward()
+    stored = store(task, target)
+    assert outputs.grad is not None
     known = ~stored.isnan() if stored.is_floating_point() else stored != IGNORED
-    has_gradient = outputs.grad != 0 if task.kind != "classification" else (outputs.grad != 0).any(dim=1)
-    zero_error = (stored == 0) & (task.kind == "regression")  # the output is 0, too
+    has_gradient = outputs.grad != 0 if task != CLASSIFICATION else (outputs.grad != 0).any(dim=1)
+    zero_error = (stored == 0) & (task == REGRESSION)  # the output is 0, too
     assert torch.equal(has_gradient, known & ~zero_error)
-
-
-def test_fractions_are_no_labels(tmp_path: Path) -> None:
-    """Rounded, 0.9 would be 0."""
-    soft = torch.tensor([[0.9, 0.1], [0.0, 1.0]])
-    stored = as_stored_target(Task("multilabel"), soft)
-    assert stored is not None and torch.equal(stored, soft.double())
-    why = explain_shape_mismatch(Task("multilabel"), torch.rand(2, 2), stored)
+    soft = np.array([[0.9, 0.1], [0.0, 1.0]])  # rounded, 0.9 would be 0
+    assert torch.equal(store(LABELS, soft.astype(np.float32)), torch.from_numpy(soft.astype(np.float32)).double())
+    why = explain_shape_mismatch(LABELS, torch.rand(2, 2), store(LABELS, soft))
     assert why == "multilabel: the target has fractions, where it should name classes or labels"
 
 
-def end(outcome: str, events: Events) -> dict[str, Any]:
+def end(outcome: str, events: Events, log: str = "") -> dict[str, Any]:
     assert outcome == "finished", events[-1]
     return next(event for event in events if event["type"] == "finished")
 
@@ -132,10 +116,10 @@ def test_what_the_first_batch_does_not_show_a_later_one_does(tmp_path: Path, nam
     if stop is not None:
         inbox = cases.train_child.Script(stop, "stop")
         assert cases.train_on(recipe, tmp_path, LATE[name], inbox=inbox, **options)[0] == "stopped"
-    outcome, events, _ = cases.train_on(recipe, tmp_path, LATE[name], **options)
-    assert set(end(outcome, events)["metrics"]) == {"loss", "mae", "rmse"}
+    last = end(*cases.train_on(recipe, tmp_path, LATE[name], **options))
+    assert set(last["metrics"]) == {"loss", "mae", "rmse"}
     saved = load_predictions(RunDir(tmp_path / "single").predictions("member-0", 0), "valid")
-    assert saved.task == Task("regression") and len(saved.values) == 15
+    assert saved.task == REGRESSION and len(saved.values) == 15
     np.testing.assert_array_equal(saved.target, LATE[name])
 
 
@@ -160,26 +144,24 @@ def test_predictions_of_an_evaluation_are_not_kept_through_the_next_epoch(tmp_pa
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         if model.training:
-            rows = [each for each in gc.get_objects() if type(each) is _SplitRows]
-            kept.append(sum(len(each._rows) for each in rows))
+            kept.append(sum(len(rows._rows) for rows in gc.get_objects() if type(rows) is _SplitRows))
         return cases.cross_entropy(model, batch)
 
     recipe = Recipe(model=cases.head(3), loss=loss, split_metrics=["nll"])
-    outcome, events, _ = cases.train_on(recipe, tmp_path, np.arange(15) % 3)
-    assert "nll" in end(outcome, events)["metrics"] and kept == [0] * len(kept)
+    last = end(*cases.train_on(recipe, tmp_path, np.arange(15) % 3))
+    assert "nll" in last["metrics"] and kept == [0] * len(kept)
 
 
 def test_the_validation_loss_is_of_the_samples_that_take_part(tmp_path: Path) -> None:
     recipe = Recipe(model=cases.head(3), loss="cross_entropy", inputs="x", objective="loss")
     label = np.arange(15) % 3
     half = np.where(np.arange(15) < 8, label, IGNORED)
-    outcome, events, _ = cases.train_on(recipe, tmp_path / "half", label, half)
-    loss = end(outcome, events)["metrics"]["loss"]
+    loss = end(*cases.train_on(recipe, tmp_path / "half", label, half))["metrics"]["loss"]
     saved = load_predictions(RunDir(tmp_path / "half" / "single").predictions("member-0", 0), "valid")
     assert loss == pytest.approx(find_math(saved.task).measure(saved.values, saved.target)["nll"], rel=1e-5)
     outcome, events, _ = cases.train_on(recipe, tmp_path / "none", label, np.full(15, IGNORED), keep="best")
-    said = failed(outcome, events)["error"]
-    assert "ranked by 'loss', which it did not report" in said, "0 would be the best of all losses"
+    error = failed(outcome, events)["error"]
+    assert "ranked by 'loss', which it did not report" in error, "0 would be the best of all losses"
 
 
 MEAN, STD = 5000.0, 200.0
@@ -191,35 +173,29 @@ class Heads(nn.Module):
         self.net, self.is_gaussian = nn.Linear(3, outputs), is_gaussian
 
     def forward(self, x: Any) -> Any:
-        found = self.net(x)
-        return (found[:, 0], nn.functional.softplus(found[:, 1]) + 1e-3) if self.is_gaussian else found
+        outputs = self.net(x)
+        return (outputs[:, 0], nn.functional.softplus(outputs[:, 1]) + 1e-3) if self.is_gaussian else outputs
 
 
-TASKS: dict[str, tuple[Any, ...]] = {
-    "mse": ("regression", 1),
-    "huber": ("regression", 1),
-    "gaussian_nll": ("gaussian", 2),
-    "pinball": (quantiles(0.1, 0.5, 0.9), 3),
-}
+TASKS: dict[str, Any] = {"mse": ("regression", 1), "huber": ("regression", 1), "gaussian_nll": ("gaussian", 2)}
+TASKS |= {"pinball": (quantiles(0.1, 0.5, 0.9), 3)}
 
 
-def declare(loss: str, **options: Any) -> Ensemble:
+def declare(loss: str) -> Ensemble:
     task, outputs = TASKS[loss]
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 3)).astype(np.float32)
     price = (MEAN + STD * (x @ [0.8, -0.4, 0.2] + 0.3 * rng.normal(size=400))).astype(np.float32)
-    train, valid = sources.arrays(x=x, price=price).split(0.75, seed=0)
-    about = {"model": lambda params: Heads(outputs, loss == "gaussian_nll"), "loss": loss, "inputs": ("x",)}
-    about |= {"target": "price", "task": task}
-    recipe = Recipe(**about, **{"target_scale": (MEAN, STD), **options})
-    members, splits = [{"lr": 0.05}] * 2, {"train": Pipeline(train), "valid": Pipeline(valid)}
-    return Ensemble(
-        name="scaled", recipe=recipe, members=members, optimizer="adam", epochs=8, batch_size=32, **splits
-    )
+    train, valid = (Pipeline(split) for split in sources.arrays(x=x, price=price).split(0.75, seed=0))
+    about: dict[str, Any] = {"loss": loss, "inputs": ("x",), "target": "price", "task": task}
+    model = lambda params: Heads(outputs, loss == "gaussian_nll")  # noqa: E731
+    recipe = Recipe(model=model, target_scale=(MEAN, STD), **about)
+    options: dict[str, Any] = {"members": [{"lr": 0.05}] * 2, "optimizer": "adam", "epochs": 8, "batch_size": 32}
+    return Ensemble(name="scaled", recipe=recipe, train=train, valid=valid, **options)
 
 
 @pytest.mark.parametrize(
-    "loss", ["gaussian_nll", "pinball", *(pytest.param(each, marks=pytest.mark.more) for each in ("mse", "huber"))]
+    "loss", ["gaussian_nll", "pinball", *(pytest.param(name, marks=pytest.mark.more) for name in ("mse", "huber"))]
 )
 def test_predictions_and_figures_are_in_the_targets_own_unit(tmp_path: Path, loss: str) -> None:
     result = ensemble.submit(declare(loss), tmp_path / "run", "inline").wait()
@@ -227,29 +203,23 @@ def test_predictions_and_figures_are_in_the_targets_own_unit(tmp_path: Path, los
     assert 0.2 * STD < best["metrics"]["rmse"] < 0.5 * STD
     saved = load_predictions(RunDir(tmp_path / "run").predictions(best["member"]), "valid")
     assert abs(saved.target.mean() - MEAN) < STD
-    points = (
-        saved.values if saved.values.ndim == 1 else saved.values[:, {"gaussian_nll": 0, "pinball": 1}.get(loss, 0)]
-    )
+    points = saved.values.reshape(len(saved.values), -1)[:, 1 if loss == "pinball" else 0]
     error = np.sqrt(np.mean((points - saved.target) ** 2))
     assert error == pytest.approx(best["metrics"]["rmse"], rel=1e-3)
     if loss == "gaussian_nll":
         assert 0.1 < np.sqrt(saved.values[:, 1]).mean() / error < 10
-    batch = {"x": torch.randn(4, 3)}
-    found = ensemble.load(tmp_path / "run", members=[best["member"]], combine="average")(batch)
-    assert abs(found.reshape(4, -1)[:, 0].mean() - MEAN) < 4 * STD
+    loaded = ensemble.load(tmp_path / "run", members=[best["member"]], combine="average")
+    values = loaded({"x": torch.randn(4, 3)})
+    assert abs(values.reshape(4, -1)[:, 0].mean() - MEAN) < 4 * STD
     if loss != "pinball":  # which has no such figure of the ensemble
         assert result.combined["metrics"]["ensemble"]["rmse"] < 0.5 * STD
 
 
-def test_the_loss_is_that_of_the_standardized_target() -> None:
-    recipe = declare("mse").recipe
-    x = torch.zeros(3, 1)
-    target = torch.tensor([MEAN + STD, MEAN, torch.nan])
-    assert recipe.loss.compute(x, target).tolist() == [1.0, 0.0, 0.0]
-
-
 def test_a_student_learns_from_an_ensemble_with_a_scale(tmp_path: Path) -> None:
-    ensemble.submit(declare("mse"), tmp_path / "run", "inline").wait()
+    declared = declare("mse")
+    target = torch.tensor([MEAN + STD, MEAN, torch.nan])
+    assert declared.recipe.loss.compute(torch.zeros(3, 1), target).tolist() == [1.0, 0.0, 0.0]
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
     student = ensemble.distill(tmp_path / "run", tmp_path / "student", executor="inline").wait()
     assert student.best["metrics"]["rmse"] < 0.5 * STD
 
