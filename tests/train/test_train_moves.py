@@ -61,9 +61,7 @@ class Later(Inbox):
         return self._deferred.pop(0) if self._deferred else None
 
 
-def test_a_member_changes_feeders_and_goes_on_alone_with_the_same_batches(
-    tmp_path: Path, whole: Any
-) -> None:
+def test_a_member_changes_feeders_and_goes_on_alone_with_the_same_batches(tmp_path: Path, whole: Any) -> None:
     valid = {"valid": cases.data(13, seed=1)}
     with Feeder(cases.data(), resident=valid) as first, Feeder(cases.data(), replacement=True) as second:
         inbox = Later({"command": "join", "feeder": second.address, "cohort": 1}, {"command": "alone"})
