@@ -1,4 +1,4 @@
-"""Members with several workers, as real processes: equal to one worker, exact resumes, common ends."""
+"""Members with several workers, as real processes: equal to one, exact resumes, common ends; sparse gradients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ import torch
 from kit import loop_cases, train_child
 from kit.loop_cases import read_weights
 from kit.ranks import run_ranks
+from torch import nn
 
+from ensemble.comm.sparse_gradients import find_sparse_parameters
+from ensemble.spec import Recipe
 from ensemble.store import RunDir, load_predictions
+from ensemble.train.job import TrainingError
+from ensemble.train.optimizers import make_optimizer
 
 
 @pytest.fixture(scope="module")
@@ -234,3 +239,126 @@ def test_a_member_ends_with_the_same_weights_whichever_of_its_ranks_end_it(ask: 
     ends = [end(ask(case)) for case in ("stop of rank 1", "leave of rank 0", "stop of both")]
     assert {ended["epoch"] for ended in ends} == {1} and len({ended["weights_sha256"] for ended in ends}) == 1
     assert end(ask("handed over"))["metrics"] == {"loss": 0.5}, "weights of rank 0 are those of all ranks"
+
+
+WORDS, WIDTH = 40, 4
+
+
+class Bag(nn.Module):
+    def __init__(self, sparse: bool, head: bool = True, tied: bool = False) -> None:
+        super().__init__()
+        width = WIDTH if head else train_child.CLASSES
+        self.words = nn.Embedding(WORDS, width, sparse=sparse, dtype=torch.float64)
+        self.head = nn.Linear(width, train_child.CLASSES, dtype=torch.float64) if head else nn.Identity()
+        self.tied = tied
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = (x.abs() * 5).long().clamp(max=WORDS - 1)
+        mean = self.words(words).mean(dim=1)
+        return mean @ self.words.weight[: train_child.CLASSES].T if self.tied else self.head(mean)
+
+
+def recipe(loss: Any = train_child.loss, optimizer: Any = None, clip_norm: Any = None, **layers: bool) -> Recipe:
+    make = lambda params: Bag(params["sparse"], **layers)  # noqa: E731
+    options = {"optimizer": optimizer, "clip_norm": clip_norm}
+    return Recipe(model=make, loss=loss, task="classification", **options)
+
+
+def overflowing(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Sample 7 has a finite loss whose fp16-scaled gradient is infinite, at any scale above 1e38."""
+    losses = train_child.loss(model, batch)
+    huge = (batch["index"] == 7) * model.words.weight[0].sum() * 1e304
+    return losses + (huge - huge.detach())
+
+
+PLAIN, TIED = recipe(clip_norm=0.05), recipe(tied=True)
+
+
+def momentum(model: nn.Module, params: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
+
+
+def sparse_adam(model: nn.Module, params: Any) -> Any:
+    return torch.optim.SparseAdam(model.parameters(), lr=params["lr"])
+
+
+MOMENTUM, ADAM = recipe(optimizer=momentum), recipe(optimizer=sparse_adam, head=False)
+
+
+def case(recipe: Recipe, sparse: bool = True, steps: tuple[int | None, ...] = (None,), **options: Any) -> Any:
+    given = {"params": {"sparse": sparse}, "valid": None, "train": train_child.data(23), **options}
+    return {"recipe": recipe, **given}, list(steps)
+
+
+CASES = {"dense": case(PLAIN, sparse=False), "sparse": case(PLAIN), "in 2 parts": case(PLAIN, accumulate=2)}
+CASES |= {"scaled": case(PLAIN, precision="bf16", loss_scale=1000.0)}
+CASES |= {"dense momentum": case(MOMENTUM, sparse=False), "momentum": case(MOMENTUM)}
+CASES |= {"mid-momentum": case(MOMENTUM, steps=(7, None)), "adam": case(ADAM)}
+CASES |= {"mid-adam": case(ADAM, steps=(7, None)), "dense tied": case(TIED, sparse=False), "tied": case(TIED)}
+CASES |= {"lonely": case(PLAIN, batch_size=1, epochs=1)}
+CASES |= {"dense lonely": case(PLAIN, sparse=False, batch_size=1, epochs=1)}
+CASES |= {"compressed": case(PLAIN, compression={"name": "qsgd8", "bucket": 32, "min_size": 1000})}
+CASES |= {"overflow": case(recipe(overflowing), precision="fp16", loss_scale=65536.0, batch_size=5, epochs=1)}
+train_child.CASES.update(CASES)
+AS_DENSE = {"sparse": "dense", "in 2 parts": "dense", "scaled": "dense", "momentum": "dense momentum"}
+AS_DENSE |= {"mid-momentum": "dense momentum", "tied": "dense tied", "lonely": "dense lonely"}
+AS_DENSE |= {"compressed": "dense"}
+
+
+def train_all(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    return train_child.train_cases(rank, world, tuple(CASES), folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("one")
+    return folder, train_all(0, 1, folder)
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.more)])
+def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("many")
+    return folder, run_ranks(request.param, train_all, request.param, folder)[0]
+
+
+def check_as_dense(folder: Path, said: Any, case: str, expected: Path) -> None:
+    assert said[case]["outcomes"][-1] == "finished"
+    weights = read_weights(folder / case)
+    for name, value in read_weights(expected).items():
+        np.testing.assert_allclose(weights[name], value, rtol=1e-12, atol=1e-14, err_msg=name)
+
+
+@pytest.mark.parametrize("case", AS_DENSE)
+def test_one_worker_trains_a_sparse_embedding_as_a_dense_one(alone: tuple[Path, Any], case: str) -> None:
+    check_as_dense(*alone, case, alone[0] / AS_DENSE[case])
+
+
+@pytest.mark.parametrize("case", [*AS_DENSE, "dense", "adam"])
+def test_several_workers_train_a_sparse_embedding_as_one_does(alone: Any, many: Any, case: str) -> None:
+    check_as_dense(*many, case, alone[0] / AS_DENSE.get(case, case))
+    if case == "lonely":  # 40 words of 4 values in float64: with batches of one sample at most 6 rows are sent
+        sent = [of(many[1][name], "epoch")[0]["sent_bytes"] for name in ("lonely", "dense lonely")]
+        assert sent[0] < sent[1], "the rows of a batch are fewer bytes than the table"
+
+
+def test_a_sparse_embedding_resumes_to_the_same_bits_and_skips_an_overflow(alone: Any, many: Any) -> None:
+    for folder, said in (alone, many):
+        for case in ("momentum", "adam"):
+            assert said[f"mid-{case}"]["outcomes"] == ["stopped", "finished"]
+            ends = [of(said[name], "finished")[0]["weights_sha256"] for name in (case, f"mid-{case}")]
+            assert ends[0] == ends[1]
+        assert [epoch["skipped_steps"] for epoch in of(said["overflow"], "epoch")] == [1]
+        assert all(np.isfinite(value).all() for value in read_weights(folder / "overflow").values())
+
+
+def test_embeddings_with_sparse_gradients_are_found_once() -> None:
+    shared = nn.Embedding(3, 2, sparse=True)
+    bag = nn.EmbeddingBag(3, 2, sparse=True)
+    model = nn.ModuleList([shared, nn.ModuleList([shared]), nn.Embedding(3, 2), bag])
+    assert [id(p) for p in find_sparse_parameters(model)] == [id(shared.weight), id(bag.weight)]
+
+
+@pytest.mark.parametrize("options", ["adam", "adamw", "lars", {"name": "sgd", "weight_decay": 0.1}])
+def test_an_optimizer_that_takes_no_sparse_gradients_is_refused_before_the_first_step(options: Any) -> None:
+    with pytest.raises(TrainingError, match=r"takes no sparse gradients.*SparseAdam"):
+        make_optimizer(options, nn.Embedding(3, 2, sparse=True), {"lr": 0.1})
