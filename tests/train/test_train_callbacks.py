@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kit import train_child as cases
 from kit.checkpoints import newest_checkpoint
 from kit.loop_cases import own_loop
 from kit.once import is_first
 from torch import nn
-from torch.nn import functional
 
 import ensemble
 from ensemble import EarlyStopping, Ensemble, GradientNorm, Member, MemberCallback, Recipe, SpecError
@@ -23,24 +24,14 @@ from ensemble.store import MemberState, RunDir, RunState, StoreError, load_check
 from ensemble.train.callbacks import Callbacks
 from ensemble.train.checkpoint import keep_weights_only
 from ensemble.train.job import NO_IMPROVEMENT
-from pipelines import Pipeline, sources
 
-X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
-LABEL = (X[:, 0] > 0).astype(np.int64)
+PLAIN = Recipe(model=cases.plain, loss=cases.loss, task="classification")
 
 
-def loss(model: Any, batch: Any) -> Any:
-    return functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
-
-
-def linear(params: Any) -> nn.Module:
-    return nn.Linear(4, 2)
-
-
-def declare(recipe: Any = None, **options: Any) -> Ensemble:
-    pipe = Pipeline(sources.arrays(x=X, label=LABEL), seed=0)
-    usual = {"train": pipe, "valid": pipe, "epochs": 2, "batch_size": 8, "seed": 0, "members": [{"lr": 0.1}]}
-    return Ensemble(name="hooked", recipe=recipe or Recipe(model=linear, loss=loss), **{**usual, **options})
+def declare(recipe: Any = None, members: Any = None, **options: Any) -> Ensemble:
+    usual = {"epochs": 2, "batch_size": 8, "seed": 0, "params": {"lr": 0.1}}
+    made = cases.declare(recipe or PLAIN, 1, **{**usual, **options})
+    return replace(made, members=members) if members else made
 
 
 def read_state(folder: Path) -> RunState:
@@ -97,7 +88,7 @@ def test_all_hooks_are_called_in_their_order(tmp_path: Path) -> None:
     finish(tmp_path / "run", callbacks=[callback])
     steps = [line for step in (1, 2, 3) for line in ("after_backward", f"end_step {step} True")]
     ends = [(f"begin_epoch {n}", *steps, "evaluated ['accuracy', 'loss']", f"end_epoch {n}") for n in (0, 1)]
-    assert lines == ["begin Linear SGD", "wrap_loss", *ends[0], *ends[1]]
+    assert lines == ["begin Net SGD", "wrap_loss", *ends[0], *ends[1]]
     best = train(tmp_path / "best", callbacks=[callback], keep="best", epochs=4, members=[{"lr": 0.5}])
     assert best.kept and best.metrics["number"] == best.kept["epoch"], "what it adds is of the best epoch"
 
@@ -137,10 +128,9 @@ def test_a_callback_changes_the_loss_as_half_the_rate_would(tmp_path: Path) -> N
     # a train function wraps the loss; one that does not is in `mistakes/of_train_loops.py`
     wraps = own_loop(
         lambda member, epoch: member.report(accuracy=1.0),
-        make=linear,
-        losses=lambda member, *of: member.wrap_loss(loss)(*of),
+        losses=lambda member, *of: member.wrap_loss(cases.loss)(*of),
     )
-    plain_loop = own_loop(make=linear, losses=lambda member, *of: 0.5 * loss(*of))
+    plain_loop = own_loop(losses=lambda member, *of: 0.5 * cases.loss(*of))
     by_itself = train(tmp_path / "by_itself", plain_loop).weights_sha256
     assert train(tmp_path / "wraps", wraps, callbacks=[Halved()]).weights_sha256 == by_itself
 
@@ -164,9 +154,9 @@ def fails_once(folder: Path) -> Recipe:
         steps.extend([1] * model.training)
         if len(steps) == 5 and is_first(folder / "once"):
             raise OSError("once")
-        return loss(model, batch)
+        return cases.loss(model, batch)
 
-    return Recipe(model=linear, loss=fail, task="classification")
+    return replace(PLAIN, loss=fail)
 
 
 def train_disturbed(folder: Path, **options: Any) -> tuple[MemberState, Any]:
@@ -223,12 +213,12 @@ def test_the_norm_of_sparse_gradients_is_that_of_dense_ones(tmp_path: Path) -> N
     class Words(nn.Module):
         def __init__(self, sparse: bool) -> None:
             super().__init__()
-            self.words = nn.Embedding(9, 2, sparse=sparse)
+            self.words = nn.Embedding(9, cases.CLASSES, sparse=sparse)
 
         def forward(self, x: Any) -> Any:
             return self.words((x.abs() * 3).long().clamp(max=8)).mean(dim=1)
 
-    recipe = Recipe(model=lambda params: Words(params["sparse"]), loss=loss)
+    recipe = replace(PLAIN, model=lambda params: Words(params["sparse"]))
     members = [Member({"lr": 0.1, "sparse": sparse}, seed=0) for sparse in (False, True)]
     state = finish(tmp_path / "run", recipe, callbacks=[GradientNorm()], members=members)
     dense, sparse = (member.metrics["gradient_norm"] for member in state.members.values())
