@@ -397,18 +397,12 @@ def loop_of(
 
 
 def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) -> None:
-    def own(member: Any) -> None:
-        model = cases.noisy(member.params)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        member.prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5))
-        for _ in member.epochs():
-            model.train()
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            member.report(**member.evaluate(lambda model, batch: {"loss": cases.loss(model, batch)}))
-        member.predict_all()
-
+    built_in = Recipe(
+        model=cases.noisy,
+        loss=cases.loss,
+        optimizer=lambda model, params: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        schedule=lambda optimizer, params, steps: torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5),
+    )
     seen: list[int] = []
 
     def hook(member: Any, epoch: int) -> None:
@@ -416,12 +410,12 @@ def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) ->
         member.end_epoch()
         seen.append(member.position["epoch"])
 
-    loops = {"passes": script(), "own": own, "hook": script(hook)}
-    ends = {name: finished(tmp_path / name, recipe(loop), **OPTIONS) for name, loop in loops.items()}
+    loops = {"passes": recipe(script()), "built in": built_in, "hook": recipe(script(hook))}
+    ends = {name: finished(tmp_path / name, loop, **OPTIONS) for name, loop in loops.items()}
     assert ends["hook"] == ends["passes"] and seen == [1, 2, 3, 4, 5]
-    losses = [ends[name]["metrics"]["loss"] for name in ("passes", "own")]
+    losses = [ends[name]["metrics"]["loss"] for name in ("passes", "built in")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4), "up to the last bits of a mean"
-    np.testing.assert_allclose(predictions(tmp_path / "passes"), predictions(tmp_path / "own"), atol=1e-4)
+    np.testing.assert_allclose(predictions(tmp_path / "passes"), predictions(tmp_path / "built in"), atol=1e-4)
 
 
 @pytest.mark.parametrize(
