@@ -73,18 +73,22 @@ def test_a_train_function_is_measured_by_a_few_steps_and_a_batch_of_its_own_fold
     held_out = np.flatnonzero(weights.fold(cases.N, 3, 0, seed=0)(np.arange(cases.N)) == 0)
     seen: dict[str, list[int]] = {"train": [], "valid": []}
 
-    def losses(member: Any, model: Any, batch: Any) -> Any:
-        seen["train"] += batch["index"].tolist()
-        return cases.loss(model, batch)
-
-    def evaluate(member: Any, epoch: int) -> None:
+    def loop(member: Any) -> None:
+        model = cases.normed(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        for batch in (batch for _ in range(member.identity.epochs) for batch in member.dataloader("train")):
+            seen["train"] += batch["index"].tolist()
+            cases.loss(model, batch).mean().backward()
+            optimizer.step()
         for batch in member.batches("valid"):
             seen["valid"] += batch["index"].tolist()
             time.sleep(0.06)  # longer than the steps that are to be measured
         raise AssertionError("the evaluation goes on")
 
-    options = {"weights": Folds(3), "out_of_fold": True, "epochs": 1, "train": cases.data(), "valid": cases.data()}
-    measure(tmp_path, plain_loop(evaluate, make=cases.normed, losses=losses), 3, {"evaluations": 4}, **options)
+    pipe = cases.data()
+    options = {"weights": Folds(3), "out_of_fold": True, "train": pipe, "valid": pipe, "epochs": 1}
+    measure(tmp_path, loop, 3, {"evaluations": 4}, **options)
     assert seen["valid"] == held_out[:5].tolist() and not set(seen["train"]) & set(held_out.tolist())
 
 
