@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +19,19 @@ from ensemble.store import RunDir
 from ensemble.train import Inbox, work
 from pipelines import Pipeline, sources
 
+Batch = Any
+
+
 N, WIDE, STEPS, CLASSES, LABELS = 23, 6, 7, 3, 4
 Batch = Any
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     recipe: Recipe
     target: Callable[[np.ndarray], np.ndarray]
+    kind: str = "classification"
+    shape: tuple[int, ...] = (CLASSES,)  # of a sample's values
+    metrics: str = "accuracy f1_macro"  # beside the loss
 
 
 class Head(nn.Module):
@@ -39,12 +44,8 @@ class Head(nn.Module):
         self.layers = nn.Sequential(nn.Linear(WIDE, 16), nn.Tanh(), nn.Linear(16, size)).double()
 
     def forward(self, x: torch.Tensor) -> Any:
-        out = self.layers(x)
-        if not self.several:
-            return out.reshape(x.shape[0], *self.shape)
-        mean, spread = out.chunk(2, dim=1)
-        mean, spread = mean.reshape(x.shape[0], *self.shape), spread.reshape(x.shape[0], *self.shape)
-        return mean, nn.functional.softplus(spread) + 1e-3
+        parts = [part.reshape(len(x), *self.shape) for part in self.layers(x).chunk(1 + self.several, dim=1)]
+        return (parts[0], nn.functional.softplus(parts[1]) + 1e-3) if self.several else parts[0]
 
 
 def head(*shape: int, several: bool = False) -> Callable[[dict[str, Any]], nn.Module]:
@@ -60,16 +61,16 @@ def cross_entropy(model: nn.Module, batch: Batch) -> torch.Tensor:
     return losses.flatten(1).sum(dim=1) / known.flatten(1).sum(dim=1).clamp_min(1)
 
 
+def binary(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(outputs, batch["label"].double(), reduction="none")
+
+
 def one_logit(model: nn.Module, batch: Batch) -> torch.Tensor:
-    return nn.functional.binary_cross_entropy_with_logits(
-        model(x=batch["x"]).squeeze(1), batch["label"].double(), reduction="none"
-    )
+    return binary(model(x=batch["x"]).squeeze(1), batch)
 
 
 def labels(model: nn.Module, batch: Batch) -> torch.Tensor:
-    return nn.functional.binary_cross_entropy_with_logits(
-        model(batch["x"]), batch["label"].double(), reduction="none"
-    ).mean(dim=1)
+    return binary(model(batch["x"]), batch).mean(dim=1)
 
 
 def squares(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -85,8 +86,7 @@ LEVELS = (0.1, 0.5, 0.9)
 
 
 def pinball(model: nn.Module, batch: Batch) -> torch.Tensor:
-    error = batch["label"][:, None] - model(batch["x"])
-    levels = torch.tensor(LEVELS, dtype=torch.float64)
+    error, levels = batch["label"][:, None] - model(batch["x"]), torch.tensor(LEVELS, dtype=torch.float64)
     return torch.maximum(levels * error, (levels - 1) * error).mean(dim=1)
 
 
@@ -101,6 +101,10 @@ def predict(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 def of_three(x: np.ndarray) -> np.ndarray:
     return x[:, :CLASSES].argmax(axis=1)
+
+
+def total(x: np.ndarray) -> np.ndarray:
+    return x.sum(axis=1)
 
 
 def padded_steps(x: np.ndarray) -> np.ndarray:
@@ -124,45 +128,36 @@ def spread(values: np.ndarray, target: np.ndarray) -> float:
     return float(np.ptp(values))
 
 
+def of(model: Any, loss: Any, *split_metrics: Any, **options: Any) -> Recipe:
+    return Recipe(model=model, loss=loss, split_metrics=list(split_metrics), **options)
+
+
+def square_of_outputs(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return (model(batch["x"]) ** 2).mean(dim=(1, 2))
+
+
+ONE_LOGIT = Recipe(model=head(1), loss=one_logit, task="classification", objective="roc_auc")
+NUMBER = of(head(1), squares, "r2", task="regression")
+NORMAL = of(head(1, several=True), gaussian_nll, "pearson", task="gaussian")
+MULTILABEL = of(head(LABELS), labels, "roc_auc_macro", task="multilabel")
+ERRORS, OF_LABELS = "mae rmse", "hamming_accuracy subset_accuracy roc_auc_macro"
 CASES = {
-    "single": Case(Recipe(model=head(CLASSES), loss=cross_entropy, split_metrics=["f1_macro"]), of_three),
-    "one logit": Case(
-        Recipe(model=head(1), loss=one_logit, task="classification", objective="roc_auc"),
-        lambda x: (x[:, 0] > 0).astype(np.int64),
+    "single": Case(of(head(CLASSES), cross_entropy, "f1_macro"), of_three),
+    "one logit": Case(ONE_LOGIT, lambda x: (x[:, 0] > 0).astype(np.int64), shape=(2,), metrics="accuracy roc_auc"),
+    "multilabel": Case(MULTILABEL, lambda x: (x[:, :LABELS] > 0).astype(np.int64), "multilabel", (4,), OF_LABELS),
+    "steps": Case(of(head(CLASSES, STEPS), cross_entropy, "f1_macro"), padded_steps, shape=(7, 3)),
+    "pixels": Case(
+        of(head(2, 4, 4), cross_entropy, "roc_auc"), pixels, shape=(4, 4, 2), metrics="accuracy roc_auc"
     ),
-    "multilabel": Case(
-        Recipe(model=head(LABELS), loss=labels, task="multilabel", split_metrics=["roc_auc_macro"]),
-        lambda x: (x[:, :LABELS] > 0).astype(np.int64),
-    ),
-    "steps": Case(
-        Recipe(model=head(CLASSES, STEPS), loss=cross_entropy, split_metrics=["f1_macro"]), padded_steps
-    ),
-    "pixels": Case(Recipe(model=head(2, 4, 4), loss=cross_entropy, split_metrics=["roc_auc"]), pixels),
-    "regression": Case(
-        Recipe(model=head(1), loss=squares, task="regression", split_metrics=["r2"]), lambda x: x.sum(axis=1)
-    ),
-    "rain": Case(Recipe(model=head(1), loss=squares, task="regression", split_metrics=["r2"]), rain),
-    "gaussian": Case(
-        Recipe(model=head(1, several=True), loss=gaussian_nll, task="gaussian", split_metrics=["pearson"]),
-        lambda x: x.sum(axis=1),
-    ),
+    "regression": Case(NUMBER, total, "regression", (), f"{ERRORS} r2"),
+    "rain": Case(NUMBER, rain, "regression", (), f"{ERRORS} r2"),
+    "gaussian": Case(NORMAL, total, "gaussian", (2,), f"{ERRORS} pearson"),
     "quantiles": Case(
-        Recipe(model=head(3), loss=pinball, task=quantiles(*LEVELS), split_metrics=["medae"]),
-        lambda x: x.sum(axis=1),
+        of(head(3), pinball, "medae", task=quantiles(*LEVELS)), total, "quantiles", (3,), f"{ERRORS} medae"
     ),
-    "free": Case(
-        Recipe(
-            model=head(2, 2),
-            loss=lambda m, b: (m(b["x"]) ** 2).mean(dim=(1, 2)),
-            task="free",
-            split_metrics=[spread],
-        ),
-        of_three,
-    ),
-    "predict": Case(
-        Recipe(model=head(CLASSES), loss=scaled, predict=predict, split_metrics=["f1_macro"]), of_three
-    ),
-    "computed arguments": Case(Recipe(model=head(CLASSES), loss=scaled, split_metrics=["f1_macro"]), of_three),
+    "free": Case(of(head(2, 2), square_of_outputs, spread, task="free"), of_three, "free", (2, 2), "spread"),
+    "predict": Case(of(head(CLASSES), scaled, "f1_macro", predict=predict), of_three),
+    "computed arguments": Case(of(head(CLASSES), scaled, "f1_macro"), of_three),
 }
 
 
@@ -174,8 +169,7 @@ def data(case: Case, n: int = N, seed: int = 0) -> Pipeline:
 def declare(name: str, workers: int = 1, **options: Any) -> Ensemble:
     case = CASES[name]
     usual = {"train": data(case), "valid": data(case, 13, seed=1), "test": data(case, 4, seed=2)}
-    given = {"recipe": case.recipe, **usual, **options}
-    return train_child.declare(given.pop("recipe"), workers, **given)
+    return train_child.declare(options.pop("recipe", case.recipe), workers, **{**usual, **options})
 
 
 def train(
@@ -214,18 +208,18 @@ def nothing(values: np.ndarray, target: np.ndarray) -> float:
 SECOND = ("multilabel", "pixels", "regression", "rain", "predict", "computed arguments")
 
 
-def train_second(rank: int, folder: Path) -> None:
-    said: dict[str, Any] = {name: train(name, folder, rank, 2) for name in SECOND}
+def train_all(rank: int, folder: Path, names: Any, **options: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    said: dict[str, Any] = {name: train(name, folder, rank, 2, **options) for name in names}
     (folder / f"{rank}.json").write_text(json.dumps(said))
+
+
+def train_second(rank: int, folder: Path) -> None:
+    train_all(rank, folder, SECOND)
 
 
 def train_first(rank: int, folder: Path) -> None:
-    said: dict[str, Any] = {name: train(name, folder, rank, 2) for name in CASES if name not in SECOND}
-    (folder / f"{rank}.json").write_text(json.dumps(said))
-    (folder / "tiny").mkdir(exist_ok=True)
-    said = {name: train(name, folder / "tiny", rank, 2, **TINY) for name in ("steps", "predict")}
-    (folder / "tiny" / f"{rank}.json").write_text(json.dumps(said))
-    (folder / "failing").mkdir(exist_ok=True)
+    train_all(rank, folder, [name for name in CASES if name not in SECOND])
+    train_all(rank, folder / "tiny", ("steps", "predict"), **TINY)
     recipe = replace(CASES["single"].recipe, split_metrics=[nothing])
-    ended = train("single", folder / "failing", rank, 2, recipe=recipe)
-    (folder / "failing" / f"{rank}.json").write_text(json.dumps(ended))
+    train_all(rank, folder / "failing", ("single",), recipe=recipe)

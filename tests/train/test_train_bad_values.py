@@ -1,4 +1,4 @@
-"""Values that no training can use: what is said names the field and the sample, and nothing is tried again."""
+"""Values that no training can use, metrics of the whole split, and what a run says at its start and its end."""
 
 from __future__ import annotations
 
@@ -20,89 +20,72 @@ from kit.loop_cases import of, train
 from torch import Tensor, nn, optim
 
 import ensemble
-from ensemble import Ensemble, Recipe, Resources, Search, SpecError, Task, loguniform, seeds
+from ensemble import Ensemble, Recipe, Resources, Search, SpecError, loguniform, seeds
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, load_predictions
 from ensemble.train.node_checks import NODE_DIRECTORY
 from ensemble.train.recipe import build_model
 from pipelines import Pipeline, sources
 
-X = np.random.default_rng(0).normal(size=(23, 4)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 LABELS = (X[:, :3] > 0).astype(np.int64)
-NUMBERS = X.sum(axis=1)
 
 
-def linear(params: Any) -> nn.Module:
-    return nn.Linear(4, 3)
+MULTILABEL = Recipe(
+    model=lambda params: nn.Linear(4, 3), loss="binary_cross_entropy", target="y", inputs=("x",), task="multilabel"
+)
 
 
-def one_number(params: Any) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+def pipe(y: Any) -> Pipeline:
+    return Pipeline(sources.arrays(x=X[: len(y)], y=y))
 
 
-MULTILABEL = Recipe(model=linear, loss="binary_cross_entropy", target="y", inputs=("x",), task=Task("multilabel"))
+def read_log(folder: Path) -> str:
+    return RunDir(folder).log("member-0").read_text()
+
+
+def totals(outputs: Any, batch: Any) -> dict[str, Any]:
+    return {"mine": outputs.sum(dim=1)}
 
 
 def test_labels_of_another_kind_in_other_splits_fail_no_member(tmp_path: Path) -> None:
-    classes = np.arange(23) % 5  # by their number
     late = LABELS.copy()
     late[20] = 7
-    for name, labels in {"classes": classes, "late": late}.items():
-        outcome, events = train(
-            tmp_path / name,
-            MULTILABEL,
-            train=Pipeline(sources.arrays(x=X, y=LABELS)),
-            valid=None,
-            test=Pipeline(sources.arrays(x=X, y=labels)),
-            optimizer="sgd",
-        )
+    for name, labels, says in (
+        ("classes", np.arange(23) % 5, ""),  # by their number
+        ("late", late, "has the label 7: labels are 0, 1, or shares between"),
+    ):
+        splits = {"train": pipe(LABELS), "valid": None, "test": pipe(labels)}
+        outcome, events = train(tmp_path / name, MULTILABEL, **splits, optimizer="sgd")
         assert outcome == "finished", of(events, "failed")
-        run = RunDir(tmp_path / name)
-        assert "no predictions on 'test' are saved: multilabel: " in run.log("member-0").read_text()
-    assert "has the label 7: labels are 0, 1, or shares between" in run.log("member-0").read_text()
+        log = read_log(tmp_path / name)
+        assert "no predictions on 'test' are saved: multilabel: " in log and says in log
 
 
 @pytest.mark.parametrize("batch_size", [16, 64])
 def test_a_soft_label_drops_the_figures_of_labels_whatever_its_batch(tmp_path: Path, batch_size: int) -> None:
-    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    labels = (x[:, :3] > 0).astype(np.float32)
-    soft = labels.copy()
+    soft = LABELS.astype(np.float32)
     soft[40, 1] = 0.5
-
-    def metrics(outputs: Any, batch: Any) -> dict[str, Any]:
-        return {"mine": outputs.sum(dim=1)}
-
-    recipe = replace(MULTILABEL, metrics=metrics, objective="loss")
-    outcome, events = train(
-        tmp_path,
-        recipe,
-        train=Pipeline(sources.arrays(x=x, y=labels)),
-        valid=Pipeline(sources.arrays(x=x, y=soft)),
-        optimizer="sgd",
-        batch_size=batch_size,
-    )
+    recipe = replace(MULTILABEL, metrics=totals, objective="loss")
+    splits = {"train": pipe(LABELS.astype(np.float32)), "valid": pipe(soft)}
+    outcome, events = train(tmp_path, recipe, **splits, optimizer="sgd", batch_size=batch_size)
     assert outcome == "finished", of(events, "failed")
     assert all(set(event["metrics"]) == {"loss", "mine"} for event in of(events, "epoch"))
-    log = RunDir(tmp_path).log("member-0").read_text()
-    assert log.count("no figures of the predictions on 'valid': multilabel: the target has fractions") == 1
+    says = "no figures of the predictions on 'valid': multilabel: the target has fractions"
+    assert read_log(tmp_path).count(says) == 1
 
 
 def test_targets_without_the_metric_that_ranks_are_refused_at_the_first_step(tmp_path: Path) -> None:
-    def metrics(outputs: Any, batch: Any) -> dict[str, Any]:
-        return {"f1": outputs.sum(dim=1)}
-
-    soft = np.where(LABELS == 1, 0.7, 0.3).astype(np.float32)
-    recipe = replace(MULTILABEL, metrics=metrics, objective="f1")
-    data = Pipeline(sources.arrays(x=X, y=soft))
-    outcome, events = train(tmp_path, recipe, train=data, valid=data, optimizer="sgd")
+    soft = pipe(np.where(LABELS[:23] == 1, 0.7, 0.3).astype(np.float32))
+    options = {"train": soft, "valid": soft, "optimizer": "sgd"}
+    recipe = replace(MULTILABEL, metrics=lambda outputs, batch: {"f1": outputs.sum(dim=1)}, objective="f1")
+    outcome, events = train(tmp_path, recipe, **options)
     failed = loop_cases.failed(outcome, events)
     assert "f1: multilabel: the target has fractions" in failed["error"] and not of(events, "epoch")
     assert "needs another name than 'f1': rank by that name, with mode=" in failed["error"]
-    assert RunDir(tmp_path).log("member-0").read_text().count("no figures of the predictions") == 0
-    renamed = replace(
-        recipe, metrics=lambda outputs, batch: {"mine": outputs.sum(dim=1)}, objective="mine", mode="max"
-    )
-    outcome, events = train(tmp_path / "renamed", renamed, train=data, valid=data, optimizer="sgd")
+    assert "no figures of the predictions" not in read_log(tmp_path)
+    renamed = replace(recipe, metrics=totals, objective="mine", mode="max")
+    outcome, events = train(tmp_path / "renamed", renamed, **options)
     assert outcome == "finished" and "mine" in of(events, "epoch")[0]["metrics"]
 
 
@@ -110,8 +93,9 @@ def test_a_figure_that_gives_way_to_a_metric_of_the_whole_split_is_remarked(tmp_
     def metrics(outputs: Any, batch: Any) -> dict[str, Any]:
         return {"mse": 100 * (outputs - batch["y"]) ** 2, "other": outputs}
 
+    one_number = lambda params: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))  # noqa: E731
     recipe = Recipe(model=one_number, loss="mse", target="y", inputs=("x",), metrics=metrics, objective="mse")
-    data = Pipeline(sources.arrays(x=X, y=NUMBERS))
+    data = pipe(X.sum(axis=1)[:23])
     outcome, events = train(tmp_path, recipe, train=data, valid=data, optimizer="sgd")
     assert outcome == "finished"
     figures = of(events, "epoch")[-1]["metrics"]
@@ -132,24 +116,27 @@ def declare(recipe: Any = None, **options: Any) -> Ensemble:
     return Ensemble(name="refused", recipe=recipe or Recipe(model=model, loss="cross_entropy"), **given)
 
 
-def step_by_itself(member: Any) -> None:
-    net = nn.Linear(3, 2)
-    _, optimizer = member.prepare(net, optim.LBFGS(net.parameters()))
-    for _ in range(member.identity.epochs):
-        for batch in member.dataloader("train"):
-
-            def compute_loss(batch: Any = batch) -> Any:
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(net(batch["x"]), batch["label"])
-                loss.backward()
-                return loss
-
-            optimizer.step(compute_loss)
-        member.report(accuracy=1.0)
+def run(folder: Path, recipe: Any = None, **options: Any) -> Any:
+    return ensemble.submit(declare(recipe, **options), folder, "inline").wait()
 
 
 def test_an_optimizer_with_a_closure_steps_in_a_loop_of_its_own(tmp_path: Path) -> None:
-    (row,) = ensemble.submit(declare(step_by_itself), tmp_path, "inline").wait().members
+    def step_by_itself(member: Any) -> None:
+        net = nn.Linear(3, 2)
+        _, optimizer = member.prepare(net, optim.LBFGS(net.parameters()))
+        for _ in range(member.identity.epochs):
+            for x, label in member.dataloader("train", fields=("x", "label")):
+
+                def compute_loss(x: Any = x, label: Any = label) -> Any:
+                    optimizer.zero_grad()
+                    loss = nn.functional.cross_entropy(net(x), label)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(compute_loss)
+            member.report(accuracy=1.0)
+
+    (row,) = run(tmp_path, step_by_itself).members
     assert (row["state"], row["epoch"]) == ("finished", 2)
 
 
@@ -160,8 +147,7 @@ def test_a_schedule_gets_the_steps_of_an_epoch(tmp_path: Path) -> None:
         seen.append((steps, steps_per_epoch))
         return optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=3, steps_per_epoch=steps_per_epoch)
 
-    recipe = Recipe(model=model, loss="cross_entropy", schedule=schedule)
-    result = ensemble.submit(declare(recipe, epochs=3, batch_size=4), tmp_path, "inline").wait()
+    result = run(tmp_path, Recipe(model=model, loss="cross_entropy", schedule=schedule), epochs=3, batch_size=4)
     assert result.members[0]["state"] == "finished" and seen == [(12, 4)]
 
 
@@ -183,16 +169,13 @@ def show(result: Any, path: Path, capsys: pytest.CaptureFixture[str]) -> list[st
 
 def test_the_end_says_why_no_member_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search = Search({"lr": loguniform(0.1, 1)}, trials=2, sampler="random", stop=lambda trial: True)
-    result = ensemble.submit(declare(members=None, search=search, epochs=2), tmp_path, "inline").wait()
-    for shown in show(result, tmp_path, capsys):
-        flat = " ".join(shown.split())
-        assert (
-            "no member finished (2 pruned); the search's pruner, or its stop=, ended them: pruner='none'" in flat
-        )
+    for shown in show(run(tmp_path, members=None, search=search), tmp_path, capsys):
+        says = "no member finished (2 pruned); the search's pruner, or its stop=, ended them: pruner='none'"
+        assert says in " ".join(shown.split())
 
 
 def test_the_seed_is_a_column_where_members_differ_by_it_alone(tmp_path: Path, capsys: Any) -> None:
-    result = ensemble.submit(declare(members=seeds(2, {"lr": 0.1}, start=70)), tmp_path, "inline").wait()
+    result = run(tmp_path, members=seeds(2, {"lr": 0.1}, start=70))
     for shown in show(result, tmp_path, capsys):
         lines = shown.splitlines()
         at = next(number for number, line in enumerate(lines) if "member " in line and "seed" in line)
@@ -203,44 +186,35 @@ def test_the_seed_is_a_column_where_members_differ_by_it_alone(tmp_path: Path, c
     params = state["members"]["columns"].index("params")
     assert [row[params]["seed"] for row in state["members"]["rows"].values()] == [70, 71]
     assert "seed" in state["run"]["varied"]
-    others = declare(members=[{"lr": 0.1}, {"lr": 0.2}])
-    assert " seed " not in str(ensemble.submit(others, tmp_path / "others", "inline").wait())
+    assert " seed " not in str(run(tmp_path / "others", members=[{"lr": 0.1}, {"lr": 0.2}]))
 
 
 def test_the_dry_run_counts_trainable_parameters_beside_all() -> None:
-    def half(params: dict[str, Any]) -> Any:
-        return nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
-
-    found = ensemble.dry_run(declare(Recipe(model=half, loss="cross_entropy")), executor="inline")
-    assert (found.members[0]["parameters"], found.members[0]["trainable"]) == (26, 10)
-    assert "26, 10 trained" in str(found)
+    half = lambda params: nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))  # noqa: E731
+    shown = ensemble.dry_run(declare(Recipe(model=half, loss="cross_entropy")), executor="inline")
+    assert (shown.members[0]["parameters"], shown.members[0]["trainable"]) == (26, 10)
+    assert "26, 10 trained" in str(shown)
 
 
 def test_the_first_member_of_a_node_downloads_for_the_others(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv(NODE_DIRECTORY, str(tmp_path))
-    downloads, all_at_once = [], threading.Barrier(4)
+    downloads, all_at_once, file = [], threading.Barrier(4), tmp_path / "weights.pt"
 
-    def model(params: dict[str, Any]) -> nn.Module:
-        file = tmp_path / "weights.pt"
+    def download(params: dict[str, Any]) -> nn.Module:
         if not file.exists():
             downloads.append(1)
-            with_others(all_at_once)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                all_at_once.wait(0.5)
             torch.save({}, file)
         return nn.Identity()
 
-    member: Any = SimpleNamespace(params={})
-    recipe = Recipe(model=model, loss="cross_entropy")
-    threads = [threading.Thread(target=build_model, args=(recipe, member)) for _ in range(4)]
+    given: Any = (Recipe(model=download, loss="cross_entropy"), SimpleNamespace(params={}))
+    threads = [threading.Thread(target=build_model, args=given) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     assert downloads == [1]
-
-
-def with_others(barrier: threading.Barrier) -> None:
-    with contextlib.suppress(threading.BrokenBarrierError):
-        barrier.wait(0.5)
 
 
 USERS, ITEMS = 6, 8
@@ -270,49 +244,47 @@ def hit_rate(values: np.ndarray, target: np.ndarray, user: np.ndarray, k: int = 
     return float(np.mean(best))
 
 
+USER, ITEM = (axis.ravel() for axis in np.meshgrid(np.arange(USERS), np.arange(ITEMS)))
+
+
 def declare_fields(workers: int = 1, **options: Any) -> Ensemble:
-    rng = np.random.default_rng(0)
-    user, item = (each.ravel() for each in np.meshgrid(np.arange(USERS), np.arange(ITEMS)))
-    pairs = sources.arrays(user=user, item=item, label=rng.random(len(user)).round().astype(np.float32))
+    label = np.random.default_rng(0).random(len(USER)).round().astype(np.float32)
+    pairs = Pipeline(sources.arrays(user=USER, item=ITEM, label=label))
     given = {"task": "regression", "split_metrics": [hit_rate], "objective": "hit_rate", "valid_loss": False}
     recipe = Recipe(model=lambda params: Towers(), loss=in_batch, **{"mode": "max", **given, **options})
-    pipe = Pipeline(pairs)
-    about = {"name": "m", "recipe": recipe, "members": [{"lr": 0.1}] * 2, "train": pipe, "valid": pipe}
-    about |= {"batch_size": 16, "epochs": 1, "resources": Resources(workers=workers)}
-    return Ensemble(**about)
+    about: dict[str, Any] = {"recipe": recipe, "train": pairs, "valid": pairs, "batch_size": 16, "epochs": 1}
+    return Ensemble(name="m", members=[{"lr": 0.1}] * 2, resources=Resources(workers=workers), **about)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_a_metric_gets_the_fields_it_names_and_no_loss_is_evaluated(workers: int, tmp_path: Path) -> None:
     run = ensemble.submit(declare_fields(workers), tmp_path, "inline" if workers == 1 else "local")
     result = run.wait()
-    saved = [ensemble.load_predictions(tmp_path, "valid", row["member"]) for row in result.members]
-    user = np.meshgrid(np.arange(USERS), np.arange(ITEMS))[0].ravel()
-    for row, own in zip(result.members, saved, strict=True):
+    for row in result.members:
+        own = ensemble.load_predictions(tmp_path, "valid", row["member"])
         assert row["state"] == "finished" and set(row["metrics"]) == {"hit_rate", "mae", "rmse"}
-        assert row["metrics"]["hit_rate"] == hit_rate(own.values, own.targets, user[own.index])
+        assert row["metrics"]["hit_rate"] == hit_rate(own.values, own.targets, USER[own.index])
+        saved = load_predictions(RunDir(tmp_path).predictions(row["member"]), "valid")
+        assert saved.fields["user"].tolist() == USER.tolist()
     both = ensemble.load_predictions(tmp_path, "valid")
     figures, members = result.combined.metrics, [row["metrics"]["hit_rate"] for row in result.members]
-    assert figures["ensemble"]["hit_rate"] == hit_rate(both.values, both.targets, user[both.index])
-    assert figures["best"]["hit_rate"] in members and figures["mean"]["hit_rate"] == pytest.approx(
-        np.mean(members)
-    )
+    assert figures["ensemble"]["hit_rate"] == hit_rate(both.values, both.targets, USER[both.index])
+    assert figures["best"]["hit_rate"] in members
+    assert figures["mean"]["hit_rate"] == pytest.approx(np.mean(members))
     low, high = result.combined.intervals["ensemble"]["hit_rate"]
     assert low < high
-    kept = [load_predictions(RunDir(tmp_path).predictions(f"member-{at}"), "valid").fields for at in (0, 1)]
-    assert [fields["user"].tolist() for fields in kept] == [user.tolist()] * 2
 
 
 def name_users(batch: Any) -> dict[str, Any]:
     """Texts and numbers in lists, which are no tensors."""
-    name = [f"Zoë {each}" for each in batch["user"].tolist()]
-    return {**batch, "name": name, "of": batch["item"].tolist(), "record": [{"name": each} for each in name]}
+    names = [f"Zoë {user}" for user in batch["user"].tolist()]
+    return {**batch, "name": names, "of": batch["item"].tolist(), "record": [{"name": name} for name in names]}
 
 
 def test_fields_may_be_texts_and_lists(tmp_path: Path) -> None:
     def named(values: np.ndarray, target: np.ndarray, name: np.ndarray, of: np.ndarray) -> float:
         assert len(name) == len(of) == len(values)
-        return hit_rate(values, target, np.array([int(each.removeprefix("Zoë ")) for each in name]))
+        return hit_rate(values, target, np.array([int(text.removeprefix("Zoë ")) for text in name]))
 
     declared = declare_fields(split_metrics=[named, hit_rate], objective="named", collate=name_users)
     result = ensemble.submit(declared, tmp_path, "inline").wait()
@@ -320,25 +292,21 @@ def test_fields_may_be_texts_and_lists(tmp_path: Path) -> None:
         assert figures["named"] == figures["hit_rate"]
 
 
-def judged_by_records(values: np.ndarray, target: np.ndarray, record: np.ndarray) -> float:
-    return 0.5
+def test_a_field_that_no_metric_can_have_is_named_first(tmp_path: Path) -> None:
+    def by_record(values: np.ndarray, target: np.ndarray, record: np.ndarray) -> float:
+        return 0.5
 
+    def by_users(values: np.ndarray, target: np.ndarray, users: np.ndarray) -> float:
+        return 0.5
 
-def judged_by_users(values: np.ndarray, target: np.ndarray, users: np.ndarray) -> float:
-    return 0.5
-
-
-@pytest.mark.parametrize(
-    ("metric", "says"),
-    [
-        (judged_by_records, "the field 'record' is a list, no tensor [b, ...], and no numbers or texts"),
-        (judged_by_users, "the batch has no field 'users'; did you mean 'user'?"),
-    ],
-)
-def test_a_field_that_no_metric_can_have_is_named_first(tmp_path: Path, metric: Any, says: str) -> None:
-    declared = declare_fields(split_metrics=[metric], objective=metric.__name__, collate=name_users)
-    (row, _) = ensemble.submit(declared, tmp_path, "inline").wait().members
-    assert says in row["error"] and row["attempts"] == 1 and not of_kind(tmp_path, "epoch")
+    for metric, says in (
+        (by_record, "the field 'record' is a list, no tensor [b, ...], and no numbers or texts"),
+        (by_users, "the batch has no field 'users'; did you mean 'user'?"),
+    ):
+        folder, name = tmp_path / metric.__name__, metric.__name__
+        declared = declare_fields(split_metrics=[metric], objective=name, collate=name_users)
+        (row, _) = ensemble.submit(declared, folder, "inline").wait().members
+        assert says in row["error"] and row["attempts"] == 1 and not of_kind(folder, "epoch")
 
 
 def test_members_are_not_ranked_by_a_loss_that_is_not_computed() -> None:

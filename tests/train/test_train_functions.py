@@ -1,7 +1,8 @@
-"""Train functions have what the built-in loop has; members have loops of their own."""
+"""Train functions: what the built-in loop has, early ends, weights handed over, loops that step by themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,29 @@ import numpy as np
 import pytest
 import torch
 from kit import train_child as cases
-from kit.loop_cases import STOPPING, Events, finished, of, predictions, train
+from kit.loop_cases import (
+    STOPPING,
+    Events,
+    checkpoint,
+    failed,
+    finished,
+    give_more_epochs,
+    kill,
+    nothing_more,
+    of,
+    predictions,
+    train,
+)
 from kit.loop_cases import own_loop as plain_loop
 from torch import nn
-from torch.optim.swa_utils import update_bn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from ensemble.spec import SWA, EarlyStopping, Member, Recipe
-from ensemble.store import RunDir, load_predictions
+from ensemble.reporting.sections.notices import describe_early_stop
+from ensemble.spec import EMA, SWA, EarlyStopping, Folds, Member, Recipe
+from ensemble.store import RunDir, load_predictions, weights_sha256
 from ensemble.train import Inbox, work
-from pipelines import Pipeline, sources
+from ensemble.train.call import Observation
+from pipelines import Pipeline, sources, weights
 
 
 def own_loop(member: Any) -> None:
@@ -90,16 +105,13 @@ def test_averages_that_are_evaluated_by_hand_have_statistics_of_their_own(tmp_pa
         with member.evaluating() as averaged:
             update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), averaged)
 
-    loops = {"recipe": NORM, "told": own_evaluation(True), "plain": own_evaluation(False)}
+    loops = {"recipe": NORM, "measured": own_evaluation(True), "plain": own_evaluation(False)}
     loops["seen"] = Recipe(model=NORM.model, train=own_evaluation(False))
-    if keep == "last":  # they may be computed by the function itself, which reports nothing then
-        loops["own"] = plain_loop(update, make=cases.normed)
     options = {**BY_HAND, "keep": keep, "objective": "loss"}
-    ends = {
-        name: finished(tmp_path / name, loop, **(BY_HAND if name == "own" else options))
-        for name, loop in loops.items()
-    }
-    assert len({end["weights_sha256"] for end in ends.values()}) == 1, ends
+    ends = [finished(tmp_path / name, loop, **options)["weights_sha256"] for name, loop in loops.items()]
+    if keep == "last":  # they may be computed by the function itself, which reports nothing then
+        ends.append(finished(tmp_path / "own", plain_loop(update, make=cases.normed), **BY_HAND)["weights_sha256"])
+    assert len(set(ends)) == 1, ends
 
 
 def test_averages_of_a_model_that_nobody_can_call_are_trained_on(tmp_path: Path, monkeypatch: Any) -> None:
@@ -125,29 +137,21 @@ def test_statistics_are_computed_where_a_checkpoint_is_due(tmp_path: Path) -> No
 
 def test_a_train_function_mixes_a_batch_of_several_inputs(tmp_path: Path) -> None:
     """The Recipe's loss by name, which would have to be told which of them, is not used."""
+    seen: list[bool] = []
 
     def losses(member: Any, model: nn.Module, batch: Any) -> Any:
         mixed = member.mixup(batch)
+        seen.append(mixed.partner_weight is not None)
         outputs = model(mixed["x"] + mixed["more"])
         return mixed.losses(lambda y: nn.functional.cross_entropy(outputs, y, reduction="none"))
 
     columns = cases.data().source.columns
     pipe = Pipeline(sources.arrays(**columns, more=columns["x"]))
     recipe = Recipe(model=cases.plain, train=plain_loop(losses=losses), loss="cross_entropy")
-    finished(tmp_path, recipe, train=pipe, valid=None, mixup=0.3)
-
-
-@pytest.mark.parametrize("weights", ["uniform", "bootstrap"])
-def test_mixup_weighs_samples_where_the_member_has_weights(tmp_path: Path, weights: str) -> None:
-    seen = []
-
-    def losses(member: Any, model: nn.Module, batch: Any) -> Any:
-        mixed = member.mixup(batch)
-        seen.append(mixed.partner_weight is not None)
-        return cases.loss(model, mixed)
-
-    finished(tmp_path, plain_loop(losses=losses), epochs=1, mixup=0.3, weights=weights)
-    assert seen == [weights == "bootstrap"] * 5
+    for weighting in ("uniform", "bootstrap"):  # samples are weighed where the member has weights
+        options = {"train": pipe, "valid": None, "mixup": 0.3, "epochs": 1, "weights": weighting}
+        finished(tmp_path / weighting, recipe, **options)
+    assert seen == [False] * 5 + [True] * 5
 
 
 def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_path: Path) -> None:
@@ -155,10 +159,8 @@ def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_pa
         """The objective is reported after each third epoch, and something else after others."""
 
         def report(member: Any, epoch: int) -> None:
-            if epoch % 3 == 0:
-                member.report(loss=value(epoch), other=1.0)
-            elif epoch % 2:
-                member.report(other=1.0)
+            if epoch % 3 == 0 or epoch % 2:
+                member.report(other=1.0, **({} if epoch % 3 else {"loss": value(epoch)}))
 
         options = {"objective": "loss", "early_stopping": EarlyStopping(2), "keep": "best", "epochs": epochs}
         return finished(tmp_path / str(epochs), plain_loop(report), **options)
@@ -174,14 +176,13 @@ GIVEN += [("free", torch.tensor([0.5, 2.0], dtype=torch.bfloat16), np.array([0.5
 GIVEN += [("multilabel", torch.tensor([[0.0, 1.0], [1.0, torch.nan]]), np.array([[0, 1], [1, -100]]))]
 
 
-@pytest.mark.parametrize(("task", "target", "stored"), GIVEN)
-def test_a_given_target_is_stored_as_its_task_has_it(tmp_path: Path, task: str, target: Any, stored: Any) -> None:
-    def predict(member: Any) -> None:
-        member.predictions("valid", torch.full(target.shape, 0.5), torch.arange(2), target, task)
-
-    finished(tmp_path, plain_loop(at_the_end=predict), epochs=1)
-    kept = load_predictions(RunDir(tmp_path).predictions("member-0", 0), "valid").target
-    assert kept is not None and kept.dtype == stored.dtype and np.array_equal(kept, stored)
+def test_a_given_target_is_stored_as_its_task_has_it(tmp_path: Path) -> None:
+    for number, (task, target, stored) in enumerate(GIVEN):
+        given = ("valid", torch.full(target.shape, 0.5), torch.arange(2), target, task)
+        loop = plain_loop(at_the_end=lambda member, given=given: member.predictions(*given))
+        finished(tmp_path / str(number), loop, epochs=1)
+        kept = load_predictions(RunDir(tmp_path / str(number)).predictions("member-0", 0), "valid").target
+        assert kept is not None and kept.dtype == stored.dtype and np.array_equal(kept, stored)
 
 
 def test_members_have_loops_of_their_own(tmp_path: Path) -> None:
@@ -215,19 +216,388 @@ def test_looks_at_a_model_in_training_leave_it_as_it_was(tmp_path: Path) -> None
 
     def train_it(member: Any) -> None:
         model = Counting()
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
         model.train()
         model.frozen.eval()
         for _ in member.epochs():
             for batch in member.batches():
-                member.backward(nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+                member.backward(cases.loss(model, batch))
                 member.step()
             with member.evaluating():
                 for batch in member.batches("valid"):
                     model(batch["x"])
             seen.append((model.frozen.training, float(model.calls), float(model.more_calls)))
 
-    outcome, _ = train(tmp_path, Recipe(model=lambda params: Counting(), train=train_it), epochs=3)
-    assert outcome == "finished"
+    finished(tmp_path, Recipe(model=lambda params: Counting(), train=train_it), epochs=3)
     calls = seen[0][1]
     assert seen == [(False, calls * epoch, calls * epoch) for epoch in (1, 2, 3)]
+
+
+KEPT: dict[str, dict[str, Any]] = {"last": {}, "best": {"keep": "best", "objective": "loss"}}
+KEPT |= {"ema": {"averaging": EMA(0.8)}, "swa": {"averaging": SWA(1)}}
+
+
+def resume_from_the_end(folder: Path, loop: Any, again: Any, **options: Any) -> dict[str, Any]:
+    """A loop dies where the last checkpoint is written and nobody has been told; the end by another loop."""
+    assert of(kill(folder, loop, lambda event: event["type"] == "finished", **options), "checkpoint")
+    outcome, events = train(folder, again, attempt=1, **options)
+    assert outcome == "finished" and not of(events, "epoch")
+    return {**of(events, "finished")[0], "attempt": 0}
+
+
+def test_ending_after_a_whole_epoch_is_what_fewer_epochs_are(tmp_path: Path) -> None:
+    for name, options in KEPT.items():
+        short = finished(tmp_path / name / "short", cases.ending("not", 9), epochs=2, **options)
+        for way in ("stop", "stop at once", "break", "break before"):
+            folder = tmp_path / name / way
+            outcome, events = train(folder, cases.ending(way, 1), epochs=6, **options)
+            assert outcome == "finished", (name, way, of(events, "failed"))
+            (end,) = of(events, "finished")
+            stop = end.pop("early_stopping")
+            reason = "good enough" if way.startswith("stop") else "its train function left member.epochs()"
+            assert stop == {"reason": reason, "epochs": 6}
+            assert end == short, (name, way)
+            assert np.array_equal(predictions(folder), predictions(tmp_path / name / "short"))
+            assert [epoch["samples"] for epoch in of(events, "epoch")] == [23, 23], "each sees every sample once"
+    text = describe_early_stop("member-0", 2, stop)
+    assert text == "member-0: ended after 2 of 6 epochs: its train function left member.epochs()"
+    assert "early_stopping" not in finished(tmp_path / "last", cases.ending("stop", 2), epochs=3)
+
+
+def test_a_member_that_has_ended_itself_trains_no_more_when_it_is_resumed(tmp_path: Path) -> None:
+    options = {"epochs": 6, **KEPT["swa"]}
+    whole = finished(tmp_path / "whole", cases.ending("stop", 1), **options)
+    ends = (cases.ending("stop", 1), cases.ending("not", 9))
+    assert resume_from_the_end(tmp_path / "again", *ends, **options) == whole
+    # A resume within the epoch in which it was asked to end ends after it.
+    loop = cases.ending("stop once", 1)
+    whole = finished(tmp_path / "whole once", loop, **options)
+    assert whole["epoch"] == 1
+    assert train(tmp_path / "once", loop, cases.Script(8, "stop"), **options)[0] == "stopped"
+    assert finished(tmp_path / "once", loop, **options) == whole
+
+
+def test_what_is_evaluated_after_a_loop_that_was_left_is_what_is_saved(tmp_path: Path) -> None:
+    """The running statistics for averaged weights are of an epoch that was trained, and are in the checkpoint."""
+    found: list[float] = []
+
+    def measure(model: Any, batch: Any) -> dict[str, Any]:
+        return {"loss": cases.loss(model, batch)}
+
+    def train_two(member: Any) -> None:
+        model = cases.normed(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            if epoch == 1:
+                break
+        found.append(member.evaluate(measure)["loss"])
+
+    finished(tmp_path, train_two, epochs=6, **KEPT["swa"])
+    saved, valid = cases.normed({}).eval(), next(iter(cases.data(13, seed=1).loader(13, 1)))
+    saved.load_state_dict(checkpoint(tmp_path)["model"])
+    assert found == [pytest.approx(float(cases.loss(saved, valid).mean()), rel=1e-6)]
+
+
+def report(member: Any, epoch: int) -> None:
+    member.report(loss=9.0 - epoch)
+
+
+def hand_over(member: Any, weights: Any) -> None:
+    member.use_weights(weights, metrics={"loss": 0.25})
+    with member.evaluating() as model:
+        found = [(model(b["x"]).softmax(dim=1), b["index"].clone()) for b in member.batches("valid")]
+    member.predictions("valid", *map(torch.cat, zip(*found, strict=True)))
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_weights_that_are_handed_over_are_the_members(kept: str, tmp_path: Path) -> None:
+    options = {"epochs": 3, **KEPT[kept]}
+    torch.manual_seed(7)
+    other = cases.plain({}).state_dict()
+    trained, hands_over = plain_loop(report), plain_loop(report, lambda member: hand_over(member, other))
+    end = finished(tmp_path / "a", hands_over, **options)
+    assert end["weights_sha256"] == weights_sha256(other)
+    assert (end["metrics"], end["kept"]) == ({"loss": 0.25}, {"by": "use_weights"})
+    saved = checkpoint(tmp_path / "a")
+    assert weights_sha256(saved["model"]) == end["weights_sha256"]
+    last = finished(tmp_path / "last", trained, epochs=3)["weights_sha256"]
+    assert weights_sha256(saved["kept"]["trained"]) == last, "those in training stay beside them"
+    # A resume whose framework has forgotten its best weights has them from the checkpoint; it predicts nothing.
+    again = resume_from_the_end(tmp_path / "b", hands_over, trained, **options)
+    assert {**again, "predictions": end["predictions"]} == end
+    # Given more epochs it goes on from those in training.
+    more = give_more_epochs(tmp_path / "a", trained, 3, **{**options, "epochs": 5})
+    if kept in ("last", "best"):
+        assert more["weights_sha256"] == finished(tmp_path / "five", trained, epochs=5)["weights_sha256"]
+
+
+EPOCHS = 5
+OPTIONS: dict[str, Any] = {"epochs": EPOCHS, "objective": "loss"}
+
+
+def measure(model: nn.Module, batches: Any) -> float:
+    model.eval()
+    with torch.no_grad():
+        losses = [nn.functional.cross_entropy(model(x), y, reduction="none") for x, y in batches]
+    return float(torch.cat(losses).mean())
+
+
+def script(use: Any = lambda member, epoch: None, epochs: int = EPOCHS) -> Callable[[Any], None]:
+    def loop(member: Any) -> None:
+        model = cases.noisy(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        member.prepare(model, optimizer)
+        member.state("schedule", schedule)
+        member.state("averaged", averaged)
+        batches = {split: member.dataloader(split, fields=("x", "label")) for split in ("train", "valid")}
+        for epoch in range(epochs):
+            model.train()
+            for x, y in batches["train"]:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                averaged.update_parameters(model)
+            schedule.step()
+            member.report(loss=measure(model, batches["valid"]), averaged=measure(averaged, batches["valid"]))
+            use(member, epoch)
+        member.predict_all()
+
+    return loop
+
+
+def recipe(loop: Callable[[Any], None]) -> Recipe:
+    return Recipe(model=cases.noisy, train=loop)
+
+
+def loop_of(
+    before: Callable[[Any, Any], None] = nothing_more,
+    after_epoch: Callable[[Any, int], None] = nothing_more,
+    at_the_end: Callable[[Any], None] = nothing_more,
+    read: Callable[[Any], Any] = lambda member: member.dataloader("train"),
+) -> Callable[[Any], None]:
+    def loop(member: Any) -> None:
+        model = cases.noisy(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        before(member, optimizer)
+        for epoch in range(member.identity.epochs):
+            for batch in read(member):
+                optimizer.zero_grad()
+                cases.loss(model, batch).mean().backward()
+                optimizer.step()
+            after_epoch(member, epoch)
+        at_the_end(member)
+
+    return loop
+
+
+def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) -> None:
+    built_in = Recipe(
+        model=cases.noisy,
+        loss=cases.loss,
+        optimizer=lambda model, params: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        schedule=lambda optimizer, params, steps: torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5),
+    )
+    seen: list[int] = []
+
+    def hook(member: Any, epoch: int) -> None:
+        """An epoch can be ended where a framework's hook is: the end of the pass is no second one."""
+        member.end_epoch()
+        seen.append(member.position["epoch"])
+
+    loops = {"passes": recipe(script()), "built in": built_in, "hook": recipe(script(hook))}
+    ends = {name: finished(tmp_path / name, loop, **OPTIONS) for name, loop in loops.items()}
+    assert ends["hook"] == ends["passes"] and seen == [1, 2, 3, 4, 5]
+    losses = [ends[name]["metrics"]["loss"] for name in ("passes", "built in")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4), "up to the last bits of a mean"
+    np.testing.assert_allclose(predictions(tmp_path / "passes"), predictions(tmp_path / "built in"), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"keep": "best"}, {"averaging": EMA(0.8)}], ids=["last", "best", "averaged"]
+)
+def test_a_loop_that_counts_from_0_ends_with_the_same_bits_wherever_it_dies(tmp_path: Path, options: Any) -> None:
+    """Schedule and averaged weights, too, which its passes over trained epochs have stepped once more."""
+    chosen, loop = {**OPTIONS, **options}, recipe(script())
+    whole = finished(tmp_path / "whole", loop, **chosen)
+    for at in (3, 7, 5 * EPOCHS - 1):
+        folder = tmp_path / str(at)
+        before = kill(folder, loop, at, **chosen)
+        done = len(of(before, "checkpoint"))
+        outcome, events = train(folder, loop, attempt=int(done > 0), **chosen)
+        assert outcome == "finished"
+        (again,) = of(events, "finished")
+        assert {**again, "attempt": 0} == whole, f"died at poll {at}"
+        epochs = [event["epoch"] for event in of(events, "epoch")]
+        assert epochs == list(range(done, EPOCHS)), "reports of epochs that were trained before are left out"
+
+
+def test_a_member_that_is_stopped_within_an_epoch_begins_it_anew(tmp_path: Path) -> None:
+    loop = recipe(script())
+    whole = finished(tmp_path / "whole", loop, **OPTIONS)
+    outcome, events = train(tmp_path / "again", loop, inbox=cases.Script(7, "stop"), **OPTIONS)
+    assert outcome == "stopped" and of(events, "stopped")
+    position = checkpoint(tmp_path / "again")["position"]
+    assert (position["epoch"], position["step"]) == (1, 0)
+    assert finished(tmp_path / "again", loop, **OPTIONS) == whole
+
+
+def test_a_pruner_ends_it_after_an_epoch(tmp_path: Path) -> None:
+    class Pruner(Inbox):
+        def wait(self) -> Any:
+            return "prune"
+
+    seen: list[int] = []
+    loop = recipe(script(lambda member, epoch: seen.append(epoch)))
+    outcome, events = train(tmp_path, loop, Pruner(), job={"awaits_pruner": True}, **OPTIONS)
+    assert outcome == "pruned" and seen == [0], "the next pass is where it learns of it"
+    assert [event["epoch"] for event in of(events, "epoch")] == [0]
+
+
+def swa(crash: list[bool], stops: bool = False) -> Recipe:
+    """Averages the weights once an epoch, also in passes that are empty, and reports what it sees."""
+    averaged: list[Any] = []
+    seen: list[int] = []
+
+    def before(member: Any, optimizer: Any) -> None:
+        averaged[:] = [AveragedModel(member.model)]
+        member.state("averaged", averaged[0])
+
+    def read(member: Any) -> Any:
+        seen.clear()
+        for batch in member.dataloader("train"):
+            seen.append(len(batch["x"]))
+            yield batch
+
+    def after_epoch(member: Any, epoch: int) -> None:
+        averaged[0].update_parameters(member.model)
+        member.report(loss=float(sum(seen)))
+        if stops and epoch == 1:
+            member.stop("enough")
+
+    def at_the_end(member: Any) -> None:
+        if crash and crash.pop():
+            raise RuntimeError("after the loop")
+        member.use_weights(averaged[0].module)
+        assert averaged[0].n_averaged == (2 if stops else EPOCHS)
+        member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
+
+    return recipe(loop_of(before, after_epoch, at_the_end, read))
+
+
+def test_what_a_loop_does_in_empty_passes_is_undone(tmp_path: Path) -> None:
+    whole = finished(tmp_path / "whole", swa([]), **OPTIONS)
+    again = swa([True])
+    assert train(tmp_path / "again", again, **OPTIONS)[0] == "failed"
+    outcome, events = train(tmp_path / "again", again, attempt=1, **OPTIONS)
+    assert outcome == "finished"
+    assert {**of(events, "finished")[0], "attempt": 0} == whole, "after the last epoch"
+    stopped = finished(tmp_path / "stopped", swa([], stops=True), **OPTIONS)
+    assert stopped["metrics"]["loss"] == whole["metrics"]["loss"] > 0, "empty passes report nothing"
+
+
+def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
+    loop = loop_of(
+        after_epoch=lambda member, epoch: member.report(loss=0.0),
+        at_the_end=lambda member: member.predict_all(lambda model, batch: change(model(batch["x"]))),
+    )
+    return Recipe(model=cases.noisy, train=loop, **options)
+
+
+softmax, third = lambda scores: scores.softmax(1), lambda scores: (scores / 3).softmax(1)
+drop = lambda scores: nn.functional.dropout(scores).softmax(1)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("change", "declared", "is_other"),
+    [(softmax, None, False), (third, None, True), (third, softmax, True), (drop, None, True), (drop, drop, False)],
+)
+def test_predictions_that_no_loaded_model_would_make_are_told(
+    tmp_path: Path, change: Any, declared: Any, is_other: bool
+) -> None:
+    options = {"predict": lambda model, batch: declared(model(batch["x"]))} if declared else {}
+    outcome, events = train(tmp_path, predicting(change, **options), **OPTIONS)
+    assert outcome == "finished" and len(predictions(tmp_path))
+    remarks = [event["text"] for event in of(events, "remark")]
+    assert any("declare the function as Recipe.predict" in text for text in remarks) == is_other
+    seen = Observation.from_checkpoint(checkpoint(tmp_path))
+    reason = None if seen is None else seen.reason
+    assert (reason is not None and "none can be loaded" in reason) == is_other
+    assert seen is None or is_other or seen.reason is None
+
+
+def test_it_stops_early_by_itself_and_by_the_objective(tmp_path: Path) -> None:
+    def stop(member: Any, epoch: int) -> None:
+        if epoch == 1:
+            member.stop("good enough")
+
+    end = finished(tmp_path / "stop", recipe(script(stop)), **OPTIONS)
+    assert end["epoch"] == 1 and end["early_stopping"]["reason"] == "good enough"
+    end = finished(tmp_path / "left", recipe(script(epochs=2)), **OPTIONS)
+    assert end["epoch"] == 1 and "left" in end["early_stopping"]["reason"]
+    patient = {**OPTIONS, "epochs": 12, "early_stopping": EarlyStopping(1, min_delta=1.0)}
+    end = finished(tmp_path / "early", recipe(script(epochs=12)), **patient)
+    assert end["epoch"] == 1 and end["early_stopping"]["patience"] == 1
+
+
+def test_batches_stay_valid_and_have_the_shape_that_is_asked_for(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def read(member: Any) -> Any:
+        loader = member.dataloader("train", fields={"inputs": "x", "labels": "label"})
+        seen["train"] = list(loader)
+        seen["len"] = len(loader), len(member.dataloader("valid"))
+        seen["valid"] = list(member.dataloader("valid"))
+        seen["tuples"] = list(member.dataloader("valid", fields=("label", "x")))
+        return ()
+
+    finished(tmp_path, loop_of(read=read), **{**OPTIONS, "epochs": 1})
+    assert seen["len"] == (len(seen["train"]), len(seen["valid"]))
+    assert all(set(batch) == {"inputs", "labels"} for batch in seen["train"])
+    rows = torch.cat([batch["inputs"] for batch in seen["train"]])
+    assert len(rows.unique(dim=0)) == len(rows), "no batch lies where another was"
+    indices = torch.cat([batch["index"] for batch in seen["valid"]])
+    assert torch.equal(indices, torch.arange(len(indices)))
+    assert all(torch.equal(one["x"], two[1]) for one, two in zip(seen["valid"], seen["tuples"], strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_with_folds_it_reads_each_other_sample_once_and_no_empty_batch(tmp_path: Path, batch_size: int) -> None:
+    """A loop with one loss a batch; also where the last batches of an epoch are empty, and it reads no further."""
+    kept = set(np.flatnonzero(weights.fold(cases.N, 4, 0, seed=0)(np.arange(cases.N))).tolist())
+    seen: list[list[int]] = []
+
+    def read(member: Any) -> Any:
+        seen.append([])
+        batches = iter(member.dataloader("train"))
+        while len(seen[-1]) < len(kept):
+            batch = next(batches)
+            assert 0 < len(batch["index"]) == batch.global_size <= batch_size
+            seen[-1] += batch["index"].tolist()
+            yield batch
+
+    loop = loop_of(at_the_end=lambda member: member.predict_all(), read=read)
+    outcome, events = train(tmp_path, recipe(loop), weights=Folds(4), batch_size=batch_size, epochs=2)
+    assert outcome == "finished", events[-1]
+    assert all(set(epoch) == kept and len(epoch) == len(kept) for epoch in seen) and seen[0] != seen[1]
+    assert [event["samples"] for event in of(events, "epoch")] == [len(kept)] * 2
+
+
+def test_a_state_that_the_checkpoint_does_not_have_is_refused(tmp_path: Path) -> None:
+    def register(name: str) -> Callable[[Any], None]:
+        return loop_of(lambda member, optimizer: member.state(name, torch.optim.lr_scheduler.StepLR(optimizer, 1)))
+
+    train(tmp_path, register("a"), inbox=cases.Script(7, "stop"), **OPTIONS)
+    assert "has no such state" in failed(*train(tmp_path, register("b"), **OPTIONS))["error"]
+
+
+def test_a_function_without_a_recipe_may_say_how_it_predicts(tmp_path: Path) -> None:
+    for name, predict in (("none", None), ("given", lambda model, batch: model(batch["x"]).softmax(1))):
+        loop = loop_of(at_the_end=lambda member, predict=predict: member.predict_all(predict))
+        assert "valid" in finished(tmp_path / name, loop, **OPTIONS)["predictions"]
+        np.testing.assert_allclose(predictions(tmp_path / name).sum(axis=1), 1.0, rtol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,24 @@ from ensemble.train.model_signature import signature_of
 from pipelines import Pipeline, sources, weights
 
 
+def not_finite(model: Any, batch: Any) -> Any:
+    return cases.loss(model, batch) * float("nan")
+
+
+def measure(run_dir: Path, loss: Any, members: int = 1, asked: Any = None, **options: Any) -> Any:
+    own = {"train": loss} if members > 1 else {"loss": loss}
+    recipe = Recipe(model=cases.plain, task="classification", **own)
+    declared = cases.declare(recipe, 1, **{**options, "out_of_fold": False})
+    changed = replace(declared, members=list(declared.members) * members, **options)
+    request = ProfileRequest(members=[changed.identify(0)], known=[], steps_s=0.05, **(asked or {}))
+    events: list[dict[str, Any]] = []
+    job = replace(cases.make_job(run_dir, changed), profile=request)
+    assert profile.run(job, changed, events.append, Inbox()) == "finished", events
+    (profiled,) = (event for event in events if event["type"] == "profiled")
+    assert profiled["measured"]["step_s"] > 0
+    return profiled
+
+
 def test_evaluations_within_epochs_are_no_part_of_a_step(tmp_path: Path) -> None:
     calls = {True: 0, False: 0}  # of the loss, by whether the model was training
 
@@ -32,16 +51,21 @@ def test_evaluations_within_epochs_are_no_part_of_a_step(tmp_path: Path) -> None
         calls[model.training] += 1
         return cases.loss(model, batch)
 
-    events = measure(tmp_path, loss, validate_every=1)
+    measure(tmp_path, loss, validate_every=1)
     looks = 2  # at the first batch, and at its half
     assert calls[True] > 2 and calls[False] == 1 + looks, "one evaluation, after the steps, for its memory"
-    assert [event["type"] for event in events if event["type"] == "profiled"] == ["profiled"]
 
 
 def test_a_member_whose_loss_is_not_finite_is_measured_like_any_other(tmp_path: Path) -> None:
-    (profiled,) = (event for event in measure(tmp_path, not_finite) if event["type"] == "profiled")
-    assert profiled["of"] == ["member-0"] and profiled["measured"]["step_s"] > 0
+    assert measure(tmp_path, not_finite)["of"] == ["member-0"]
     assert not RunDir(tmp_path).list_checkpoints("member-0"), "nothing is left behind"
+    finite, other = (
+        ensemble.dry_run(cases.declare(Recipe(model=cases.normed, loss=loss, task="classification"), 1)).members[0]
+        for loss in (cases.loss, not_finite)
+    )
+    for name in ("parameters", "trainable", "checkpoint_bytes", "predictions_bytes"):
+        assert finite[name] == other[name] > 0
+    assert other["evaluate_s"] is not None
 
 
 def test_a_train_function_is_measured_by_a_few_steps_and_a_batch_of_its_own_fold(tmp_path: Path) -> None:
@@ -50,52 +74,22 @@ def test_a_train_function_is_measured_by_a_few_steps_and_a_batch_of_its_own_fold
     seen: dict[str, list[int]] = {"train": [], "valid": []}
 
     def loop(member: Any) -> None:
-        model, optimizer = cases.normed(member.params), None
+        model = cases.normed(member.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         member.prepare(model, optimizer)
-        for _ in range(member.identity.epochs):
-            for batch in member.dataloader("train"):
-                seen["train"] += batch["index"].tolist()
-                cases.loss(model, batch).mean().backward()
-                optimizer.step()
-            for batch in member.batches("valid"):
-                seen["valid"] += batch["index"].tolist()
-                time.sleep(0.06)  # longer than the steps that are to be measured
-            raise AssertionError("the evaluation goes on")
+        for batch in (batch for _ in range(member.identity.epochs) for batch in member.dataloader("train")):
+            seen["train"] += batch["index"].tolist()
+            cases.loss(model, batch).mean().backward()
+            optimizer.step()
+        for batch in member.batches("valid"):
+            seen["valid"] += batch["index"].tolist()
+            time.sleep(0.06)  # longer than the steps that are to be measured
+        raise AssertionError("the evaluation goes on")
 
     pipe = cases.data()
     options = {"weights": Folds(3), "out_of_fold": True, "train": pipe, "valid": pipe, "epochs": 1}
-    request = {"evaluations": 4}
-    (profiled,) = (e for e in measure(tmp_path, loop, request, 3, **options) if e["type"] == "profiled")
-    assert profiled["measured"]["step_s"] > 0
+    measure(tmp_path, loop, 3, {"evaluations": 4}, **options)
     assert seen["valid"] == held_out[:5].tolist() and not set(seen["train"]) & set(held_out.tolist())
-
-
-def not_finite(model: Any, batch: Any) -> Any:
-    return cases.loss(model, batch) * float("nan")
-
-
-def measure(run_dir: Path, loss: Any, asked: Any | None = None, members: int = 1, **options: Any) -> Any:
-    own = {"train": loss} if members > 1 else {"loss": loss}
-    declared = cases.declare(
-        Recipe(model=cases.plain, task="classification", **own), 1, **{**options, "out_of_fold": False}
-    )
-    changed = replace(declared, members=list(declared.members) * members, **options)
-    request = ProfileRequest(members=[changed.identify(0)], known=[], steps_s=0.05, **(asked or {}))
-    events: list[dict[str, Any]] = []
-    job = replace(cases.make_job(run_dir, changed), profile=request)
-    assert profile.run(job, changed, events.append, Inbox()) == "finished", events
-    return events
-
-
-def test_a_dry_run_shows_the_sizes_of_a_member_whose_loss_is_not_finite() -> None:
-    rows = []
-    for loss in (cases.loss, not_finite):
-        declared = cases.declare(Recipe(model=cases.normed, loss=loss, task="classification"), 1)
-        rows += ensemble.dry_run(declared).members
-    for name in ("parameters", "trainable", "checkpoint_bytes", "predictions_bytes"):
-        assert rows[0][name] == rows[1][name] > 0
-    assert rows[1]["evaluate_s"] is not None
 
 
 class Gate(nn.Module):
@@ -114,16 +108,23 @@ def plain(params: dict[str, Any]) -> nn.Module:
     return nn.Sequential(nn.Linear(4, width), nn.Dropout(params.get("drop", 0.1)), nn.LSTM(width, 3), Gate(params))
 
 
-def not_on_meta(params: dict[str, Any]) -> nn.Module:
-    model = plain(params)
-    float(model[0].weight.detach().sum())  # there is no number on the meta device
-    return model
+class Config:
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def __repr__(self) -> str:
+        return "Config"
 
 
-def with_a_closure(params: dict[str, Any]) -> nn.Module:
-    model = plain(params)
-    model.f = lambda x: x * params.get("scale", 1)  # type: ignore[assignment]
-    return model
+def changed(change: Any) -> Any:
+    """The plain model, to which something was done."""
+
+    def make(params: dict[str, Any]) -> nn.Module:
+        model = plain(params)
+        change(model, params)
+        return model
+
+    return make
 
 
 def of_a_local_class(params: dict[str, Any]) -> nn.Module:
@@ -141,62 +142,41 @@ def data(params: dict[str, Any]) -> Pipeline:
     return Pipeline(sources.arrays(x=np.zeros((64, params.get("features", 4)), np.float32)))
 
 
+RECIPE = Recipe(model=plain, loss=loss, task="classification", optimizer=momentum)
+
+
 def shape(member: dict[str, Any] | Member, model: Any = plain, recipe: Any = None, **options: Any) -> str:
-    declared = Ensemble(
-        name="shapes",
-        recipe=recipe or Recipe(model=model, loss=loss, task="classification", optimizer=momentum),
-        members=[member],
-        train=data,
-        **options,
-    )
+    made = recipe or replace(RECIPE, model=model)
+    declared = Ensemble(name="shapes", recipe=made, members=[member], train=data, **options)
     return signature_of(declared, declared.identify(0))[0]
 
 
 def test_what_changes_no_kernel_changes_no_shape() -> None:
     same = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.1, "drop": 0.5}, {"lr": 0.1, "dropout": 0.7}, {"lr": 0.1, "x": 1}]
-    assert len({shape(one) for one in same}) == 1
-    assert shape({"lr": 0.1}) == shape(Member({"lr": 0.1}, seed=9, epochs=7))
+    assert {shape(params) for params in same} == {shape(Member({"lr": 0.1}, seed=9, epochs=7))}
     assert shape({"lr": 0.1, "m": 0.5}) == shape({"lr": 0.1, "m": 0.9})
+    # there is no number on the meta device: such a network is really built
+    needs_numbers = changed(lambda model, params: float(model[0].weight.detach().sum()))
+    assert shape({"lr": 0.1}, needs_numbers) == shape({"lr": 0.1})
 
 
-@pytest.mark.parametrize("other", [{"width": 16}, {"drop": 0.0}, {"steps": 4}, {"m": 0.9}, {"features": 5}])
-def test_what_may_cost_more_is_another_shape(other: dict[str, Any]) -> None:
-    assert shape({"lr": 0.1}) != shape({"lr": 0.1, **other})
-
-
-def test_words_that_may_cost_more_are_another_shape() -> None:
+def test_what_may_cost_more_is_another_shape() -> None:
+    params: list[dict[str, Any]] = [{"width": 16}, {"drop": 0.0}, {"steps": 4}, {"m": 0.9}, {"features": 5}]
     words: dict[str, Any] = {"batch_size": 16, "precision": "bf16", "accumulate": 2, "workers": "auto"}
-    shapes = {shape(Member({"lr": 0.1}, **{name: value})) for name, value in words.items()}
-    assert len(shapes | {shape({"lr": 0.1})}) == 1 + len(words)
-    recipe = Recipe(model=plain, loss=loss, task="classification")
-    assert shape({"lr": 0.1}, recipe=recipe, optimizer="sgd") != shape(
-        {"lr": 0.1}, recipe=recipe, optimizer="adam"
-    )
+    shapes = {shape({"lr": 0.1, **more}) for more in params}
+    shapes |= {shape(Member({"lr": 0.1}, **{name: value})) for name, value in words.items()}
+    assert len(shapes | {shape({"lr": 0.1})}) == 1 + len(params) + len(words)
+    no_optimizer = replace(RECIPE, optimizer=None)
+    assert len({shape({"lr": 0.1}, recipe=no_optimizer, optimizer=name) for name in ("sgd", "adam")}) == 2
 
 
 def test_where_it_cannot_be_told_hyperparameters_count_but_for_those_of_an_optimizer() -> None:
+    with_a_closure = changed(lambda model, params: setattr(model, "f", lambda x: x * params.get("scale", 1)))
     for model in (with_a_closure, of_a_local_class):
         assert shape({"lr": 0.1, "scale": 1}, model) != shape({"lr": 0.1, "scale": 2}, model)
         assert shape({"lr": 0.1, "scale": 1}, model) == shape({"lr": 0.2, "scale": 1}, model)
-
-
-class Config:
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-
-    def __repr__(self) -> str:
-        return "Config"
-
-
-def with_a_config(params: dict[str, Any]) -> nn.Module:
-    model = plain(params)
-    model.config = Config(params["depth"])  # type: ignore[assignment]
-    return model
-
-
-def test_an_object_whose_text_hides_what_it_holds_cannot_be_compared() -> None:
-    one, other = (shape({"lr": 0.1, "depth": depth}, with_a_config) for depth in (1, 1000))
-    assert one != other
+    hiding = changed(lambda model, params: setattr(model, "config", Config(params["depth"])))
+    assert shape({"lr": 0.1, "depth": 1}, hiding) != shape({"lr": 0.1, "depth": 1000}, hiding)
 
 
 def test_a_train_function_is_told_by_its_hyperparameters() -> None:
@@ -207,29 +187,39 @@ def test_a_train_function_is_told_by_its_hyperparameters() -> None:
     assert shape({"lr": 0.1, "width": 8}, recipe=train) != shape({"lr": 0.1, "width": 9}, recipe=train)
 
 
-def test_a_network_that_needs_its_numbers_is_really_built() -> None:
-    assert shape({"lr": 0.1}, not_on_meta) == shape({"lr": 0.1}, plain)
-
-
 class Gpu:
     """Does the work that was launched when it is told to, and has events."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.launched: list[float | Event] = []
+        self.events: list[Any] = []
+        self.launched: list[Any] = []
         self.now_s, self.has_failed = 0.0, False
         self.busy = GpuBusy(self.make_event, lambda: "the stream")
 
-    def make_event(self) -> Event:
-        self.events.append(Event(self))
-        return self.events[-1]
+    def make_event(self) -> Any:
+        event: Any = SimpleNamespace(reached_s=None)
+
+        def record(stream: Any) -> None:
+            assert stream == "the stream"
+            event.reached_s = None
+            self.launched.append(event)
+
+        def query() -> bool:
+            if self.has_failed:
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            return event.reached_s is not None
+
+        event.record, event.query = record, query
+        event.elapsed_time = lambda end: (end.reached_s - event.reached_s) * 1e3
+        self.events.append(event)
+        return event
 
     def do(self, items: int) -> None:
         for item in self.launched[:items]:
-            if isinstance(item, Event):
-                item.reached_s = self.now_s
-            else:
+            if isinstance(item, float):
                 self.now_s += item
+            else:
+                item.reached_s = self.now_s
         del self.launched[:items]
 
     def measure(self, work_s: float) -> None:
@@ -238,49 +228,22 @@ class Gpu:
         self.busy.end()
 
 
-class Event:
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.reached_s = gpu, None
-
-    def record(self, stream: Any) -> None:
-        assert stream == "the stream"
-        self.reached_s = None
-        self.gpu.launched.append(self)
-
-    def query(self) -> bool:
-        if self.gpu.has_failed:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-        return self.reached_s is not None
-
-    def elapsed_time(self, end: Event, /) -> float:
-        return (end.reached_s - self.reached_s) * 1e3
-
-
 def test_only_work_between_the_marks_counts_and_only_when_it_is_done() -> None:
     gpu = Gpu()
     for work_s in (2.0, 3.0):
         gpu.measure(work_s)
         gpu.launched.append(10.0)  # of others, or idle
-    for items, total in (
-        (0, 0.0),
-        (3, 2.0),
-        (3, 2.0),
-        (2, 5.0),
-        (0, 5.0),
-    ):  # the end of the second is reached last
+    for items, total in ((0, 0.0), (3, 2.0), (3, 2.0), (2, 5.0), (0, 5.0)):  # the second's end is reached last
         gpu.do(items)
         assert gpu.busy.read() == pytest.approx(total)
-
-
-def test_events_are_used_again() -> None:
     gpu = Gpu()
     for _ in range(100):
         gpu.measure(0.5)
         gpu.do(3)
-    assert gpu.busy.read() == pytest.approx(50.0) and len(gpu.events) <= 4
+    assert gpu.busy.read() == pytest.approx(50.0) and len(gpu.events) <= 4, "events are used again"
 
 
-def test_work_that_was_left_counts_for_nothing() -> None:
+def test_work_that_was_left_counts_for_nothing_and_a_failure_leaves_what_was_counted() -> None:
     gpu = Gpu()
     gpu.busy.end()
     gpu.busy.begin()
@@ -288,17 +251,13 @@ def test_work_that_was_left_counts_for_nothing() -> None:
     gpu.measure(1.0)
     gpu.do(5)
     assert gpu.busy.read() == 1.0
-
-
-def test_a_gpu_that_fails_leaves_what_was_counted() -> None:
-    gpu = Gpu()
     for _ in range(2):
         gpu.measure(1.0)
         gpu.do(3)
     gpu.has_failed = True
     with pytest.raises(RuntimeError):
         gpu.measure(1.0)
-    assert [gpu.busy.read(), gpu.busy.read()] == [1.0, 1.0]
+    assert [gpu.busy.read(), gpu.busy.read()] == [2.0, 2.0]
 
 
 def evaluate_first(member: Any, model: Any, batch: Any) -> Any:
