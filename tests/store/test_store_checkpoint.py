@@ -1,4 +1,3 @@
-import errno
 import os
 import resource
 import threading
@@ -111,6 +110,15 @@ def test_a_missing_foreign_or_damaged_checkpoint_is_said_in_one_line(tmp_path: P
         (tmp_path / "other").write_bytes(written)
         with pytest.raises(StoreError, match=rf"\(format {format}, this one reads {VERSION}\); train it"):
             load_checkpoint(tmp_path / "other")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))  # for one more file: pinned, it is opened again
+    try:
+        with pytest.raises(StoreError, match="Too many open files"):
+            load_checkpoint(tmp_path / "flipped")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_disk_that_fills_up_leaves_the_former_checkpoint(tmp_path: Path) -> None:
@@ -119,12 +127,6 @@ def test_a_disk_that_fills_up_leaves_the_former_checkpoint(tmp_path: Path) -> No
     assert say_what_fails(lambda: save_checkpoint(tmp_path / "c", large), 10_000).startswith("cannot write")
     assert len(load_checkpoint(tmp_path / "c")["w"]) == 10
     assert os.listdir(tmp_path) == ["c"]
-
-
-def test_an_unwritable_place_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=f"cannot write .*{os.strerror(errno.ENOTDIR)}|File exists"):
-        save_checkpoint(tmp_path / "file" / "c", {})
 
 
 def write_on(path: Path, writer: Callable[[], bool] = lambda: True) -> None:
@@ -183,17 +185,3 @@ def test_the_digest_of_weights_sees_names_types_shapes_and_every_bit() -> None:
         {"a": -torch.zeros(2, 3), "b": torch.ones(1)},
     )
     assert len({weights_sha256(state) for state in (base, *others)}) == 5
-
-
-def test_a_checkpoint_that_cannot_be_opened_is_not_called_absent(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "checkpoint", {"a": torch.ones(2)})
-    assert load_checkpoint(tmp_path / "checkpoint")["a"].tolist() == [1, 1]
-    lowest = os.dup(0)
-    os.close(lowest)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))  # for one more file: pinned, it is opened again
-    try:
-        with pytest.raises(StoreError, match="Too many open files"):
-            load_checkpoint(tmp_path / "checkpoint")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
