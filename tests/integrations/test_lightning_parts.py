@@ -66,13 +66,10 @@ def fit(path: Path, callbacks: Any = list, **options: Any) -> tuple[str | None, 
     return ends[0].get("error"), ends[0].get("metrics", {})
 
 
-def subclasses(kind: type) -> set[type]:
-    return {kind, *(each for one in kind.__subclasses__() for each in subclasses(one))}
-
-
 def test_every_callback_and_option_of_lightning_is_placed(lightning: Any) -> None:
     package = lightning.__name__.partition(".")[0]
-    ours = {each.__name__ for each in subclasses(lightning.Callback) if each.__module__.startswith(f"{package}.")}
+    kinds = ports.subclasses(lightning.Callback)
+    ours = {kind.__name__ for kind in kinds if kind.__module__.startswith(f"{package}.")}
     for table, expected in ((CALLBACKS, {name for name in ours if not name.startswith("_")}), (OPTIONS, None)):
         expected = expected or set(inspect.signature(lightning.Trainer.__init__).parameters) - {"self"}
         assert set().union(*ports.list_names(table).values()) == expected
@@ -162,28 +159,22 @@ def test_an_option_without_effect_is_refused_by_name(name: str, tmp_path: Path) 
 
 
 @pytest.mark.more
-def test_averages_are_what_is_validated(tmp_path: Path) -> None:
-    _, plain = fit(tmp_path / "plain")
-    _, averaged = fit(tmp_path / "averaged", averaging="ema")
-    assert averaged["train_loss"] == plain["train_loss"] and averaged["val_loss"] != plain["val_loss"]
-
-
-@pytest.mark.more
 def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused(lightning: Any, tmp_path: Path) -> None:
     kinds = lightning.callbacks
     error, _ = fit(tmp_path / "timer", lambda: [kinds.Timer("00:00:00:01")])
     assert error is not None and "Timer(interval='epoch')" in error
     error, _ = fit(tmp_path / "only measures", lambda: [kinds.Timer()])
     assert error is None
-    error, _ = fit(
-        tmp_path / "best", lambda: [kinds.ModelCheckpoint(tmp_path, monitor="val_loss")], averaging="ema"
-    )
-    assert error is not None and "averaging= has not evaluated" in error
     own = [ports.HalvedWeights()]
-    error, _ = fit(tmp_path / "own", lambda: [kinds.ModelCheckpoint(tmp_path, monitor="val_loss")], own=own)
-    assert error is not None and "nor a callback with weights of its own" in error
-    (_, plain), (error, halved) = fit(tmp_path / "plain"), fit(tmp_path / "halved", own=own)
-    assert error is None and halved["val_loss"] != plain["val_loss"]
+    refused = [({"averaging": "ema"}, "averaging= has not evaluated"), ({"own": own}, "weights of its own")]
+    for options, words in refused:
+        error, _ = fit(tmp_path / words, lambda: [kinds.ModelCheckpoint(tmp_path, monitor="val_loss")], **options)
+        assert error is not None and words in error
+    _, plain = fit(tmp_path / "plain")
+    for name, options in (("averaged", {"averaging": "ema"}), ("halved", {"own": own})):
+        error, other = fit(tmp_path / name, **options)
+        assert error is None and other["train_loss"] == plain["train_loss"]
+        assert other["val_loss"] != plain["val_loss"]
 
 
 @pytest.mark.more
@@ -248,9 +239,8 @@ def test_a_callback_that_is_taken_acts(lightning: Any, name: str, tmp_path: Path
         assert list((tmp_path / "kept").glob("*.ckpt"))
     if name in LOGGED:
         text = next((tmp_path / "logged").rglob("metrics.csv")).read_text()
-        assert {"DeviceStatsMonitor": "DeviceStats", "LearningRateMonitor": "lr-Adam"}.get(
-            name, "train/samples"
-        ) in text
+        shown = {"DeviceStatsMonitor": "DeviceStats", "LearningRateMonitor": "lr-Adam"}
+        assert shown.get(name, "train/samples") in text
 
 
 @pytest.mark.more

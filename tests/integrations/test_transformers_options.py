@@ -53,9 +53,15 @@ BESIDE |= {"logging_first_step": {"logging_steps": 4}, "eval_steps": {"eval_stra
 BESIDE |= {"save_steps": {"save_strategy": "steps"}, "save_total_limit": {"save_strategy": "epoch"}}
 BESIDE |= {"save_only_model": {"save_strategy": "epoch"}, "load_best_model_at_end": BEST}
 BESIDE |= {"metric_for_best_model": BEST, "greater_is_better": BEST}
-#: Those that change no weights and no figures here are set in one run.
-TOGETHER = {"label_names", "use_cache", "torch_empty_cache_steps", "tf32", "log_level", "run_name", "project"}
-TOGETHER |= {"trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "optim_target_modules"}
+#: Those of a line are set in one run, the others in a run of their own.
+TOGETHER = """label_names use_cache torch_empty_cache_steps tf32 log_level run_name project trackio_space_id
+    trackio_bucket_id trackio_static_space_id optim_target_modules;
+learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm;
+gradient_accumulation_steps label_smoothing_factor neftune_noise_alpha logging_nan_inf_filter;
+lr_scheduler_kwargs optim_args activation_checkpointing activation_checkpointing_kwargs;
+optim gradient_checkpointing gradient_checkpointing_kwargs full_determinism;
+logging_strategy skip_memory_metrics report_to debug; logging_steps include_num_input_tokens_seen eval_on_start;
+eval_do_concat_batches eval_accumulation_steps include_for_metrics; save_strategy save_only_model eval_delay"""
 REFUSED: dict[str, Any] = {"num_train_epochs": 7, "max_steps": 5, "per_device_train_batch_size": 4}
 REFUSED |= {"per_device_eval_batch_size": 4, "auto_find_batch_size": True, "seed": 7, "data_seed": 1}
 REFUSED |= {"dataloader_drop_last": True, "dataloader_num_workers": 2, "dataloader_persistent_workers": True}
@@ -92,10 +98,6 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> Any:
     package.utils.logging.set_verbosity_warning()
 
 
-def subclasses(kind: type) -> set[type]:
-    return {kind, *(each for one in kind.__subclasses__() for each in subclasses(one))}
-
-
 def test_every_argument_and_callback_of_transformers_is_placed_once(transformers: Any) -> None:
     from ensemble.integrations.transformers import ARGUMENTS, CALLBACKS
 
@@ -106,7 +108,7 @@ def test_every_argument_and_callback_of_transformers_is_placed_once(transformers
     assert tables["refused"] == set(REFUSED) | NEEDS_MORE
     for name in ("integrations", "trainer_jit_checkpoint", "utils.notebook"):
         importlib.import_module(f"transformers.{name}")
-    kinds = subclasses(transformers.TrainerCallback) - {transformers.TrainerCallback}
+    kinds = ports.subclasses(transformers.TrainerCallback) - {transformers.TrainerCallback}
     ours = {kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.")} - {"CallbackHandler"}
     assert set().union(*ports.list_names(CALLBACKS).values()) == ours
 
@@ -231,8 +233,12 @@ def compare(path: Path, transformers: Any, options: Any, epochs: int = EPOCHS) -
 
 
 def test_arguments_have_the_effect_that_they_have_in_a_plain_trainer(transformers: Any, tmp_path: Path) -> None:
-    options = {name: {**BESIDE.get(name, {}), name: SAME[name]} for name in SAME if name not in TOGETHER}
-    options["together"] = {name: SAME[name] for name in TOGETHER}
+    runs = [line.split() for line in TOGETHER.split(";")]
+    runs += [[name] for name in SAME if name not in TOGETHER.replace(";", "").split()]
+    options: dict[str, Any] = {}
+    for names in runs:
+        beside = {option: value for name in names for option, value in BESIDE.get(name, {}).items()}
+        options[names[0]] = beside | {name: SAME[name] for name in names}
     assert compare(tmp_path, transformers, options) == {}
 
 
@@ -343,29 +349,6 @@ def test_a_model_init_makes_the_model_once(transformers: Any, tmp_path: Path) ->
 
     _, result = run(tmp_path / "run", train, [Member({"width": 8})])
     assert [row["state"] for row in result.members] == ["finished"] and len(made) == 1
-
-
-def test_samples_of_unlike_length_without_a_collator_are_refused(transformers: Any, tmp_path: Path) -> None:
-    from pipelines import Pipeline, stages
-
-    def train(member: Any) -> None:
-        make_trainer(member).train()
-
-    parts = [
-        Pipeline(sources.arrays(**columns)).map(shorten).map(stages.ragged("input_ids", most=6))
-        for columns in make_data()
-    ]
-    recipe = Recipe(model=ports.bert, train=train, predict=ports.predict, objective="eval_loss", mode="min")
-    about = {"name": "ragged", "recipe": recipe, "train": parts[0], "valid": parts[1]}
-    about |= {"members": [Member({"width": 8})], "batch_size": BATCH}
-    declared = ensemble.Ensemble(**about)
-    ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    (error,) = ports.list_errors(tmp_path / "run")
-    assert "unlike length in input_ids" in error and "Recipe(collate=" in error
-
-
-def shorten(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "input_ids": sample["input_ids"][: 3 + int(sample["label"])]}
 
 
 def test_evaluations_and_predictions_of_datasets_are_those_of_a_trainer(transformers: Any, tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def copied(mirrored: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoilt."""
+    shutil.copytree(mirrored, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
 def test_a_run_is_fetched_as_it_was_and_commands_work_on_it(mirrored: Path, tmp_path: Path, capsys: Any) -> None:
     url, run, fetched = f"file://{mirrored}/mirror", mirrored / "run", tmp_path / "new/fetched"
     assert main(["fetch", url, str(fetched)]) == 0
@@ -76,7 +83,8 @@ def test_a_run_is_fetched_as_it_was_and_commands_work_on_it(mirrored: Path, tmp_
     own = read_own(run)
     assert {"run.json", "ensemble.pkl", "events.jsonl", "report.html", "members/member-0/log.txt"} <= own.keys()
     assert read_fetched(fetched) == own
-    assert not any(path.stat().st_mode & 0o077 for path in (fetched, *fetched.iterdir()))
+    private = [fetched.joinpath(name) for name in ("", "ensemble.pkl", "members")]
+    assert not any(path.stat().st_mode & 0o077 for path in private)
     assert [check for check in verify(RunDir(fetched)) if not check.is_sound] == []
     batch = {"x": torch.ones(3, 4)}
     assert torch.equal(ensemble.load(fetched)(batch), ensemble.load(run)(batch))
