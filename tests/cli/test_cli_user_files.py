@@ -61,39 +61,31 @@ def make_parquet() -> bytes:
 CSV, LINES, NOTEBOOK, MINE = b"a,b\n1,2\n3,4", b'{"x":1}\n{"y":', b'{\n "cells": [],\n "v": 1\n}\n', b"mine"
 OTHER_DATABASE = make_database("CREATE TABLE photos (id); INSERT INTO photos VALUES (1)")
 STUDY = b'{"op_code":0,"worker_id":"w","study_name":"mine","directions":[1]}\n'
-NEW, WORK, PREDICT = (
-    "run SPEC --executor inline --run-dir new",
-    "run SPEC --executor inline --run-dir work",
-    "predict RUN --split valid --out",
-)
+NEW, WORK = (f"run SPEC --executor inline --run-dir {folder}" for folder in ("new", "work"))
+PREDICT = "predict RUN --split valid --out"
 #: Files that a user has, and commands that would replace each; RUN is a run that has ended.
 STORAGES = {"table.csv": CSV, "log.jsonl": LINES, "photos": OTHER_DATABASE, "photos.db": OTHER_DATABASE}
 STORAGES |= {"table.sqlite3": CSV, "damaged.journal": STUDY + b"half a li\n" + STUDY}
 STORAGES |= {"torn.journal": STUDY + b"half a li\n" + STUDY[:9]}
 OF_RUNS = {"thesis.tex": MINE, "spec.py": MINE, "ensemble.pkl": MINE, "run.json": b"{}", "data/x.npy": MINE}
-OF_RUNS |= {"events.jsonl": LINES, "members/member-0/log.txt": MINE, "one/events.jsonl": MINE}
+OF_RUNS |= {"events.jsonl": LINES, "members/member-0/log.txt": MINE}
+OF_LOGS = ("pause work", "cancel work", "stop work", "add work lr=0.1")
+FETCH = "fetch file://CWD/far work"
+OF_FOLDER = {"model/README.md": MINE, "model/model.pt2": MINE}
 REFUSED: list[tuple[str, dict[str, bytes]]] = [
     *((f"{NEW} --set storage={name}", {name: content}) for name, content in STORAGES.items()),
     *((WORK, {f"work/{name}": content}) for name, content in OF_RUNS.items()),
-    *((command, {"work/events.jsonl": LINES}) for command in ("pause work", "cancel work", "stop work")),
-    ("add work lr=0.1", {"work/events.jsonl": LINES}),
-    (f"{NEW} --set storage=mine", {"mine.lock": MINE}),
+    *((WORK, {"work/events.jsonl": MINE}), (WORK, {"work": CSV}), (f"{NEW} --set storage=m", {"m.lock": MINE})),
+    *((command, {"work/events.jsonl": LINES}) for command in OF_LOGS),
+    *((f"{NEW} --dry-run --set storage=a.csv", {"a.csv": CSV}), ("status RUN --json a.csv", {"a.csv": CSV})),
     (f"{NEW} --set storage=sqlite:///p.db", {"p.db": OTHER_DATABASE}),
-    (f"{NEW} --dry-run --set storage=a.csv", {"a.csv": CSV}),
-    ("status RUN --json a.csv", {"a.csv": CSV}),
-    (f"{NEW} --json a.ipynb", {"a.ipynb": NOTEBOOK}),
-    ("list . --json a.json", {"a.json": b'[{"mine": 1}]\n'}),
-    (f"{PREDICT} a.out", {"a.out": CSV}),
-    (f"{PREDICT} a.parquet", {"a.parquet": make_parquet()}),
-    ("export RUN model", {"model": CSV}),
-    ("export RUN model", {"model/README.md": MINE, "model/model.pt2": MINE}),
+    *((f"{NEW} --json a.ipynb", {"a.ipynb": NOTEBOOK}), ("list . --json a.json", {"a.json": b'[{"a": 1}]\n'})),
+    *((f"{PREDICT} a.out", {"a.out": CSV}), (f"{PREDICT} a.parquet", {"a.parquet": make_parquet()})),
+    *(("export RUN model", {"model": CSV}), ("export RUN model", OF_FOLDER)),
     ("demo", {"runs/demo/events.jsonl": LINES, "runs/demo/mine": MINE}),
-    (WORK, {"work": CSV}),
     ("distill RUN --run-dir work --executor inline", {"work/report.html": MINE}),
-    ("resume work", {"work/events.jsonl": LINES, "work/spec.py": MINE}),
-    ("report work", {"work/report.html": MINE, "work/events.jsonl": LINES}),
-    ("fetch file://CWD/far work", {"work/thesis.tex": MINE}),
-    ("fetch file://CWD/far work", {"far/thesis.tex": MINE}),
+    *((f"{verb} work", {"work/report.html": MINE, "work/events.jsonl": LINES}) for verb in ("resume", "report")),
+    *((FETCH, {"work/thesis.tex": MINE}), (FETCH, {"far/thesis.tex": MINE})),
     (f"{NEW} --mirror file://CWD/far", {"far/thesis.tex": MINE}),
 ]
 CACHE = {"cache/new-1": MINE, "cache/" + "0" * 32 + "/samples": MINE, "cache/lock-0": MINE}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,31 +52,6 @@ def test_a_slow_import_of_torch_does_not_keep_the_rest_waiting(monkeypatch: pyte
     assert not by["torch"]["available"] and "0.01 s" in by["torch"]["reason"]
     assert by["torch"]["value"]  # the version is known all the same
     assert not by["gloo"]["available"] and by["gloo"]["reason"].startswith("not known")
-
-
-def test_an_import_of_torch_that_takes_long_is_waited_for_with_a_word(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(
-        f"open({str(gate)!r}).read()\n"  # until the other end is opened, and closed
-        "class version: cuda = None\n"
-        "__version__, get_num_threads = '9.9', lambda: 3\n"
-    )
-    (tmp_path / "torch" / "distributed.py").write_text("def is_available(): return False\n")
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ensemble.cli", "doctor", "--json", "-"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        text=True,
-        **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
-    )
-    assert child.stderr is not None
-    assert "importing torch, which may take minutes" in child.stderr.readline()
-    with open(gate, "w"):
-        pass
-    out, _ = child.communicate(timeout=300)
-    by = {row["what"]: row for row in json.loads(out)}
-    assert by["torch"]["available"] and by["torch"]["value"].startswith("9.9, 3 threads")
 
 
 def test_the_table_shows_every_row_and_reason(rows: list[doctor.Row]) -> None:

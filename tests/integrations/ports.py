@@ -237,43 +237,6 @@ def predict_points(model: Any, batch: Any) -> Any:
     return model(batch["x"]).softmax(1)
 
 
-def timm(**options: Any) -> Ensemble:
-    def train(member: Any) -> None:
-        from timm.data import Mixup
-        from timm.loss import SoftTargetCrossEntropy
-        from timm.scheduler import create_scheduler_v2
-        from timm.utils import ModelEmaV3
-
-        model = build(member.params)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=member.params["lr"])
-        schedule, _ = create_scheduler_v2(optimizer, sched="cosine", num_epochs=EPOCHS, warmup_epochs=1)
-        averaged = ModelEmaV3(model, decay=0.9)
-        mixup, loss = Mixup(mixup_alpha=0.2, num_classes=2), SoftTargetCrossEntropy()
-        model, optimizer = member.prepare(model, optimizer)
-        member.state("schedule", schedule)
-        member.state("averaged", averaged)
-        batches, validation = (member.dataloader(split, fields=("x", "label")) for split in ("train", "valid"))
-        steps = member.position["epoch"] * len(batches)
-        for epoch in range(EPOCHS):
-            for x, label in batches:
-                pairs = len(x) // 2 * 2  # of an odd number, as with folds, one sample has no partner
-                x, target = mixup(x[:pairs], label[:pairs])
-                loss(model(x), target).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                averaged.update(model)
-                die_once(steps := steps + 1)
-            schedule.step(epoch + 1)
-            with torch.no_grad():
-                right = torch.cat([averaged.module(x).argmax(1) == label for x, label in validation])
-            member.report(accuracy=float(right.float().mean()))
-        member.use_weights(averaged.module)
-        member.predict_all()
-
-    recipe = Recipe(model=build, train=train, predict=predict_points, objective="accuracy")
-    return declare(recipe, points(), **options)
-
-
 def torchrun(wraps: bool = True, **options: Any) -> Ensemble:
     """A script for torchrun, whose ranks are the member's workers."""
 

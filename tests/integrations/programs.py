@@ -230,10 +230,9 @@ def forecast_members(params: Sequence[dict[str, Any]]) -> Ensemble:
     def predict(model: Any, batch: Any) -> Any:
         return model.to_prediction(model({name: batch[name] for name in X_FIELDS}))
 
-    parts = [
-        Pipeline(sources.dataset(data, id=f"{split} of series", names=("x", "y")), seed=0).map(split_target)
-        for split, data in (("train", training), ("valid", validation))
-    ]
+    splits = {"train": training, "valid": validation}
+    data = [sources.dataset(part, id=f"{name} of series", names=("x", "y")) for name, part in splits.items()]
+    parts = [Pipeline(source, seed=0).map(split_target) for source in data]
     about = {"task": "regression", "target": "target", "objective": "val_MAE", "mode": "min"}
     about |= {"predict": predict, "collate": from_samples(collate, fields=("x", "target"))}
     return declare(Recipe(model=build, train=train, **about), parts, params, epochs=FORECAST_EPOCHS)
@@ -342,9 +341,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Ensemble]]] = {
 
 def run_apart(command: str) -> tuple[float, float]:
     """The number that a command of Python prints last, and its CPU-seconds with those of its processes."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", command], stdout=subprocess.PIPE, cwd=Path(__file__).parent
-    ) as process:
+    words = [sys.executable, "-W", "ignore", "-c", command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parent) as process:
         assert process.stdout is not None
         printed = process.stdout.read().decode()
         _, status, used = os.wait4(process.pid, 0)

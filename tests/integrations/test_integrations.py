@@ -25,16 +25,11 @@ from ensemble import Ensemble, Folds, Member, Recipe, Search, loguniform
 from ensemble.store import RunDir, load_predictions
 
 FRAMEWORKS: dict[str, Callable[..., Ensemble]] = {
-    "lightning": ports.lightning,
-    "transformers": ports.transformers,
-    "accelerate": ports.accelerate,
-    "timm": ports.timm,
-    "torchrun": ports.torchrun,
+    name: getattr(ports, name) for name in ("lightning", "transformers", "accelerate", "torchrun")
 }
 # Warnings of a class of Lightning's would have pytest's own process import Lightning, without the fixture below.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TIERED = [pytest.param(name, marks=() if name == "lightning" else pytest.mark.more) for name in FRAMEWORKS]
-every = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 
 @pytest.fixture(autouse=True)
@@ -79,9 +74,9 @@ def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework:
 @pytest.mark.parametrize("framework", TIERED)
 def test_members_cross_validate(tmp_path: Path, framework: str) -> None:
     """Batches of what is left of four, some of them empty, in loops that expect none."""
-    k, size = 2, 32 if framework in ("timm", "torchrun") else 4
+    k, size = 2, 32 if framework == "torchrun" else 4
     declared = FRAMEWORKS[framework]()
-    options: dict[str, Any] = {} if framework in ("timm", "torchrun") else {"epochs": 2}
+    options: dict[str, Any] = {} if framework == "torchrun" else {"epochs": 2}
     options |= {"members": list(declared.members)[:1] * k, "valid": None, "batch_size": size}
     declared = replace(declared, weights=Folds(k), out_of_fold=True, **options)
     run(declared, tmp_path / "run", "local" if framework == "torchrun" else "inline")
@@ -123,16 +118,12 @@ def stop_by_transformers() -> list[Any]:
 
 
 #: Frameworks that keep the best weights themselves, in files that a death must not lose.
-KEEPING_BEST: dict[str, dict[str, Any]] = {
-    "lightning": {"callbacks": keep_best_by_lightning},
-    "transformers": {
-        "args": {"save_strategy": "epoch", "load_best_model_at_end": True, "save_total_limit": 1},
-        "callbacks": stop_by_transformers,
-    },
-}
+BEST = {"save_strategy": "epoch", "load_best_model_at_end": True, "save_total_limit": 1}
+KEEPING_BEST: dict[str, dict[str, Any]] = {"transformers": {"args": BEST, "callbacks": stop_by_transformers}}
+KEEPING_BEST |= {"lightning": {"callbacks": keep_best_by_lightning}}
 
 
-@every
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.more
 def test_killed_members_end_with_the_bits_of_undisturbed_ones(
     tmp_path: Path, framework: str, monkeypatch: pytest.MonkeyPatch

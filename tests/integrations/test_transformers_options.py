@@ -121,6 +121,10 @@ def make_data() -> tuple[dict[str, Any], dict[str, Any]]:
     return tuple({name: values[part] for name, values in columns.items()} for part in (slice(72), slice(72, 92)))
 
 
+def list_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def compute_metrics(found: Any, compute_result: bool = True) -> dict[str, float]:
     """Also of batches, and of a batch at a time."""
     predictions, labels = found.predictions, found.label_ids
@@ -153,10 +157,7 @@ def train_plain(transformers: Any, declared: Any, seed: int, folder: Path, optio
     """A plain Trainer with Datasets of its own, the same order of the samples, and the same seeds."""
 
     order = ports.InOrder(ports.order_of(declared))
-    train_part, valid_part = (
-        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        for columns in make_data()
-    )
+    train_part, valid_part = map(list_rows, make_data())
 
     class Plain(transformers.Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
@@ -352,8 +353,7 @@ def test_a_model_init_makes_the_model_once(transformers: Any, tmp_path: Path) ->
 
 
 def test_evaluations_and_predictions_of_datasets_are_those_of_a_trainer(transformers: Any, tmp_path: Path) -> None:
-    columns = {name: values[:7] for name, values in make_data()[1].items()}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows = list_rows(make_data()[1])[:7]
     found: list[Any] = []
 
     def train(member: Any) -> None:

@@ -152,16 +152,11 @@ EDITED_SPEC = """
 import numpy as np, torch
 from ensemble import Ensemble, Recipe
 from pipelines import Pipeline, sources
-
 ADDED = 1.0
-
-class Add:
-    def __call__(self, sample):
-        return add(sample)
-
 def add(sample):
     return {**sample, "x": sample["x"] + np.float32(ADDED)}
-
+class Add:
+    __call__ = lambda self, sample: add(sample)
 def spec():
     train = Pipeline(sources.arrays(x=np.zeros((64, 4), np.float32))).map(add).map(Add())
     recipe = Recipe(model=lambda params: torch.nn.Linear(4, 2), loss=len, task="classification")

@@ -125,16 +125,12 @@ def test_a_file_of_other_content_or_format_is_named(tmp_path: Path) -> None:
     save_checkpoint(file, {"w": torch.ones(1)})
     with pytest.raises(StoreError, match="holds no predictions"):
         load_predictions(file, "valid")
-    of_split = '{"v": 4, "splits": {"valid": {"task": {"kind": "%s"}}}}'
-    broken = [
-        (header, whole, f"cannot read {file}: ") for header in ('{"v": 4}', '{"v": 4', of_split % "guessing")
-    ]
-    broken += [(of_split % "regression", ("valid.index",), f"cannot read {file}: ")]
+    of_task, unreadable = '{"v": 4, "splits": {"valid": {"task": {"kind": "%s"}}}}', f"cannot read {file}: "
+    broken = [(header, whole, unreadable) for header in ('{"v": 4}', '{"v": 4', of_task % "guessing")]
+    broken += [(of_task % "regression", ("valid.index",), unreadable)]
     for format in (VERSION - 1, VERSION + 1):
-        known = rf"\(format {format}, this one reads {VERSION}\); train it again, or use that version$"
-        broken.append(
-            (json.dumps({"v": format}), whole, f"p was written by another version of ray-ensemble {known}")
-        )
+        words = rf"p was written by another version .*\(format {format}, this one reads {VERSION}\); train it"
+        broken.append((json.dumps({"v": format}), whole, words))
     for header, names, words in broken:
         content = {name: np.arange(3) for name in names}
         file.write_bytes(save(content, metadata={"ensemble.predictions": header}))

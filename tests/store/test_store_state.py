@@ -6,14 +6,14 @@ from kit.event_dicts import apply_event, fold, ledger, project, typed
 from ensemble.reporting import status_rows
 from ensemble.store import RunState
 
-Told = tuple[str, dict[str, Any]]
+Event = tuple[str, dict[str, Any]]
 
 
-def story(*events: Told) -> list[dict[str, Any]]:
+def story(*events: Event) -> list[dict[str, Any]]:
     return [{"v": 2, "t": 100.0 + i, "type": kind, **fields} for i, (kind, fields) in enumerate(events)]
 
 
-def started(resumed: bool = False) -> Told:
+def started(resumed: bool = False) -> Event:
     fields = {"name": "digits", "run_id": "r", "executor": "local", "mode": "list", "objective": "accuracy"}
     return "run_started", {**fields, "direction": "max", "epochs": 3, "members": 2, "resumed": resumed}
 
@@ -22,19 +22,19 @@ def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return status_rows(project(events))
 
 
-def of(kind: str, number: int = 0, attempt: int = 0, **fields: Any) -> Told:
+def of(kind: str, number: int = 0, attempt: int = 0, **fields: Any) -> Event:
     return kind, {"member": f"member-{number}", "attempt": attempt, **fields}
 
 
-def declared(number: int = 0) -> Told:
+def declared(number: int = 0) -> Event:
     return "member", {"member": f"member-{number}", "number": number, "params": {"lr": 0.1}, "first_epoch": None}
 
 
-def placed(number: int = 0, attempt: int = 0) -> Told:
+def placed(number: int = 0, attempt: int = 0) -> Event:
     return of("placed", number, attempt, node="n0", devices=[0], cohort=0, feeder=None, first_epoch=2)
 
 
-def epoch(done: int, accuracy: float | None, number: int = 0, attempt: int = 0) -> Told:
+def epoch(done: int, accuracy: float | None, number: int = 0, attempt: int = 0) -> Event:
     return of("epoch", number, attempt, epoch=done, step=10, metrics={"accuracy": accuracy}, samples_per_s=50.0)
 
 
@@ -92,7 +92,7 @@ def test_late_news_of_an_attempt_that_was_given_up_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("ending", [[], [("run_stopped", {"reason": "asked to"})]])
-def test_a_run_that_was_killed_or_stopped_is_taken_up_again(ending: list[Told]) -> None:
+def test_a_run_that_was_killed_or_stopped_is_taken_up_again(ending: list[Event]) -> None:
     events = [*BEGUN, of("checkpoint", epoch=1, step=4, path="p"), placed(1), *ending]
     interrupted = fold(story(*events))
     assert (interrupted.ended is None) == (not ending)
@@ -125,7 +125,7 @@ def test_an_epoch_that_a_killed_controller_did_not_hear_of_is_told_by_the_next_a
     assert all(event.t > 0 and event.member == "member-0" and event.attempt in (0, 1) for event in member.history)
 
 
-def used(cpu_s: float, pid: int = 1, role: str = "train", number: int | None = 0) -> Told:
+def used(cpu_s: float, pid: int = 1, role: str = "train", number: int | None = 0) -> Event:
     member = None if number is None else f"member-{number}"
     return "usage", {"node": "n0", "role": role, "member": member, "rank": 0, "pid": pid, "cpu_s": cpu_s}
 
@@ -157,12 +157,12 @@ def test_a_member_that_moves_is_in_one_cohort_after_the_other() -> None:
     assert spans == [(0, 103.0, 106.0, "moved"), (1, 106.0, 108.0, "moved"), (None, 108.0, 109.0, "finished")]
 
 
-@pytest.mark.parametrize("ending", ["pruned", "cancelled", "failed", "finished"])
-def test_a_member_that_has_ended_needs_its_last_checkpoint_only(ending: str) -> None:
+def test_a_member_that_has_ended_needs_its_last_checkpoint_only() -> None:
     saved = [of("checkpoint", epoch=n, step=0, path=f"p{n}") for n in (1, 2)]
     member = fold(story(*BEGUN, *saved)).members["member-0"]
     assert [name for name, _ in member.list_checkpoints()] == ["p2", "p1"]
-    assert fold(story(*BEGUN, *saved, of(ending))).members["member-0"].list_checkpoints() == [("p2", None)]
+    for ending in ("pruned", "cancelled", "failed", "finished"):
+        assert fold(story(*BEGUN, *saved, of(ending))).members["member-0"].list_checkpoints() == [("p2", None)]
 
 
 def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_read_the_log() -> None:
@@ -180,18 +180,12 @@ def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_rea
     assert (controller.members["member-0"].code, controller.members["member-0"].earlier_code) == ("c", "a")
 
 
-@pytest.mark.parametrize(
-    ("action", "split", "is_alone", "has_checkpoint"),
-    [
-        *(("none", "train", False, True), ("alone", "train", True, True), ("alone", "valid", False, True)),
-        *(("anew", "train", True, False), ("anew", "valid", True, False), ("fails", "train", False, False)),
-    ],
-)
-def test_a_member_that_learned_from_samples_not_its_own_has_no_checkpoint_and_shares_no_more(
-    action: str, split: str, is_alone: bool, has_checkpoint: bool
-) -> None:
-    found = of("sample_difference", action=action, split=split, result="different")
-    state = fold(story(*BEGUN, of("checkpoint", epoch=1, step=0, path="p"), found, started(resumed=True)))
-    member = state.members["member-0"]
-    assert (member.is_alone, member.checkpoint is not None) == (is_alone, has_checkpoint)
-    assert not state.members["member-1"].is_alone
+def test_a_member_that_learned_from_samples_not_its_own_has_no_checkpoint_and_shares_no_more() -> None:
+    cases = [("none", "train", False, True), ("alone", "train", True, True), ("alone", "valid", False, True)]
+    cases += [("anew", "train", True, False), ("anew", "valid", True, False), ("fails", "train", False, False)]
+    for action, split, is_alone, has_checkpoint in cases:
+        found = of("sample_difference", action=action, split=split, result="different")
+        state = fold(story(*BEGUN, of("checkpoint", epoch=1, step=0, path="p"), found, started(resumed=True)))
+        member = state.members["member-0"]
+        assert (member.is_alone, member.checkpoint is not None) == (is_alone, has_checkpoint), (action, split)
+        assert not state.members["member-1"].is_alone
