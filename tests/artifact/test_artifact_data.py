@@ -16,7 +16,6 @@ import pytest
 import torch
 from artifact_runs import declare, make_images, train
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import ensemble
 from ensemble import Recipe
@@ -30,18 +29,10 @@ X = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
 Y = np.arange(40) % 2
 
 
-def linear(params: dict[str, Any]) -> nn.Module:
-    return nn.Linear(4, 2)
-
-
-def cross_entropy(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return F.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
-
-
-def train_on(folder: Path, pipeline: Pipeline, **options: Any) -> Path:
-    recipe = Recipe(model=linear, loss=cross_entropy)
-    usual: dict[str, Any] = {"train": pipeline, "valid": pipeline, "test": None, "epochs": 1}
-    return train(folder, declare(recipe=recipe, members=[{"lr": 0.1}] * 2, **usual | options))
+def train_on(folder: Path, pipeline: Pipeline) -> Path:
+    recipe = Recipe(model=lambda params: nn.Linear(4, 2), loss="cross_entropy", inputs=("x",))
+    options = {"train": pipeline, "valid": pipeline, "test": None, "epochs": 1, "optimizer": "sgd"}
+    return train(folder, declare(recipe=recipe, members=[{"lr": 0.1}] * 2, **options))
 
 
 def save(path: Path, **columns: Any) -> Path:
@@ -138,14 +129,12 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         def forward(self, a: Tensor, id: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(torch.stack([a, id], dim=1).float())
 
-    def loss(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(net(batch["a"], batch["id"]), batch["label"], reduction="none")
-
     table = pa.table({"a": X[:, 0], "id": np.arange(40), "label": Y})
     pq.write_table(table, folder / "data.parquet")
     pipe = Pipeline(sources.parquet(str(folder / "data.parquet")))
-    recipe = Recipe(model=lambda params: Both(2, 2), loss=loss)
-    run = train(folder / "run", declare(recipe=recipe, members=[{"lr": 0.1}], train=pipe, valid=pipe, test=None))
+    recipe = Recipe(model=lambda params: Both(2, 2), loss="cross_entropy", inputs=("a", "id"))
+    options = {"members": [{"lr": 0.1}], "train": pipe, "valid": pipe, "test": None, "optimizer": "sgd"}
+    run = train(folder / "run", declare(recipe=recipe, **options))
     return {"run": run, "artifact": ensemble.export(run, folder / "artifact", uncertainty=False)}
 
 

@@ -45,15 +45,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pixels = make_images(21, 30)["image"]
     files = [encode(image) for image in pixels]
     (folder / "flat").mkdir()
-    for number, content in enumerate(files):
-        (folder / "flat" / f"{number:03}.png").write_bytes(content)
-    table = pa.table({"image": files, "label": list(range(30)), "note": ["x"] * 30})
     (folder / "parquet").mkdir()
+    with tarfile.open(folder / "photos.tar", "w") as tar:
+        for number, content in enumerate(files):
+            (folder / "flat" / f"{number:03}.png").write_bytes(content)
+            tar.add(folder / "flat" / f"{number:03}.png", f"{number:03}.png")
+    table = pa.table({"image": files, "label": list(range(30)), "note": ["x"] * 30})
     pq.write_table(table.slice(0, 11), folder / "parquet" / "a.parquet")
     pq.write_table(table.slice(11), folder / "parquet" / "b.parquet", row_group_size=5)
-    with tarfile.open(folder / "photos.tar", "w") as tar:
-        for number in range(30):
-            tar.add(folder / "flat" / f"{number:03}.png", f"{number:03}.png")
     np.savez(folder / "pixels.npz", image=pixels)
     np.save(folder / "pixels.npy", pixels)
     return {"folder": folder, "pixels": pixels}

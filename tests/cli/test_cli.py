@@ -163,16 +163,9 @@ def test_every_command_has_help() -> None:
 
 
 def test_the_status_of_an_error_says_whether_to_try_again(monkeypatch: Any, capsys: Any) -> None:
-    errors = [
-        (SpecError("no members"), 2),
-        (CombineError("no predictions"), 2),
-        (CommunicatorError("no rank 1"), 1),
-    ]
-    errors += [
-        (ClusterLostError("no answer"), 75),
-        (FileNotFoundError(2, "No such file or directory", "data.csv"), 1),
-    ]
-    for error, status in errors:
+    errors = {SpecError("no members"): 2, CombineError("no predictions"): 2, CommunicatorError("no rank 1"): 1}
+    errors |= {ClusterLostError("no answer"): 75, FileNotFoundError(2, "No such file", "data.csv"): 1}
+    for error, status in errors.items():
         command = Command(Mock(side_effect=error), "Fail.", add_run_dir)
         monkeypatch.setattr("ensemble.cli.view_commands.STATUS", command)
         assert main(["status", "run"]) == status

@@ -103,7 +103,7 @@ def test_a_damaged_snapshot_or_that_of_another_log_is_not_used(tmp_path: Path) -
         found = RunStatus(run_dir)
         found._load_snapshot()
         assert found.offset == 0 and found.state.members == {}
-    assert same(rows(RunStatus.load(run_dir)), rows_of(events))
+        assert same(rows(RunStatus.load(run_dir)), rows_of(events))
     run_dir.snapshot.write_bytes(content)
     other = a_run(2)
     write(tmp_path, other)
