@@ -53,15 +53,9 @@ BESIDE |= {"logging_first_step": {"logging_steps": 4}, "eval_steps": {"eval_stra
 BESIDE |= {"save_steps": {"save_strategy": "steps"}, "save_total_limit": {"save_strategy": "epoch"}}
 BESIDE |= {"save_only_model": {"save_strategy": "epoch"}, "load_best_model_at_end": BEST}
 BESIDE |= {"metric_for_best_model": BEST, "greater_is_better": BEST}
-#: Those of a line are set in one run, the others in a run of their own.
-TOGETHER = """label_names use_cache torch_empty_cache_steps tf32 log_level run_name project trackio_space_id
-    trackio_bucket_id trackio_static_space_id optim_target_modules;
-learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm;
-gradient_accumulation_steps label_smoothing_factor neftune_noise_alpha logging_nan_inf_filter;
-lr_scheduler_kwargs optim_args activation_checkpointing activation_checkpointing_kwargs;
-optim gradient_checkpointing gradient_checkpointing_kwargs full_determinism;
-logging_strategy skip_memory_metrics report_to debug; logging_steps include_num_input_tokens_seen eval_on_start;
-eval_do_concat_batches eval_accumulation_steps include_for_metrics; save_strategy save_only_model eval_delay"""
+#: Those that change no weights and no figures here are set in one run.
+TOGETHER = {"label_names", "use_cache", "torch_empty_cache_steps", "tf32", "log_level", "run_name", "project"}
+TOGETHER |= {"trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "optim_target_modules"}
 REFUSED: dict[str, Any] = {"num_train_epochs": 7, "max_steps": 5, "per_device_train_batch_size": 4}
 REFUSED |= {"per_device_eval_batch_size": 4, "auto_find_batch_size": True, "seed": 7, "data_seed": 1}
 REFUSED |= {"dataloader_drop_last": True, "dataloader_num_workers": 2, "dataloader_persistent_workers": True}
@@ -234,12 +228,8 @@ def compare(path: Path, transformers: Any, options: Any, epochs: int = EPOCHS) -
 
 
 def test_arguments_have_the_effect_that_they_have_in_a_plain_trainer(transformers: Any, tmp_path: Path) -> None:
-    runs = [line.split() for line in TOGETHER.split(";")]
-    runs += [[name] for name in SAME if name not in TOGETHER.replace(";", "").split()]
-    options: dict[str, Any] = {}
-    for names in runs:
-        beside = {option: value for name in names for option, value in BESIDE.get(name, {}).items()}
-        options[names[0]] = beside | {name: SAME[name] for name in names}
+    options = {name: {**BESIDE.get(name, {}), name: SAME[name]} for name in SAME if name not in TOGETHER}
+    options["together"] = {name: SAME[name] for name in TOGETHER}
     assert compare(tmp_path, transformers, options) == {}
 
 
