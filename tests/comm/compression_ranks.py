@@ -149,7 +149,6 @@ GROWN = ("qsgd4", "onebit", "powersgd")
 
 
 def narrow(comm: Communicator, options: dict[str, Any]) -> None:
-    """Two ranks train some steps and write down what they remember, and what came out."""
     for name in GROWN:
         total = zeros()
         exchange, _ = train(comm, name, range(2), total, None)
@@ -160,7 +159,6 @@ def narrow(comm: Communicator, options: dict[str, Any]) -> None:
 
 
 def grown(comm: Communicator, folder: Path, name: str) -> dict[str, Any]:
-    """Three ranks go on from what two have written down."""
     before = load_checkpoint(folder / f"narrow-{name}")
     saved, total = before["state"], before["total"]
     exchange, _ = train(comm, name, range(0), total, saved)

@@ -32,7 +32,6 @@ def packed(batch: Batch) -> dict[str, Any]:
 
 
 def noisy(batch: Batch, rng: np.random.Generator | None) -> dict[str, Any]:
-    """Permutes the samples, and draws for each."""
     n = len(batch["index"])
     order = torch.arange(n) if rng is None else torch.from_numpy(rng.permutation(n))
     draw = 0.0 if rng is None else rng.random()

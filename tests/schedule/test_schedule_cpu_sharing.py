@@ -10,7 +10,6 @@ from ensemble.schedule.cpu_sharing import LEAST_SHARE, MemberRate, share_cores
 
 
 def one(name: str, *epoch_s: float, cpus: float = 1.0, is_open: bool = False) -> MemberRate:
-    """A member measured with 1, 2, 3 ... workers."""
     by_width = dict(enumerate(epoch_s, start=1))
     return MemberRate(member=name, epoch_s=by_width, cpus=dict.fromkeys(by_width, cpus), has_open_width=is_open)
 

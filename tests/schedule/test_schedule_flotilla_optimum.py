@@ -30,7 +30,6 @@ def instance(seed: int) -> tuple[list[RatedMember], Capacity]:
 
 
 def list_plans(members: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
-    """Every division of members into flotillas, in every order."""
     if not members:
         yield []
     for size in range(1, len(members) + 1):

@@ -120,7 +120,6 @@ def test_only_an_elastic_run_widens_and_only_into_free_slots() -> None:
 
 
 def applied(cohorts: Sequence[Cohort], decision: RebalanceDecision) -> list[Cohort]:
-    """The cohorts after a decision."""
     home = next(c for c in cohorts for m in c.members if m.member in decision.members)
     after = []
     for each in cohorts:

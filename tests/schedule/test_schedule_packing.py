@@ -73,7 +73,6 @@ def slowly(
         return cpus, (member.memory_gb or 0.0) * member.workers
 
     def on(at: Node) -> list[Placement]:
-        """The ranks on a node, as members of their own."""
         return [
             Placement(replace(p.identity, workers=len(ranks)), at.name, tuple(p.devices[rank] for rank in ranks))
             for p in [*running, *placed]
