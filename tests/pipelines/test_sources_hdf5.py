@@ -90,9 +90,8 @@ def test_a_file_with_a_user_block_as_matlab_writes_it_is_mapped_at_the_right_pla
 
 def test_several_files_follow_each_other_and_must_be_alike(tmp_path: Path) -> None:
     write(tmp_path / "1.h5", x=np.arange(4, dtype="i4"), y=np.arange(4))
-    with h5py.File(tmp_path / "2.h5", "w") as file:
+    with h5py.File(write(tmp_path / "2.h5", y=np.arange(4, 7)), "a") as file:
         file.create_dataset("x", data=np.arange(4, 7, dtype="i4"), chunks=(2,))
-        file["y"] = np.arange(4, 7)
     source = sources.hdf5(str(tmp_path / "[12].h5"))
     assert values(source, "x") == values(source, "y") == list(range(7))
     assert source.where(5) == f"{tmp_path}/2.h5:row 1"

@@ -116,7 +116,6 @@ def test_strings_are_the_sequence_that_they_were_made_of(values: list[Any]) -> N
 
 
 def test_a_process_maps_texts_where_they_are() -> None:
-    """What is pickled is small; the arrays lie beside it, and each process maps them."""
     n = 50_000
     texts = [f"text {i}" for i in range(n)]
     source = sources.arrays(text=texts, raw=np.array([t.encode() for t in texts]), label=np.arange(n))

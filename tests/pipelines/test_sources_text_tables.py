@@ -24,7 +24,6 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tables(kept: Path) -> dict[str, int]:
-    """The Arrow files, with their inodes."""
     return {path.name: path.stat().st_ino for path in kept.glob("*.arrow")}
 
 
@@ -202,12 +201,10 @@ def test_two_that_hold_no_common_lock_make_whole_files(kept: Path) -> None:
 
 def test_a_full_disk_is_said_with_the_folder(tmp_path: Path, kept: Path) -> None:
     path = write(tmp_path / "a.csv", "x\n" + "abcdefg\n" * 100_000)
-    code = (
-        "import resource, signal, sys; from pipelines import sources\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))\n"
-        "sources.csv(sys.argv[1], {'x': 'str'})"
-    )
+    code = """import resource, signal, sys; from pipelines import sources
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+sources.csv(sys.argv[1], {'x': 'str'})"""
     ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
     assert "PipelineError" in ended.stderr and "a.csv.arrow cannot be kept" in ended.stderr
     assert "ENSEMBLE_SOURCES_DIR" in ended.stderr and not list(kept.glob("[0-9a-f]*"))

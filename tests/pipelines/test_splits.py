@@ -34,7 +34,6 @@ def parts_of(parts: Any, n: int) -> np.ndarray[Any, Any]:
 
 @st.composite
 def labelled(draw: st.DrawFn) -> tuple[Any, Any, list[float], int]:
-    """(labels, groups, fractions, seed)."""
     n = draw(st.integers(30, 200))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     labels = rng.choice(draw(st.integers(1, 5)), n, p=None)

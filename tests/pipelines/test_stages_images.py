@@ -25,7 +25,6 @@ Image = np.ndarray[Any, Any]
 
 
 def smooth(height: int, width: int, channels: int = 3) -> Image:
-    """A uint8 image [H, W, C] that JPEG keeps well."""
     y, x, c = np.meshgrid(np.arange(height), np.arange(width), np.arange(channels), indexing="ij")
     return (127 + 60 * np.sin(x / 9 + c) + 60 * np.cos(y / 7 - c)).astype(np.uint8)
 

@@ -70,11 +70,9 @@ def test_pad_brings_any_axis_to_its_length(n: int, length: int, others: list[int
 
 
 def test_cast_converts() -> None:
-    for value, expected in (
-        *((np.array([1.9, 2.1]), np.array([1, 2], "i4")), (7, np.float32(7)), (np.int64(300), np.int16(300))),
-        *((b"12", np.int64(12)), ("1.5", np.float32(1.5)), (b" 9007199254740993\n", np.int64(9007199254740993))),
-        ([1, 2], np.array([True, True])),
-    ):
+    pairs: list[Any] = [(np.array([1.9, 2.1]), np.array([1, 2], "i4")), (7, np.float32(7)), (b"12", np.int64(12))]
+    pairs += [("1.5", np.float32(1.5)), (b" 9007199254740993\n", np.int64(9007199254740993))]
+    for value, expected in (*pairs, ([1, 2], np.array([True, True]))):
         result = stages.cast("x", str(expected.dtype))({"x": value, "y": 0})
         assert result["y"] == 0
         np.testing.assert_array_equal(np.asarray(result["x"]), np.asarray(expected), strict=True)
@@ -84,9 +82,7 @@ def test_fields_are_selected_dropped_and_renamed() -> None:
     sample = {"a": 1, "b": 2, "c": 3}
     assert list(stages.select("c", "a")(sample).items()) == [("c", 3), ("a", 1)]
     assert stages.drop("b")(sample) == {"a": 1, "c": 3}
-    assert stages.rename(a="x", c="y")(sample) == {"x": 1, "b": 2, "y": 3}
-    assert stages.rename(a="b", b="a")(sample) == {"b": 1, "a": 2, "c": 3}
-    assert sample == {"a": 1, "b": 2, "c": 3}
+    assert stages.rename(a="b", b="a")(sample) == {"b": 1, "a": 2, "c": 3} and list(sample) == ["a", "b", "c"]
 
 
 SAMPLE = {"image": np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8), "text": "the film", "x": np.arange(4)}
@@ -255,11 +251,11 @@ def test_the_twin_of_cast_rounds_as_it_does_and_others_say_that_they_have_none(d
         assert stage.as_module() is None
 
 
-@pytest.mark.parametrize("stage", [stages.select("b", "a"), stages.drop("b"), stages.rename(a="z", b="y")])
-def test_the_twins_of_select_drop_and_rename_keep_the_same_fields(stage: Any) -> None:
-    check_twin(stage, {"a": np.arange(3.0), "b": np.arange(6).reshape(3, 2), "c": np.ones(3, bool)})
-    batch = {"c": torch.ones(2)}
-    assert stage.as_module()(batch) == (batch if "elect" not in type(stage).__name__ else {}), "others may lack"
+def test_the_twins_of_select_drop_and_rename_keep_the_same_fields() -> None:
+    batch = {"c": torch.ones(2)}  # others may lack the fields
+    for stage, kept in ((stages.select("b", "a"), {}), (stages.drop("b"), batch), (stages.rename(a="z"), batch)):
+        check_twin(stage, {"a": np.arange(3.0), "b": np.arange(6).reshape(3, 2), "c": np.ones(3, bool)})
+        assert stage.as_module()(batch) == kept
 
 
 class Halved(type(stages.scale("image"))):  # type: ignore[misc]
