@@ -40,8 +40,7 @@ def correct(comm: Communicator, hierarchical: Communicator) -> dict[str, Any]:
             hierarchical.start_all_reduce_(again).wait()
             exact = sum_exactly(comm.world, size, dtype)
             limit = 0 if dtype == torch.int64 else 1e-13 if dtype == torch.float64 else 1e-5
-            assert (other.double() - exact).abs().max() <= limit * 400, (dtype, size)
-            assert (one.double() - exact).abs().max() <= limit * 400, (dtype, size)
+            assert all((sums.double() - exact).abs().max() <= limit * 400 for sums in (one, other)), (dtype, size)
             assert torch.equal(other, again), "the same from run to run"
             said[f"{dtype} {size}"] = other.view(torch.uint8).sum().item(), other[:3].tolist()
     for op in ("max", "min"):
@@ -74,9 +73,7 @@ def together(comm: Communicator, options: dict[str, Any]) -> list[Any]:
         hierarchical.ways = ((1000, "hierarchical"), (100_000, "flat"), (1 << 30, "hierarchical"))
         in_order(comm, hierarchical)
         row = torch.tensor([comm.rank])
-        assert torch.cat(hierarchical.all_gather(row)).tolist() == list(range(comm.world)), (
-            "the base does the rest"
-        )
+        assert torch.cat(hierarchical.all_gather(row)).tolist() == list(range(comm.world))
         hierarchical.stop_thread()
     return said
 

@@ -65,13 +65,7 @@ def check_types(comm: HorovodCommunicator) -> None:
     assert scalar.item() == 1.0
 
 
-def listeners() -> list[str]:
-    connections = psutil.Process().net_connections(kind="inet")
-    return sorted({c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN})
-
-
 def asked(path: str) -> int:
-    """The answer of the key-value server to a path, as a status of HTTP."""
     place = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"].partition("/")[0]
     try:
         with urllib.request.urlopen(f"http://{place}{path}", timeout=300) as answer:
@@ -85,7 +79,8 @@ def run(folder: Path, rank: int) -> None:
     said: dict[str, Any] = {name: trained(name, rank, folder) for name in COMMUNICATORS}
     where: dict[str, Any] = {"rank": rank, "world": 2, "device": torch.device("cpu"), "interface": "lo"}
     comm = connect((folder / "meet").as_uri(), timeout_s=600.0, **where)
-    said["listeners"] = listeners()
+    connections = psutil.Process().net_connections(kind="inet")
+    said["listeners"] = sorted({c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN})
     check_types(comm)
     secret = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"].partition("/")[2]
     port = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]

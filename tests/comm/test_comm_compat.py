@@ -24,29 +24,3 @@ def test_all_process_groups_are_given_up_and_others_may_be_made_by_no_public_nam
         assert not dist.is_initialized(), LOOK.format("abort_process_groups")
     assert not hasattr(dist, "abort_process_group"), "needed no longer? " + LOOK.format("abort_process_groups")
     assert not hasattr(torch, "foreach_add"), "needed no longer? " + LOOK.format("each_plus and its like")
-
-
-def test_lists_of_tensors_are_changed_as_each_is() -> None:
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(3, 4), (5,), (2, 2, 2), ()]
-    ours, others = ([torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2))
-    pairs = list(zip(ours, others, strict=True))
-
-    def same(got: object, wanted: list[torch.Tensor]) -> bool:
-        return isinstance(got, list | tuple) and all(map(torch.equal, got, wanted))
-
-    norms = _compat.foreach_norms(ours)
-    torch.testing.assert_close(norms, torch.stack([tensor.norm() for tensor in ours]))
-    assert same(_compat.foreach_add(ours, others, 0.5), [a.add(b, alpha=0.5) for a, b in pairs])
-    assert same(_compat.foreach_multiply(ours, 3.0), [a * 3.0 for a in ours])
-    assert same(
-        _compat.foreach_multiply(ours, list(norms.unbind())), [a * n for a, n in zip(ours, norms, strict=True)]
-    )
-
-    kept, wanted = [a.clone() for a in ours], [a * 0.5 + b - 2 * b for a, b in pairs]
-    _compat.foreach_multiply_(kept, 0.5)
-    _compat.foreach_add_(kept, others)
-    _compat.foreach_subtract_(kept, [2 * b for b in others])
-    assert same(kept, wanted)
-    _compat.foreach_add_(kept, others, -3.0)
-    assert same(kept, [a.add(b, alpha=-3.0) for a, b in zip(wanted, others, strict=True)])

@@ -33,7 +33,6 @@ class Case(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The file alone, without the row or member in it."""
         return re.split(r"[:\[(]", self.file)[0]
 
 
@@ -107,7 +106,6 @@ def in_tar(path: Path, fault: str) -> Case:
 
 
 def in_parquet(path: Path, fault: str) -> Case:
-    """Row groups of 4."""
     import pyarrow
     import pyarrow.parquet
 

@@ -155,7 +155,6 @@ def record(batch: Batch) -> list[Any]:
 
 
 def spoil(batch: Batch) -> None:
-    """Overwrite all of a batch, as a user's in-place operations do."""
     for tensor in batch.values():
         tensor.fill_(77)
 
@@ -174,7 +173,6 @@ def read(loader: Any, job: Job) -> list[Any]:
 
 @functools.cache
 def alone(job: Job) -> list[Any]:
-    """What a job reads when its process prepares for itself."""
     own = dataclasses.replace(job, spoil=False, pause_s=0.0)
     return read(pipe(job.kind).loader(**own.arguments()), own)
 
@@ -208,7 +206,6 @@ def shared(job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def check_shared(pipeline: Pipeline, epochs: int = 2, **options: Any) -> None:
-    """That a feeder shares its batches to the last bit."""
     with Feeder(pipeline, capacity=64, expect=1, **options) as feeder:
         loader = attach(feeder.address, pipeline, 8, epochs=range(epochs))
         assert [record(batch) for batch in loader] == [record(batch) for batch in pipeline.loader(8, epochs)]
@@ -257,8 +254,6 @@ def check_until(results: list[tuple[list[Any], dict[str, Any]]], jobs: list[Job]
 
 
 class Child:
-    """A consumer process."""
-
     def __init__(self, address: str, *jobs: Job) -> None:
         command = [sys.executable, __file__, address, json.dumps([dataclasses.asdict(job) for job in jobs])]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment())
@@ -271,7 +266,6 @@ class Child:
 
 
 def wait_until(true: Callable[[], Any]) -> None:
-    """Return as soon as something is the case."""
     end = time.monotonic() + LIMIT_S
     while not true():
         assert time.monotonic() < end, "it never came to be"
@@ -279,7 +273,6 @@ def wait_until(true: Callable[[], Any]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended."""
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 

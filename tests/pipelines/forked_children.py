@@ -80,7 +80,6 @@ class Child:
         self._buffer = b""
 
     def lines(self) -> list[dict[str, Any]]:
-        """The messages that have come since the last call."""
         with contextlib.suppress(BlockingIOError):
             while not self.ended:
                 received = os.read(self.reading, 1 << 16)
@@ -96,7 +95,6 @@ class Child:
                 os.write(self._hold, orders)
 
     def ask_to_end(self) -> None:
-        """Close what it listens at."""
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
@@ -126,12 +124,8 @@ def _be(body: Callable[[Say, int], None], writing: int, listening: int) -> None:
                 with contextlib.suppress(OSError):
                     os.close(fd)  # another's end of a pipe, kept open here, would hide that other's death
         warnings.simplefilter("error")
-        for expected in (
-            "working alone: (no|the stream is not)",
-            ".* goes on alone",
-            "no feeder answers",
-            "left out",
-        ):
+        alone = ("working alone: (no|the stream is not)", ".* goes on alone", "no feeder answers")
+        for expected in (*alone, "left out"):
             warnings.filterwarnings("ignore", message=expected)
         try:
             body(say, listening)

@@ -25,7 +25,6 @@ def shifted(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def late(sample: dict[str, Any]) -> dict[str, Any]:
-    """Draws for one record in the middle."""
     return {**sample, "x": sample["x"] + (random.random() if sample["x"] == 9 else 0)}
 
 
@@ -54,15 +53,11 @@ class Randomizable:
 
 
 class RandShiftd(Randomizable):
-    """As MONAI's random transforms of a dict."""
-
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "x": sample["x"] + self.R.rand()}
 
 
 class Scaled:
-    """As MONAI's transforms that draw nothing."""
-
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "x": sample["x"] * 2}
 

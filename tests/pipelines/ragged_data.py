@@ -22,16 +22,6 @@ def series() -> list[np.ndarray[Any, Any]]:
 LABELS = np.array([int(x[0].sum() > 0) for x in series()])
 
 
-class SeriesDataset:
-    """The series, as a map-style Dataset."""
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": series()[index], "label": int(LABELS[index])}
-
-
 def jitter(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """An augmentation of what is still ragged: as many draws as the series has values."""
     return {**sample, "x": sample["x"] + rng.normal(scale=0.01, size=sample["x"].shape).astype(np.float32)}

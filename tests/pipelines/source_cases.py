@@ -45,8 +45,8 @@ def rows(n: int = N, nbytes: int = 12, shift: int = 0) -> Rows:
 
 
 def write_npy(folder: Path, data: Rows) -> None:
-    np.save(folder / "x.npy", data["x"])
-    np.save(folder / "label.npy", data["label"])
+    for name in ("x", "label"):
+        np.save(folder / f"{name}.npy", data[name])
 
 
 def read_npy(folder: Path) -> tuple[Any, Any]:
@@ -107,17 +107,15 @@ def read_huggingface(folder: Path, *, in_memory: bool = False) -> Any:
     return sources.huggingface(whole.select(np.load(folder / "order.npy"), keep_in_memory=True))
 
 
-def write_images(folder: Path, data: Rows) -> None:
+def write_images(folder: Path, data: Rows, classes: int = 2) -> None:
     for label, x in zip(data["label"], data["x"], strict=True):
-        path = folder / "images" / f"{label % 2}" / f"{label:05}.png"
+        path = folder / "images" / (f"{label % classes}" if classes else ".") / f"{label:05}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(x.tobytes())
 
 
 def write_flat(folder: Path, data: Rows) -> None:
-    (folder / "images").mkdir(exist_ok=True)
-    for label, x in zip(data["label"], data["x"], strict=True):
-        (folder / "images" / f"{label:05}.png").write_bytes(x.tobytes())
+    write_images(folder, data, classes=0)
     write_npy(folder, data)
 
 
@@ -134,6 +132,10 @@ def write_parquet(folder: Path, data: Rows) -> None:
     pyarrow.parquet.write_table(table, folder / "data.parquet", row_group_size=8)
 
 
+def read_parquet(folder: Path) -> Any:
+    return sources.parquet(folder / "data.parquet", cache_bytes=1 << 20)
+
+
 def write_tar(folder: Path, data: Rows) -> None:
     with tarfile.open(folder / "data.tar", "w") as archive:
         for label, text, x in zip(data["label"], data["text"], data["x"], strict=True):
@@ -144,8 +146,6 @@ def write_tar(folder: Path, data: Rows) -> None:
 
 
 class Sized:
-    """A map-style Dataset."""
-
     def __init__(self, folder: Path) -> None:
         self.x, self.label = read_npy(folder)
         self.identity = hashlib.sha256(self.x.tobytes() + self.label.tobytes()).hexdigest()
@@ -157,19 +157,14 @@ class Sized:
         return self.x[index], {"number": self.label[index], "more": (index, [self.x[index][:2]])}
 
 
-class Stream:
-    """The items of a map-style Dataset."""
-
-    def __init__(self, folder: Path) -> None:
-        self.items = Sized(folder)
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return (self.items[i] for i in range(len(self.items)))
-
-
 def read_dataset(folder: Path) -> Any:
     made = Sized(folder)
     return sources.dataset(made, id=made.identity)
+
+
+def read_stream(folder: Path) -> Any:
+    items = Sized(folder)
+    return sources.iterable(lambda: (items[i] for i in range(len(items))), len(items))
 
 
 def read_mapped(folder: Path) -> Any:
@@ -194,7 +189,6 @@ def from_bytes(field: str) -> Any:
 
 
 def columns_of_x(record: Rows) -> Any:
-    """What a row of a CSV has in columns x0, x1, ..."""
     return [record[name] for name in record if name[0] == "x"]
 
 
@@ -214,15 +208,10 @@ CASES = {
     "image_folder": Case(
         write_images, lambda at: sources.image_folder(at / "images", names=True), "images/0/00026.png", IMAGE
     ),
-    "iterable": Case(write_npy, lambda at: sources.iterable(Stream(at), len(Sized(at))), "", PAIR, True),
+    "iterable": Case(write_npy, read_stream, "", PAIR, True),
     "jsonl": Case(write_jsonl, lambda at: sources.jsonl(str(at / "*.jsonl")), "b.jsonl", has_groups=True),
     "memmap": Case(write_npy, lambda at: sources.memmap(x=at / "x.npy", label=at / "label.npy"), "x.npy"),
-    "parquet": Case(
-        write_parquet,
-        lambda folder: sources.parquet(folder / "data.parquet", cache_bytes=1 << 20),
-        "data.parquet",
-        has_groups=True,
-    ),
+    "parquet": Case(write_parquet, read_parquet, "data.parquet", has_groups=True),
     "tar": Case(write_tar, lambda at: sources.tar(at / "data.tar"), "data.tar", from_bytes("x"), True),
     "windows": Case(write_npy, read_windows, "", lambda record: record["x"][:, 0]),
 }

@@ -60,7 +60,6 @@ class User:
         return importlib.import_module("user").stage
 
     def describe_copy(self, stage: Any) -> Description:
-        """Describes what another process has of a stage."""
         modules = [sys.modules[name] for name in USERS if name in sys.modules]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
@@ -89,7 +88,6 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
 
 
 def change(pair: tuple[str, str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The files of both stages of a pair."""
     text, old, new = pair
     files = {**FILES, "user.py": text}
     where, _, what = old.partition(":") if old.startswith(("helper:", "pkg:", "sched:")) else ("user", "", old)

@@ -1,4 +1,4 @@
-"""Collators of transformers as `collate=` functions."""
+"""A collator of transformers as a `collate=` function."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 import torch
 from core_pipes import leaves_nothing  # noqa: F401
 
-from pipelines import Feeder, Pipeline, attach, from_samples, sources, stages
+from pipelines import Pipeline, from_samples, sources, stages
 
-pytestmark = pytest.mark.more  # tests/pipelines/test_samples_collate.py has a collate_fn like theirs
 TEXTS = [f"{'a good film ' * (n % 4)}or bad number {n}" for n in range(12)]
-MOST = 16
+NAMES = ("input_ids", "attention_mask")
 
 
 @pytest.fixture(scope="module")
@@ -24,43 +23,25 @@ def transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
-@pytest.fixture(scope="module")
-def tokenizer(transformers: Any) -> Any:
+@pytest.mark.more  # tests/pipelines/test_samples_collate.py has a collate_fn like theirs
+def test_a_padding_collator_pads_to_the_longest_as_it_does_for_a_data_loader(transformers: Any) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
-    words.train_from_iterator(TEXTS, trainers.WordLevelTrainer(special_tokens=list(special.values())))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    words.train_from_iterator(TEXTS, trainers.WordLevelTrainer(special_tokens=["[PAD]", "[UNK]"]))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    pad = transformers.DataCollatorWithPadding(tokenizer)
 
-
-def encoded(tokenizer: Any) -> Pipeline:
     def encode(sample: dict[str, Any]) -> dict[str, Any]:
-        found = tokenizer(TEXTS[int(sample["label"])])
-        return {"label": sample["label"], **{name: np.array(found[name]) for name in NAMES}}
+        encoded = tokenizer(TEXTS[int(sample["label"])])
+        return {"label": sample["label"], **{name: np.array(encoded[name]) for name in NAMES}}
 
     pipeline = Pipeline(sources.arrays(label=np.arange(len(TEXTS))), seed=2).map(encode, id="encode")
     for name in NAMES:
-        pipeline = pipeline.map(stages.ragged(name, most=MOST))
-    return pipeline
-
-
-NAMES = ("input_ids", "attention_mask")
-
-
-def test_a_padding_collator_pads_to_the_longest_as_it_does_for_a_data_loader(
-    transformers: Any, tokenizer: Any
-) -> None:
-    pad = transformers.DataCollatorWithPadding(tokenizer)
-    pipeline = encoded(tokenizer)
-    batches = [dict(batch) for batch in pipeline.loader(5, 1, collate=from_samples(pad))]
-    for batch in batches:
+        pipeline = pipeline.map(stages.ragged(name, most=16))
+    for batch in pipeline.loader(5, 1, collate=from_samples(pad)):
         features = [{**tokenizer(TEXTS[int(i)]), "label": int(i)} for i in batch["index"]]
-        expected = pad([{name: each[name] for name in (*NAMES, "label")} for each in features])
+        expected = pad([{name: one[name] for name in (*NAMES, "label")} for one in features])
         assert batch.keys() == {*expected, "index"}
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
-    with Feeder(pipeline, capacity=10) as feeder:
-        shared = attach(feeder.address, pipeline, 5, 1, collate=from_samples(pad))
-        for batch, alone in zip(shared, batches, strict=True):
-            assert all(torch.equal(batch[name], alone[name]) for name in alone)

@@ -6,22 +6,18 @@ import os
 import signal
 import warnings
 from collections import Counter
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from core_pipes import leaves_nothing, noise, record, together, wait_until  # noqa: F401
 
-from pipelines import Feeder, Peers, Pipeline, PipelineError, attach, find_shared_stages, sampling, sources
+from pipelines import Feeder, Pipeline, PipelineError, attach, find_shared_stages, sampling, sources
 from pipelines import weights as sample_weights
 
 N, POSITIONS = 40, 61
 LABELS = np.where(np.arange(N) < 4, 1, 0)
-
-
 SAMPLINGS = {
     "balanced": sampling.balanced("kind", samples=POSITIONS),
     "weighted": sampling.weighted(1.0 + 20 * LABELS, samples=POSITIONS),
@@ -90,22 +86,6 @@ def test_without_sampling_a_sample_is_keyed_by_its_index_alone() -> None:
     assert draw(8) == draw(5, shuffle=False)
 
 
-def test_nodes_that_share_a_stream_carry_the_same_positions(tmp_path: Path) -> None:
-    pipeline = pipe("balanced")
-    with ExitStack() as stack:
-        feeders = []
-        for rank in range(2):
-            peers = Peers(str(tmp_path / "peers"), rank, 2, "lo")
-            made = Feeder(pipeline, peers=peers, capacity=64, expect=1, gate_timeout_s=600.0, design="all")
-            feeders.append(stack.enter_context(made))
-        loaders = [
-            attach(each.address, pipeline, size, range(2)) for each, size in zip(feeders, (8, 5), strict=True)
-        ]
-        got = together([partial(batches, loader) for loader in loaders])
-        assert got == [alone(pipeline, 8, 2), alone(pipeline, 5, 2)]
-        assert sum(each.stats()["prepared"] for each in feeders) >= 2 * len(pipeline)
-
-
 def test_members_with_ends_of_their_own_key_a_repeated_record_by_its_position_too() -> None:
     ends = [made.map(dropped, field="image", random="torch") for made in (pipe("balanced"), begun("balanced"))]
     with Feeder(find_shared_stages(ends), capacity=24, expect=2) as feeder:
@@ -122,12 +102,8 @@ def test_members_with_other_weights_do_not_share_and_are_told_why() -> None:
         attach(feeder.address, pipe("weighted"), 8, 1)
 
 
-def scaled(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "image": sample["image"] * np.float32(0.5)}
-
-
 def test_a_cache_keeps_records_not_positions() -> None:
-    pipeline = begun("weighted").map(scaled).map(noise)
+    pipeline = begun("weighted").map(lambda image: image * np.float32(0.5), field="image").map(noise)
     with Feeder(pipeline, capacity=16, cache="memory", cache_bytes=10**7) as feeder:
         assert batches(attach(feeder.address, pipeline, 8, range(3))) == alone(pipeline)
         stats = feeder.stats()["cache"]
@@ -160,7 +136,6 @@ def test_a_record_that_is_left_out_is_left_out_at_each_of_its_positions() -> Non
 
 
 def kill_on_a_draw(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Ends its process at some positions of record 2, not at its first."""
     if sample["label"] == 2 and rng.random() < 0.3:
         os.kill(os.getpid(), signal.SIGKILL)
     return sample
@@ -180,8 +155,8 @@ def test_a_record_that_kills_at_one_of_its_positions_is_found() -> None:
     assert Counter(i for i in read if i != 2) == Counter(i for i in order if i != 2)
 
 
-@pytest.mark.parametrize("weights", [sample_weights.bootstrap(1), sample_weights.fold(N, 4, 1)])
-def test_weights_of_samples_go_by_record_at_every_position(weights: Any) -> None:
+def test_weights_of_samples_go_by_record_at_every_position() -> None:
+    weights = sample_weights.bootstrap(1)
     for batch in pipe("balanced").loader(8, range(2), weights=weights):
         assert batch["weight"].tolist() == weights(batch["index"].numpy()).tolist()
 

@@ -40,8 +40,7 @@ WAYS = ("arrays", "csv", "hdf5", "iterable", "parquet", "tar")
 
 @pytest.fixture(params=CASES, scope="module")
 def case(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
 def write(case: str, folder: Path, **changes: int) -> Path:
@@ -52,13 +51,11 @@ def write(case: str, folder: Path, **changes: int) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of a case, which no test changes."""
     return write(case, tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Callable[..., Any]]:
-    """Another process, which reads what it is asked to."""
     command = [sys.executable, "-c", "import source_cases; source_cases.main()"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=child_environment(), **pipes) as process:
@@ -83,15 +80,11 @@ def test_records_are_the_plain_rows_in_any_order(case: str, folder: Path) -> Non
             source[outside]
     with pytest.raises(TypeError):
         source["3"]
-
-
-def test_a_record_is_the_readers_own(case: str, folder: Path) -> None:
-    source = CASES[case].open(folder)
     record, expected = source[3], canonical(source[3])
     for value in record.values():
         if isinstance(value, np.ndarray) and value.ndim:
             value[:] = 0
-    assert canonical(source[3]) == expected
+    assert canonical(source[3]) == expected, "a record is the reader's own"
 
 
 @pytest.mark.parametrize("case", [*WAYS, "huggingface", "image_folder"], indirect=True)
@@ -184,7 +177,6 @@ def test_a_block_shuffle_reads_every_record_once_an_epoch(case: str, folder: Pat
 
 
 def read_all(source: sources.Source) -> tuple[list[str], list[str]]:
-    """The records that can be read, and why the others cannot."""
     records, failed = [], []
     for index in range(N):
         try:
@@ -257,47 +249,39 @@ def test_wherever_a_file_is_damaged_the_error_names_it(case: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("case", OF_FILES, indirect=True)
-def test_files_with_other_times_are_the_same_where_all_of_their_bytes_are_known(case: str, tmp_path: Path) -> None:
+def test_files_elsewhere_and_where_all_of_their_bytes_are_known_of_other_times_are_the_same_data(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write(case, tmp_path / "data")
     opened = CASES[case].open(folder)
     source = pickle.loads(cloudpickle.dumps(opened))
     touched = folder / CASES[case].file
+    for whole_bytes in (0, 1 << 30):  # known by blocks of their bytes, and by all
+        monkeypatch.setattr("pipelines.sources._files.WHOLE_BYTES", whole_bytes)
+        moved = tmp_path / f"moved-{whole_bytes}"
+        shutil.copytree(folder, moved)  # with the times of the files
+        before = CASES[case].open(folder).identity()
+        assert CASES[case].open(moved).identity() == before
+        if not whole_bytes and case != "arrays of np.memmap":  # then a file with another time may be another one
+            os.utime(moved / CASES[case].file, ns=(1, 1))
+            assert CASES[case].open(moved).identity() != before
+    monkeypatch.undo()
     os.utime(touched, ns=(1, 1))
     records, failed = read_all(source)
     is_known = case not in KNOWN_BY_TIME
     assert (CASES[case].open(folder).identity() == opened.identity()) == is_known
     assert (not failed and records == read_all(CASES[case].open(folder))[0]) == is_known
-    assert all(touched.name in said and "was changed" in said for said in failed)
-
-
-@pytest.mark.parametrize("case", OF_FILES, indirect=True)
-@pytest.mark.parametrize("whole_bytes", [0, 1 << 30], ids=["of blocks", "of all bytes"])
-def test_files_in_another_folder_are_the_same_data(
-    case: str, whole_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipelines.sources._files.WHOLE_BYTES", whole_bytes)
-    folder = write(case, tmp_path / "data")
-    before = CASES[case].open(folder).identity()
-    shutil.copytree(folder, tmp_path / "moved")  # with the times of the files
-    assert CASES[case].open(tmp_path / "moved").identity() == before
-    if not whole_bytes and case != "arrays of np.memmap":  # then a file with another time may be another one
-        os.utime(tmp_path / "moved" / CASES[case].file, ns=(1, 1))
-        assert CASES[case].open(tmp_path / "moved").identity() != before
-
-
-def read_private_bytes(pid: int) -> int:
-    """Memory of a process that it shares with no other and with no file."""
-    (kib,) = re.findall(r"^Pss_Anon: +([0-9]+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    return int(kib) * 1024
+    assert all(touched.name in message and "was changed" in message for message in failed)
 
 
 def measure_worker(case: str, folder: Path) -> int:
-    """Bytes that one preparation worker has for itself after two epochs."""
+    """Bytes that one preparation worker shares with no other and with no file after two epochs."""
     pipe = Pipeline(CASES[case].open(folder), shuffle=False).map(lambda sample: {"count": np.int64(len(sample))})
     with Feeder(pipe, workers=1, expect=1) as feeder:
         assert len(list(attach(feeder.address, pipe, batch_size=50, epochs=2))) > 1
         (worker,) = feeder.stats()["workers"]
-        return read_private_bytes(worker)
+        memory = Path(f"/proc/{worker}/smaps_rollup").read_text()
+    return int(re.findall(r"^Pss_Anon: +([0-9]+)", memory, re.MULTILINE)[0]) * 1024
 
 
 @pytest.mark.parametrize("case", WAYS, indirect=True)
@@ -306,8 +290,10 @@ def test_a_workers_own_memory_does_not_grow_with_the_data(case: str, tmp_path: P
     for n in (SMALL, BIG):
         folder = tmp_path / str(n)
         folder.mkdir()
-        is_text = case in ("csv", "jsonl")  # long to parse as numbers
-        CASES[case].write(folder, {**rows(n), "text": ["t" * ROW_BYTES] * n} if is_text else rows(n, ROW_BYTES))
+        # Texts, where numbers are long to parse.
+        CASES[case].write(
+            folder, {**rows(n), "text": ["t" * ROW_BYTES] * n} if case == "csv" else rows(n, ROW_BYTES)
+        )
         used.append(measure_worker(case, folder))
     assert used[1] - used[0] < BIG * ROW_BYTES / 3, f"{used[0] >> 20} MiB for a little, {used[1] >> 20} for 24 MB"
 

@@ -49,7 +49,6 @@ def check(record: dict[str, Any], i: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(whole: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`whole`, saved."""
     place: Path = tmp_path_factory.mktemp("huggingface") / "set"
     whole.save_to_disk(place)
     return place

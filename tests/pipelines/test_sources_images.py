@@ -35,11 +35,23 @@ def test_sub_folders_name_the_classes(tmp_path: Path) -> None:
     assert source.where(1) == str(tmp_path / "dog" / "b.jpg")
 
 
-def test_images_of_other_kinds_are_counted_and_said(tmp_path: Path) -> None:
-    write(tmp_path, "cat/a.jpg", "cat/b.HEIC", "dog/deep/c.heic", "dog/d.jfif", "dog/e.png", "dog/notes.txt")
+def test_images_of_other_kinds_a_folder_one_level_too_high_and_labels_of_no_file_are_warned_of(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "a", "cat/a.jpg", "cat/b.HEIC", "dog/deep/c.heic", "dog/d.jfif", "dog/e.png", "dog/notes.txt")
     message = r"images of other kinds are left out \(2 \.heic, 1 \.jfif\): .*\.jfif and \.jpe are JPEG"
     with pytest.warns(UserWarning, match=message):
-        assert len(sources.image_folder(tmp_path)) == 2
+        assert len(sources.image_folder(tmp_path / "a")) == 2
+    write(tmp_path / "b", "train/cat/a.jpg", "train/dog/b.jpg", "test/cat/c.jpg")
+    message = r"class folders test, train have images only in their sub-folders.*'cat' is a class"
+    with pytest.warns(UserWarning, match=message):
+        sources.image_folder(tmp_path / "b")
+    write(tmp_path / "c", "a.jpg", "a.png")  # two files of one stem need their extension
+    with pytest.warns(UserWarning, match="labels of 1 files that are not there: 'b'"):
+        source = sources.image_folder(tmp_path / "c", labels={"a.jpg": 1, "a.png": 2, "b": 3})
+    assert [record["label"] for record in source] == [1, 2]
+    with pytest.warns(UserWarning, match="'a'"), pytest.raises(PipelineError, match=r"no label for 'a\.jpg'"):
+        sources.image_folder(tmp_path / "c", labels={"a": 1})
 
 
 def test_a_flat_folder_has_no_labels_and_an_empty_folder_is_no_class(tmp_path: Path) -> None:
@@ -49,46 +61,24 @@ def test_a_flat_folder_has_no_labels_and_an_empty_folder_is_no_class(tmp_path: P
     assert list(source) == [{"image": b"a.jpg"}, {"image": b"b.jpg"}] and source.classes == ()
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected", "classes"),
-    [
-        ({"a": "poodle", "b.jpg": "beagle"}, [1, 0], ("beagle", "poodle")),
+def test_a_flat_folder_is_given_labels(tmp_path: Path) -> None:
+    write(tmp_path / "images", "a.jpg", "b.jpg")
+    names = ({"a": "poodle", "b.jpg": "beagle"}, [1, 0], ("beagle", "poodle"))
+    numbers: list[Any] = [
         ({"a": np.int64(5), "b": True}, [5, 1], ()),
         ({"a": 1, "b": np.float32(2.5)}, [1.0, 2.5], ()),
-    ],
-)
-def test_a_flat_folder_is_given_labels(tmp_path: Path, labels: Any, expected: list[float], classes: Any) -> None:
-    write(tmp_path / "images", "a.jpg", "b.jpg")
-    source = sources.image_folder(tmp_path / "images", labels=labels, names=True)
-    found = [record["label"] for record in source]
-    assert found == expected == source.column("label").tolist() and source.classes == classes
-    assert list(map(type, found)) == list(map(type, expected))
-    assert [record["key"] for record in source] == ["a.jpg", "b.jpg"]
-    copy = pickle.loads(cloudpickle.dumps(source))
-    assert (list(copy), copy.classes, copy.identity()) == (list(source), classes, source.identity())
-    other = sources.image_folder(tmp_path / "images", labels={"a": 17, "b": 18}, names=True)
-    assert other.identity() != source.identity()
-
-
-def test_labels_of_files_that_are_not_there_are_warned_of_and_two_files_of_one_stem_need_their_extension(
-    tmp_path: Path,
-) -> None:
-    write(tmp_path, "a.jpg", "a.png")
-    with pytest.warns(UserWarning, match="labels of 1 files that are not there: 'b'"):
-        source = sources.image_folder(tmp_path, labels={"a.jpg": 1, "a.png": 2, "b": 3})
-    assert [record["label"] for record in source] == [1, 2]
-    with (
-        pytest.warns(UserWarning, match="not there: 'a'"),
-        pytest.raises(PipelineError, match=r"no label for 'a\.jpg'"),
-    ):
-        sources.image_folder(tmp_path, labels={"a": 1})
-
-
-def test_a_folder_one_level_too_high_is_warned_of(tmp_path: Path) -> None:
-    write(tmp_path, "train/cat/a.jpg", "train/dog/b.jpg", "test/cat/c.jpg")
-    said = r"class folders test, train have images only in their sub-folders.*'cat' is a class"
-    with pytest.warns(UserWarning, match=said):
-        sources.image_folder(tmp_path)
+    ]
+    identities = set()
+    for labels, expected, classes in (names, *numbers):
+        source = sources.image_folder(tmp_path / "images", labels=labels, names=True)
+        values = [record["label"] for record in source]
+        assert values == expected == source.column("label").tolist() and source.classes == classes
+        assert list(map(type, values)) == list(map(type, expected))
+        assert [record["key"] for record in source] == ["a.jpg", "b.jpg"]
+        copy = pickle.loads(cloudpickle.dumps(source))
+        assert (list(copy), copy.classes, copy.identity()) == (list(source), classes, source.identity())
+        identities.add(str(source.identity()))
+    assert len(identities) == 3
 
 
 @pytest.mark.parametrize("quick_s", [0.0, 1.0], ids=["a file server", "memory"])

@@ -18,10 +18,6 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.ipc import memory_pickle
 from pipelines.sources._strings import Strings
 
-RNG = np.random.default_rng(0)
-IMAGES = RNG.integers(0, 256, (10, 3, 8, 8), dtype=np.uint8)
-LABELS = np.arange(10)
-
 
 def test_columns_keep_their_values_and_ragged_lists_are_of_one_dtype() -> None:
     mixed = ["one", b"two", None]
@@ -37,15 +33,19 @@ def test_identity_of_arrays_is_their_content_or_the_given_id() -> None:
     def name(**columns: Any) -> str:
         return json.dumps(sources.arrays(**columns).identity())
 
-    same, changed = name(image=IMAGES, label=LABELS), IMAGES.copy()
-    assert name(image=np.asfortranarray(IMAGES), label=LABELS.copy()) == same
+    images, labels = np.arange(10 * 3 * 64).reshape(10, 3, 8, 8).astype(np.uint8), np.arange(10)
+    same, changed = name(image=images, label=labels), images.copy()
+    assert name(image=np.asfortranarray(images), label=labels.copy()) == same
     changed[9, 0, 0, 0] ^= 1
-    columns: list[dict[str, Any]] = [{"image": changed, "label": LABELS}, {"image": IMAGES, "target": LABELS}]
-    columns += [{"image": IMAGES, "label": LABELS.astype(np.int32)}, {"x": LABELS, "id": "mine"}]
+    columns: list[dict[str, Any]] = [{"image": changed, "label": labels}, {"image": images, "target": labels}]
+    columns += [{"image": images, "label": labels.astype(np.int32)}, {"x": labels, "id": "mine"}]
     columns += [{"text": text} for text in (["ab", "c"], ["a", "bc"], [b"a", b"bc"])]
     columns += [{"rows": rows} for rows in ([[1], [2, 3]], [[1, 2], [3]])]
     assert len({same, *(name(**options) for options in columns)}) == len(columns) + 1
-    assert name(x=LABELS, id="mine") == name(x=LABELS + 1, id="mine")
+    assert name(x=labels, id="mine") == name(x=labels + 1, id="mine")
+    for n in (0, -1, 11):
+        with pytest.raises(PipelineError, match=r"take\(.*\) of a source of 10 records"):
+            sources.arrays(x=labels).take(n)
 
 
 class Pairs(list[Any]):
@@ -83,12 +83,6 @@ def test_tensors_that_numpy_cannot_hold_are_converted_exactly() -> None:
     assert sources.dataset(Pairs([{"x": half}]))[0]["x"].dtype == np.float32
 
 
-@pytest.mark.parametrize("n", [0, -1, 11])
-def test_take_refuses_what_is_not_there(n: int) -> None:
-    with pytest.raises(PipelineError, match=r"take\(.*\) of a source of 10 records"):
-        sources.arrays(number=np.arange(10)).take(n)
-
-
 def test_parts_of_parts_read_the_first_source_and_its_errors_carry_the_index_in_the_part() -> None:
     class Odd(Pairs):
         def __getitem__(self, index: Any) -> Any:
@@ -122,7 +116,6 @@ def test_strings_are_the_sequence_that_they_were_made_of(values: list[Any]) -> N
 
 
 def test_a_process_maps_texts_where_they_are() -> None:
-    """What is pickled is small; the arrays lie beside it, and each process maps them."""
     n = 50_000
     texts = [f"text {i}" for i in range(n)]
     source = sources.arrays(text=texts, raw=np.array([t.encode() for t in texts]), label=np.arange(n))
@@ -145,24 +138,23 @@ def save(path: Path, array: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        *(WIDE, np.asfortranarray(WIDE), WIDE.astype(">f8"), WIDE.astype(">i4")[:, 0, 0], np.array([1.5], "f2")),
-        *(np.array([True, False]), np.array([1j, 2]), np.array(["2024-01-01"], "M8[D]"), np.zeros((3, 0))),
-    ],
-    ids=lambda array: f"{array.dtype.str}{list(array.shape)}{'F' if array.flags.fnc else ''}",
-)
-def test_rows_are_those_of_the_array_in_native_byte_order(tmp_path: Path, array: Any) -> None:
-    source = sources.memmap(x=save(tmp_path / "x.npy", array))
-    copy = pickle.loads(pickle.dumps(source))
-    assert len(source) == len(array)
-    for index, row in enumerate(array):
-        for found in (source[index]["x"], copy[index]["x"]):
-            assert np.array_equal(found, row) and found.dtype == array.dtype.newbyteorder("=")
-            assert found.dtype.isnative
-    assert np.array_equal(source.column("x"), array)
-    assert copy.identity() == source.identity()
+def test_rows_are_those_of_the_array_in_native_byte_order(tmp_path: Path) -> None:
+    arrays = [
+        WIDE,
+        np.asfortranarray(WIDE),
+        WIDE.astype(">f8"),
+        WIDE.astype(">i4")[:, 0, 0],
+        np.array([1.5], "f2"),
+    ]
+    arrays += [np.array([True, False]), np.array([1j, 2]), np.array(["2024-01-01"], "M8[D]"), np.zeros((3, 0))]
+    for number, array in enumerate(arrays):
+        source = sources.memmap(x=save(tmp_path / f"{number}.npy", array))
+        copy = pickle.loads(pickle.dumps(source))
+        assert len(source) == len(array) and copy.identity() == source.identity()
+        for index, row in enumerate(array):
+            for value in (source[index]["x"], copy[index]["x"]):
+                assert np.array_equal(value, row) and value.dtype == array.dtype.newbyteorder("=")
+        assert np.array_equal(source.column("x"), array)
 
 
 def test_structured_elements_and_texts_are_values_of_python_and_views_are_places_in_a_file(tmp_path: Path) -> None:

@@ -113,11 +113,16 @@ def kept(tmp_path: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
 
-def test_parquet_by_addresses_is_fetched_when_it_is_read_and_once(server: Server, tmp_path: Path) -> None:
+def test_parquet_by_addresses_is_fetched_when_it_is_read_and_once_for_many_readers(
+    server: Server, tmp_path: Path
+) -> None:
     server.files = {f"/part-{number}.parquet": make_parquet(40 * number) for number in range(3)}
     source = sources.parquet(f"{server.url}/part-{{0..2}}.parquet")
     assert len(source) == 120 and sum(server.bodies.values()) == 0, "footers alone"
     assert sum(server.sent.values()) < 0.9 * sum(map(len, server.files.values()))
+    made = [sources.parquet(f"{server.url}/part-2.parquet") for _ in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda reader: int(reader[20]["x"]), made)) == [100] * 8
     assert source[100]["x"] == 100 and server.bodies == {"/part-2.parquet": 1}
     batches = list(Pipeline(source, seed=0).loader(16, epochs=2))
     assert sorted(np.concatenate([batch["x"].numpy() for batch in batches]).tolist()) == sorted([*range(120)] * 2)
@@ -129,11 +134,7 @@ def test_parquet_by_addresses_is_fetched_when_it_is_read_and_once(server: Server
 
 def test_shards_of_webdataset_rows_and_lines(server: Server) -> None:
     server.files = {f"/shard-{number:02d}.tar": make_tar(5 * number) for number in range(2)}
-    server.files |= {
-        "/t.csv": b"a,b\n1,x\n2,y\n",
-        "/t.jsonl": b'{"a": 1}\n{"a": 2}\n',
-        "/a.parquet": make_parquet(0),
-    }
+    server.files |= {"/t.csv": b"a,b\n1,x\n2,y\n", "/t.jsonl": b'{"a": 1}\n{"a": 2}\n'}
     tar = sources.tar(f"{server.url}/shard-{{00..01}}.tar")
     assert len(tar) == 10 and tar[7]["txt"] == b"t7"
     assert sources.csv(f"{server.url}/t.csv")[1] == {"a": 2, "b": "y"}
@@ -162,14 +163,6 @@ def test_the_folder_keeps_to_its_limit_and_gives_up_what_was_used_least_lately(
         sources.parquet(f"{server.url}/0.parquet")
 
 
-def test_many_readers_fetch_a_file_once(server: Server, tmp_path: Path) -> None:
-    server.files = {"/a.parquet": make_parquet(0, 2000)}
-    made = [sources.parquet(f"{server.url}/a.parquet") for _ in range(8)]
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(lambda source: int(source[7]["x"]), made)) == [7] * 8
-    assert server.bodies == {"/a.parquet": 1} and len(kept(tmp_path)) == 1
-
-
 def test_a_file_that_is_another_one_now_is_seen(server: Server) -> None:
     server.files = {"/a.csv": b"a\n1\n2\n"}
     one = sources.csv(f"{server.url}/a.csv")
@@ -183,21 +176,20 @@ def test_a_file_that_is_another_one_now_is_seen(server: Server) -> None:
         two[0]
 
 
-def test_what_cannot_be_read_is_said(server: Server, tmp_path: Path) -> None:
+def test_what_cannot_be_read_and_a_folder_that_others_write_to_are_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(PipelineError, match="no such file"):
         sources.csv(f"{server.url}/nothing.csv")
-    server.files = {"/a.parquet": make_parquet(0)}
+    server.files = {"/a.parquet": make_parquet(0), "/a.csv": b"a\n1\n"}
     source = sources.parquet(f"{server.url}/a.parquet")
-    server.files = {}
+    del server.files["/a.parquet"]
     with pytest.raises(SampleError, match="cannot be fetched"):
         source[0]
     assert kept(tmp_path) == [], "no part is left"
-
-
-def test_a_folder_that_others_write_to_is_refused(server: Server, tmp_path: Path) -> None:
-    server.files = {"/a.csv": b"a\n1\n"}
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept").chmod(0o777)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("ENSEMBLE_SOURCES_DIR", str(tmp_path / "open"))
     with pytest.raises(PipelineError, match="is not a folder that you alone write to"):
         sources.csv(f"{server.url}/a.csv")
 

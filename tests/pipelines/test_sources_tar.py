@@ -62,32 +62,22 @@ def test_long_and_foreign_names_are_read(tmp_path: Path, form: int) -> None:
     assert [source[i]["txt"].decode() for i in range(3)] == names
 
 
-def archive_bytes(tmp_path: Path) -> bytes:
-    members = {f"{i}.{ext}": bytes([i]) * 700 for i in range(4) for ext in ("jpg", "cls")}
-    return write(tmp_path / "whole.tar", members).read_bytes()
-
-
 @given(data=st.data())
 def test_an_archive_cut_off_anywhere_never_loses_a_record_silently(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    folder = tmp_path_factory.mktemp("cut")
-    whole = archive_bytes(folder)
-    end = 8 * (512 + 1024)
-    cut = data.draw(st.integers(1, end + 511))
-    path = folder / "cut.tar"
-    path.write_bytes(whole[:cut])
+    members = {f"{i}.{ext}": bytes([i]) * 700 for i in range(4) for ext in ("jpg", "cls")}
+    path = write(tmp_path_factory.mktemp("cut") / "cut.tar", members)
+    cut = data.draw(st.integers(1, 8 * (512 + 1024) + 511))
+    os.truncate(path, cut)
     with pytest.raises(PipelineError, match=r"cut\.tar: " + "the archive is cut off at byte" * (cut >= 512)):
         sources.tar(path)
 
 
 def header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
     """A header that says what it is told to, with the checksum that makes it believed."""
-    head = b"".join(
-        (name.ljust(100, b"\0"), b"0000644\0", b"0000000\0" * 2, size.ljust(12, b"\0"), b"00000000000\0")
-    )
-    head = (head + b" " * 8 + kind).ljust(257, b"\0") + b"ustar\x0000"
-    head = head.ljust(512, b"\0")
+    head = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + size.ljust(12, b"\0") + b"00000000000\0"
+    head = ((head + b" " * 8 + kind).ljust(257, b"\0") + b"ustar\x0000").ljust(512, b"\0")
     return head[:148] + b"%06o\0 " % sum(head) + head[156:]
 
 
@@ -116,17 +106,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 @pytest.mark.parametrize("what", HOSTILE)
-def test_an_archive_that_lies_about_its_sizes_is_refused_with_file_and_offset(
-    tmp_path: Path, what: str, first: bool
-) -> None:
+def test_an_archive_that_lies_about_its_sizes_is_refused_with_file_and_offset(tmp_path: Path, what: str) -> None:
     path = tmp_path / "hostile.tar"
-    before = b"" if first else write(tmp_path / "good.tar", {"a.jpg": b"x" * 600}).read_bytes()[:1536]
-    path.write_bytes(before + HOSTILE[what] + bytes(2048))
-    with pytest.raises(PipelineError, match=r"hostile\.tar.* at byte \d+") as caught:
-        sources.tar(path)
-    assert len(str(caught.value)) < 500
+    for before in (b"", write(tmp_path / "good.tar", {"a.jpg": b"x" * 600}).read_bytes()[:1536]):
+        path.write_bytes(before + HOSTILE[what] + bytes(2048))
+        with pytest.raises(PipelineError, match=r"hostile\.tar.* at byte \d+") as caught:
+            sources.tar(path)
+        assert len(str(caught.value)) < 500
 
 
 def test_a_file_cut_off_after_it_was_indexed_is_a_sample_error(tmp_path: Path) -> None:

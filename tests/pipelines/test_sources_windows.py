@@ -49,13 +49,6 @@ def test_a_missing_value_is_an_error_of_its_windows_alone() -> None:
     assert left["index"].tolist() == [0, 4, 5]
 
 
-def test_a_part_that_was_split_by_time_has_windows_of_its_own() -> None:
-    early, late = table(20, hour=np.arange(20)).split(0.5, by="hour")
-    last = sources.windows(early, 3, 2, inputs=["load"], target="load")[-1]
-    first = sources.windows(late, 3, 2, inputs=["load"], target="load")[0]
-    assert last["target"].tolist() == [8.0, 9.0] and first["x"][0, 0] == 10.0
-
-
 def forecast(steps: Any, **more: Any) -> Any:
     return sources.windows(steps, 4, 2, inputs=["load"], target="load", **more)
 
@@ -102,37 +95,29 @@ def test_a_field_that_counts_with_gaps_is_warned_of_unless_it_is_known_what_tell
         assert len(forecast(steps, gaps=False)) == len(forecast(table(24, hour=hours((0, 24))))) == 19
 
 
-EVENTS = np.random.default_rng(0).exponential(1000, 240).cumsum().astype(int)
+def test_irregular_steps_working_days_and_months_have_no_gaps_unless_they_are_far_longer() -> None:
+    def count(steps: Any, **options: Any) -> int:
+        return len(forecast(table(240, t=steps[:240], weekday=np.arange(240) % 7), **options))
 
-
-@pytest.mark.parametrize("times", [np.repeat(DAYS[:10], 24), np.repeat(DAYS[:10], 24).astype(str), EVENTS])
-def test_irregular_steps_have_no_gaps_unless_they_are_far_longer(times: Any) -> None:
-    def count(options: dict[str, Any], steps: Any = times) -> int:
-        return len(forecast(table(240, t=steps), **options))
-
+    events = np.random.default_rng(0).exponential(1000, 240).cumsum().astype(int)
+    days = np.datetime64("2020-01-01") + np.arange(400)
+    months = np.arange("2020-01", "2045-01", dtype="datetime64[M]").astype("datetime64[D]")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert [count(options) for options in ({}, {"time": "t"})] == [235, 235]
-    if times is EVENTS:
-        late = times + 200_000 * (np.arange(240) >= 120)
-        with pytest.warns(UserWarning, match="1 gaps in 't'.*unless gaps=False"):
-            assert count({"time": "t"}, late) == 230
-        assert count({"time": "t", "gaps": False}, late) == 235
+        for times in (np.repeat(days, 24), np.repeat(days[:10], 24).astype(str), events):
+            assert [count(times, time=None), count(times, time="t")] == [235, 235]
+        for times in (np.arange(600), days[np.is_busday(days)], months):  # which are as regular as time is
+            assert count(times, time="t") == 235
+    late = events + 200_000 * (np.arange(240) >= 120)
+    with pytest.warns(UserWarning, match="1 gaps in 't'.*unless gaps=False"):
+        assert count(late, time="t") == 230
+    assert count(late, time="t", gaps=False) == 235
 
 
-def test_rows_that_a_split_left_out_are_a_gap() -> None:
+def test_rows_that_a_split_left_out_are_a_gap_unless_it_was_by_time() -> None:
+    early, late = table(20, hour=np.arange(20)).split(0.5, by="hour")
+    assert forecast(early)[-1]["target"].tolist() == [8.0, 9.0] and forecast(late)[0]["x"][0] == 10.0
     early, _ = table(60).split(0.9, seed=3)
     with pytest.warns(UserWarning, match=r"gaps where the split of the table left rows out.*split it by time"):
         made = sources.windows(early, 3, 1, inputs=["load"], target="load")
     assert all(record["target"][0] == record["x"][0, 0] + 3 for record in made)
-
-
-def test_working_days_and_months_have_no_gaps() -> None:
-    load = np.random.default_rng(0).normal(size=600).cumsum()
-    day = np.datetime64("2020-01-01") + np.arange(840)
-    work = day[np.is_busday(day)]
-    month = np.arange("2020-01", "2045-01", dtype="datetime64[M]").astype("datetime64[D]")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for times in (np.arange(600), work, month):  # which are as regular as time is
-            forecast(sources.arrays(load=load[: len(times)], t=times, weekday=np.arange(len(times)) % 7), time="t")

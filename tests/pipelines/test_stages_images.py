@@ -25,7 +25,6 @@ Image = np.ndarray[Any, Any]
 
 
 def smooth(height: int, width: int, channels: int = 3) -> Image:
-    """A uint8 image [H, W, C] that JPEG keeps well."""
     y, x, c = np.meshgrid(np.arange(height), np.arange(width), np.arange(channels), indexing="ij")
     return (127 + 60 * np.sin(x / 9 + c) + 60 * np.cos(y / 7 - c)).astype(np.uint8)
 
@@ -45,11 +44,9 @@ def run(stage: Any, image: Any, generator: np.random.Generator | None = None) ->
     sample = {"image": image, "label": 3}
     before = image.copy() if isinstance(image, np.ndarray) else image
     after = stage(sample) if generator is None else stage(sample, generator)
-    assert list(sample) == ["image", "label"] and sample["image"] is image
+    assert list(sample) == ["image", "label"] and sample["image"] is image and after["label"] == 3
     np.testing.assert_array_equal(image, before)
-    assert after["label"] == 3
-    result: Image = after["image"]
-    return result
+    return after["image"]  # type: ignore[no-any-return]
 
 
 def test_jpeg_is_decoded_to_channels_rows_columns() -> None:
@@ -68,18 +65,16 @@ def test_jpeg_is_decoded_to_channels_rows_columns() -> None:
     assert grey.shape == (3, 16, 24) and (grey == grey[0]).all()
 
 
-@pytest.mark.parametrize(
-    ("asked", "shape"), [(99, (100, 150)), ((100, 20), (100, 150)), (101, (200, 300)), (25, (25, 38))]
-)
-def test_min_size_decodes_no_larger_than_needed_and_never_below(asked: Any, shape: tuple[int, int]) -> None:
+def test_min_size_decodes_no_larger_than_needed_and_never_below() -> None:
     data = simplejpeg.encode_jpeg(smooth(200, 300))
-    assert run(stages.decode_jpeg("image", min_size=asked), data).shape[1:] == shape
+    for asked, shape in ((99, (100, 150)), ((100, 20), (100, 150)), (101, (200, 300)), (25, (25, 38))):
+        assert run(stages.decode_jpeg("image", min_size=asked), data).shape[1:] == shape
 
 
-@pytest.mark.parametrize(("space", "channels"), [("RGB", 3), ("GRAY", 1)])
-def test_the_size_in_a_jpeg_is_found_as_its_decoder_finds_it(space: str, channels: int) -> None:
-    data = bytes(simplejpeg.encode_jpeg(smooth(30, 40, channels), 90, space, "420"))
-    assert _image_size.read_jpeg_size(data) == simplejpeg.decode_jpeg_header(data)[:2] == (30, 40)
+def test_the_size_in_a_jpeg_is_found_as_its_decoder_finds_it() -> None:
+    for space, channels in (("GRAY", 1), ("RGB", 3)):
+        data = bytes(simplejpeg.encode_jpeg(smooth(30, 40, channels), 90, space, "420"))
+        assert _image_size.read_jpeg_size(data) == simplejpeg.decode_jpeg_header(data)[:2] == (30, 40)
     comment = b"\xff\xfe\x00\x0b\xff\xc0\x00\x11\x08\xff\xff\xff\xff"  # which looks like a frame header
     for other in (data[:2] + comment + data[2:], data[:40], data[1:], b""):
         assert _image_size.read_jpeg_size(other) is None  # the decoder is asked
@@ -87,10 +82,9 @@ def test_the_size_in_a_jpeg_is_found_as_its_decoder_finds_it(space: str, channel
         stages.decode_jpeg("image", max_pixels=1199)({"image": data[:2] + comment + data[2:]})
 
 
-FORMATS = ["png", "bmp", "webp", "lossless.webp", "tiff", "gif", "ppm", "pgm", "pbm", "pfm"]
-
-
-@pytest.mark.parametrize("extension", FORMATS)
+@pytest.mark.parametrize(
+    "extension", ["png", "bmp", "webp", "lossless.webp", "tiff", "gif", "ppm", "pgm", "pbm", "pfm"]
+)
 def test_another_format_is_decoded_and_refused_from_its_header_too(extension: str) -> None:
     pixels = noise(3, 42, 68, "float32" if extension == "pfm" else "uint8").transpose(1, 2, 0)
     if extension in ("pgm", "pbm"):
@@ -109,30 +103,21 @@ def test_another_format_is_decoded_and_refused_from_its_header_too(extension: st
         assert _image_size.read_size(data[:cut]) in (None, (42, 68))  # and no other error
 
 
-def bomb(height: int, width: int) -> bytes:
-    """A JPEG of a few hundred bytes that claims so many pixels: its frame header (SOF0) is told to."""
-    data = bytearray(simplejpeg.encode_jpeg(smooth(8, 8)))
-    frame = data.index(b"\xff\xc0")
-    data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
-    return bytes(data)
-
-
 def test_an_archive_of_images_that_claim_to_be_huge_takes_no_memory() -> None:
+    data = bytearray(simplejpeg.encode_jpeg(smooth(8, 8)))
+    frame = data.index(b"\xff\xc0")  # the frame header (SOF0) is told to
+    data[frame + 5 : frame + 9] = struct.pack(">HH", 65500, 65500)
     # In a process with a gigabyte of addresses: an image of this size has twelve.
     code = f"""
 import resource
 from pipelines import Pipeline, sources, stages
 
-pipe = Pipeline(sources.arrays(image=[{bomb(65500, 65500)!r}]))
+pipe = Pipeline(sources.arrays(image=[{bytes(data)!r}]))
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-try:
-    pipe.map(stages.decode_jpeg("image")).fields
-except Exception as error:
-    print(type(error).__name__, error)
+pipe.map(stages.decode_jpeg("image")).fields
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("SampleError sample 0"), done.stdout
-    assert "claims 65500 x 65500 pixels" in done.stdout
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "SampleError: sample 0" in done.stderr and "claims 65500 x 65500 pixels" in done.stderr, done.stderr
 
 
 def with_orientation(data: bytes, orientation: int) -> bytes:
@@ -252,21 +237,16 @@ def test_random_crops_reach_every_place_alike_and_resized_parts_are_within_their
     assert 0.45 < ratios.min() < 0.6 and 1.7 < ratios.max() < 2.2 and abs(np.log(ratios).mean()) < 0.1
 
 
-@pytest.mark.parametrize(
-    ("shape", "last", "dtype"),
-    [
-        *(((1, 6, 9), False, "uint8"), ((3, 6, 9), True, "uint8"), ((6, 6, 9), True, "float32")),
-        *(((3, 6, 9), False, "int64"), ((6, 6, 9), False, "bool")),
-        *(((200, 3, 3), False, "float32"), ((12, 1000, 1), False, "float32"), ((8, 4, 4), False, "float32")),
-    ],
-)
-def test_flip_mirrors_left_and_right_with_its_probability(shape: Any, last: bool, dtype: str) -> None:
-    image = noise(*shape, dtype, last=last)
-    np.testing.assert_array_equal(run(stages.random_flip("image", p=1), image, rng()), image[:, :, ::-1])
-    np.testing.assert_array_equal(run(stages.random_flip("image", p=0), image, rng()), image)
+def test_flip_mirrors_left_and_right_with_its_probability() -> None:
+    images = [noise(1, 6, 9), noise(3, 6, 9, last=True), noise(6, 6, 9, "float32", last=True)]
+    images += [noise(3, 6, 9, "int64"), noise(6, 6, 9, "bool")]
+    images += [noise(*shape, "float32") for shape in ((200, 3, 3), (12, 1000, 1), (8, 4, 4))]
+    for image in images:
+        np.testing.assert_array_equal(run(stages.random_flip("image", p=1), image, rng()), image[:, :, ::-1])
+        np.testing.assert_array_equal(run(stages.random_flip("image", p=0), image, rng()), image)
     generator, stage = rng(2), stages.random_flip("image", p=0.3)
-    flipped = sum(not np.array_equal(run(stage, image, generator), image) for _ in range(600))
-    assert shape[2] == 1 or 130 < flipped < 230
+    flipped = sum(not np.array_equal(run(stage, images[0], generator), images[0]) for _ in range(600))
+    assert 130 < flipped < 230
 
 
 def test_random_resized_crop_falls_back_to_the_middle_and_of_the_whole_is_resize() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,6 @@ def test_words_become_their_position_plus_two_and_a_vocabulary_has_the_most_freq
     assert stages.build_vocabulary(iter(texts), 100, lowercase=False) == ("a", "b", "B", "c", "d")
 
 
-@given(st.lists(st.text(max_size=30), min_size=1, max_size=8))
-def test_with_the_texts_own_vocabulary_no_word_is_unknown(texts: list[str]) -> None:
-    vocabulary = stages.build_vocabulary(texts, 1000)
-    if vocabulary:
-        stage = stages.tokenize("t", vocabulary)
-        assert all((stage({"t": text})["t"] >= 2).all() for text in texts)
-
-
 @given(st.integers(0, 20), st.integers(1, 20), st.lists(st.integers(1, 3), max_size=2), st.data())
 def test_pad_brings_any_axis_to_its_length(n: int, length: int, others: list[int], data: st.DataObject) -> None:
     value, side = data.draw(st.integers(-5, 5)), data.draw(st.sampled_from(["end", "start"]))
@@ -79,11 +70,9 @@ def test_pad_brings_any_axis_to_its_length(n: int, length: int, others: list[int
 
 
 def test_cast_converts() -> None:
-    for value, expected in (
-        *((np.array([1.9, 2.1]), np.array([1, 2], "i4")), (7, np.float32(7)), (np.int64(300), np.int16(300))),
-        *((b"12", np.int64(12)), ("1.5", np.float32(1.5)), (b" 9007199254740993\n", np.int64(9007199254740993))),
-        ([1, 2], np.array([True, True])),
-    ):
+    pairs: list[Any] = [(np.array([1.9, 2.1]), np.array([1, 2], "i4")), (7, np.float32(7)), (b"12", np.int64(12))]
+    pairs += [("1.5", np.float32(1.5)), (b" 9007199254740993\n", np.int64(9007199254740993))]
+    for value, expected in (*pairs, ([1, 2], np.array([True, True]))):
         result = stages.cast("x", str(expected.dtype))({"x": value, "y": 0})
         assert result["y"] == 0
         np.testing.assert_array_equal(np.asarray(result["x"]), np.asarray(expected), strict=True)
@@ -93,43 +82,33 @@ def test_fields_are_selected_dropped_and_renamed() -> None:
     sample = {"a": 1, "b": 2, "c": 3}
     assert list(stages.select("c", "a")(sample).items()) == [("c", 3), ("a", 1)]
     assert stages.drop("b")(sample) == {"a": 1, "c": 3}
-    assert stages.rename(a="x", c="y")(sample) == {"x": 1, "b": 2, "y": 3}
-    assert stages.rename(a="b", b="a")(sample) == {"b": 1, "a": 2, "c": 3}
-    assert sample == {"a": 1, "b": 2, "c": 3}
+    assert stages.rename(a="b", b="a")(sample) == {"b": 1, "a": 2, "c": 3} and list(sample) == ["a", "b", "c"]
 
 
 SAMPLE = {"image": np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8), "text": "the film", "x": np.arange(4)}
 
 
-ALL: list[Callable[[], Any]] = [
-    lambda: stages.decode_jpeg("image", min_size=8),
-    lambda: stages.decode_image("image", "GRAY"),
-    lambda: stages.resize("image", size=(4, 4)),
-    lambda: stages.resize("image", shorter=256, interpolation="area"),
-    lambda: stages.center_crop("image", 4),
-    lambda: stages.random_crop("image", size=8, padding=4),
-    lambda: stages.random_resized_crop("image", 4),
-    lambda: stages.random_flip("image"),
-    lambda: stages.scale("image", mean=[0.5, 0.4, 0.3], std=0.2),
-    lambda: stages.tokenize("text", list(VOCABULARY)),
-    lambda: stages.pad("x", 6, lengths="n"),
-    lambda: stages.pad("x", 3, mask="m", axis=-1, side="start", truncate="end"),
-    lambda: stages.select("image", "x"),
-    lambda: stages.drop("x"),
-    lambda: stages.rename(x="y"),
-    lambda: stages.cast("x", np.float32),  # type: ignore[arg-type]
-]
+def make_all() -> list[Any]:
+    of_images = [stages.decode_jpeg("image", min_size=8), stages.decode_image("image", "GRAY")]
+    of_images += [stages.resize("image", size=(4, 4)), stages.resize("image", shorter=256, interpolation="area")]
+    of_images += [stages.center_crop("image", 4), stages.random_crop("image", size=8, padding=4)]
+    of_images += [stages.random_resized_crop("image", 4), stages.random_flip("image")]
+    of_images += [stages.scale("image", mean=[0.5, 0.4, 0.3], std=0.2)]
+    of_values = [stages.tokenize("text", list(VOCABULARY)), stages.pad("x", 6, lengths="n"), stages.drop("x")]
+    of_values += [stages.pad("x", 3, mask="m", axis=-1, side="start", truncate="end"), stages.rename(x="y")]
+    return [*of_images, *of_values, stages.select("image", "x"), stages.cast("x", np.float32)]  # type: ignore[arg-type]
 
 
 def is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(is_plain, value))
-    return value is None or type(value) in (str, int, float, bool)
+    return (
+        all(map(is_plain, value))
+        if isinstance(value, tuple)
+        else type(value) in (str, int, float, bool, type(None))
+    )
 
 
-@pytest.mark.parametrize("make", ALL, ids=lambda make: type(make()).__name__)
-def test_a_stage_is_plain_values_that_are_the_same_after_pickle_and_json(make: Callable[[], Any]) -> None:
-    stage = make()
+@pytest.mark.parametrize(("stage", "other"), list(zip(make_all(), make_all(), strict=True)))
+def test_a_stage_is_plain_values_that_are_the_same_after_pickle_and_json(stage: Any, other: Any) -> None:
     is_random = type(stage).__name__.startswith("Random")
     assert list(inspect.signature(stage).parameters) == (["sample", "rng"] if is_random else ["sample"])
 
@@ -139,7 +118,7 @@ def test_a_stage_is_plain_values_that_are_the_same_after_pickle_and_json(make: C
 
     first = None if "Decode" in type(stage).__name__ else apply(stage)  # which may derive things from its values
     copy = pickle.loads(cloudpickle.dumps(stage))
-    assert copy == stage == make() and hash(copy) == hash(stage)
+    assert copy == stage == other and hash(copy) == hash(stage)
     assert set(vars(copy)) == {f.name for f in dataclasses.fields(stage)}
     assert all(is_plain(getattr(stage, f.name)) for f in dataclasses.fields(stage))
     assert first is None or apply(copy) == first
@@ -149,18 +128,11 @@ def test_a_stage_is_plain_values_that_are_the_same_after_pickle_and_json(make: C
         assert from_record(record) == other and record["stage"] in stages.__all__
 
 
-CSV = """area,rooms,city,heating,sold,price
-50,2,Paris,1,true,300
-80.5,,Lyon,2,false,250
-,4,Paris,3,true,500
-120,5,Nice,1,false,600
-65,3,Lyon,2,true,280
-"""
-
-
 @pytest.fixture
 def homes(tmp_path: Path) -> Any:
-    (tmp_path / "homes.csv").write_text(CSV)
+    rows = "50,2,Paris,1,true,300 80.5,,Lyon,2,false,250 ,4,Paris,3,true,500 120,5,Nice,1,false,600"
+    text = f"area,rooms,city,heating,sold,price {rows} 65,3,Lyon,2,true,280"
+    (tmp_path / "homes.csv").write_text(text.replace(" ", "\n"))
     return sources.csv(str(tmp_path / "homes.csv"), missing="nan")
 
 
@@ -273,19 +245,17 @@ def test_the_twin_of_cast_rounds_as_it_does_and_others_say_that_they_have_none(d
     values = np.array([[0, 1, 3], [2**24 + 1, 2**53 + 1, 7]]).astype(dtype)
     for to in ("float32", "float64"):
         check_twin(stages.cast("x", to), {"x": values, "y": values})
-    for stage in (
-        *(stages.random_flip("image"), stages.resize("image", 4), stages.decode_jpeg("image")),
-        *(stages.cast("x", to) for to in ("uint8", "int64", "bool", "float16")),  # which torch may do otherwise
-        Halved("image", (0.0,), (1.0,), "float32"),
-    ):
+    none: list[Any] = [stages.random_flip("image"), stages.resize("image", 4), stages.decode_jpeg("image")]
+    none += [stages.cast("x", to) for to in ("uint8", "int64", "bool", "float16")]  # which torch may do otherwise
+    for stage in (*none, Halved("image", (0.0,), (1.0,), "float32")):
         assert stage.as_module() is None
 
 
-@pytest.mark.parametrize("stage", [stages.select("b", "a"), stages.drop("b"), stages.rename(a="z", b="y")])
-def test_the_twins_of_select_drop_and_rename_keep_the_same_fields(stage: Any) -> None:
-    check_twin(stage, {"a": np.arange(3.0), "b": np.arange(6).reshape(3, 2), "c": np.ones(3, bool)})
-    batch = {"c": torch.ones(2)}
-    assert stage.as_module()(batch) == (batch if "elect" not in type(stage).__name__ else {}), "others may lack"
+def test_the_twins_of_select_drop_and_rename_keep_the_same_fields() -> None:
+    batch = {"c": torch.ones(2)}  # others may lack the fields
+    for stage, kept in ((stages.select("b", "a"), {}), (stages.drop("b"), batch), (stages.rename(a="z"), batch)):
+        check_twin(stage, {"a": np.arange(3.0), "b": np.arange(6).reshape(3, 2), "c": np.ones(3, bool)})
+        assert stage.as_module()(batch) == kept
 
 
 class Halved(type(stages.scale("image"))):  # type: ignore[misc]

@@ -35,6 +35,9 @@ def test_a_difference_is_named_by_field_position_and_size() -> None:
     found = compare_arrays(_arrays(served), _arrays(own), is_exact=True)
     assert (found.kind, found.field, found.position, found.size) == ("different", "x", (1, 2), 0.5)
     assert "'x' at [1, 2] is 5.0 where it was prepared, 5.5 here, a difference of 0.5" in found.detail
+    one, two = _arrays({"x": 1}), _arrays({"x": 1, "y": 2})
+    assert compare_arrays(one, two, is_exact=False).field == "y"
+    assert compare_arrays(two, one, is_exact=False).kind == "different"
 
 
 NAN, RANGE = np.array([np.nan, 1.0]), np.array([0.0, 1000.0])
@@ -57,16 +60,11 @@ def test_rounding_is_allowed_where_processors_or_versions_differ_and_nowhere_els
     assert compare_arrays(*pair, is_exact=True).kind == "different"
     assert compare_arrays(*pair, is_exact=False).kind == elsewhere
     assert compare_arrays(pair[0], pair[0], is_exact=True).kind == "equal"
-
-
-def test_a_letter_of_a_kept_text_is_not_rounded_and_a_field_that_one_lacks_is_a_difference() -> None:
-    kept, own = (flatten_sample({"text": text}) for text in ("cat", "bat"))
-    result = compare_arrays(kept, own, is_exact=False)
-    assert (result.kind, result.field, result.position) == ("different", "text", (0,))
-    assert compare_arrays(*(flatten_sample({"text": ""}) for _ in range(2)), is_exact=False).kind == "equal"
-    one, two = _arrays({"x": 1}), _arrays({"x": 1, "y": 2})
-    assert compare_arrays(one, two, is_exact=False).field == "y"
-    assert compare_arrays(two, one, is_exact=False).kind == "different"
+    if isinstance(served, str):  # a letter of a kept text is not rounded
+        kept = [flatten_sample({"text": text}) for text in ("cat", "bat", "")]
+        result = compare_arrays(*kept[:2], is_exact=False)
+        assert (result.kind, result.field, result.position) == ("different", "text", (0,))
+        assert compare_arrays(kept[2], kept[2], is_exact=False).kind == "equal"
 
 
 def _arrays(fields: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +90,6 @@ def rows(n: int = 64) -> Any:
 
 
 def as_served(pipeline: Pipeline, place: int = 0, status: Any = GOOD) -> ServedSample:
-    """A sample as the pipeline itself serves it."""
     batch = next(iter(pipeline.loader(len(pipeline), 1)))
     columns = {name: batch[name][place].numpy() for name in batch if name != "index"}
     where = {"stages": len(pipeline.stages), "epoch": 0, "place": place, "index": int(batch["index"][place])}
@@ -148,14 +145,9 @@ def test_a_stage_that_fails_here_is_a_short_result_and_one_that_needs_a_gpu_or_a
         assert result.kind == "left_out" and "needs a GPU" in result.detail
 
 
-class Reads:
+def reads(path: Path) -> Any:
     """A stage that opens a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return {**sample, "x": sample["x"] + float(self.path.read_text())}
+    return lambda sample: {**sample, "x": sample["x"] + float(path.read_text())}
 
 
 def multiply(sample: dict[str, Any]) -> dict[str, Any]:
@@ -188,10 +180,9 @@ def test_an_attacher_in_another_environment_prepares_alone_from_the_start(monkey
 
 
 def test_a_late_difference_ends_the_reading(tmp_path: Path) -> None:
-    """A feeder whose stage opens a file that changes after the first epoch."""
     path = tmp_path / "shift"
     path.write_text("0")
-    there = Pipeline(rows(SAMPLES), seed=0).map(Reads(path), id="shift")
+    there = Pipeline(rows(SAMPLES), seed=0).map(reads(path), id="shift")
     here = Pipeline(rows(SAMPLES), seed=0).map(dict, id="shift")
     with Feeder(there, capacity=200) as feeder:
         batches = iter(attach(feeder.address, here, 50, epochs=range(3), name="me"))
@@ -225,7 +216,7 @@ def test_a_verification_leaves_the_generators_as_they_were() -> None:
 
 def test_a_cache_of_a_file_that_has_changed_is_renewed(tmp_path: Path) -> None:
     path = tmp_path / "shift"
-    pipeline = Pipeline(rows(), seed=0).map(Reads(path), id="shift, of version 1")
+    pipeline = Pipeline(rows(), seed=0).map(reads(path), id="shift, of version 1")
 
     def check(value: str, renewed: bool) -> None:
         path.write_text(value)

@@ -38,7 +38,6 @@ SIZES = (20, 20, 17)  # batches of those that are spared
 
 
 def digest(batches: Any) -> str:
-    """Of all batches, to the last bit."""
     return hashlib.sha256(json.dumps([record(batch) for batch in batches], sort_keys=True).encode()).hexdigest()
 
 

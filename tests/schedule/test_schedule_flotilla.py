@@ -52,11 +52,12 @@ def test_every_member_is_in_one_flotilla_as_wide_as_fits(listed: list[RatedMembe
         assert each.workers in (None, width)
     assert allocation.makespan_s >= allocation.lower_bound_s * (1 - 1e-9)
     assert allocation.makespan_s == pytest.approx(max(f.end_s for f in allocation.flotillas))
-    known = {each.member: each for each in listed}
+    by_name = {each.member: each for each in listed}
     for flotilla in allocation.flotillas:
         alike: dict[tuple[object, ...], set[int]] = {}
         for member, width in zip(flotilla.members, flotilla.workers, strict=True):
-            key = (*sorted(known[member].samples_per_s.items()), known[member].epochs, known[member].workers)
+            one = by_name[member]
+            key = (*sorted(one.samples_per_s.items()), one.epochs, one.workers)
             alike.setdefault(key, set()).add(width)
         assert all(len(widths) == 1 for widths in alike.values())  # equal members that start together are as wide
         assert flotilla.slots <= sum(capacity.slots)
@@ -112,14 +113,14 @@ def test_many_members_are_planned_without_a_search() -> None:
 
 def test_a_rate_is_interpolated_carefully() -> None:
     measured = {1: 100.0, 2: 180.0, 4: 300.0}
-    assert interpolate_rate(measured, 2) == 180.0
-    assert interpolate_rate(measured, 3) == 240.0
+    assert [interpolate_rate(measured, width) for width in (2, 3)] == [180.0, 240.0]
     assert 300.0 < interpolate_rate(measured, 6) < 400.0
     assert interpolate_rate(measured, 16) == interpolate_rate(measured, 8)
-    assert interpolate_rate({1: 100.0}, 4) == 100.0  # nothing is known of how it scales
-    assert interpolate_rate({2: 100.0}, 1) == 50.0
-    assert interpolate_rate({1: 100.0, 2: 90.0}, 4) == 90.0
-    assert interpolate_rate({1: 100.0, 4: 500.0}, 2) == 200.0  # never more than linear
+    for few, width, rate in (
+        *(({1: 100.0}, 4, 100.0), ({2: 100.0}, 1, 50.0)),  # nothing is known of how it scales
+        *(({1: 100.0, 2: 90.0}, 4, 90.0), ({1: 100.0, 4: 500.0}, 2, 200.0)),  # never more than linear
+    ):
+        assert interpolate_rate(few, width) == rate
 
 
 def test_of_members_that_are_alike_the_first_go_first() -> None:

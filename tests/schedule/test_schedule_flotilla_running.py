@@ -89,10 +89,7 @@ def test_a_laggard_that_keeps_places_from_those_that_wait_leaves_with_all_others
         cores = CoreBudget(total=total, prepared_per_s=50, members=dict.fromkeys(("slow", "fast", "also"), 1.0))
         decision = decide_rebalance("slow", [less], capacity, SAMPLES, waiting=waiting, cores=cores)
         assert (decision.kind == "pace") == is_pace
-    for epoch, kind, number in (
-        (3, "move", 1),
-        (4, "alone", None),
-    ):  # the other has passed it
+    for epoch, kind, number in ((3, "move", 1), (4, "alone", None)):  # the other has passed it
         slower, capacity = paced(running("other", 11), epoch=epoch, number=1), Capacity(slots=(4,), streams=2)
         decision = decide_rebalance("slow", [cohort, slower], capacity, SAMPLES, waiting=TWELVES)
         assert decision.kind == kind and number in (None, decision.cohort)
@@ -115,54 +112,38 @@ def test_a_laggard_by_milliseconds_stays_in_its_stream() -> None:
 
 def test_only_an_elastic_run_widens_and_only_into_free_slots() -> None:
     cohort = paced(SLOW, running("fast", 30))
-    ask = lambda **more: decide_rebalance("slow", [cohort], NODE, SAMPLES, **more)  # noqa: E731
-    assert ask(free=[6]).kind == "pace"
-    assert ask(elastic=True, free=[0]).kind == "pace"
-    wider = ask(elastic=True, free=[6])
+    wider = decide_rebalance("slow", [cohort], NODE, SAMPLES, elastic=True, free=[6])
     assert (wider.kind, wider.workers) == ("widen", 4)
-    assert ask(elastic=True, free=[6], restart_s=900).kind == "pace"
-    assert ask(elastic=True, free=[6], settled_epochs=1).kind == "pace"
+    for other in ({"elastic": False}, {"free": [0]}, {"restart_s": 900}, {"settled_epochs": 1}):
+        ask: dict[str, Any] = {"elastic": True, "free": [6]} | other
+        assert decide_rebalance("slow", [cohort], NODE, SAMPLES, **ask).kind == "pace"
 
 
 def applied(cohorts: Sequence[Cohort], decision: RebalanceDecision) -> list[Cohort]:
-    """The cohorts after a decision."""
-    moving = [m for each in cohorts for m in each.members if m.member in decision.members]
-    if decision.kind == "widen":
-        wider = dataclasses.replace(moving[0], workers=decision.workers)
-        members = [tuple(wider if m.member == wider.member else m for m in each.members) for each in cohorts]
-        return [dataclasses.replace(each, members=of) for each, of in zip(cohorts, members, strict=True)]
-    home = next(each for each in cohorts if moving[0] in each.members)
-    left = []
+    home = next(c for c in cohorts for m in c.members if m.member in decision.members)
+    after = []
     for each in cohorts:
-        members = tuple(m for m in each.members if m not in moving)
-        if each.number == decision.cohort:
-            more = home.epoch - each.epoch
-            members += tuple(dataclasses.replace(m, epochs=m.epochs + more) for m in moving)
-        if members:
-            left.append(dataclasses.replace(each, members=members))
+        members = tuple(m for m in each.members if m.member not in decision.members)
+        moving = [m for m in home.members if m.member in decision.members]
+        if decision.kind == "widen" and each is home:
+            members += (dataclasses.replace(moving[0], workers=decision.workers),)
+        if decision.kind == "move" and each.number == decision.cohort:
+            members += tuple(dataclasses.replace(m, epochs=m.epochs + home.epoch - each.epoch) for m in moving)
+        after += [dataclasses.replace(each, members=members)] if members else []
     if decision.kind in ("alone", "apart"):
-        left.append(Cohort(number=99, epoch=home.epoch, members=tuple(moving), private=decision.kind == "alone"))
-    return left
+        after.append(Cohort(number=99, epoch=home.epoch, members=tuple(moving), private=decision.kind == "alone"))
+    return after
 
 
-speeds = st.sampled_from([10.0, 12.0, 25.0, 50.0, 100.0])
-lengths = st.sampled_from([2, 5, 10])
+def rated_members(fewest: int, most: int) -> Any:
+    rates, epochs = st.sampled_from([10.0, 12.0, 25.0, 50.0, 100.0]), st.sampled_from([2, 5, 10])
+    return st.lists(st.tuples(rates, epochs), min_size=fewest, max_size=most)
 
 
 @examples(60)
-@given(
-    st.lists(st.tuples(speeds, lengths), min_size=2, max_size=5),
-    st.lists(st.tuples(speeds, lengths), max_size=2),
-    st.lists(st.tuples(speeds, lengths), max_size=4),
-    st.booleans(),
-    st.booleans(),
-)
+@given(rated_members(2, 5), rated_members(0, 2), rated_members(0, 4), st.booleans(), st.booleans())
 def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
-    first: list[tuple[float, int]],
-    second: list[tuple[float, int]],
-    later: list[tuple[float, int]],
-    elastic: bool,
-    cores_are_scarce: bool,
+    first: Any, second: Any, later: Any, elastic: bool, cores_are_scarce: bool
 ) -> None:
     cohorts = [paced(*(running(f"a{i}", r, e) for i, (r, e) in enumerate(first)), epoch=4)]
     if second:
@@ -170,11 +151,9 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     names = [m.member for each in cohorts for m in each.members]
     waiting = [[rated(f"w{i}", r, e)] for i, (r, e) in enumerate(later)]
     scarce = CoreBudget(total=4, prepared_per_s=100, members=dict.fromkeys(names, 0.5))
-    cores = scarce if cores_are_scarce else None
-    capacity = Capacity(slots=(8,), streams=2)
-    free = [8 - len(names)]
+    capacity, free = Capacity(slots=(8,), streams=2), [8 - len(names)]
     slowest = min(cohorts[0].members, key=lambda m: m.samples_per_s[1]).member
-    ask = {"waiting": waiting, "cores": cores, "elastic": elastic}
+    ask = {"waiting": waiting, "cores": scarce if cores_are_scarce else None, "elastic": elastic}
     decision = decide_rebalance(slowest, cohorts, capacity, SAMPLES, free=free, **ask)
     if decision.kind == "pace":
         assert decision.run_s == decision.pace_s
@@ -183,8 +162,7 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     assert decision.run_s <= 0.95 * decision.pace_s
     assert elastic or decision.kind != "widen"
     after = applied(cohorts, decision)
-    ran = {m.member for each in after for m in each.members}
-    assert ran == set(names)
+    assert {m.member for each in after for m in each.members} == set(names)
     again = decide_rebalance(slowest, after, capacity, SAMPLES, settled_epochs=2, **ask)
     # what was expected of the change is what is expected after it, so the way back never looks like a saving
     assert again.pace_s is None or again.pace_s == pytest.approx(decision.run_s)

@@ -12,16 +12,13 @@ from schedule_cases import identity as plain_identity
 
 from ensemble.events import MemoryIncrease
 from ensemble.schedule.memory_grants import Grant, Grants, add_margin, as_event, compute_gpu_share, increase_grant
-from ensemble.spec import Identity
 
 GPU = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
 HOST = "MemoryError: Unable to allocate 300. MiB"
 identity = functools.partial(plain_identity, gpus_per_worker=0.25)
 
 
-@given(
-    st.one_of(st.none(), st.floats(0.1, 60)), st.integers(1, 4), st.integers(1, 8), st.floats(1, 64), st.booleans()
-)
+@given(st.none() | st.floats(0.1, 60), st.integers(1, 4), st.integers(1, 8), st.floats(1, 64), st.booleans())
 def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
     memory_gb: float | None, workers: int, together: int, node_gb: float, on_gpu: bool
 ) -> None:
@@ -34,29 +31,20 @@ def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
         assert more.memory_gb * workers <= node_gb + 0.001 * workers
         member, steps = more, steps + 1
         assert steps < 20
-    if memory_gb is None and together == 1:
-        assert steps == 0, "it had the node to itself"
-    elif memory_gb is None:
-        assert steps >= 1
+    assert memory_gb is not None or (steps >= 1) == (together > 1), "alone, it had the node to itself"
 
 
 def test_a_gpus_memory_is_granted_by_its_share() -> None:
     where: Any = {"on_gpu": True, "together": 4, "node_memory_gb": 64, "ranks": 1}
-
-    def ran(member: Identity) -> float | None:
-        grant = increase_grant(member, GPU, **where)
-        return None if grant is None else grant.gpus_per_worker
-
-    assert ran(identity()) == 0.5
-    assert ran(identity(gpus_per_worker=0.7)) == 1.0
-    assert ran(identity(gpus_per_worker=1.0)) is None
-    assert ran(identity(gpus_per_worker=0.0)) == 0.5, "of one that asked for no share: an equal part, twice"
+    for asked, share in ((0.25, 0.5), (0.7, 1.0), (1.0, None), (0.0, 0.5)):  # of no share: an equal part, twice
+        grant = increase_grant(identity(gpus_per_worker=asked), GPU, **where)
+        assert (grant and grant.gpus_per_worker) == share
     assert increase_grant(identity(memory_gb=1.0), HOST, **where) is not None
 
 
 def test_those_like_it_get_as_much_and_others_do_not() -> None:
     asking = identity(0, params={"width": 8, "lr": 0.1}, memory_gb=1.0)
-    alike = identity(1, params={"width": 8, "lr": 0.7}, memory_gb=3.0)
+    alike = identity(1, params={"width": 8, "lr": 0.7}, memory_gb=3.0)  # it has more already
     other = identity(2, params={"width": 64, "lr": 0.1}, memory_gb=1.0)
     grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16, ranks=asking.workers)
     assert grant is not None
@@ -65,8 +53,7 @@ def test_those_like_it_get_as_much_and_others_do_not() -> None:
     for told in (events, [*events, smaller]):
         grants = Grants(MemoryIncrease(**each) for each in told)
         assert grants.apply(asking).memory_gb == 2.0
-        assert grants.apply(alike) == alike, "it has more already"
-        assert grants.apply(other) == other
+        assert (grants.apply(alike), grants.apply(other)) == (alike, other)
 
 
 sizes = st.one_of(st.just(0.0), st.floats(0.01, 80))

@@ -55,6 +55,7 @@ def slowly(
     """
     placed: list[Placement] = []
     in_order = sorted(nodes, key=lambda at: devices != "cpu" and not at.gpus)
+    has_gpus = {at.name: bool(at.gpus) for at in nodes}
 
     def kinds(member: Identity) -> list[bool]:
         """Whether it may be on GPUs, in the order in which it tries."""
@@ -72,7 +73,6 @@ def slowly(
         return cpus, (member.memory_gb or 0.0) * member.workers
 
     def on(at: Node) -> list[Placement]:
-        """The ranks on a node, as members of their own."""
         return [
             Placement(replace(p.identity, workers=len(ranks)), at.name, tuple(p.devices[rank] for rank in ranks))
             for p in [*running, *placed]
@@ -114,19 +114,14 @@ def slowly(
         for at in in_order:
             ranks = 0
             if kinds(member) == [False] or bool(at.gpus) == on_gpus:
-                some = [replace(member, workers=n) for n in range(1, member.workers + 1)]
-                fits = [
-                    one
-                    for one in some
-                    if (one_at := found(one, at)) and (one_at.devices[0] is not None) == on_gpus
-                ]
-                ranks = max((one.workers for one in fits), default=0)
+                for n in range(1, member.workers + 1):
+                    one = found(replace(member, workers=n), at)
+                    ranks = n if one and (one.devices[0] is not None) == on_gpus else ranks
             room.append(min(ranks, (member.workers + 1) // 2) if spread else ranks)
         best = sorted(range(len(room)), key=lambda i: -room[i])[: 2 if spread else None]
         if sum(room[i] for i in best) < member.workers:
             return None
-        names: list[str] = []
-        taken: list[str | None] = []
+        names, taken = list[str](), list[str | None]()
         for i in best:
             ranks = min(room[i], member.workers - len(names))
             if ranks:
@@ -141,12 +136,8 @@ def slowly(
         insists = len(kinds(member)) > 1 and spans
         on_one = [one for at in in_order if (one := found(member, at)) is not None]
         if kinds(member) == [False] and devices != "cpu":  # the cores beside GPUs are for those that use them
-            on_one.sort(key=lambda one: bool({n.name: n for n in nodes}[one.node].gpus))
-        first = [
-            one
-            for one in on_one
-            if not insists or one.devices[0] is not None or not {n.name: n for n in nodes}[one.node].gpus
-        ]
+            on_one.sort(key=lambda one: has_gpus[one.node])
+        first = [one for one in on_one if not insists or one.devices[0] is not None or not has_gpus[one.node]]
         spread = spans and member.span_nodes == "spread"
         tries = [across(member, kind, spread=True) for kind in kinds(member) if spread]
         tries += first[:1]
@@ -160,9 +151,7 @@ def slowly(
         return tuple(round(one * member.workers, 9) for one in asked)
 
     for member in sorted(waiting, key=size, reverse=True):
-        at_last = choose(member)
-        if at_last is not None:
-            placed.append(at_last)
+        placed += [one for one in [choose(member)] if one is not None]
     return [p for member in waiting for p in placed if p.identity is member]
 
 
@@ -224,37 +213,6 @@ modes = st.sampled_from(["auto", "auto", "cpu", "cuda"])
 lesser = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 3))
 
 
-def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> None:
-    for at in nodes:
-        here = [p for p in placements if p.count_ranks(at.name)]
-        ranks = [p.count_ranks(at.name) for p in here]
-        declared = [0 if "cpus_per_worker" in p.identity.auto else p.identity.cpus_per_worker for p in here]
-        assert sum(each * n for each, n in zip(declared, ranks, strict=True)) <= at.cpus + 1e-6
-        assert (
-            sum((p.identity.memory_gb or 0) * n for p, n in zip(here, ranks, strict=True)) <= at.memory_gb + 1e-6
-        )
-        assert at.places is None or len(here) <= at.places
-        load: Counter[str] = Counter()
-        for p in here:
-            used = [p.devices[rank] for rank in p.ranks_by_node[at.name] if p.devices[rank] is not None]
-            assert len(p.devices) == p.identity.workers == sum(map(len, p.ranks_by_node.values()))
-            assert len({device is None for device in p.devices}) == 1, "on GPUs or on the CPU, not on both"
-            assert len(set(used)) == len(used), "two ranks of a member on one GPU"
-            assert set(used) <= set(at.gpu_ids)
-            for device in used:
-                load[device] += p.identity.gpus_per_worker
-            is_guess = "gpus_per_worker" in p.identity.auto
-            assert has_labels(p.identity, at)
-            assert all(is_asked_for(p.identity, at, at.gpu_ids.index(device)) for device in used if device)
-            if asks_for_gpus(p.identity):
-                assert len(used) == p.count_ranks(at.name), "never on the CPU"
-            elif devices == "cpu" or (p.identity.gpus_per_worker == 0 and not is_guess):
-                assert not used
-            elif devices == "cuda" or not is_guess:
-                assert len(used) == p.count_ranks(at.name)
-        assert all(load[one] <= free + 1e-6 for one, free in zip(at.gpu_ids, at.gpu_free, strict=True))
-
-
 @given(members, members, clusters, modes, lesser)
 @examples(100)
 def test_it_places_as_the_definition_does(
@@ -262,10 +220,8 @@ def test_it_places_as_the_definition_does(
 ) -> None:
     running = slowly(first, [], nodes, devices, {})
     assert pack(first, [], nodes, devices) == running
-    check_fair(running, nodes, devices)
     expected = slowly(second, running, nodes, devices, limits)
     assert pack(second, running, nodes, devices, limits) == expected
-    check_fair([*running, *expected], nodes, devices)
 
 
 HALVES = [node(f"s{n}", cpus=8, gpus="A", memory_gb=64) for n in range(4)]

@@ -66,9 +66,7 @@ def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int
     rng = random.Random(seed)
     waiting = [identity(i, cpus_per_worker=cpus) for i, cpus in enumerate(sizes)]
     assert all(explain_unplaceable(i, FOUR) is None for i in waiting)
-    busy: list[Placement] = []
-    done: set[str] = set()
-    cohort = 0
+    busy, done, cohort = list[Placement](), set[str](), 0
     for _ in range(200):
         state = {"waiting": waiting, "running": busy, "next_cohort": cohort, "streaming": streaming}
         starts = decide_starts(ClusterSnapshot(nodes=FOUR, **state))  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ import functools
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import identity as plain_identity
@@ -41,14 +40,12 @@ def node(cpus: float = 2.0, gpus: int = 0, **given_: int) -> Node:
     return Node(name="here", cpus=cpus, gpus=("G",) * gpus, memory_gb=8.0, host="here", **given_)
 
 
-@given(profiles())
-def test_a_profile_survives_the_log(profile: Profile) -> None:
-    event = json.loads(json.dumps({"v": 2, "t": 0.0, "type": "profile", **profile.as_dict()}))
-    assert Profile.from_dict(event) == profile
-
-
 @given(profiles(), profiles())
-def test_two_profiles_together_hold_for_the_members_of_both(one: Profile, other: Profile) -> None:
+def test_a_profile_survives_the_log_and_two_together_hold_for_the_members_of_both(
+    one: Profile, other: Profile
+) -> None:
+    event = json.loads(json.dumps({"v": 2, "t": 0.0, "type": "profile", **one.as_dict()}))
+    assert Profile.from_dict(event) == one
     both = one.merge(other)
     assert set(both.members) == {*one.members, *other.members}
     assert both.step_s == {**one.step_s, **other.step_s}
@@ -80,20 +77,14 @@ def test_shares_are_asked_for_in_steps() -> None:
     assert asked == [0.05, 0.35, 1.0, 1.95]
 
 
-@pytest.mark.parametrize(
-    ("memory_gb", "span_nodes", "granted"),
-    [
-        *(([16.0] * 4, True, 10.25), ([8.0] * 4, True, 8.0), ([16.0] * 2, True, 8.0)),
-        *(([16.0, 8.0], True, 5.333), ([16.0], True, 4.0), ([16.0] * 4, False, 4.0)),
-    ],
-)
-def test_measured_memory_leaves_a_member_a_place(memory_gb: list[float], span_nodes: bool, granted: float) -> None:
+def test_measured_memory_leaves_a_member_a_place() -> None:
     needs = dataclasses.replace(measured(1.0), memory_gb=8.0)
-    asked = dataclasses.replace(identity(workers=4, auto=["memory_gb"]), span_nodes=span_nodes)
-    nodes = [Node(str(i), 8.0, (), each, str(i)) for i, each in enumerate(memory_gb)]
-    found = apply_profile(asked, needs, None, MemoryCap(nodes, "cpu"))
-    assert found.memory_gb == granted
-    assert pack([found], [], nodes, "cpu")
+    spans = [([16.0] * 4, 10.25), ([8.0] * 4, 8.0), ([16.0] * 2, 8.0), ([16.0, 8.0], 5.333), ([16.0], 4.0)]
+    for memory_gb, granted, span_nodes in (*((*case, True) for case in spans), ([16.0] * 4, 4.0, False)):
+        asked = dataclasses.replace(identity(workers=4, auto=["memory_gb"]), span_nodes=span_nodes)
+        nodes = [Node(str(i), 8.0, (), size, str(i)) for i, size in enumerate(memory_gb)]
+        found = apply_profile(asked, needs, None, MemoryCap(nodes, "cpu"))
+        assert found.memory_gb == granted and pack([found], [], nodes, "cpu")
 
 
 def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
@@ -103,11 +94,8 @@ def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
     assert {compute_cost_key(identity(1, **options)) for options in alike} == {compute_cost_key(one)}
     unlike: list[dict[str, Any]] = [{"batch_size": 64}, {"threads": 2}, {"workers": 2}, {"accumulate": 2}]
     unlike += [{"precision": "bf16"}, {"optimizer": {"name": "adam", "lr": 0.1}}]
-    unlike += [
-        {"params": params} for params in ({"width": 16, "lr": 0.1}, {"width": 8, "lr": 0.1, "momentum": 0.9})
-    ]
-    gpu = "ray.io/accelerator-type"
-    unlike += [{"nodes": nodes} for nodes in ({gpu: "T4"}, {gpu: "H100", "rack": "1"})]
+    unlike += [{"params": {"width": 16, "lr": 0.1}}, {"params": {"width": 8, "lr": 0.1, "momentum": 0.9}}]
+    unlike += [{"nodes": {"ray.io/accelerator-type": gpu}} for gpu in ("T4", "H100")]
     assert len({compute_cost_key(each) for each in [one, *(identity(1, **options) for options in unlike)]}) == 11
     auto = identity(1, auto=["workers"])
     assert compute_cost_key(auto) == compute_cost_key(dataclasses.replace(auto, workers=3))
@@ -132,10 +120,11 @@ def test_only_members_are_measured_where_that_decides_something() -> None:
 
 def test_widths_go_as_far_as_a_node_has_room() -> None:
     open_ = identity(auto=["workers", *AUTO], batch_size=64)
-    assert list_candidate_widths(open_, node(cpus=2), "auto") == [1, 2]
-    assert list_candidate_widths(open_, node(cpus=13), "auto") == [1, 2, 3, 4, 6, 8, 12]
-    assert list_candidate_widths(open_, node(cpus=64, gpus=4), "auto") == [1, 2, 3, 4]
+    for member, here, widths in (
+        *((open_, node(cpus=13), [1, 2, 3, 4, 6, 8, 12]), (open_, node(cpus=64, gpus=4), [1, 2, 3, 4])),
+        (dataclasses.replace(open_, threads=4), node(cpus=13), [1, 2, 3]),
+        (dataclasses.replace(open_, batch_size=2), node(cpus=64), [1, 2]),
+        (identity(workers=5), node(), [5]),
+    ):
+        assert list_candidate_widths(member, here, "auto") == widths
     assert list_candidate_widths(open_, node(cpus=64, gpus=4), "cpu")[-1] == 64
-    assert list_candidate_widths(dataclasses.replace(open_, threads=4), node(cpus=13), "auto") == [1, 2, 3]
-    assert list_candidate_widths(dataclasses.replace(open_, batch_size=2), node(cpus=64), "auto") == [1, 2]
-    assert list_candidate_widths(identity(workers=5), node(), "auto") == [5]
