@@ -15,10 +15,7 @@ from kit.plain_rows import make_row
 from benchmarks import models
 from benchmarks.__main__ import main
 from benchmarks.compression.accuracy import AccuracyRow, accuracy_rows, declare_members, mean_bits, parse_schemes
-from benchmarks.compression.expected import (
-    show_accuracies,
-    winners,
-)
+from benchmarks.compression.expected import show_accuracies, winners
 from benchmarks.compression.steps import StepRow
 from benchmarks.emulated_net import EmulatedNet, largest_parameter
 from benchmarks.members import MemberResult

@@ -14,24 +14,8 @@ import torch
 from scipy import stats
 
 from benchmarks.results import group_by
-from benchmarks.what_it_buys.analysis import (
-    RANDOM,
-    SCALED,
-    method_rows,
-    pair_rows,
-    plain_at,
-    verdict_rows,
-)
-from benchmarks.what_it_buys.cells import (
-    LEARNING,
-    LONGER,
-    METHODS,
-    PLAIN,
-    Cell,
-    plan,
-    read_cells,
-    run_cells,
-)
+from benchmarks.what_it_buys.analysis import RANDOM, SCALED, method_rows, pair_rows, plain_at, verdict_rows
+from benchmarks.what_it_buys.cells import LEARNING, LONGER, METHODS, PLAIN, Cell, plan, read_cells, run_cells
 from benchmarks.what_it_buys.plain import Loop, fit_temperature, score
 from benchmarks.what_it_buys.tasks import CIFAR10, PADDING, TABLES, TASKS, make_pipelines, read_pool, split
 

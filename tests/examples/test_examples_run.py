@@ -140,10 +140,7 @@ def test_the_defaults_suit_the_data_as_they_are_downloaded(
 @needs_data
 @pytest.mark.parametrize(
     ("example", "settings"),
-    [
-        pytest.param("cifar10", {}, marks=MORE),
-        pytest.param("imdb", {"length": 64, "words": 2000}, marks=SLOW),
-    ],
+    [pytest.param("cifar10", {}, marks=MORE), pytest.param("imdb", {"length": 64, "words": 2000}, marks=SLOW)],
 )
 def test_two_members_train_on_the_real_data(example: str, settings: dict[str, Any], tmp_path: Path) -> None:
     small = {"samples": 400, "epochs": 1, "members": 2}
@@ -220,10 +217,7 @@ def test_the_search_ends_in_a_combined_model(tmp_path: Path) -> None:
         pytest.param("committee", {"folds": 3}, {"accuracy", "nll", "ece", "roc_auc"}, marks=SLOW),
         pytest.param("multilabel", {}, {"f1_macro", "subset_accuracy", "average_precision"}, marks=SLOW),
         pytest.param(
-            "plasma",
-            {"shots": 60},
-            {"accuracy", "nll", "roc_auc", "shot_roc_auc", "warning_steps"},
-            marks=SLOW,
+            "plasma", {"shots": 60}, {"accuracy", "nll", "roc_auc", "shot_roc_auc", "warning_steps"}, marks=SLOW
         ),
     ],
 )

@@ -258,9 +258,7 @@ class Wraps:
 """
 
 
-def test_names_of_modules_are_no_part_of_it_and_functions_of_one_name_are_told_apart(
-    tmp_path: Path,
-) -> None:
+def test_names_of_modules_are_no_part_of_it_and_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
     spec = SPEC.replace("        # a comment\n", "        assert __name__\n")
     spec = spec.replace("def model(", DECORATED + "def model(")
     before = code(write(tmp_path / "one", a_spec=spec))

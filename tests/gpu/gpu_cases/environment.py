@@ -172,10 +172,6 @@ def _measure_activity(setting: Setting) -> Row:
         event_s=event_s,
         sm_s=own_s or None,
         gpu_activity=known or None,
-        reasons={
-            "event_s": NO_GPU,
-            "gpu_activity": NO_GPU,
-            "sm_s": unseen,
-        },
+        reasons={"event_s": NO_GPU, "gpu_activity": NO_GPU, "sm_s": unseen},
     )
     return {**check(what, event_s is None or 0.5 * timed.seconds < event_s < 1.1 * timed.seconds), **figures}

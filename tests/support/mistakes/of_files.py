@@ -197,9 +197,7 @@ def null_in_a_list(folder: Path) -> Any:
     return read("jsonl", '{"x": {"v": [null, 1]}}\n{"x": {"v": [3, 2]}}')(folder)[0]
 
 
-JSONL += [
-    bad_record("jsonl: a null", null_in_a_list, "column 'x' has a value 'v' that has a null in its list"),
-]
+JSONL += [bad_record("jsonl: a null", null_in_a_list, "column 'x' has a value 'v' that has a null in its list")]
 
 
 # --- parquet, tar, hdf5

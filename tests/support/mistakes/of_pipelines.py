@@ -19,7 +19,7 @@ ROWS = [
         lambda: Pipeline(sources.arrays(x=[1.0, 2.0], label=[1]), seed=0),
         PipelineError,
         ("the columns differ in length: x 2, label 1",),
-    ),
+    )
 ]
 
 DATA = sources.arrays(x=np.zeros((64, 3), np.float32), label=np.arange(64))

@@ -66,10 +66,7 @@ add(
         ({"budget": {"minutes": 3}}, "cannot be 'minutes'"),
         ({"budget": {"hours": 0}}, "must be above 0"),
         ({"budget": {"trials": 1.5}}, "must be an integer"),
-        (
-            {"further_objectives": ["cpu_s"], "pruner": optuna.pruners.MedianPruner()},
-            "one objective only",
-        ),
+        ({"further_objectives": ["cpu_s"], "pruner": optuna.pruners.MedianPruner()}, "one objective only"),
     ),
 )
 add(
@@ -119,10 +116,7 @@ add(
         ({"pruner": {"name": "none", "epochs": 1}}, "'none' has no options, got 'epochs'"),
         ({"pruner": {"name": "patience", "epochs": 0}}, "Search.pruner['epochs'] must be at least 1"),
         ({"pruner": {"name": "patience", "min_delta": -1}}, "Search.pruner['min_delta'] must be at least 0"),
-        (
-            {"pruner": {"name": "patience", "around": "patience"}},
-            "Search.pruner['around'] cannot be 'patience'",
-        ),
+        ({"pruner": {"name": "patience", "around": "patience"}}, "Search.pruner['around'] cannot be 'patience'"),
         ({"pruner": {"name": "hyperband", "reduction_factor": 1}}, "must be at least 2"),
         ({"pruner": 3}, "Search.pruner must be a name"),
     ),

@@ -278,11 +278,7 @@ SAMPLES = [
         lambda: batch([{"edge_index": np.zeros((2, length), np.int64)} for length in (3, 5)]),
         *("only the first axis may vary", "transpose, field='edge_index'"),
     ),
-    bad_record(
-        "no field of a nested one",
-        lambda: batch([FIRST], stages.select("x.c")),
-        "no field 'x.c'",
-    ),
+    bad_record("no field of a nested one", lambda: batch([FIRST], stages.select("x.c")), "no field 'x.c'"),
 ]
 TEXT, BINARY, RAGGED = stages.text("x", 4), stages.binary("x", 4), stages.ragged("x", 4)
 

@@ -73,8 +73,7 @@ def read_all(member: Any) -> Any:
 
 
 def foreign(
-    read: Callable[[Any], Any] = read_all,
-    states: tuple[tuple[str, Any], ...] = (),
+    read: Callable[[Any], Any] = read_all, states: tuple[tuple[str, Any], ...] = ()
 ) -> Callable[[Any], None]:
     """A loop that computes its own steps with the batches that it reads."""
 
