@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import optuna
 import pytest
+from kit.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "optuna"
 PAGE = (ROOT / "docs" / "how-to" / "search.md").read_text()
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-
-
-def run_python(*words: str | Path, cwd: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)

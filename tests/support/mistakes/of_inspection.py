@@ -79,9 +79,7 @@ ROWS = [
     ),
     wrong("one run compared", lambda folder: ensemble.compare(a_run(folder)), "two run directories or more"),
     wrong(
-        "a run compared with itself",
-        lambda folder: ensemble.compare(a_run(folder), folder / "run" / ".." / "run"),
-        "twice",
+        "compared twice", lambda folder: ensemble.compare(a_run(folder), folder / "run" / ".." / "run"), "twice"
     ),
     Mistake(
         "a run compared with none",
@@ -89,19 +87,13 @@ ROWS = [
         StoreError,
         ("nowhere/events.jsonl does not exist",),
     ),
-    Mistake(
-        "the command compares one run",
-        lambda folder: ["compare", str(a_run(folder))],
-        2,
-        ("two run directories",),
-        "command",
-    ),
+    Mistake("compare 1", lambda folder: ["compare", str(a_run(folder))], 2, ("two run directories",), "command"),
     wrong("usage by group", lambda folder: ensemble.sum_usage(folder, "group"), "user, month, run"),
     Mistake(
         "runs of no folder", lambda folder: ["list", str(folder / "none")], 2, ("there is no folder",), "command"
     ),
     Mistake(
-        "nodes of no run",
+        "no nodes",
         lambda folder: ["nodes", str(folder / "none")],
         2,
         ("none/events.jsonl does not exist",),
