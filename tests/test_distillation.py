@@ -34,12 +34,11 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
 def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
-    executor: str, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     student = tmp_path / "student"
-    command = ["distill", str(teacher), "--run-dir", str(student), "--executor", executor]
+    command = ["distill", str(teacher), "--run-dir", str(student), "--executor", "inline"]
     assert main(command) == 0
     said = capsys.readouterr().out
     (member,) = read_state(student).members.values()

@@ -13,17 +13,8 @@ import torch
 
 from gpu_cases.common import NO_GPU, GpuEnergy, Row, Setting, attempt, check, row, time_calls
 
-_PACKAGES = (
-    "numpy",
-    "triton",
-    "numba",
-    "nvidia-ml-py",
-    "safetensors",
-    "cloudpickle",
-    "torchvision",
-    "ray",
-    "optuna",
-)
+_PACKAGES = ("numpy", "triton", "numba", "nvidia-ml-py", "safetensors", "cloudpickle", "torchvision", "ray")
+_PACKAGES += ("optuna",)
 
 
 def run(setting: Setting) -> Iterator[Row]:
