@@ -220,7 +220,7 @@ PARQUET = [
     bad_record(f"parquet: {what}", lambda folder, c=column: read("parquet", make_parquet(x=c))(folder)[1], *words)
     for what, column, *words in (
         ("a null", [0, None], "sample 1 (", "a.parquet:row 1): column 'x' is null"),
-        ("none", [{"bytes": b"1", "path": "1"}, {"bytes": None, "path": "2"}], "row 1): column 'x' has no bytes"),
+        ("empty", [{"bytes": b"1", "path": "1"}, {"bytes": None, "path": "2"}], "row 1): column 'x' has no bytes"),
         ("no matrix", [[[1.0]], [[1.0, 2.0], [3.0]]], "row 1): column 'x' has lists of 1 to 2 values in one list"),
         ("a null in lists", [[[1.0]], [[1.0, None]]], "row 1): column 'x' has a null in its list"),
         ("a null for a list", [[[1.0]], [[1.0], None]], "row 1): column 'x' has a null in its list"),
