@@ -167,14 +167,6 @@ def test_a_run_is_private_until_its_owner_opens_its_directory(tmp_path: Path) ->
     assert not any(mode & 0o022 for mode in modes.values()), "and nobody else writes"
 
 
-def test_a_model_function_without_a_model_fails_once_and_says_what_it_returned(tmp_path: Path) -> None:
-    recipe = Recipe(model=lambda params: torch.nn.Flatten, loss=loss)
-    wrong = Ensemble(name="wrong", recipe=recipe, members=[{"lr": 0.1}], train=samples(), epochs=1, retries=2)
-    ensemble.submit(wrong, tmp_path / "run", "inline").wait()
-    (failed,) = of_kind(tmp_path / "run", "failed")
-    assert not failed["retry"] and "must return a torch.nn.Module, and returned <class" in failed["error"]
-
-
 def test_a_run_that_has_finished_is_resumed_without_its_data(tmp_path: Path) -> None:
     data = tmp_path / "data.csv"
     data.write_text("a,label\n" + "".join(f"{n}.5,{n % 2}\n" for n in range(8)))

@@ -34,12 +34,11 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
 def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
-    executor: str, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     student = tmp_path / "student"
-    command = ["distill", str(teacher), "--run-dir", str(student), "--executor", executor]
+    command = ["distill", str(teacher), "--run-dir", str(student), "--executor", "inline"]
     assert main(command) == 0
     said = capsys.readouterr().out
     (member,) = read_state(student).members.values()
@@ -178,11 +177,7 @@ def test_what_cannot_be_distilled_is_refused_with_the_reason(teacher: Path, tmp_
     alone = digits(epochs=1, valid=None, test=None, members=[{"width": 4, "lr": 0.1}])
     for made, options, why in (
         (of_task("quantiles", epochs=1), {}, "predicts quantiles, which is not distilled: the distance between"),
-        (
-            of_task("regression", epochs=1),
-            {"temperature": 3.0},
-            "a temperature softens probabilities; the task",
-        ),
+        (of_task("regression", epochs=1), {"temperature": 3.0}, "a temperature softens probabilities; the task"),
         (alone, {}, "has no ensemble to learn from: there is no validation split"),
     ):
         ensemble.submit(made, tmp_path / made.name, "inline").wait()

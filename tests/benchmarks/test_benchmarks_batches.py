@@ -21,9 +21,6 @@ powers = st.lists(st.integers(2, 13), min_size=2, unique=True).map(
 )
 
 
-# --- accuracy ------------------------------------------------------------------------------------------------
-
-
 @given(powers, st.integers(1, 90), st.lists(st.integers(1, 4), max_size=2, unique=True))
 def test_all_cases_but_those_for_longer_have_as_many_epochs(
     batches: list[int], epochs: int, longer: list[int]
@@ -86,9 +83,6 @@ def test_rows_compare_seed_by_seed_with_the_small_batch_and_with_sgd_at_the_same
     assert large.difference and large.difference.mean == -7 and large.steps == 3 * 2
     assert large.less_sgd and large.less_sgd.mean == 28 and small.less_sgd is None
     assert lost.accuracy is None and lost.lr is None and "diverged at every rate" in str(lost.note)
-
-
-# --- the command ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -15,10 +15,7 @@ from kit.plain_rows import make_row
 from benchmarks import models
 from benchmarks.__main__ import main
 from benchmarks.compression.accuracy import AccuracyRow, accuracy_rows, declare_members, mean_bits, parse_schemes
-from benchmarks.compression.expected import (
-    show_accuracies,
-    winners,
-)
+from benchmarks.compression.expected import show_accuracies, winners
 from benchmarks.compression.steps import StepRow
 from benchmarks.emulated_net import EmulatedNet, largest_parameter
 from benchmarks.members import MemberResult
@@ -26,17 +23,10 @@ from benchmarks.net_shapes import FORWARD, parameter_shapes, ready_times
 from ensemble.comm import SingleRank
 from ensemble.comm.gradients import GradientExchange
 
-# --- words ---------------------------------------------------------------------------------------------------
-
 
 def test_a_word_says_whether_errors_are_fed_back() -> None:
-    words = {
-        "qsgd4": "qsgd4",
-        "qsgd4+ef": "qsgd4+ef",
-        "qsgd4-ef": "qsgd4",
-        "onebit": "onebit+ef",
-        "onebit-ef": "onebit",
-    }
+    words = {"qsgd4": "qsgd4", "qsgd4+ef": "qsgd4+ef", "qsgd4-ef": "qsgd4", "onebit": "onebit+ef"}
+    words["onebit-ef"] = "onebit"
     for word, label in words.items():
         (made,) = (options for name, options in parse_schemes("--schemes", [word]).items() if name == label)
         assert made["error_feedback"] == label.endswith("+ef")
@@ -53,9 +43,6 @@ def test_bits_of_a_value_count_scales_and_means(word: str, bits: float) -> None:
     assert mean_bits(options, [(100,)]) == 32  # small ones travel as they are
     both = (bits * 2**19 + 32 * 9999) / (2**19 + 9999)
     assert mean_bits(options, [(1024, 512), (9999,)]) == pytest.approx(both)
-
-
-# --- steps ---------------------------------------------------------------------------------------------------
 
 
 def test_an_emulated_net_exchanges_each_gradient_once_and_takes_its_time() -> None:
@@ -75,32 +62,19 @@ def test_gradients_are_ready_from_the_last_layer_to_the_first() -> None:
     assert ready[0] == 1.0 and FORWARD < ready[-1] < FORWARD + 0.01
 
 
-# --- predictions ---------------------------------------------------------------------------------------------
-
-
 def step(scheme: str, step_ms: float, sent_mb: float = 100.0, **more: Any) -> StepRow:
     where = {"net": "resnet50", "device": "p100", "workers": 4, "rate": "10gbit", **more}
     return make_row(StepRow, scheme=scheme, step_ms=step_ms, sent_mb=sent_mb, **where)
 
 
-STEPS = [
-    step("none", 300.0),
-    step("qsgd4", 200.0, 13.0),
-    step("powersgd+ef", 180.0, 5.0),
-    step("onebit-tensor+ef", 400.0, 110.0),
-    step("qsgd4", 100.0, net="vgg16"),
-]
-
-
 def test_the_winner_is_the_fastest_without_a_published_loss() -> None:
-    (row,) = winners(STEPS)
+    steps = [step("none", 300.0), step("qsgd4", 200.0, 13.0), step("powersgd+ef", 180.0, 5.0)]
+    steps += [step("onebit-tensor+ef", 400.0, 110.0), step("qsgd4", 100.0, net="vgg16")]
+    (row,) = winners(steps)
     assert (row.net, row.scheme, row.speedup) == ("resnet50", "qsgd4", 1.5), "of vgg16 there is no fp32"
     assert (row.fastest, row.fastest_speedup) == ("powersgd+ef", pytest.approx(300 / 180))
     (slow,) = winners([step("none", 100.0), step("qsgd2", 50.0), step("fp16", 120.0)])
     assert (slow.scheme, slow.speedup, slow.fastest) == ("none", 1.0, "qsgd2")
-
-
-# --- accuracy ------------------------------------------------------------------------------------------------
 
 
 def of_digits() -> list[AccuracyRow]:
@@ -127,17 +101,10 @@ def test_members_differ_in_what_their_gradients_travel_as_and_in_nothing_else() 
     options = Namespace(data=None, seeds=2, epochs=1, samples=300, held_out=100)
     declared = declare_members(net, parse_schemes("--schemes", ["qsgd4+ef"]), options)
     made = [declared.identify(number) for number in range(4)]
-    assert [(one.seed, (one.compression or {}).get("name")) for one in made] == [
-        (0, None),
-        (0, "qsgd4"),
-        (1, None),
-        (1, "qsgd4"),
-    ]
+    found = [(one.seed, (one.compression or {}).get("name")) for one in made]
+    assert found == [(seed, name) for seed in (0, 1) for name in (None, "qsgd4")]
     assert {one.workers for one in made} == {2}
     assert made[1].compression is not None and made[1].compression["error_feedback"] is True
-
-
-# --- runs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.more

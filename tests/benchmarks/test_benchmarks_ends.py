@@ -13,28 +13,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kit.leftovers import wait_until
 
 from benchmarks.sc18.config import write_photographs
 
 ROOT = Path(__file__).parents[2]
+SC18, FABRIC = "sc18 --data photos.tar", "fabric --parts training --links loopback"
 
 
 @pytest.mark.more
 @pytest.mark.parametrize(
     ("options", "module", "processes", "fatal"),
     [
-        (  # its feeder has forked a worker
-            "sc18 --data photos.tar --members 2 --designs node --step-ms 100",
-            "pipelines.feeder.process",
-            2,
-            signal.SIGTERM,
-        ),
-        (
-            "fabric --parts training --links loopback --nets resnet50 --backends gloo",
-            "benchmarks.launch.rank_main",
-            5,
-            signal.SIGINT,
-        ),
+        # its feeder has forked a worker
+        (f"{SC18} --members 2 --designs node --step-ms 100", "pipelines.feeder.process", 2, signal.SIGTERM),
+        (f"{FABRIC} --nets resnet50 --backends gloo", "benchmarks.launch.rank_main", 5, signal.SIGINT),
     ],
 )
 def test_a_study_that_is_ended_leaves_no_process_and_no_file(
@@ -55,10 +48,7 @@ def test_a_study_that_is_ended_leaves_no_process_and_no_file(
         _, errors = study.communicate(timeout=300)
     assert study.returncode == 128 + fatal
     assert errors.splitlines()[-1].startswith("ensemble: ") and "Traceback" not in errors
-    until = time.monotonic() + 300
-    while left := list(list_processes(temporary)):
-        assert time.monotonic() < until, left
-        time.sleep(0.05)
+    wait_until(lambda: not list(list_processes(temporary)), "the end of its processes")
     assert list(temporary.iterdir()) == []
 
 

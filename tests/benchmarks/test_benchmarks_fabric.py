@@ -31,8 +31,6 @@ needs_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 MIB = 2**20
 GIGABIT = 125e6
 
-# --- predictions -------------------------------------------------------------------------------------------------
-
 
 @given(st.integers(2, 64), st.integers(1, 2**30))
 def test_with_one_rank_a_host_a_ring_takes_what_the_textbook_says(hosts: int, size: int) -> None:
@@ -72,9 +70,6 @@ def test_a_prediction_begins_at_what_was_measured_and_adds_its_latency_to_the_re
     assert study.bus_factor("all_reduce", 4) == 1.5 and study.bus_factor("broadcast", 4) == 1.0
 
 
-# --- what is asked for -------------------------------------------------------------------------------------------
-
-
 def test_a_link_is_read_from_its_description() -> None:
     link = parse_link("2x4@1gbit")
     assert link == Link(hosts=2, ranks=4, rate="1gbit") and link.name == "1gbit, 2 x 4 ranks"
@@ -96,9 +91,6 @@ def test_where_hosts_cannot_be_made_it_is_said_and_what_there_is_is_measured(
     assert study.possible_links([gigabit], said.append) == [Link(ranks=4)]
     assert study.possible_links([Link(ranks=2), gigabit], said.append) == [Link(ranks=2)]
     assert said[0] == "hosts in network namespaces need root; only loopback, 4 ranks"
-
-
-# --- small runs --------------------------------------------------------------------------------------------------
 
 
 def test_every_collective_is_right_on_the_loopback() -> None:
@@ -194,9 +186,6 @@ def test_an_emulated_worker_waits_its_part_of_the_batch_and_still_steps() -> Non
     half = setup.batches(0, 2)[0]
     assert len(half["index"]) == 8 and half.global_size == 16
     assert 0.3 <= trainer.step(half, emulated_s=0.6)[0] < 0.6
-
-
-# --- what is shown -----------------------------------------------------------------------------------------------
 
 
 def collective(size: int, backend: str = "gloo", **more: Any) -> CollectiveRow:

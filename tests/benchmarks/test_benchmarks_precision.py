@@ -27,9 +27,6 @@ SMALL = ("--models", "lstm-small", "--train", "lstm-small", "--precisions", "fp3
 QUICK = ("--steps", "3", "--seeds", "2", "--epochs", "1", "--samples", "128", "--held-out", "64")
 
 
-# --- intervals -----------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.tuples(*2 * [st.floats(0, 100)]), min_size=2, max_size=12))
 def test_a_paired_interval_is_scipys(pairs: list[tuple[float, float]]) -> None:
     ours, theirs = zip(*pairs, strict=True)
@@ -47,9 +44,6 @@ def test_one_seed_has_no_interval() -> None:
     flat = {"accuracy": 81.5, "accuracy_low": None, "accuracy_high": None}
     flat |= dict.fromkeys(("difference", "difference_low", "difference_high"))
     assert flatten(Accuracy(accuracy=found, seeds=1)) == {**flat, "seeds": 1, "note": None}
-
-
-# --- what members came to ------------------------------------------------------------------------------------
 
 
 def test_precisions_are_compared_seed_by_seed() -> None:
@@ -70,9 +64,6 @@ def test_a_seed_that_failed_is_said_and_leaves_its_pair_out() -> None:
     assert found.accuracy is not None and found.difference is not None
     assert found.accuracy.n == found.difference.n == 1
     assert found.note == "1 of 2 seeds failed: the loss is inf"
-
-
-# --- the networks --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", models.NETS)
@@ -128,9 +119,6 @@ def test_real_images_and_texts_come_in_the_shapes_the_networks_take() -> None:
         assert len(TrainingSetup(net=net, data=data, batch_size=32).batches()) == 2
     with pytest.raises(SpecError, match=r"cifar10: 60000 samples to learn from .* take fewer"):
         models.splits(models.NETS["cnn"], data, 60_000, 100)
-
-
-# --- the command ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.leftovers import wait_until
 from kit.plain_rows import make_row
 
 from benchmarks.__main__ import main
@@ -48,10 +48,8 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TMPDIR", str(own))
     before = set(psutil.Process().children(recursive=True))
     yield
-    until = time.monotonic() + 300  # workers of a feeder in a reader end on their own when it has
-    while any(not path.name.startswith("torchinductor") for path in own.iterdir()):
-        assert time.monotonic() < until, list(own.iterdir())
-        time.sleep(0.05)
+    # workers of a feeder in a reader end on their own when it has
+    wait_until(lambda: all(path.name.startswith("torchinductor") for path in own.iterdir()), "an empty folder")
     shutil.rmtree(own)
     assert set(psutil.Process().children(recursive=True)) <= before
 
@@ -151,8 +149,6 @@ def test_the_processes_of_a_run_are_found_with_all_their_descendants() -> None:
         for pid in found:
             os.kill(pid, signal.SIGKILL)
 
-
-# --- the model of power --------------------------------------------------------------------------------------
 
 SHARE = st.floats(0, 1)
 

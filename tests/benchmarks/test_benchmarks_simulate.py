@@ -137,8 +137,3 @@ def test_preparation_limits_those_who_share_once_and_those_who_do_not_each() -> 
     assert own.makespan_s == pytest.approx(4 * 300 / 40) and own.prepared == pytest.approx(1200)
     spread = simulate(trainees, cluster(2, gpus=2, cores=2), in_cohorts, prep, samples=SAMPLES)
     assert spread.makespan_s == pytest.approx(300 / 80)
-
-
-def test_a_policy_that_starts_nothing_is_found_out() -> None:
-    with pytest.raises(ValueError, match="nothing is started"):
-        simulate([trainee(0)], cluster(1), lambda cluster, now_s: (), Preparation(), samples=SAMPLES)

@@ -14,31 +14,12 @@ import torch
 from scipy import stats
 
 from benchmarks.results import group_by
-from benchmarks.what_it_buys.analysis import (
-    RANDOM,
-    SCALED,
-    method_rows,
-    pair_rows,
-    plain_at,
-    verdict_rows,
-)
-from benchmarks.what_it_buys.cells import (
-    LEARNING,
-    LONGER,
-    METHODS,
-    PLAIN,
-    Cell,
-    plan,
-    read_cells,
-    run_cells,
-)
+from benchmarks.what_it_buys.analysis import RANDOM, SCALED, method_rows, pair_rows, plain_at, verdict_rows
+from benchmarks.what_it_buys.cells import LEARNING, LONGER, METHODS, PLAIN, Cell, plan, read_cells, run_cells
 from benchmarks.what_it_buys.plain import Loop, fit_temperature, score
 from benchmarks.what_it_buys.tasks import CIFAR10, PADDING, TABLES, TASKS, make_pipelines, read_pool, split
 
 WINE, DIGITS = TASKS["wine"], TASKS["digits"]
-
-
-# --- what is measured ----------------------------------------------------------------------------------------
 
 
 def test_blocks_have_all_methods_but_those_that_cannot_learn_in_so_few_trials() -> None:
@@ -61,11 +42,8 @@ def test_a_seed_has_a_split_of_its_own_and_no_sample_is_in_two_parts() -> None:
     pool = read_pool(DIGITS, None)
     numbered = np.arange(len(pool[1]), dtype=np.float32)[:, None], pool[1]
     parts = {seed: split(DIGITS, numbered, seed) for seed in (0, 1)}
-    assert {name: len(label) for name, (_, label) in parts[0].items()} == {
-        "train": 1078,
-        "valid": 359,
-        "test": 360,
-    }
+    sizes = {name: len(label) for name, (_, label) in parts[0].items()}
+    assert sizes == {"train": 1078, "valid": 359, "test": 360}
     every = np.concatenate([x for x, _ in parts[0].values()])
     assert len(np.unique(every)) == len(numbered[0])
     assert not np.array_equal(parts[0]["test"][1], parts[1]["test"][1])
@@ -134,8 +112,6 @@ def test_cells_are_measured_in_their_own_processes_and_a_later_call_goes_on(tmp_
     assert path.read_bytes() == before and len(lines) == 2 and len(read_cells(path)) == 3
 
 
-# --- what is said of it --------------------------------------------------------------------------------------
-
 NLL = {"metric": [0.30, 0.28, 0.35], RANDOM: [0.31, 0.27, 0.36]}
 TRACES = [
     [[2.0, 0.9, 0.8, 0.70], [6.0, 0.50, 0.45, 0.80], [11.0, 0.29, 0.28, 0.9]],
@@ -145,15 +121,9 @@ TRACES = [
 
 
 def of_method(method: str, seed: int, nll: float) -> Cell:
-    given: dict[str, Any] = {
-        "nll": nll,
-        "raw_nll": nll + 0.1,
-        "scaled_nll": nll,
-        "accuracy": 0.9,
-        "best_nll": nll + 0.2,
-    }
-    more: dict[str, Any] = {"work_cpu_s": 10.5, "trained": 4 + seed, "combined": 2}
-    return Cell(task="wine", method=method, seed=seed, budget_s=9.0, **given, **more)
+    given: dict[str, Any] = {"nll": nll, "raw_nll": nll + 0.1, "scaled_nll": nll, "best_nll": nll + 0.2}
+    given |= {"accuracy": 0.9, "work_cpu_s": 10.5, "trained": 4 + seed, "combined": 2}
+    return Cell(task="wine", method=method, seed=seed, budget_s=9.0, **given)
 
 
 CELLS = [of_method(method, seed, nll) for method, found in NLL.items() for seed, nll in enumerate(found)]

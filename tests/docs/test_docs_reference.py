@@ -20,13 +20,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_site"))
 import tables  # noqa: E402
 
 #: Classes whose objects users are handed, and do not make: their constructors are no part of what is public.
-HANDED_OUT = {
-    "pipelines.Batch",
-    "pipelines.Loader",
-    "pipelines.Resident",
-    "pipelines.sources.Subset",
-    "ensemble.Run",
-}
+HANDED_OUT = {f"pipelines.{name}" for name in ("Batch", "Loader", "Resident", "sources.Subset")} | {"ensemble.Run"}
 
 
 def public_names() -> list[str]:

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import simplejpeg
 from kit.event_dicts import fold, ledger, read_events
+from kit.scripts import run_python
 from kit.tv import HOOK, import_torchvision
 
 from ensemble import Recipe
@@ -27,7 +26,6 @@ from ensemble.store import RunState
 from ensemble.train.optimizers import make_optimizer
 
 ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join(map(str, (ROOT, HOOK)))
 import_torchvision()  # load_spec() of examples that use it
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if "def spec(" in path.read_text())
 DATA = os.environ.get("ENSEMBLE_DATA")
@@ -37,26 +35,11 @@ needs_data = pytest.mark.skipif(
 )
 
 
-def run_python(*words: str | Path, cwd: Path) -> str:
-    """What a program prints."""
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def run(example: str, run_dir: Path, **settings: Any) -> tuple[RunState, list[dict[str, Any]]]:
     """Run an example by the local executor; its state at the end, and its rows."""
     sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command = ["-m", "ensemble.cli", "run", f"examples/{example}.py", "--executor", "local", *sets]
-    said = run_python(*command, "--run-dir", str(run_dir), "--json", "-", cwd=ROOT)
+    said = run_python(*command, "--run-dir", str(run_dir), "--json", "-", cwd=ROOT, also=(HOOK,))
     return fold(read_events(run_dir / "events.jsonl")), json.loads(said)
 
 
@@ -70,12 +53,7 @@ def test_an_example_is_short_and_says_how_it_is_run(example: Path) -> None:
 #: What a user downloads: files, their rows, and what a row holds.
 LAYOUT = {
     "cifar10": ({"train": 50_000, "test": 10_000}, "image", lambda i: {"bytes": photograph(i), "path": "x"}, 10),
-    "imdb": (
-        {"train": 25_000, "test": 25_000},
-        "text",
-        lambda i: f"{i}: a film of {'not ' * (i % 2)}great art " * 60,
-        2,
-    ),
+    "imdb": ({"train": 25_000, "test": 25_000}, "text", lambda i: f"{i}: {'not ' * (i % 2)}great art " * 80, 2),
 }
 
 
@@ -140,10 +118,7 @@ def test_the_defaults_suit_the_data_as_they_are_downloaded(
 @needs_data
 @pytest.mark.parametrize(
     ("example", "settings"),
-    [
-        pytest.param("cifar10", {}, marks=MORE),
-        pytest.param("imdb", {"length": 64, "words": 2000}, marks=SLOW),
-    ],
+    [pytest.param("cifar10", {}, marks=MORE), pytest.param("imdb", {"length": 64, "words": 2000}, marks=SLOW)],
 )
 def test_two_members_train_on_the_real_data(example: str, settings: dict[str, Any], tmp_path: Path) -> None:
     small = {"samples": 400, "epochs": 1, "members": 2}
@@ -176,7 +151,7 @@ def test_the_speed_of_augmentation_is_measured(tmp_path: Path) -> None:
             file.size = len(content)
             archive.addfile(file, io.BytesIO(content))
     script = [ROOT / "examples/augment_speed.py", tmp_path / "photos.tar", "--rounds=1", "--size=24"]
-    table = run_python(*script, cwd=ROOT)
+    table = run_python(*script, cwd=ROOT, also=(HOOK,))
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     assert [row[0] for row in rows[1:]] == ["our stages", "torchvision, PIL images", "torchvision, tensors"]
     assert all(int(figure) > 0 for row in rows[1:] for figure in row[1:])
@@ -191,7 +166,7 @@ def test_the_speed_of_augmentation_is_measured(tmp_path: Path) -> None:
 )
 def test_a_ported_script_finds_what_it_searches_for(script: str, downloads: Path, tmp_path: Path) -> None:
     small = ["--trials=2", "--epochs=1", "--samples=120", "--together=2", f"--out={tmp_path}/found.json"]
-    run_python(ROOT / f"examples/port/{script}.py", downloads / "cifar10", *small, cwd=tmp_path)
+    run_python(ROOT / f"examples/port/{script}.py", downloads / "cifar10", *small, cwd=tmp_path, also=(HOOK,))
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["trials"]) == 2 and {"params": found["params"], "value": found["best"]} in found["trials"]
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
@@ -220,10 +195,7 @@ def test_the_search_ends_in_a_combined_model(tmp_path: Path) -> None:
         pytest.param("committee", {"folds": 3}, {"accuracy", "nll", "ece", "roc_auc"}, marks=SLOW),
         pytest.param("multilabel", {}, {"f1_macro", "subset_accuracy", "average_precision"}, marks=SLOW),
         pytest.param(
-            "plasma",
-            {"shots": 60},
-            {"accuracy", "nll", "roc_auc", "shot_roc_auc", "warning_steps"},
-            marks=SLOW,
+            "plasma", {"shots": 60}, {"accuracy", "nll", "roc_auc", "shot_roc_auc", "warning_steps"}, marks=SLOW
         ),
     ],
 )
@@ -244,7 +216,7 @@ def test_examples_of_other_tasks_end_in_a_combined_model_that_says_how_sure_it_i
 @MORE
 def test_the_best_trials_of_a_search_become_an_artifact_that_answers_with_torch_alone(tmp_path: Path) -> None:
     script = ROOT / "examples/search_to_artifact.py"
-    said = run_python(script, "digits", "--trials=5", "--epochs=4", cwd=tmp_path)
+    said = run_python(script, "digits", "--trials=5", "--epochs=4", cwd=tmp_path, also=(HOOK,))
     state = fold(read_events(tmp_path / "runs/digits/events.jsonl"))
     assert len(state.members) == 5 and state.combined is not None
     assert state.combined.method == "greedy" and state.combined.calibration["method"] == "temperature"

@@ -6,11 +6,10 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from kit.scripts import run_python
 from kit.tv import HOOK
 
 ROOT = Path(__file__).parents[2]
@@ -30,20 +29,6 @@ def require(framework: str) -> None:
         pytest.skip(f"{framework} is not installed")
 
 
-def run_python(*words: str | Path, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HOOK)))},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_includes_each_whole_and_it_says_how_it_is_run(name: str) -> None:
     text = (FOLDER / f"{name}.py").read_text()
@@ -53,7 +38,7 @@ def test_a_page_includes_each_whole_and_it_says_how_it_is_run(name: str) -> None
 
 @pytest.mark.more
 def test_the_page_shows_what_measure_prints_of_the_figures() -> None:
-    printed = run_python(FOLDER / "measure.py", cwd=ROOT)
+    printed = run_python(FOLDER / "measure.py", cwd=ROOT, also=(HOOK,))
     assert printed.strip() in PAGES and len(printed.splitlines()) == 2 + len(MEASURED) + 2
 
 
@@ -63,16 +48,8 @@ def test_the_page_shows_what_measure_prints_of_the_figures() -> None:
 def test_members_of_a_framework_end_with_a_combined_model(tmp_path: Path, framework: str) -> None:
     require(framework)
     small = ["--set", f"data={DATA}", "--set", "seeds=2", "--set", "samples=400", "--set", "epochs=2"]
-    words = [
-        "run",
-        FOLDER / f"{framework}_member.py",
-        "--run-dir",
-        tmp_path / "run",
-        "--executor",
-        "inline",
-        *small,
-    ]
-    run_python("-m", "ensemble.cli", *words, cwd=tmp_path)
+    words = ["run", FOLDER / f"{framework}_member.py", "--run-dir", tmp_path / "run", *small]
+    run_python("-m", "ensemble.cli", *words, "--executor", "inline", cwd=tmp_path, also=(HOOK,))
     found = json.loads((tmp_path / "run" / "results.json").read_text())
     assert [row["state"] for row in found["members"]] == ["finished"] * 2
     assert len({row["metric"] for row in found["members"]} | {row["seed"] for row in found["members"]}) > 2
@@ -86,18 +63,18 @@ def test_members_of_a_framework_end_with_a_combined_model(tmp_path: Path, framew
 def test_the_original_of_a_port_runs(tmp_path: Path, framework: str) -> None:
     require(framework)
     words = [FOLDER / f"{framework}_plain.py", str(DATA), "--samples", "400", "--epochs", "2"]
-    assert re.search(r"accuracy 0\.\d+", run_python(*words, cwd=tmp_path))
+    assert re.search(r"accuracy 0\.\d+", run_python(*words, cwd=tmp_path, also=(HOOK,)))
 
 
 @pytest.mark.slow
 def test_a_search_of_ray_tune_finds_the_same_as_its_port(tmp_path: Path) -> None:
     """Both sides, in the end, have a good network, and ASHA has ended trials of the port early."""
     words = [FOLDER / "ray_tune_member.py", "--run-dir", tmp_path / "run", "--executor", "local"]
-    run_python("-m", "ensemble.cli", "run", *words, cwd=tmp_path)
+    run_python("-m", "ensemble.cli", "run", *words, cwd=tmp_path, also=(HOOK,))
     found = json.loads((tmp_path / "run" / "results.json").read_text())
     assert {row["state"] for row in found["members"]} == {"finished", "pruned"}
     printed = run_python(
-        FOLDER / "ray_tune_plain.py", "--storage", tmp_path / "tune", "--trials", "4", cwd=tmp_path
+        FOLDER / "ray_tune_plain.py", "--storage", tmp_path / "tune", "--trials", "4", cwd=tmp_path, also=(HOOK,)
     )
     assert float(re.findall(r"accuracy (\S+)", printed)[-1]) > 0.9
     assert max(row["metric"] for row in found["members"]) > 0.9

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import optuna
 import pytest
+from kit.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "optuna"
 PAGE = (ROOT / "docs" / "how-to" / "search.md").read_text()
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-
-
-def run_python(*words: str | Path, cwd: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,16 +27,12 @@ def test_a_script_and_its_search_try_the_same_hyperparameters(tmp_path: Path, na
     url = f"sqlite:///{tmp_path / 'study.db'}"
     stored, trials = name == "storage", 13 if name == "front" else 3  # more than a generation
     small = {"trials": str(trials), "epochs": "3", **({"storage": url} if stored else {})}
-    said = run_python(
-        FOLDER / f"{name}_plain.py", *(w for k, v in small.items() for w in (f"--{k}", v)), cwd=tmp_path
-    )
+    options = [word for key, value in small.items() for word in (f"--{key}", value)]
+    said = run_python(FOLDER / f"{name}_plain.py", *options, cwd=tmp_path)
     assert said.split()[0] == "value"
     words = [w for k, v in small.items() for w in ("--set", f"{k}={v}")]
-    run_python(
-        *("-m", "ensemble.cli", "run", FOLDER / f"{name}_member.py", "--run-dir", tmp_path / "run"),
-        *("--executor", "inline", *words),
-        cwd=tmp_path,
-    )
+    where = ["--run-dir", tmp_path / "run", "--executor", "inline"]
+    run_python("-m", "ensemble.cli", "run", FOLDER / f"{name}_member.py", *where, *words, cwd=tmp_path)
     found = json.loads((tmp_path / "run" / "results.json").read_text())
     assert len(found["members"]) == trials and 0 < found["combined"]["metrics"]["ensemble"]["accuracy"] <= 1
     assert bool(found["front"]) == (name == "front")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 PORT = ROOT / "examples" / "port"
@@ -23,27 +23,13 @@ sys.path.insert(0, str(PORT))
 import measure  # noqa: E402 - of examples/port
 
 
-def run_python(*words: str | Path, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def sort_trials(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(trials, key=lambda trial: (trial["params"]["width"], trial["params"]["lr"]))
 
 
 @pytest.mark.more
 def test_the_page_shows_what_measure_prints_of_the_figures_and_of_the_scripts_as_they_are(tmp_path: Path) -> None:
-    printed = run_python(PORT / "measure.py", cwd=tmp_path)
+    printed = run_python(PORT / "measure.py", cwd=tmp_path, timeout_s=800)
     assert printed.count("\n") > len(SCRIPTS)
     assert printed in PAGE, f"write into docs/how-to/port-a-script.md what this prints:\n{printed}"
     assert list(tmp_path.iterdir()) == []
@@ -83,7 +69,7 @@ def test_what_the_page_says_of_the_figures_is_so() -> None:
 @pytest.mark.skipif(DATA is None, reason="ENSEMBLE_DATA does not name the folder that holds cifar10/")
 def test_all_four_train_the_same_trials_of_real_images_alike(tmp_path: Path) -> None:
     out, small = tmp_path / "figures.json", ["--samples", "2000", "--epochs", "2", "--repeats", "1"]
-    shown = run_python(PORT / "measure.py", f"{DATA}/cifar10", "--out", out, *small, cwd=tmp_path)
+    shown = run_python(PORT / "measure.py", f"{DATA}/cifar10", "--out", out, *small, cwd=tmp_path, timeout_s=800)
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"], "nothing else is left"
     figures = json.loads(out.read_text())
     for script in SCRIPTS:

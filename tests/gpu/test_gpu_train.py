@@ -39,12 +39,17 @@ def weights(folder: Path) -> dict[str, Any]:
     return {name: tensor.double().numpy() for name, tensor in state["model"].items()}
 
 
+def assert_close(folder: Path, other: Path, rtol: float = 1e-9, atol: float = 1e-12) -> None:
+    found, expected = weights(folder), weights(other)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=rtol, atol=atol, err_msg=name)
+
+
 def test_a_gpu_trains_to_the_weights_of_the_cpu(tmp_path: Path) -> None:
     for device in ("cpu", "cuda:0"):
         cases.train_case("float64", tmp_path / device, device=device)
-    expected, found = (weights(tmp_path / device / "float64") for device in ("cpu", "cuda:0"))
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert_close(tmp_path / "cuda:0" / "float64", tmp_path / "cpu" / "float64")
 
 
 @pytest.mark.more
@@ -62,9 +67,7 @@ def test_accumulated_gradients_on_a_gpu_are_those_of_the_whole_batch(tmp_path: P
     reference = cases.ACCUMULATED[case]
     cases.train_case(reference, tmp_path / "cpu")
     cases.train_case(case, tmp_path / "cuda", device="cuda:0")
-    found = weights(tmp_path / "cuda" / case)
-    for name, value in weights(tmp_path / "cpu" / reference).items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert_close(tmp_path / "cuda" / case, tmp_path / "cpu" / reference)
 
 
 class Recurrent(torch.nn.Module):
@@ -128,12 +131,8 @@ def test_a_member_keeps_to_its_share_of_the_memory(tmp_path: Path) -> None:
     identity = replace(ensemble.identify(0), gpus_per_worker=0.01)
     events: list[dict[str, Any]] = []
     try:
-        outcome = work(
-            cases.make_job(tmp_path, ensemble, device="cuda:0", identity=identity),
-            ensemble,
-            events.append,
-            Inbox(),
-        )
+        job = cases.make_job(tmp_path, ensemble, device="cuda:0", identity=identity)
+        outcome = work(job, ensemble, events.append, Inbox())
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert outcome == "failed"
@@ -161,9 +160,7 @@ def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
     for case in ("float64", "ragged", "clipped in 2"):
         alone = cases.ACCUMULATED.get(case, case)
         cases.train_case(alone, tmp_path / "1", device="cuda:0")
-        expected = weights(tmp_path / "1" / alone)
-        for name, value in weights(tmp_path / "2" / case).items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-12, atol=1e-13, err_msg=name)
+        assert_close(tmp_path / "2" / case, tmp_path / "1" / alone, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.more

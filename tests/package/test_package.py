@@ -102,13 +102,9 @@ def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 def run(installed: Path, where: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, with the installed wheel before all else."""
+    env = {**os.environ, "PYTHONPATH": str(installed)}
     return subprocess.run(
-        [sys.executable, *words],
-        cwd=where,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, *words], cwd=where, env=env, capture_output=True, text=True, check=False
     )
 
 

@@ -187,7 +187,8 @@ def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str
 
 
 LOSS = "a_spec.make_loss.<locals>.loss"
-PARTS = ("Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING")  # that only this loss uses
+# what only this loss uses
+PARTS = [f"a_spec.{name}" for name in ("Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING")]
 
 
 @pytest.mark.parametrize(
@@ -195,12 +196,7 @@ PARTS = ("Kind", "NAMES", "WEIGHTS", "criterion", "table", "SMOOTHING")  # that 
     [
         ("a_spec", "scale) ** power", "scale) * power", [LOSS]),
         ("a_spec", "make_loss(1.0)", "make_loss(2.0)", [LOSS]),
-        (
-            "a_spec",
-            "make_loss(1.0)",
-            "helpers.scaled",
-            ["Recipe.loss", LOSS, *(f"a_spec.{name}" for name in PARTS)],
-        ),
+        ("a_spec", "make_loss(1.0)", "helpers.scaled", ["Recipe.loss", LOSS, *PARTS]),
         ("a_spec", "SMOOTHING = 0.1", "SMOOTHING = 0.2", ["a_spec.SMOOTHING"]),
         ("a_spec", '"b": [2, 3]', '"b": [2, 4]', ["a_spec.WEIGHTS"]),
         ("a_spec", "label_smoothing=0.0", "label_smoothing=0.5", ["a_spec.criterion"]),
@@ -258,9 +254,7 @@ class Wraps:
 """
 
 
-def test_names_of_modules_are_no_part_of_it_and_functions_of_one_name_are_told_apart(
-    tmp_path: Path,
-) -> None:
+def test_names_of_modules_are_no_part_of_it_and_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
     spec = SPEC.replace("        # a comment\n", "        assert __name__\n")
     spec = spec.replace("def model(", DECORATED + "def model(")
     before = code(write(tmp_path / "one", a_spec=spec))

@@ -29,12 +29,7 @@ def run(setting: Setting) -> Iterator[Row]:
     }
     net = models.net_of("cnn", pixels=pixels, width=setting.choose(None, 2))
     trainer = RecipeTrainer(
-        models.recipe(net),
-        net.params(MADE_UP),
-        {"name": "sgd", "lr": 1e-3},
-        "bf16",
-        setting.device,
-        SingleRank(),
+        models.recipe(net), net.params(MADE_UP), {"name": "sgd", "lr": 1e-3}, "bf16", setting.device, SingleRank()
     )
     for what, copy in ways.items():
         same = all(torch.equal(copy()[name].cpu(), value) for name, value in batch.items())

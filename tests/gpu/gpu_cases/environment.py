@@ -13,17 +13,8 @@ import torch
 
 from gpu_cases.common import NO_GPU, GpuEnergy, Row, Setting, attempt, check, row, time_calls
 
-_PACKAGES = (
-    "numpy",
-    "triton",
-    "numba",
-    "nvidia-ml-py",
-    "safetensors",
-    "cloudpickle",
-    "torchvision",
-    "ray",
-    "optuna",
-)
+_PACKAGES = ("numpy", "triton", "numba", "nvidia-ml-py", "safetensors", "cloudpickle", "torchvision", "ray")
+_PACKAGES += ("optuna",)
 
 
 def run(setting: Setting) -> Iterator[Row]:
@@ -172,10 +163,6 @@ def _measure_activity(setting: Setting) -> Row:
         event_s=event_s,
         sm_s=own_s or None,
         gpu_activity=known or None,
-        reasons={
-            "event_s": NO_GPU,
-            "gpu_activity": NO_GPU,
-            "sm_s": unseen,
-        },
+        reasons={"event_s": NO_GPU, "gpu_activity": NO_GPU, "sm_s": unseen},
     )
     return {**check(what, event_s is None or 0.5 * timed.seconds < event_s < 1.1 * timed.seconds), **figures}

@@ -11,13 +11,7 @@ from ensemble.spec.task import Task, quantiles
 Array = np.ndarray[Any, Any]
 
 CLASSES, LABELS, LEVELS = 4, 3, (0.1, 0.5, 0.9)
-TASKS = (
-    Task("classification"),
-    Task("multilabel"),
-    Task("regression"),
-    Task("gaussian"),
-    quantiles(*LEVELS),
-)
+TASKS = (Task("classification"), Task("multilabel"), Task("regression"), Task("gaussian"), quantiles(*LEVELS))
 
 
 def make_members(

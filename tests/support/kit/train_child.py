@@ -313,10 +313,7 @@ ACCUMULATED = {
     "folds in 2": "folds",
 }
 #: Groups of workers, and ranks without a sample beside ranks with one, begin with three.
-WITH_THREE = (
-    *("ragged", "clipped in 2", "clipped in groups"),
-    *("grouped", "mid-grouped", "mid-measured"),
-)
+WITH_THREE = (*("ragged", "clipped in 2", "clipped in groups"), *("grouped", "mid-grouped", "mid-measured"))
 #: A compiler needs seconds for each.
 COMPILED = ("compiled", "not compiled")
 #: Two workers train these in the second tier: others show most of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from kit.execute_members import an_ensemble
 from kit.mistakes import Mistake
@@ -21,6 +22,10 @@ def submit_beyond_limits(folder: Path) -> None:
     ensemble.submit(an_ensemble(resources=wide, limits={"cpus": 1}), folder / "run", "inline")
 
 
+def wrong(what: str, do: Any, *words: str) -> Mistake:
+    return Mistake(what, do, SpecError, words)
+
+
 ROWS = [
     Mistake(
         "a mistyped name of the package",
@@ -28,12 +33,7 @@ ROWS = [
         AttributeError,
         ("'ensemble' has no attribute 'sumbit'", "submit"),
     ),
-    Mistake(
-        "a mistyped executor",
-        lambda: make_executor("lokal"),
-        SpecError,
-        ("did you mean 'local'", "inline, local, ray"),
-    ),
+    wrong("a mistyped executor", lambda: make_executor("lokal"), "did you mean 'local'", "inline, local, ray"),
     Mistake(
         "several workers in this process",
         lambda: an_ensemble(resources=Resources(workers=2)),
@@ -41,46 +41,16 @@ ROWS = [
         ("asks for 2 workers", "executor='local'"),
         "submit",
     ),
-    Mistake(
-        "more cores than any node has",
-        submit_too_wide,
-        SpecError,
-        ("the largest that would fit is cpus_per_worker",),
-    ),
-    Mistake(
-        "a limit of nothing known",
-        lambda: an_ensemble(limits={"gpu": 1}),
-        SpecError,
-        ("a limit of Ensemble.limits",),
-    ),
-    Mistake(
-        "a limit of half a GPU",
-        lambda: an_ensemble(limits={"gpus": 1.5}),
-        SpecError,
-        ("Ensemble.limits['gpus'] must be an integer",),
-    ),
-    Mistake(
-        "a limit of no core",
-        lambda: an_ensemble(limits={"cpus": 0}),
-        SpecError,
-        ("Ensemble.limits['cpus'] must be above 0",),
-    ),
-    Mistake(
-        "limits that are a number",
-        lambda: an_ensemble(limits=4),
-        SpecError,
-        ("Ensemble.limits must be a dict of one or more of gpus, cpus",),
-    ),
-    Mistake(
-        "a member beyond the limits",
-        submit_beyond_limits,
-        SpecError,
-        ("member-0 needs 2 cores, and limits allow 1",),
-    ),
-    Mistake(
-        "an unknown way to verify what is shared",
-        lambda: an_ensemble(verify_sharing="never"),
-        SpecError,
-        ("verify_sharing must be 'alone', 'fail' or False, got 'never'",),
+    wrong("more cores than any node has", submit_too_wide, "the largest that would fit is cpus_per_worker"),
+    wrong("a member beyond the limits", submit_beyond_limits, "member-0 needs 2 cores, and limits allow 1"),
+    *(
+        wrong(f"{option}={value}", lambda option=option, value=value: an_ensemble(**{option: value}), words)
+        for option, value, words in (
+            ("limits", {"gpu": 1}, "a limit of Ensemble.limits"),
+            ("limits", {"gpus": 1.5}, "Ensemble.limits['gpus'] must be an integer"),
+            ("limits", {"cpus": 0}, "Ensemble.limits['cpus'] must be above 0"),
+            ("limits", 4, "Ensemble.limits must be a dict of one or more of gpus, cpus"),
+            ("verify_sharing", "never", "verify_sharing must be 'alone', 'fail' or False, got 'never'"),
+        )
     ),
 ]

@@ -116,14 +116,9 @@ CSV = [
         ("tabs", "a\tb\n1\t2\n", {}, "the header is one column", "give delimiter="),
         ("bars", "a|b\n1|2\n", {}, "the header is one column", "give delimiter="),
         ("an open quote", 'a,b\n3,"x\n4,y', {}, "opens a quoted field that is never closed", "quote=None"),
+        ("open elsewhere", 'a,b\n1,2\n,"x\n3,4\n', {"columns": ["a"]}, "a quoted field that is never closed"),
         (
-            "an open quote elsewhere",
-            'a,b\n1,2\n,"x\n3,4\n',
-            {"columns": ["a"]},
-            "a quoted field that is never closed",
-        ),
-        (
-            *("an open quote and missing values", 'a,b\n1,2\nNA,"x\n3,4\n', {"columns": ["a"], "missing": "nan"}),
+            *("open, missing values", 'a,b\n1,2\nNA,"x\n3,4\n', {"columns": ["a"], "missing": "nan"}),
             "a quoted field that is never closed",
         ),
         ("a short row", "a,b\n1,x\n3\n", {}, "Row #3: Expected 2 columns, got 1"),
@@ -132,12 +127,7 @@ CSV = [
         ("no number", "a,b\n1,2\nunknown,2\n", {"columns": {"a": "int8"}}, "Row #3", "invalid value 'unknown'"),
         ("a plus", "a,b\n+1,u\n", {"columns": {"a": "int64"}}, "int64: invalid value '+1'"),
         ("an underscore", "a,b\n6_0,u\n", {"columns": {"a": "int64"}}, "int64: invalid value '6_0'"),
-        (
-            "too large",
-            "a,b\n1e39,u\n",
-            {"columns": {"a": "float32"}},
-            "'a' has a number that float32 does not hold",
-        ),
+        ("large", "a,b\n1e39,u\n", {"columns": {"a": "float32"}}, "'a' has a number that float32 does not hold"),
         ("too large to halve", "a,b\n1e39,u\n", {"columns": {"a": "float16"}}, "that float16 does not hold"),
     )
 ] + [
@@ -151,12 +141,7 @@ CSV = [
     )
 ]
 CSV += [
-    wrong(
-        "csv: another header",
-        read_several("csv", b"a,b\n1,2\n", b"b,a\n1,2\n"),
-        "1.csv begins with b, a",
-        "0.csv with",
-    ),
+    wrong("csv: heads", read_several("csv", b"a,b\n1,2\n", b"b,a\n1,2\n"), "1.csv begins with b, a", "0.csv with"),
     wrong("csv: no such field", lambda folder: read("csv", "a,b\n1,2\n")(folder).column("c"), "no field 'c'"),
     bad_record(
         "csv: a blank", lambda folder: read("csv", "x,y\n1,0\n ,0\n")(folder)[1], "record 2", "'x' is null"
@@ -197,9 +182,7 @@ def null_in_a_list(folder: Path) -> Any:
     return read("jsonl", '{"x": {"v": [null, 1]}}\n{"x": {"v": [3, 2]}}')(folder)[0]
 
 
-JSONL += [
-    bad_record("jsonl: a null", null_in_a_list, "column 'x' has a value 'v' that has a null in its list"),
-]
+JSONL += [bad_record("jsonl: a null", null_in_a_list, "column 'x' has a value 'v' that has a null in its list")]
 
 
 # --- parquet, tar, hdf5
@@ -237,11 +220,7 @@ PARQUET = [
     bad_record(f"parquet: {what}", lambda folder, c=column: read("parquet", make_parquet(x=c))(folder)[1], *words)
     for what, column, *words in (
         ("a null", [0, None], "sample 1 (", "a.parquet:row 1): column 'x' is null"),
-        (
-            "no bytes",
-            [{"bytes": b"1", "path": "1"}, {"bytes": None, "path": "2"}],
-            "row 1): column 'x' has no bytes",
-        ),
+        ("empty", [{"bytes": b"1", "path": "1"}, {"bytes": None, "path": "2"}], "row 1): column 'x' has no bytes"),
         ("no matrix", [[[1.0]], [[1.0, 2.0], [3.0]]], "row 1): column 'x' has lists of 1 to 2 values in one list"),
         ("a null in lists", [[[1.0]], [[1.0, None]]], "row 1): column 'x' has a null in its list"),
         ("a null for a list", [[[1.0]], [[1.0], None]], "row 1): column 'x' has a null in its list"),
@@ -254,13 +233,7 @@ SHARDS = [make_tar(*((f"{n}-{i}.txt", b"%d" % i) for i in range(5))) for n in ra
 TAR = [
     wrong(f"tar: {what}", read("tar", content, **options), "a.tar", *words)
     for what, content, options, *words in (
-        (
-            "no such extension",
-            JPG,
-            {"rename": {"jpeg": "image"}},
-            "no member has the extension 'jpeg'",
-            "are: jpg)",
-        ),
+        ("no extension", JPG, {"rename": {"jpeg": "image"}}, "no member has the extension 'jpeg'", "are: jpg)"),
         ("one name twice", make_tar(("a.jpg", b""), ("a.JPG", b"")), {}, "has the field 'jpg' already"),
         ("a key", make_tar(("a.key", b"")), {}, "has the field 'key' already"),
         ("other names", make_tar(("README", b"")), {}, "holds no file named like"),
@@ -269,12 +242,7 @@ TAR = [
         ("empty", b"", {}, "is empty"),
         ("a link", make_link(), {}, "b.jpg: is a link"),
         ("two joined", b"".join(SHARDS), {}, "the archive ends at byte 5120, and data follow", "byte 10240"),
-        (
-            "zeros inside",
-            SHARDS[0][:2048] + bytes(1024) + SHARDS[0][3072:],
-            {},
-            "ends at byte 2048, and data follow",
-        ),
+        ("zeros", SHARDS[0][:2048] + bytes(1024) + SHARDS[0][3072:], {}, "ends at byte 2048, and data follow"),
         ("a damaged header", SHARDS[0][:2048] + b"\x01" * 512 + SHARDS[0][2560:], {}, "is damaged at byte 2048"),
     )
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from kit import run_events
@@ -47,18 +48,17 @@ def predict_of(**where: str) -> object:
     return lambda folder: ensemble.load_predictions(a_run(folder), **where)
 
 
+def wrong(what: str, do: Any, *words: str) -> Mistake:
+    return Mistake(what, do, SpecError, words)
+
+
 ROWS = [
-    Mistake("no seeds", lambda: ensemble.seeds(0, {}), SpecError, ("seeds(n=) must be",)),
-    Mistake("a negative seed", lambda: ensemble.seeds(2, {}, start=-1), SpecError, ("seeds(start=) must be",)),
-    Mistake("a seed for seeds", lambda: ensemble.seeds(2, {}, seed=3), SpecError, ("start=",)),
-    Mistake(
-        "an unknown option of seeds",
-        lambda: ensemble.seeds(2, {}, worker=3),
-        SpecError,
-        ("did you mean 'workers'",),
-    ),
-    Mistake("predictions of train", predict_of(split="train"), SpecError, ("valid, test",)),
-    Mistake("predictions of nobody", predict_of(member="member-9"), SpecError, ("did you mean 'member-7'",)),
+    wrong("no seeds", lambda: ensemble.seeds(0, {}), "seeds(n=) must be"),
+    wrong("a negative seed", lambda: ensemble.seeds(2, {}, start=-1), "seeds(start=) must be"),
+    wrong("a seed for seeds", lambda: ensemble.seeds(2, {}, seed=3), "start="),
+    wrong("an unknown option of seeds", lambda: ensemble.seeds(2, {}, worker=3), "did you mean 'workers'"),
+    wrong("predictions of train", predict_of(split="train"), "valid, test"),
+    wrong("predictions of nobody", predict_of(member="member-9"), "did you mean 'member-7'"),
     Mistake(
         "predictions that were not saved",
         predict_of(split="test", member="member-0"),
@@ -77,17 +77,9 @@ ROWS = [
         CombineError,
         ("the task regression have no classes",),
     ),
-    Mistake(
-        "one run compared",
-        lambda folder: ensemble.compare(a_run(folder)),
-        SpecError,
-        ("two run directories or more",),
-    ),
-    Mistake(
-        "a run compared with itself",
-        lambda folder: ensemble.compare(a_run(folder), folder / "run" / ".." / "run"),
-        SpecError,
-        ("twice",),
+    wrong("one run compared", lambda folder: ensemble.compare(a_run(folder)), "two run directories or more"),
+    wrong(
+        "compared twice", lambda folder: ensemble.compare(a_run(folder), folder / "run" / ".." / "run"), "twice"
     ),
     Mistake(
         "a run compared with none",
@@ -95,21 +87,13 @@ ROWS = [
         StoreError,
         ("nowhere/events.jsonl does not exist",),
     ),
-    Mistake(
-        "the command compares one run",
-        lambda folder: ["compare", str(a_run(folder))],
-        2,
-        ("two run directories",),
-        "command",
-    ),
-    Mistake(
-        "usage by group", lambda folder: ensemble.sum_usage(folder, "group"), SpecError, ("user, month, run",)
-    ),
+    Mistake("compare 1", lambda folder: ["compare", str(a_run(folder))], 2, ("two run directories",), "command"),
+    wrong("usage by group", lambda folder: ensemble.sum_usage(folder, "group"), "user, month, run"),
     Mistake(
         "runs of no folder", lambda folder: ["list", str(folder / "none")], 2, ("there is no folder",), "command"
     ),
     Mistake(
-        "nodes of no run",
+        "no nodes",
         lambda folder: ["nodes", str(folder / "none")],
         2,
         ("none/events.jsonl does not exist",),
@@ -122,10 +106,9 @@ ROWS = [
         ("none/events.jsonl does not exist",),
     ),
     Mistake("a dry run in a file", dry_run_in_a_file, StoreError, ("cannot write",)),
-    Mistake(
+    wrong(
         "a dry run by an unknown executor",
         lambda folder: ensemble.dry_run(declare(), folder / "run", executor="locale"),
-        SpecError,
-        ("there is no executor 'locale'; did you mean 'local'",),
+        "there is no executor 'locale'; did you mean 'local'",
     ),
 ]

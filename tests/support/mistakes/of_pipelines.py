@@ -19,7 +19,7 @@ ROWS = [
         lambda: Pipeline(sources.arrays(x=[1.0, 2.0], label=[1]), seed=0),
         PipelineError,
         ("the columns differ in length: x 2, label 1",),
-    ),
+    )
 ]
 
 DATA = sources.arrays(x=np.zeros((64, 3), np.float32), label=np.arange(64))
@@ -37,10 +37,7 @@ def add(call: Callable[..., Any], cases: Any, name: str) -> None:
 add(
     lambda **options: Feeder(**{"pipeline": PIPE, **options}),
     (
-        (
-            {"pipeline": "data/train"},
-            "pipeline must be a Pipeline, got 'data/train', a path: make one of a source",
-        ),
+        ({"pipeline": "data"}, "pipeline must be a Pipeline, got 'data', a path: make one of a source"),
         ({"pipeline": DATA}, "a source: make one of it, Pipeline(source)"),
         ({"pipeline": None}, "must be a Pipeline, got None"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
@@ -139,12 +136,7 @@ ROWS += [
         "stages of a path", lambda: find_shared_stages(["data"]), "pipeline 0 of find_shared_stages() ", "a path"
     ),  # type: ignore[list-item]
     wrong("stages of none", lambda: find_shared_stages([]), "find_shared_stages() takes at least one pipeline"),
-    wrong(
-        "stages of other seeds",
-        lambda: find_shared_stages([PIPE, Pipeline(DATA, seed=4)]),
-        "nothing in common",
-        "seed",
-    ),
+    wrong("other seeds", lambda: find_shared_stages([PIPE, Pipeline(DATA, seed=4)]), "nothing in common", "seed"),
     wrong("more stages than there are", lambda: PIPE.take_stages(3), "take_stages(3) of a pipeline of 0 stages"),
     wrong("blocks of arrays", lambda: Pipeline(DATA, shuffle="blocks"), "shuffle='blocks' is for a source"),
 ]

@@ -44,36 +44,16 @@ def search(**options: Any) -> Callable[[], Any]:
 
 BALANCED = Pipeline(RECORDS, sampling=sampling.balanced("label"))
 CASES: tuple[tuple[str, Callable[..., Any], type[Exception], str], ...] = (
-    (
-        "a stage that is not called",
-        lambda: Pipeline(RECORDS).map(stages.scale),
-        PipelineError,
-        "scale(...) returns",
-    ),
+    ("an uncalled stage", lambda: Pipeline(RECORDS).map(stages.scale), PipelineError, "scale(...) returns"),
     ("a class as a stage", lambda: Pipeline(RECORDS).map(Transform), PipelineError, "Transform(...) returns"),
     ("arrays without names", lambda: sources.arrays(IMAGES), PipelineError, "arrays(x=..., label=...)"),
     ("a source as a pipeline", lambda: declare(train=RECORDS), SpecError, "Pipeline(source)"),
-    (
-        "a sampled valid",
-        lambda: declare(valid=BALANCED),
-        SpecError,
-        "valid draws its records by balanced(96 positions)",
-    ),
-    (
-        "a sampled test",
-        lambda: declare(test=BALANCED),
-        SpecError,
-        "test draws its records by balanced(96 positions)",
-    ),
+    ("sampled", lambda: declare(valid=BALANCED), SpecError, "valid draws its records by balanced(96 positions)"),
+    ("also test", lambda: declare(test=BALANCED), SpecError, "test draws its records by balanced(96 positions)"),
     ("a sampler's class", search(sampler=Sampler), SpecError, "Sampler()"),
     ("a pruner's class", search(pruner=Sampler), SpecError, "Sampler()"),
     ("no start", lambda: Member({}, start=""), SpecError, "Member.start must be a file of weights"),
-    (
-        "a function that makes an ensemble",
-        lambda to: ensemble.submit(declare, to),
-        SpecError,
-        "got function: call it",
-    ),
+    ("a function as an ensemble", lambda to: ensemble.submit(declare, to), SpecError, "got function: call it"),
     ("a dry run of a function", lambda: ensemble.dry_run(declare), SpecError, "got function: call it"),
     ("a dict as an ensemble", lambda to: ensemble.submit({}, to), SpecError, "takes an Ensemble, got dict"),
     ("a folder without a run", ensemble.attach, StoreError, "no run here"),

@@ -109,9 +109,7 @@ DATASET = [
     wrong("dataset: no record", lambda: sources.dataset([]), "list holds no record"),
     bad_record("dataset: more values", lambda: sources.dataset([(1, 2, 3)])[0], "sample 0 (list[0])", "3 values"),
     bad_record(
-        "dataset: it fails",
-        lambda: sources.dataset(Shrinking([{"a": 1}]))[1],
-        "1 (Shrinking[1]): IndexError",
+        "dataset: it fails", lambda: sources.dataset(Shrinking([{"a": 1}]))[1], "1 (Shrinking[1]): IndexError"
     ),
 ]
 

@@ -148,10 +148,7 @@ NODES = refused(
     ({"team": "!!a"}, "must be 'value'"),
     ({"spot": "spot"}, "Resources.nodes['spot'] must be True or False, got 'spot'"),
     ({"gpu_memory_gb": 0}, "Resources.nodes['gpu_memory_gb'] must be above 0, got 0"),
-    (
-        {"gpu_type": "in(T4,L4)", "gpu_memory_gb": 40},
-        "gpu_type=in(T4,L4) (T4 has 16 GB, L4 has 24",
-    ),
+    ({"gpu_type": "in(T4,L4)", "gpu_memory_gb": 40}, "gpu_type=in(T4,L4) (T4 has 16 GB, L4 has 24"),
     arguments=1,
 ) + calls(
     "no GPU",
@@ -235,11 +232,7 @@ ROWS = [
             "Search.space: ",
             "momentum'] must be below 1",
         ),
-        (
-            {**MOMENTUM, "search": Search({"momentum": uniform(0.5, 0.9)})},
-            "Search.space: ",
-            "'lars' needs lr",
-        ),
+        ({**MOMENTUM, "search": Search({"momentum": uniform(0.5, 0.9)})}, "Search.space: ", "'lars' needs lr"),
         ({"members": [{"lr": "fast"}]}, "members[0]: optimizer['lr'] must be a number, got 'fast'"),
         ({"communicator": "mpi"}, "valid: torch, horovod, hierarchical, hybrid"),
         ({"communicator": {"name": "hybrid", "bucket_bytes": "auto"}}, "must be an integer"),

@@ -50,21 +50,12 @@ OF_ANY: list[Any] = [
 FLAT, EMPTY = np.zeros((8, 8), np.uint8), np.zeros((3, 0, 8), np.uint8)
 IMAGES = [
     *(
-        wrong(
-            f"{type(stage).__name__}: no field",
-            lambda s=stage: apply(s),
-            "no field 'image' (the sample has: label, x)",
-        )
-        for stage in (*OF_IMAGES, *OF_ANY)
+        wrong(f"{type(s).__name__}: no field", lambda s=s: apply(s), "no field 'image' (the sample has: label, x)")
+        for s in (*OF_IMAGES, *OF_ANY)
     ),
     *(
-        wrong(
-            f"{type(stage).__name__}: a matrix",
-            lambda s=stage: apply(s, FLAT),
-            "'image' has shape [8, 8]",
-            "[C, H, W]",
-        )
-        for stage in OF_IMAGES
+        wrong(f"{type(s).__name__}: a matrix", lambda s=s: apply(s, FLAT), "'image' has shape [8, 8]", "[C, H, W]")
+        for s in OF_IMAGES
     ),
     *(
         wrong(f"an image: {what}", lambda stage=stage, value=value: apply(stage, value), *words)
@@ -74,19 +65,8 @@ IMAGES = [
             ("a list", OF_IMAGES[0], [[1]], "field 'image' holds list"),
             ("of int64", OF_IMAGES[0], np.zeros((3, 9, 9), int), "of int64, which cannot be resized", "uint8"),
             ("one row", stages.resize("image", shorter=256), ROW, "1 x 60000 pixels would be made 256 x 15360000"),
-            (
-                "too small",
-                stages.random_crop("image", 9),
-                np.zeros((3, 8, 8)),
-                "field 'image'",
-                "too small to cut out",
-            ),
-            (
-                "5 channels",
-                stages.scale("image", (0, 0, 0)),
-                np.zeros((5, 4, 4)),
-                "[5, 4, 4], but mean has 3 channels",
-            ),
+            ("tiny", stages.random_crop("image", 9), np.zeros((3, 8, 8)), "field 'image'", "too small to cut out"),
+            ("five", stages.scale("image", (0, 0, 0)), np.zeros((5, 4, 4)), "[5, 4, 4], but mean has 3 channels"),
             ("a PNG as JPEG", stages.decode_jpeg("image"), PNG, "of another format", "decode_image"),
             ("half a JPEG", stages.decode_image("image"), JPEG[:2000], "field 'image': cannot decode JPEG: "),
             ("a head of a JPEG", stages.decode_jpeg("image"), JPEG[:20], "field 'image': cannot decode JPEG: "),
@@ -94,13 +74,7 @@ IMAGES = [
             ("no bytes", stages.decode_image("image"), b"", "field 'image': cannot decode image"),
             ("half a PNG", stages.decode_image("image"), PNG[:2000], "field 'image': cannot decode image"),
             ("16 bits", stages.decode_image("image", "GRAY"), DEEP, "holds uint16: ", 'dtype="uint16"'),
-            (
-                "64 bits",
-                stages.decode_image("image", "GRAY"),
-                DOUBLE,
-                "holds float64: ",
-                'dtype="uint8") makes it 8',
-            ),
+            ("64", stages.decode_image("image", "GRAY"), DOUBLE, "holds float64: ", 'dtype="uint8") makes it 8'),
             ("8 bits for 16", stages.decode_image("image", dtype="uint16"), JPEG, "holds uint8"),
         )
     ),
@@ -110,26 +84,14 @@ VALUES = [
     wrong(f"{what}", lambda stage=stage, sample=sample: stage(sample), *words)
     for what, stage, sample, *words in (
         ("tokenize: a number", stages.tokenize("t", WORDS), {"t": 5}, "field 't' holds int, not a text"),
-        (
-            "tokenize: not UTF-8",
-            stages.tokenize("t", WORDS),
-            {"t": b"\xff\xfe"},
-            "field 't' holds bytes",
-            "not UTF-8",
-        ),
+        ("no UTF-8", stages.tokenize("t", WORDS), {"t": b"\xff\xfe"}, "field 't' holds bytes", "not UTF-8"),
         ("cast: no number", stages.cast("x", "int64"), {"x": b"seven"}, "field 'x' holds 'seven', not a number"),
         ("pad: a scalar", stages.pad("x", 3), {"x": np.float32(1)}, "field 'x' ", "has no length"),
         ("pad: a text", stages.pad("x", 3), {"x": "text"}, "field 'x' ", "has no length"),
         ("pad: one axis", stages.pad("x", 3, axis=1), {"x": TWO}, "float64[2], which has no length along axis 1"),
         ("pad: lengths are there", stages.pad("x", 3, lengths="n"), {"x": TWO, "n": 1}, "has a field 'n' already"),
         ("pad: a mask is there", stages.pad("x", 3, mask="m"), {"x": TWO, "m": 1}, "has a field 'm' already"),
-        (
-            "pad: too long",
-            stages.pad("x", 1),
-            {"x": TWO},
-            "field 'x' has 2 entries, more than length=1: ",
-            "truncate=",
-        ),
+        ("too long", stages.pad("x", 1), {"x": TWO}, "field 'x' has 2 entries, more than length=1: ", "truncate="),
         ("rename to what is there", stages.rename(a="b"), {"a": 1, "b": 2}, "cannot rename to 'b'"),
     )
 ]
@@ -234,11 +196,7 @@ SAMPLES = [
             ("None", {"x": None}, "the field 'x' is NoneType"),
             ("a number for a name", {"x": {1: TWO}}, "the field name 1 in 'x' is no str"),
             ("index", {"index": {"a": TWO}}, "the field name 'index' is taken"),
-            (
-                "a path twice",
-                {"a.b": TWO, "a": {"b": TWO}},
-                "two fields of a sample have the path 'a.b': rename one",
-            ),
+            ("a path", {"a.b": TWO, "a": {"b": TWO}}, "two fields of a sample have the path 'a.b': rename one"),
         )
     ),
     *(
@@ -256,18 +214,9 @@ SAMPLES = [
         for what, sample, *words in (
             ("less", {"x": {"a": np.zeros(2)}}, "the field 'x.b' is missing"),
             ("more", {"x": {**FIRST["x"], "c": 1}}, "the field 'x.c' is not one of the pipeline's"),
-            (
-                "another tuple",
-                {"x": {**FIRST["x"], "b": (1,)}},
-                "'x.b' is a tuple of 1, in other samples a tuple of 2",
-            ),
+            ("tuple", {"x": {**FIRST["x"], "b": (1,)}}, "'x.b' is a tuple of 1, in other samples a tuple of 2"),
             ("a number", {"x": 3}, "'x' is int, in other samples a dict"),
-            (
-                "longer",
-                {"x": {**FIRST["x"], "a": np.zeros(3)}},
-                "'x.a' is float64[3], ",
-                "float64[2]; if its length",
-            ),
+            ("len", {"x": {**FIRST["x"], "a": np.zeros(3)}}, "'x.a' is float64[3], ", "float64[2]; if its length"),
         )
     ),
     bad_record(
@@ -278,11 +227,7 @@ SAMPLES = [
         lambda: batch([{"edge_index": np.zeros((2, length), np.int64)} for length in (3, 5)]),
         *("only the first axis may vary", "transpose, field='edge_index'"),
     ),
-    bad_record(
-        "no field of a nested one",
-        lambda: batch([FIRST], stages.select("x.c")),
-        "no field 'x.c'",
-    ),
+    bad_record("no field of a nested one", lambda: batch([FIRST], stages.select("x.c")), "no field 'x.c'"),
 ]
 TEXT, BINARY, RAGGED = stages.text("x", 4), stages.binary("x", 4), stages.ragged("x", 4)
 
@@ -307,13 +252,7 @@ DECLARED = [
         ("another shape", RAGGED, [TWO, np.zeros((2, 2))], "'x' is float64[2, 2], ", " float64[n]"),
         ("another dtype", RAGGED, [TWO, np.zeros(2, "int32")], "'x' is int32[2], ", " float64[n]"),
         ("a scalar", RAGGED, [TWO, np.float64(3)], "float64[], not an array [n, ...]"),
-        (
-            "an empty list",
-            RAGGED,
-            [[1], []],
-            "an empty list, which says neither dtype nor shape",
-            "give ragged shape=",
-        ),
+        ("empty", RAGGED, [[1], []], "an empty list, which says neither dtype nor shape", "give ragged shape="),
         ("entries", stages.ragged("x", 4, shape=(2,)), [[[1, 2]], [[1]]], "entries of [1], not [2]"),
         ("256", ragged("uint8"), [[1], [256]], "'x' holds 256, which uint8 cannot: ", "stages.cast"),
         ("-1", ragged("uint64"), [[1], [-1]], "'x' holds -1, which uint64 cannot"),

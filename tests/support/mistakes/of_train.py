@@ -68,66 +68,43 @@ def with_recipe(what: str, changes: dict[str, Any], *words: str, **options: Any)
     return fails(what, replace(CLASSES, **changes), *words, **options)
 
 
+def lose_mean(model: nn.Module, batch: Any) -> Any:
+    return cases.loss(model, batch).mean()
+
+
+def lose_backwards(model: nn.Module, batch: Any) -> Any:
+    return Backwards.apply(cases.loss(model, batch))
+
+
+def lose_of_pair(model: nn.Module, batch: Any) -> Any:
+    return nn.functional.cross_entropy(model(batch["x"])[0], batch["label"], reduction="none")
+
+
+NO_MODULE = "must return a torch.nn.Module, and returned <class"
+FROZEN = ("none of the model's 4 parameters is trained", "requires_grad is False")
+LAYERS = "in Linear(in_features=9, out_features=3, bias=True), where the batch has 'x' [5, 6]"
+NO_WIDTH = "that the member does not have, 'width'; did you mean 'widht'? (valid: lr, widht)"
 MODELS = [
-    with_recipe(
-        "a frozen model",
-        {"model": lambda params: cases.Net().requires_grad_(False)},
-        *("none of the model's 4 parameters is trained", "requires_grad is False"),
-    ),
-    with_recipe(
-        "a model without parameters",
-        {"model": lambda params: nn.Flatten()},
-        "none of the model's 0 parameters is trained",
-    ),
-    with_recipe(
-        "a text as a metric",
-        {"metrics": lambda outputs, batch: {"note": "fine"}},
-        "the metric 'note' must be a number, got 'fine'",
-    ),
-    with_recipe(
-        "a tensor instead of metrics",
-        {"metrics": lambda outputs, batch: outputs},
-        "Recipe.metrics must return a dict, got Tensor",
-    ),
-    with_recipe(
-        "the mean of losses", {"loss": lambda model, batch: cases.loss(model, batch).mean()}, 'reduction="none"'
-    ),
-    with_recipe(
-        "a state of the model that no checkpoint holds",
-        {"model": lambda params: Extra()},
-        "'_extra_state', which is no tensor",
+    *(
+        with_recipe(what, {field: function}, *words)
+        for what, field, function, *words in (
+            ("a frozen model", "model", lambda params: cases.Net().requires_grad_(False), *FROZEN),
+            ("no parameters", "model", lambda params: nn.Flatten(), "none of the model's 0 parameters is trained"),
+            ("a class of models", "model", lambda params: nn.Flatten, NO_MODULE),
+            ("a state for no checkpoint", "model", lambda params: Extra(), "'_extra_state', which is no tensor"),
+            ("layers that do not fit each other", "model", lambda params: nn.Linear(9, 3), LAYERS),
+            ("a text", "metrics", lambda *_: {"note": "fine"}, "the metric 'note' must be a number, got 'fine'"),
+            ("a tensor", "metrics", lambda outputs, _: outputs, "Recipe.metrics must return a dict, got Tensor"),
+            ("a mean", "loss", lose_mean, 'reduction="none"'),
+            ("no field", "loss", lambda model, batch: model(batch["y"]), "the batch has no field 'y'"),
+        )
     ),
     with_recipe("a loss in fp16 without a kernel", {"loss": lose}, *NO_KERNEL, precision="fp16"),
-    with_recipe(
-        "a gradient in fp16 without a kernel",
-        {"loss": lambda model, batch: Backwards.apply(cases.loss(model, batch))},
-        *NO_KERNEL,
-        precision="fp16",
-    ),
-    with_recipe(
-        "layers that do not fit each other",
-        {"model": lambda params: nn.Linear(9, 3)},
-        *("in Linear(in_features=9, out_features=3, bias=True), where the batch has 'x' [5, 6]",),
-    ),
-    with_recipe(
-        "a hyperparameter that the member does not have",
-        {"model": lambda params: nn.Linear(6, params["width"])},
-        "that the member does not have, 'width'; did you mean 'widht'? (valid: lr, widht)",
-        params={"widht": 4},
-    ),
-    with_recipe(
-        "a field that the batch does not have",
-        {"loss": lambda model, batch: model(batch["y"])},
-        "the batch has no field 'y'",
-    ),
+    with_recipe("a gradient in fp16 without a kernel", {"loss": lose_backwards}, *NO_KERNEL, precision="fp16"),
+    with_recipe("no width", {"model": lambda p: nn.Linear(6, p["width"])}, NO_WIDTH, params={"widht": 4}),
     fails(
         "outputs that are none of the task",
-        Recipe(
-            model=lambda params: Pair(),
-            loss=lambda model, batch: nn.functional.cross_entropy(
-                model(batch["x"])[0], batch["label"], reduction="none"
-            ),
-        ),
+        Recipe(model=lambda params: Pair(), loss=lose_of_pair),
         *("the model returned a tuple", "declare Recipe.predict"),
     ),
 ]
@@ -153,13 +130,11 @@ def keep_a_parameter(member: Any) -> None:
 
 OPTIMIZERS = [
     with_recipe(
-        "an optimizer with a closure",
-        {"optimizer": lambda net, params: optim.LBFGS(net.parameters())},
-        *("LBFGS computes ", *FOREIGN),
+        "a closure", {"optimizer": lambda net, _: optim.LBFGS(net.parameters())}, "LBFGS computes ", *FOREIGN
     ),
     with_recipe("two optimizers", {"optimizer": lambda net, params: (1, 2)}, "got tuple; ", "of a GAN)", *FOREIGN),
     fails(
-        "optimizers that take turns",
+        "in turn",
         take_turns,
         *("got list; ", "of a GAN)", "further models and optimizers by member.state(name, ...)"),
     ),
@@ -208,6 +183,9 @@ def own_multilabel(model: nn.Module, batch: Any) -> Any:
     return nn.functional.binary_cross_entropy_with_logits(model(batch["x"]), label, reduction="none").mean(dim=1)
 
 
+SHARES = "has the label 7: labels are 0, 1, or shares between"
+NO_Z = "the data have no field 'z' of Recipe.target; they have x, label"
+FLOATS = ("the target is float32, and classes are integers: return int64", "(the target is the field 'label')")
 DATA = [
     *(
         fails(
@@ -222,13 +200,6 @@ DATA = [
         for split, label, more in (("train", 3, ""), ("train", -1, NO_CLASS), ("valid", 3, ""))
     ),
     fails(
-        "a label of several that is neither 0 nor 1",
-        MULTILABEL,
-        "has the label 7: labels are 0, 1, or shares between",
-        train=data(spoil(LABELS, (7, 1), 7)),
-        valid=None,
-    ),
-    fails(
         "such a label in valid, where the loss takes any",
         replace(MULTILABEL, loss=own_multilabel, inputs=()),
         f"Ensemble.valid: {ROW} has the label 7: labels",
@@ -236,26 +207,14 @@ DATA = [
         valid=data(spoil(LABELS, (7, 1), 7)),
         allow_overlap=True,
     ),
-    fails(
-        "a target that the data lack",
-        replace(NAMED, target="z"),
-        "the data have no field 'z' of Recipe.target; they have x, label",
-        train=data(),
-        valid=None,
-    ),
-    fails(
-        "NaN among the inputs",
-        NAMED,
-        "NaN or infinity is in 'x' of sample 11",
-        train=data(x=spoil(X, (11, 2), np.nan)),
-        valid=None,
-    ),
-    fails(
-        "a target of another type than the loss's",
-        NAMED,
-        *("the target is float32, and classes are integers: return int64", "(the target is the field 'label')"),
-        train=data(LABEL.astype(np.float32)),
-        valid=None,
+    *(
+        fails(what, recipe, *words, train=train, valid=None)
+        for what, recipe, train, *words in (
+            ("a label", MULTILABEL, data(spoil(LABELS, (7, 1), 7)), SHARES),
+            ("a target that the data lack", replace(NAMED, target="z"), data(), NO_Z),
+            ("NaN in inputs", NAMED, data(x=spoil(X, (11, 2), np.nan)), "NaN or infinity is in 'x' of sample 11"),
+            ("a target of another type", NAMED, data(LABEL.astype(np.float32)), *FLOATS),
+        )
     ),
 ]
 

@@ -73,8 +73,7 @@ def read_all(member: Any) -> Any:
 
 
 def foreign(
-    read: Callable[[Any], Any] = read_all,
-    states: tuple[tuple[str, Any], ...] = (),
+    read: Callable[[Any], Any] = read_all, states: tuple[tuple[str, Any], ...] = ()
 ) -> Callable[[Any], None]:
     """A loop that computes its own steps with the batches that it reads."""
 
@@ -93,6 +92,10 @@ def foreign(
     return loop
 
 
+def report_los(member: Any, epoch: int) -> None:
+    member.report(los=1.0)
+
+
 def read_for_ever(member: Any) -> Any:
     while True:
         yield from member.dataloader("train")
@@ -103,6 +106,8 @@ def read_one(member: Any) -> Any:
         yield batch
 
 
+AFTER, OWN = ("member.step() comes after ", "after member.backward(losses)"), "computes its own steps"
+NO_LOSS = "ranked by 'loss', which it did not report; did you mean 'los'?"
 LOOPS = [
     *(
         fails(f"no call of prepare: {name}", loop, "member.prepare(model, optimizer)")
@@ -110,28 +115,14 @@ LOOPS = [
     ),
     fails("batches without a step", each_batch(backward), "exactly once for each batch"),
     fails("two backward passes", each_batch(backward_twice), "once for each batch"),
-    fails(
-        "steps beside the member's",
-        each_batch(step_beside),
-        *("member.step() comes after ", "after member.backward(losses)", *IN_TURN),
-    ),
+    fails("steps beside the member's", each_batch(step_beside), *AFTER, *IN_TURN),
     fails("a closure in a loop", step_by_closure, "LBFGS computes ", *IN_TURN),
     fails("a later step that fails", each_batch(fail_later), "shapes cannot be multiplied", attempts=2),
     fails("loops that are mixed", mix_loops, "epoch 1 was left after 0 of 5 steps: ", *IN_TURN),
-    fails(
-        "batches of a foreign loop without end",
-        foreign(read_for_ever),
-        *("beyond the last of 3 epochs", "epochs=", "15 steps"),
-    ),
+    fails("no end", foreign(read_for_ever), "beyond the last of 3 epochs", "epochs=", "15 steps"),
     fails("a foreign epoch that is left", foreign(read_one), "was left after 1 of 5 steps"),
-    fails(
-        "words for a member's own steps, in a foreign loop",
-        foreign(),
-        *("mixup=, validate_every=", "computes its own steps"),
-        mixup=0.2,
-        validate_every=2,
-    ),
-    fails("accumulation in a foreign loop", foreign(), "accumulate=", "computes its own steps", accumulate=2),
+    fails("mixup in a foreign loop", foreign(), "mixup=, validate_every=", OWN, mixup=0.2, validate_every=2),
+    fails("accumulation in a foreign loop", foreign(), "accumulate=", OWN, accumulate=2),
     fails("weights of samples in a foreign loop", foreign(), "weights=", weights="bootstrap"),
     fails("an object without a state", foreign(states=(("a", object()),)), "no state_dict()"),
     fails("one name for two states", foreign(states=(("a", None), ("a", None))), "was called before"),
@@ -149,19 +140,8 @@ LOOPS = [
     fails("a stop without a reason", own_loop(lambda member, epoch: member.stop(0.5)), "reason as text, got 0.5"),
     fails("accumulation without parts", own_loop(), "member.parts(batch)", accumulate=2),
     fails("mixup without mixing", cases.own_loop, "nothing is mixed: train on member.mixup(batch)", mixup=0.3),
-    fails(
-        "an evaluation within epochs without a measure",
-        cases.own_loop,
-        "call member.validate_with(measure) before the loop",
-        validate_every=2,
-    ),
-    fails(
-        "an objective that nobody reports",
-        own_loop(lambda member, epoch: member.report(los=1.0)),
-        "ranked by 'loss', which it did not report; did you mean 'los'?",
-        keep="best",
-        objective="loss",
-    ),
+    fails("no measure", cases.own_loop, "call member.validate_with(measure) before the loop", validate_every=2),
+    fails("no objective", own_loop(report_los), NO_LOSS, keep="best", objective="loss"),
 ]
 
 
@@ -172,6 +152,10 @@ def hand_over(weights: Any) -> Callable[[Any], None]:
     return own_loop(
         lambda member, epoch: member.report(loss=1.0), lambda member: member.use_weights(weights(member.model))
     )
+
+
+def weigh_early(member: Any, epoch: int) -> None:
+    member.use_weights(cases.plain({}).state_dict())
 
 
 def predict_early(member: Any, epoch: int) -> None:
@@ -186,16 +170,9 @@ HANDED_OVER = [
         *("the weights are not this model's", 'Unexpected key(s) in state_dict: "net.'),
     ),
     fails("no weights", hand_over(lambda model: None), "needs a state_dict on rank 0"),
+    fails("weights before the end", own_loop(weigh_early), "comes after the end of member.epochs()"),
     fails(
-        "weights before the end",
-        own_loop(lambda member, epoch: member.use_weights(cases.plain({}).state_dict())),
-        "comes after the end of member.epochs()",
-    ),
-    fails(
-        "predictions of weights that may not be kept",
-        own_loop(predict_early),
-        "comes after the end of member.epochs()",
-        averaging=SWA(1),
+        "early predictions", own_loop(predict_early), "comes after the end of member.epochs()", averaging=SWA(1)
     ),
     fails(
         "predictions that do not fit their task",
