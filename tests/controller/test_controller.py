@@ -434,14 +434,6 @@ class Clock:
         return Timed(**options)
 
 
-def test_who_dies_again_and_again_rests_and_the_run_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    executor = clock.executor(faults={("member-0", n): "lost" for n in range(4)})
-    state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}], retries=4, epochs=5), executor)
-    assert set(states(state).values()) == {"finished"}
-    assert clock.launched == [0, 0, 1, 3, 7]
-
-
 @pytest.mark.parametrize(("verb", "outcome"), [("stop", "waiting"), ("cancel", "cancelled")])
 def test_who_rests_is_stopped_and_cancelled_at_once(
     verb: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

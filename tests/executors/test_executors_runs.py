@@ -171,20 +171,3 @@ def test_a_member_is_no_rank_of_the_job_in_which_the_run_was_started_and_has_its
         torch.set_default_dtype(torch.float32)
     assert all(sha256 == weights[0] for sha256 in weights)
     assert {name: os.environ.get(name) for name in LAUNCHED} == LAUNCHED
-
-
-@pytest.mark.more  # a process is killed; tests/train has the property in one process
-def test_members_that_are_killed_within_an_epoch_go_on_within_it(tmp_path: Path) -> None:
-    """One epoch of 24 steps: a checkpoint is due after each, and one or two steps are done again."""
-    members = list[Any]()
-    for workers in (1, 2):
-        fault = {"fault": "kill", "after": 20, "marker": str(tmp_path / f"of {workers}")}
-        members += [Member({"lr": 0.1, **more}, seed=0, workers=workers) for more in ({}, fault)]
-    declared = an_ensemble(members, epochs=1, batch_size=4, checkpoint_minutes=1e-9, retries=1)
-    ensemble.submit(declared, tmp_path / "run", "local").wait()
-    got = hashes(tmp_path / "run")
-    assert got["member-0"] == got["member-1"] is not None and got["member-2"] == got["member-3"] is not None
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    for killed in ("member-1", "member-3"):
-        began = [(e["epoch"], e["step"]) for e in events if e["type"] == "started" and e["member"] == killed]
-        assert began[0] == (0, 0) and began[1][0] == 0 and 18 <= began[1][1] <= 19, (killed, began)
