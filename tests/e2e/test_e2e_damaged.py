@@ -117,7 +117,10 @@ def test_all_damaged_records_are_named_before_anything_trains_and_replacing_them
 
 
 def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_is_trained(
-    frame: Frame, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    frame: Frame,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ensemble.combine.combination.CALIBRATION_SAMPLES", 12)
     frame.submit()
@@ -125,8 +128,9 @@ def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_
     tested = {member: ensemble.load_predictions(frame.run, "test", member).values for member in finished}
     combined = frame.events("combined")[-1]["metrics"]
     write_image(frame.image("valid", 1), 77)
-    ensemble.resume(frame.run).wait()
-    assert re.search(r"valid has changed \(its source, classes or stages\)", caplog.text), caplog.text
+    assert main(["resume", str(frame.run)]) == 0
+    said = capsys.readouterr().err + caplog.text
+    assert re.search(r"valid has changed \(its source, classes or stages\)", said), said
     assert len(frame.events("epoch")) == 4, "those of the first start"
     for event in frame.events("finished")[2:]:
         earlier, member = finished.pop(event["member"]), event["member"]
@@ -136,7 +140,7 @@ def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_
         assert np.array_equal(ensemble.load_predictions(frame.run, "test", member).values, tested[member])
     assert not finished
     assert [event["metrics"] == combined for event in frame.events("combined")] == [True, False], "calibrated anew"
-    ensemble.resume(frame.run).wait()
+    assert main(["resume", str(frame.run)]) == 0
     assert len(frame.events("run_started")) == 2, "nothing is left to be done"
 
 

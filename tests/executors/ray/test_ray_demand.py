@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +14,7 @@ from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pendin
 
 from ensemble.executors.ray.demand import MOST_PENDING, plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S, REST_S
-from ensemble.executors.ray.leases import Lease
-from ensemble.executors.ray.request import Bundle, ResourceRequest
-from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.needs import Placement
 from ensemble.schedule.packing import pack
 from ensemble.spec import Identity
 
@@ -462,33 +459,6 @@ def test_many_wide_members_that_wait_do_not_hide_narrow_ones(world: World) -> No
     members = [make_member(n, workers=4 if n < 100 else 1) for n in range(200)]
     planned = plan_requests(members, run.cluster.list_offers(on_gpus=True), "auto")
     assert {request.bundle.gpus for request in planned} == {1, 4} and sum(planned.values()) == MOST_PENDING
-
-
-def time_release(world: World, count: int) -> float:
-    """CPU-seconds in which the leases of so many nodes are compared with the members on them."""
-    run, nodes, part = Run(world.make([]), "run", "cuda", []), list[tuple[str, Node]](), Bundle(4.0, 16.0, 1)
-    for n in range(count):
-        name, gpus, leases = f"node-{n}", tuple(f"GPU-{n}-{g}" for g in range(4)), list[Lease]()
-        nodes.append((name, Node(name, 16.0, ("A",) * 4, 64.0, "host", gpu_ids=gpus)))
-        for gpu in gpus:
-            leases.append(Lease(ResourceRequest(part, name), Group("run", []), part, ray_id=name))
-            leases[-1].devices = (gpu,)
-            run.running.append(Placement(make_member(len(run.running)), name, (gpu,)))
-        run.manager._leases.held[name] = leases
-    run.say_demand()
-    world.cluster.clock += 2 * KEPT_S
-    times = []
-    for _ in range(3):
-        began = time.process_time()
-        assert run.manager.release_unused(nodes) == []
-        times.append(time.process_time() - began)
-    return min(times)
-
-
-def test_leases_of_many_nodes_are_compared_with_their_members_in_a_time_proportional_to_them(world: World) -> None:
-    """0.04 s for a thousand nodes on a machine with nothing else to do; were each compared with all, 16 times."""
-    few, many = time_release(world, 250), time_release(world, 1000)
-    assert many < 10 * few
 
 
 def count(run: Run) -> tuple[int, float]:
