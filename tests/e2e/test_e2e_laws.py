@@ -74,7 +74,7 @@ def train(run_dir: Path, declared: Ensemble) -> tuple[dict[str, str | None], flo
     return finished_hashes(run_dir), result.ledger["reuse"]["factor"]
 
 
-# Stopped in the middle and resumed: test_e2e_sampling.py; with one that is killed: test_e2e_samples.py.
+# Stopped in the middle and resumed: tests/executors/test_executors_contract.py; killed: test_e2e_samples.py.
 @pytest.mark.parametrize(
     ("members", "precision", "apart"),
     [

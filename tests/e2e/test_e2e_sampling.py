@@ -1,16 +1,12 @@
-"""An ensemble trained on a class-balanced order: shared, alone, killed and resumed with the same bits."""
+"""An ensemble trained on a class-balanced order, and folds of its records."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kit.finished_runs import finished_hashes, once
 
 import ensemble
 from ensemble import Ensemble, Folds, Member, Recipe, Resources
@@ -30,10 +26,6 @@ def model(params: dict[str, Any]) -> Any:
 def loss(net: Any, batch: Any) -> Any:
     from torch.nn import functional
 
-    marker = os.environ.get("KILL_ONCE")
-    if marker and (batch.epoch, batch.step) == (1, 4) and net[1].out_features == 9:
-        with contextlib.suppress(FileExistsError), open(marker, "x"):  # one of two that come at once
-            os.kill(os.getpid(), signal.SIGKILL)
     return functional.cross_entropy(net(batch["image"]), batch["label"], reduction="none")
 
 
@@ -60,24 +52,6 @@ def declare(**options: Any) -> Ensemble:
     usual |= {"train": train.map(select).map(scale).map(grain), "valid": valid.map(select).map(scale)}
     usual |= {"weights": Folds(3, stratify="label", group="patient"), "resources": Resources(cpus_per_worker=0.1)}
     return Ensemble(name="sampled", recipe=Recipe(model=model, loss=loss), **{**usual, **options})
-
-
-@pytest.mark.more
-@pytest.mark.usefixtures("requests_are_seen_at_once")
-def test_a_wide_member_has_the_same_bits_stopped_and_resumed_or_beside_one_that_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ensemble.submit(declare(), tmp_path / "alone", executor="inline").wait()
-    members = [member(number, workers) for number, workers in enumerate((1, 1, 2))]
-    stop = once("epoch", lambda: run.stop())
-    run = ensemble.submit(declare(members=members), tmp_path / "stopped", executor="local", on_event=stop)
-    assert run.wait().stopped
-    ensemble.resume(tmp_path / "stopped").wait()
-    monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
-    ensemble.submit(declare(members=members, sharing="independent"), tmp_path / "killed-run", "local").wait()
-    assert (tmp_path / "killed").exists()
-    found, alone = finished_hashes(tmp_path / "stopped"), finished_hashes(tmp_path / "alone")
-    assert found == finished_hashes(tmp_path / "killed-run") and found.items() > alone.items()
 
 
 def test_other_labels_are_other_data_to_a_resume(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from gpu_child import Run, make_machine, several
-from one_head import start_head
-from started_cluster import make_cluster
+from started_cluster import make_cluster, start_head
 
 # Which GPUs a run plans with and lends: tests/executors/ray/test_ray_demand.py, test_ray_agent.py, without a Ray.
 # What others leave of them, GPUs that break: tests/executors/test_executors_gpus.py, on a Ray of the run's own.
@@ -65,7 +64,7 @@ def test_a_ray_of_the_runs_own_uses_each_gpu_that_its_user_or_slurm_lets_it_see(
 @pytest.fixture(scope="module")
 def cluster(machine: dict[str, str]) -> Iterator[dict[str, str]]:
     """A cluster of one node that lends the GPUs 2 and 3."""
-    with start_head({**machine, "CUDA_VISIBLE_DEVICES": "2,3"}, ["--num-cpus", "2"]) as head:
+    with start_head({**machine, "CUDA_VISIBLE_DEVICES": "2,3"}, 2) as head:
         yield {**machine, **head}
 
 
