@@ -34,10 +34,7 @@ def cgroup() -> Iterator[Path | None]:
 
 
 def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    expected: dict[str, str | None],
-    cgroup: Path | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str | None], cgroup: Path | None
 ) -> None:
     """Member 1 loses its second rank, 2 has no memory, 3 a loss of NaN."""
     monkeypatch.setenv("FAULTS_RUN", str(tmp_path))
