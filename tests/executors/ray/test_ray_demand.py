@@ -95,34 +95,6 @@ def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
     assert list_pending(run)
 
 
-@examples(5)
-@given(
-    hosts=HOSTS, kinds=st.tuples(MEMBERS, MEMBERS), devices=st.tuples(DEVICES, DEVICES), seed=st.integers(0, 2**32)
-)
-def test_all_members_of_two_runs_train_on_a_cluster_that_others_use_too(
-    world: World, hosts: Hosts, kinds: Any, devices: tuple[str, str], seed: int
-) -> None:
-    cluster, chance = world.make(hosts), random.Random(seed)
-    runs = []
-    for n, device in enumerate(devices):
-        members = choose(make_members(kinds[n], first=100 * n), cluster, device)
-        runs.append(Run(cluster, f"run-{n}", device, members))
-    for _ in range(30):
-        disturb(cluster, runs, chance)
-    cluster.groups = [group for group in cluster.groups if group.owner != "other"]
-    for _ in range(500 + 100 * sum(len(run.waiting) + len(run.running) for run in runs)):
-        if all(run.is_done for run in runs):
-            break
-        turn(cluster, runs, chance)
-        if chance.random() < 0.05 and any(run.running for run in runs):
-            run = chance.choice([run for run in runs if run.running])
-            run.end(chance.choice(run.running))
-    assert all(run.is_done for run in runs), "everybody has trained"
-    for _ in range(round(KEPT_S) + 40):
-        turn(cluster, runs, chance)
-    assert not cluster.groups, "what nobody uses is given back"
-
-
 def turn(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> None:
     """A second passes."""
     cluster.clock += 1.0
@@ -130,29 +102,6 @@ def turn(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> None:
     for run in chance.sample(runs, len(runs)):
         run.renew()
         run.place()
-
-
-def disturb(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> None:
-    """A foreign job starts or ends, or a member ends, or a part of what a run does in a second happens."""
-    run, others = chance.choice(runs), [group for group in cluster.groups if group.owner == "other"]
-    match chance.randrange(8):
-        case 0 if others:
-            cluster.groups.remove(chance.choice(others))
-        case 1:
-            name = chance.choice(list(cluster.total))
-            free = cluster.free(name)
-            gpus = chance.randint(0, len(free.gpus))
-            cluster.groups.append(Group("other", [Piece(free.cpus // 2, free.memory // 3, gpus, name)]))
-        case 2 | 3 if run.running:
-            run.end(chance.choice(run.running))
-        case 4:
-            cluster.clock += chance.choice([0.2, 3.0, 11.0])
-        case 5:
-            run.renew()
-        case 6:
-            run.place()
-        case _:
-            cluster.schedule(chance.choice)
 
 
 def share(world: World, hosts: Hosts, *taken: Piece) -> tuple[Cluster, list[Group]]:

@@ -5,7 +5,6 @@ Ray encrypts what it sends, with certificates as the page on sharing a cluster s
 
 from __future__ import annotations
 
-import itertools
 import re
 import socket
 import ssl
@@ -108,28 +107,3 @@ def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
         assert "link" in event.fullness
     assert sum(event.sent_bytes or 0 for event in feeders) > 0
     assert not any((tmp_path / "run" / "feeders").iterdir()), "nobody meets there any more"
-
-
-@pytest.mark.slow
-def test_a_lost_node_leaves_the_members_of_the_other_to_their_stream(
-    cluster: StartedCluster, tmp_path: Path
-) -> None:
-    epochs = 20
-    raylet = max(cluster.find("raylet/raylet"), key=psutil.Process.create_time)
-
-    def lose_one(events: list[Event]) -> bool:
-        if not any(e["type"] == "epoch" and e["epoch"] == 2 for e in events):
-            return False
-        raylet.kill()
-        return True
-
-    state = drive(cluster, "nodes", tmp_path / "run", "all", 0.03, epochs, meanwhile=lose_one)
-    assert hashes(tmp_path / "run") == expect(epochs, tmp_path / "alone")
-    first = {event["member"]: event["node"] for event in reversed(of_kind(tmp_path / "run", "placed"))}
-    assert len(set(first.values())) == 2 and len({member.node for member in state.members.values()}) == 1
-    times = [event["t"] for event in of_kind(tmp_path / "run", "feeder")]
-    pause_s = max(later - earlier for earlier, later in itertools.pairwise(times))
-    assert pause_s < 8, "nobody waits until Ray knows that the node is lost, which takes it ten seconds"
-    for member in state.members.values():
-        # One may be placed once more on the node before it is known to be lost.
-        assert (member.attempts == 1) == (first[member.id] == member.node)
