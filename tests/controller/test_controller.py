@@ -72,10 +72,12 @@ class Simulated:
         seed: int = 0,
         before: Callable[[dict[str, Any]], None] = lambda event: None,
         after: Simulated | None = None,
+        several: bool = False,
     ) -> None:
-        """`after`: the executor of the start before, whose members' epochs are done."""
+        """`after`: the executor of the start before, whose members' epochs are done; several: events at a time."""
         self.node = Node("sim", cpus, (), 8, "sim")
         self.faults, self.before, self.rng = dict(faults or {}), before, random.Random(seed)
+        self.several, self.log = several, Path()
         self.done: dict[str, int] = after.done if after is not None else {}
         self.scripts: dict[str, list[dict[str, Any]]] = {}
         self.jobs, self.alive = dict[str, Job](), dict[str, set[int]]()
@@ -84,7 +86,15 @@ class Simulated:
         self.closed = False
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
+        self.log = run_dir.events
         return [self.node]
+
+    def explain(self, member: str, what: str, *kinds: str) -> None:
+        """Nothing is done before the log, as it is on the disk, says why."""
+        attempt = self.jobs[member].attempt if member in self.jobs else None
+        logged = [event for event in read_events(self.log) if event.get("member") == member]
+        is_said = any(e["type"] in kinds and attempt in (None, e["attempt"]) for e in logged)
+        assert is_said, f"{what} of {member}, which the log does not explain"
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -132,11 +142,16 @@ class Simulated:
         elif fault == "rank":
             script += [left(job.identity.workers - 1, None)]
         self.scripts[member] = script
+        self.explain(member, "launch", "placed")
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         if not any(self.scripts.values()):
             time.sleep(0.01)
             return []
+        count = max(1, sum(map(len, self.scripts.values())) // 2) if self.several else 1
+        return [self._take() for _ in range(count) if any(self.scripts.values())]
+
+    def _take(self) -> dict[str, Any]:
         member = self.rng.choice(sorted(m for m, script in self.scripts.items() if script))
         event = self.scripts[member].pop(0)
         if event["type"] == "epoch":
@@ -146,9 +161,10 @@ class Simulated:
             if not self.alive[member]:
                 del self.jobs[member], self.scripts[member], self.alive[member]
         self.before(event)
-        return [event]
+        return event
 
     def send(self, member: str, command: str, **fields: Any) -> None:
+        self.explain(member, command, "epoch" if command in ("continue", "prune") else "placed")
         self.told.append((member, command))
         outcome = {"prune": "pruned", "stop": "stopped", "cancel": "cancelled"}.get(command)
         if outcome and member in self.jobs:
@@ -157,6 +173,8 @@ class Simulated:
             self.scripts[member].insert(0, {**ended, "epoch": self.done.get(member, 0)})
 
     def kill(self, member: str) -> None:
+        if self.several:  # of one that was silent it is said at its exit
+            self.explain(member, "kill", "failed", "cancelled", "stopped", "paused")
         if member in self.jobs:
             self._end(member, None)
 
@@ -460,7 +478,7 @@ class OnCluster(Simulated):
         self.requests: list[tuple[list[str], list[str]]] = []
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
-        return []
+        return super().open(run_dir, ensemble, handle)[:0]
 
     def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
         self.requests.append(([one.member for one in waiting], [one.member for one in placed]))
