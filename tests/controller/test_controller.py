@@ -24,14 +24,16 @@ from hypothesis import strategies as st
 from kit.event_dicts import collect_notices, fold, read_events
 from kit.property_examples import examples
 
+import ensemble
 from ensemble.controller.controller import Controller
 from ensemble.controller.failures import RetryPolicy
 from ensemble.controller.finalize import Finalizer
+from ensemble.controller.start_steps import check_loggers
 from ensemble.executors import EventHandler
 from ensemble.reporting.sections.feeders import pipeline_lines
 from ensemble.run import Request
 from ensemble.schedule.needs import Node, Placement
-from ensemble.spec import Ensemble, Identity, Recipe, Resources, SpecError
+from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, SpecError
 from ensemble.store import EventLog, RunDir, RunState, StoreError, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
@@ -73,11 +75,12 @@ class Simulated:
         before: Callable[[dict[str, Any]], None] = lambda event: None,
         after: Simulated | None = None,
         several: bool = False,
+        idle: Callable[[Simulated], object] = lambda executor: None,
     ) -> None:
-        """`after`: the executor of the start before, whose members' epochs are done; several: events at a time."""
+        """`after`: the executor of the start before, whose members' epochs are done; `idle`: if nothing runs."""
         self.node = Node("sim", cpus, (), 8, "sim")
         self.faults, self.before, self.rng = dict(faults or {}), before, random.Random(seed)
-        self.several, self.log = several, Path()
+        self.several, self.idle, self.log = several, idle, Path()
         self.done: dict[str, int] = after.done if after is not None else {}
         self.scripts: dict[str, list[dict[str, Any]]] = {}
         self.jobs, self.alive = dict[str, Job](), dict[str, set[int]]()
@@ -146,6 +149,7 @@ class Simulated:
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         if not any(self.scripts.values()):
+            self.idle(self)
             time.sleep(0.01)
             return []
         count = max(1, sum(map(len, self.scripts.values())) // 2) if self.several else 1
@@ -567,3 +571,28 @@ def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     assert sizes[0] == 3 and min(sizes[:-1]) >= 2, "a cohort opens when half of the places are free, or all fit"
     assert {m.first_epoch for m in state.members.values()} == {0}
     assert executor.feeders == cohorts and sorted(executor.feeders_stopped) == sorted(cohorts)
+
+
+def test_all_refusals_are_shown_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+    members = [Member({}, start=str(tmp_path / "nowhere")), Member({}, workers=2)]
+    declared = an_ensemble(members=members, resources=Resources())
+    (foreign := tmp_path / "run").mkdir()
+    (foreign / "notes.txt").write_text("mine")
+    messages = []
+    for start in (ensemble.submit, ensemble.dry_run):
+        with pytest.raises((SpecError, StoreError)) as refused:
+            start(declared, foreign, "inline")
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
+    for text in ("the inline executor is one process", "no run directory and not empty", "nowhere' is neither"):
+        assert text in messages[0]
+    assert [file.name for file in foreign.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("recorded", [{}, {"lines-logger-that-nobody-has": "0.1"}])
+def test_a_logger_of_a_distribution_that_is_gone_is_named_with_it(recorded: dict[str, str]) -> None:
+    run_dir = types.SimpleNamespace(find_info=lambda: {"versions": {"numpy": "2.4", **recorded}})
+    start: Any = types.SimpleNamespace(ensemble=types.SimpleNamespace(loggers=["lines"]), run_dir=run_dir)
+    with pytest.raises(SpecError, match="lines") as refused:
+        check_loggers(start)
+    assert ("pip install lines-logger-that-nobody-has==0.1" in str(refused.value)) is bool(recorded)

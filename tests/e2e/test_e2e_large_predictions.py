@@ -192,7 +192,7 @@ def test_fields_for_metrics_stay_beside_their_samples_whatever_the_number_of_wor
     valid = Pipeline(data).map(stages.text("name", most_bytes=8))
     model = lambda params: nn.Linear(4, 100)  # noqa: E731
     recipe = Recipe(model=model, loss="cross_entropy", inputs=["x"], split_metrics=[agree])
-    usual: dict[str, Any] = {"epochs": 1, "batch_size": 1000, "train": valid.take(2000), "valid": valid}
+    usual: dict[str, Any] = {"epochs": 1, "batch_size": 1000, "train": valid.take(rows // 15), "valid": valid}
     if has_test:
         usual["test"] = Pipeline(sources.arrays(x=np.ones((60, 4), np.float32), label=label[:60]))
     usual["resources"] = Resources(workers=1 if has_test else 2, cpus_per_worker=0.5)
