@@ -1,9 +1,11 @@
-"""Whole runs, the same on every executor; processes are real, and so is what kills them."""
+"""Whole runs, the same on every executor; processes are real, and so is what kills them. Limits of a run."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from kit.leftovers import find_processes_below, wait_until
 import ensemble
 from ensemble import Member, Recipe, Resources, SpecError
 from ensemble.controller.controller import Controller
+from ensemble.schedule.needs import Node
 from ensemble.store import StoreError
 
 HERE = Path(__file__).parent
@@ -171,3 +174,38 @@ def test_a_member_is_no_rank_of_the_job_in_which_the_run_was_started_and_has_its
         torch.set_default_dtype(torch.float32)
     assert all(sha256 == weights[0] for sha256 in weights)
     assert {name: os.environ.get(name) for name in LAUNCHED} == LAUNCHED
+
+
+def test_a_node_is_offered_within_the_limits_a_gpu_in_parts_as_one() -> None:
+    parents = ("GPU-0", "GPU-0", "GPU-1", "GPU-2")
+    node = Node("n", 8.0, ("A",) * 4, 64.0, "n", gpu_ids=("a", "b", "c", "d"), gpu_parents=parents)
+    limited = node.limit({"gpus": 2, "cpus": 3.0})
+    assert (limited.gpu_ids, limited.cpus) == (("a", "b", "c"), 3.0)
+    assert node.limit({}) == node and node.limit({"gpus": 0}).gpus == ()
+
+
+def test_a_run_goes_on_under_other_limits_to_the_same_weights(tmp_path: Path) -> None:
+    declared = an_ensemble(limits={"cpus": 1.0})
+    ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
+    again = ensemble.resume(tmp_path / "run", epochs=3, limits={"cpus": 1.5})
+    again.wait()
+    ensemble.submit(an_ensemble(epochs=3), tmp_path / "free", executor="inline").wait()
+    assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "free")
+    started = of_kind(tmp_path / "run", "run_started")
+    assert [event.get("limits") for event in started] == [{"cpus": 1.0}, {"cpus": 1.5}]
+    assert of_kind(tmp_path / "run", "node")[0]["cpus"] == 1.0
+
+
+@pytest.mark.more
+def test_options_limit_what_runs_at_once(tmp_path: Path) -> None:
+    spec = tmp_path / "limited_spec.py"
+    spec.write_text("from kit.execute_members import an_ensemble\n\ndef spec():\n    return an_ensemble()\n")
+    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
+    limited = [*command, "--executor", "local", "--max-cpus", "1", "--max-gpus=0"]
+    here = os.pathsep.join(filter(None, sys.path))  # of what the spec imports
+    done = subprocess.run(limited, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": here})
+    assert done.returncode == 0, done.stderr
+    placed, finished = (of_kind(tmp_path / "run", kind) for kind in ("placed", "finished"))
+    assert placed[1]["t"] >= finished[0]["t"], "one member at a time"
+    (started,) = of_kind(tmp_path / "run", "run_started")
+    assert started["limits"] == {"gpus": 0, "cpus": 1.0}
