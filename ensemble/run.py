@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -76,7 +75,7 @@ def find_loss(run_dir: RunDir, state: RunState) -> str | None:
         return f"{run_dir.path} has not started, and no process is starting it"
     from ensemble.reporting import describe_lost_controller
 
-    return describe_lost_controller(run_dir, state, silent_s=math.inf)
+    return describe_lost_controller(run_dir, state, silent_s=float("inf"))
 
 
 class Request:

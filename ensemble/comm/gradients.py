@@ -116,12 +116,9 @@ class GradientExchange:
         """The number of buckets by compression, "none" included."""
         return dict(self._compressions)
 
-    def overlap_backward(self) -> contextlib.AbstractContextManager[None]:
-        """Start the exchange of each bucket as the backward pass in the block fills it."""
-        return self._listen() if self._buckets else contextlib.nullcontext()
-
     @contextlib.contextmanager
-    def _listen(self) -> Iterator[None]:
+    def overlap_backward(self) -> Iterator[None]:
+        """Start the exchange of each bucket as the backward pass in the block fills it."""
         self._listening = True
         try:
             yield
@@ -321,13 +318,11 @@ class FusedBroadcast:
         for tensor in self._tensors:
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
 
+    @torch.no_grad()
     def __call__(self) -> None:
         """Broadcast; all ranks call it together."""
-        if self._tensors:
-            self._broadcast()
-
-    @torch.no_grad()
-    def _broadcast(self) -> None:
+        if not self._tensors:
+            return
         flat = torch.cat([t.detach().reshape(-1).to(self._dtype) for t in self._tensors])
         self._comm.broadcast_(flat)
         if self._comm.rank == 0:

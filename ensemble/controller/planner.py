@@ -104,9 +104,8 @@ class Planner(PlainPlanner):
         added = [identity for identity, _ in returning if not self._has_begun(identity)]
         new = [*waiting, *added]
         if not self._profiler.is_busy and cluster.nodes:
-            crowded = bool(self._shares)
             wanted = self._profiler.select_members(
-                new, cluster.nodes, coming, crowded, cluster.devices, self._ensemble.samples
+                new, cluster.nodes, coming, bool(self._shares), cluster.devices, self._ensemble.samples
             )
             node, measured = _choose_profiling_node(cluster, wanted)
             if node is not None:
@@ -304,9 +303,7 @@ class Planner(PlainPlanner):
         return [[by_name[one.member] for one in group] for group in groups]
 
     def _find_profiles(self, members: Iterable[Identity]) -> dict[str, Profile]:
-        return {
-            one.member: profile for one in members if (profile := self._profiler.find_profile(one)) is not None
-        }
+        return {one.member: profile for one in members if (profile := self._profiler.find_profile(one))}
 
     def _epochs_left(self, member: str) -> int:
         state = self._state.members[member]

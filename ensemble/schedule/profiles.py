@@ -31,11 +31,7 @@ _BY_WIDTH = ("step_s", "samples_per_s", "cpus", "gpus", "spread_samples_per_s")
 #: Two nodes are better than one where they are faster by this factor at least: they hold two nodes' resources.
 _SPREAD_GAIN = 1.1
 _LISTS = ("members", "outlines")
-#: CPU-seconds and seconds that it takes to measure a small member, and what share of its training it may take.
-_MEASURING_S = 0.5
-_MEASURING_SHARE = 0.03
-#: Of the memory of the largest member so far: on nodes that have it for each core, memory bounds no packing.
-_MEMORY_FACTOR = 4
+_MEASURING_S, _MEASURING_SHARE = 0.5, 0.03  # that a small member takes, and at most of its training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +133,16 @@ def select_unmeasured(
     return new if len(pack(everyone, [], nodes, devices)) < len(everyone) else []
 
 
-def _costs_too_much(identity: Identity, known: Sequence[Profile], nodes: Sequence[Node], samples: int) -> bool:
-    """Whether measuring a member takes too much of its time on CPUs, by the slowest and largest of those known."""
-    if "workers" in identity.auto or identity.workers > 1:
-        return False
-    rate = min(min(one.samples_per_s.values(), default=0.0) for one in known)
-    most_gb = _MEMORY_FACTOR * max(one.memory_gb for one in known)
-    is_short = identity.epochs * samples * _MEASURING_SHARE < rate * _MEASURING_S
-    return samples > 0 and is_short and all(most_gb * node.cpus <= node.memory_gb for node in nodes)
+def _costs_too_much(one: Identity, known: Sequence[Profile], nodes: Sequence[Node], samples: int) -> bool:
+    """Whether measuring a member takes too much of its time on CPUs, by the slowest and largest of those known.
+
+    Memory is not to bound how many are packed: nodes have four times that of the largest for each core.
+    """
+    rate = min(min(profile.samples_per_s.values(), default=0.0) for profile in known)
+    most_gb = 4 * max(profile.memory_gb for profile in known)
+    is_short = 0 < one.epochs * samples * _MEASURING_SHARE < rate * _MEASURING_S
+    is_narrow = "workers" not in one.auto and one.workers == 1
+    return is_narrow and is_short and all(most_gb * node.cpus <= node.memory_gb for node in nodes)
 
 
 def is_spread_open(identity: Identity, nodes: Sequence[Node]) -> bool:

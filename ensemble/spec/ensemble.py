@@ -164,8 +164,7 @@ class Ensemble(MemberPipelines):
         allow_overlap: whether `test` may have samples of `train` or `valid`, windows of `valid` steps of `train`,
             and stages be fitted to samples of either. Other samples of `train` in `valid` are said.
         drop_last: whether the last partial batch of an epoch is left out.
-        checkpoint_every: epochs between checkpoints; None: after each epoch that ends 5 s or more after the last
-            checkpoint.
+        checkpoint_every: epochs between checkpoints; None: after epochs that end 5 s or more after the last one.
         checkpoint_minutes: minutes after which a member writes a checkpoint within an epoch, too; None: only
             after epochs.
         keep_checkpoints: what is kept of members that have ended. "all": checkpoints from which those that

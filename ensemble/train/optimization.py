@@ -160,7 +160,9 @@ class Optimization:
         self._losses_before = None if last else so_far
         if last:
             self._sync.send(command, so_far)
-        exchanging = self._exchange.overlap_backward() if last else contextlib.nullcontext()
+        exchanging = (
+            self._exchange.overlap_backward() if last and len(self._exchange) else contextlib.nullcontext()
+        )
         with precision.explain_missing_kernel(), exchanging:
             losses.backward(gradient)  # type: ignore[no-untyped-call]
 

@@ -34,9 +34,6 @@ class TrainingSteps:
         self.validate: Callable[[], Mapping[str, float]] | None = None
         self._needs_weighing = needs_weighing(state.identity.weights)
         self._has_stepped = False
-        self._synchronizing: Callable[[], contextlib.AbstractContextManager[None]] = (
-            contextlib.nullcontext if state.comm.world == 1 else state.throughput.synchronizing
-        )
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's batches of the epoch in training, each of which gets its step."""
@@ -48,8 +45,9 @@ class TrainingSteps:
             if state.gpu_busy is not None:
                 state.gpu_busy.begin()
             seed_everything(step_seed(state.identity.seed, state.comm.rank, before), state.device)
-            with self._synchronizing():
-                optimization.share_buffers()
+            if state.comm.world > 1:
+                with state.throughput.synchronizing():
+                    optimization.share_buffers()
             state.micro_batches = MicroBatches(batch, state.identity.accumulate)
             if state.is_own_loop:
                 state.observer.begin(optimization.model, batch)
@@ -96,8 +94,9 @@ class TrainingSteps:
         if parts is None or not parts.is_complete:
             raise TrainingError(f"member.step() comes after member.backward(losses), once a batch; {OWN_STEPS}")
         batch = parts.batch
+        waiting = contextlib.nullcontext() if state.comm.world == 1 else state.throughput.synchronizing()
         try:
-            result = state.optimization.end(batch, self._synchronizing(), ends_at_nan=state.ends_at_nan)
+            result = state.optimization.end(batch, waiting, ends_at_nan=state.ends_at_nan)
         except Diverged as error:
             state.micro_batches = None
             where_from = describe_not_finite(batch, lambda index: state.data.describe_sample("train", index))
