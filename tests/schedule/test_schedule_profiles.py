@@ -116,6 +116,13 @@ def test_only_members_are_measured_where_that_decides_something() -> None:
     assert select_unmeasured(widths_open, here, "auto", {}) == widths_open
     known = dataclasses.replace(measured(1.0), members=("member-9",), outlines=(compute_cost_key(four[0]),))
     assert select_unmeasured(four, here, "auto", {"member-9": known}) == [], "one of their outline was measured"
+    # Of others: measuring takes half a second, at most a thirtieth of the training of an epoch.
+    for rate, memory_gb, samples, gpus, wanted in (
+        *((100.0, 1.0, 1600, 0, []), (100.0, 1.0, 1700, 0, four), (100.0, 1.1, 1600, 0, four)),
+        *((100.0, 1.0, 0, 0, four), (100.0, 1.0, 1600, 1, four), (0.0, 1.0, 1600, 0, four)),
+    ):
+        other = dataclasses.replace(known, outlines=("other",), samples_per_s={1: rate}, memory_gb=memory_gb)
+        assert select_unmeasured(four, [node(gpus=gpus)], "auto", {"member-9": other}, samples=samples) == wanted
 
 
 def test_widths_go_as_far_as_a_node_has_room() -> None:

@@ -85,6 +85,21 @@ def test_a_member_trains_where_no_log_can_be_written_and_a_last_batch_is_of_one(
     assert "cannot write" in capsys.readouterr().err
 
 
+def test_a_checkpoint_is_written_after_epochs_that_end_late_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that is killed trains again what was trained since; it comes to the same bits."""
+    whole = finished(tmp_path / "whole", checkpoint_every=None)
+    for save_every_s, epochs in ((0.0, [1, 2]), (3600.0, [])):
+        monkeypatch.setattr("ensemble.train.lifecycle.SAVE_EVERY_S", save_every_s)
+        path = tmp_path / f"{save_every_s}"
+        events = loop_cases.kill(path, cases.NOISY, lambda event: event.get("epoch") == 2, checkpoint_every=None)
+        assert [event["epoch"] for event in of(events, "checkpoint")] == epochs
+        again = train(path, cases.NOISY, attempt=1, checkpoint_every=None)[1]
+        assert of(again, "started")[0]["epoch"] == len(epochs)
+        assert of(again, "finished")[0]["weights_sha256"] == whole["weights_sha256"]
+
+
 def test_a_checkpoint_is_written_within_an_epoch_when_it_is_due(tmp_path: Path) -> None:
     """A member that dies then does the step in progress again, and no other; it comes to the same bits."""
     whole = finished(tmp_path / "whole", checkpoint_minutes=None)
