@@ -68,8 +68,12 @@ def test_packed_sizes_are_those_of_the_formula() -> None:
     many |= {"qsgd8": n // 512 * 516, "qsgd16": n // 8192 * (4 + 2 * 8192)}
     sized: list[Any] = [({"name": name}, n, size) for name, size in many.items()]
     sized += [({"name": "qsgd4"}, 0, 0), ({"name": "qsgd4"}, 513, 260 + 5), ({"name": "onebit"}, 65, 16 + 12)]
-    sized.append(({"name": "qsgd8", "bucket": 32}, 33, 36 + 5))
-    columns = ((9216, 9216, 8 + 4 * 288), (32, 64, 24), (1, 5, 60), (3, 9, 36))
+    sized += [
+        ({"name": "qsgd8", "bucket": 32}, 33, 36 + 5),
+        ({"name": "qsgd2"}, 129, 36 + 5),
+        ({"name": "bf16"}, 3, 6),
+    ]
+    columns = ((9216, 2 * 9216, 2 * (8 + 4 * 288)), (32, 64, 24), (1, 5, 60), (3, 9, 36))
     sized += [({"name": "onebit", "column": column}, n, size) for column, n, size in columns]
     for options, n, size in sized:
         assert make_codec(options).wire_bytes(n) == size, (options, n)
@@ -161,13 +165,20 @@ def test_qsgd_is_unbiased(options: dict[str, Any]) -> None:
     assert abs(float(off.mean())) <= 5 * step / 2 / math.sqrt(draws * n)  # and nothing is drawn towards zero
 
 
-@pytest.mark.parametrize(("bits_each", "bucket"), [(2, 512), (4, 32), (8, 128)])
+@pytest.mark.parametrize(("bits_each", "bucket"), [(2, 512), (4, 32), (8, 128), (4, 512), (2, 32)])
 def test_qsgd_keeps_the_variance_bound_of_its_theorem(bits_each: int, bucket: int) -> None:
     codec, draws = make_codec({"name": f"qsgd{bits_each}", "norm": "l2", "bucket": bucket}), 100
     levels = 2 ** (bits_each - 1) - 1
     for values in (normal(bucket), torch.ones(bucket), torch.eye(bucket)[0] + 1e-3):
         lost = sum(float((round_trip(codec, values, key) - values).square().sum()) for key in range(draws)) / draws
         assert lost <= min(bucket / levels**2, math.sqrt(bucket) / levels) * float(values.square().sum())
+
+
+@pytest.mark.parametrize(("name", "bound"), [("qsgd2", 1.15), ("qsgd4", 0.2), ("qsgd8", 0.011), ("onebit", 0.61)])
+def test_the_relative_error_of_a_normal_vector(name: str, bound: float) -> None:
+    values = normal(2**16)
+    error = float((round_trip(make_codec({"name": name}), values) - values).norm() / values.norm())
+    assert 0.8 * bound < error < bound
 
 
 def test_onebit_unpacks_to_the_means_of_its_classes_and_a_cast_overflows_where_fp16_does() -> None:
@@ -200,6 +211,20 @@ def test_any_values_go_through(numbers: list[float], options: dict[str, Any], ke
         assert float(got.abs().max()) <= float(given_values.double().norm()) * 1.01 + nearest
 
 
+@pytest.mark.parametrize("options", [o for o in VARIANTS if said(o) not in ("qsgd2-l2", "qsgd4-l2")], ids=said)
+def test_what_is_sent_and_the_residual_are_the_sum_of_gradients(options: dict[str, Any]) -> None:
+    codec, n, steps, largest = make_codec(options), 1500, 200, 0.0
+    residual, (sent, wanted) = torch.zeros(n), torch.zeros(2, n, dtype=torch.float64)
+    for step in range(steps):
+        gradient = normal(n, seed=step, scale=1e-2) + 1e-3
+        wanted += gradient
+        residual += gradient
+        sent += decode(codec, encode(codec, residual, step, residual), n)
+        largest = max(largest, float(residual.abs().max()))
+    assert largest < 10.0  # what is kept back does not grow without end
+    assert float((sent + residual - wanted).abs().max()) < steps * 2**-23 * max(largest, 0.1)
+
+
 @every
 def test_extreme_numbers_zeros_and_no_values_stay_and_harm_no_other_group(options: dict[str, Any]) -> None:
     cases = [(1, 0, math.nan), (1, 0, math.inf), (40, 39, math.nan), (40, 20, -math.inf)]
@@ -227,6 +252,18 @@ def test_extreme_numbers_zeros_and_no_values_stay_and_harm_no_other_group(option
     wire = encode(codec, nothing, 0, nothing.clone())
     codec.decode(wire, nothing, add=True)
     assert wire.numel() == 0
+
+
+@pytest.mark.parametrize("name", ["fp16", "qsgd4", "onebit"])
+def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
+    codec, values = make_codec({"name": name}), torch.zeros(100)
+    wire = torch.zeros(codec.wire_bytes(100), dtype=torch.uint8)
+    wrong: list[dict[str, Any]] = [{"wire": wire[:-1]}, {"values": values.double()}, {"error": torch.zeros(99)}]
+    for options in (*wrong, {"values": torch.zeros(200)[::2]}):
+        with pytest.raises(ValueError, match=r"must be|strided"):
+            codec.encode(**({"values": values, "wire": wire, "error": None} | options), key=0)
+    with pytest.raises(ValueError, match="must be contiguous fp32"):
+        codec.decode(wire, values.half())
 
 
 class Halves(Codec):

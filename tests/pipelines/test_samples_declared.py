@@ -16,9 +16,9 @@ from pipelines import Feeder, Pipeline, PipelineError, Ragged, attach, find_shar
 from pipelines.loader.batch import Batch
 
 
-def read_batch(values: list[Any], *declared: Any) -> Batch:
+def read_batch(values: list[Any], *declared: Any, **options: Any) -> Batch:
     """One batch of samples {"x": value}."""
-    pipeline = Pipeline(sources.arrays(at=np.arange(len(values))), shuffle=False)
+    pipeline = Pipeline(sources.arrays(at=np.arange(len(values))), shuffle=False, **options)
     pipeline = pipeline.map(lambda sample: {"x": values[int(sample["at"])]}, id="x")
     for stage in declared:
         pipeline = pipeline.map(stage)
@@ -38,6 +38,12 @@ def test_a_text_is_cut_between_two_characters(text: str, most: int) -> None:
     assert text.startswith(cut) and len(cut.encode("utf-8", "surrogatepass")) <= most
     longer = text[: len(cut) + 1]
     assert cut == text or len(longer.encode("utf-8", "surrogatepass")) > most
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_a_value_that_does_not_fit_is_left_out_where_bad_records_are() -> None:
+    batch = read_batch([[1], [256], [1]], stages.ragged("x", 4, dtype="uint8"), on_error="skip", max_skipped=1.0)
+    assert batch["index"].tolist() == [0, 2] and batch.global_size == 2
 
 
 def test_a_list_that_may_be_empty_is_declared_with_shape_and_dtype() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -87,6 +90,10 @@ def test_the_orders_are_those_of_every_machine_and_version() -> None:
     balanced = sampling.balanced([0, 0, 0, 1, 0, 2, 0, 0], samples=9)
     orders = [epoch(Pipeline(source(8), seed=11, sampling=made), 2) for made in (weighted, balanced)]
     assert orders == [[1, 6, 2, 2, 6, 2, 5, 2], [3, 5, 3, 3, 5, 0, 6, 4, 5]]
+    lengths = source(8, length=[5, 1, 9, 2, 7, 3, 8, 4])
+    others = [sampling.bucketed("length", bucket=2, window=2), sampling.consecutive(3)]
+    orders = [epoch(Pipeline(lengths, seed=11, sampling=made), 2) for made in others]
+    assert orders == [[4, 6, 7, 3, 1, 5, 0, 2], [7, 0, 6]]
     for made in (weighted, balanced):
         pipelines = [
             Pipeline(source(8), seed=seed, sampling=pickle.loads(pickle.dumps(made))) for seed in (11, 12)
@@ -180,6 +187,21 @@ def test_the_fingerprint_knows_weights_labels_and_the_number_of_positions() -> N
     assert again.fingerprint == fingerprints[1], "equal classes by other names give an equal order"
     difference = pipelines[1].find_difference(pipelines[3].describe_for_peers())
     assert difference is not None and "sampling" in difference.reason
+
+
+def test_a_copy_in_another_process_draws_the_same() -> None:
+    script = """if True:
+        import pickle, sys
+        for pipeline in pickle.load(sys.stdin.buffer):
+            print(pipeline.order()(3, 0, len(pipeline)).tolist(), pipeline.fingerprint)
+    """
+    samplings = [sampling.weighted(np.arange(30.0)), sampling.balanced("label", samples=41)]
+    samplings += [sampling.bucketed("label"), sampling.consecutive(4)]
+    pipelines = [Pipeline(source(30, label=np.arange(30) % 4), seed=2, sampling=made) for made in samplings]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", script]
+    printed = subprocess.check_output(command, input=pickle.dumps(pipelines), env=environment).decode()
+    assert printed.splitlines() == [f"{epoch(pipeline, 3)} {pipeline.fingerprint}" for pipeline in pipelines]
 
 
 LENGTHS = np.random.default_rng(0).lognormal(4, 0.7, 3000).astype(np.int64) + 1

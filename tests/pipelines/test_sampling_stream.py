@@ -155,8 +155,8 @@ def test_a_record_that_kills_at_one_of_its_positions_is_found() -> None:
     assert Counter(i for i in read if i != 2) == Counter(i for i in order if i != 2)
 
 
-def test_weights_of_samples_go_by_record_at_every_position() -> None:
-    weights = sample_weights.bootstrap(1)
+@pytest.mark.parametrize("weights", [sample_weights.bootstrap(1), sample_weights.fold(N, 4, 1)])
+def test_weights_of_samples_go_by_record_at_every_position(weights: Any) -> None:
     for batch in pipe("balanced").loader(8, range(2), weights=weights):
         assert batch["weight"].tolist() == weights(batch["index"].numpy()).tolist()
 

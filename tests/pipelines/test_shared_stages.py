@@ -111,6 +111,15 @@ def test_a_sample_that_the_ring_cannot_hold_and_pythons_numbers_are_as_alone(beg
         assert loader.stats()["private_batches"] == 0 and feeder.stats()["skipped"] == 0
 
 
+def test_a_beginning_that_no_ring_can_hand_on_leaves_its_members_to_work_alone() -> None:
+    torch = pytest.importorskip("torch")
+    begun = pipe("plain").map(lambda sample: {**sample, "label": torch.tensor(sample["label"])}, id="tensor")
+    with Feeder(begun) as feeder:
+        with pytest.warns(UserWarning, match=r"working alone: .*'label' is torch.int64, neither a numpy"):
+            loader = attach(feeder.address, begun.map(noise), 8, range(1))
+        assert len(list(loader)) == 8 and loader.stats()["shared_batches"] == 0
+
+
 def test_the_shared_part_is_the_longest_one() -> None:
     base = pipe("plain").map(bad_end)
     ends = [base.map(noise).map(alike), base.map(noise).map(noise), base.map(noise).map(unlike)]

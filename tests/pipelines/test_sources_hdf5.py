@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines import sources
-from pipelines.errors import PipelineError
+from pipelines.errors import PipelineError, SampleError
 from pipelines.sources import Source
 
 h5py = pytest.importorskip("h5py")
@@ -86,6 +86,20 @@ def test_a_file_with_a_user_block_as_matlab_writes_it_is_mapped_at_the_right_pla
     source = sources.hdf5(tmp_path / "a.mat")
     assert source.groups is None, "both are mapped"
     assert values(source, "x") == list(range(N)) and values(source, "after") == [7 * i for i in range(N)]
+
+
+def test_a_damaged_chunk_is_a_sample_error_of_its_rows_alone(tmp_path: Path) -> None:
+    path, x = tmp_path / "a.h5", np.random.default_rng(0).random((30, 50))
+    with h5py.File(path, "w") as file:
+        place = file.create_dataset("x", data=x, chunks=(10, 50), compression="gzip").id.get_chunk_info(1)
+    with path.open("r+b") as damaged:
+        damaged.seek(place.byte_offset)
+        damaged.write(bytes(40))
+    source = sources.hdf5(path)
+    assert np.array_equal([source[i]["x"] for i in (0, 9, 20, 29)], x[[0, 9, 20, 29]])
+    for row in (10, 15, 19):
+        with pytest.raises(SampleError, match=rf"sample {row} \({path}:row {row}\): cannot be read"):
+            source[row]
 
 
 def test_several_files_follow_each_other_and_must_be_alike(tmp_path: Path) -> None:

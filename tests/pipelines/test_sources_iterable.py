@@ -131,6 +131,21 @@ def test_files_of_a_process_stay_while_it_lives_and_go_when_it_was_killed(
     assert not list(kept.iterdir())
 
 
+def test_a_spool_that_was_cut_is_not_read_and_no_record_is_left_out_for_it(kept: Path) -> None:
+    owner = sources.iterable(number, length=4)
+    (spool,) = kept.glob("*-records~")
+    os.truncate(spool, spool.stat().st_size - 1)
+    with pytest.raises(DataOutOfReach, match="was changed after it was written"):
+        list(Pipeline(owner, on_error="skip", max_skipped=1.0).loader(2, epochs=1))
+
+
+def test_the_identity_is_that_of_the_records_in_their_order_or_the_given_one() -> None:
+    streams = (number, list(number()), list(number())[::-1])
+    own, again, backwards = (sources.iterable(stream, length=4).identity() for stream in streams)
+    assert own == again != backwards
+    assert len({str(sources.iterable(stream, length=4, id="mine").identity()) for stream in streams}) == 1
+
+
 def test_the_spool_goes_with_the_source(kept: Path) -> None:
     source = sources.iterable(number, length=4)
     assert kept.stat().st_mode & 0o777 == 0o700 and source[3]["label"] == 3 and list(kept.iterdir())

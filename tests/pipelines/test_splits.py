@@ -167,6 +167,8 @@ def test_keys_are_divided_alike_on_every_machine_by_what_they_say() -> None:
     sizes = np.array([len(part) for part in source(len(large)).split(shares, 1, key=large)])
     spread = (len(large) * np.array(shares) * (1 - np.array(shares))) ** 0.5
     assert (np.abs(sizes - np.array(shares) * len(large)) < 4 * spread).all()
+    one, two = (parts_of(source(len(large)).split(shares, seed, key=large), len(large)) for seed in (0, 1))
+    assert (one == two).mean() == pytest.approx(0.8**2 + 0.15**2 + 0.05**2, abs=0.01), "seeds are independent"
     names = ["a", "b", "", "7", "-1", "\u00e4", "cat/1.jpg", "\ud800"]
     expected = [1, 2, 1, 1, 2, 1, 0, 1]  # computed apart from this code
     for keys in (names, [name.encode("utf-8", "surrogatepass") for name in names]):
@@ -180,6 +182,8 @@ def test_keys_are_divided_alike_on_every_machine_by_what_they_say() -> None:
     train, valid = patients.split(0.7, key="patient")
     assert not set(train.column("patient")) & set(valid.column("patient"))
     other = patients.split(0.7)[0].identity()
+    numbered, named = (patients.split(0.7, key=[kind(n) for n in range(200)])[0] for kind in (int, str))
+    assert numbered.identity() == named.identity()
     assert train.identity() == patients.split(0.7, key="patient")[0].identity() not in (other, valid.identity())
 
 

@@ -41,6 +41,13 @@ def test_words_become_their_position_plus_two_and_a_vocabulary_has_the_most_freq
     assert stages.build_vocabulary(iter(texts), 100, lowercase=False) == ("a", "b", "B", "c", "d")
 
 
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=8))
+def test_with_the_texts_own_vocabulary_no_word_is_unknown(texts: list[str]) -> None:
+    if vocabulary := stages.build_vocabulary(texts, 1000):
+        stage = stages.tokenize("t", vocabulary)
+        assert all((stage({"t": text})["t"] >= 2).all() for text in texts)
+
+
 @given(st.integers(0, 20), st.integers(1, 20), st.lists(st.integers(1, 3), max_size=2), st.data())
 def test_pad_brings_any_axis_to_its_length(n: int, length: int, others: list[int], data: st.DataObject) -> None:
     value, side = data.draw(st.integers(-5, 5)), data.draw(st.sampled_from(["end", "start"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import subprocess
@@ -26,7 +27,7 @@ from ensemble.spec.validation import SpecError
 from ensemble.train.batchnorm import bias_and_norm
 from ensemble.train.checkpoint import to_builtin
 from ensemble.train.lars import LARS
-from ensemble.train.lr_schedulers import cosine, make_schedule, polynomial
+from ensemble.train.lr_schedulers import cosine, make_schedule, polynomial, step_decay
 from ensemble.train.optimizers import make_optimizer
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (3, 1)]
@@ -341,6 +342,25 @@ def test_steps_by_epochs_and_by_milestones() -> None:
     assert rates({"name": "step", "every_epochs": 1, "gamma": 0.5}, 1.0) == [1.0] * 4 + [0.5] * 4 + [0.25] * 4
     found = rates({"name": "step", "milestones": [0.5, 2], "gamma": 0.1}, 1.0)
     assert found == pytest.approx([1.0] * 2 + [0.1] * 6 + [0.01] * 4)
+
+
+@given(st.integers(1, 200), st.floats(0, 1.2), st.floats(0, 0.99), st.floats(0.5, 4), st.integers(1, 30))
+def test_factors_rise_to_one_and_then_never_rise(
+    steps: int, share: float, end: float, power: float, per: int
+) -> None:
+    warm = round(share * steps)
+    for factor in (
+        [polynomial(t, steps, power=power, end=end, warmup_steps=warm) for t in range(steps)],
+        [cosine(t, steps, end=end, warmup_steps=warm) for t in range(steps)],
+        [step_decay(t, per, gamma=0.5, every_epochs=1e9, warmup_steps=warm) for t in range(steps)],
+    ):
+        up, down = factor[:warm], factor[max(0, warm - 1) :]
+        assert up == sorted(up) and all(0 < f <= 1 for f in up)
+        assert all(a >= b - 1e-12 for a, b in itertools.pairwise(down))
+        assert all(end * min(1, 1 / max(1, warm)) - 1e-12 <= f <= 1 and math.isfinite(f) for f in factor)
+    if warm < steps:  # the cosine after a warm-up is that of the steps that are left
+        after = [cosine(t, steps, end=end, warmup_steps=warm) for t in range(warm, steps)]
+        assert after == pytest.approx([cosine(t, steps - warm, end=end) for t in range(steps - warm)])
 
 
 def test_a_rate_meant_for_a_batch_is_scaled_to_the_members() -> None:
