@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.leftovers import wait_until
 
 from benchmarks.launch.backends import unavailable_reason
 from benchmarks.launch.hosts import Hosts, unavailable
@@ -24,6 +25,9 @@ from ensemble.spec import SpecError
 
 REASON = unavailable()
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+
+
+# --- what ranks do here --------------------------------------------------------------------------------------
 
 
 def summed(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
@@ -55,12 +59,21 @@ def waits(comm: Communicator, options: dict[str, Any]) -> None:
         signal.pause()
 
 
+# --- tests ---------------------------------------------------------------------------------------------------
+
+
 @given(st.integers(1, 40), st.integers(1, 8))
 def test_placements_use_all_hosts_alike(ranks: int, hosts: int) -> None:
     placement = contiguous(ranks, hosts)
     counts = [placement.count(host) for host in range(hosts)]
     assert sum(counts) == ranks and max(counts) - min(counts) <= 1 and placement == sorted(placement)
     assert contiguous(8, 2) == [0] * 4 + [1] * 4
+
+
+@pytest.mark.more
+def test_each_rank_returns_its_own_result_on_the_loopback() -> None:
+    got = run_ranks("test_benchmarks_ranks:summed", {"more": 1.0}, placement=contiguous(3, 1))
+    assert got == [{"rank": rank, "sum": [6.0] * 4, "threads": 1} for rank in range(3)]
 
 
 @pytest.mark.more
@@ -120,13 +133,20 @@ def test_nothing_is_left_when_the_one_that_asked_is_interrupted_or_killed(fatal:
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)}
     command = [sys.executable, "-c", code, str(there)]
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as asking:
-        wait_until(lambda: len([path for path in there.iterdir() if path.read_text()]) == 2, "two ranks")
+        _until(lambda: len([path for path in there.iterdir() if path.read_text()]) == 2)
         pids = [int(path.read_text()) for path in there.iterdir()]
         asking.send_signal(fatal)
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "their end")
+    _until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     if fatal == signal.SIGINT:
         assert list(temporary.iterdir()) == []
 
 
 def _nobody_left() -> None:
     assert [child for child in psutil.Process().children(recursive=True) if child.is_running()] == []
+
+
+def _until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + 300
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.02)
