@@ -425,13 +425,13 @@ class Lines(Logger):
 
 
 def test_a_logger_of_another_package_is_used_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LOGGERS.names()  # without it, to be set back
     info = tmp_path / "other" / "other-2.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
     (info / "entry_points.txt").write_text("[ray_ensemble.loggers]\nlines = their_lines:Lines\n")
     (tmp_path / "other" / "their_lines.py").write_text(OF_A_STRANGER)
     monkeypatch.syspath_prepend(str(tmp_path / "other"))
-    LOGGERS.names()  # so that there is something to set back
     monkeypatch.delitem(vars(LOGGERS), "_foreign")
     declared = [{"name": "lines", "file": str(tmp_path / "lines")}]
     check_installed(declared)
