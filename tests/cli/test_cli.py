@@ -17,6 +17,7 @@ import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,6 +28,7 @@ from kit.run_events import list_run, write_run
 
 from ensemble.cli import demo
 from ensemble.cli.arguments import Command, add_run_dir
+from ensemble.cli.control_commands import _read_lines
 from ensemble.cli.parser import main, make_command_parser
 from ensemble.combine import CombineError
 from ensemble.comm import CommunicatorError
@@ -416,6 +418,20 @@ def test_the_package_is_the_command_and_the_home_directory_is_found(tmp_path: Pa
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.startswith(f"ensemble: no run here: {tmp_path}/absent/")
+
+
+def test_a_log_that_is_made_anew_is_followed_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_ends = SimpleNamespace(find_loss=lambda: None, read=lambda: None, state=SimpleNamespace(ended=None))
+    monkeypatch.setattr("ensemble.run.StateFollower", lambda _: never_ends)
+    log, other = tmp_path / "log", tmp_path / "other"
+    log.write_text("old\n")
+    other.write_text("new\nmore\n")
+    lines = _read_lines(SimpleNamespace(log=lambda _: log), "member-0", follow=True)
+    assert next(lines)["line"] == "old"
+    other.replace(log)
+    assert [next(lines)["line"], next(lines)["line"]] == ["new", "more"]
 
 
 def test_what_follows_a_dry_run_however_abbreviated_is_the_spec() -> None:
