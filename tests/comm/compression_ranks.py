@@ -12,6 +12,7 @@ from torch import nn
 from ensemble.comm import Communicator
 from ensemble.comm.codecs import make_codec
 from ensemble.comm.compressed_all_reduce import CompressedAllReduce
+from ensemble.comm.error_feedback import remaining_error
 from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.powersgd import PowerSGD
 from ensemble.spec.options import COMPRESSIONS, resolve
@@ -98,7 +99,13 @@ def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any])
     step(exchange, resumed, STEPS - 1, comm.rank, unit=2.0 ** (STEPS - 1))
     again = digest(resumed)
     exchange.close()
-    return {"unused": unused, "digests": digests, "again": again, "error": error, "sent_bytes": sent, "lost": left}
+    exchange = exchange_of(comm, parameters(), name, **options)
+    exchange.load_state_dict({**saved, "world": 2})  # as if fewer ranks had saved the same sum
+    shared, sizes = exchange.state_dict(), {number: p.numel() for number, p in enumerate(own.values())}
+    sums = [remaining_error(state["own"], state["parameters"], sizes) for state in (saved, shared) if comm.rank == 0]
+    kept = all(torch.allclose(values, sums[1][number], atol=1e-5) for number, values in (sums or [{}])[0].items())
+    exchange.close()
+    return {"kept": kept, "unused": unused, "digests": digests, "again": again, "error": error, "sent_bytes": sent, "lost": left}
 
 
 def told(comm: Communicator, folder: Path, state: dict[str, Any], name: str) -> dict[str, Any]:
