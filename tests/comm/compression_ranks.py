@@ -101,11 +101,13 @@ def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any])
     exchange.close()
     exchange = exchange_of(comm, parameters(), name, **options)
     exchange.load_state_dict({**saved, "world": 2})  # as if fewer ranks had saved the same sum
-    shared, sizes = exchange.state_dict(), {number: p.numel() for number, p in enumerate(own.values())}
-    sums = [remaining_error(state["own"], state["parameters"], sizes) for state in (saved, shared) if comm.rank == 0]
-    kept = all(torch.allclose(values, sums[1][number], atol=1e-5) for number, values in (sums or [{}])[0].items())
+    states = saved, told(comm, folder, exchange.state_dict(), f"{name}-shared")
+    sizes = {number: parameter.numel() for number, parameter in enumerate(own.values())}
+    before, after = (remaining_error(state["own"], state["parameters"], sizes) for state in states)
+    kept = all(torch.allclose(before[number], after[number], atol=1e-5) for number in before)
     exchange.close()
-    return {"kept": kept, "unused": unused, "digests": digests, "again": again, "error": error, "sent_bytes": sent, "lost": left}
+    left["kept"] = kept
+    return {"unused": unused, "digests": digests, "again": again, "error": error, "sent_bytes": sent, "lost": left}
 
 
 def told(comm: Communicator, folder: Path, state: dict[str, Any], name: str) -> dict[str, Any]:
