@@ -18,6 +18,7 @@ import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from kit.run_events import list_run, write_run
 
 from ensemble.cli import demo
 from ensemble.cli.arguments import Command, add_run_dir
+from ensemble.cli.control_commands import _read_lines
 from ensemble.cli.parser import main, make_command_parser
 from ensemble.combine import CombineError
 from ensemble.comm import CommunicatorError
@@ -505,10 +507,31 @@ def test_the_package_is_the_command_and_the_home_directory_is_found(tmp_path: Pa
     assert done.stderr.startswith(f"ensemble: no run here: {tmp_path}/absent/")
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("word", ["--dry", "--dry-r", "--dry-run"])
 def test_what_follows_a_dry_run_however_abbreviated_is_the_spec(word: str) -> None:
     read = make_command_parser().parse_args(["run", word, "a_spec.py"])
     assert (read.dry_run, read.spec) == ("quick", "a_spec.py")
+=======
+def test_a_log_that_is_made_anew_is_followed_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_ends = SimpleNamespace(find_loss=lambda: None, read=lambda: None, state=SimpleNamespace(ended=None))
+    monkeypatch.setattr("ensemble.run.StateFollower", lambda _: never_ends)
+    log, other = tmp_path / "log", tmp_path / "other"
+    log.write_text("old\n")
+    other.write_text("new and longer\n")
+    lines = _read_lines(SimpleNamespace(log=lambda _: log), "member-0", follow=True)
+    assert next(lines)["line"] == "old"
+    other.replace(log)
+    assert next(lines)["line"] == "new and longer"
+
+
+def test_what_follows_a_dry_run_however_abbreviated_is_the_spec() -> None:
+    for word in ("--dry", "--dry-r", "--dry-run"):
+        read = make_command_parser().parse_args(["run", word, "a_spec.py"])
+        assert (read.dry_run, read.spec) == ("quick", "a_spec.py")
+>>>>>>> K2
 
 
 def test_a_logger_that_is_added_to_a_finished_run_writes_it(tmp_path: Path) -> None:

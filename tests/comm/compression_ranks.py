@@ -12,6 +12,7 @@ from torch import nn
 from ensemble.comm import Communicator
 from ensemble.comm.codecs import make_codec
 from ensemble.comm.compressed_all_reduce import CompressedAllReduce
+from ensemble.comm.error_feedback import remaining_error
 from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.powersgd import PowerSGD
 from ensemble.spec.options import COMPRESSIONS, resolve
@@ -98,6 +99,14 @@ def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any])
     step(exchange, resumed, STEPS - 1, comm.rank, unit=2.0 ** (STEPS - 1))
     again = digest(resumed)
     exchange.close()
+    exchange = exchange_of(comm, parameters(), name, **options)
+    exchange.load_state_dict({**saved, "world": 2})  # as if fewer ranks had saved the same sum
+    states = saved, told(comm, folder, exchange.state_dict(), f"{name}-shared")
+    sizes = {number: parameter.numel() for number, parameter in enumerate(own.values())}
+    before, after = (remaining_error(state["own"], state["parameters"], sizes) for state in states)
+    kept = all(torch.allclose(before[number], after[number], atol=1e-5) for number in before)
+    exchange.close()
+    left["kept"] = kept
     return {"unused": unused, "digests": digests, "again": again, "error": error, "sent_bytes": sent, "lost": left}
 
 

@@ -35,6 +35,7 @@ def test_all_ranks_have_the_same_bits_and_what_was_sent_and_is_remembered_are_al
     for scheme in schemes:
         assert scheme["again"] == scheme["digests"][-1], "a resume goes on with the same bits"
         assert scheme["unused"], "a parameter without a gradient anywhere has none after"
+    assert schemes[0]["lost"]["kept"], "the sum of what is remembered, by another number of ranks"
     lost = schemes[0]["lost"]
     assert name == "qsgd8" or lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
     for said in three:  # an infinity on one rank is seen by all and leaves no trace

@@ -135,3 +135,14 @@ def test_members_wait_while_others_hold_the_memory_and_start_when_it_is_given_ba
     offered, limit = first["memory_gb"] * 2**30, LIMIT_MIB * MIB
     assert (max(rings) > 0) == (executor == "local") and max(rings) <= limit / 16
     assert offered + max(rings) <= limit < 1.1 * offered, "members and rings together"
+
+
+def test_what_is_seen_in_one_look_only_changes_no_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([50.0, None, 50.0, 50.0])
+    offers, found = MemoryOffers(), []
+    offers._total_gb = 100.0
+    monkeypatch.setattr(offers, "_read", lambda: next(looks))
+    for _ in range(4):
+        offers._next_look = 0.0
+        found.append(offers.find_change())
+    assert found == [None, None, None, (50.0,)]

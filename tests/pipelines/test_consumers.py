@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import core_pipes as pipes
@@ -19,6 +21,8 @@ from core_pipes import Feeder, Job, N, leaves_nothing, pipe  # noqa: F401
 from forked_children import data
 
 from pipelines import Batch, Pipeline, attach
+from pipelines.feeder.consumers import Consumers
+from pipelines.feeder.hello import Consumer
 from pipelines.ipc.child_processes import child_environment
 from pipelines.order.stream import min_capacity
 
@@ -160,3 +164,23 @@ def test_who_writes_in_place_changes_nothing_for_anybody_where_a_batch_wraps_too
     expected = [[pipes.record(batch) for batch in wide.loader(size, range(6))] for size in (13, 8)]
     assert [records for records, _ in results] == [expected[0]] * 3 + [expected[1]]
     assert all(stats["private_batches"] == 0 for _, stats in results)
+
+
+def test_what_both_ranks_of_a_member_have_released_counts_once() -> None:
+    jobs = [Job(name="wide", rank=rank, world=2) for rank in range(2)]
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        loaders = [job.attach(feeder.address) for job in jobs]
+        pipes.together([partial(pipes.read, *each) for each in zip(loaders, jobs, strict=True)])
+        pipes.wait_until(lambda: feeder.stats()["members"] == 0)
+        assert feeder.stats()["consumed"] == 2 * N
+
+
+def test_a_slow_reader_that_still_releases_samples_is_not_detached() -> None:
+    with socket.socket() as connection:
+        slow, waiting = (Consumer(connection, want=want, words=memoryview(b"")) for want in (0, 9))
+    stream = SimpleNamespace(head=8, ready=8, blocking_readers=lambda: [slow])
+    served: Any = SimpleNamespace(_stream=stream, _all=[slow, waiting], _admitted=lambda: [slow, waiting])
+    served._waiting_since = slow.last_heard - 60.0
+    assert Consumers.find_stalled(served, 30.0)[0] == []
+    slow.last_heard -= 60.0
+    assert Consumers.find_stalled(served, 30.0)[0] == [slow]

@@ -14,6 +14,7 @@ from pipelines import Loader, attach
 from pipelines.loader.batch import ReadRange
 from pipelines.order import epoch_order
 from pipelines.order.epoch_order import Generators, batch_bounds, epoch_indices, rank_bounds, steps_per_epoch
+from pipelines.order.rank_rows import RankRows
 from pipelines.order.stream import min_capacity
 
 seeds = st.integers(-(2**70), 2**70)
@@ -60,6 +61,16 @@ def test_ranks_share_each_batch_out_and_batches_the_epoch(n: int, batch: int, wo
         assert max(sizes) - min(sizes) <= 1
         places += range(start, stop)
     assert places == list(range(n // batch * batch if drop_last else n))
+
+
+@pytest.mark.parametrize("rank", range(5))
+def test_a_rank_reads_its_rows_in_any_pieces_also_where_its_share_of_the_last_batch_is_larger(rank: int) -> None:
+    rows, whole = RankRows(n=15, batch_size=8, rank=rank, world=5), list[int]()
+    for step in range(2):
+        whole += range(*rank_bounds(*batch_bounds(15, 8, step), rank, 5))
+    for start in range(rows.per_epoch + 1):
+        for stop in range(start, rows.per_epoch + 1):
+            assert [at for piece in rows.places(start, stop) for at in range(*piece)] == whole[start:stop]
 
 
 def _numbers(rng: np.random.Generator) -> tuple[float, ...]:

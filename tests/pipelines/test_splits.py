@@ -95,6 +95,11 @@ def test_a_stratified_part_has_each_class_within_one_record_of_its_share(drawn: 
     assert (np.abs(sizes - len(labels) * np.array(shares)) <= len(shares)).all()
 
 
+def test_a_stratified_split_of_many_small_classes_has_the_fractions_of_the_whole() -> None:
+    parts = source(60).split((0.6, 0.3, 0.1), stratify=np.arange(60) // 2)
+    assert [len(part) for part in parts] == [36, 18, 6]
+
+
 @given(labelled())
 def test_groups_stay_together_and_parts_come_near_their_shares(drawn: Any) -> None:
     labels, groups, shares, seed = drawn

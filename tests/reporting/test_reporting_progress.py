@@ -229,6 +229,9 @@ def test_start_up_does_not_count_as_pace_and_nothing_is_said_of_time_left_before
 def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended() -> None:
     assert count_epochs(fold(runs.list_run())) == (7 * 6 + 4, 0)
     assert count_epochs(fold(runs.just_started())) == (0, 4 * 3)
+    identity = {"epochs": 9, "lineage": {"epoch": 4, "whole": True}}
+    clone = MemberState("clone", 0, identity, state="running", epoch=6)
+    assert count_epochs(RunState(members={"clone": clone})) == (2, 3), "without those that it has inherited"
     state = fold(runs.list_run(until=9.0))
     assert all(0 <= fraction_done(state, member) <= 1 for member in state.members.values())
     assert member_left_s(state, state.members["member-0"]) > 0

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from small_run import stop_at
 import ensemble
 from ensemble import Member, Search, SpecError, choice, integer, loguniform, uniform
 from ensemble.events import RunStopped
-from ensemble.search.population import choose_parent, perturb
+from ensemble.search.population import Population, choose_parent, perturb
 from ensemble.search.space import make_distribution
 from ensemble.spec.population import find_last_epoch
 from ensemble.store import MemberState, RunDir, RunState, StoreError, load_checkpoint, load_initial_state
@@ -289,3 +290,16 @@ def test_seeds_and_sample_weights_are_of_the_place_and_the_data_may_go_by_hyperp
     assert len({member.params["by"] for member in members}) == 3
     drawn = [(member.identity["seed"], member.identity["weights"]["seed"]) for member in members]
     assert drawn[:2] == drawn[2:] and drawn[0] != drawn[1]
+
+
+def test_generations_draw_other_parents_and_directions_at_the_same_place(undisturbed: Path) -> None:
+    state = state_of(undisturbed)
+    last = generations_of(state)[0]
+    trial = SimpleNamespace(params={"lr": 0.1}, distributions={"lr": make_distribution(loguniform(1e-3, 0.5))})
+    searcher: Any = SimpleNamespace(get_trial=lambda _: trial, ask=lambda _, params, __: trial.params | params)
+    population = Population(declare(), state, searcher)
+    population._options |= {"quantile": 0.5, "resample": 0.0}
+    population._read_generation = lambda _: last  # type: ignore[method-assign]
+    worst = max(range(POPULATION), key=lambda place: last[place].metrics["loss"])
+    made = [population.propose(99, generation * POPULATION + worst) for generation in range(1, 9)]
+    assert len({each.params["lr"] for each in made}) == len({str(each.lineage) for each in made}) == 2

@@ -6,10 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from kit import train_child as cases
 from kit.checkpoints import newest_checkpoint
 from kit.loop_cases import own_loop
@@ -21,6 +23,7 @@ from ensemble import EarlyStopping, Ensemble, GradientNorm, Member, MemberCallba
 from ensemble.reporting import RunProjection
 from ensemble.spec.callbacks import HOOKS, overrides
 from ensemble.store import MemberState, RunDir, RunState, StoreError, load_checkpoint, read_events
+from ensemble.train.averaging import Averaging
 from ensemble.train.callbacks import Callbacks
 from ensemble.train.checkpoint import keep_weights_only
 from ensemble.train.job import NO_IMPROVEMENT
@@ -288,3 +291,13 @@ def test_what_is_no_callback_is_refused() -> None:
     for callback, says in ((OfArrays(), r"OfArrays.identity\(\)"), (hidden, "Halved has an attribute 'end_step'")):
         with pytest.raises(SpecError, match=says):
             declare(callbacks=[callback])
+
+
+def test_a_step_that_the_loss_scale_skips_is_not_averaged() -> None:
+    averaging, member = Averaging({"name": "ema", "decay": 0.5}, 1), SimpleNamespace(model=nn.Linear(2, 1))
+    averaging.end_step(member, applied=True)  # type: ignore[arg-type]
+    before = {name: values.clone() for name, values in averaging.state_dict()["averages"].items()}
+    nn.init.constant_(member.model.weight, 7.0)
+    averaging.end_step(member, applied=False)  # type: ignore[arg-type]
+    torch.testing.assert_close(averaging.state_dict()["averages"], before)
+    assert averaging.count == 1
