@@ -507,12 +507,6 @@ def test_the_package_is_the_command_and_the_home_directory_is_found(tmp_path: Pa
     assert done.stderr.startswith(f"ensemble: no run here: {tmp_path}/absent/")
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("word", ["--dry", "--dry-r", "--dry-run"])
-def test_what_follows_a_dry_run_however_abbreviated_is_the_spec(word: str) -> None:
-    read = make_command_parser().parse_args(["run", word, "a_spec.py"])
-    assert (read.dry_run, read.spec) == ("quick", "a_spec.py")
-=======
 def test_a_log_that_is_made_anew_is_followed_from_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,11 +521,10 @@ def test_a_log_that_is_made_anew_is_followed_from_its_beginning(
     assert next(lines)["line"] == "new and longer"
 
 
-def test_what_follows_a_dry_run_however_abbreviated_is_the_spec() -> None:
-    for word in ("--dry", "--dry-r", "--dry-run"):
-        read = make_command_parser().parse_args(["run", word, "a_spec.py"])
-        assert (read.dry_run, read.spec) == ("quick", "a_spec.py")
->>>>>>> K2
+@pytest.mark.parametrize("word", ["--dry", "--dry-r", "--dry-run"])
+def test_what_follows_a_dry_run_however_abbreviated_is_the_spec(word: str) -> None:
+    read = make_command_parser().parse_args(["run", word, "a_spec.py"])
+    assert (read.dry_run, read.spec) == ("quick", "a_spec.py")
 
 
 def test_a_logger_that_is_added_to_a_finished_run_writes_it(tmp_path: Path) -> None:

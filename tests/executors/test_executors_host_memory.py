@@ -12,6 +12,8 @@ import pytest
 from kit.control_groups import make_control_group
 from kit.finished_runs import of_kind
 
+from ensemble.executors.memory_offers import MemoryOffers
+
 HERE = Path(__file__).parent
 MIB = 2**20
 LIMIT_MIB = 2500
