@@ -17,11 +17,11 @@ _ALIGNMENT = 64
 
 
 class CopiedRows:
-    """Reads batches of an epoch of n samples, one after the other."""
+    """Reads batches of an epoch of n samples, one after the other: copies one at first, then twice as many each time."""
 
     def __init__(self, pipeline: PipelineDescription, n: int) -> None:
         self._pipeline, self._n = pipeline, n
-        self._epoch, self._places = -1, range(0)
+        self._epoch, self._places, self._batches = -1, range(0), 0
         self._tensors: dict[str, torch.Tensor] = {}
 
     def read(self, preparer: Preparer, epoch: int, start: int, stop: int) -> dict[str, torch.Tensor] | None:
@@ -30,9 +30,10 @@ class CopiedRows:
             return None
         if epoch != self._epoch or start not in self._places:
             sizes = [(stop - start) * row.nbytes for row in empty_batch(self._pipeline.fields, 1).values()]
+            most = max(1, _BYTES // sum(sizes))
             # A batch begins where torch aligns memory: what is computed with it must not depend on its place.
-            batches = 1 if any(size % _ALIGNMENT for size in sizes) else max(1, _BYTES // sum(sizes))
-            places = range(start, min(self._n, start + batches * (stop - start)))
+            self._batches = 1 if any(size % _ALIGNMENT for size in sizes) else min(max(1, 2 * self._batches), most)
+            places = range(start, min(self._n, start + self._batches * (stop - start)))
             tensors = empty_batch(self._pipeline.fields, len(places))
             columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
             if not preparer.copy(columns, 0, preparer.indices(epoch, places.start, places.stop)):
