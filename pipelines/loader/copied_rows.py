@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 
 
 class CopiedRows:
-    """Reads batches of an epoch of n samples, one after the other: copies one at first, then twice as many each time."""
+    """Reads batches of an epoch of n samples in their order; copies one at first, then twice as many each time."""
 
     def __init__(self, pipeline: PipelineDescription, n: int) -> None:
         self._pipeline, self._n = pipeline, n
