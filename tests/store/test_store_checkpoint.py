@@ -64,10 +64,13 @@ def test_any_nesting_comes_back_exactly(tmp_path_factory: pytest.TempPathFactory
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     weight = torch.randn(100, 100)
-    save_checkpoint(tmp_path / "c", {"in": weight, "out": weight, "part": weight[:2], "row": weight[3]})
+    parts = {"part": weight[:2], "row": weight[3]}
+    save_checkpoint(tmp_path / "c", {"in": weight, "out": weight, **parts})
     state = load_checkpoint(tmp_path / "c")
     assert state["in"] is state["out"] and torch.equal(state["part"], weight[:2])
     assert (tmp_path / "c").stat().st_size < 2 * weight.nbytes
+    save_checkpoint(tmp_path / "turned", turned := {"in": weight, "turned": weight.T})
+    assert same(load_checkpoint(tmp_path / "turned"), turned)
 
 
 def test_memory_layout_and_alignment_are_kept(tmp_path: Path) -> None:
