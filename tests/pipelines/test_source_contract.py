@@ -54,7 +54,7 @@ def folder(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(case, tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ask() -> Iterator[Callable[..., Any]]:
     command = [sys.executable, "-c", "import source_cases; source_cases.main()"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -62,7 +62,9 @@ def ask() -> Iterator[Callable[..., Any]]:
 
         def ask(**request: str) -> Any:
             print(json.dumps(request), file=process.stdin, flush=True)
-            return json.loads(process.stdout.readline())  # type: ignore[union-attr]
+            answer: str = process.stdout.readline()  # type: ignore[union-attr]
+            assert answer, f"the other process ended with {process.wait(60)}"
+            return json.loads(answer)
 
         yield ask
 
