@@ -54,7 +54,7 @@ def folder(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(case, tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ask() -> Iterator[Callable[..., Any]]:
     command = [sys.executable, "-c", "import source_cases; source_cases.main()"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
