@@ -228,6 +228,11 @@ class PipelineDescription(ABC):
         return next((s for s in self.stages if s.random), None)
 
     @property
+    def repeats(self) -> bool:
+        """Whether each epoch has the same samples, each once, in an order of its own."""
+        return self.random_stage is None and self.sampling is None
+
+    @property
     def fields(self) -> dict[str, Field]:
         """Name -> (shape, dtype) of the fields of one sample, without the batch axis.
 

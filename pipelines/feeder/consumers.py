@@ -165,13 +165,17 @@ class Consumers:
                 self._look_at(consumer, consumer.words)
 
     def _look_at(self, consumer: Consumer, words: memoryview) -> None:
-        reader, released = self._stream.readers[consumer], words[RELEASED]
+        stream, released = self._stream, words[RELEASED]
+        reader = stream.readers[consumer]
+        if stream.kept and stream.ready >= stream.kept:
+            stream.release(consumer, stream.kept)  # it no longer needs this feeder
         if released > consumer.released:
+            before = consumer.released if stream.kept else reader.position
             consumer.released, consumer.last_heard = released, time.monotonic()
-            before = reader.position
-            self._stream.release(consumer, released)
+            if not stream.kept:
+                stream.release(consumer, released)
             if consumer.is_counted:
-                self.consumed += self._buffers.count_good(before, reader.position)
+                self.consumed += self._buffers.count_good(before, released if stream.kept else reader.position)
         consumer.want = words[WANT] if reader.position < reader.stop else 0
 
     # --- stalled consumers ------------------------------------------------------------------------------
@@ -258,7 +262,7 @@ class Consumers:
             return
         consumer.name, consumer.rank, consumer.local_world = hello.name, hello.rank, hello.local_world
         first = self._assign_epoch(consumer) if hello.first_epoch is None else hello.first_epoch
-        position = first * n + hello.place
+        position = consumer.released = first * n + hello.place
         if not stream.join(consumer, position, (first + hello.epochs) * n):
             self._refuse(consumer, f"the stream is not at epoch {first}", retry=True, first_epoch=first)
             return
@@ -276,6 +280,7 @@ class Consumers:
         held = pipeline.describe_samples() if goes_on or request["fields"] is None else {}
         held |= {"prepared_by": pipeline.token, "machine": describe_machine(), "has_peers": self._has_peers}
         held["poison"] = list(pipeline.poison_records.codes.items())[:_MAX_POISON]
+        held["kept"] = stream.kept > 0
         held["lead"] = min(stream.capacity // 2, stream.capacity - stream.block_size)
         welcome = messages.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
         try:

@@ -31,6 +31,7 @@ from pipelines.checks import (
 from pipelines.feeder.consumers import Consumers
 from pipelines.feeder.hello import Consumer
 from pipelines.feeder.listener import Listener
+from pipelines.environment.machine_limits import fits_in_memory
 from pipelines.feeder.statistics import FeederStatistics
 from pipelines.ipc import messages
 from pipelines.order.stream import Block, Stream, default_block_size, default_capacity
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pipelines.feeder.peers import Peers
 
 _RETRY_S = 1.0
+_LEAST_FREE = 4  # times the memory that a ring with all samples takes is half of what is free
 
 
 class Feeder:
@@ -55,7 +57,9 @@ class Feeder:
         pipeline: the pipeline to prepare.
         workers: number of preparation workers.
         capacity: samples in the ring; by default as many as 64 MiB hold, or 512 if 256 MiB hold them, and 4096
-            at most: a larger ring would not fit the processor's cache.
+            at most: a larger ring would not fit the processor's cache. Where each epoch has the same samples
+            (`Pipeline.repeats`) and an eighth of the free memory holds them: all. A ring that holds all of them is
+            filled once, and readers take each epoch from it, at their own pace.
         expect: how many members (each with all its ranks) to wait for before the first sample; 0 does not wait.
         gate_timeout_s: how long to wait for them.
         resident: named pipelines without randomness, prepared once and kept whole (`pipelines.loader.resident`).
@@ -126,8 +130,11 @@ class Feeder:
         if (peers, design, preparers) != (None, "auto", None):
             preparers = import_object("pipelines.feeder.peers:check_peers")(peers, design, preparers)
         address = None if address is None else check_path("address", address)
+        repeats = pipeline.repeats and cache is None
         if capacity is None:
-            capacity = default_capacity(ring.sample_bytes(pipeline.fields))
+            sample_bytes = ring.sample_bytes(pipeline.fields)
+            is_small = repeats and fits_in_memory(_LEAST_FREE * sample_bytes * len(pipeline))
+            capacity = max(2, len(pipeline)) if is_small else default_capacity(sample_bytes)
         capacity = check_integer("capacity", capacity, 2)
         if block is not None:
             block = check_integer("block", block, 1, capacity, " (the capacity)")
@@ -137,7 +144,8 @@ class Feeder:
         self.pipeline = pipeline
         self.expect, self.gate_timeout_s = expect, gate_timeout_s
         self._stall_limit_s = stall_limit_s if policy == "wait" else 0.0
-        self._stream = Stream(capacity, block, max_lead=max(capacity, len(pipeline)))
+        kept = len(pipeline) if repeats and capacity >= len(pipeline) else 0
+        self._stream = Stream(capacity, block, kept, max_lead=max(capacity, len(pipeline)))
         self._prepared = {"prepared": 0, "resident": 0}
         self._cpu_s, self._started_at = 0.0, time.monotonic()
         self._is_gate_open = expect == 0 and peers is None

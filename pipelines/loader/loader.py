@@ -194,9 +194,11 @@ class Loader(Resumable):
         if self._client is None and self._address is not None:
             self._try_reattach(epoch, step)
         # Released samples may be overwritten: an epoch that is read again is prepared here.
-        if self._client is not None and self._client.position <= epoch * self.reading.n + start:
+        ring = self._client
+        if ring is not None and (ring.kept or ring.position <= epoch * self.reading.n + start):
             try:
-                batch = self._read_batch(epoch, step, start, stop)
+                read = self._read_kept if ring.kept and epoch else self._read_batch
+                batch = read(epoch, step, start, stop)
             except messages.ConnectionLost as lost:
                 self._go_on_alone(epoch, step, lost)
             else:
@@ -240,6 +242,21 @@ class Loader(Resumable):
             mine = np.flatnonzero(good[first - start : last - start])
             tensors = {name: tensor[mine] for name, tensor in tensors.items()}
         return self._make_batch(tensors, epoch, step, good)
+
+    def _read_kept(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
+        """The batch of an epoch after the first, of samples that the ring has kept; None if they are not used."""
+        from pipelines.loader.kept_rows import KeptRows
+
+        ring, n = self._client, self.reading.n
+        assert ring is not None
+        self._wait(ring, epoch * n + start, n)
+        if not isinstance(self._preparer, KeptRows):
+            if self._is_verified(ring) and not self._is_admitted(ring, 0, 0, min(n, stop - start)):
+                return None
+            before = self._preparer
+            self._preparer = KeptRows(self.pipeline, ring)
+            self._preparer.cpu_s = 0.0 if before is None else before.cpu_s
+        return self._prepare_batch(epoch, step, start, stop)
 
     def verify_start(self) -> bool:
         """Compare the first samples of the stream now, instead of at the first batch.

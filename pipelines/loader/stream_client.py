@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pipelines.description import PipelineDescription
 from pipelines.ipc import messages
 from pipelines.loader.ring_reader import RingReader
-from pipelines.samples.fields import GOOD, INDEX, OK, Field, describe_fields
+from pipelines.samples.fields import GOOD, INDEX, OK, Columns, Field, describe_fields
 from pipelines.samples.memory_order import copy_in_layout
 from pipelines.samples.structure import Inferred, Structure
 from pipelines.shm.ring import Layout, RingView
@@ -136,6 +136,7 @@ class StreamClient:
 
     Attributes:
         position: all positions below it are released.
+        kept: whether the ring holds all samples, each once, for every epoch (`Stream.kept`).
         stages: how many of the pipeline's stages were applied to the samples: fewer than all if the feeder holds a
             prefix.
         stream: what the feeder says of its samples.
@@ -164,6 +165,7 @@ class StreamClient:
             self.first_epoch: int = answer["first_epoch"]
             self.capacity: int = answer["capacity"]
             self.position: int = answer["position"]
+            self.kept: bool = answer.get("kept", False)
             self.stages = answer.get("stages", len(pipeline.stages))
             own = pipeline.take_stages(self.stages).token
             self.stream = _describe_stream(answer, answer["prepared_by"] == own, self._connection)
@@ -257,6 +259,11 @@ class StreamClient:
         """Have the feeder look at this consumer's words."""
         messages.send(self._connection, messages.LOOK)
         self._announced = self.position
+
+    @property
+    def columns(self) -> Columns:
+        """The fields in the ring, by slot."""
+        return self._reader.view.columns
 
     def read_status(self, start: int, stop: int) -> bytes:
         first = start % self.capacity

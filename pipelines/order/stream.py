@@ -33,6 +33,8 @@ class Stream:
     Attributes:
         capacity: slots in the ring.
         block_size: samples in a block, at most.
+        kept: samples of an epoch that the ring holds for good, of a pipeline whose epochs have equal samples: readers
+            take each epoch from them. 0: slots are reused.
         max_lead: how many samples ahead of the stream a reader may wait for it; one epoch allows a reader to join
             at the next epoch.
         readers: consumer -> its range.
@@ -44,6 +46,7 @@ class Stream:
 
     capacity: int
     block_size: int
+    kept: int = 0
     max_lead: int = 1 << 62
     readers: dict[Hashable, Reader] = field(default_factory=dict)
     base: int = 0
@@ -60,7 +63,7 @@ class Stream:
     @property
     def floor(self) -> int:
         """The lowest position in the ring."""
-        return max(self.base, self.head - self.capacity, self.advertised_floor)
+        return 0 if self.kept else max(self.base, self.head - self.capacity, self.advertised_floor)
 
     @property
     def is_idle(self) -> bool:
@@ -93,16 +96,18 @@ class Stream:
 
     def max_batch_size(self) -> int:
         """The largest global batch for which the ring always has room, in samples."""
-        return self.capacity - self.block_size
+        return self.kept or self.capacity - self.block_size
 
     def join(self, name: Hashable, position: int, stop: int) -> bool:
-        """Add a reader of [position, stop).
+        """Add a reader of [position, stop); of what is `kept` it reads all, from 0 on.
 
         If there is no other reader the stream moves to that position.
 
         Returns:
             False if the stream has passed the position, or will not reach it soon (`max_lead`).
         """
+        if self.kept:
+            position, stop = 0, self.kept
         elsewhere = position < self.floor or (position > self.head and not self.is_group_led)
         if self.has_started and not self.active_readers and self.is_idle and elsewhere:
             self.base = self.head = self.ready = position
@@ -120,6 +125,8 @@ class Stream:
 
     def next_epoch(self, n: int) -> int:
         """The epoch (of n samples) that a new reader joins: the next one that the slowest reader begins."""
+        if self.kept:
+            return 0
         if not self.has_started:
             return min((r.position for r in self.active_readers), default=0) // n
         slowest = min((r.position for r in self.active_readers), default=self.head)

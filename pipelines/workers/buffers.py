@@ -138,7 +138,9 @@ class Buffers:
         """How many of the positions [start, stop) hold a sample: all but the skipped records."""
         if self._ok is None:
             return stop - start
-        slots = np.arange(start, min(stop, self._stream.head)) % self._stream.capacity
+        stream = self._stream
+        last = stop if stream.kept else min(stop, stream.head)  # of what is kept, epochs have the same samples
+        slots = np.arange(start, last) % (stream.kept or stream.capacity)
         return int(np.count_nonzero(self._ok[slots] & (ODD if self._pipeline.is_cut else GOOD)))
 
     def close(self) -> None:
