@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import ensemble
-from ensemble import Ensemble, Folds, Member, Recipe, Resources, cross_validated
+from ensemble import Ensemble, Member, Recipe, Resources
 from ensemble.store import RunDir, load_predictions
 from pipelines import Pipeline, sources
 
@@ -137,9 +137,8 @@ def test_members_have_the_figures_that_they_have_with_all_batches_of_one_length(
         assert longest.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
     loaded = ensemble.load(tmp_path / "longest")
     batches = []
-    for suffix in ("parquet", "csv"):
-        options = {"split": "valid", "batch_size": 4, "uncertainty": True}
-        assert ensemble.predict(tmp_path / "longest", out=tmp_path / f"of.{suffix}", **options) == 20
+    options = {"split": "valid", "batch_size": 4, "uncertainty": True, "out": tmp_path / "of.parquet"}
+    assert ensemble.predict(tmp_path / "longest", **options) == 20
     for row in pyarrow.parquet.read_table(tmp_path / "of.parquet").to_pylist():
         found = row["probabilities" if task == "classification" else "prediction"]
         assert len(found) == LENGTHS[40:60].reshape(5, 4).max(axis=1)[row["index"] // 4]
@@ -164,15 +163,6 @@ def test_what_cannot_be_kept_is_said_at_the_first_batch_and_members_end_once(
     assert events.index("remark") < events.index("epoch")
     is_saved = RunDir(tmp_path).predictions("member-0").exists()
     assert is_saved == (task != "free")
-
-
-@pytest.mark.more
-def test_folds_of_unlike_length_are_combined(tmp_path: Path) -> None:
-    members = cross_validated([Member({"size": 4, "lr": 0.05})], Folds(3))
-    options = {"valid": None, "test": None, "out_of_fold": True, "members": members}
-    longest, whole = (result.combined for result in run_both(tmp_path, "classification", **options))
-    for of, metrics in whole.metrics.items():
-        assert longest.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
 
 
 @pytest.mark.more
