@@ -77,6 +77,7 @@ REFUSED: list[tuple[str, dict[str, bytes]]] = [
     *((WORK, {f"work/{name}": content}) for name, content in OF_RUNS.items()),
     *((WORK, {"work/events.jsonl": MINE}), (WORK, {"work": CSV}), (f"{NEW} --set storage=m", {"m.lock": MINE})),
     *((command, {"work/events.jsonl": LINES}) for command in OF_LOGS),
+    (f"{WORK} --dry-run", {"work/thesis.tex": MINE}),
     *((f"{NEW} --dry-run --set storage=a.csv", {"a.csv": CSV}), ("status RUN --json a.csv", {"a.csv": CSV})),
     (f"{NEW} --set storage=sqlite:///p.db", {"p.db": OTHER_DATABASE}),
     *((f"{NEW} --json a.ipynb", {"a.ipynb": NOTEBOOK}), ("list . --json a.json", {"a.json": b'[{"a": 1}]\n'})),

@@ -3,6 +3,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
@@ -120,6 +121,25 @@ def test_a_log_of_another_version_is_left_alone(tmp_path: Path) -> None:
             with pytest.raises(StoreError, match=rf"another version .* \(format {version}, this one reads 2\)"):
                 open_log(path)
             assert json.loads(path.read_text())["v"] == version
+
+
+def test_a_log_is_free_again_when_its_writer_was_killed(tmp_path: Path) -> None:
+    begun, told = FORK.Pipe(duplex=False)
+
+    def hold() -> None:
+        log = EventLog(tmp_path / "e")
+        told.send(log.append("x").type)
+        signal.pause()
+
+    writer = FORK.Process(target=hold)
+    writer.start()
+    begun.recv()
+    with pytest.raises(StoreError, match="another controller"):
+        EventLog(tmp_path / "e")
+    writer.kill()
+    writer.join()
+    EventLog(tmp_path / "e").close()
+    assert [event["type"] for event in read_events(tmp_path / "e")] == ["x"]
 
 
 def test_values_that_json_lacks_are_translated_or_refused(tmp_path: Path) -> None:

@@ -44,20 +44,27 @@ def make_array(nbytes: int) -> Any:
     return np.ones((ROWS, nbytes // ROWS // 4), np.float32)
 
 
-@pytest.mark.parametrize(("nbytes", "by_function"), [(ROWS * 16, False), (LEAST_BYTES, True)])
+@pytest.mark.parametrize(
+    ("nbytes", "by_function", "executor"),
+    [
+        *((ROWS * 16, False, "inline"), (LEAST_BYTES, True, "inline")),
+        pytest.param(LEAST_BYTES, False, "local", marks=pytest.mark.more),
+    ],
+)
 def test_an_array_that_is_changed_in_place_is_other_data_of_the_next_run_only(
-    tmp_path: Path, capfd: Any, nbytes: int, by_function: bool
+    tmp_path: Path, capfd: Any, nbytes: int, by_function: bool, executor: str
 ) -> None:
     given = make_array(nbytes)
     pipeline = Pipeline(arrays(x=given, label=np.arange(ROWS) % 2))
     declared = declare((lambda params: pipeline) if by_function else pipeline, members=2)
     seen, fingerprints = [], []
     for name in ("first", "second"):
-        run = ensemble.submit(declared, tmp_path / name, executor="inline")
+        run = ensemble.submit(declared, tmp_path / name, executor=executor)
         given -= 5
         run.wait()
         assert {member.state for member in run.state.members.values()} == {"finished"}
-        seen.append({line for line in capfd.readouterr().out.splitlines() if line.startswith("mean ")})
+        lines = [*capfd.readouterr().out.splitlines(), *run.logs("member-1").splitlines()]
+        seen.append({line for line in lines if line.startswith("mean ")})
         fingerprints.append(str(fold(read_events(tmp_path / name / "events.jsonl")).header.data))
     assert seen == [{"mean 1"}, {"mean -4"}] and fingerprints[0] != fingerprints[1]
 

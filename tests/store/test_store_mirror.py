@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -359,6 +360,22 @@ def test_a_mirror_that_is_not_complete_is_said(tmp_path: Path, monkeypatch: Any,
     (tmp_path / "full").unlink()
     assert main(["resume", run]) == 0 and f"mirror: {url}: complete" in str(load_status(RunDir(run)))
     assert fold(read_events(ensemble.fetch(url, tmp_path / "new") / "events.jsonl")).ended is not None
+
+
+@pytest.mark.more
+def test_a_copy_that_is_cut_off_at_any_request_leaves_a_whole_mirror(copied: Path, monkeypatch: Any) -> None:
+    run, url, answers = copied / "run", f"file://{copied}/mirror", [None] * 10**4
+    copier, kept = begin(RunDir(run), url), read_own(run)
+    monkeypatch.setattr(ObjectStore, "_naming", lambda store, what: answers.pop() or contextlib.nullcontext())
+    for allowed in range(12):
+        (run / "results.json").write_text(str(allowed))
+        answers[:] = [None] * allowed
+        with contextlib.suppress(IndexError):  # its store is asked once more, and is away
+            copier.copy(is_last=True)
+        answers[:] = [None] * 10**4
+        before, kept = kept, read_fetched(ensemble.fetch(url, copied / str(allowed)))
+        assert kept in (before, read_own(run)), allowed
+    assert kept == read_own(run)
 
 
 def test_files_of_somebody_else_at_the_address_stay(copied: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,10 @@ def text(**fields: object) -> str:
 
 
 BAD: dict[str, Callable[[Path], object]] = {
+    "half-written": lambda path: path.write_text("{"),
+    "a-list": lambda path: path.write_text("[1]"),
+    "long-time": lambda path: path.write_text(text(t=10**400)),
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
     "not-utf8": lambda path: path.write_bytes(b'{"v":2,"t":1,"verb":"add","declared":{"params":{"tag":"\xe9"}}}'),
     "surrogate": lambda path: path.write_text(text(declared={"params": {"tag": "caf\udce9"}})),
     "not-a-number": lambda path: path.write_text(text(declared={"params": {"lr": float("nan")}})),
@@ -44,6 +49,8 @@ BAD: dict[str, Callable[[Path], object]] = {
     "fifo": os.mkfifo,
     "link": lambda path: path.symlink_to("/dev/zero"),
 }
+if os.geteuid() != 0:  # root reads what is closed to all
+    BAD["locked"] = lambda path: (path.write_text(text()), path.chmod(0))
 
 
 @pytest.mark.parametrize("name", BAD)

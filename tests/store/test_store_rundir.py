@@ -111,15 +111,33 @@ def test_what_cannot_be_pickled_is_refused_before_anything_is_made(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
+def test_code_that_belongs_to_root_is_run_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir.create(tmp_path / "run", ensemble())
+    stat = os.stat
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    def belongs_to(uid: int) -> None:
+        def own(found: os.stat_result) -> os.stat_result:
+            return os.stat_result((*found[:4], uid, *found[5:]))
+
+        monkeypatch.setattr(os, "stat", lambda path, **how: own(stat(path, **how)))
+        monkeypatch.setattr(os, "fstat", lambda descriptor: own(stat(descriptor)))
+
+    belongs_to(0)
+    run.load_ensemble()
+    belongs_to(12345)
+    with pytest.raises(StoreError, match="belongs to another user"):
+        run.load_ensemble()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_code_that_belongs_to_someone_else_but_root_is_not_run(tmp_path: Path, monkeypatch: Any) -> None:
+def test_code_that_belongs_to_someone_else_is_not_run(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", ensemble())
     for path in (run.ensemble_file, run.path):
         os.chown(path, 12345, -1)
         with pytest.raises(StoreError, match="belongs to another user"):
             run.load_ensemble()
         os.chown(path, os.geteuid(), -1)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     run.load_ensemble()
 
 
