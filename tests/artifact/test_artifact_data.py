@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from artifact_runs import declare, make_images, train
+from artifact_runs import CROP, SCALE, declare, make_images, train
 from torch import Tensor, nn
 
 import ensemble
@@ -46,12 +46,12 @@ def negate(sample: dict[str, Any]) -> dict[str, Any]:
 
 LABELLED = stages.rename(y="label")
 DROPS = [LABELLED, stages.drop("note"), stages.cast("label", "int64")]
+PADS = [LABELLED, stages.select("x", "label"), stages.pad("x", 4)]
 OF_USER = [LABELLED, stages.cast("label", "int64"), stages.select("x", "label"), negate]
+LATER = [pytest.param(pipe, marks=pytest.mark.more) for pipe in (PADS, OF_USER)]
 
 
-@pytest.mark.parametrize(
-    "of_pipe", [DROPS, pytest.param(OF_USER, marks=pytest.mark.more)], ids=["drops", "user's"]
-)
+@pytest.mark.parametrize("of_pipe", [DROPS, *LATER], ids=["drops", "pads", "user's"])
 def test_records_need_no_label_and_nothing_else_that_the_model_does_not_read(of_pipe: Any, tmp_path: Path) -> None:
     pipeline, is_of_user = Pipeline(sources.arrays(x=X, y=Y, note=np.arange(40))), of_pipe is OF_USER
     for stage in of_pipe:
@@ -211,6 +211,17 @@ def test_every_record_of_the_data_has_a_row_also_where_the_run_leaves_some_out(t
     with pytest.raises(PipelineError, match="99 is not a number that I like"):
         predict(run, save(tmp_path / "x.npz", x=bad), tmp_path / "p")
     assert predict(run, save(tmp_path / "ok.npz", x=X), tmp_path / "p") == 40
+
+
+@pytest.mark.more
+def test_a_run_without_validation_whose_training_is_augmented_is_exported(tmp_path: Path) -> None:
+    pipe = Pipeline(sources.arrays(**make_images(0))).map(stages.random_flip("image")).map(CROP).map(SCALE)
+    run = train(tmp_path / "run", declare(train=pipe, valid=None, test=None, members=[{"width": 2, "lr": 0.1}]))
+    made = ensemble.export(run, tmp_path / "artifact", uncertainty=False)
+    with pytest.raises(ArtifactError, match=r"the stage RandomFlip .* give --prepared"):
+        predict(made, save(tmp_path / "x.npz", image=make_images(1)["image"]), tmp_path / "p")
+    ready = np.stack([SCALE(CROP({"image": image}))["image"] for image in make_images(1)["image"]])
+    assert predict(made, save(tmp_path / "ready.npz", image=ready), tmp_path / "p", prepared=True) == 60
 
 
 @pytest.mark.timeout(60)  # opened, a pipe waits for a writer

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,21 @@ def test_members_of_several_architectures_are_one_program(tmp_path: Path) -> Non
     weights = load_file(made / "model.safetensors")
     state = ensemble.load(run).state_dict()
     assert {name: bits(value) for name, value in weights.items()} == {k: bits(v) for k, v in state.items()}
+
+
+@pytest.mark.more
+def test_the_card_of_a_run_that_was_not_combined_has_its_calibration(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    events = tmp_path / "run" / "events.jsonl"
+    lines = events.read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["type"] not in ("combined", "ended")]
+    events.write_text("\n".join(kept) + "\n")
+    made = ensemble.export(tmp_path / "run", tmp_path / "out", uncertainty=False)
+    factor = ensemble.load(tmp_path / "run").calibration
+    assert len(kept) < len(lines) and factor != 1 and read_record(made)["calibration"]["value"] == factor
+    card = (made / "README.md").read_text()
+    assert f"By temperature on the validation split: {factor:.4g}." in card
+    assert "None: the run was not combined." in card
 
 
 def test_the_command_lists_the_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +150,18 @@ def test_members_without_a_combined_model_are_a_success_only_where_that_is_allow
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "could not be combined" in capsys.readouterr().out
+
+
+@pytest.mark.more
+def test_a_run_of_a_locale_without_utf_8_is_like_any_other(tmp_path: Path) -> None:
+    path, run_dir, foreign = tmp_path / "a_spec.py", tmp_path / "größer", SPEC.replace('"again"', '"Prüfung"')
+    assert "lambda params: torch" in foreign
+    foreign = foreign.replace("lambda params: torch", 'lambda params: print("Modell für ∑", flush=True) or torch')
+    path.write_text(foreign, encoding="utf-8")
+    locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for words in (["run", path, "--run-dir", run_dir, "--executor", "local"], ["report", run_dir]):
+        command = [sys.executable, "-m", "ensemble", *map(str, words)]
+        ended = subprocess.run(command, env=locale, capture_output=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stderr
+    assert "Prüfung" in (run_dir / "report.html").read_text(encoding="utf-8")
+    assert "Modell für ∑" in (run_dir / "members/member-0/log.txt").read_text(encoding="utf-8")
