@@ -224,6 +224,10 @@ def test_a_run_writes_the_rows_that_status_writes(finished: tuple[Path, Any, Pat
     assert json.loads((tmp_path / "rows.json").read_text()) == rows
     for option in (["--json", "-"], ["--json"]):
         assert json.loads(call("status", run_dir, *option).stdout) == rows
+    totals = json.loads((finished[0] / "ledger.json").read_text())["members"]
+    for row, total in zip(json.loads(finished[2].read_text()), totals, strict=True):
+        assert (row["cpu_s"], row["full_cpu_s"]) == (total["cpu_s"], total["full"]["cpu_s"])
+        assert row["full_cpu_s"] > row["cpu_s"] > 0
 
 
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
