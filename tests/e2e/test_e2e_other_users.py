@@ -7,10 +7,11 @@ import http.client
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,11 @@ def base() -> Iterator[Path]:
         shutil.rmtree(base)
 
 
-def find_as_other(base: Path, *tests: str) -> set[str]:
-    """Paths from there on for which these tests of `find` hold, asked by the other user."""
+def find_as_other(base: Path, *tests: str, paths: Sequence[str] = ()) -> set[str]:
+    """Paths from there on, or of these, for which these tests of `find` hold, asked by the other user."""
     user = ["setpriv", "--reuid", str(OTHER), "--regid", str(OTHER), "--clear-groups"]
-    found = subprocess.run([*user, "find", str(base), *tests], capture_output=True, text=True, cwd="/")
+    where = [*paths, "-maxdepth", "0"] if paths else [str(base)]
+    found = subprocess.run([*user, "find", *where, *tests], capture_output=True, text=True, cwd="/")
     return {path.removeprefix(str(base)) for path in found.stdout.splitlines()}
 
 
@@ -119,16 +121,22 @@ def test_a_run_without_ray_shows_others_its_command_line_alone(base: Path) -> No
     assert find_as_other(base, "-writable") == {"/tmp"}
     processes = find_processes_below(base / "tmp")
     assert len(processes) > 4
-    answers = list[tuple[str, set[int | None]]]()
+    answers, used = list[tuple[str, set[int | None]]](), set[str]()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
             assert SECRET not in command
+            opened = [file.path for file in process.open_files() if "w" in file.mode or "a" in file.mode]
+            used |= {*opened, *(each.path for each in process.memory_maps() if each.path.startswith("/dev/shm/"))}
+            used |= {f"/proc/{process.pid}/{name}" for name in ("environ", "fd", "cwd")}
             for connection in process.net_connections("all"):
                 assert not str(connection.laddr).startswith("@"), "names of abstract sockets are everybody's"
+                used |= {connection.laddr} if connection.family == socket.AF_UNIX else set()
                 if connection.status == psutil.CONN_LISTEN:
                     assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
                     answers.append((command, ask(*connection.laddr)))
+    for how in ("-readable", "-writable"):  # nor anything that they use outside the run's folder
+        assert find_as_other(Path("/"), how, paths=sorted(used - {""})) == set()
     page = [statuses for command, statuses in answers if "ensemble.cli dashboard" in command]
     ranks = [statuses for command, statuses in answers if "forkserver" in command]
     assert page == [{401}] and ranks and len(page) + len(ranks) == len(answers)

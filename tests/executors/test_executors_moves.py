@@ -1,4 +1,4 @@
-"""Running members change their stream between two epochs, and learn what they would have learnt."""
+"""Running members change their stream or their width between two epochs, and learn what they would have learnt."""
 
 from __future__ import annotations
 
@@ -6,22 +6,40 @@ import json
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from kit.event_dicts import fold, read_events
 from kit.execute_members import an_ensemble, samples, when_sent
-from kit.finished_runs import finished_hashes, of_kind
+from kit.finished_runs import of_kind
 
 import ensemble
-from ensemble import Resources
+from ensemble import Ensemble, Member, Resources
+from ensemble.store import RunDir, StoreError, load_checkpoint
 from pipelines.order.epoch_order import epoch_indices
 
 N = 96
 NARROW = Resources(cpus_per_worker=0.05)
 EPOCHS = 10
 Event = dict[str, Any]
+Hook = Callable[[Any, Event], None]
+
+
+def run(declared: Ensemble, run_dir: Path, hook: Hook | None = None) -> Any:
+    started: list[Any] = []
+
+    def on_event(event: Event) -> None:
+        if hook is not None and started:
+            hook(started[0]._controller, event)
+
+    with pytest.MonkeyPatch.context() as patched:
+        # Who is to move is said by the tests alone.
+        patched.setattr("ensemble.controller.rebalancer.Rebalancer.rebalance", lambda self, *told: told[-1])
+        started.append(ensemble.submit(declared, run_dir, "local", on_event=on_event))
+        return started[0].wait()
 
 
 def recorded(path: Path) -> dict[int, list[int]]:
@@ -31,6 +49,11 @@ def recorded(path: Path) -> dict[int, list[int]]:
     for epoch, _, indices in lines:
         seen.setdefault(epoch, []).extend(indices)
     return seen
+
+
+def undisturbed(members: list[Any], folder: Path, **options: Any) -> dict[str, Event]:
+    ensemble.submit(an_ensemble(members, **options), folder, "inline").wait()
+    return {event["member"]: event for event in of_kind(folder, "finished")}
 
 
 STEPS_S = [0.01, 0.01, 0.01, 0.01, 0.08, 0.08]
@@ -82,18 +105,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, (after, marker) in waits.items():
         members[number] |= {"fault": "wait", "after": after, "marker": str(folder / marker)}
     patient = {"capacity": 64, "stall_limit_s": 300.0, "resources": NARROW}
-    run: list[Any] = []
-
-    def on_event(event: Event) -> None:
-        if run:
-            change(run[0]._controller, event)
-
-    with pytest.MonkeyPatch.context() as patched:
-        # Who is to move is said by the test alone.
-        patched.setattr("ensemble.controller.rebalancer.Rebalancer.rebalance", lambda self, *told: told[-1])
-        declared = an_ensemble(members, epochs=EPOCHS, **patient)
-        run.append(ensemble.submit(declared, folder / "run", "local", on_event=on_event))
-        result = run[0].wait()
+    result = run(an_ensemble(members, epochs=EPOCHS, **patient), folder / "run", change)
     assert asked == ["start", "join", "kill"] and {row["state"] for row in result.members} == {"finished"}
     assert {row["attempts"] for row in result.members} == {1}
     return folder
@@ -111,8 +123,9 @@ def test_who_moves_says_when_it_has(moved: Path) -> None:
 
 def test_members_that_move_learn_the_same_bits(moved: Path) -> None:
     members = [{"lr": 0.1} for _ in STEPS_S]
-    ensemble.submit(an_ensemble(members, epochs=EPOCHS), moved / "alone", "inline").wait()
-    assert finished_hashes(moved / "run") == finished_hashes(moved / "alone")
+    expected = undisturbed(members, moved / "alone", epochs=EPOCHS)
+    found = {event["member"]: event["weights_sha256"] for event in of_kind(moved / "run", "finished")}
+    assert found == {member: event["weights_sha256"] for member, event in expected.items()}
 
 
 def test_members_that_move_see_every_sample_once_in_an_epoch(moved: Path) -> None:
@@ -147,3 +160,60 @@ def test_a_member_shares_the_stream_that_it_has_joined(moved: Path) -> None:
     later = [e for e in of_kind(moved / "run", "epoch", "member-2") if e["epoch"] >= event["epoch"]]
     assert sum(e["shared_batches"] for e in later) > 0, "as long as there is a feeder"
     assert sum(e["private_batches"] for e in later) > 0, "and none when it had died"
+
+
+@pytest.mark.more  # what widening changes and does not in a member: tests/train/test_train_moves.py
+def test_a_member_is_widened_between_two_epochs_and_all_ranks_of_another_leave_its_stream(tmp_path: Path) -> None:
+    """A member of one worker gets a second after its second epoch; the run is stopped later and goes on. Of two
+    equal members with two workers each one is sent on alone.
+    """
+
+    def change(controller: Any, event: Event) -> None:
+        what = (event["type"], event.get("member"), event.get("epoch"))
+        if what == ("epoch", "member-0", 1):
+            widen = controller.session.commands.widen
+            assert widen("member-0", 2) and not widen("member-0", 2)
+            when_sent(controller, (tmp_path / "0 may go on").touch)
+        if what == ("epoch", "member-2", 1):
+            assert controller.session.commands.alone("member-2")
+            when_sent(controller, (tmp_path / "2 may go on").touch)
+        if what == ("epoch", "member-0", 5):
+            controller.stop("asked to")
+
+    def declare(*, elastic: bool = True) -> Ensemble:
+        members: list[Any] = []
+        for number, workers in enumerate((1, 2, 2)):
+            params = {"lr": 0.1, "step_s": 0.02, "record": str(tmp_path / f"{number}")}
+            if number != 1:  # its third epoch lasts until it has been told
+                params |= {"fault": "wait", "after": 11, "marker": str(tmp_path / f"{number} may go on")}
+            members.append(Member(params, workers=workers, seed=7))
+        return an_ensemble(members, epochs=9, resources=NARROW, elastic=elastic)
+
+    folder = tmp_path / "run"
+    assert run(declare(), folder, change).stopped
+    assert not run(declare(), folder).stopped
+    first, second = of_kind(folder, "member", "member-0")
+    assert (first["workers"], second["workers"], second["widened_from"]) == (1, 2, 1)
+    stopped = of_kind(folder, "stopped", "member-0")[0]
+    assert second["widened"] == {"from": 1, "epoch": stopped["epoch"]} and stopped["step"] == 0
+    widths = [len(event["devices"]) for event in of_kind(folder, "placed", "member-0")]
+    assert widths == [1, 2, 2], "the resume is as wide"
+    state = fold(read_events(folder / "events.jsonl")).members["member-0"]
+    assert (state.state, state.failures) == ("finished", 0)
+    seen = recorded(tmp_path / "0")
+    assert list(seen) == list(range(9)) and all(sorted(indices) == list(range(N)) for indices in seen.values())
+
+    undisturbed([Member({"lr": 0.1}, seed=7)], tmp_path / "narrow", epochs=9)
+    weights = [
+        load_checkpoint(made.valid_checkpoint(fold(read_events(made.events)).members["member-0"]))["model"]
+        for made in (RunDir(folder), RunDir(tmp_path / "narrow"))
+    ]
+    for name, tensor in weights[1].items():
+        np.testing.assert_allclose(weights[0][name].numpy(), tensor.numpy(), rtol=1e-5, atol=1e-6)
+
+    stays, leaves = (of_kind(folder, "finished", f"member-{n}")[0]["weights_sha256"] for n in (1, 2))
+    assert stays == leaves and recorded(tmp_path / "1") == recorded(tmp_path / "2")
+    [moved] = of_kind(folder, "moved", "member-2")
+    assert moved["cohort"] is None
+    with pytest.raises(StoreError, match="workers=2, now 1"):
+        ensemble.submit(declare(elastic=False), folder, "local")

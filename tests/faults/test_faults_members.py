@@ -33,27 +33,38 @@ def cgroup() -> Iterator[Path | None]:
         yield made
 
 
+@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str | None], cgroup: Path | None
+    hangs: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: dict[str, str | None],
+    cgroup: Path | None,
 ) -> None:
-    """Member 1 loses its second rank, 2 has no memory, 3 a loss of NaN."""
+    """Member 1 loses its second rank, 2 has no memory, 3 a loss of NaN; 4, if it is there, is stopped for ever."""
     monkeypatch.setenv("FAULTS_RUN", str(tmp_path))
     memory = {"fault": "kernel", "cgroup": str(cgroup)} if cgroup is not None else {"fault": "memory"}
     of_member: dict[int, dict[str, Any]] = {
         2: {**memory, "after": 9, "marker": str(tmp_path / "memory")},
         3: {"fault": "nan", "after": 10},
     }
-    reasons, widths, killed = ("lost", "oom", "nan"), WIDTHS[:4], list[int]()
+    reasons = ["lost", "oom", "nan", "hang"] if hangs else ["lost", "oom", "nan"]
+    widths = WIDTHS[: 1 + len(reasons)]
+    victims = [("member-1", 1, signal.SIGKILL), ("member-4", 0, signal.SIGSTOP)]
+    hit: dict[str, int] = {}
 
-    def kill_rank(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and event["member"] == "member-1" and not killed:
-            killed.extend(e["pid"] for e in of_kind(tmp_path / "run", "usage", "member-1") if e["rank"] == 1)
-            if killed:
-                os.kill(killed[-1], signal.SIGKILL)
+    def hit_some(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch":
+            usage = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "usage"]
+            for member, rank, number in victims:
+                pids = [e["pid"] for e in usage if (e["member"], e["rank"]) == (member, rank)]
+                if event["member"] == member and member not in hit and pids:
+                    hit[member] = pids[-1]
+                    os.kill(pids[-1], number)
 
-    limits = {"hang_timeout_s": 600.0, "gate_timeout_s": 120.0}  # a busy machine is slow
+    limits = {"hang_timeout_s": 120.0 if hangs else 600.0, "gate_timeout_s": 120.0}  # a busy machine is slow
     made = declared(tmp_path / "account", widths, epochs=EPOCHS, of_member=of_member, **limits)
-    result = ensemble.submit(made, tmp_path / "run", "local", on_event=kill_rank).wait()
+    result = ensemble.submit(made, tmp_path / "run", "local", on_event=hit_some).wait()
 
     states = ["failed" if number == 3 else "finished" for number in range(len(widths))]
     assert [row["state"] for row in result.members] == states
