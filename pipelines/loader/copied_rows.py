@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from pipelines.description import PipelineDescription
 from pipelines.loader.batch import empty_batch
 from pipelines.prepare.preparer import Preparer
-from pipelines.samples.fields import INDEX, Columns
+from pipelines.samples.fields import Columns
 
 if TYPE_CHECKING:
     import torch
 
 _BYTES = 2**18  # that are copied at once, at least one batch
-_ALIGNMENT = 64
 
 
 class CopiedRows:
-    """Reads batches of an epoch of n samples, one after the other."""
+    """Reads batches of an epoch of n samples in their order; copies one at first, then twice as many each time."""
 
     def __init__(self, pipeline: PipelineDescription, n: int) -> None:
         self._pipeline, self._n = pipeline, n
-        self._epoch, self._places = -1, range(0)
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._batches, self._next = 0, (-1, 0)  # the epoch, and the place in it, of the first that is copied ahead
+        self._ahead = deque[dict[str, "torch.Tensor"]]()
 
     def read(self, preparer: Preparer, epoch: int, start: int, stop: int) -> dict[str, torch.Tensor] | None:
         """The batch at these places of an epoch, in memory of its own; None where it has to be prepared."""
         if not preparer.copies_rows:
             return None
-        if epoch != self._epoch or start not in self._places:
-            sizes = [(stop - start) * row.nbytes for row in empty_batch(self._pipeline.fields, 1).values()]
-            # A batch begins where torch aligns memory: what is computed with it must not depend on its place.
-            batches = 1 if any(size % _ALIGNMENT for size in sizes) else max(1, _BYTES // sum(sizes))
-            places = range(start, min(self._n, start + batches * (stop - start)))
-            tensors = empty_batch(self._pipeline.fields, len(places))
+        if not self._ahead or self._next != (epoch, start):
+            size, fields = stop - start, self._pipeline.fields
+            sizes = [size * row.nbytes for row in empty_batch(fields, 1).values()]
+            # Each begins at a multiple of 64 bytes, as torch aligns memory: no result depends on how it is copied.
+            most = 1 if any(nbytes % 64 for nbytes in sizes) else _BYTES // sum(sizes)
+            self._batches = max(1, min(2 * self._batches, most))
+            end = min(self._n, start + self._batches * size)
+            tensors = empty_batch(fields, end - start)
             columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
-            if not preparer.copy(columns, 0, preparer.indices(epoch, places.start, places.stop)):
+            if not preparer.copy(columns, 0, preparer.indices(epoch, start, end)):
                 return None
-            self._epoch, self._places, self._tensors = epoch, places, tensors
-        after = self._places.stop - stop
-        self._places = range(stop, self._places.stop)  # none is given twice: its reader may write into it
-        rows = slice(len(self._tensors[INDEX]) - after - (stop - start), len(self._tensors[INDEX]) - after)
-        return {name: tensor[rows] for name, tensor in self._tensors.items()}
+            cuts = (slice(at, at + size) for at in range(0, end - start, size))
+            self._ahead = deque({name: tensor[cut] for name, tensor in tensors.items()} for cut in cuts)
+        self._next = epoch, stop
+        return self._ahead.popleft()  # none is given twice: its reader may write into it

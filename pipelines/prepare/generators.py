@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
 import random
 import sys
@@ -73,7 +74,9 @@ def seed_for_sample(kind: str, generator: np.random.Generator) -> None:
 
 def find_global(names: Collection[str] = SEEDED["global"]) -> dict[str, Any]:
     """The global generators of these names; torch's only if torch has been imported."""
-    torch = getattr(sys.modules.get("torch"), "default_generator", None)  # it may be under way to being imported
+    # Where another thread is importing torch, this waits for it: its generator read too early ends the process.
+    module = importlib.import_module("torch") if sys.modules.get("torch") is not None else None
+    torch = getattr(module, "default_generator", None)
     python, numpy = (getattr(draw, "__self__", None) for draw in (random.random, np.random.random))
     generators = {PYTHON: python, NUMPY: numpy, TORCH: torch}
     return {name: generators[name] for name in generators if name in names and generators[name] is not None}

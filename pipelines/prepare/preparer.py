@@ -133,10 +133,7 @@ class Preparer:
             self._fill(columns, slot, epoch, zip(places, indices.tolist(), itertools.repeat(None)), 0)
 
     def copy(self, columns: Columns, slot: int, indices: Indices) -> bool:
-        """Copy records that no stage changes, many at once; False where they have to be read one by one.
-
-        It is for those of which `copies_rows` says so.
-        """
+        """Copy the records of a pipeline that `copies_rows`; False where they have to be read one by one."""
         if self._poison_records.codes or self._poison_records.reads_alone:
             return False
         began = time.thread_time()

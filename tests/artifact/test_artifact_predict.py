@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -345,3 +346,14 @@ def test_a_field_that_the_users_code_reads_and_the_records_lack_is_named_with_th
     words = r"new\.npz:row 0: .* the batch has no field 'label' .*write a Recipe\.predict"
     with pytest.raises(ArtifactError, match=words):
         predict(run, tmp_path / "new.npz", tmp_path / "p.csv")
+
+
+def test_samples_that_a_collate_function_turns_round_have_their_own_predictions() -> None:
+    predictor: Any = SimpleNamespace(
+        collate=lambda batch: {name: values.flip(0) for name, values in batch.items()}
+    )
+    vars(predictor).update(compute=lambda batch: {"values": batch["x"]}, device="cpu", task=Task("regression"))
+    vars(predictor).update(classes=(), conformal=(), source=None, kept={})
+    predictor.pipeline = Pipeline(sources.arrays(x=np.arange(7, dtype=np.float32)), shuffle=False)
+    table = pa.concat_tables([part for part, _ in predicting._compute(predictor, 4)])
+    assert table.column(0).to_pylist() == list(range(7)) == table.column(1).to_pylist()

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ensemble.cli.parser import main
 from ensemble.combine.metrics import CombineError
 from ensemble.controller import performer
 from ensemble.controller.actions import ReduceCheckpoint
-from ensemble.controller.retention import CheckpointReducer, plan_reduction
+from ensemble.controller.retention import CheckpointReducer, list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
 from ensemble.store import MemberState, RunDir, RunState, StoreError, load_checkpoint, load_predictions
 from ensemble.store.verification import verify
@@ -215,3 +216,12 @@ def test_nothing_is_taken_from_who_may_go_on(state: Any, reason: str | None, kee
     member.checkpoint = Checkpoint(member="member-0", epoch=1, step=0, path=path, digest="xxh3:0")
     found = plan_reduction(member, keep)
     assert ("all" if found is None else "weights" if found.keeps_weights else "nothing") == kept
+
+
+@pytest.mark.parametrize(("method", "left"), [("greedy", ["c"]), ("stack", [])])
+def test_a_stack_keeps_all_to_which_it_is_fitted_again(method: str, left: list[str]) -> None:
+    members: Any = [SimpleNamespace(id=name, state="finished", checkpoint=1, outdated=None) for name in "abc"]
+    combined: Any = SimpleNamespace(
+        members=["a"], best_member="b", failed=None, method=method, candidates=["a", "c"]
+    )
+    assert [member.id for member in list_unselected(members, combined)] == left

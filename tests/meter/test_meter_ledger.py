@@ -21,7 +21,9 @@ from kit.property_examples import examples
 from ensemble.meter import Ledger, LedgerView, ledger_view
 from ensemble.meter.energy_allocator import METHODS, EnergyAllocator, split, spread
 from ensemble.meter.ledger import COLUMNS, KINDS
+from ensemble.meter.shared_cost_allocation import share_out
 from ensemble.meter.usage_records import Owner, UsageSpan
+from ensemble.meter.usage_sums import CPU
 
 Event = dict[str, Any]
 
@@ -497,3 +499,14 @@ def test_each_column_of_the_table_is_documented() -> None:
     table = page.split("`ledger.csv` has")[1].split("| column | |")[1].split("Numbers have")[0]
     cells = [line.split("|")[1] for line in table.strip().splitlines()]
     assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(COLUMNS)
+
+
+def test_a_stream_is_borne_by_samples_and_what_serves_all_by_the_time_of_ranks() -> None:
+    shared: dict[Owner, Any] = {}
+    uses: Any = {(Owner(role, None, 0), "n"): {CPU: (8, "measured")} for role in ("prepare", "feed", "verify")}
+    share_out(
+        uses, {("a", 0): 3, ("b", 0): 1}, {("a", "n"): 1, ("b", "n"): 3}, lambda o, _: shared.setdefault(o, {})
+    )
+    borne = {owner[:2]: ticks for owner, use in shared.items() for ticks, _ in use.values()}
+    assert [borne[role, "a"] for role in ("prepare", "feed", "verify")] == [6, 6, 2]
+    assert [borne[role, "b"] for role in ("prepare", "feed", "verify")] == [2, 2, 6]

@@ -252,3 +252,14 @@ def test_what_a_reader_writes_into_its_batches_is_in_no_later_one() -> None:
             batch["x"].fill_(-1.0)
             batch["index"].fill_(-1)
     assert indices[:40] == indices[40:] and sorted(indices[:40]) == list(range(40))
+
+
+def test_torch_is_not_read_while_another_thread_is_importing_it(tmp_path: Path) -> None:
+    """As by two loaders in threads, of which one imports torch: its generator is there before it can be read."""
+    code = "import sys, time; default_generator = 'too early'; sys.began.set(); "
+    (tmp_path / "torch.py").write_text(code + "time.sleep(0.2); default_generator = 1")
+    reading = "import sys, threading; from pipelines.prepare.generators import TORCH, find_global; "
+    reading += "sys.began = threading.Event(); threading.Thread(target=__import__, args=('torch',)).start(); "
+    reading += "sys.began.wait(); print(find_global()[TORCH])"
+    environment = child_environment() | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    assert subprocess.check_output([sys.executable, "-c", reading], env=environment, text=True) == "1\n"

@@ -159,6 +159,7 @@ def test_classes_are_weighed_by_label_or_by_name_and_balanced_ones_have_the_same
         given = dict(zip(classes, (6, 2), strict=True))
         own = weights.assigned(source.weigh_classes("kind", given))(np.arange(4))
         np.testing.assert_allclose(own, [2 / 3, 2 / 3, 2 / 3, 2])
+    np.testing.assert_allclose(weights.assigned([0, 1, 3])(np.arange(3)), [0, 0.5, 1.5])  # of those that are read
     own = weights.assigned(LABELLED.weigh_classes("label"))(np.arange(8))
     assert own.dtype == np.float32 and own.mean() == pytest.approx(1)
     assert own[:6].sum() == pytest.approx(own[6:].sum())

@@ -62,7 +62,9 @@ def ask() -> Iterator[Callable[..., Any]]:
 
         def ask(**request: str) -> Any:
             print(json.dumps(request), file=process.stdin, flush=True)
-            return json.loads(process.stdout.readline())  # type: ignore[union-attr]
+            answer: str = process.stdout.readline()  # type: ignore[union-attr]
+            assert answer, f"the other process ended with {process.wait(60)}"
+            return json.loads(answer)
 
         yield ask
 

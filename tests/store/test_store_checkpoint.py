@@ -72,6 +72,8 @@ def test_memory_layout_and_alignment_are_kept_and_tied_weights_stored_once(tmp_p
     state = load_checkpoint(tmp_path / "c")
     assert state["in"] is state["out"] and torch.equal(state["part"], weight[:2])
     assert (tmp_path / "c").stat().st_size < 2 * weight.nbytes
+    save_checkpoint(tmp_path / "turned", turned := {"in": weight, "turned": weight.T})
+    assert same(load_checkpoint(tmp_path / "turned"), turned)
 
 
 def test_a_missing_foreign_or_damaged_checkpoint_is_said_in_one_line(tmp_path: Path) -> None:

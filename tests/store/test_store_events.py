@@ -23,6 +23,7 @@ from ensemble import store
 from ensemble.events import Finished, make_event, to_dict
 from ensemble.store import DamagedError, EventLog, RunState, StoreError, end_of_events, is_locked
 from ensemble.store.event_log import encode_line, read_batches
+from ensemble.store.files import write_bytes
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -181,6 +182,17 @@ def test_events_gathered_reach_the_disk_in_order(tmp_path: Path, monkeypatch: py
         assert len(flushes) == 1
         log.write([encode_line(make_event("measuring"), log.read_clock())])
         assert len(flushes) == 1, "nothing of it must survive a power failure"
+        kept = make_event("checkpoint", member="m", attempt=0, epoch=1, step=0, path="p", digest="d")
+        log.write([encode_line(kept, log.read_clock())])
+        assert len(flushes) == 2, "the checkpoint before may be removed once the log names this one"
+
+
+def test_a_file_and_then_its_name_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, replace = list[str](), os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("replace"), replace(old, new)))
+    write_bytes(tmp_path / "a", b"1")
+    assert len(done) == 3 and done[0].startswith(f"{tmp_path}/.a.") and done[1:] == ["replace", str(tmp_path)]
 
 
 def test_events_that_the_disk_does_not_hold_leave_the_log_as_it_was(tmp_path: Path, monkeypatch: Any) -> None:

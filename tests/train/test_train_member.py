@@ -6,6 +6,7 @@ import copy
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,18 @@ def test_a_checkpoint_is_written_after_epochs_that_end_late_enough(
         again = train(path, cases.NOISY, attempt=1, checkpoint_every=None)[1]
         assert of(again, "started")[0]["epoch"] == len(epochs)
         assert of(again, "finished")[0]["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_checkpoints_within_epochs_are_minutes_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [0.0]
+
+    def take_20_s(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        seconds[0] += 20 * model.training
+        return cases.loss(model, batch)
+
+    monkeypatch.setattr("ensemble.train.lifecycle.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    events = train(tmp_path, replace(RAISING, loss=take_20_s), checkpoint_minutes=1.0)[1]
+    assert [(event["epoch"], event["step"]) for event in of(events, "checkpoint")][:3] == [(0, 3), (1, 0), (1, 3)]
 
 
 def test_a_checkpoint_is_written_within_an_epoch_when_it_is_due(tmp_path: Path) -> None:
