@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import tarfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -190,6 +192,24 @@ def test_what_a_stage_of_the_users_makes_is_cast(tmp_path: Path) -> None:
     found = np.array(pq.read_table(tmp_path / "p").column("probabilities").to_pylist())
     wanted = ensemble.load(run)({"x": torch.from_numpy(X)}).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.more
+def test_texts_in_a_tar_file_are_found(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "texts.tar", "w") as archive:
+        for number in range(40):
+            for suffix, text in (("txt", ("bad", "good")[number % 2]), ("cls", str(number % 2))):
+                info = tarfile.TarInfo(f"{number:03}.{suffix}")
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text.encode()))
+    pipe = Pipeline(sources.tar(str(tmp_path / "texts.tar"), rename={"cls": "label"}))
+    pipe = pipe.map(stages.cast("label", "int64")).map(stages.tokenize("txt", ["good", "bad"]))
+    pipe = pipe.map(stages.pad("txt", 4)).map(stages.rename(txt="x")).map(stages.drop("key"))
+    run = train_on(tmp_path / "run", pipe.map(stages.cast("x", "float32")))
+    for model in (run, ensemble.export(run, tmp_path / "artifact", uncertainty=False)):
+        assert predict(model, tmp_path / "texts.tar", tmp_path / "p") == 40
+        found = pq.read_table(tmp_path / "p").column("probabilities").to_pylist()
+        assert found[0] == found[2] != found[1] == found[3]
 
 
 def test_every_record_of_the_data_has_a_row_also_where_the_run_leaves_some_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import ensemble
-from ensemble import Ensemble, Member, Recipe, Resources
+from ensemble import Ensemble, Folds, Member, Recipe, Resources, cross_validated
 from ensemble.store import RunDir, load_predictions
 from pipelines import Pipeline, sources
 
@@ -163,6 +163,16 @@ def test_what_cannot_be_kept_is_said_at_the_first_batch_and_members_end_once(
     assert events.index("remark") < events.index("epoch")
     is_saved = RunDir(tmp_path).predictions("member-0").exists()
     assert is_saved == (task != "free")
+
+
+@pytest.mark.more
+def test_folds_of_unlike_length_are_combined(tmp_path: Path) -> None:
+    members = cross_validated([Member({"size": 4, "lr": 0.05})], Folds(3))
+    options = {"valid": None, "test": None, "out_of_fold": True, "members": members}
+    longest, whole = (result.combined for result in run_both(tmp_path, "classification", **options))
+    assert whole.metrics.keys() == longest.metrics.keys()
+    for of, metrics in whole.metrics.items():
+        assert longest.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
 
 
 @pytest.mark.more

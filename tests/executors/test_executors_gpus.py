@@ -243,6 +243,10 @@ offers = GpuOffers("a", Path("/none"), print, ranks)
 print(*offers.offer(host).gpu_free)
 print(*offers.list_reasons())
 rank.communicate("")
+with open(os.environ["STAND_IN_STATE"], "a") as state:
+    state.write("GPU-1 xid 79\\n")
+offers._emit = lambda event: print(event["type"], *event.get("gpu_ids", ()))
+offers.check()
 """
 
 
@@ -250,7 +254,8 @@ def test_a_driver_holds_memory_as_others_do_and_a_rank_without_environment_does_
     environment = make_machine(tmp_path, "A100:80,A100:80,A100:80")
     found = subprocess.check_output([sys.executable, "-c", OFFERS], env=environment, text=True)
     reason = (("GPU-0", "0"), "others hold 60.0 of 80.0 GiB of GPU GPU-0")
-    assert found == f"0.25 1.0 1.0\n{reason}\n"
+    broken = "gpu_quarantined\nnode GPU-0 GPU-2\n"
+    assert found == f"0.25 1.0 1.0\n{reason}\n{broken}"
 
 
 def test_what_is_offered_of_each_gpu() -> None:

@@ -16,6 +16,7 @@ import pytest
 from kit.control_groups import make_control_group
 from kit.event_dicts import fold, read_events
 from kit.execute_members import an_ensemble
+from kit.finished_runs import of_kind
 from no_locks import make_environment
 
 import ensemble
@@ -69,7 +70,30 @@ def test_a_ring_does_not_depend_on_the_size_of_dev_shm_and_the_doctor_knows_it(s
     assert "1 MiB, as containers have by default" in done.stdout
 
 
-HERE = Path(__file__).parent
+#: Of samples of a MiB.
+WIDE = """
+import sys
+import ensemble
+import numpy as np
+from kit.execute_members import an_ensemble, samples
+
+def widened(sample):
+    return {**sample, "more": np.zeros(2**18, np.float32)}
+
+if __name__ == "__main__":
+    ensemble.submit(an_ensemble(train=samples(96, 0).map(widened), batch_size=4), sys.argv[1], "local").wait()
+"""
+
+
+@pytest.mark.more
+def test_a_run_does_not_depend_on_the_size_of_dev_shm(small: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs.py").write_text(WIDE)
+    done = execute(tmp_path / "runs.py", tmp_path / "run", within=small)
+    assert done.returncode == 0, done.stderr
+    assert max(event["ring_bytes"] for event in of_kind(tmp_path / "run", "feeder")) > 16 * 2**20
+    assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
+
+
 RUNS = """
 import ensemble
 from kit.execute_members import an_ensemble, bad, keyed

@@ -243,9 +243,13 @@ def test_the_command_writes_nothing_and_refuses_another_runs_directory(spec: Pat
 
 
 def test_a_missing_record_is_named_before_anything_starts(tmp_path: Path) -> None:
-    bad = Pipeline(sources.arrays(x=inspected_runs.make_data(40)[0]), seed=0).map(missing)
+    bad, built = Pipeline(sources.arrays(x=inspected_runs.make_data(40)[0]), seed=0).map(missing), []
+    recipe = Recipe(model=lambda params: built.append(params), loss="cross_entropy")
+    processes = psutil.Process().children(recursive=True)
     with pytest.raises(Exception, match="no such cat"):
-        ensemble.dry_run(inspected_runs.declare(train=bad), tmp_path / "run", executor="local")
+        ensemble.dry_run(inspected_runs.declare(train=bad, recipe=recipe), tmp_path / "run", executor="local")
+    assert not built and not list(tmp_path.iterdir())
+    assert psutil.Process().children(recursive=True) == processes
 
 
 def missing(sample: dict[str, Any]) -> dict[str, Any]:

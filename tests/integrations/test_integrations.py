@@ -141,7 +141,7 @@ def test_killed_members_end_with_the_bits_of_undisturbed_ones(
         np.testing.assert_array_equal(*(load_predictions(file, "valid").values for file in files))
 
 
-@pytest.mark.parametrize("framework", ["lightning", "transformers"])  # whose loops are not ours
+@pytest.mark.parametrize("framework", ["lightning", "transformers", "accelerate"])
 @pytest.mark.more
 def test_a_pruner_ends_trials_early(tmp_path: Path, framework: str) -> None:
     search = Search({"lr": loguniform(1e-5, 1.0), "width": 8}, trials=6, pruner="median")

@@ -132,9 +132,9 @@ def test_a_log_is_free_again_when_its_writer_was_killed(tmp_path: Path) -> None:
         told.send(log.append("x").type)
         signal.pause()
 
-    writer = FORK.Process(target=hold)
+    writer = FORK.Process(target=hold, daemon=True)
     writer.start()
-    begun.recv()
+    assert begun.poll(60)
     with pytest.raises(StoreError, match="another controller"):
         EventLog(tmp_path / "e")
     writer.kill()
