@@ -133,10 +133,7 @@ def declare(recipe: Recipe, data: Pipeline, train: Pipeline, options: dict[str, 
 
 @pytest.mark.parametrize(
     ("make", "wide"),
-    [
-        (detection, False),
-        *(pytest.param(make, True, marks=pytest.mark.more) for make in (detection, texts, balanced)),
-    ],
+    [(detection, False), *(pytest.param(x, True, marks=pytest.mark.more) for x in (detection, texts, balanced))],
 )
 def test_members_that_share_and_are_resumed_end_with_the_bits_of_members_alone(
     make: Any, wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

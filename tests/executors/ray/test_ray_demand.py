@@ -104,6 +104,36 @@ def turn(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> None:
         run.place()
 
 
+@examples(5)
+@given(
+    hosts=HOSTS, kinds=st.tuples(MEMBERS, MEMBERS), devices=st.tuples(DEVICES, DEVICES), seed=st.integers(0, 2**32)
+)
+def test_all_members_of_two_runs_train_on_a_cluster_that_others_use_too(
+    world: World, hosts: Hosts, kinds: Any, devices: tuple[str, str], seed: int
+) -> None:
+    cluster, chance = world.make(hosts), random.Random(seed)
+    members = [choose(make_members(kinds[n], first=100 * n), cluster, devices[n]) for n in range(2)]
+    runs = [Run(cluster, f"run-{n}", devices[n], members[n]) for n in range(2)]
+    for time in range(500 + 100 * sum(map(len, members))):
+        others = [group for group in cluster.groups if group.owner == "other"]
+        if others and (time >= 30 or chance.random() < 0.2):
+            cluster.groups.remove(chance.choice(others))
+        elif time < 30 and chance.random() < 0.2:  # what runs do in a second may have been done in part
+            free = cluster.free(name := chance.choice(list(cluster.total)))
+            piece = Piece(free.cpus // 2, free.memory // 3, chance.randint(0, len(free.gpus)), name)
+            cluster.groups.append(Group("other", [piece]))
+            chance.choice([run.renew for run in runs] + [run.place for run in runs])()
+        turn(cluster, runs, chance)
+        running = [run for run in runs if run.running]
+        if running and chance.random() < (0.3 if time < 30 else 0.05):
+            run = chance.choice(running)
+            run.end(chance.choice(run.running))
+    assert all(run.is_done for run in runs), "everybody has trained"
+    for _ in range(round(KEPT_S) + 40):
+        turn(cluster, runs, chance)
+    assert not cluster.groups, "what nobody uses is given back"
+
+
 def share(world: World, hosts: Hosts, *taken: Piece) -> tuple[Cluster, list[Group]]:
     """A cluster of which others hold these pieces."""
     cluster, others = world.make(hosts), [Group("other", [piece]) for piece in taken]
