@@ -52,9 +52,10 @@ def declare(*, has_stage: bool = True) -> Ensemble:
 
 @pytest.fixture(autouse=True)
 def _settings_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A framework that another test of this process has used may have made cuDNN deterministic."""
+    """A framework that another test of this process has used may have made torch deterministic."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     with keep_settings():
+        torch.use_deterministic_algorithms(False)
         yield
 
 

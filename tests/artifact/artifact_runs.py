@@ -83,18 +83,11 @@ def prepare(source: Any, *before: Any) -> Pipeline:
 
 
 def declare(**options: Any) -> Ensemble:
-    splits = {
-        name: prepare(sources.arrays(**make_images(seed))) for seed, name in enumerate(("train", "valid", "test"))
-    }
-    usual: dict[str, Any] = {
-        "name": "images",
-        "recipe": Recipe(model=build, loss=loss),
-        "members": [{"width": width, "lr": 0.05} for width in (2, 3, 4)],
-        "combine": "average",
-        "epochs": 2,
-        "batch_size": 16,
-    }
-    return Ensemble(**(splits | usual | options))
+    names = ("train", "valid", "test")
+    usual = {name: prepare(sources.arrays(**make_images(seed))) for seed, name in enumerate(names)}
+    usual |= {"name": "images", "recipe": Recipe(model=build, loss=loss), "epochs": 2, "batch_size": 16}
+    usual |= {"members": [{"width": width, "lr": 0.05} for width in (2, 3, 4)], "combine": "average"}
+    return Ensemble(**(usual | options))
 
 
 def train(run_dir: Path, declared: Ensemble) -> Path:
@@ -127,15 +120,9 @@ def link_torch(folder: Path) -> Path:
 def run_alone(packages: Path, folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in a folder, in a process that finds the standard library and these packages only."""
     forbidden = ("ensemble", "pipelines", "ray", "optuna", "pyarrow", "numba", "artifact_runs")
-    setup = (
-        "import sys\n"
-        f"sys.path.append({str(packages)!r})\n"
-        f"{code}\n"
-        f"there = sorted(name for name in {forbidden!r} if name in sys.modules)\n"
-        "assert not there, there\n"
-        f"import importlib.util\n"
-        f"assert not any(map(importlib.util.find_spec, {forbidden!r}))\n"
-    )
+    setup = f"import sys\nsys.path.append({str(packages)!r})\n{code}\nimport importlib.util\n"
+    setup += f"assert not set({forbidden!r}) & set(sys.modules)\n"
+    setup += f"assert not any(map(importlib.util.find_spec, {forbidden!r}))\n"
     about = {"cwd": folder, "env": {"OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True, "timeout": 300}
     about |= {"check": False}
     return subprocess.run([sys.executable, "-I", "-S", "-c", setup], **about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tarfile
@@ -17,14 +18,11 @@ import pytest
 import torch
 from artifact_runs import CROP, SCALE, declare, make_images, train
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import ensemble
 from ensemble import Recipe
 from ensemble.artifact import ArtifactError, predict
-from ensemble.artifact.columns import make_columns
 from ensemble.artifact.preparation import As, make_plan
-from ensemble.spec.task import Task
 from pipelines import Pipeline, sources, stages
 from pipelines.errors import PipelineError
 from pipelines.stage import make_stage
@@ -33,18 +31,10 @@ X = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
 Y = np.arange(40) % 2
 
 
-def linear(params: dict[str, Any]) -> nn.Module:
-    return nn.Linear(4, 2)
-
-
-def cross_entropy(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return F.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
-
-
-def train_on(folder: Path, pipeline: Pipeline, **options: Any) -> Path:
-    recipe = Recipe(model=linear, loss=cross_entropy)
-    usual: dict[str, Any] = {"train": pipeline, "valid": pipeline, "test": None, "epochs": 1}
-    return train(folder, declare(recipe=recipe, members=[{"lr": 0.1}] * 2, **usual | options))
+def train_on(folder: Path, pipeline: Pipeline) -> Path:
+    recipe = Recipe(model=lambda params: nn.Linear(4, 2), loss="cross_entropy", inputs=("x",))
+    options = {"train": pipeline, "valid": pipeline, "test": None, "epochs": 1, "optimizer": "sgd"}
+    return train(folder, declare(recipe=recipe, members=[{"lr": 0.1}] * 2, **options))
 
 
 def save(path: Path, **columns: Any) -> Path:
@@ -57,24 +47,21 @@ def negate(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 LABELLED = stages.rename(y="label")
-PIPES: dict[str, list[Any]] = {"dropped": [LABELLED, stages.drop("note"), stages.cast("label", "int64")]}
-PIPES["before a stage outside"] = [LABELLED, stages.select("x", "label"), stages.pad("x", 4)]
-PIPES["before the user's"] = [LABELLED, stages.cast("label", "int64"), stages.select("x", "label"), negate]
+DROPS = [LABELLED, stages.drop("note"), stages.cast("label", "int64")]
+PADS = [LABELLED, stages.select("x", "label"), stages.pad("x", 4)]
+OF_USER = [LABELLED, stages.cast("label", "int64"), stages.select("x", "label"), negate]
+LATER = [pytest.param(pipe, marks=pytest.mark.more) for pipe in (PADS, OF_USER)]
 
 
-@pytest.mark.parametrize(
-    "name", ["dropped", *(pytest.param(each, marks=pytest.mark.more) for each in PIPES if each != "dropped")]
-)
-def test_records_need_no_label_and_nothing_else_that_the_model_does_not_read(name: str, tmp_path: Path) -> None:
-    pipeline = Pipeline(sources.arrays(x=X, y=Y, note=np.arange(40)))
-    for stage in PIPES[name]:
+@pytest.mark.parametrize("of_pipe", [DROPS, *LATER], ids=["drops", "pads", "user's"])
+def test_records_need_no_label_and_nothing_else_that_the_model_does_not_read(of_pipe: Any, tmp_path: Path) -> None:
+    pipeline, is_of_user = Pipeline(sources.arrays(x=X, y=Y, note=np.arange(40))), of_pipe is OF_USER
+    for stage in of_pipe:
         pipeline = pipeline.map(stage)
     run = train_on(tmp_path / "run", pipeline)
-    data = save(tmp_path / "x.npz", x=X, **({"note": Y} if name == "before the user's" else {}))
-    models = [run]
-    if negate not in PIPES[name]:
-        models.append(ensemble.export(run, tmp_path / "artifact", uncertainty=False))
-    batch = {"x": torch.from_numpy(-X if negate in PIPES[name] else X)}
+    data = save(tmp_path / "x.npz", x=X, **({"note": Y} if is_of_user else {}))
+    models = [run] if is_of_user else [run, ensemble.export(run, tmp_path / "artifact", uncertainty=False)]
+    batch = {"x": torch.from_numpy(-X if is_of_user else X)}
     wanted = ensemble.load(run)(batch).numpy()
     for number, model in enumerate(models):
         assert predict(model, data, tmp_path / f"{number}.parquet") == 40
@@ -106,11 +93,8 @@ CAST = [
     ([0, 1], "int64", "bool", [False, True]),
     ([True], "bool", "int64", [1]),
 ]
-CAST += [
-    ([INF, NAN, 0.1], "float64", "float32", [INF, NAN, np.float32(0.1)]),
-    ([3.0, -0.0], "float64", "int32", [3, 0]),
-]
-CAST += [([2**24 + 1], "int64", "float32", [2**24]), (3, "float64", "float32", 3)]
+CAST += [([INF, NAN, 0.1], "float64", "float32", [INF, NAN, np.float32(0.1)]), (3, "float64", "float32", 3)]
+CAST += [([2**24 + 1], "int64", "float32", [2**24]), ([3.0, -0.0], "float64", "int32", [3, 0])]
 NOT_CAST = [([0, 256], "uint16", "uint8", 256), ([-1], "int8", "uint8", -1), ([2**31], "int64", "int32", 2**31)]
 NOT_CAST += [([2], "int64", "bool", 2), ([1e39], "float64", "float32", 1e39), ([2.5], "float64", "int64", 2.5)]
 NOT_CAST += [([NAN], "float64", "int64", NAN), ([256.0], "float64", "uint8", 256.0)]
@@ -119,10 +103,7 @@ NOT_CAST += [([NAN], "float64", "int64", NAN), ([256.0], "float64", "uint8", 256
 def test_numbers_are_cast_where_the_dtype_holds_them() -> None:
     for values, given, dtype, expected in CAST:
         made = As("x", dtype)({"x": np.array(values, given)})["x"]
-        assert made.dtype == dtype and np.array_equal(made, expected, equal_nan=dtype == "float32"), (
-            values,
-            dtype,
-        )
+        assert made.dtype == dtype and np.array_equal(made, expected, equal_nan=dtype == "float32"), values
     for values, given, dtype, held in NOT_CAST:
         with pytest.raises(PipelineError, match=re.escape(f"holds {held}, which {dtype} cannot hold")):
             As("x", dtype)({"x": np.array(values, given)})
@@ -138,17 +119,8 @@ def test_images_of_16_bits_do_not_wrap_into_8(run: Path, artifact: Path, tmp_pat
         with pytest.raises(PipelineError, match=r"sample 0 .*deep\.npz:row 0.* which uint8 cannot hold"):
             predict(model, deep, tmp_path / "p")
     assert predict(artifact, save(tmp_path / "wide.npz", image=images.astype(np.int64)), tmp_path / "p") == 5
-
-
-def test_labels_of_nan_are_unknown_and_steps_keep_theirs() -> None:
-    values = np.array([[0.9, np.nan], [0.9, 0.1]], np.float32)
-    table = make_columns(np.arange(2), {"values": values}, Task("multilabel"), ["a", "b"])
-    assert table.column("labels").to_pylist() == [None, [0]]
-    assert table.column("label_names").to_pylist() == [None, ["a"]]
-    steps = np.stack([values, values[::-1]])
-    table = make_columns(np.arange(2), {"values": steps}, Task("classification"), ["a", "b"])
-    assert table.column("class").to_pylist() == [[None, 0], [0, None]]
-    assert table.column("class_name").to_pylist() == [[None, "a"], ["a", None]]
+    np.save(tmp_path / "images.npy", images)  # an array alone is the run's only field
+    assert predict(run, tmp_path / "images.npy", tmp_path / "p") == 5
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +131,12 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         def forward(self, a: Tensor, id: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(torch.stack([a, id], dim=1).float())
 
-    def loss(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(net(batch["a"], batch["id"]), batch["label"], reduction="none")
-
     table = pa.table({"a": X[:, 0], "id": np.arange(40), "label": Y})
     pq.write_table(table, folder / "data.parquet")
     pipe = Pipeline(sources.parquet(str(folder / "data.parquet")))
-    recipe = Recipe(model=lambda params: Both(2, 2), loss=loss)
-    run = train(folder / "run", declare(recipe=recipe, members=[{"lr": 0.1}], train=pipe, valid=pipe, test=None))
+    recipe = Recipe(model=lambda params: Both(2, 2), loss="cross_entropy", inputs=("a", "id"))
+    options = {"members": [{"lr": 0.1}], "train": pipe, "valid": pipe, "test": None, "optimizer": "sgd"}
+    run = train(folder / "run", declare(recipe=recipe, **options))
     return {"run": run, "artifact": ensemble.export(run, folder / "artifact", uncertainty=False)}
 
 
@@ -181,17 +151,11 @@ def test_columns_beside_the_models_own_are_not_read(numbers: dict[str, Path], tm
     assert pq.read_table(tmp_path / "csv").equals(pq.read_table(tmp_path / "pq"))
 
 
-TABLES = {
-    "a,id\n1.5,1\n,2\n": r"sample 1 \(.*t\.csv:record 2\): column 'a' is null",
-    "a,id\n1.5,1\n2.5,\n": r"sample 1 \(.*t\.csv:record 2\): column 'id' is null",
-    "a,id,id\n1.5,1,2\n": r"columns must name each column once, got .*'id', 'id'",
-    "a,id\n": "holds no record",
-    "": "is empty",
-    "a\n1.5\n": "the model needs the fields a, id; the data have a: id is missing",
-    "a,id\n1.5,x\n": "'id'",
-    "a,id\n1.5,2.5\n": "'id' holds 2.5, which int64 cannot hold",
-    "a,id\n1.5,1\n#N/A,2\n": r"sample 1 \(.*t\.csv:record 2\): column 'a' is null",
-}
+NULL = r"sample 1 \(.*t\.csv:record 2\): column '%s' is null"
+TABLES = {"a,id\n1.5,1\n,2\n": NULL % "a", "a,id\n1.5,1\n2.5,\n": NULL % "id", "a,id\n1.5,1\n#N/A,2\n": NULL % "a"}
+TABLES |= {"a,id,id\n1.5,1,2\n": r"columns must name each column once, got .*'id', 'id'", "a,id\n1.5,x\n": "'id'"}
+TABLES |= {"a,id\n": "holds no record", "": "is empty", "a,id\n1.5,2.5\n": "'id' holds 2.5, which int64 cannot"}
+TABLES |= {"a\n1.5\n": "the model needs the fields a, id; the data have a: id is missing"}
 
 
 def test_a_table_that_does_not_fit_is_refused(numbers: dict[str, Path], tmp_path: Path) -> None:
@@ -230,31 +194,22 @@ def test_what_a_stage_of_the_users_makes_is_cast(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_an_array_alone_is_the_runs_only_field(run: Path, artifact: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "images.npy", make_images(3, 5)["image"])
-    for model in (run, artifact):
-        assert predict(model, tmp_path / "images.npy", tmp_path / "p") == 5
-
-
 @pytest.mark.more
 def test_texts_in_a_tar_file_are_found(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
     with tarfile.open(tmp_path / "texts.tar", "w") as archive:
         for number in range(40):
-            for suffix, text in (("txt", "good" if number % 2 else "bad"), ("cls", str(number % 2))):
-                file = tmp_path / "texts" / f"{number:03}.{suffix}"
-                file.write_text(text)
-                archive.add(file, file.name)
+            for suffix, text in (("txt", ("bad", "good")[number % 2]), ("cls", str(number % 2))):
+                info = tarfile.TarInfo(f"{number:03}.{suffix}")
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text.encode()))
     pipe = Pipeline(sources.tar(str(tmp_path / "texts.tar"), rename={"cls": "label"}))
     pipe = pipe.map(stages.cast("label", "int64")).map(stages.tokenize("txt", ["good", "bad"]))
     pipe = pipe.map(stages.pad("txt", 4)).map(stages.rename(txt="x")).map(stages.drop("key"))
-    pipe = pipe.map(stages.cast("x", "float32"))
-    run = train_on(tmp_path / "run", pipe)
-    made = ensemble.export(run, tmp_path / "artifact", uncertainty=False)
-    for model in (run, made):
+    run = train_on(tmp_path / "run", pipe.map(stages.cast("x", "float32")))
+    for model in (run, ensemble.export(run, tmp_path / "artifact", uncertainty=False)):
         assert predict(model, tmp_path / "texts.tar", tmp_path / "p") == 40
-    probabilities = pq.read_table(tmp_path / "p").column("probabilities").to_pylist()
-    assert probabilities[0] == probabilities[2] != probabilities[1]
+        found = pq.read_table(tmp_path / "p").column("probabilities").to_pylist()
+        assert found[0] == found[2] != found[1] == found[3]
 
 
 def test_every_record_of_the_data_has_a_row_also_where_the_run_leaves_some_out(tmp_path: Path) -> None:
@@ -289,12 +244,15 @@ def test_a_run_without_validation_whose_training_is_augmented_is_exported(tmp_pa
     assert predict(made, save(tmp_path / "ready.npz", image=ready), tmp_path / "p", prepared=True) == 60
 
 
-def make_npz(folder: Path) -> Path:
-    return save(folder / "x.npz", image=make_images(3, 5)["image"])
-
-
+@pytest.mark.timeout(60)  # opened, a pipe waits for a writer
 def test_only_predictions_are_replaced(artifact: Path, tmp_path: Path) -> None:
-    data = make_npz(tmp_path)
+    data = save(tmp_path / "x.npz", image=make_images(3, 5)["image"])
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ArtifactError, match="exists and holds no predictions: choose another file, or"):
+        predict(artifact, data, tmp_path / "pipe.csv")
+    for device in ("gpu", "cuda:99", "xla"):
+        with pytest.raises(ArtifactError, match=f"the device '{device}' cannot be used here: "):
+            predict(artifact, data, tmp_path / "p", device=device)
     pq.write_table(pa.table({"index": [0]}), tmp_path / "other.parquet")
     (tmp_path / "notes").write_text("mine")
     with (tmp_path / "array").open("wb") as file:
@@ -306,13 +264,6 @@ def test_only_predictions_are_replaced(artifact: Path, tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == before
     (tmp_path / "p").touch()
     assert predict(artifact, data, tmp_path / "p") == predict(artifact, data, tmp_path / "p") == 5
-
-
-@pytest.mark.timeout(60)  # opened, a pipe waits for a writer
-def test_a_pipe_is_no_file_of_predictions(artifact: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(ArtifactError, match="exists and holds no predictions: choose another file, or"):
-        predict(artifact, make_npz(tmp_path), tmp_path / "pipe.csv")
 
 
 def test_predictions_do_not_go_among_the_data(numbers: dict[str, Path], tmp_path: Path) -> None:
@@ -344,9 +295,3 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(numbers: dict[str, Pat
     data.rename(tmp_path / "b[1]" / "a.parquet")
     with pytest.raises(ArtifactError, match="would lie among the data"):
         predict(numbers["artifact"], tmp_path / "b" / "*.parquet", tmp_path / "b" / "p.parquet")
-
-
-def test_a_device_that_is_not_there_is_refused(artifact: Path, tmp_path: Path) -> None:
-    for device in ("gpu", "cuda:99", "xla"):
-        with pytest.raises(ArtifactError, match=f"the device '{device}' cannot be used here: "):
-            predict(artifact, make_npz(tmp_path), tmp_path / "p", device=device)

@@ -39,10 +39,7 @@ def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     command = [sys.executable, str(ROOT / "examples" / "serve.py"), str(artifact), "--port", str(port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Serve gives its proxy 5 s to start, which a machine that does much else exceeds.
-    environment |= {
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
-    }
+    environment |= {f"RAY_SERVE_PROXY_{kind}_CHECK_TIMEOUT_S": "120" for kind in ("READY", "HEALTH")}
     log = tmp_path_factory.mktemp("log") / "stderr"
     with open(log, "wb") as errors:
         process = subprocess.Popen(
@@ -92,28 +89,18 @@ def test_it_answers_nobody_without_the_token(served: dict[str, Any]) -> None:
     assert ask(served, {"image": image}, token="")[0] == 401
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"{", "Expecting property name"),
-        ({"picture": 1}, "the body must be a JSON object with image"),
-        ({"image": [[1, 2], [3]]}, "image: "),
-        ({"image": [1, 2]}, "image "),
-        ({"image": [[[300] * 12] * 10] * 3}, "image: there is a number that torch.uint8 cannot hold"),
-        ({"image": [[[True] * 12] * 10] * 3}, "image: expected torch.uint8, got torch.bool"),
-        ({"image": 10**400}, "image: "),
-        (b'{"image": NaN}', "NaN is no JSON"),
-        (b'{"image": ' + b"[" * 50_000, "the body is nested too deeply"),
-        (b"\xff", "'utf-8' codec can't decode"),
-        ([1], "the body must be a JSON object with image"),
-    ],
-)
-def test_what_the_program_does_not_take_is_refused(served: dict[str, Any], body: Any, message: str) -> None:
-    status, answer, _ = ask(served, body)
-    assert status == 400 and answer["error"].startswith(message), answer
+OBJECT = "the body must be a JSON object with image"
+BODIES = [(b"{", "Expecting property name"), ({"picture": 1}, OBJECT), ([1], OBJECT), (b"\xff", "'utf-8' codec")]
+BODIES += [({"image": [[[300] * 12] * 10] * 3}, "image: there is a number that torch.uint8 cannot hold")]
+BODIES += [({"image": [[[True] * 12] * 10] * 3}, "image: expected torch.uint8, got torch.bool")]
+BODIES += [({"image": [1, 2]}, "image "), ({"image": [[1, 2], [3]]}, "image: "), ({"image": 10**400}, "image: ")]
+BODIES += [(b'{"image": NaN}', "NaN is no"), (b'{"image": ' + b"[" * 50_000, "the body is nested too deeply")]
 
 
-def test_another_method_is_not_allowed(served: dict[str, Any]) -> None:
+def test_what_the_program_does_not_take_is_refused(served: dict[str, Any]) -> None:
+    for body, message in BODIES:
+        status, answer, _ = ask(served, body)
+        assert status == 400 and answer["error"].startswith(message), answer
     request = urllib.request.Request(served["address"], headers={"Authorization": f"Bearer {served['token']}"})
     with pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(request, timeout=300)
@@ -134,10 +121,6 @@ def test_a_body_without_a_length_is_read_only_so_far(served: dict[str, Any]) -> 
 
 
 def test_everything_listens_on_loopback_only(served: dict[str, Any]) -> None:
-    listening = {
-        connection.laddr.ip
-        for process in served["family"]
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    connections = [connection for process in served["family"] for connection in process.net_connections("inet")]
+    listening = {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
     assert listening and listening <= {"127.0.0.1", "::ffff:127.0.0.1"}

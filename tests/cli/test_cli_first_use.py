@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,18 +27,6 @@ from ensemble import Ensemble, Recipe
 from pipelines import Pipeline, sources
 
 
-def model(params):
-    return torch.nn.Linear(3, 2)
-
-
-def mean(values):
-    return values.mean(0)
-
-
-def most(values):
-    return values.amax(0)
-
-
 CALLS = []
 
 
@@ -48,8 +37,8 @@ def interrupted(values):
     return values.mean(0)
 
 
-def too_few(values):
-    return values.mean(0)[:-1]
+COMBINE = {"mean": lambda values: values.mean(0), "most": lambda values: values.amax(0),
+           "too_few": lambda values: values.mean(0)[:-1], "interrupted": interrupted}
 
 
 def samples(n, seed):
@@ -59,18 +48,10 @@ def samples(n, seed):
 
 
 def spec(task: str = "free", combine: str = "greedy", coverage: float = 0.9):
-    return Ensemble(
-        name="again",
-        recipe=Recipe(model=model, loss="mse", inputs=("x",), target="y", task=task),
-        optimizer="adam",
-        members=[{"lr": 0.01}, {"lr": 0.02}],
-        train=samples(48, 0),
-        valid=samples(24, 1),
-        combine={"mean": mean, "most": most, "too_few": too_few, "interrupted": interrupted}.get(combine, combine),
-        coverage=coverage,
-        epochs=1,
-        batch_size=16,
-    )
+    recipe = Recipe(model=lambda params: torch.nn.Linear(3, 2), loss="mse", inputs=("x",), target="y", task=task)
+    return Ensemble(name="again", recipe=recipe, optimizer="adam", members=[{"lr": 0.01}, {"lr": 0.02}],
+                    train=samples(48, 0), valid=samples(24, 1), combine=COMBINE.get(combine, combine),
+                    coverage=coverage, epochs=1, batch_size=16)
 """
 
 
@@ -90,19 +71,15 @@ def run(spec: Path, *settings: str, status: int = 0) -> list[str]:
     return [event["type"] for event in read_events(run_dir.events)[before:]]
 
 
-def test_a_function_that_is_declared_after_the_training_combines_the_run(
-    spec: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_that_is_declared_after_the_training_combines_the_run(spec: Path, capsys: Any) -> None:
     run(spec)
     assert "declare Ensemble.combine as a function" in capsys.readouterr().out
     for function in ("too_few", "mean", "most"):
         added = run(spec, f"combine={function}", status=3 if function == "too_few" else 0)
-        assert (
-            added.index("combining") < added.index("combined") and "epoch" not in added and "placed" not in added
-        )
+        assert added.index("combining") < added.index("combined") and not {"epoch", "placed"} & set(added)
         said = capsys.readouterr()
         assert "its members are combined again as is declared now" in said.err
-        why = "ensemble: there is no combined model: Ensemble.combine=too_few gives [23, 2] for"
+        why = "ensemble: there is no combined model: Ensemble.combine=<lambda> gives [23, 2] for"
         assert (why in said.err) == (function == "too_few")
     state = fold(read_events(RunDir(spec.parent / "run").events))
     assert state.combined is not None and state.combined.method == "function"
@@ -121,9 +98,7 @@ def test_another_method_or_coverage_combines_the_run_again(spec: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "resume"])
-def test_a_combination_that_an_error_hindered_is_made_again(
-    spec: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_combination_that_an_error_hindered_is_made_again(spec: Path, command: str, capsys: Any) -> None:
     run(spec, "combine=mean")
     run_dir = RunDir(spec.parent / "run")
     path = run_dir.predictions("member-1")
@@ -157,9 +132,7 @@ def test_a_warning_of_a_command_is_one_line_without_source(spec: Path) -> None:
     assert done.stderr == "ensemble: 1 of 2 rows have predictions that are NaN\n"
 
 
-def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(
-    spec: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(spec: Path, caplog: Any) -> None:
     run(spec, "combine=interrupted", status=130)
     assert f"{spec.parent / 'run'} has finished before it could be stopped" in caplog.text
     assert "continues the run" not in caplog.text
@@ -181,18 +154,13 @@ def test_members_without_a_combined_model_are_a_success_only_where_that_is_allow
 
 @pytest.mark.more
 def test_a_run_of_a_locale_without_utf_8_is_like_any_other(tmp_path: Path) -> None:
-    path, run_dir, foreign = tmp_path / "a_spec.py", tmp_path / "größer", SPEC
-    for ours, theirs in {
-        '"again"': '"Prüfung"',
-        '"lr": 0.01}': '"lr": 0.01, "note": "größer"}',
-        "(params):": '(params):\n    print("Modell für ∑", flush=True)',
-    }.items():
-        foreign = foreign.replace(ours, theirs)
+    path, run_dir, foreign = tmp_path / "a_spec.py", tmp_path / "größer", SPEC.replace('"again"', '"Prüfung"')
+    assert "lambda params: torch" in foreign
+    foreign = foreign.replace("lambda params: torch", 'lambda params: print("Modell für ∑", flush=True) or torch')
     path.write_text(foreign, encoding="utf-8")
     locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    ensemble = [sys.executable, "-m", "ensemble"]
-    trains = [*ensemble, "run", str(path), "--run-dir", str(run_dir), "--executor", "local"]
-    for command in (trains, [*ensemble, "report", str(run_dir)]):
+    for words in (["run", path, "--run-dir", run_dir, "--executor", "local"], ["report", run_dir]):
+        command = [sys.executable, "-m", "ensemble", *map(str, words)]
         ended = subprocess.run(command, env=locale, capture_output=True, timeout=300, check=False)
         assert ended.returncode == 0, ended.stderr
     assert "Prüfung" in (run_dir / "report.html").read_text(encoding="utf-8")

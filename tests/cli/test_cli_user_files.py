@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sqlite3
 from pathlib import Path
@@ -25,18 +24,10 @@ from pipelines.multinode.rendezvous import Rendezvous
 from pipelines.sources._kept_files import SourcesFolder
 
 SPEC = """
-import numpy as np
-
-import torch
+import numpy as np, torch
 from ensemble import Ensemble, Recipe, Search, choice
 from ensemble.spec import TensorBoard
 from pipelines import Pipeline, sources
-
-def model(params):
-    return torch.nn.Linear(4, 3)
-
-def loss(net, batch):
-    return torch.nn.functional.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
 
 def samples(seed):
     label = np.arange(48) % 3
@@ -49,7 +40,8 @@ def spec(storage: str = "", dir: str = "", cache: str = ""):
         chosen["loggers"] = [TensorBoard(dir=dir)]
     if cache:
         chosen |= {"cache": "disk", "cache_dir": cache}
-    return Ensemble(name="tiny", recipe=Recipe(model=model, loss=loss),
+    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 3), loss="cross_entropy", inputs=("x",))
+    return Ensemble(name="tiny", recipe=recipe, optimizer="sgd",
                     train=samples(0), valid=samples(1), epochs=1, batch_size=16, **chosen)
 """
 
@@ -66,90 +58,48 @@ def make_parquet() -> bytes:
     return file.getvalue()
 
 
-CSV, LINES, NOTEBOOK = (
-    b"a,b\n1,2\n3,4",
-    b'{"x":1}\n{"y":',
-    json.dumps({"cells": [], "v": 1}, indent=1).encode() + b"\n",
-)
+CSV, LINES, NOTEBOOK, MINE = b"a,b\n1,2\n3,4", b'{"x":1}\n{"y":', b'{\n "cells": [],\n "v": 1\n}\n', b"mine"
 OTHER_DATABASE = make_database("CREATE TABLE photos (id); INSERT INTO photos VALUES (1)")
 STUDY = b'{"op_code":0,"worker_id":"w","study_name":"mine","directions":[1]}\n'
-#: What a user has; the command; the place of the user's file in it is its name. RUN is a run that has ended.
-REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
-    **{
-        f"storage {name}": ({name: content}, f"run SPEC --run-dir new --executor inline --set storage={name}")
-        for name, content in {
-            "table.csv": CSV,
-            "log.jsonl": LINES,
-            "photos": OTHER_DATABASE,
-            "photos.db": OTHER_DATABASE,
-            "table.sqlite3": CSV,
-            "damaged.journal": STUDY + b"half a li\n" + STUDY,
-            "torn.journal": STUDY + b"half a li\n" + STUDY[:9],
-        }.items()
-    },
-    "storage's lock": ({"mine.lock": b"mine"}, "run SPEC --run-dir new --executor inline --set storage=mine"),
-    "storage URL": (
-        {"p.db": OTHER_DATABASE},
-        "run SPEC --run-dir new --executor inline --set storage=sqlite:///p.db",
-    ),
-    "storage dry run": ({"a.csv": CSV}, "run SPEC --run-dir new --executor inline --dry-run --set storage=a.csv"),
-    **{
-        f"--json {name}": ({name: content}, f"{command} --json {name}")
-        for name, content, command in (
-            ("a.csv", CSV, "status RUN"),
-            ("a.ipynb", NOTEBOOK, "run SPEC --run-dir new --executor inline"),
-            ("a.json", b'[{"mine": 1}]\n', "list ."),
-        )
-    },
-    "predict --out csv": ({"a.out": CSV}, "predict RUN --split valid --out a.out"),
-    "predict --out parquet": ({"a.parquet": make_parquet()}, "predict RUN --split valid --out a.parquet"),
-    "export to a file": ({"model": CSV}, "export RUN model"),
-    "export to a folder": ({"model/README.md": b"mine", "model/model.pt2": b"mine"}, "export RUN model"),
-    "demo": ({"runs/demo/events.jsonl": LINES, "runs/demo/mine": b"mine"}, "demo"),
-    **{
-        f"--run-dir {name}": ({f"work/{name}": content}, "run SPEC --run-dir work --executor inline")
-        for name, content in {
-            "thesis.tex": b"mine",
-            "spec.py": b"mine",
-            "ensemble.pkl": b"mine",
-            "events.jsonl": LINES,
-            "run.json": b"{}",
-            "members/member-0/log.txt": b"mine",
-            "data/x.npy": b"mine",
-        }.items()
-    },
-    "--run-dir one line": ({"work/events.jsonl": b"mine"}, "run SPEC --run-dir work --executor inline"),
-    "run-dir is a file": ({"work": CSV}, "run SPEC --run-dir work --executor inline"),
-    "distill": ({"work/report.html": b"mine"}, "distill RUN --run-dir work --executor inline"),
-    "resume": ({"work/events.jsonl": LINES, "work/spec.py": b"mine"}, "resume work"),
-    "report": ({"work/report.html": b"mine", "work/events.jsonl": LINES}, "report work"),
-    "pause": ({"work/events.jsonl": LINES}, "pause work"),
-    "cancel": ({"work/events.jsonl": LINES}, "cancel work"),
-    "fetch": ({"work/thesis.tex": b"mine"}, "fetch file://CWD/far work"),
-    "fetch from a folder": ({"far/thesis.tex": b"mine"}, "fetch file://CWD/far work"),
-    "mirror": ({"far/thesis.tex": b"mine"}, "run SPEC --run-dir new --executor inline --mirror file://CWD/far"),
-    "stop": ({"work/events.jsonl": LINES}, "stop work"),
-    "add": ({"work/events.jsonl": LINES}, "add work lr=0.1"),
-}
+NEW, WORK = (f"run SPEC --executor inline --run-dir {folder}" for folder in ("new", "work"))
+PREDICT = "predict RUN --split valid --out"
+#: Files that a user has, and commands that would replace each; RUN is a run that has ended.
+STORAGES = {"table.csv": CSV, "log.jsonl": LINES, "photos": OTHER_DATABASE, "photos.db": OTHER_DATABASE}
+STORAGES |= {"table.sqlite3": CSV, "damaged.journal": STUDY + b"half a li\n" + STUDY}
+STORAGES |= {"torn.journal": STUDY + b"half a li\n" + STUDY[:9]}
+OF_RUNS = {"thesis.tex": MINE, "spec.py": MINE, "ensemble.pkl": MINE, "run.json": b"{}", "data/x.npy": MINE}
+OF_RUNS |= {"events.jsonl": LINES, "members/member-0/log.txt": MINE}
+OF_LOGS = ("pause work", "cancel work", "stop work", "add work lr=0.1")
+FETCH = "fetch file://CWD/far work"
+OF_FOLDER = {"model/README.md": MINE, "model/model.pt2": MINE}
+REFUSED: list[tuple[str, dict[str, bytes]]] = [
+    *((f"{NEW} --set storage={name}", {name: content}) for name, content in STORAGES.items()),
+    *((WORK, {f"work/{name}": content}) for name, content in OF_RUNS.items()),
+    *((WORK, {"work/events.jsonl": MINE}), (WORK, {"work": CSV}), (f"{NEW} --set storage=m", {"m.lock": MINE})),
+    *((command, {"work/events.jsonl": LINES}) for command in OF_LOGS),
+    (f"{WORK} --dry-run", {"work/thesis.tex": MINE}),
+    *((f"{NEW} --dry-run --set storage=a.csv", {"a.csv": CSV}), ("status RUN --json a.csv", {"a.csv": CSV})),
+    (f"{NEW} --set storage=sqlite:///p.db", {"p.db": OTHER_DATABASE}),
+    *((f"{NEW} --json a.ipynb", {"a.ipynb": NOTEBOOK}), ("list . --json a.json", {"a.json": b'[{"a": 1}]\n'})),
+    *((f"{PREDICT} a.out", {"a.out": CSV}), (f"{PREDICT} a.parquet", {"a.parquet": make_parquet()})),
+    *(("export RUN model", {"model": CSV}), ("export RUN model", OF_FOLDER)),
+    ("demo", {"runs/demo/events.jsonl": LINES, "runs/demo/mine": MINE}),
+    ("distill RUN --run-dir work --executor inline", {"work/report.html": MINE}),
+    *((f"{verb} work", {"work/report.html": MINE, "work/events.jsonl": LINES}) for verb in ("resume", "report")),
+    *((FETCH, {"work/thesis.tex": MINE}), (FETCH, {"far/thesis.tex": MINE})),
+    (f"{NEW} --mirror file://CWD/far", {"far/thesis.tex": MINE}),
+]
+CACHE = {"cache/new-1": MINE, "cache/" + "0" * 32 + "/samples": MINE, "cache/lock-0": MINE}
 #: Commands that do what they are asked for beside a user's files.
-BESIDE: dict[str, tuple[dict[str, bytes], str]] = {
-    "run --fresh": ({"work/thesis.tex": b"mine"}, "run SPEC --run-dir work --executor inline --fresh"),
-    "cache_dir": (
-        {"cache/new-1": b"mine", "cache/" + "0" * 32 + "/samples": b"mine", "cache/lock-0": b"mine"},
-        "run SPEC --run-dir new --executor local --set cache=cache",
-    ),
-    "TensorBoard": (
-        {"board/events.out.tfevents.1": b"mine"},
-        "run SPEC --run-dir new --executor inline --set dir=board",
-    ),
-    "mirror": ({"far/head.json": b"mine"}, "run SPEC --run-dir new --executor inline --mirror file://CWD/far/run"),
-    "list": ({"work/events.jsonl": LINES}, "list ."),
-    "export beside others": ({".model.0.tmp": b"mine", ".tmpabcdef": b"mine"}, "export RUN model"),
-    "predict beside others": (
-        {".tmpabcdef": b"mine", ".a.parquet.1.tmp": b""},
-        "predict RUN --split valid --out a.parquet",
-    ),
-}
+BESIDE: list[tuple[str, dict[str, bytes]]] = [
+    (f"{WORK} --fresh", {"work/thesis.tex": MINE}),
+    ("run SPEC --run-dir new --executor local --set cache=cache", CACHE),
+    (f"{NEW} --set dir=board", {"board/events.out.tfevents.1": MINE}),
+    (f"{NEW} --mirror file://CWD/far/run", {"far/head.json": MINE}),
+    ("list .", {"work/events.jsonl": LINES}),
+    ("export RUN model", {".model.0.tmp": MINE, ".tmpabcdef": MINE}),
+    (f"{PREDICT} a.parquet", {".tmpabcdef": MINE, ".a.parquet.1.tmp": b""}),
+]
 
 
 def call(command: str, run: Path) -> tuple[int, str, str]:
@@ -177,30 +127,32 @@ def _in_a_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ended")
     (folder / "tiny_spec.py").write_text(SPEC)
-    status, _, err = call(
-        f"run {folder}/tiny_spec.py --run-dir {folder}/runs/a --executor inline", folder / "runs" / "a"
-    )
-    assert status == 0, err
+    done = test_cli.call("run", folder / "tiny_spec.py", "--run-dir", folder / "runs/a", "--executor", "inline")
+    assert done.returncode == 0, done.stderr
     return folder / "runs" / "a"
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_ours_is_refused_in_one_line_and_unchanged(case: str, run: Path) -> None:
-    put(REFUSED[case][0])
+def list_names(cases: list[tuple[str, dict[str, bytes]]]) -> list[str]:
+    return [f"{command.replace('/', '_')}, {min(files).replace('/', '_')}" for command, files in cases]
+
+
+@pytest.mark.parametrize(("command", "files"), REFUSED, ids=list_names(REFUSED))
+def test_what_is_not_ours_is_refused_in_one_line_and_unchanged(command: str, files: Any, run: Path) -> None:
+    put(files)
     before = read_all()
-    status, _, err = call(REFUSED[case][1], run)
+    status, _, err = call(command, run)
     after = read_all()
     assert {name: after.get(name) for name in before} == before
     assert status == 2 and len(err.strip().splitlines()) == 1, (status, err)
 
 
-@pytest.mark.parametrize("case", BESIDE)
-def test_files_of_a_user_stay_beside_ours(case: str, run: Path) -> None:
-    put(BESIDE[case][0])
+@pytest.mark.parametrize(("command", "files"), BESIDE, ids=list_names(BESIDE))
+def test_files_of_a_user_stay_beside_ours(command: str, files: Any, run: Path) -> None:
+    put(files)
     for path in Path().rglob("*.tmp*"):
         os.utime(path, (0, 0))  # as old as what a killed process has left
     before = read_all()
-    status, _, err = call(BESIDE[case][1], run)
+    status, _, err = call(command, run)
     assert status == 0, err
     after = read_all()
     assert {name: after.get(name) for name in before} == before
@@ -228,9 +180,7 @@ def test_the_demo_moves_what_an_earlier_one_left(tmp_path: Path) -> None:
 
 
 def test_folders_and_addresses_of_pipelines_leave_a_users_files(tmp_path: Path) -> None:
-    put(
-        {f"peers{number}/{name}": b"mine" for number, name in enumerate(("time-0", "wait-1.json", "group-3.json"))}
-    )
+    put({"peers0/time-0": MINE, "peers1/wait-1.json": MINE, "peers2/group-3.json": MINE})
     put({"socket": b"mine", "far/photo.jpg": b"mine", "far/a.part": b"mine"})
     for name in ("far/photo.jpg", "far/a.part"):
         os.utime(name, (0, 0))
@@ -254,8 +204,6 @@ def test_a_study_in_a_database_is_kept_and_one_database_is_meant_from_any_folder
     Path("elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert call("resume ../new --budget trials=3", run)[0] == 0
-    names = {
-        study.study_name: study.n_trials
-        for study in optuna.get_all_study_summaries(f"sqlite:///{tmp_path}/mine.db")
-    }
-    assert names == {"mine": 1, "tiny": 3} and not list(Path().iterdir())
+    studies = optuna.get_all_study_summaries(f"sqlite:///{tmp_path}/mine.db")
+    assert {study.study_name: study.n_trials for study in studies} == {"mine": 1, "tiny": 3}
+    assert not list(Path().iterdir())

@@ -354,36 +354,6 @@ def test_who_starts_with_weights_that_have_seen_its_validation_data_is_warned_of
     assert re.search(r"member-0 starts with the weights of .*trained on other data \(samples of train was", said)
 
 
-LAZY = """
-TOKENS, SEEN, CALLS, COUNTS = None, {}, 0, {"calls": 0}
-
-def tokenize(sample):
-    global TOKENS, CALLS
-    if TOKENS is None:
-        TOKENS = {"loaded": 1}
-    CALLS += 1
-    COUNTS["calls"] += 1
-    SEEN[str(float(sample["x"][0]))] = SEEN.setdefault("first", CALLS)
-    return sample
-
-def spec("""
-
-
-def test_what_user_code_writes_into_globals_is_no_change_of_code(project: Project) -> None:
-    project.edit("\ndef spec(", LAZY)
-    project.edit("np.arange(12) % 3))", "np.arange(12) % 3)).map(tokenize)")
-    project.run_and_stop()
-    (kept,) = (project.run_dir / "code").iterdir()
-    assert project.state().header.code == kept.name
-    loaded = load_spec(project.spec)
-    ensemble.submit(loaded, project.run_dir, "inline", spec_file=project.spec).wait()
-    again = ensemble.submit(loaded, project.run_dir, "inline", spec_file=project.spec).wait()  # once it has run
-    assert project.states() == {"finished"} and project.events("code_changed") == []
-    assert ensemble.load(again.run_dir)({"x": torch.ones(2, 4)}).shape == (2, 3)
-    status, said = project.run()
-    assert status == 0 and "changed" not in said
-
-
 def test_load_builds_members_with_the_code_they_were_trained_with(project: Project) -> None:
     assert project.run()[0] == 0
     batch = {"x": torch.ones(2, 4)}

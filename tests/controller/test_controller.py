@@ -24,14 +24,16 @@ from hypothesis import strategies as st
 from kit.event_dicts import collect_notices, fold, read_events
 from kit.property_examples import examples
 
+import ensemble
 from ensemble.controller.controller import Controller
 from ensemble.controller.failures import RetryPolicy
 from ensemble.controller.finalize import Finalizer
+from ensemble.controller.start_steps import check_loggers
 from ensemble.executors import EventHandler
 from ensemble.reporting.sections.feeders import pipeline_lines
 from ensemble.run import Request
 from ensemble.schedule.needs import Node, Placement
-from ensemble.spec import Ensemble, Identity, Recipe, Resources, SpecError
+from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, SpecError
 from ensemble.store import EventLog, RunDir, RunState, StoreError, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
@@ -72,10 +74,13 @@ class Simulated:
         seed: int = 0,
         before: Callable[[dict[str, Any]], None] = lambda event: None,
         after: Simulated | None = None,
+        several: bool = False,
+        idle: Callable[[Simulated], object] = lambda executor: None,
     ) -> None:
-        """`after`: the executor of the start before, whose members' epochs are done."""
+        """`after`: the executor of the start before, whose members' epochs are done; `idle`: if nothing runs."""
         self.node = Node("sim", cpus, (), 8, "sim")
         self.faults, self.before, self.rng = dict(faults or {}), before, random.Random(seed)
+        self.several, self.idle, self.log = several, idle, Path()
         self.done: dict[str, int] = after.done if after is not None else {}
         self.scripts: dict[str, list[dict[str, Any]]] = {}
         self.jobs, self.alive = dict[str, Job](), dict[str, set[int]]()
@@ -84,7 +89,15 @@ class Simulated:
         self.closed = False
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
+        self.log = run_dir.events
         return [self.node]
+
+    def explain(self, member: str, what: str, *kinds: str) -> None:
+        """Nothing is done before the log, as it is on the disk, says why."""
+        attempt = self.jobs[member].attempt if member in self.jobs else None
+        logged = [event for event in read_events(self.log) if event.get("member") == member]
+        is_said = any(e["type"] in kinds and attempt in (None, e["attempt"]) for e in logged)
+        assert is_said, f"{what} of {member}, which the log does not explain"
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -132,11 +145,17 @@ class Simulated:
         elif fault == "rank":
             script += [left(job.identity.workers - 1, None)]
         self.scripts[member] = script
+        self.explain(member, "launch", "placed")
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         if not any(self.scripts.values()):
+            self.idle(self)
             time.sleep(0.01)
             return []
+        count = max(1, sum(map(len, self.scripts.values())) // 2) if self.several else 1
+        return [self._take() for _ in range(count) if any(self.scripts.values())]
+
+    def _take(self) -> dict[str, Any]:
         member = self.rng.choice(sorted(m for m, script in self.scripts.items() if script))
         event = self.scripts[member].pop(0)
         if event["type"] == "epoch":
@@ -146,9 +165,10 @@ class Simulated:
             if not self.alive[member]:
                 del self.jobs[member], self.scripts[member], self.alive[member]
         self.before(event)
-        return [event]
+        return event
 
     def send(self, member: str, command: str, **fields: Any) -> None:
+        self.explain(member, command, "epoch" if command in ("continue", "prune") else "placed")
         self.told.append((member, command))
         outcome = {"prune": "pruned", "stop": "stopped", "cancel": "cancelled"}.get(command)
         if outcome and member in self.jobs:
@@ -157,6 +177,8 @@ class Simulated:
             self.scripts[member].insert(0, {**ended, "epoch": self.done.get(member, 0)})
 
     def kill(self, member: str) -> None:
+        if self.several:  # of one that was silent it is said at its exit
+            self.explain(member, "kill", "failed", "cancelled", "stopped", "paused")
         if member in self.jobs:
             self._end(member, None)
 
@@ -434,14 +456,6 @@ class Clock:
         return Timed(**options)
 
 
-def test_who_dies_again_and_again_rests_and_the_run_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    executor = clock.executor(faults={("member-0", n): "lost" for n in range(4)})
-    state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}], retries=4, epochs=5), executor)
-    assert set(states(state).values()) == {"finished"}
-    assert clock.launched == [0, 0, 1, 3, 7]
-
-
 @pytest.mark.parametrize(("verb", "outcome"), [("stop", "waiting"), ("cancel", "cancelled")])
 def test_who_rests_is_stopped_and_cancelled_at_once(
     verb: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -468,7 +482,7 @@ class OnCluster(Simulated):
         self.requests: list[tuple[list[str], list[str]]] = []
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
-        return []
+        return super().open(run_dir, ensemble, handle)[:0]
 
     def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
         self.requests.append(([one.member for one in waiting], [one.member for one in placed]))
@@ -557,3 +571,28 @@ def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     assert sizes[0] == 3 and min(sizes[:-1]) >= 2, "a cohort opens when half of the places are free, or all fit"
     assert {m.first_epoch for m in state.members.values()} == {0}
     assert executor.feeders == cohorts and sorted(executor.feeders_stopped) == sorted(cohorts)
+
+
+def test_all_refusals_are_shown_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+    members = [Member({}, start=str(tmp_path / "nowhere")), Member({}, workers=2)]
+    declared = an_ensemble(members=members, resources=Resources())
+    (foreign := tmp_path / "run").mkdir()
+    (foreign / "notes.txt").write_text("mine")
+    messages = []
+    for start in (ensemble.submit, ensemble.dry_run):
+        with pytest.raises((SpecError, StoreError)) as refused:
+            start(declared, foreign, "inline")
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
+    for text in ("the inline executor is one process", "no run directory and not empty", "nowhere' is neither"):
+        assert text in messages[0]
+    assert [file.name for file in foreign.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("recorded", [{}, {"lines-logger-that-nobody-has": "0.1"}])
+def test_a_logger_of_a_distribution_that_is_gone_is_named_with_it(recorded: dict[str, str]) -> None:
+    run_dir = types.SimpleNamespace(find_info=lambda: {"versions": {"numpy": "2.4", **recorded}})
+    start: Any = types.SimpleNamespace(ensemble=types.SimpleNamespace(loggers=["lines"]), run_dir=run_dir)
+    with pytest.raises(SpecError, match="lines") as refused:
+        check_loggers(start)
+    assert ("pip install lines-logger-that-nobody-has==0.1" in str(refused.value)) is bool(recorded)

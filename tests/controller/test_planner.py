@@ -9,7 +9,7 @@ import heapq
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kit.event_dicts import fold, read_events
+from kit.finished_runs import once
 from test_controller import Simulated
 from test_queue import _nothing_is_waited_for  # noqa: F401
 
@@ -30,6 +31,7 @@ from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 
 SAMPLES = 64
+Event = dict[str, Any]
 
 
 def an_ensemble(rates: Sequence[float], **options: Any) -> Ensemble:
@@ -41,15 +43,35 @@ def an_ensemble(rates: Sequence[float], **options: Any) -> Ensemble:
     return Ensemble(**{**defaults, **options})
 
 
+class Idle(Exception):
+    """Nobody trains, and nobody ever will."""
+
+
 class Cluster(Simulated):
-    """Nodes on which w workers train at w ** 0.8 times a member's rate; the clock jumps to what comes next."""
+    """Nodes on which w workers train at w ** 0.8 times a member's rate; the clock jumps to what comes next.
+
+    `after` is told of each event, and may add others; the first member may be three times slower than measured.
+    """
 
     name = "cluster"
 
-    def __init__(self, *nodes: Node, memory_gb: float = 0.1) -> None:
-        self.nodes, self.memory_gb = nodes, memory_gb
+    def __init__(
+        self, *nodes: Node, memory_gb: float = 0.1, measuring_s: float = 0.0, first_is_slow: bool = False,
+        after: Callable[[Event], Sequence[Event] | None] = lambda event: None,
+    ) -> None:  # fmt: skip
+        self.nodes, self.memory_gb, self.measuring_s, self.first_is_slow = (
+            nodes,
+            memory_gb,
+            measuring_s,
+            first_is_slow,
+        )
+        self.after, self.idle, self.used = (
+            after,
+            0,
+            set[tuple[float, str]](),
+        )  # rates of members, and where they were
         self.now, self.order = 0.0, itertools.count()
-        self.coming = list[tuple[float, int, dict[str, Any]]]()
+        self.coming = list[tuple[float, int, Event]]()
         self.live, self.done = dict[str, tuple[Job, int]](), defaultdict[str, int](int)
         self.sessions = list[tuple[int, list[str]]]()
         self.launched = list[tuple[str, int, str, tuple[str | None, ...]]]()
@@ -70,6 +92,8 @@ class Cluster(Simulated):
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         job = jobs[0]
         workers = job.identity.workers
+        members = [job.identity] if job.profile is None else job.profile.members
+        self.used.update((one.params["rate"], job.node) for one in members)
         if job.profile is not None:
             self.sessions.append((workers, [one.member for one in job.profile.members]))
             for one in job.profile.members:
@@ -78,10 +102,12 @@ class Cluster(Simulated):
                 figures |= {"memory_gb": self.memory_gb}
                 figures |= {} if devices[0] is None else {"gpus": 1.0, "gpu_memory_gb": 1.0}
                 shape = f"shape-{one.params['rate']}"
-                self._say(job, 0.0, "profiled", of=[one.member], shape=shape, measured=figures)
-            self._leave(job, 0.0, "finished")
+                self._say(job, self.measuring_s, "profiled", of=[one.member], shape=shape, measured=figures)
+            self._leave(job, self.measuring_s, "finished")
             return
         member = job.identity.member
+        if self.first_is_slow and not self.slower:
+            self.slower[member] = 3.0
         self.launched.append((member, workers, job.node, tuple(devices)))
         done = self.done[member]
         self.live[member] = job, done
@@ -105,7 +131,10 @@ class Cluster(Simulated):
         for rank in range(job.identity.workers):
             self._say(job, after_s, "exited", rank=rank, outcome=outcome, detail="")
 
-    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+    def events(self, timeout_s: float | None) -> list[Event]:
+        self.idle = 0 if self.coming else self.idle + 1
+        if self.idle > 100:
+            raise Idle
         if not self.coming:
             return []
         self.now, _, event = heapq.heappop(self.coming)
@@ -125,7 +154,7 @@ class Cluster(Simulated):
                 self._leave(job, 0.0, "finished")
             else:
                 self._next(job, done)
-        return [event]
+        return [event, *(self.after(event) or ())]
 
     def send(self, member: str, command: str, **fields: Any) -> None:
         self.told.append((command, member))
@@ -136,7 +165,7 @@ class Cluster(Simulated):
     def kill(self, member: str) -> None: ...
 
 
-def run(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, list[dict[str, Any]]]:
+def run(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, list[Event]]:
     run_dir = RunDir.create(path, ensemble)
     events = EventLog(run_dir.events)
     controller = Controller(run_dir, ensemble, cluster, events, fold(read_events(run_dir.events)))
@@ -146,7 +175,7 @@ def run(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, lis
     return fold(said), said
 
 
-def finish(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, list[dict[str, Any]]]:
+def finish(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, list[Event]]:
     """A run of which all members finish."""
     state, events = run(path, ensemble, cluster)
     assert {member.state for member in state.members.values()} == {"finished"}
@@ -167,7 +196,7 @@ def cores(name: str = "cpu", cpus: float = 2.0, memory_gb: float = 64.0) -> Node
     return Node(name, cpus, (), memory_gb, name)
 
 
-def of(said: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def of(said: list[Event], kind: str) -> list[Event]:
     return [event for event in said if event["type"] == kind]
 
 
@@ -186,30 +215,17 @@ def test_on_gpus_flotillas_hold_every_member_once_and_widths_are_recorded(tmp_pa
 
 
 def test_members_are_measured_and_train_on_nodes_that_they_select_and_keep_nobody_waiting(tmp_path: Path) -> None:
-    class Recorded(Cluster):
-        def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
-            for each in [jobs[0].identity] if jobs[0].profile is None else jobs[0].profile.members:
-                on.add((each.params["rate"], jobs[0].node))
-            super().launch(jobs, devices)
-
-    on = set[tuple[float, str]]()
     fast = replace(gpus("b", 1), gpus=("NVIDIA H100 80GB HBM3",))
     members = [{"rate": 10.0}, Member({"rate": 20.0}, nodes={"gpu_type": "H100"}), {"rate": 30.0}]
     absent = [Member({"rate": 40.0}, nodes={"rack": "7"})]
-    cluster = Recorded(gpus("a", 1), fast)
+    cluster = Cluster(gpus("a", 1), fast)
     cluster.cluster = [*cluster.nodes, replace(gpus("c", 1), labels={"rack": "7"})]
     finish(tmp_path / "run", an_ensemble([], members=members, resources=Resources()), cluster)
-    assert {node for rate, node in on if rate == 20.0} == {"b"}
+    assert {node for rate, node in cluster.used if rate == 20.0} == {"b"}
 
-    class Waiting(Recorded):
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            if not self.coming:
-                raise InterruptedError
-            return super().events(timeout_s)
-
-    again = Waiting(*cluster.nodes)
+    again = Cluster(*cluster.nodes)
     again.cluster = cluster.cluster
-    with pytest.raises(InterruptedError):
+    with pytest.raises(Idle):
         run(tmp_path / "waits", an_ensemble([], members=[*absent, *members], resources=Resources()), again)
     events = read_events(tmp_path / "waits" / "events.jsonl")
     assert {event["member"] for event in of(events, "finished")} == {"member-1", "member-2", "member-3"}
@@ -229,14 +245,11 @@ def test_equal_members_that_select_other_gpus_are_measured_on_each(tmp_path: Pat
 def test_equal_members_are_measured_once_and_a_resume_measures_nothing(tmp_path: Path) -> None:
     ensemble = an_ensemble([20] * 12)
 
-    class Stopped(Cluster):
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            said = super().events(timeout_s)
-            if self.ended == 3:
-                write_request(tmp_path / "run", "stop")
-            return said
+    def stop(event: Event) -> None:
+        if first.ended == 3:
+            write_request(tmp_path / "run", "stop")
 
-    first = Stopped(gpus("a", 2))
+    first = Cluster(gpus("a", 2), after=stop)
     before, _ = run(tmp_path / "run", ensemble, first)
     assert all(measured == ["member-0"] for _, measured in first.sessions)
     assert before.ended is not None and before.ended.type == "run_stopped"
@@ -261,17 +274,8 @@ def test_on_cores_all_train_at_once_on_one_stream_at_one_pace(tmp_path: Path) ->
 
 
 def test_a_member_that_is_added_takes_turns_on_the_cores_with_those_that_run(tmp_path: Path) -> None:
-    class Growing(Cluster):
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            said = super().events(timeout_s)
-            if said and said[0]["type"] == "epoch" and not self.added:
-                self.added = True
-                write_request(tmp_path / "run", "add", declared={"params": {"rate": 30}})
-            return said
-
-        added = False
-
-    cluster = Growing(cores())
+    add = once("epoch", lambda: write_request(tmp_path / "run", "add", declared={"params": {"rate": 30}}))
+    cluster = Cluster(cores(), after=add)
     state, said = finish(tmp_path / "run", an_ensemble([10, 20, 40], resources=Resources(), epochs=8), cluster)
     assert len(state.members) == 4
     placed = next(n for n, e in enumerate(said) if e["type"] == "placed" and e["member"] == "member-3")
@@ -286,18 +290,17 @@ class Lender(Cluster):
     cluster = (cores("cpu", 4.5),)
 
     def __init__(self) -> None:
-        super().__init__(cores("cpu", 1.0, 8.0))
+        super().__init__(cores("cpu", 1.0, 8.0), after=self.lend)
         self.asked: list[list[float]] = []  # cores that waiting members ask for, each time
 
     def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
         self.asked.append([one.cpus_per_worker for one in waiting])
 
-    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-        said = super().events(timeout_s)
-        if said and said[0]["type"] == "epoch" and self.asked[-1] and self.nodes[0].cpus == 1:
-            self.nodes = (cores("cpu", 4.0, 32.0),)
-            return [*said, {"type": "node", **self.nodes[0].as_event()}]
-        return said
+    def lend(self, event: Event) -> Sequence[Event]:
+        if event["type"] != "epoch" or not self.asked[-1] or self.nodes[0].cpus > 1:
+            return ()
+        self.nodes = (cores("cpu", 4.0, 32.0),)
+        return [{"type": "node", **self.nodes[0].as_event()}]
 
 
 def test_members_ask_for_what_they_keep_busy_and_share_the_cores_once_there_are_no_more(tmp_path: Path) -> None:
@@ -319,19 +322,10 @@ def test_memory_that_was_measured_is_never_oversubscribed(tmp_path: Path) -> Non
     assert max(itertools.accumulate(steps)) == 2
 
 
-class OneIsSlower(Cluster):
-    """The first member was measured as fast as the others, and turns out to be three times slower."""
-
-    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
-        if jobs[0].profile is None and not self.slower:
-            self.slower[jobs[0].identity.member] = 3.0
-        super().launch(jobs, devices)
-
-
 def test_a_laggard_leaves_its_stream_only_where_others_wait_for_places(tmp_path: Path) -> None:
     fixed = Resources(workers=1, gpus_per_worker=1.0, memory_gb=0.1)
     for trials, leaves in ((4, False), (24, True)):
-        cluster = OneIsSlower(gpus("a", 4))
+        cluster = Cluster(gpus("a", 4), first_is_slow=True)
         space = {"rate": 20, "lr": choice(0.1, 0.2)}
         ensemble = a_search(trials, space=space, resources=fixed, epochs=8)
         _, said = finish(tmp_path / f"run-{trials}", ensemble, cluster)
@@ -345,7 +339,7 @@ def test_a_laggard_leaves_its_stream_only_where_others_wait_for_places(tmp_path:
 
 def test_the_last_member_is_widened_only_where_the_ensemble_is_elastic(tmp_path: Path) -> None:
     for elastic in (False, True):
-        cluster = OneIsSlower(gpus("a", 4))
+        cluster = Cluster(gpus("a", 4), first_is_slow=True)
         ensemble = an_ensemble([20] * 4, elastic=elastic, epochs=12)
         finish(tmp_path / f"run-{elastic}", ensemble, cluster)
         (slow,) = cluster.slower
@@ -368,26 +362,17 @@ def test_the_margin_on_measured_memory_keeps_no_member_from_the_largest_node(tmp
 
 
 def test_a_search_whose_nodes_are_lost_between_two_trials_ends(tmp_path: Path) -> None:
-    class Lost(Cluster):
-        idle = 0
+    def lose(event: Event) -> Sequence[Event]:
+        ends = cluster.ended and event["type"] == "exited"
+        return [{"type": "node_lost", "node": "cpu"}] if ends else ()
 
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            got = super().events(timeout_s)
-            self.idle = 0 if got else self.idle + 1
-            assert self.idle < 20, "nobody trains, and nobody ever will"
-            ends = self.ended and got and got[0]["type"] == "exited"
-            return [*got, {"type": "node_lost", "node": "cpu"}] if ends else got
-
-    _, said = run(tmp_path / "run", a_search(2, "grid"), Lost(cores("cpu", 1.0)))
+    cluster = Cluster(cores("cpu", 1.0), after=lose)
+    _, said = run(tmp_path / "run", a_search(2, "grid"), cluster)
     assert "there is no node" in of(said, "run_stopped")[0]["reason"]
 
 
 def test_no_trial_is_proposed_for_a_place_that_another_one_is_measured_for(tmp_path: Path) -> None:
-    class Slowly(Cluster):
-        def _say(self, job: Job, after_s: float, kind: str, **fields: Any) -> None:
-            super()._say(job, after_s + (100.0 if job.profile is not None else 0.0), kind, **fields)
-
-    cluster, ahead = Slowly(cores()), list[int]()
+    cluster, ahead = Cluster(cores(), measuring_s=100.0), list[int]()
     space = {"rate": choice(*(10.0 + n for n in range(12)))}
     _, said = run(tmp_path / "run", a_search(12, space=space, resources=Resources()), cluster)
     open_now: set[str] = set()
@@ -408,21 +393,19 @@ def test_members_that_share_nothing_keep_nobody_waiting(tmp_path: Path) -> None:
 
 
 def test_the_loss_of_the_widest_node_stops_no_other_member(tmp_path: Path) -> None:
-    class Loses(Cluster):
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            got = super().events(timeout_s)
-            if not (got and got[0]["type"] == "epoch" and len(self.nodes) == 2):
-                return got
-            gone = [job for job, _ in self.live.values() if job.node == "wide"]
-            names = {job.identity.member for job in gone}
-            self.nodes = self.nodes[1:]
-            self.coming = [item for item in self.coming if item[2]["member"] not in names]
-            heapq.heapify(self.coming)
-            for job, rank in [(each, rank) for each in gone for rank in range(each.identity.workers)]:
-                self._say(job, 0.0, "exited", rank=rank, outcome=None, detail="", node_lost=True)
-            return [{"type": "node_lost", "node": "wide"}]
+    def lose(event: Event) -> Sequence[Event]:
+        if event["type"] != "epoch" or len(cluster.nodes) == 1:
+            return ()
+        gone = [job for job, _ in cluster.live.values() if job.node == "wide"]
+        names = {job.identity.member for job in gone}
+        cluster.nodes = cluster.nodes[1:]
+        cluster.coming = [item for item in cluster.coming if item[2]["member"] not in names]
+        heapq.heapify(cluster.coming)
+        for job, rank in [(each, rank) for each in gone for rank in range(each.identity.workers)]:
+            cluster._say(job, 0.0, "exited", rank=rank, outcome=None, detail="", node_lost=True)
+        return [{"type": "node_lost", "node": "wide"}]
 
-    cluster = Loses(gpus("wide", 4), gpus("narrow", 1))
+    cluster = Cluster(gpus("wide", 4), gpus("narrow", 1), after=lose)
     _, said = finish(tmp_path / "run", an_ensemble([5, 10, 20, 40, 40, 40], retries=3), cluster)
     assert any(workers > 1 for _, workers, *_ in cluster.launched)
     # with more ranks than there are GPUs they go on, on the cores
@@ -430,20 +413,16 @@ def test_the_loss_of_the_widest_node_stops_no_other_member(tmp_path: Path) -> No
 
 
 def test_who_can_never_be_placed_fails_alone_after_a_node_is_lost(tmp_path: Path) -> None:
-    class Losing(Cluster):
-        lost = False
+    def lose(event: Event) -> Sequence[Event]:
+        first = event["type"] == "epoch" and not lost
+        lost.extend([event] if first else [])
+        return [{"type": "node_lost", "node": "wide"}] if first else ()
 
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            said = super().events(timeout_s)
-            if said and said[0]["type"] == "epoch" and not self.lost:
-                self.lost = True
-                return [*said, {"type": "node_lost", "node": "wide"}]
-            return said
-
+    lost: list[Event] = []
     narrow = {"workers": 2, "gpus_per_worker": 1.0, "cpus_per_worker": 1.0, "memory_gb": 0.1}
     members = [Member({"rate": 20}, **narrow) for _ in range(4)]
     members += [Member({"rate": 20}, **narrow | {"workers": 4}) for _ in range(2)]
-    cluster = Losing(gpus("wide", 4), gpus("narrow", 2))
+    cluster = Cluster(gpus("wide", 4), gpus("narrow", 2), after=lose)
     state, _ = run(tmp_path / "run", an_ensemble([], members=members, resources=Resources()), cluster)
     ended = {name: member.state for name, member in state.members.items()}
     wide = {ended["member-4"], ended["member-5"]}

@@ -89,16 +89,14 @@ def test_a_paused_member_frees_its_place_and_goes_on_from_its_checkpoint(tmp_pat
 def test_the_last_member_that_is_paused_is_waited_for_without_a_feeder_or_worker(tmp_path: Path) -> None:
     path, idle = tmp_path / "run", []
 
-    class Watched(Simulated):
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            if not self.jobs and fold(read_events(RunDir(path).events)).members["member-0"].state == "paused":
-                idle.append((dict(self.feeders), list(self.feeders_stopped)))
-                if len(idle) == 3:
-                    write_request(path, "resume")
-            return super().events(timeout_s)
+    def watch(executor: Simulated) -> None:
+        if fold(read_events(RunDir(path).events)).members["member-0"].state == "paused":
+            idle.append((dict(executor.feeders), list(executor.feeders_stopped)))
+            if len(idle) == 3:
+                write_request(path, "resume")
 
     at = (("epoch", "member-0"), [asked("pause")])
-    state = perform(path, an_ensemble(sharing="node", epochs=4), at, executor=Watched(4))
+    state = perform(path, an_ensemble(sharing="node", epochs=4), at, executor=Simulated(4, idle=watch))
     assert is_finished(state)
     assert idle[0] == ({0: 4}, [0]), "its feeder was stopped"
     assert {m.spans[-1].cohort for m in state.members.values()} == {1}, "those that return together share again"
@@ -114,13 +112,8 @@ def test_a_member_returns_to_its_cohort_while_that_is_read(tmp_path: Path) -> No
 def test_a_run_that_was_paused_is_stopped_and_goes_on_whole(tmp_path: Path) -> None:
     path = tmp_path / "run"
 
-    class Stopping(Simulated):
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            if not any(self.scripts.values()):
-                write_request(path, "stop")
-            return super().events(timeout_s)
-
-    executor = Stopping(before=Script(path, (("started", "member-0"), [asked("pause")])))
+    script = Script(path, (("started", "member-0"), [asked("pause")]))
+    executor = Simulated(before=script, idle=lambda executor: write_request(path, "stop"))
     state = run(path, an_ensemble(epochs=3), executor)
     assert state.ended is not None and state.ended.type == "run_stopped"
     assert set(states(state).values()) == {"paused"}
@@ -150,17 +143,14 @@ def test_a_failed_member_that_is_paused_waits_with_its_retry(tmp_path: Path) -> 
 def test_no_trial_is_proposed_while_all_are_paused(tmp_path: Path) -> None:
     path, known = tmp_path / "run", []
 
-    class Watched(Simulated):
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            if not self.jobs:
-                known.append(len(fold(read_events(RunDir(path).events)).members))
-                if len(known) == 3:
-                    write_request(path, "resume")
-            return super().events(timeout_s)
+    def watch(executor: Simulated) -> None:
+        known.append(len(fold(read_events(RunDir(path).events)).members))
+        if len(known) == 3:
+            write_request(path, "resume")
 
     search = Search({"lr": uniform(0, 1)}, trials=6, sampler="random", pruner="none")
     script = Script(path, (("epoch", "member-0"), [asked("pause")]))
-    state = run(path, an_ensemble(search=search, sharing="node"), Watched(before=script))
+    state = run(path, an_ensemble(search=search, sharing="node"), Simulated(before=script, idle=watch))
     assert len(set(known[:3])) == 1 and known[0] < 6
     assert len(state.members) == 6 and set(states(state).values()) == {"finished"}
 

@@ -88,9 +88,6 @@ def folds_of(run_dir: Path, members: range, n: int) -> np.ndarray[Any, Any]:
     return found
 
 
-# --- against scikit-learn ---------------------------------------------------------------------------------------
-
-
 def test_predictions_and_figures_of_a_converged_model_are_those_of_cross_val_predict(tmp_path: Path) -> None:
     members = [{"lr": 1.0}] * K
     combined = run(declare(members=members, epochs=30, combine="average", calibrate=False), tmp_path / "run")
@@ -135,8 +132,6 @@ def test_blocks_in_time_are_those_of_time_series_split_predicted_as_valid_prepar
     expected = loaded({"x": torch.from_numpy(CANCER_X[one.index])})
     assert np.abs(expected.numpy() - one.values).max() < 1e-6
 
-
-# --- several configurations -------------------------------------------------------------------------------------
 
 CONFIGURATIONS = [{"lr": 0.5, "columns": 8}, {"lr": 0.5, "columns": 3}, {"lr": 0.5, "columns": 1}]
 
@@ -209,9 +204,6 @@ def test_a_train_function_is_evaluated_on_its_fold_and_may_predict_nothing_else(
     assert failed and "predicts on 'valid' only what it has not learnt from" in failed[0]["error"]
 
 
-# --- what is evaluated ------------------------------------------------------------------------------------------
-
-
 def grain(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**sample, "x": sample["x"] + rng.normal(0, 1, sample["x"].shape).astype(np.float32)}
 
@@ -231,9 +223,6 @@ def test_an_incomplete_configuration_is_left_out_and_damaged_predictions_are_ref
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(DamagedError, match="member-5"):
         ensemble.load_predictions(copy, "valid")
-
-
-# --- refit ------------------------------------------------------------------------------------------------------
 
 
 def test_refit_trains_on_all_samples_with_the_weights_that_were_fitted_out_of_fold(tmp_path: Path) -> None:

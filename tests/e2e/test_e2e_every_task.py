@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 import ensemble
 from ensemble import Ensemble, Recipe
-from ensemble.combine.metrics import CombineError
 from ensemble.controller.finalize import Finalizer
 from ensemble.reporting.ranking import rank_members
 from ensemble.spec.task import CLASSIFICATION, IGNORED
@@ -54,14 +53,6 @@ def mean_loss(outputs: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(outputs, target, reduction="none").flatten(1).sum(1) / known
 
 
-def take_mean(values: Tensor) -> Tensor:
-    return values.mean(dim=0)
-
-
-def largest(values: Array, target: Array) -> float:
-    return float(values.max())
-
-
 def accuracy(values: Array, target: Array) -> float:
     return float((values.argmax(-1) == target)[target != IGNORED].mean())
 
@@ -88,7 +79,7 @@ def number_of(x: Array, rng: np.random.Generator) -> Array:
 class Case(NamedTuple):
     """A task, and what each step is expected to find: figures of predictions and targets, written independently.
 
-    `calibration` is the method, or why there is none; `parts` are those of the uncertainty.
+    `calibration` is the method; `parts` are those of the uncertainty.
     """
 
     kind: str
@@ -99,11 +90,9 @@ class Case(NamedTuple):
     figure: tuple[str, Callable[[Array, Array], float]]
     calibration: str
     parts: str = "total aleatoric epistemic disagreement"
-    options: dict[str, Any] = {}  # noqa: RUF012
-    split_metrics: tuple[Any, ...] = ()
 
 
-#: Points and quantiles are loaded in tests/combine.
+#: Points, quantiles and free outputs: tests/combine.
 CASES = {
     "multi-label": Case(
         "multilabel", lambda params: network(3),
@@ -120,11 +109,6 @@ CASES = {
         lambda o, t: F.gaussian_nll_loss(o[0], t, o[1], reduction="none"), number_of,
         ("loss", "min", gaussian_nll), ("rmse", lambda p, t: float(np.sqrt(((p[:, 0] - t) ** 2).mean()))),
         "variance_scale", parts="total aleatoric epistemic",
-    ),
-    "free": Case(
-        "free", lambda params: network(2, 2), lambda o, t: (o - t[:, None, None]).square().mean((1, 2)), number_of,
-        ("loss", "min", lambda p, t: float(((p - t[:, None, None]) ** 2).mean())), ("largest", largest),
-        "nothing says what outputs of the task free mean", "", {"combine": take_mean}, (largest,),
     ),
 }  # fmt: skip
 
@@ -146,10 +130,10 @@ def declare(case: Case) -> tuple[Ensemble, dict[str, dict[str, Array]]]:
         data[split] = {"x": x, "y": case.target(x, rng)}
     recipe = Recipe(
         model=case.model, loss=lambda net, batch: case.loss(net(batch["x"]), batch["y"]), target="y",
-        task=case.kind, objective=case.objective[0], split_metrics=case.split_metrics,
+        task=case.kind, objective=case.objective[0],
     )  # fmt: skip
     usual: Any = {split: Pipeline(sources.arrays(**arrays), seed=0) for split, arrays in data.items()}
-    usual |= {"optimizer": "adam", "epochs": 5, "batch_size": 16, "coverage": COVERAGE, **case.options}
+    usual |= {"optimizer": "adam", "epochs": 5, "batch_size": 16, "coverage": COVERAGE}
     members = [{"lr": 0.03}, {"lr": 0.02}, {"lr": 1e-7}]
     return Ensemble(name="every", recipe=recipe, members=members, **usual), data
 
@@ -174,7 +158,7 @@ def test_members_are_ranked_combined_and_calibrated_and_say_how_sure_they_are(na
     assert result.best is not None and result.best["member"] == ranked[0]
 
     assert combined["task"]["kind"] == case.kind and combined["reason"] is None
-    assert combined["method"] == ("function" if case.kind == "free" else "greedy")
+    assert combined["method"] == "greedy"
     figure, compute = case.figure
     expected = compute(np.asarray(ensemble.load(tmp_path)(x).numpy()), data["test"]["y"])
     assert combined["metrics"]["ensemble"][figure] == pytest.approx(expected, rel=1e-4, abs=1e-5)
@@ -182,13 +166,6 @@ def test_members_are_ranked_combined_and_calibrated_and_say_how_sure_they_are(na
         assert set(combined["metrics"][of]) == set(combined["metrics"]["ensemble"])
 
     calibration = combined.calibration
-    if not case.parts:
-        assert case.calibration in calibration["reason"]
-        assert calibration["method"] is None and calibration["value"] in (None, 1.0)
-        assert combined.uncertainty is None and combined.conformal is None
-        with pytest.raises(CombineError, match="free"):
-            ensemble.load(tmp_path, uncertainty=True)
-        return
     assert (calibration["method"], calibration["reason"]) == (case.calibration, None)
     assert calibration["value"] > 0 and calibration["value"] != 1.0
     sure = ensemble.load(tmp_path, uncertainty=True)(x)

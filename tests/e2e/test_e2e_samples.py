@@ -14,12 +14,12 @@ import pytest
 from kit.finished_runs import finished_hashes, of_kind
 
 import ensemble
-from ensemble import Ensemble, Member, Recipe, Resources
+from ensemble import Ensemble, Folds, Member, Recipe, Resources
 from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.predictor import predict
 from ensemble.store import RunDir, load_predictions
 from ensemble.user_code.fingerprint import code_of
-from pipelines import Batch, Pipeline, from_samples, sources, stages
+from pipelines import Batch, Pipeline, from_samples, sampling, sources, stages
 
 RECORDS, BATCH = 48, 8
 
@@ -117,6 +117,13 @@ def texts(collate: Any = tokenize, **options: Any) -> Ensemble:
     return declare(Recipe(model=text_model, loss=text_loss, collate=collate), data, data, options)
 
 
+def balanced(**options: Any) -> Ensemble:
+    """Of an order in which records repeat, and folds of them."""
+    drawn = sampling.balanced(np.arange(RECORDS) % len(TEXTS) == 0, samples=70)
+    train = Pipeline(sources.arrays(at=np.arange(RECORDS)), seed=3, sampling=drawn).map(words)
+    return texts(train=train.map(stages.text("text", most_bytes=32)), weights=Folds(2), **options)
+
+
 def declare(recipe: Recipe, data: Pipeline, train: Pipeline, options: dict[str, Any]) -> Ensemble:
     members = [Member({"width": 8 + i, "lr": 0.05}, batch_size=BATCH) for i in range(2)]
     usual: dict[str, Any] = {"recipe": recipe, "members": members, "train": train, "valid": data.take(20)}
@@ -126,7 +133,7 @@ def declare(recipe: Recipe, data: Pipeline, train: Pipeline, options: dict[str, 
 
 @pytest.mark.parametrize(
     ("make", "wide"),
-    [(detection, False), *(pytest.param(make, True, marks=pytest.mark.more) for make in (detection, texts))],
+    [(detection, False), *(pytest.param(x, True, marks=pytest.mark.more) for x in (detection, texts, balanced))],
 )
 def test_members_that_share_and_are_resumed_end_with_the_bits_of_members_alone(
     make: Any, wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

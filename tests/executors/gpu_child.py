@@ -1,14 +1,17 @@
-"""A driver on a node with GPUs that are none: NVML is a stand-in, and things befall its GPUs.
+"""Runs on a machine with GPUs that are none: NVML is a stand-in, and things befall its GPUs as a run goes on.
 
-`gpu_child.py MODE RUN_DIR EXECUTOR` runs in the environment that `make_machine` makes.
+This file is the run's driver, too: `gpu_child.py RUN_DIR EXECUTOR JSON` in the environment of `make_machine`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ def run(job, ensemble, send, inbox, clock):
     gpu, params, here = os.environ["CUDA_VISIBLE_DEVICES"], job.identity.params, Path(job.run_dir)
     who = {"member": job.identity.member, "attempt": job.attempt}
     log = here / "members" / job.identity.member / "log.txt"
-    print("GPU", gpu, job.attempt, flush=True)
+    print("GPU", gpu, os.environ["CUDA_DEVICE_ORDER"], job.attempt, flush=True)
     while log.read_text().count(f" {job.attempt}\\n") < job.identity.workers:
         time.sleep(0.01)
 
@@ -85,27 +88,29 @@ def make_machine(folder: Path, gpus: str, state: str = "") -> dict[str, str]:
     return {**usual, **nvml_stand_in.build(folder), **stand_in, "PYTHONPATH": paths}
 
 
+def several(count: int, **params: Any) -> list[dict[str, Any]]:
+    return [{"lr": 0.1 + n, **params} for n in range(count)]
+
+
 class Run:
-    """A run that has ended, on a machine with these GPUs."""
+    """A run that has ended, on a machine: its members' hyperparameters, also their `workers` and `share`.
 
-    def __init__(self, folder: Path, gpus: str, state: str, executor: str, mode: str, *arguments: str) -> None:
-        self._start(folder, make_machine(folder, gpus, state), executor, mode, *arguments)
+    Each step is a condition, "started 3" (the third such event), "active member-0" (it is seen to keep a GPU busy)
+    or "missing ..." (what Ray lacks), and what is done then: a line for the stand-in, or a file to be made.
+    """
 
-    @classmethod
-    def on_cluster(cls, folder: Path, environment: dict[str, str], mode: str, *arguments: str) -> Run:
-        """A run on the cluster that the environment names."""
-        run = cls.__new__(cls)
-        run._start(folder, environment, "ray", mode, *arguments)
-        return run
-
-    def _start(self, folder: Path, environment: dict[str, str], executor: str, mode: str, *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, machine: dict[str, str], executor: str, members: Sequence[dict[str, Any]],
+        *steps: tuple[str, str], share: float = 1.0, devices: str = "cuda",
+    ) -> None:  # fmt: skip
         self.path = folder / "run"
-        command = [sys.executable, str(HERE / "gpu_child.py"), mode, str(self.path), executor, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        told = json.dumps({"members": members, "steps": steps, "share": share, "devices": devices})
+        command = [sys.executable, str(HERE / "gpu_child.py"), str(self.path), executor, told]
+        done = subprocess.run(command, env=machine, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         self.said = done.stderr
-        self.states = dict(re.findall(r"^(member-\d+) (\w+)$", done.stdout, re.M))
         self.events: list[Event] = list(read_events(self.path / "events.jsonl"))
+        self.states = {member.id: member.state for member in self.state.members.values()}
 
     @property
     def state(self) -> RunState:
@@ -115,145 +120,52 @@ class Run:
         return [e for e in self.events if e["type"] == kind and member in (None, e.get("member"))]
 
     def given(self, member: str) -> list[set[str]]:
-        """The GPUs that its ranks were given, by attempt: those that it was placed on."""
-        said = re.findall(r"^GPU (\S*) (\d+)$", (self.path / "members" / member / "log.txt").read_text(), re.M)
-        placed = [set(event["devices"]) for event in self.of_kind("placed", member)]
+        """The GPUs that its ranks were given, by attempt: those that it was placed on; "" where it has none."""
+        log = (self.path / "members" / member / "log.txt").read_text()
+        said = re.findall(r"^GPU (\S*) PCI_BUS_ID (\d+)$", log, re.M)  # CUDA counts as NVML does
+        placed = [{gpu or "" for gpu in event["devices"]} for event in self.of_kind("placed", member)]
         for attempt, devices in enumerate(placed):
             assert sorted(devices) == sorted(gpu for gpu, number in said if int(number) == attempt)
         return placed
 
-    def most_at_once(self, gpu: str) -> int:
-        """The most attempts that held a GPU at one time."""
-        spans = [s for m in self.state.members.values() for s in m.spans if gpu in s.devices]
-        return max((sum(a.placed <= b.placed < (a.ended or 0) for a in spans) for b in spans), default=0)
-
-    def find_quarantined(self, why: str) -> str:
-        """The only GPU that has broken: member-0 had it at its first attempt, which used up no retry."""
-        [quarantined] = self.of_kind("gpu_quarantined")
-        gpu = str(quarantined["gpu"])
-        assert why in quarantined["detail"] and quarantined["devices"] == [gpu]
-        before, after = self.given("member-0")
-        assert gpu in before and gpu not in after
-        [failed] = self.of_kind("failed")
-        assert failed["retry"] and failed["reason"] == "lost" and f"GPU {gpu} is quarantined" in failed["error"]
-        assert gpu not in self.of_kind("node")[-1]["gpu_ids"]
-        return gpu
+    def given_once(self) -> dict[str, set[str]]:
+        """Of all members, which have finished at their first attempt."""
+        members = self.state.members.values()
+        assert {(member.state, member.attempts) for member in members} == {("finished", 1)}, self.said
+        return {member.id: self.given(member.id)[0] for member in members}
 
 
-class Driver:
-    """Submits members, and changes the machine as the run goes on."""
+def is_met(when: str, event: Event, count: int) -> bool:
+    kind, words = when.split(" ", 1)
+    if kind == "active":
+        active = {member for part in event.get("parts", ()) for _, member, _ in part.get("activity") or ()}
+        return set(words.split()) <= active
+    if kind == "missing":
+        return str(event.get("missing", "")).startswith(words)
+    return event["type"] == kind and count == int(words)
 
-    def __init__(self, run_dir: Path, executor: str) -> None:
-        self.run_dir, self.executor = run_dir, executor
-        self.seen: list[dict[str, Any]] = []
 
-    def submit(self, members: list[Any], share: float, **options: Any) -> None:
-        resources = Resources(cpus_per_worker=0.1, gpus_per_worker=share, memory_gb=0.1)
-        shared = {"devices": "cuda", "sharing": "independent", "valid": None, "retries": 0}
-        declared = an_ensemble(members, resources=resources, **shared)
-        run = ensemble.submit(declared, self.run_dir, executor=self.executor, **options)
-        for row in run.wait().members:
-            print(row["member"], row["state"], flush=True)
+def main(run_dir: Path, executor: Any, told: dict[str, Any]) -> None:
+    seen = Counter[str]()
 
-    def count(self, kind: str) -> int:
-        return sum(event["type"] == kind for event in self.seen)
+    def react(event: Event) -> None:
+        seen[event["type"]] += 1
+        for _, what in [step for step in told["steps"] if is_met(step[0], event, seen[event["type"]])]:
+            if " " not in what:
+                (run_dir / what).touch()
+                continue
+            with open(os.environ["STAND_IN_STATE"], "a") as state:
+                state.write(what + "\n")
 
-    def happens(self, line: str) -> None:
-        with open(os.environ["STAND_IN_STATE"], "a") as state:
-            state.write(line + "\n")
-
-    def ends(self, name: str) -> None:
-        (self.run_dir / name).touch()
-
-    # -- what is driven -----------------------------------------------------------------------------------------
-
-    def freed(self) -> None:
-        """GPU-1 is half somebody else's, GPU-0 wholly; then it is freed while a member runs."""
-
-        def react(event: dict[str, Any]) -> None:
-            self.seen.append(event)
-            if event["type"] == "started" and self.count("started") == 1:
-                self.happens("GPU-0 held 0")
-            if event["type"] == "started" and self.count("started") == 3:
-                self.ends("go")
-
-        holds = {"holds": 30, "until": "go"}
-        self.submit([{"lr": 0.1 + n, **holds} for n in range(3)], 0.5, on_event=react)
-
-    def taken(self) -> None:
-        """Somebody takes a part of the only GPU, and gives it back when no member is left that runs."""
-
-        def react(event: dict[str, Any]) -> None:
-            self.seen.append(event)
-            if event["type"] == "started" and self.count("started") == 1:
-                self.happens("GPU-0 held 45")
-            if event["type"] == "node" and self.count("node") == 2:
-                self.ends("go")
-            if event["type"] == "finished" and self.count("finished") == 1:
-                self.happens("GPU-0 held 1")
-
-        self.submit([{"lr": 0.1 + n, "holds": 30, "until": "go"} for n in range(2)], 1.0, on_event=react)
-
-    def modes(self) -> None:
-        def react(event: dict[str, Any]) -> None:
-            self.seen.append(event)
-            if event["type"] == "started" and self.count("started") == 5:
-                self.ends("go")
-
-        self.submit([{"lr": 0.1 + n, "until": "go"} for n in range(6)], 0.25, on_event=react)
-
-    def instances(self) -> None:
-        def react(event: dict[str, Any]) -> None:
-            self.seen.append(event)
-            if event["type"] == "started" and self.count("started") == 4:
-                self.ends("go")
-
-        wide = Member({"lr": 9.0}, workers=2)
-        self.submit([wide, *({"lr": 0.1 + n, "until": "go"} for n in range(4))], 1.0, on_event=react)
-
-    def active(self) -> None:
-        """Two members keep a GPU busy, and a third one another, until all of that was seen in one event."""
-
-        def react(event: dict[str, Any]) -> None:
-            members = {m for part in event.get("parts", ()) for _, m, _ in part["activity"] or ()}
-            if {"member-0", "member-1", "member-2"} <= members:
-                self.ends("go")
-
-        uses = ({"lr": 0.1 + n, "holds": 1, "uses": 40 - 10 * n, "until": "go"} for n in range(3))
-        self.submit(list(uses), 0.5, on_event=react)
-
-    def ended(self) -> None:
-        """A member keeps a GPU busy and ends at once; another runs until the activity was seen."""
-
-        def react(event: dict[str, Any]) -> None:
-            if any(part.get("activity") for part in event.get("parts", ())):
-                self.ends("go")
-
-        self.submit([{"lr": 0.1, "uses": 40}, {"lr": 0.2, "holds": 1, "until": "go"}], 0.5, on_event=react)
-
-    def haunted(self) -> None:
-        """A process of the run is listed where the run has none, until the node says that it trusts no more."""
-
-        def react(event: dict[str, Any]) -> None:
-            self.seen.append(event)
-            if event["type"] == "node" and self.count("node") == 2:
-                self.ends("go")
-
-        self.submit([{"lr": 0.1, "holds": 1, "uses": 40, "haunts": True, "until": "go"}], 0.5, on_event=react)
-
-    def breaks(self, befalls: str, fails: str, workers: str) -> None:
-        """The GPU of a member breaks; the others' members end when that is known."""
-
-        def react(event: dict[str, Any]) -> None:
-            self.seen.append(event)
-            if event["type"] in ("gpu_quarantined", "failed"):
-                self.ends("go")
-
-        broken = {"lr": 9.0, "befalls": befalls, "fails": fails == "fails", "rank": int(workers) - 1}
-        members = [Member(broken, workers=int(workers)), *({"lr": 0.1 + n, "until": "go"} for n in range(2))]
-        self.submit(members, 1.0, on_event=react)
+    members = []
+    for params in told["members"]:
+        width, share = params.pop("workers", 1), params.pop("share", None)
+        members.append(Member(params, workers=width, gpus_per_worker=share))
+    resources = Resources(cpus_per_worker=0.1, gpus_per_worker=told["share"], memory_gb=0.2)
+    usual = {"sharing": "independent", "valid": None, "retries": 0}
+    declared = an_ensemble(members, resources=resources, devices=told["devices"], **usual)
+    ensemble.submit(declared, run_dir, executor=executor, on_event=react).wait()
 
 
 if __name__ == "__main__":
-    mode, path, chosen, *rest = sys.argv[1:]
-    getattr(Driver(Path(path), chosen), mode)(*rest)
+    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))

@@ -40,25 +40,20 @@ class Sockets:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.addresses, self.modes = folder, set[str](), dict[str, str]()
-        self._own = psutil.Process()
-        self._before = {c.laddr for c in self._own.net_connections("all")}  # nothing of this run
+        self._before = {c.laddr for c in psutil.Process().net_connections("all")}  # nothing of this run
 
     def look(self, event: dict[str, Any]) -> None:
         if event["type"] not in ("started", "epoch"):
             return
-        for process in (self._own, *find_processes_below(self.folder)):
+        own = [c for c in psutil.Process().net_connections("all") if c.laddr not in self._before]
+        for process in (None, *find_processes_below(self.folder)):
             with contextlib.suppress(psutil.NoSuchProcess):
-                known = self._before if process == self._own else set[Any]()
-                connections = [c for c in process.net_connections("all") if c.laddr and c.laddr not in known]
+                connections = [c for c in (process.net_connections("all") if process else own) if c.laddr]
                 self.addresses.update(c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN)
-                for address in (c.laddr for c in connections if c.family == socket.AF_UNIX):
+                for name in (c.laddr for c in connections if c.family == socket.AF_UNIX):
                     with contextlib.suppress(FileNotFoundError):  # it was removed after it was seen
-                        self._look_at(address)
-
-    def _look_at(self, address: str) -> None:
-        is_file = address.startswith("/")
-        mode = stat.S_IMODE(os.stat(os.path.dirname(address)).st_mode) if is_file else None
-        self.modes[address] = "not a file" if mode is None else oct(mode)
+                        mode = os.stat(os.path.dirname(name)).st_mode if name.startswith("/") else None
+                        self.modes[name] = "not a file" if mode is None else oct(stat.S_IMODE(mode))
 
 
 # On Ray in the first tier, with what Ray itself leaves: tests/executors/ray/test_ray_runs.py.

@@ -1,10 +1,11 @@
-"""Ranks on GPUs are forked from a process that has imported torch and has not begun CUDA. NVML is a stand-in."""
+"""Forks of a run: after the imports, before CUDA begins (NVML is a stand-in); where they look for modules."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +15,13 @@ from typing import Any
 import pytest
 from gpu_child import make_machine
 from kit.event_dicts import fold, read_events
+from kit.leftovers import wait_until
 
+import ensemble
+from ensemble.executors import EXECUTORS, make_executor
+from ensemble.executors.spawn import ForkServer, make_worker_command
 from ensemble.store import RunDir
+from pipelines.ipc.child_processes import child_environment
 
 #: A `sitecustomize` for which ranks do not train: they say what they are and what they see. If there is a library
 #: named as CUDA's, the fork server loads it, as torch 2.11 for CUDA 13 was seen to do.
@@ -141,3 +147,47 @@ def test_a_fork_server_whose_executor_is_killed_ends_amid_its_imports(tmp_path: 
     ended.register(server, select.POLLIN)
     assert ended.poll(60_000)
     os.close(server)
+
+
+def end_of_fork_server(log: Path) -> int:
+    server = ForkServer(log.parent)
+    maps = Path(f"/proc/{server.process.pid}/maps")
+    wait_until(lambda: "libtorch" in maps.read_text(), "it imports")  # once its executor is gone, it ends
+    server.control.close()
+    return server.process.wait(timeout=120)
+
+
+def end_of_worker(log: Path) -> int:
+    ours, theirs = socket.socketpair()
+    with theirs, open(log, "wb") as output:
+        command, fds = make_worker_command(theirs.fileno(), os.getpid()), (theirs.fileno(),)
+        process = subprocess.Popen(command, pass_fds=fds, env=child_environment(), stderr=output)
+    ours.close()
+    process.wait(timeout=120)
+    return "before it sent a job" not in log.read_text()
+
+
+@pytest.mark.parametrize("end_of", [end_of_fork_server, end_of_worker])
+def test_a_module_in_the_working_directory_takes_no_other_ones_place(
+    end_of: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert callable(end_of) and end_of(tmp_path / "log") == 0
+    assert not (tmp_path / "executed").exists()
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = ("torch", "ray", "optuna", "pyarrow", "cv2", "sklearn", "rich", "numpy")
+    uses = "import sys, ensemble; ensemble.Ensemble, ensemble.Search"
+    script = f"{uses}; print([m for m in {heavy!r} if m in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there_and_executors_are_made_by_their_names() -> None:
+    for name in ensemble.__all__:
+        assert getattr(ensemble, name) is not None
+    assert set(ensemble.__all__) <= set(dir(ensemble))
+    assert make_executor("inline").name == "inline" and EXECUTORS.names() == ["inline", "local", "ray"]

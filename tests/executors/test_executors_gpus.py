@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from gpu_child import Run, make_machine
+from gpu_child import Run, make_machine, several
 from kit.event_dicts import ledger, read_events
 
 from ensemble.controller.node_table import NodeTable
@@ -27,21 +26,28 @@ EXECUTORS = [
 ]
 
 
+def machine(folder: Path, gpus: int = 1, state: str = "") -> dict[str, str]:
+    return make_machine(folder, ",".join(["A100:80"] * gpus), state)
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_what_others_leave_of_a_gpu_is_used_and_what_they_free(executor: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, "A100:80,A100:80", "GPU-0 held 79\nGPU-1 held 40\n", executor, "freed")
-    assert set(run.states.values()) == {"finished"}
+    held, members = machine(tmp_path, 2, "GPU-0 held 79\nGPU-1 held 40\n"), several(3, holds=30, until="go")
+    run = Run(tmp_path, held, executor, members, ("started 1", "GPU-0 held 0"), ("started 3", "go"), share=0.5)
     first, freed = run.of_kind("node")
     assert (first["gpu_ids"], first["gpu_free"]) == (["GPU-0", "GPU-1"], [0.0, 0.5])
     assert freed["gpu_free"] == [1.0, 0.5], "what a member holds on GPU-1 is the run's own"
-    assert [run.given(member) for member in run.states] == [[{"GPU-1"}], [{"GPU-0"}], [{"GPU-0"}]]
+    assert list(run.given_once().values()) == [{"GPU-1"}, {"GPU-0"}, {"GPU-0"}]
     assert run.of_kind("placed")[1]["t"] >= freed["t"]
     assert "others hold 79.0 of 80.0 GiB of GPU GPU-0; others hold 40.0 of 80.0 GiB of GPU GPU-1" in run.said
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_members_wait_for_what_others_hold(executor: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, "A100:80", "GPU-0 held 1\n", executor, "taken")
+    """Somebody takes a part of the only GPU, and gives it back when no member is left that runs."""
+    steps = ("started 1", "GPU-0 held 45"), ("node 2", "go"), ("finished 1", "GPU-0 held 1")
+    members = several(2, holds=30, until="go")
+    run = Run(tmp_path, machine(tmp_path, 1, "GPU-0 held 1\n"), executor, members, *steps)
     assert set(run.states.values()) == {"finished"}
     assert [event["gpu_free"] for event in run.of_kind("node")] == [[1.0], [0.438], [1.0]]
     assert run.of_kind("placed", "member-1")[0]["t"] >= run.of_kind("node")[2]["t"]
@@ -49,9 +55,12 @@ def test_members_wait_for_what_others_hold(executor: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_compute_modes_are_obeyed(executor: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, "A100:80,A100:80,A100:80", "GPU-0 mode 3\nGPU-1 mode 2\n", executor, "modes")
-    assert set(run.states.values()) == {"finished"}
-    assert [run.most_at_once(f"GPU-{n}") for n in range(3)] == [1, 0, 4]
+    modes = machine(tmp_path, 3, "GPU-0 mode 3\nGPU-1 mode 2\n")
+    run = Run(tmp_path, modes, executor, several(6, until="go"), ("started 5", "go"), share=0.25)
+    spans = [(*gpus, run.state.members[member].spans[0]) for member, gpus in run.given_once().items()]
+    for gpu, most in (("GPU-0", 1), ("GPU-2", 4)):
+        mine = [span for own, span in spans if own == gpu]
+        assert max(sum(a.placed <= b.placed < (a.ended or 0) for a in mine) for b in mine) == most
     for what in ("GPU-0 is in compute mode EXCLUSIVE_PROCESS", "GPU-1 is in compute mode PROHIBITED"):
         assert len(re.findall(f"WARNING.*GPU {what}|GPU {what}", run.said)) == 1, run.said
     assert run.of_kind("node")[0]["gpu_ids"] == ["GPU-0", "GPU-2"]
@@ -59,38 +68,38 @@ def test_compute_modes_are_obeyed(executor: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_ranks_of_a_member_get_instances_of_different_gpus(executor: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, "A100:80:2,A100:80:2", "", executor, "instances")
-    assert set(run.states.values()) == {"finished"}
-    [wide] = run.given("member-0")
+    members = [{"lr": 9.0, "workers": 2}, *several(4, until="go")]
+    wide, *alone = Run(
+        tmp_path, make_machine(tmp_path, "A100:80:2,A100:80:2"), executor, members, ("started 4", "go")
+    ).given_once().values()  # fmt: skip
     assert {name[:5] for name in wide} == {"MIG-0", "MIG-1"}
-    alone = [gpu for n in range(1, 5) for [gpu] in run.given(f"member-{n}")]
-    assert set(alone) == {"MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-1-1"}
+    assert set.union(*alone) == {"MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-1-1"}
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_who_keeps_gpus_busy_is_in_the_power_events(
-    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_keeps_gpus_busy_is_in_the_power_events(executor: str, tmp_path: Path) -> None:
+    """Until all of that was seen in one event."""
     # Power is read once a second: forks are reported before a reading on Ray, and after one here.
-    monkeypatch.setenv("FORKS_REPORTED_AFTER_S", "1.2" if executor == "local" else "0.0")
-    run = Run(tmp_path, "A100:80,A100:80", "", executor, "active")
-    assert set(run.states.values()) == {"finished"}
-    assert {event["power"]["gpu_activity"] for event in run.of_kind("node")} == {IN_USE}
-    placed = {member: next(iter(run.given(member)[0])) for member in run.states}
+    slow = {"FORKS_REPORTED_AFTER_S": "1.2" if executor == "local" else "0.0"}
     shares = {"member-0": 0.4, "member-1": 0.3, "member-2": 0.2}
-    seen = set()
+    members = [{"lr": used, "holds": 1, "uses": round(100 * used), "until": "go"} for used in shares.values()]
+    seen = (f"active {' '.join(shares)}", "go")
+    run = Run(tmp_path, machine(tmp_path, 2) | slow, executor, members, seen, share=0.5)
+    assert {event["power"]["gpu_activity"] for event in run.of_kind("node")} == {IN_USE}
+    placed, active = run.given_once(), set()
     for event in run.of_kind("power"):
         for part in event["parts"]:
             for role, member, used_s in part["activity"] or ():
-                assert (role, part["device"]) == ("train", placed[member])
+                assert role == "train" and {part["device"]} == placed[member]
                 assert used_s == pytest.approx(shares[member] * event["interval_s"], abs=1e-6)
-                seen.add(member)
-    assert seen == set(shares)
+                active.add(member)
+    assert active == set(shares)
 
 
 @pytest.mark.more
 def test_who_has_ended_since_the_last_reading_has_what_it_used(tmp_path: Path) -> None:
-    run = Run(tmp_path, "A100:80", "", "local", "ended")
+    members = [{"lr": 0.1, "uses": 40}, {"lr": 0.2, "holds": 1, "until": "go"}]
+    run = Run(tmp_path, machine(tmp_path), "local", members, ("active member-0", "go"), share=0.5)
     active = [part["activity"] for e in run.of_kind("power") for part in e["parts"] if part.get("activity")]
     [[role, member, _]] = active[0]
     assert (role, member) == ("train", "member-0")
@@ -98,7 +107,9 @@ def test_who_has_ended_since_the_last_reading_has_what_it_used(tmp_path: Path) -
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_the_node_says_when_activity_is_known_no_more(executor: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, "A100:80,A100:80", "", executor, "haunted")
+    """A process of the run is listed where the run has none, until the node says that it trusts no more."""
+    members = several(1, holds=1, uses=40, haunts=True, until="go")
+    run = Run(tmp_path, machine(tmp_path, 2), executor, members, ("node 2", "go"), share=0.5)
     assert set(run.states.values()) == {"finished"}
     assert [event["power"]["gpu_activity"] for event in run.of_kind("node")] == [IN_USE, OTHER_NAMESPACE]
     known_until = run.of_kind("node")[1]["t"]
@@ -167,25 +178,38 @@ def test_a_member_that_trains_in_this_process_keeps_the_gpu_busy(tmp_path: Path)
 
 
 BROKEN = {"xid 79": "XID 79: GPU has fallen", "ecc 2": "2 uncorrectable ECC errors", "lost 1": "GPU is lost"}
+BROKEN |= {"xid 48": "XID 48: double-bit ECC error"}
+LOCAL, RAY = pytest.mark.more, [pytest.mark.ray, pytest.mark.slow]
+
+
+def break_gpu(folder: Path, executor: str, befalls: str, fails: bool = True, workers: int = 1) -> Run:
+    """The GPU of a member breaks; the others' members end when that is known."""
+    broken = {"lr": 9.0, "befalls": befalls, "fails": fails, "rank": workers - 1, "workers": workers}
+    steps = ("gpu_quarantined 1", "go"), ("failed 1", "go")
+    return Run(folder, machine(folder, 4), executor, [broken, *several(2, until="go")], *steps)
 
 
 @pytest.mark.parametrize(
     ("executor", "befalls", "fails", "workers"),
     [
-        pytest.param("local", "xid 79", "fails", 1, marks=pytest.mark.more),
-        pytest.param("local", "ecc 2", "hangs", 1, marks=pytest.mark.more),
-        pytest.param("local", "lost 1", "fails", 2, marks=pytest.mark.more),
-        pytest.param("local", "xid 48", "hangs", 2, marks=pytest.mark.more),
-        pytest.param("ray", "xid 79", "fails", 2, marks=[pytest.mark.ray, pytest.mark.slow]),
-        pytest.param("ray", "lost 1", "hangs", 1, marks=[pytest.mark.ray, pytest.mark.slow]),
+        *(pytest.param("local", *how, marks=LOCAL) for how in (("xid 79", True, 1), ("ecc 2", False, 1))),
+        *(pytest.param("local", *how, marks=LOCAL) for how in (("lost 1", True, 2), ("xid 48", False, 2))),
+        *(pytest.param("ray", *how, marks=RAY) for how in (("xid 79", True, 2), ("lost 1", False, 1))),
     ],
 )
 def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
-    executor: str, befalls: str, fails: str, workers: int, tmp_path: Path
+    executor: str, befalls: str, fails: bool, workers: int, tmp_path: Path
 ) -> None:
-    run = Run(tmp_path, ",".join(["A100:80"] * 4), "", executor, "breaks", befalls, fails, str(workers))
+    run = break_gpu(tmp_path, executor, befalls, fails, workers)
     assert set(run.states.values()) == {"finished"}, run.said
-    gpu = run.find_quarantined(BROKEN.get(befalls, "XID 48: double-bit ECC error"))
+    [quarantined] = run.of_kind("gpu_quarantined")
+    gpu = str(quarantined["gpu"])
+    assert BROKEN[befalls] in quarantined["detail"] and quarantined["devices"] == [gpu]
+    before, after = run.given("member-0")
+    assert gpu in before and gpu not in after
+    [failed] = run.of_kind("failed")
+    assert failed["retry"] and failed["reason"] == "lost" and f"GPU {gpu} is quarantined" in failed["error"]
+    assert gpu not in run.of_kind("node")[-1]["gpu_ids"]
     said = f"GPU {gpu} is used no more: "
     assert said in "\n".join(status_notes(RunProjection(run.state, ledger([]))))
     assert said in (run.path / "report.html").read_text()
@@ -193,9 +217,9 @@ def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
 
 @pytest.mark.more
 def test_the_applications_errors_are_its_own(tmp_path: Path) -> None:
-    run = Run(tmp_path, ",".join(["A100:80"] * 4), "", "local", "breaks", "xid 31", "fails", "1")
+    run = break_gpu(tmp_path, "local", "xid 31")
     assert run.states == {"member-0": "failed", "member-1": "finished", "member-2": "finished"}
-    assert not run.of_kind("gpu_quarantined") and Counter(e["retry"] for e in run.of_kind("failed")) == {False: 1}
+    assert not run.of_kind("gpu_quarantined") and [e["retry"] for e in run.of_kind("failed")] == [False]
 
 
 OFFERS = """
@@ -219,6 +243,10 @@ offers = GpuOffers("a", Path("/none"), print, ranks)
 print(*offers.offer(host).gpu_free)
 print(*offers.list_reasons())
 rank.communicate("")
+with open(os.environ["STAND_IN_STATE"], "a") as state:
+    state.write("GPU-1 xid 79\\n")
+offers._emit = lambda event: print(event["type"], *event.get("gpu_ids", ()))
+offers.check()
 """
 
 
@@ -226,7 +254,8 @@ def test_a_driver_holds_memory_as_others_do_and_a_rank_without_environment_does_
     environment = make_machine(tmp_path, "A100:80,A100:80,A100:80")
     found = subprocess.check_output([sys.executable, "-c", OFFERS], env=environment, text=True)
     reason = (("GPU-0", "0"), "others hold 60.0 of 80.0 GiB of GPU GPU-0")
-    assert found == f"0.25 1.0 1.0\n{reason}\n"
+    broken = "gpu_quarantined\nnode GPU-0 GPU-2\n"
+    assert found == f"0.25 1.0 1.0\n{reason}\n{broken}"
 
 
 def test_what_is_offered_of_each_gpu() -> None:

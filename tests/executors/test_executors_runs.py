@@ -1,9 +1,11 @@
-"""Whole runs, the same on every executor; processes are real, and so is what kills them."""
+"""Whole runs, the same on every executor; processes are real, and so is what kills them. Limits of a run."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from kit.leftovers import find_processes_below, wait_until
 import ensemble
 from ensemble import Member, Recipe, Resources, SpecError
 from ensemble.controller.controller import Controller
+from ensemble.schedule.needs import Node
 from ensemble.store import StoreError
 
 HERE = Path(__file__).parent
@@ -173,18 +176,36 @@ def test_a_member_is_no_rank_of_the_job_in_which_the_run_was_started_and_has_its
     assert {name: os.environ.get(name) for name in LAUNCHED} == LAUNCHED
 
 
-@pytest.mark.more  # a process is killed; tests/train has the property in one process
-def test_members_that_are_killed_within_an_epoch_go_on_within_it(tmp_path: Path) -> None:
-    """One epoch of 24 steps: a checkpoint is due after each, and one or two steps are done again."""
-    members = list[Any]()
-    for workers in (1, 2):
-        fault = {"fault": "kill", "after": 20, "marker": str(tmp_path / f"of {workers}")}
-        members += [Member({"lr": 0.1, **more}, seed=0, workers=workers) for more in ({}, fault)]
-    declared = an_ensemble(members, epochs=1, batch_size=4, checkpoint_minutes=1e-9, retries=1)
-    ensemble.submit(declared, tmp_path / "run", "local").wait()
-    got = hashes(tmp_path / "run")
-    assert got["member-0"] == got["member-1"] is not None and got["member-2"] == got["member-3"] is not None
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    for killed in ("member-1", "member-3"):
-        began = [(e["epoch"], e["step"]) for e in events if e["type"] == "started" and e["member"] == killed]
-        assert began[0] == (0, 0) and began[1][0] == 0 and 18 <= began[1][1] <= 19, (killed, began)
+def test_a_node_is_offered_within_the_limits_a_gpu_in_parts_as_one() -> None:
+    parents = ("GPU-0", "GPU-0", "GPU-1", "GPU-2")
+    node = Node("n", 8.0, ("A",) * 4, 64.0, "n", gpu_ids=("a", "b", "c", "d"), gpu_parents=parents)
+    limited = node.limit({"gpus": 2, "cpus": 3.0})
+    assert (limited.gpu_ids, limited.cpus) == (("a", "b", "c"), 3.0)
+    assert node.limit({}) == node and node.limit({"gpus": 0}).gpus == ()
+
+
+def test_a_run_goes_on_under_other_limits_to_the_same_weights(tmp_path: Path) -> None:
+    declared = an_ensemble(limits={"cpus": 1.0})
+    ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
+    again = ensemble.resume(tmp_path / "run", epochs=3, limits={"cpus": 1.5})
+    again.wait()
+    ensemble.submit(an_ensemble(epochs=3), tmp_path / "free", executor="inline").wait()
+    assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "free")
+    started = of_kind(tmp_path / "run", "run_started")
+    assert [event.get("limits") for event in started] == [{"cpus": 1.0}, {"cpus": 1.5}]
+    assert of_kind(tmp_path / "run", "node")[0]["cpus"] == 1.0
+
+
+@pytest.mark.more
+def test_options_limit_what_runs_at_once(tmp_path: Path) -> None:
+    spec = tmp_path / "limited_spec.py"
+    spec.write_text("from kit.execute_members import an_ensemble\n\ndef spec():\n    return an_ensemble()\n")
+    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
+    limited = [*command, "--executor", "local", "--max-cpus", "1", "--max-gpus=0"]
+    here = os.pathsep.join(filter(None, sys.path))  # of what the spec imports
+    done = subprocess.run(limited, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": here})
+    assert done.returncode == 0, done.stderr
+    placed, finished = (of_kind(tmp_path / "run", kind) for kind in ("placed", "finished"))
+    assert placed[1]["t"] >= finished[0]["t"], "one member at a time"
+    (started,) = of_kind(tmp_path / "run", "run_started")
+    assert started["limits"] == {"gpus": 0, "cpus": 1.0}

@@ -7,7 +7,6 @@ import gc
 import os
 import selectors
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -230,24 +229,6 @@ def a_sample() -> ServedSample:
 
 def make_checks(directory: Path) -> NodeChecks:
     return NodeChecks(make_checker_address(directory), "train", {}, is_exact=True, limit_s=120, on_wait=None)
-
-
-def test_an_answer_that_cannot_be_read_leaves_the_sample_out(tmp_path: Path) -> None:
-    packed = [messages.pack("result", **more) for more in ({}, {"found": 3}, {"found": {}})]
-    for answer in (b"{", b"[]", *packed):
-        with messages.listen(str(make_checker_address(tmp_path))) as listener:
-
-            def serve(answer: bytes = answer, listener: socket.socket = listener) -> None:
-                with listener.accept()[0] as connection:
-                    messages.receive(connection)
-                    connection.send(answer)
-
-            server = threading.Thread(target=serve)
-            server.start()
-            verdict = make_checks(tmp_path).check(a_sample())
-            server.join()
-        assert verdict.kind == "left_out" and "cannot be read" in verdict.detail
-        make_checker_address(tmp_path).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(("megabytes", "least", "most"), [(0, 8, 8), (100, 1, 3)])

@@ -1,6 +1,6 @@
-"""Goes through a plan: starts a driver, breaks what the plan says when it says so, goes on after each end.
+"""Goes through a plan of faults: starts a driver, breaks what the plan says, goes on after each end of it.
 
-plan (from a seed) -> driver -> faults -> driver again ... -> checks
+seed -> plan -> driver -> faults -> driver again ... -> checks
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pprint
+import random
 import secrets
 import shutil
 import signal
@@ -15,21 +16,82 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 from faults_cluster import CHILD_PATH, Driver, Nodes, kill_all, list_left, processes_with
 from faults_members import declared, lost_and_doubled
-from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
-from kit.finished_runs import read_state
+from kit.finished_runs import finished_hashes, read_state
 from kit.leftovers import named_memory, new_named_memory
-from kit.ranks import run_ranks
 
+import ensemble
 from ensemble.events import Epoch, to_dict
 from ensemble.store import RunState, StoreError
 from ensemble.store.event_log import read_batches
-from ensemble.train import Inbox, Job, work
+
+#: Member i is this wide in every plan, so that one undisturbed run tells the weights that it must end with.
+WIDTHS = (1, 2, 1, 1, 1)
+EPOCHS = 8
+
+WORKERS = ("kill worker", "kill worker", "kill rank", "stop worker")
+OTHERS = ("kill feeder", "stop feeder", "kill fork server", "kill driver", "end driver", "interrupt driver")
+LOCAL = WORKERS + OTHERS
+RAY = (*LOCAL, "kill agent", "kill node", "kill node")
+
+
+class Fault(NamedTuple):
+    """Something that goes wrong: a verb and whom it befalls.
+
+    "end" is SIGTERM, "interrupt" SIGINT, "stop" SIGSTOP for some seconds. It is due a delay after all members have
+    told of `at` epochs, at -1: after the driver's start; `which` is the share of those whom it may befall.
+    """
+
+    what: str
+    at: int
+    delay_s: float
+    which: float
+    seconds: float
+
+
+class Plan(NamedTuple):
+    """One run on so many nodes of Ray, 1 for local, and its faults.
+
+    A ring of small capacity lets who stands still keep the others waiting, or be detached.
+    """
+
+    seed: int
+    executor: str
+    nodes: int
+    widths: tuple[int, ...]
+    sharing: str
+    stall_policy: str
+    capacity: int
+    step_s: float
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed; even ones are on this machine alone, odd ones on several nodes."""
+    rng = random.Random(seed)
+    executor = ("local", "ray")[seed % 2]
+    nodes = rng.choice((2, 3)) if executor == "ray" else 1
+    members = rng.choice((3, 4, 5))
+    total = members * EPOCHS
+    faults: list[Fault] = []
+    for _ in range(rng.choice((2, 3, 3, 4))):
+        what = rng.choice(RAY if executor == "ray" else LOCAL)
+        if what == "kill node" and any(fault.what == what for fault in faults):
+            what = "kill worker"
+        early = what.endswith("driver") and rng.random() < 0.25
+        at = -1 if early else rng.randrange(int(total * 0.8))
+        delay_s = rng.uniform(0.0, 8.0) if early else rng.uniform(0.0, 0.3)
+        faults.append(Fault(what, at, delay_s, rng.random(), rng.uniform(0.2, 1.5)))
+    sharing = rng.choice(("node", "auto") if executor == "local" else ("single", "multi", "all", "node"))
+    policy, capacity = rng.choice(("wait", "detach")), rng.choice((64, 256))
+    in_order = tuple(sorted(faults, key=lambda fault: (fault.at, fault.delay_s)))
+    return Plan(seed, executor, nodes, WIDTHS[:members], sharing, policy, capacity, 0.04, in_order)
+
 
 LIMIT_S = 800.0
 SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
@@ -40,22 +102,10 @@ class Failed(Exception):
 
 
 def undisturbed(directory: Path) -> dict[str, str | None]:
-    def train(number: int, width: int) -> str:
-        alone = width == 1
-        return train_alone(0, number, directory) if alone else run_ranks(width, train_alone, number, directory)[0]
-
-    return {f"member-{number}": train(number, width) for number, width in enumerate(WIDTHS)}
-
-
-def train_alone(rank: int, number: int, directory: Path) -> str:
-    """Train one rank of a member without a feeder or a controller; the digest of its weights."""
+    """The weights of all members where each prepares for itself and nothing goes wrong."""
     made = declared(directory / "account", WIDTHS, epochs=EPOCHS, step_s=0.0, sharing="independent")
-    meet = (directory / f"meet-{number}").as_uri() if WIDTHS[number] > 1 else None
-    place = {"rank": rank, "rendezvous": meet, "interface": "lo", "device": "cpu", "feeder": None}
-    job = Job(run_dir=str(directory / "run"), identity=made.identify(number), attempt=0, **place)
-    told: list[dict[str, Any]] = []
-    assert work(job, made, told.append, Inbox()) == "finished"
-    return next((str(event["weights_sha256"]) for event in told if event["type"] == "finished"), "")
+    ensemble.submit(made, directory / "run", "local").wait()
+    return finished_hashes(directory / "run")
 
 
 class Conductor:

@@ -16,12 +16,15 @@ import ensemble
 
 
 def main(run_dir: Path, told: dict[str, Any]) -> None:
-    executor = told.pop("executor")
+    if told.pop("resumes", False):
+        ensemble.resume(run_dir).wait()
+        return
+    executor, mirror = told.pop("executor"), told.pop("mirror", None)
     of_member = {int(number): fields for number, fields in (told.pop("of_member", None) or {}).items()}
     if "cpus" in told:
         told["resources"] = declared_resources(told.pop("cpus"))
     made = declared(run_dir.parent / "account", **told, of_member=of_member)
-    ensemble.submit(made, run_dir, executor).wait()
+    ensemble.submit(made, run_dir, executor, mirror=mirror).wait()
 
 
 if __name__ == "__main__":

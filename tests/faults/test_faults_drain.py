@@ -1,10 +1,8 @@
-"""Nodes of a cluster that are drained, as before a preemption, or lost: members go on elsewhere, in one line."""
+"""Nodes of a cluster that are drained, as before a preemption: members go on elsewhere."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,15 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from faults_cluster import Driver, Nodes
-from kit.finished_runs import of_kind
 from kit.leftovers import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 
 Event = dict[str, Any]
-SPEC = Path(__file__).parents[1] / "deploy" / "slow_spec.py"
-PROGRESS = re.compile(r"\[\d+:\d\d\] ")
-LOST = re.compile(r"node \S+ is lost: [A-Za-z ,.']+")  # words, without ids and codes
 DEADLINE_S = 600
 MEMBERS = 2  # on each node
 ASKS = "import ray, json; ray.init(log_to_driver=False); print(json.dumps([n for n in ray.nodes() if n['Alive']]))"
@@ -90,27 +84,3 @@ def test_members_of_a_drained_node_go_on_elsewhere_from_the_step_they_had_reache
         lambda: other["NodeID"] not in [known["NodeID"] for known in list_nodes(nodes)],
         "Ray ends the node: nothing is held there",
     )
-
-
-@pytest.mark.slow
-def test_a_lost_node_is_one_line_among_the_progress(tmp_path: Path) -> None:
-    shutil.copy(SPEC, tmp_path)
-    nodes = Nodes(2, cpus=2)
-    words = ["run", "slow_spec.py", "--run-dir", "run", "--set", "epochs=10"]
-    command = [sys.executable, "-m", "ensemble.cli", *words]
-    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    try:
-        with subprocess.Popen(command, cwd=tmp_path, env=nodes.environment, **pipes) as run:
-            wait_until(
-                lambda: run.poll() is not None or len(of_kind(tmp_path / "run", "checkpoint")) >= 4, "epochs"
-            )
-            nodes.kill(1)
-            nodes.have(2)
-            (tmp_path / "fast").touch()
-            _, err = run.communicate(timeout=400)
-    finally:
-        nodes.close()
-    assert run.returncode == 0, err
-    others = [line for line in err.splitlines() if not PROGRESS.match(line)]
-    assert len(others) == 1, err
-    assert LOST.fullmatch(others[0]), err

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from faults_cluster import list_left, processes_with
+from faults_conductor import EPOCHS, WIDTHS
 from faults_members import declared, lost_and_doubled
-from faults_plan import EPOCHS, WIDTHS
 from kit.control_groups import make_control_group
 from kit.event_dicts import fold, read_events
 from kit.finished_runs import hashes, of_kind

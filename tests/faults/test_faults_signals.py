@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from faults_cluster import CHILD_PATH, Driver, list_left, processes_with
-from faults_plan import EPOCHS
+from faults_conductor import EPOCHS
 
 
 def start(run_dir: Path, tmp: Path, **told: Any) -> Driver:

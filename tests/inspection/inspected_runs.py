@@ -15,11 +15,9 @@ CLASSES = 4
 
 
 def build_model(params: dict[str, Any]) -> Any:
-    import torch
+    from torch import nn
 
-    return torch.nn.Sequential(
-        torch.nn.Linear(8, params["width"]), torch.nn.ReLU(), torch.nn.Linear(params["width"], CLASSES)
-    )
+    return nn.Sequential(nn.Linear(8, params["width"]), nn.ReLU(), nn.Linear(params["width"], CLASSES))
 
 
 def make_data(n: int = 600) -> tuple[np.ndarray, np.ndarray]:
@@ -35,19 +33,10 @@ def split(begin: int, end: int) -> Pipeline:
 
 
 def declare(**options: Any) -> Ensemble:
-    given: dict[str, Any] = {
-        "name": "inspected",
-        "recipe": Recipe(model=build_model, loss="cross_entropy"),
-        "members": ensemble.seeds(2, {"width": 8, "lr": 0.2}),
-        "train": split(0, 300),
-        "valid": split(300, 400),
-        "test": split(400, 600),
-        "epochs": 2,
-        "checkpoint_every": 1,
-        "batch_size": 32,
-        "optimizer": "sgd",
-        "energy": ensemble.Energy(measure_idle_s=0),
-    }
+    given = {"name": "inspected", "epochs": 2, "checkpoint_every": 1, "batch_size": 32, "optimizer": "sgd"}
+    given |= {"train": split(0, 300), "valid": split(300, 400), "test": split(400, 600)}
+    given |= {"members": ensemble.seeds(2, {"width": 8, "lr": 0.2}), "energy": ensemble.Energy(measure_idle_s=0)}
+    given |= {"recipe": Recipe(model=build_model, loss="cross_entropy")}
     return Ensemble(**given | options)
 
 

@@ -49,37 +49,21 @@ DRAINS = {"type": "node_draining", "node": "n0", "deadline": 900.0}
 STOPS = {"type": "run_stopped", "reason": "request"}
 
 
-@pytest.mark.parametrize(
-    ("events", "state", "since", "until"),
-    [
-        ([joins()], "idle", None, None),
-        ([joins(), placed()], "in use", None, None),
-        ([joins(), joins(cpus=0.0)], "given back", None, None),
-        ([joins(), UNUSABLE], "unusable", 103.0, None),
-        ([joins(), RESTS, RESTS], "resting", 103.0, 134.0),
-        ([joins(), RESTS, joins()], "idle", None, None),
-        ([joins(), DRAINS], "draining", 103.0, 900.0),
-        ([joins(), DRAINS, LOST], "lost", 104.0, None),
-        ([joins(), LOST, joins()], "idle", None, None),
-        ([joins(), LOST, STOPS], "lost", 103.0, None),
-        ([joins(), STOPS], "ended", None, None),
-        ([joins(), LOST, STOPS, {**BEGIN, "resumed": True}], "given back", None, None),
-    ],
-)
-def test_why_and_since_when_a_node_is_left_out(
-    events: list[dict[str, Any]], state: str, since: float | None, until: float | None
-) -> None:
-    [row] = list_nodes(fold(story(BEGIN, MEMBER, *events)))
-    assert (row["state"], row["since"], row["until"]) == (state, since, until)
-    assert (since is not None) == bool(list_notes([row]))
+STATES: list[tuple[list[dict[str, Any]], str, float | None, float | None]] = [
+    *(([], "idle", None, None), ([placed()], "in use", None, None), ([joins(cpus=0.0)], "given back", None, None)),
+    *(([UNUSABLE], "unusable", 103.0, None), ([RESTS, RESTS], "resting", 103.0, 134.0)),
+    *(([RESTS, joins()], "idle", None, None), ([DRAINS], "draining", 103.0, 900.0)),
+    *(([DRAINS, LOST], "lost", 104.0, None), ([LOST, joins()], "idle", None, None)),
+    *(([LOST, STOPS], "lost", 103.0, None), ([STOPS], "ended", None, None)),
+    ([LOST, STOPS, {**BEGIN, "resumed": True}], "given back", None, None),
+]
 
 
-def test_the_table_of_one_node_is_there_when_one_of_its_gpus_broke() -> None:
-    whole = [BEGIN, MEMBER, joins(gpu_ids=["0", "1"]), placed()]
-    broken = {"type": "gpu_quarantined", "node": "n0", "gpu": "1", "detail": "fell off the bus"}
-    assert tabulate(fold(story(*whole)), ledger([])) == []
-    [table] = tabulate(fold(story(*whole, broken)), ledger([]))
-    assert "GPU 1 quarantined since" in table.text and "fell off the bus" in table.text
+def test_why_and_since_when_a_node_is_left_out() -> None:
+    for events, state, since, until in STATES:
+        [row] = list_nodes(fold(story(BEGIN, MEMBER, joins(), *events)))
+        assert (row["state"], row["since"], row["until"]) == (state, since, until)
+        assert (since is not None) == bool(list_notes([row]))
 
 
 def test_failures_are_counted_on_the_node_of_the_rank_that_failed_over_all_starts() -> None:
@@ -97,9 +81,13 @@ def test_a_table_is_as_wide_as_the_terminal_and_says_what_is_held_of_what_there_
     health |= {"free_gb": {"run directory": 2.0}}
     rows = list_nodes(fold(story(BEGIN, MEMBER, joins(), placed(), health)))
     wide = lay_out(list_columns(rows))
-    for said in ("4 of 8", "member-0", "2 GiB"):
-        assert said in wide[1]
+    assert all(words in wide[1] for words in ("4 of 8", "member-0", "2 GiB"))
     assert all(len(line) <= 60 for line in lay_out(list_columns(rows), 60))
+    whole = [BEGIN, MEMBER, joins(gpu_ids=["0", "1"]), placed()]
+    broken = {"type": "gpu_quarantined", "node": "n0", "gpu": "1", "detail": "fell off the bus"}
+    assert tabulate(fold(story(*whole)), ledger([])) == [], "of one node without a fault"
+    [table] = tabulate(fold(story(*whole, broken)), ledger([]))
+    assert "GPU 1 quarantined since" in table.text and "fell off the bus" in table.text
 
 
 def test_only_what_has_changed_is_logged_again() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +77,8 @@ def test_functions_of_cells_train_and_one_table_shows_the_progress(tmp_path: Pat
     (live,) = find_html(wait)
     assert "<table>" in live and "2/2 finished" in live and "member-1" in live
     assert [output.output_type for output in wait.outputs if output.output_type != "stream"] == ["display_data"]
-    assert sum(len(o.text.splitlines()) for o in wait.outputs if o.output_type == "stream") <= 3, (
-        "no flood of lines"
-    )
+    streams = [output for output in wait.outputs if output.output_type == "stream"]
+    assert sum(len(output.text.splitlines()) for output in streams) <= 3, "no flood of lines"
     for cell in (result, handle):
         (table,) = find_html(cell)
         assert "finished" in table and "lr 0.1" in table
@@ -100,33 +96,7 @@ def test_a_changed_cell_is_other_code(tmp_path: Path) -> None:
         client.execute()
 
 
-@pytest.mark.slow
-def test_an_interrupt_of_a_kernel_stops_the_run_in_order(tmp_path: Path) -> None:
-    submit = "ensemble.submit(declared, 'run', executor='local').wait()"
-    client = make_client(tmp_path, declare(step_s=0.05, epochs=1000), submit)
-    run_dir = RunDir(tmp_path / "run")
-
-    def interrupt() -> None:
-        until = time.monotonic() + 300
-        while time.monotonic() < until:
-            if run_dir.events.exists() and any(
-                m.history for m in fold(read_events(run_dir.events)).members.values()
-            ):
-                os.killpg(os.getpgid(client.km.provisioner.pid), signal.SIGINT)  # as Jupyter does
-                return
-            time.sleep(0.2)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
-        client.execute()
-    thread.join()
-    state = fold(read_events(run_dir.events))
-    assert state.ended is not None and state.ended.type == "run_stopped"
-    assert all(member.checkpoint for member in state.members.values())
-
-
-def test_outside_of_a_notebook_nothing_is_shown_and_names_are_no_markup(trained: Path) -> None:
+def test_outside_of_a_notebook_a_run_is_a_table_and_names_are_no_markup(trained: Path, tmp_path: Path) -> None:
     assert not is_notebook()
     state = fold(read_events(RunDir(trained).events))
     state.name = "<script>alert(1)</script>"
@@ -134,11 +104,8 @@ def test_outside_of_a_notebook_nothing_is_shown_and_names_are_no_markup(trained:
     html = progress_html(state)
     assert "<script>" not in html and "&lt;script&gt;" in html
     assert ensemble.attach(trained)._repr_html_().count("<tr") == 3
-    assert "2/2" in ensemble.attach(trained).wait()._repr_html_()
-
-
-def test_a_run_and_its_result_are_tables_as_text_too(trained: Path, tmp_path: Path) -> None:
     run = ensemble.attach(trained)
+    assert "2/2" in run.wait()._repr_html_()
     for shown in (run, run.wait()):
         lines = [line for line in repr(shown).splitlines() if "member-" in line and "finished" in line]
         assert len(lines) == 2 and len(repr(shown)) < 4000

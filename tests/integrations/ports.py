@@ -28,9 +28,8 @@ class HalvedWeights(MemberCallback):
     @contextlib.contextmanager
     def _halved(self, model: nn.Module) -> Iterator[None]:
         trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        model.load_state_dict(
-            {name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in trained.items()}
-        )
+        halved = {name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in trained.items()}
+        model.load_state_dict(halved)
         try:
             yield
         finally:
@@ -77,20 +76,17 @@ class InOrder:
 
 
 def order_of(declared: Ensemble) -> list[list[list[int]]]:
-    return [
-        [batch["index"].tolist() for batch in declared.train.loader(declared.batch_size, epochs=range(at, at + 1))]
-        for at in range(declared.epochs)
-    ]
+    epochs = [range(epoch, epoch + 1) for epoch in range(declared.epochs)]
+    loaders = [declared.train.loader(declared.batch_size, epochs=epoch) for epoch in epochs]
+    return [[batch["index"].tolist() for batch in loader] for loader in loaders]
 
 
 def few_points() -> tuple[list[Any], list[Any]]:
     x = np.random.default_rng(0).normal(size=(92, 8)).astype(np.float32)
     label = (x[:, :3].sum(axis=1) > 0).astype(np.int64)
     parts = [(x[rows], label[rows]) for rows in (slice(72), slice(72, 92))]
-    return (
-        [sources.arrays(x=x, label=label) for x, label in parts],
-        [torch.utils.data.TensorDataset(*map(torch.tensor, part)) for part in parts],
-    )
+    datasets = [torch.utils.data.TensorDataset(*map(torch.tensor, part)) for part in parts]
+    return [sources.arrays(x=x, label=label) for x, label in parts], datasets
 
 
 def load_plainly(datasets: list[Any], declared: Ensemble) -> list[Any]:
@@ -113,6 +109,10 @@ def list_names(table: Any) -> dict[str, set[str]]:
     placed = [name for _, names, _ in table.rows for name in names]
     assert len(placed) == len(set(placed))
     return {part: {n for p, names, _ in table.rows if p == part for n in names} for part, _, _ in table.rows}
+
+
+def subclasses(kind: type) -> set[type]:
+    return {kind, *(below for child in kind.__subclasses__() for below in subclasses(child))}
 
 
 def list_errors(folder: Path) -> list[str]:
@@ -151,16 +151,14 @@ def lightning_module(params: dict[str, Any]) -> Any:
     return Points(**params)
 
 
-def lightning(callbacks: Any = list, fields: Any = ("x", "label"), parts: Any = None, **options: Any) -> Ensemble:
+def lightning(callbacks: Any = list, fit: Any = None, **options: Any) -> Ensemble:
     def train(member: Any) -> None:
-        from ensemble.integrations.lightning import fit
+        from ensemble.integrations import lightning as adapter
 
-        fit(
-            member, lightning_module(member.params), fields=fields, callbacks=callbacks(), **options.pop("fit", {})
-        )
+        given = {"fields": ("x", "label"), "callbacks": callbacks(), **(fit or {})}
+        adapter.fit(member, lightning_module(member.params), **given)
 
-    recipe = Recipe(model=lightning_module, train=train, objective="accuracy")
-    return declare(recipe, parts or points(), **{k: v for k, v in options.items() if k != "fit"})
+    return declare(Recipe(model=lightning_module, train=train, objective="accuracy"), points(), **options)
 
 
 def bert(params: dict[str, Any]) -> Any:
@@ -188,15 +186,10 @@ def transformers(callbacks: Callable[[], list[Any]] = list, args: Any = None, **
         def compute_metrics(found: Any) -> dict[str, float]:
             return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
-        told = {"learning_rate": member.params["lr"], "eval_strategy": "epoch", "save_strategy": "no"}
-        trainer = MemberTrainer(
-            member,
-            bert(member.params),
-            TrainingArguments(**{**told, "report_to": "none", "lr_scheduler_type": "cosine", **(args or {})}),
-            fields=TEXT_FIELDS,
-            compute_metrics=compute_metrics,
-            callbacks=[Dying(), *callbacks()],
-        )
+        given = {"learning_rate": member.params["lr"], "eval_strategy": "epoch", "save_strategy": "no"}
+        given |= {"report_to": "none", "lr_scheduler_type": "cosine", **(args or {})}
+        more = {"compute_metrics": compute_metrics, "callbacks": [Dying(), *callbacks()], "fields": TEXT_FIELDS}
+        trainer = MemberTrainer(member, bert(member.params), TrainingArguments(**given), **more)
         trainer.train()
         member.predict_all()
 
@@ -236,53 +229,16 @@ def accelerate(**options: Any) -> Ensemble:
     return declare(Recipe(model=bert, train=train, predict=predict, objective="accuracy"), texts(), **options)
 
 
-def timm(**options: Any) -> Ensemble:
-    def build(params: dict[str, Any]) -> Any:
-        return nn.Sequential(nn.Linear(8, params["width"]), nn.ReLU(), nn.Linear(params["width"], 2))
+def build(params: dict[str, Any]) -> Any:
+    return nn.Sequential(nn.Linear(8, params["width"]), nn.ReLU(), nn.Linear(params["width"], 2))
 
-    def train(member: Any) -> None:
-        from timm.data import Mixup
-        from timm.loss import SoftTargetCrossEntropy
-        from timm.scheduler import create_scheduler_v2
-        from timm.utils import ModelEmaV3
 
-        model = build(member.params)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=member.params["lr"])
-        schedule, _ = create_scheduler_v2(optimizer, sched="cosine", num_epochs=EPOCHS, warmup_epochs=1)
-        averaged = ModelEmaV3(model, decay=0.9)
-        mixup, loss = Mixup(mixup_alpha=0.2, num_classes=2), SoftTargetCrossEntropy()
-        model, optimizer = member.prepare(model, optimizer)
-        member.state("schedule", schedule)
-        member.state("averaged", averaged)
-        batches, validation = (member.dataloader(split, fields=("x", "label")) for split in ("train", "valid"))
-        steps = member.position["epoch"] * len(batches)
-        for epoch in range(EPOCHS):
-            for x, label in batches:
-                pairs = len(x) // 2 * 2  # of an odd number, as with folds, one sample has no partner
-                x, target = mixup(x[:pairs], label[:pairs])
-                loss(model(x), target).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                averaged.update(model)
-                die_once(steps := steps + 1)
-            schedule.step(epoch + 1)
-            with torch.no_grad():
-                right = torch.cat([averaged.module(x).argmax(1) == label for x, label in validation])
-            member.report(accuracy=float(right.float().mean()))
-        member.use_weights(averaged.module)
-        member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
-
-    recipe = Recipe(
-        model=build, train=train, predict=lambda model, batch: model(batch["x"]).softmax(1), objective="accuracy"
-    )
-    return declare(recipe, points(), **options)
+def predict_points(model: Any, batch: Any) -> Any:
+    return model(batch["x"]).softmax(1)
 
 
 def torchrun(wraps: bool = True, **options: Any) -> Ensemble:
     """A script for torchrun, whose ranks are the member's workers."""
-
-    def build(params: dict[str, Any]) -> Any:
-        return nn.Sequential(nn.Linear(8, params["width"]), nn.ReLU(), nn.Linear(params["width"], 2))
 
     def train(member: Any) -> None:
         import torch.distributed as dist
@@ -306,9 +262,7 @@ def torchrun(wraps: bool = True, **options: Any) -> Ensemble:
             found = torch.stack([torch.cat(right).sum(), torch.tensor(float(sum(map(len, right))))])
             dist.all_reduce(found)
             member.report(accuracy=float(found[0] / found[1]))
-        member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
+        member.predict_all(predict_points)
 
-    recipe = Recipe(
-        model=build, train=train, predict=lambda model, batch: model(batch["x"]).softmax(1), objective="accuracy"
-    )
+    recipe = Recipe(model=build, train=train, predict=predict_points, objective="accuracy")
     return declare(recipe, points(), resources=Resources(workers=2, cpus_per_worker=0.5), **options)

@@ -32,18 +32,19 @@ def loader(data: Any, order: Order | None, **options: Any) -> Any:
     return torch.utils.data.DataLoader(data, **chosen, **options)
 
 
+def declare(recipe: Recipe, parts: list[Pipeline], params: Sequence[dict[str, Any]], **options: Any) -> Ensemble:
+    about = {"name": "ported", "train": parts[0], "valid": parts[1], "batch_size": BATCH, **options}
+    return Ensemble(recipe=recipe, members=[Member(hyperparameters) for hyperparameters in params], **about)
+
+
 BOTH, MONAI_EPOCHS = ("image", "label"), 4
 
 
 def discs(count: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:40, :40]
-    label = np.stack(
-        [
-            (y - row) ** 2 + (x - column) ** 2 < radius**2
-            for row, column, radius in rng.uniform((12, 12, 5), (28, 28, 9), (count, 3))
-        ]
-    )
+    drawn = rng.uniform((12, 12, 5), (28, 28, 9), (count, 3))
+    label = np.stack([(y - row) ** 2 + (x - column) ** 2 < radius**2 for row, column, radius in drawn])
     return {"image": (label + rng.normal(0, 1, label.shape)).astype(np.float32), "label": label.astype(np.int64)}
 
 
@@ -131,22 +132,11 @@ def monai_members(params: Sequence[dict[str, Any]], draws: bool = True) -> Ensem
         return model(batch["image"]).softmax(1).movedim(1, -1)
 
     parts = [
-        Pipeline(sources.arrays(**columns), seed=0).map(transform, id=f"{split} of MONAI").map(take_one)
-        for split, columns, transform in zip(
-            ("train", "valid"), (discs(160, 0), discs(40, 1)), transforms(draws), strict=True
-        )
+        Pipeline(sources.arrays(**discs(count, seed)), seed=0).map(transform, id=f"{seed} of MONAI").map(take_one)
+        for count, seed, transform in zip((160, 40), (0, 1), transforms(draws), strict=True)
     ]
-    return Ensemble(
-        name="discs",
-        recipe=Recipe(
-            model=unet, train=train, predict=predict, task="classification", target="target", objective="dice"
-        ),
-        train=parts[0],
-        valid=parts[1],
-        members=[Member(each) for each in params],
-        epochs=MONAI_EPOCHS,
-        batch_size=BATCH,
-    )
+    about = {"task": "classification", "target": "target", "objective": "dice"}
+    return declare(Recipe(model=unet, train=train, predict=predict, **about), parts, params, epochs=MONAI_EPOCHS)
 
 
 FORECAST_EPOCHS = 3
@@ -240,28 +230,12 @@ def forecast_members(params: Sequence[dict[str, Any]]) -> Ensemble:
     def predict(model: Any, batch: Any) -> Any:
         return model.to_prediction(model({name: batch[name] for name in X_FIELDS}))
 
-    parts = [
-        Pipeline(sources.dataset(data, id=f"{split} of series", names=("x", "y")), seed=0).map(split_target)
-        for split, data in (("train", training), ("valid", validation))
-    ]
-    return Ensemble(
-        name="waves",
-        recipe=Recipe(
-            model=build,
-            train=train,
-            predict=predict,
-            collate=from_samples(collate, fields=("x", "target")),
-            task="regression",
-            target="target",
-            objective="val_MAE",
-            mode="min",
-        ),
-        train=parts[0],
-        valid=parts[1],
-        members=[Member(each) for each in params],
-        epochs=FORECAST_EPOCHS,
-        batch_size=BATCH,
-    )
+    splits = {"train": training, "valid": validation}
+    data = [sources.dataset(part, id=f"{name} of series", names=("x", "y")) for name, part in splits.items()]
+    parts = [Pipeline(source, seed=0).map(split_target) for source in data]
+    about = {"task": "regression", "target": "target", "objective": "val_MAE", "mode": "min"}
+    about |= {"predict": predict, "collate": from_samples(collate, fields=("x", "target"))}
+    return declare(Recipe(model=build, train=train, **about), parts, params, epochs=FORECAST_EPOCHS)
 
 
 WORDS, TAGS, TOKEN_EPOCHS = 50, 3, 4
@@ -346,27 +320,16 @@ def tokens_members(params: Sequence[dict[str, Any]], collate: Any = None, **opti
     def train(member: Any) -> None:
         from ensemble.integrations.transformers import MemberTrainer
 
-        trainer = MemberTrainer(
-            member,
-            tagger(member.params),
-            tag_arguments(),
-            fields=TOKEN_FIELDS,
-            compute_metrics=tag_metrics,
-            callbacks=tag_callbacks(),
-        )
-        trainer.train()
+        about = {"fields": TOKEN_FIELDS, "compute_metrics": tag_metrics, "callbacks": tag_callbacks()}
+        MemberTrainer(member, tagger(member.params), tag_arguments(), **about).train()
         member.predict_all()
 
-    pipelines = [
-        Pipeline(sources.arrays(at=np.arange(*span)), seed=0).map(encode) for span in ((0, 160), (160, 240))
-    ]
+    parts = [Pipeline(sources.arrays(at=np.arange(*span)), seed=0).map(encode) for span in ((0, 160), (160, 240))]
     for name in TOKEN_FIELDS:
-        pipelines = [each.map(stages.ragged(name, most=24)) for each in pipelines]
+        parts = [part.map(stages.ragged(name, most=24)) for part in parts]
     collate = collate or from_samples(collator())
     recipe = Recipe(model=tagger, train=train, target="labels", collate=collate, objective="eval_accuracy")
-    about = {"name": "tags", "recipe": recipe, "train": pipelines[0], "valid": pipelines[1]}
-    about |= {"members": [Member(each) for each in params], "epochs": TOKEN_EPOCHS, "batch_size": BATCH}
-    return Ensemble(**about, **options)
+    return declare(recipe, parts, params, epochs=TOKEN_EPOCHS, **options)
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Ensemble]]] = {
@@ -378,9 +341,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Ensemble]]] = {
 
 def run_apart(command: str) -> tuple[float, float]:
     """The number that a command of Python prints last, and its CPU-seconds with those of its processes."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", command], stdout=subprocess.PIPE, cwd=Path(__file__).parent
-    ) as process:
+    words = [sys.executable, "-W", "ignore", "-c", command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parent) as process:
         assert process.stdout is not None
         printed = process.stdout.read().decode()
         _, status, used = os.wait4(process.pid, 0)

@@ -22,16 +22,13 @@ pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
 EPOCHS, BATCH = 2, 16
 #: Values by accelerate's own classes, and the folder of a run.
 SAME: dict[str, Any] = {
-    "gradient_accumulation_steps": lambda kinds, folder: 3,
-    "gradient_accumulation_plugin": lambda kinds, folder: kinds.utils.GradientAccumulationPlugin(
-        num_steps=2, adjust_scheduler=False
-    ),
-    "step_scheduler_with_optimizer": lambda kinds, folder: False,
-    "kwargs_handlers": lambda kinds, folder: [kinds.utils.AutocastKwargs(enabled=False)],
-    "log_with": lambda kinds, folder: "tensorboard",
-    "project_dir": lambda kinds, folder: folder,
-    "project_config": lambda kinds, folder: kinds.utils.ProjectConfiguration(folder),
+    "gradient_accumulation_plugin": lambda kinds, _: kinds.GradientAccumulationPlugin(2, adjust_scheduler=False),
+    "kwargs_handlers": lambda kinds, _: [kinds.AutocastKwargs(enabled=False)],
+    "project_config": lambda kinds, folder: kinds.ProjectConfiguration(folder),
+    "project_dir": lambda _, folder: folder,
 }
+VALUES = {"gradient_accumulation_steps": 3, "step_scheduler_with_optimizer": False, "log_with": "tensorboard"}
+SAME |= {name: lambda *_, value=value: value for name, value in VALUES.items()}
 REFUSED = {"mixed_precision", "cpu", "device_placement", "split_batches", "dataloader_config", "dynamo_backend"}
 REFUSED |= {"dynamo_plugin", "deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "torch_tp_plugin"}
 REFUSED |= {"megatron_lm_plugin", "parallelism_config"}
@@ -72,10 +69,8 @@ def train_epochs(
                 optimizer.zero_grad()
             stepped.append(accelerator.sync_gradients)
         with torch.no_grad():
-            losses = [
-                accelerator.gather_for_metrics(F.cross_entropy(model(x), label).repeat(BATCH))
-                for x, label in validation
-            ]
+            losses = [F.cross_entropy(model(x), label).repeat(BATCH) for x, label in validation]
+            losses = [accelerator.gather_for_metrics(loss) for loss in losses]
         report(accuracy=1.0)
         found.append((stepped, float(torch.cat(losses).mean()), schedule.get_last_lr()))
     return found
@@ -85,12 +80,12 @@ def test_options_have_the_effect_that_they_have_in_a_plain_loop(accelerate: Any,
     from ensemble.integrations.accelerate import prepare
 
     makers: dict[str, Any] = {name: {name: make} for name, make in SAME.items()}
-    makers["none"] = {name: lambda kinds, folder, value=value: value for name, value in VOID.items()}
+    makers["none"] = {name: lambda *_, value=value: value for name, value in VOID.items()}
     makers["log_with"]["project_dir"] = SAME["project_dir"]
     trained: dict[str, Any] = {}
 
     def make(name: str, side: str) -> dict[str, Any]:
-        return {key: value(accelerate, str(tmp_path / side)) for key, value in makers[name].items()}
+        return {key: value(accelerate.utils, str(tmp_path / side)) for key, value in makers[name].items()}
 
     def parts(model: Any) -> tuple[Any, Any]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

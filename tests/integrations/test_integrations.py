@@ -15,6 +15,7 @@ import ports
 import pytest
 import torch
 from kit.event_dicts import read_events
+from kit.finished_runs import of_kind
 from kit.tv import import_torchvision
 from torch import nn
 from torch.nn import functional as F
@@ -24,16 +25,11 @@ from ensemble import Ensemble, Folds, Member, Recipe, Search, loguniform
 from ensemble.store import RunDir, load_predictions
 
 FRAMEWORKS: dict[str, Callable[..., Ensemble]] = {
-    "lightning": ports.lightning,
-    "transformers": ports.transformers,
-    "accelerate": ports.accelerate,
-    "timm": ports.timm,
-    "torchrun": ports.torchrun,
+    name: getattr(ports, name) for name in ("lightning", "transformers", "accelerate", "torchrun")
 }
 # Warnings of a class of Lightning's would have pytest's own process import Lightning, without the fixture below.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TIERED = [pytest.param(name, marks=() if name == "lightning" else pytest.mark.more) for name in FRAMEWORKS]
-every = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +46,7 @@ def run(declared: Ensemble, folder: Path, executor: str = "inline") -> Any:
 
 
 def finished(folder: Path) -> dict[str, Any]:
-    ends = [event for event in read_events(folder / "events.jsonl") if event["type"] == "finished"]
-    return {end["member"]: (end["weights_sha256"], end["metrics"]) for end in ends}
+    return {end["member"]: (end["weights_sha256"], end["metrics"]) for end in of_kind(folder, "finished")}
 
 
 @pytest.mark.parametrize("framework", TIERED)
@@ -68,14 +63,20 @@ def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework:
     order = np.argsort(np.asarray(batch["index"]))
     expected = saved.values[np.argsort(saved.index)].argmax(1)
     np.testing.assert_array_equal(loaded(batch).argmax(1).numpy()[order], expected)
+    if framework in ("accelerate", "torchrun"):
+        return
+    ensemble.export(tmp_path / "run", tmp_path / "out", uncertainty=False)
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    few = {name: batch[name][:5] for name in (ports.INPUTS if framework == "transformers" else ("x",))}
+    assert torch.equal(program(few), ensemble.load(tmp_path / "run")(few))
 
 
 @pytest.mark.parametrize("framework", TIERED)
 def test_members_cross_validate(tmp_path: Path, framework: str) -> None:
     """Batches of what is left of four, some of them empty, in loops that expect none."""
-    k, size = 2, 32 if framework in ("timm", "torchrun") else 4
+    k, size = 2, 32 if framework == "torchrun" else 4
     declared = FRAMEWORKS[framework]()
-    options: dict[str, Any] = {} if framework in ("timm", "torchrun") else {"epochs": 2}
+    options: dict[str, Any] = {} if framework == "torchrun" else {"epochs": 2}
     options |= {"members": list(declared.members)[:1] * k, "valid": None, "batch_size": size}
     declared = replace(declared, weights=Folds(k), out_of_fold=True, **options)
     run(declared, tmp_path / "run", "local" if framework == "torchrun" else "inline")
@@ -116,31 +117,13 @@ def stop_by_transformers() -> list[Any]:
     return [EarlyStoppingCallback(early_stopping_patience=4, early_stopping_threshold=9.0)]
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("framework", ["lightning", "transformers", "timm"])
-def test_members_are_exported_as_those_of_a_recipe(tmp_path: Path, framework: str) -> None:
-    run(FRAMEWORKS[framework](), tmp_path / "run")
-    ensemble.export(tmp_path / "run", tmp_path / "out", uncertainty=False)
-    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
-    (batch,) = ports.points()[1:] if framework != "transformers" else ports.texts()[1:]
-    taken = [batch[number] for number in range(5)]
-    names = ports.INPUTS if framework == "transformers" else ("x",)
-    given = {name: torch.stack([torch.as_tensor(sample[name]) for sample in taken]) for name in names}
-    loaded = ensemble.load(tmp_path / "run")
-    assert torch.equal(program(given), loaded(given))
-
-
 #: Frameworks that keep the best weights themselves, in files that a death must not lose.
-KEEPING_BEST: dict[str, dict[str, Any]] = {
-    "lightning": {"callbacks": keep_best_by_lightning},
-    "transformers": {
-        "args": {"save_strategy": "epoch", "load_best_model_at_end": True, "save_total_limit": 1},
-        "callbacks": stop_by_transformers,
-    },
-}
+BEST = {"save_strategy": "epoch", "load_best_model_at_end": True, "save_total_limit": 1}
+KEEPING_BEST: dict[str, dict[str, Any]] = {"transformers": {"args": BEST, "callbacks": stop_by_transformers}}
+KEEPING_BEST |= {"lightning": {"callbacks": keep_best_by_lightning}}
 
 
-@every
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.more
 def test_killed_members_end_with_the_bits_of_undisturbed_ones(
     tmp_path: Path, framework: str, monkeypatch: pytest.MonkeyPatch
@@ -149,20 +132,16 @@ def test_killed_members_end_with_the_bits_of_undisturbed_ones(
     run(declared(), tmp_path / "whole", "local")
     monkeypatch.setenv(ports.DIES, str(tmp_path / "died"))
     result = run(declared(), tmp_path / "killed", "local")
-    events = read_events(tmp_path / "killed" / "events.jsonl")
-    failures = [event for event in events if event["type"] == "failed"]
-    assert sorted(row["attempts"] for row in result.members) == [1, 2], failures
+    assert sorted(row["attempts"] for row in result.members) == [1, 2], ports.list_errors(tmp_path / "killed")
     assert finished(tmp_path / "killed") == finished(tmp_path / "whole")
     epochs = 5 if framework in ("lightning", "transformers") else ports.EPOCHS  # stopped by what they counted
     assert {row["epoch"] for row in result.members} == {epochs}
     for member in finished(tmp_path / "whole"):
-        one, other = (
-            load_predictions(RunDir(tmp_path / name).predictions(member), "valid") for name in ("whole", "killed")
-        )
-        np.testing.assert_array_equal(one.values, other.values)
+        files = [RunDir(tmp_path / name).predictions(member) for name in ("whole", "killed")]
+        np.testing.assert_array_equal(*(load_predictions(file, "valid").values for file in files))
 
 
-@pytest.mark.parametrize("framework", [name for name in FRAMEWORKS if name != "torchrun"])
+@pytest.mark.parametrize("framework", ["lightning", "transformers", "accelerate"])
 @pytest.mark.more
 def test_a_pruner_ends_trials_early(tmp_path: Path, framework: str) -> None:
     search = Search({"lr": loguniform(1e-5, 1.0), "width": 8}, trials=6, pruner="median")
@@ -184,11 +163,8 @@ def test_the_page_shows_the_tables_of_options(framework: str, monkeypatch: pytes
 def test_workers_of_which_each_trains_a_model_of_its_own_are_refused(tmp_path: Path) -> None:
     result = ensemble.submit(ports.torchrun(wraps=False), tmp_path / "run", "local").wait()
     assert {row["state"] for row in result.members} == {"failed"}
-    (why,) = {each["error"] for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"}
+    (why,) = set(ports.list_errors(tmp_path / "run"))
     assert "different weights after epoch 0" in why and "DistributedDataParallel" in why
-
-
-# Warnings of a class of Lightning's would have pytest's own process import Lightning, without the fixture below.
 
 
 def encoder(predict: Callable[[Any], Any] | None, forward: str = "features") -> Callable[[dict[str, Any]], Any]:
@@ -252,19 +228,12 @@ def fit(member: Any, build: Any) -> None:
     fit(member, build(member.params), fields=("x", "label"))
 
 
-@pytest.mark.parametrize(
-    ("predict", "forward", "says"),
-    [
-        (lambda scores: scores.softmax(1), "features", ""),
-        (lambda scores: scores, "none", ""),
-        (
-            lambda scores: scores.argmax(1),
-            "scores",
-            "predict_step does not predict for the member: the model returned a Tensor",
-        ),
-    ],
-    ids=["probabilities", "scores", "classes"],
-)
+DIFFERS = "predict_step does not predict for the member: the model returned a Tensor"
+PREDICTED = [(lambda scores: scores.softmax(1), "features", ""), (lambda scores: scores, "none", "")]
+PREDICTED += [(lambda scores: scores.argmax(1), "scores", DIFFERS)]
+
+
+@pytest.mark.parametrize(("predict", "forward", "says"), PREDICTED, ids=["probabilities", "scores", "classes"])
 def test_predict_step_predicts_where_it_can(tmp_path: Path, predict: Any, forward: str, says: str) -> None:
     pytest.importorskip("lightning")
     build = encoder(predict, forward)
@@ -303,11 +272,10 @@ def test_a_training_step_that_returns_no_loss_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("framework", ["transformers", "accelerate"])
 def test_logits_predict_without_a_function_and_without_labels(tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework)
-    declared = {"transformers": ports.transformers, "accelerate": ports.accelerate}[framework]()
+    declared = FRAMEWORKS[framework]()
     assert isinstance(declared.recipe, Recipe) and declared.recipe.train is not None
-    objective = str(declared.recipe.objective)
-    result, remarks = run_calls(
-        tmp_path / "run", ports.bert, declared.recipe.train, ports.texts(), objective=objective, mode="max"
-    )
+
+    options = {"objective": str(declared.recipe.objective), "mode": "max"}
+    result, remarks = run_calls(tmp_path / "run", ports.bert, declared.recipe.train, ports.texts(), **options)
     assert all(remark.startswith("TrainingArguments left at their defaults") for remark in remarks)
     check_predictions(tmp_path / "run", result.members[0]["metric"], ports.INPUTS, ports.texts()[1])

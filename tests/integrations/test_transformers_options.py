@@ -92,10 +92,6 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> Any:
     package.utils.logging.set_verbosity_warning()
 
 
-def subclasses(kind: type) -> set[type]:
-    return {kind, *(each for one in kind.__subclasses__() for each in subclasses(one))}
-
-
 def test_every_argument_and_callback_of_transformers_is_placed_once(transformers: Any) -> None:
     from ensemble.integrations.transformers import ARGUMENTS, CALLBACKS
 
@@ -106,7 +102,7 @@ def test_every_argument_and_callback_of_transformers_is_placed_once(transformers
     assert tables["refused"] == set(REFUSED) | NEEDS_MORE
     for name in ("integrations", "trainer_jit_checkpoint", "utils.notebook"):
         importlib.import_module(f"transformers.{name}")
-    kinds = subclasses(transformers.TrainerCallback) - {transformers.TrainerCallback}
+    kinds = ports.subclasses(transformers.TrainerCallback) - {transformers.TrainerCallback}
     ours = {kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.")} - {"CallbackHandler"}
     assert set().union(*ports.list_names(CALLBACKS).values()) == ours
 
@@ -117,6 +113,10 @@ def make_data() -> tuple[dict[str, Any], dict[str, Any]]:
     label = (np.isin(ids, range(7, 20)).sum(axis=1) > 1).astype(np.int64)
     columns = {"input_ids": ids, "attention_mask": np.ones_like(ids), "label": label}
     return tuple({name: values[part] for name, values in columns.items()} for part in (slice(72), slice(72, 92)))
+
+
+def list_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def compute_metrics(found: Any, compute_result: bool = True) -> dict[str, float]:
@@ -151,10 +151,7 @@ def train_plain(transformers: Any, declared: Any, seed: int, folder: Path, optio
     """A plain Trainer with Datasets of its own, the same order of the samples, and the same seeds."""
 
     order = ports.InOrder(ports.order_of(declared))
-    train_part, valid_part = (
-        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        for columns in make_data()
-    )
+    train_part, valid_part = map(list_rows, make_data())
 
     class Plain(transformers.Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
@@ -345,32 +342,8 @@ def test_a_model_init_makes_the_model_once(transformers: Any, tmp_path: Path) ->
     assert [row["state"] for row in result.members] == ["finished"] and len(made) == 1
 
 
-def test_samples_of_unlike_length_without_a_collator_are_refused(transformers: Any, tmp_path: Path) -> None:
-    from pipelines import Pipeline, stages
-
-    def train(member: Any) -> None:
-        make_trainer(member).train()
-
-    parts = [
-        Pipeline(sources.arrays(**columns)).map(shorten).map(stages.ragged("input_ids", most=6))
-        for columns in make_data()
-    ]
-    recipe = Recipe(model=ports.bert, train=train, predict=ports.predict, objective="eval_loss", mode="min")
-    about = {"name": "ragged", "recipe": recipe, "train": parts[0], "valid": parts[1]}
-    about |= {"members": [Member({"width": 8})], "batch_size": BATCH}
-    declared = ensemble.Ensemble(**about)
-    ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    (error,) = ports.list_errors(tmp_path / "run")
-    assert "unlike length in input_ids" in error and "Recipe(collate=" in error
-
-
-def shorten(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "input_ids": sample["input_ids"][: 3 + int(sample["label"])]}
-
-
 def test_evaluations_and_predictions_of_datasets_are_those_of_a_trainer(transformers: Any, tmp_path: Path) -> None:
-    columns = {name: values[:7] for name, values in make_data()[1].items()}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows = list_rows(make_data()[1])[:7]
     found: list[Any] = []
 
     def train(member: Any) -> None:

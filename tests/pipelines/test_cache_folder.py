@@ -96,8 +96,17 @@ def test_the_least_recently_used_cache_goes_when_a_new_one_needs_room(tmp_path: 
     use(tmp_path, 0, cache_dir_bytes=limit)
     use(tmp_path, 1, cache_dir_bytes=limit)
     first, second = keys(tmp_path)
-    assert use(tmp_path, 0, cache_dir_bytes=limit)["hits"] == N, "opened again: it is not the oldest any more"
-    assert keys(tmp_path) == [second, first]
+
+    def let_days_pass() -> None:
+        for time, key in enumerate((first, second)):
+            os.utime(tmp_path / key / "samples", (time, time))
+
+    let_days_pass()
+    with feed(tmp_path, 0, cache_dir_bytes=limit) as feeder:
+        assert keys(tmp_path) == [second, first], "opened again: it is not the oldest any more"
+        let_days_pass()
+    assert feeder.stats()["cache"]["hits"] == N
+    assert keys(tmp_path) == [second, first], "it was in use until now"
     assert use(tmp_path, 2, cache_dir_bytes=limit)["samples"] == N
     assert first in keys(tmp_path) and second not in keys(tmp_path) and len(keys(tmp_path)) == 2
     assert sum(each.stat().st_size for each in tmp_path.glob("*/*")) <= limit

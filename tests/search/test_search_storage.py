@@ -13,6 +13,7 @@ from typing import Any
 
 import optuna
 import pytest
+from kit.finished_runs import of_kind, read_state
 from optuna.trial import TrialState
 from small_run import declare
 from studies import read_study
@@ -166,6 +167,27 @@ def test_a_database_that_is_gone_ends_the_run_and_a_resume_goes_on(
     result = ensemble.resume(tmp_path / "run", executor="inline").wait()
     assert [row["params"] for row in result.members] == [row["params"] for row in whole.wait().members]
     assert len(values(url, "small")) == 3 and None not in values(url, "small")
+
+
+@pytest.mark.more
+def test_trials_of_hyperband_share_one_stream_and_a_database_shows_them(database: Path, tmp_path: Path) -> None:
+    url, run_dir = f"sqlite:///{database}", tmp_path / "run"
+    search = Search({"lr": loguniform(1e-3, 1.0)}, trials=9, pruner="hyperband", storage=url, seed=5)
+    three = {"limits": {"cpus": 1.5}, "capacity": 12, "gate_timeout_s": 300.0}
+    ledger = ensemble.submit(declare(search, epochs=3, batch_size=4, **three), run_dir, "local").wait().ledger
+    members, told = list(read_state(run_dir).members.values()), of_kind(run_dir, "epoch")
+    assert {member.state for member in members} == {"finished", "pruned"}
+    assert not any(event["private_batches"] for event in told), "no trial prepares for itself"
+    assert all(later.first_epoch for later in members[3:]), "those in freed places joined where it was"
+    read = {member.first_epoch + epoch for member in members for epoch in range(member.epoch)}
+    reuse = ledger["reuse"] if ledger else {}
+    assert reuse["consumed"] == 12 * len(told) > reuse["prepared"]
+    # The ring may have been filled in vain when all readers leave at once.
+    assert reuse["prepared"] <= 12 * (len(read) + len(members)), "each epoch once, for all that read it"
+    trials = optuna.load_study(study_name="small", storage=url).trials
+    states = {"finished": "COMPLETE", "pruned": "PRUNED"}
+    shown = [(trial.user_attrs["member"], trial.state.name, trial.value) for trial in trials]
+    assert shown == [(member.id, states[member.state], member.metrics["accuracy"]) for member in members]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])

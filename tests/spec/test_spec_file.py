@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.finished_runs import of_kind
 
 from ensemble import Ensemble, Recipe, SpecError
 from ensemble.spec.spec_file import call_spec, import_file, load_spec
@@ -227,7 +228,9 @@ def test_a_spec_in_a_package_is_run_as_python_does_it_and_goes_on_from_any_folde
         (folder / "__init__.py").touch()
     assert (done := run(*first, cwd=inner)).returncode == 0, done.stderr
     (inner / "numbers_of.py").unlink()  # the declaration that is kept has it
-    assert (done := run("resume", str(tmp_path / "run"), "--epochs", "2", cwd=tmp_path)).returncode == 0
+    more = ("--epochs", "2", "--max-cpus", "0.75")
+    assert (done := run("resume", str(tmp_path / "run"), *more, cwd=tmp_path)).returncode == 0, done.stderr
+    assert of_kind(tmp_path / "run", "node")[-1]["cpus"] == 0.75
 
 
 def test_a_spec_file_imports_what_lies_beside_it_and_another_may_follow(written: Any, tmp_path: Path) -> None:

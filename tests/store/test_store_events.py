@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,24 +61,22 @@ def test_a_last_line_cut_at_any_byte_is_dropped_on_reading_and_cut_on_opening(tm
         assert read_events(path) == [*kept, to_dict(new)]
 
 
-@pytest.mark.parametrize("end", [b"", b"\n", b"1}\n", b"\n\0\0", b"\n\0\n{broken\n"])
-def test_an_end_whose_blocks_never_reached_the_disk_is_cut_off(tmp_path: Path, end: bytes) -> None:
+def test_an_end_whose_blocks_never_reached_the_disk_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    content = filled(path)
-    path.write_bytes(content + b"\0" * 40 + end)
-    known = read_events(path)
-    assert len(known) == 3
-    with EventLog(path) as log:
-        added = log.append("progress", member="member-0", epoch=0, step=0)
-    assert read_events(path) == [*known, to_dict(added)] and path.read_bytes().startswith(content)
+    content, written = filled(path), read_events(path)
+    for end in (b"", b"\n", b"1}\n", b"\n\0\0", b"\n\0\n{broken\n"):
+        path.write_bytes(content + b"\0" * 40 + end)
+        assert read_events(path) == written
+        with EventLog(path) as log:
+            added = log.append("progress", member="member-0", epoch=0, step=0)
+        assert read_events(path) == [*written, to_dict(added)] and path.read_bytes().startswith(content)
 
 
-@pytest.mark.parametrize("batch_bytes", [None, 64], ids=["in one batch", "in many batches"])
+@pytest.mark.parametrize("batch_bytes", [2**20, 64])
 def test_damage_inside_the_log_is_an_error_with_file_and_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int
 ) -> None:
-    if batch_bytes is not None:
-        monkeypatch.setattr("ensemble.store.event_log.BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr("ensemble.store.event_log.BATCH_BYTES", batch_bytes)
     path = tmp_path / "events.jsonl"
     lines = filled(path, 40).splitlines(keepends=True)
     written = read_events(path)
@@ -88,7 +87,7 @@ def test_damage_inside_the_log_is_an_error_with_file_and_line(
         path.write_bytes(b"".join([*lines[:30], *damage, *lines[30:]]))
         with pytest.raises(DamagedError, match=f"{path}, line 31 is damaged: .*truncate") as caught:
             read_events(path)
-        if batch_bytes is None:
+        if batch_bytes > 64:
             with pytest.raises(DamagedError, match="line 31"):
                 EventLog(path)
         advice = re.search(r"`(truncate .*)`", str(caught.value))
@@ -115,54 +114,48 @@ def test_a_changed_bit_never_changes_what_an_event_says(where: float, bit: int) 
         assert known in (written, written[:-1], written[:-torn]), "only the end may be taken for a torn line"
 
 
-@pytest.mark.parametrize("open_it", [read_events, EventLog])
-@pytest.mark.parametrize("version", [1, 3])
-def test_a_log_of_another_version_is_left_alone(tmp_path: Path, open_it: type[EventLog], version: int) -> None:
+def test_a_log_of_another_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text(json.dumps({"v": version, "t": 0.0, "type": "run_started"}) + "\n")
-    with pytest.raises(StoreError, match=rf"another version .* \(format {version}, this one reads 2\)"):
-        open_it(path)
-    assert json.loads(path.read_text())["v"] == version
+    for version in (1, 3):
+        path.write_text(json.dumps({"v": version, "t": 0.0, "type": "run_started"}) + "\n")
+        for open_log in (read_events, EventLog):
+            with pytest.raises(StoreError, match=rf"another version .* \(format {version}, this one reads 2\)"):
+                open_log(path)
+            assert json.loads(path.read_text())["v"] == version
 
 
 def test_a_log_is_free_again_when_its_writer_was_killed(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
     begun, told = FORK.Pipe(duplex=False)
 
     def hold() -> None:
-        log = EventLog(path)
+        log = EventLog(tmp_path / "e")
         told.send(log.append("x").type)
         signal.pause()
 
-    writer = FORK.Process(target=hold)
+    writer = FORK.Process(target=hold, daemon=True)
     writer.start()
-    begun.recv()
+    assert begun.poll(60)
     with pytest.raises(StoreError, match="another controller"):
-        EventLog(path)
+        EventLog(tmp_path / "e")
     writer.kill()
     writer.join()
-    EventLog(path).close()
-    assert [event["type"] for event in read_events(path)] == ["x"]
+    EventLog(tmp_path / "e").close()
+    assert [event["type"] for event in read_events(tmp_path / "e")] == ["x"]
 
 
-def test_numbers_that_json_lacks_become_null_and_arrays_lists(tmp_path: Path) -> None:
+def test_values_that_json_lacks_are_translated_or_refused(tmp_path: Path) -> None:
     with EventLog(tmp_path / "e") as log:
-        values = {"all": [np.float32(0.5), math.inf], "a": np.arange(2)}
+        values = {"all": [np.float32(0.5), math.inf], "a": np.arange(2), "tag": "caf\udce9"}
         metrics = {"loss": math.nan, "n": np.int64(3)}
+        for fields in ({"data": {"model": object()}}, {"epochs": "many"}):
+            with pytest.raises(TypeError, match=r"an event cannot hold|no valid event"):
+                log.append("run_started", **fields)
         written = log.append("finished", member="member-0", metrics=metrics, kept=values)
     (event,) = store.read_events(tmp_path / "e")
     assert isinstance(event, Finished) and event == written
-    assert event.metrics == {"loss": None, "n": 3} and event.kept == {"all": [0.5, None], "a": [0, 1]}
-
-
-def test_what_cannot_be_an_event_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
-    with EventLog(tmp_path / "e") as log:
-        with pytest.raises(TypeError, match="an event cannot hold"):
-            log.append("run_started", data={"model": object()})
-        with pytest.raises(TypeError, match="no valid event"):
-            log.append("run_started", epochs="many")
-        log.append("run_started")
-    assert len(read_events(tmp_path / "e")) == 1
+    (tmp_path / "e").read_text(encoding="utf-8")
+    assert event.metrics == {"loss": None, "n": 3}
+    assert event.kept == {"all": [0.5, None], "a": [0, 1], "tag": "caf\udce9"}
 
 
 def test_a_full_disk_is_said_and_the_log_stays_whole(tmp_path: Path) -> None:
@@ -174,15 +167,6 @@ def test_a_full_disk_is_said_and_the_log_stays_whole(tmp_path: Path) -> None:
     assert say_what_fails(fill, 1000).startswith("cannot write")
     assert (tmp_path / "e").read_bytes().endswith(b"\n")
     assert len(read_events(tmp_path / "e")) >= 5
-
-
-def test_appending_is_fast_enough_for_a_large_run(tmp_path: Path) -> None:
-    with EventLog(tmp_path / "e") as log:
-        start = time.process_time()
-        for number in range(20_000):
-            where = {"member": "member-7", "attempt": 0, "epoch": 3}
-            log.append("progress", **where, step=number, steps=100, samples_per_s=1.5)
-        assert time.process_time() - start < 1.0  # CPU time: other work on the machine does not count
 
 
 def test_events_gathered_reach_the_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +195,7 @@ def test_a_file_and_then_its_name_reach_the_disk(tmp_path: Path, monkeypatch: py
     assert len(done) == 3 and done[0].startswith(f"{tmp_path}/.a.") and done[1:] == ["replace", str(tmp_path)]
 
 
-def test_events_that_the_disk_does_not_hold_leave_the_log_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_that_the_disk_does_not_hold_leave_the_log_as_it_was(tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
         log.append("combining", members=0)
@@ -248,6 +230,8 @@ def test_readers_that_ask_who_holds_a_log_refuse_no_start(tmp_path: Path) -> Non
         for _ in range(300):
             with EventLog(path):
                 assert is_locked(path), "and they are told the truth"
+        with EventLog(path), pytest.raises(StoreError, match="another controller"):
+            EventLog(path)
     finally:
         for reader in readers:
             reader.kill()
@@ -269,18 +253,8 @@ def test_following_begins_with_a_line_also_while_one_is_being_written(tmp_path: 
     assert end_of_events(path) == 0
 
 
-def test_text_that_utf_8_lacks_survives(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
-        written = log.append("member", member="m", params={"tag": "caf\udce9", "metric": "ä"})
-    assert store.read_events(path) == [written]
-    path.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0])
-def test_times_follow_no_clock_that_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_by_s: float
-) -> None:
+def test_times_follow_no_clock_that_is_set(tmp_path: Path, monkeypatch: Any, set_by_s: float) -> None:
     path, clock = tmp_path / "events.jsonl", time.time
     state = RunState()
     with EventLog(path) as log:

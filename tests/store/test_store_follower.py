@@ -42,13 +42,8 @@ def test_each_event_is_read_once_wherever_writing_pauses(tmp_path: Path, seed: i
     assert follower.offset == len(whole)
 
 
-def replace(log: Path) -> None:
-    log.with_suffix(".new").write_bytes(lines(OTHERS))
-    os.replace(log.with_suffix(".new"), log)
-
-
 CHANGES: dict[str, Callable[[Path], object]] = {
-    "replaced": replace,
+    "replaced": lambda log: (log.with_name("new").write_bytes(lines(OTHERS)), log.with_name("new").replace(log)),
     "written over": lambda log: log.write_bytes(lines(OTHERS)),
     "written over by a longer one": lambda log: log.write_bytes(lines(OTHERS) + lines(EVENTS[-1:])),
     "another end of the same size": lambda log: log.write_bytes(lines(EVENTS)[:-4] + b'9"}\n'),

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +37,8 @@ def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
 
 
 @pytest.mark.parametrize("spool_bytes", [100, 2**20])
-def test_rows_of_unlike_length_are_kept_as_they_are_and_filled_up_where_they_are_read(
-    tmp_path: Path, spool_bytes: int, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_unlike_length_are_kept_and_filled_up_where_they_are_read(
+    tmp_path: Path, spool_bytes: int, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("ensemble.store.predicted_rows._SPOOL_BYTES", spool_bytes)
     monkeypatch.setattr("ensemble.store.predictions._LEAST_FILED", spool_bytes)
@@ -71,22 +69,15 @@ def test_rows_of_unlike_length_are_kept_as_they_are_and_filled_up_where_they_are
     assert not list((tmp_path / "new").glob("*"))
 
 
-@pytest.mark.parametrize(
-    ("tail", "target", "positions", "shape"),
-    [
-        *((None, True, None, (3, 6, 2)), (1, False, None, (3, 6, 2)), (1, True, [0, 3], (3, 6, 2))),
-        (1, True, None, (3, 5, 3)),
-    ],
-    ids=["a free task", "no target", "a part of the positions of other samples", "other classes"],
-)
-def test_rows_that_differ_by_more_than_their_positions_are_refused(
-    tmp_path: Path, tail: int | None, target: bool, positions: list[int] | None, shape: tuple[int, ...]
-) -> None:
-    rows = PredictedRows(tmp_path)
-    rows.tail, rows.positions = tail, None if positions is None else np.array(positions)
-    rows.add(np.zeros((3, 5, 2)), [0, 1, 2], np.zeros((3, 5), np.int64) if target else None)
-    with pytest.raises(UnlikeRows, match="pad all batches to one length"):
-        rows.add(np.zeros(shape), [3, 4, 5], np.zeros(shape[:2], np.int64) if target else None)
+def test_rows_that_differ_by_more_than_their_positions_are_refused(tmp_path: Path) -> None:
+    longer, more_classes = (3, 6, 2), (3, 5, 3)
+    cases = [(None, True, None, longer), (1, False, None, longer), (1, True, [0, 3], longer)]
+    for tail, target, positions, shape in [*cases, (1, True, None, more_classes)]:
+        rows = PredictedRows(tmp_path)
+        rows.tail, rows.positions = tail, None if positions is None else np.array(positions)
+        rows.add(np.zeros((3, 5, 2)), [0, 1, 2], np.zeros((3, 5), np.int64) if target else None)
+        with pytest.raises(UnlikeRows, match="pad all batches to one length"):
+            rows.add(np.zeros(shape), [3, 4, 5], np.zeros(shape[:2], np.int64) if target else None)
 
 
 def test_a_target_of_samples_of_one_position_has_its_shape(tmp_path: Path) -> None:
@@ -118,77 +109,33 @@ def test_fields_of_the_samples_are_kept_in_the_order_of_the_index(tmp_path: Path
     assert kept["name"].tolist() == ["é1", "é2é2", "é3é3é3"]
 
 
-@pytest.mark.parametrize(
-    ("shape", "index", "target", "said"),
-    [
-        *(((2,), [0, 1], None, "have shape"), ((2, 3), [0], None, "have shapes")),
-        *(((2, 3), [5, 5], None, "index 5 is there"), ((2, 3), [0, 1], [1], "target must have 2 rows")),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    tmp_path: Path, shape: tuple[int, ...], index: list[int], target: list[int] | None, said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        save_predictions(tmp_path / "p", "valid", np.ones(shape), index, target)
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    cases = [((2,), [0, 1], None, "have shape"), ((2, 3), [0], None, "have shapes")]
+    cases += [((2, 3), [5, 5], None, "index 5 is there"), ((2, 3), [0, 1], [1], "target must have 2 rows")]
+    for shape, index, target, words in cases:
+        with pytest.raises(ValueError, match=words):
+            save_predictions(tmp_path / "p", "valid", np.ones(shape), index, target)
     assert not (tmp_path / "p").exists()
 
 
-def test_a_missing_or_other_file_is_said(tmp_path: Path) -> None:
+def test_a_file_of_other_content_or_format_is_named(tmp_path: Path) -> None:
+    file, whole = tmp_path / "p", ("valid.values", "valid.index")
     with pytest.raises(StoreError, match="does not exist"):
-        load_predictions(tmp_path / "p", "valid")
-    save_checkpoint(tmp_path / "c", {"w": torch.ones(1)})
-    with pytest.raises(StoreError, match="holds no predictions"):
-        load_predictions(tmp_path / "c", "valid")
-
-
-def test_the_store_and_predictions_need_neither_torch_nor_optuna(tmp_path: Path) -> None:
-    code = f"""
-import sys, ensemble.search.searcher
-sys.path.append({str(Path(__file__).parents[1] / "support")!r})
-from ensemble.store import load_predictions
-from kit.kept_predictions import save_predictions
-save_predictions({str(tmp_path / "p")!r}, "valid", [[1.0]], [0], [0])
-load_predictions({str(tmp_path / "p")!r}, "valid")
-print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.modules])
-"""
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
-
-
-@pytest.mark.parametrize("task", [Task("gaussian"), quantiles(0.1, 0.5, 0.9), Task("free")])
-def test_the_task_and_a_target_of_several_numbers_come_back(tmp_path: Path, task: Task) -> None:
-    values, target = np.arange(24.0).reshape(2, 4, 3), np.array([[0.5] * 4, [np.nan] * 4])
-    save_predictions(tmp_path / "p", "valid", values, [1, 0], target, task)
-    kept = load_predictions(tmp_path / "p", "valid")
-    assert kept.task == task and np.array_equal(kept.values, values[::-1])
-    assert kept.target is not None and kept.target.dtype == np.float64
-    assert np.array_equal(kept.target, target[::-1], equal_nan=True)
-
-
-@pytest.mark.parametrize("format", [VERSION - 1, VERSION + 1])
-def test_predictions_of_another_format_are_refused_in_one_sentence(tmp_path: Path, format: int) -> None:
-    header = {"ensemble.predictions": json.dumps({"v": format})}
-    (tmp_path / "p").write_bytes(save({"values": np.ones((2, 3), np.float32)}, metadata=header))
-    known = rf"\(format {format}, this one reads {VERSION}\); train it again, or use that version$"
-    with pytest.raises(StoreError, match=f"p was written by another version of ray-ensemble {known}"):
-        load_predictions(tmp_path / "p", "valid")
-
-
-@pytest.mark.parametrize(
-    ("header", "names"),
-    [
-        ('{"v": 4}', ("valid.values", "valid.index")),
-        ('{"v": 4', ("valid.values", "valid.index")),
-        ('{"v": 4, "splits": {"valid": {"task": {"kind": "guessing"}}}}', ("valid.values", "valid.index")),
-        ('{"v": 4, "splits": {"valid": {"task": {"kind": "regression"}}}}', ("valid.index",)),
-    ],
-    ids=["no task", "half a task", "another task", "no values"],
-)
-def test_a_file_that_lacks_a_part_is_named(tmp_path: Path, header: str, names: tuple[str, ...]) -> None:
-    file = tmp_path / "predictions.safetensors"
-    content = {name: np.arange(3) for name in names}
-    file.write_bytes(save(content, metadata={"ensemble.predictions": header}))
-    with pytest.raises(StoreError, match=f"cannot read {file}: "):
         load_predictions(file, "valid")
+    save_checkpoint(file, {"w": torch.ones(1)})
+    with pytest.raises(StoreError, match="holds no predictions"):
+        load_predictions(file, "valid")
+    of_task, unreadable = '{"v": 4, "splits": {"valid": {"task": {"kind": "%s"}}}}', f"cannot read {file}: "
+    broken = [(header, whole, unreadable) for header in ('{"v": 4}', '{"v": 4', of_task % "guessing")]
+    broken += [(of_task % "regression", ("valid.index",), unreadable)]
+    for format in (VERSION - 1, VERSION + 1):
+        words = rf"p was written by another version .*\(format {format}, this one reads {VERSION}\); train it"
+        broken.append((json.dumps({"v": format}), whole, words))
+    for header, names, words in broken:
+        content = {name: np.arange(3) for name in names}
+        file.write_bytes(save(content, metadata={"ensemble.predictions": header}))
+        with pytest.raises(StoreError, match=words):
+            load_predictions(file, "valid")
 
 
 @pytest.mark.parametrize("rows", [3, 20_000], ids=["small", "mapped"])
@@ -199,17 +146,20 @@ def test_one_file_has_the_predictions_on_all_splits(tmp_path: Path, rows: int) -
         "valid": (draws.random((rows, 2)), draws.integers(0, 2, rows), Task("classification")),
         "test": (draws.random(rows), draws.random(rows), Task("regression")),
         "later": (draws.random((rows, 2)), None, Task("classification")),
+        "spread": (draws.random((rows, 4, 2)), np.full((rows, 4), np.nan), Task("gaussian")),
+        "levels": (draws.random((rows, 4, 3)), draws.random((rows, 4)), quantiles(0.1, 0.5, 0.9)),
     }
     digests = [save_predictions(file, split, v, np.arange(rows), t, task) for split, (v, t, task) in given.items()]
     given["test"] = (draws.random(rows), None, Task("regression"))
     digests.append(save_predictions(file, "test", given["test"][0], np.arange(rows), None, Task("regression")))
-    assert len(set(digests)) == 4 and sorted(list_splits(file)) == sorted(given)
+    assert len(set(digests)) == 6 and sorted(list_splits(file)) == sorted(given)
     for split, (values, target, task) in given.items():
         for mapped in (False, True):
             found = load_predictions(file, split, mapped=mapped, digest=digests[-1])
             assert np.array_equal(found.values, values.astype(np.float32)) and found.task == task
             assert (found.target is None) == (target is None) and len(found.index) == rows
-            assert target is None or np.array_equal(found.target, target)
+            assert target is None or np.array_equal(found.target, target, equal_nan=target.dtype == float)
+            assert target is None or found.target.dtype == target.dtype
     with pytest.raises(DamagedError, match="has no predictions on 'train': the member saved those on"):
         load_predictions(file, "train")
     assert list_splits(tmp_path / "none") == []

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from kit.event_dicts import lines
@@ -31,14 +32,15 @@ def text(**fields: object) -> str:
 
 BAD: dict[str, Callable[[Path], object]] = {
     "half-written": lambda path: path.write_text("{"),
+    "a-list": lambda path: path.write_text("[1]"),
+    "long-time": lambda path: path.write_text(text(t=10**400)),
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
     "not-utf8": lambda path: path.write_bytes(b'{"v":2,"t":1,"verb":"add","declared":{"params":{"tag":"\xe9"}}}'),
     "surrogate": lambda path: path.write_text(text(declared={"params": {"tag": "caf\udce9"}})),
     "not-a-number": lambda path: path.write_text(text(declared={"params": {"lr": float("nan")}})),
     "deep": lambda path: path.write_text("[" * 200_000),
-    "a-list": lambda path: path.write_text("[1]"),
     "member-list": lambda path: path.write_text(text(member=["x"])),
     "verb-number": lambda path: path.write_text(text(verb=3)),
-    "long-time": lambda path: path.write_text(text(t=10**400)),
     "longer-time": lambda path: path.write_text('{"v":2,"verb":"stop","t":1' + "0" * 5000 + "}"),
     "no-time": lambda path: path.write_text(text(t=float("inf"))),
     "newer": lambda path: path.write_text(text(v=3)),
@@ -46,7 +48,6 @@ BAD: dict[str, Callable[[Path], object]] = {
     "directory": lambda path: (path.mkdir(), (path / "file").touch()),
     "fifo": os.mkfifo,
     "link": lambda path: path.symlink_to("/dev/zero"),
-    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
 }
 if os.geteuid() != 0:  # root reads what is closed to all
     BAD["locked"] = lambda path: (path.write_text(text()), path.chmod(0))
@@ -67,11 +68,7 @@ def test_a_bad_request_is_put_aside_with_the_reason_and_harms_no_other(run: RunD
 
 def test_what_cannot_be_put_aside_is_answered_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.requests / "stop-1.json").mkdir()
-
-    def refused(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "replace", refused)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=PermissionError(1, "Operation not permitted")))
     stuck: set[str] = set()
     assert [request["id"] for request in receive_requests(run, stuck)] == ["stop-1"]
     assert receive_requests(run, stuck) == [] and stuck == {"stop-1"}

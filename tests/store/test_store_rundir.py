@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import grp
 import json
 import os
@@ -11,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from forked import say_what_fails
 
@@ -18,6 +18,7 @@ from ensemble.spec import Ensemble, Recipe
 from ensemble.store import RunDir, StoreError, revision, versions, write_request
 from ensemble.store.rundir import VERSION
 from ensemble.user_code.fingerprint import PYTHON, code_of
+from pipelines import Pipeline, sources
 
 SPEC = """
 from ensemble.spec import Ensemble, Recipe
@@ -31,21 +32,20 @@ def spec(): return Ensemble(name="digits", recipe=RECIPE, members=[{}], train=Da
 """
 
 
-class Data:
-    def loader(self) -> None: ...
-
-    def __len__(self) -> int:
-        return 8
-
-
 def ensemble(name: str = "digits", **options: Any) -> Ensemble:
     recipe = Recipe(model=lambda params: params["width"], loss=lambda model, batch: model, task="classification")
-    return Ensemble(name=name, recipe=recipe, members=[{"width": 3}], train=Data(), **options)  # type: ignore[arg-type]
+    train = Pipeline(sources.arrays(x=np.zeros(8)))
+    return Ensemble(name=name, recipe=recipe, members=[{"width": 3}], train=train, **options)
 
 
 def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "runs" / "digits", ensemble())
-    assert run.path.stat().st_mode & 0o777 == 0o700
+    before = os.umask(0o002)
+    try:
+        run = RunDir.create(tmp_path / "runs" / "digits", ensemble())
+    finally:
+        os.umask(before)
+    folders = [run.path, run.path / "code", *(run.path / "code").rglob("*")]
+    assert {folder.stat().st_mode & 0o777 for folder in folders if folder.is_dir()} == {0o700}
     assert run.info["name"] == "digits" and run.info["versions"] == versions() and run.info["run_id"]
     loaded = RunDir(run.path).load_ensemble()
     assert loaded.name == "digits" and isinstance(loaded.recipe, Recipe) and loaded.recipe.model({"width": 3}) == 3
@@ -55,33 +55,34 @@ def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
     assert run.predictions("member-1").name == "predictions.safetensors"
 
 
-def test_code_that_no_member_trained_with_is_removed_and_no_other_folder(tmp_path: Path) -> None:
+def test_what_a_failed_start_has_left_is_no_other_file_and_its_code_is_removed(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, ensemble())
-    run_id = run.info["run_id"]
-    mine = tmp_path / "code" / "0123456789abcdef"
+    run_id, mine = run.info["run_id"], tmp_path / "code" / "0123456789abcdef"
     mine.mkdir()
     recipe = Recipe(model=len, loss=lambda model, batch: model, task="classification")
     declared = dataclasses.replace(ensemble(), recipe=recipe)
     assert RunDir.create(tmp_path, declared).info["run_id"] == run_id
     assert {*mine.parent.iterdir()} == {mine, run.code(code_of(declared).fingerprint)}
-
-
-def test_what_a_failed_start_has_left_is_no_other_file(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path, ensemble())
     for file in (run.info_file, run.ensemble_file):  # before the first event, nothing else is written
         file.unlink()
     run.events.write_bytes(b"")
-    shutil.rmtree(run.path / "code", ignore_errors=True)
+    shutil.rmtree(run.path / "code")
     assert RunDir.create(tmp_path, ensemble()).load_ensemble().name == "digits"
 
 
-def test_a_directory_of_another_run_or_of_another_format_is_refused(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path, ensemble("digits"))
+def test_a_directory_of_no_run_another_run_or_another_format_is_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for look in (lambda: run.info, run.load_ensemble, lambda: write_request(tmp_path, "stop")):
+        with pytest.raises(StoreError, match="no run here"):
+            look()
+    RunDir.create(tmp_path, ensemble("digits"))
     with pytest.raises(StoreError, match=r"another ensemble \('digits', not 'letters'\); choose another"):
         RunDir.create(tmp_path, ensemble("letters"))
     info = run.info
     run.events.unlink()  # with the digests
-    run.ensemble_file.write_bytes(b"cno_such_module\nthing\n.")  # is not unpickled
+    run.ensemble_file.write_bytes(b"cno_such_module\nthing\n.")
+    with pytest.raises(StoreError, match=r"no_such_module.*PYTHONPATH"):
+        run.load_ensemble()
     for format in (VERSION - 1, VERSION + 1):
         run.info_file.write_text(json.dumps(info | {"v": format}))
         for use in (run.load_ensemble, lambda: RunDir.create(tmp_path, ensemble())):
@@ -101,44 +102,13 @@ def test_a_spec_file_is_copied_and_its_code_needs_no_import_later(tmp_path: Path
     assert run.load_ensemble().recipe.model({"width": 2}) == 14  # type: ignore[union-attr]
 
 
-def test_code_that_is_not_found_is_named(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path, ensemble())
-    run.events.unlink()  # with the digests
-    run.ensemble_file.write_bytes(b"cno_such_module\nthing\n.")
-    with pytest.raises(StoreError, match=r"no_such_module.*PYTHONPATH"):
-        run.load_ensemble()
-
-
-class Counted:
-    """A stage that holds a lock."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return sample
-
-
 def test_what_cannot_be_pickled_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    lock, stages = threading.Lock(), [functools.partial(len, Counted())]
-    named = r".*<lambda> \(test_store_rundir.py, line \d+\), in recipe=, holds 'lock', a lock: cannot pickle"
-    of_object = "an object of Counted, in recipe=, holds 'lock', a lock"
-    for function, words in ((lambda params: lock, named), (lambda params: stages, of_object)):
-        recipe = Recipe(model=function, loss=len, task="classification")
-        with pytest.raises(StoreError, match=words):
-            RunDir.create(tmp_path / "run", dataclasses.replace(ensemble(), recipe=recipe))
-        assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_code_that_belongs_to_someone_else_is_not_run(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", ensemble())
-    for path in (run.ensemble_file, run.path):
-        os.chown(path, 12345, -1)
-        with pytest.raises(StoreError, match="belongs to another user"):
-            run.load_ensemble()
-        os.chown(path, os.geteuid(), -1)
-    run.load_ensemble()
+    lock = threading.Lock()
+    recipe = Recipe(model=lambda params: lock, loss=len, task="classification")
+    words = r".*<lambda> \(test_store_rundir.py, line \d+\), in recipe=, holds 'lock', a lock: cannot pickle"
+    with pytest.raises(StoreError, match=words):
+        RunDir.create(tmp_path / "run", dataclasses.replace(ensemble(), recipe=recipe))
+    assert not (tmp_path / "run").exists()
 
 
 def test_code_that_belongs_to_root_is_run_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,14 +130,15 @@ def test_code_that_belongs_to_root_is_run_by_all(tmp_path: Path, monkeypatch: py
         run.load_ensemble()
 
 
-def test_the_code_is_the_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o002)
-    try:
-        run = RunDir.create(tmp_path / "run", ensemble())
-    finally:
-        os.umask(before)
-    code = run.path / "code"
-    assert {each.stat().st_mode & 0o777 for each in (code, *code.rglob("*")) if each.is_dir()} == {0o700}
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_code_that_belongs_to_someone_else_is_not_run(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", ensemble())
+    for path in (run.ensemble_file, run.path):
+        os.chown(path, 12345, -1)
+        with pytest.raises(StoreError, match="belongs to another user"):
+            run.load_ensemble()
+        os.chown(path, os.geteuid(), -1)
+    run.load_ensemble()
 
 
 def test_what_everyone_can_write_is_refused_before_anything_starts_and_its_code_is_not_run(tmp_path: Path) -> None:
@@ -207,33 +178,6 @@ def test_code_that_a_group_can_write_is_run_only_where_the_group_is_the_owners_o
         path.chmod(mode)
 
 
-def test_a_folder_without_modes_is_refused_before_anything_is_made_there_or_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tools = [shutil.which(name) for name in ("bindfs", "fusermount")]
-    if None in tools:
-        pytest.skip("bindfs, which mounts a folder without modes, is not installed")
-    bindfs, fusermount = map(str, tools)
-    below, mounted = tmp_path / "below", tmp_path / "mounted"
-    below.mkdir()
-    mounted.mkdir()
-    mount = [bindfs, "--perms=a+rwX", "--chmod-ignore", "--chown-ignore", str(below), str(mounted)]
-    made = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if made.returncode != 0:
-        pytest.skip(f"nothing can be mounted here: {made.stderr}")
-    try:
-        with pytest.raises(StoreError, match=f"{mounted}/run can be written by everyone.*--trust-folder"):
-            RunDir.create(mounted / "run", ensemble())
-        assert not any(below.iterdir())
-        with monkeypatch.context() as trusting:
-            trusting.setenv("ENSEMBLE_TRUST_FOLDER", f"{tmp_path / 'elsewhere'}:{mounted}")
-            assert RunDir.create(mounted / "run", ensemble()).load_ensemble().name == ensemble().name
-        with pytest.raises(StoreError, match=r"can be written by everyone.*--trust-folder"):
-            RunDir(mounted / "run").load_ensemble()
-    finally:
-        subprocess.run([fusermount, "-u", str(mounted)], check=True)
-
-
 def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", ensemble())
     beside = tmp_path / "beside"
@@ -254,16 +198,36 @@ def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> N
         sys.modules.pop("planted_by_anyone", None)
 
 
-@pytest.mark.parametrize("file", ["thesis.tex", "data/mine.npy", "code/mine/a.py"])
-def test_a_directory_with_other_files_in_it_is_no_place_for_a_run(tmp_path: Path, file: str) -> None:
-    mine = tmp_path / file
-    mine.parent.mkdir(parents=True, exist_ok=True)
-    mine.touch()
-    with pytest.raises(StoreError, match=r"is no run directory and not empty \((thesis.tex|data|code)\)"):
+def test_a_directory_with_other_files_in_it_is_no_place_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "code/mine").mkdir(parents=True)
+    (tmp_path / "code/mine/a.py").touch()
+    with pytest.raises(StoreError, match=r"is no run directory and not empty \(code\)"):
         RunDir.create(tmp_path, ensemble())
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.py"]
     (tmp_path / "volume" / "lost+found").mkdir(parents=True)
     RunDir.create(tmp_path / "volume", ensemble())
+
+
+def test_a_folder_without_modes_is_refused_before_anything_is_made_there_or_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below, mounted = tmp_path / "below", tmp_path / "mounted"
+    below.mkdir()
+    mounted.mkdir()
+    mount = ["bindfs", "--perms=a+rwX", "--chmod-ignore", "--chown-ignore", str(below), str(mounted)]
+    if shutil.which("bindfs") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("bindfs, which mounts a folder without modes, is not installed or may not mount")
+    try:
+        with pytest.raises(StoreError, match=f"{mounted}/run can be written by everyone.*--trust-folder"):
+            RunDir.create(mounted / "run", ensemble())
+        assert not any(below.iterdir())
+        with monkeypatch.context() as trusting:
+            trusting.setenv("ENSEMBLE_TRUST_FOLDER", f"{tmp_path / 'elsewhere'}:{mounted}")
+            assert RunDir.create(mounted / "run", ensemble()).load_ensemble().name == ensemble().name
+        with pytest.raises(StoreError, match=r"can be written by everyone.*--trust-folder"):
+            RunDir(mounted / "run").load_ensemble()
+    finally:
+        subprocess.run(["fusermount", "-u", str(mounted)], check=True)
 
 
 def test_a_place_that_cannot_be_written_and_a_full_disk_are_said_before_training(tmp_path: Path) -> None:
@@ -273,13 +237,6 @@ def test_a_place_that_cannot_be_written_and_a_full_disk_are_said_before_training
     declared = ensemble()
     said = say_what_fails(lambda: RunDir.create(tmp_path / "run", declared), 1_000_000)
     assert said.startswith("cannot write") and os.listdir(tmp_path / "run") == []
-
-
-def test_looking_at_no_run_is_answered_clearly(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    for look in (lambda: run.info, run.load_ensemble, lambda: write_request(tmp_path, "stop")):
-        with pytest.raises(StoreError, match="no run here"):
-            look()
 
 
 def test_the_revision_names_the_commit_and_whether_files_differ(tmp_path: Path) -> None:

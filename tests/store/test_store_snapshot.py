@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,35 +91,23 @@ def of_header(content: bytes, **changes: Any) -> bytes:
     return json.dumps({**json.loads(head), **changes}).encode() + b"\n" + body
 
 
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "cut": lambda content: content[: len(content) // 2],
-    "empty": lambda content: b"",
-    "flipped": lambda content: content.replace(b"accuracy", b"occuracy", 1),
-    "newer": lambda content: of_header(content, v=99),
-    "no header": lambda content: content.partition(b"\n")[2],
-    "deep": lambda content: b"[" * 100_000,
-    "beyond the log": lambda content: of_header(content, offset=10**9),
-}
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_snapshot_is_not_used(tmp_path: Path, how: str) -> None:
+def test_a_damaged_snapshot_or_that_of_another_log_is_not_used(tmp_path: Path) -> None:
     events = a_run(1)
     run_dir = write(tmp_path, events)
     RunStatus(run_dir).save_if_grown()
-    run_dir.snapshot.write_bytes(DAMAGES[how](run_dir.snapshot.read_bytes()))
-    found = RunStatus(run_dir)
-    found._load_snapshot()
-    assert found.offset == 0 and found.state.members == {}
-    assert same(rows(RunStatus.load(run_dir)), rows_of(events))
-
-
-def test_a_snapshot_of_another_log_is_not_used(tmp_path: Path) -> None:
-    run_dir = write(tmp_path, a_run(1))
-    RunStatus(run_dir).save_if_grown()
-    events = a_run(2)
-    write(tmp_path, events)
-    assert same(rows(RunStatus.load(run_dir)), rows_of(events))
+    content = run_dir.snapshot.read_bytes()
+    damaged = [content[: len(content) // 2], b"", content.replace(b"accuracy", b"occuracy", 1), b"[" * 100_000]
+    damaged += [of_header(content, v=99), content.partition(b"\n")[2], of_header(content, offset=10**9)]
+    for snapshot in damaged:
+        run_dir.snapshot.write_bytes(snapshot)
+        found = RunStatus(run_dir)
+        found._load_snapshot()
+        assert found.offset == 0 and found.state.members == {}
+        assert same(rows(RunStatus.load(run_dir)), rows_of(events))
+    run_dir.snapshot.write_bytes(content)
+    other = a_run(2)
+    write(tmp_path, other)
+    assert same(rows(RunStatus.load(run_dir)), rows_of(other))
 
 
 def test_a_member_that_ended_and_trains_again_after_all_is_counted_right(tmp_path: Path) -> None:

@@ -239,6 +239,10 @@ def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(t
     )
     assert compare(tmp_path, "a_spec", "SEEN = {}", "SEEN = {2: 1.0}", writes)[1] == []
     assert compare(tmp_path, "a_spec", '"a": 1.0', '"a": 2.0', writes)[1] == ["a_spec.WEIGHTS"]
+    counts = '        global SMOOTHING\n        SMOOTHING += 1\n        WEIGHTS["a"] += 1\n'
+    counts = writes.replace(written, counts + "        SEEN.setdefault(1, 2)\n")
+    for old, new in (("SMOOTHING = 0.1", "SMOOTHING = None"), ('"a": 1.0', '"a": 2.0'), ("{}\n", "{1: 2}\n")):
+        assert compare(tmp_path, "a_spec", old, new, counts)[1] == []
 
 
 DECORATED = """

@@ -170,8 +170,6 @@ class Run:
         self.manager = LeaseManager(name, devices, members, limits=limits)
         self.agents: dict[str, Agent] = {}
         self.broken: set[str] = set()  # GPUs that are not offered any more
-        self.unusable: set[str] = set()  # nodes on which its agent does not start
-        self.lost = 0  # leases there
 
     @property
     def is_done(self) -> bool:
@@ -200,14 +198,12 @@ class Run:
 
     def renew(self) -> None:
         """What the executor does in each of its rounds."""
-        for name in self.manager.collect() & self.unusable:
-            self.lost += 1
-            self.manager.lose(name)
+        self.manager.collect()
         for ray_id, _ in self.manager.pop_failed():
             self.manager.rest(ray_id, REST_S)
         if self.manager.is_replan_due:
             offers = self.cluster.list_offers(on_gpus=self.devices != "cpu", agents=self.agents)
-            self.manager.set_offers(offers, self.unusable)
+            self.manager.set_offers(offers)
             self.manager.replan()
         self.manager.release_unused(list(self.list_nodes().items()))
         self.check()

@@ -120,3 +120,11 @@ def make_cluster(hosts: Any = None, **variables: str) -> Iterator[StartedCluster
     finally:
         cluster.stop()
         shutil.rmtree(short)
+
+
+@contextlib.contextmanager
+def start_head(environment: Mapping[str, str], cpus: int) -> Iterator[dict[str, str]]:
+    """A head alone, for clients in an environment of their own: yields what that needs."""
+    with make_cluster() as cluster:
+        cluster.start(variables=environment, cpus=cpus)
+        yield cluster.find_variables()

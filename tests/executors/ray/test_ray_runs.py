@@ -24,6 +24,7 @@ from ensemble import Resources
 pytestmark = pytest.mark.ray
 
 HERE = Path(__file__).parent
+STRANGER = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE.parent)])
 
@@ -40,6 +41,7 @@ def test_a_run_on_ray_shares_as_on_one_node_is_accounted_and_leaves_nothing(
     shared_memory = named_memory()
     listening: set[tuple[str, str]] = set()
     modes, tokens, commands = set[int](), set[str](), list[str]()
+    answers = list[subprocess.CompletedProcess[str]]()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of another cluster")
 
@@ -50,6 +52,12 @@ def test_a_run_on_ray_shares_as_on_one_node_is_accounted_and_leaves_nothing(
                     found = path.stat().st_mode
                     modes.update([stat.S_IMODE(found)] if stat.S_ISDIR(found) else [])
             tokens.add(os.environ["RAY_AUTH_TOKEN"])
+            if not answers:  # of its Ray to another user of this machine
+                import ray
+
+                call = [sys.executable, "-c", STRANGER, ray.get_runtime_context().gcs_address]
+                other = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+                answers.append(subprocess.run(call, env=other, capture_output=True, text=True))
             for process in find_processes_below(short):
                 try:
                     commands.append(" ".join(process.cmdline()))
@@ -82,6 +90,7 @@ def test_a_run_on_ray_shares_as_on_one_node_is_accounted_and_leaves_nothing(
     assert find_processes_below(short) == []
     assert new_named_memory(shared_memory) == set()
     assert modes == {0o700}, "Ray lets everybody write in its own directory, nobody gets there"
+    assert answers[0].returncode == 1 and "AuthenticationError" in answers[0].stderr, answers
     [token] = tokens
     assert len(token) == 64 and not any(token in command for command in commands)
     assert not (tmp_path / ".ray").exists(), "Ray would keep a token there that everybody may read"
