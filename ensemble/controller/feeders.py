@@ -36,6 +36,7 @@ class SharedStream:
         sharing: whether there are feeders.
         unshared: why there are none although the ensemble asks for them; None otherwise.
         sample_bytes: of one prepared sample.
+        repeated: samples of an epoch where each epoch has the same; 0 where they differ, or the cache keeps them.
     """
 
     def __init__(self, ensemble: Ensemble, *, spans_nodes: bool = True, is_possible: bool = True) -> None:
@@ -43,7 +44,7 @@ class SharedStream:
         self._readers: dict[str, bool] = {}
         self.sharing = is_possible and ensemble.sharing != "independent"
         self.unshared: str | None = None
-        self.sample_bytes = 1
+        self.sample_bytes, self.repeated = 1, 0
 
     def check(self) -> None:
         """Prepare one sample to learn its size, so that errors in the data are reported before training."""
@@ -52,7 +53,9 @@ class SharedStream:
         if self.sharing and self._ensemble.capacity is None:
             from pipelines.shm.ring import sample_bytes
 
-            self.sample_bytes = sample_bytes(self._ensemble.stream.fields)
+            stream = self._ensemble.stream
+            self.sample_bytes = sample_bytes(stream.fields)
+            self.repeated = len(stream) if stream.repeats and self._ensemble.cache is None else 0
 
     def _find_common(self) -> None:
         from pipelines.errors import DataOutOfReach, PipelineError, SampleError
@@ -80,15 +83,22 @@ class SharedStream:
 
 
 def choose_ring_capacity(
-    declared: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float, taken_bytes: int = 0
+    declared: int | None,
+    sample_bytes: int,
+    batch_sizes: Sequence[int],
+    memory_gb: float,
+    taken_bytes: int = 0,
+    repeated: int = 0,
 ) -> int:
     """The number of samples in a feeder's ring.
 
     Args:
-        asked: the capacity that the ensemble declares; None: four of the largest batches or what 64 MiB hold
-            (`default_capacity`), within the memory for rings, and at least two batches.
+        declared: the capacity that the ensemble declares; None: all samples where each epoch has the same, else
+            four of the largest batches or what 64 MiB hold (`default_capacity`), within the memory for rings, and
+            at least two batches.
         memory_gb: what the node offers to members beside the memory for rings (`RINGS_SHARE` of all), in GiB.
         taken_bytes: of that memory, by the rings of other cohorts.
+        repeated: see `SharedStream`.
     """
     from pipelines.order.stream import default_capacity, min_capacity
 
@@ -98,6 +108,8 @@ def choose_ring_capacity(
         return max(declared, least)
     for_rings = memory_gb * 2**30 * RINGS_SHARE / (1 - RINGS_SHARE)
     affordable = math.floor((for_rings - taken_bytes) / max(sample_bytes, 1))
+    if repeated and repeated <= affordable:
+        return max(least, repeated)
     return max(least, 2 * largest, min(default_capacity(sample_bytes, 4 * largest), affordable))
 
 
@@ -152,6 +164,7 @@ class Feeders:
                 [*(one.placement.identity.batch_size for one in cohort), self._ensemble.largest("batch_size")],
                 min(nodes[name].memory_gb for name in span),
                 max(map(self._count_ring_bytes, span)),
+                self._stream.repeated,
             )
             for name in span:
                 here = (name, start.cohort)
@@ -173,6 +186,7 @@ class Feeders:
                 batch_sizes,
                 node.memory_gb,
                 self._count_ring_bytes(node.name),
+                self._stream.repeated,
             )
             self._start(key, len(members), late=True)
         return key
