@@ -28,10 +28,10 @@ from pipelines.checks import (
     check_resident,
     check_seconds,
 )
+from pipelines.environment.machine_limits import fits_in_memory
 from pipelines.feeder.consumers import Consumers
 from pipelines.feeder.hello import Consumer
 from pipelines.feeder.listener import Listener
-from pipelines.environment.machine_limits import fits_in_memory
 from pipelines.feeder.statistics import FeederStatistics
 from pipelines.ipc import messages
 from pipelines.order.stream import Block, Stream, default_block_size, default_capacity

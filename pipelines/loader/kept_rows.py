@@ -36,7 +36,9 @@ class KeptRows(Preparer):
         if self.copies_rows and self.copy(columns, slot, indices):
             return
         begun = self._ring.stages < len(self.pipeline.stages)
-        parts = (self._ring.read_shared_part(slot) if begun else (0, None) for slot in self._slots[indices].tolist())
+        parts = (
+            self._ring.read_shared_part(slot) if begun else (0, None) for slot in self._slots[indices].tolist()
+        )
         samples = ((place, index, part[1]) for place, index, part in zip(places, indices.tolist(), parts))
         self._fill(columns, slot, epoch, samples, self._ring.stages)
 

@@ -197,8 +197,8 @@ class Loader(Resumable):
         ring = self._client
         if ring is not None and (ring.kept or ring.position <= epoch * self.reading.n + start):
             try:
-                read = self._read_kept if ring.kept and epoch else self._read_batch
-                batch = read(epoch, step, start, stop)
+                is_kept = ring.kept and epoch > 0
+                batch = (self._read_kept if is_kept else self._read_batch)(epoch, step, start, stop)
             except messages.ConnectionLost as lost:
                 self._go_on_alone(epoch, step, lost)
             else:
