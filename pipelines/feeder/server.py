@@ -28,24 +28,22 @@ from pipelines.checks import (
     check_resident,
     check_seconds,
 )
-from pipelines.environment.machine_limits import fits_in_memory
 from pipelines.feeder.consumers import Consumers
 from pipelines.feeder.hello import Consumer
 from pipelines.feeder.listener import Listener
 from pipelines.feeder.statistics import FeederStatistics
 from pipelines.ipc import messages
-from pipelines.order.stream import Block, Stream, default_block_size, default_capacity
+from pipelines.order.stream import Block, Stream, default_block_size
 from pipelines.pipeline import Pipeline
 from pipelines.providers import import_object
 from pipelines.shm import ring
-from pipelines.workers.buffers import Buffers
+from pipelines.workers.buffers import Buffers, choose_capacity
 from pipelines.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from pipelines.feeder.peers import Peers
 
 _RETRY_S = 1.0
-_LEAST_FREE = 4  # times the memory that a ring with all samples takes is half of what is free
 
 
 class Feeder:
@@ -130,11 +128,8 @@ class Feeder:
         if (peers, design, preparers) != (None, "auto", None):
             preparers = import_object("pipelines.feeder.peers:check_peers")(peers, design, preparers)
         address = None if address is None else check_path("address", address)
-        repeats = pipeline.repeats and cache is None
-        if capacity is None:
-            sample_bytes = ring.sample_bytes(pipeline.fields)
-            is_small = repeats and fits_in_memory(_LEAST_FREE * sample_bytes * len(pipeline))
-            capacity = max(2, len(pipeline)) if is_small else default_capacity(sample_bytes)
+        repeats, n = pipeline.repeats and cache is None, len(pipeline)
+        capacity = choose_capacity(pipeline, repeats=repeats) if capacity is None else capacity
         capacity = check_integer("capacity", capacity, 2)
         if block is not None:
             block = check_integer("block", block, 1, capacity, " (the capacity)")
@@ -144,8 +139,7 @@ class Feeder:
         self.pipeline = pipeline
         self.expect, self.gate_timeout_s = expect, gate_timeout_s
         self._stall_limit_s = stall_limit_s if policy == "wait" else 0.0
-        kept = len(pipeline) if repeats and capacity >= len(pipeline) else 0
-        self._stream = Stream(capacity, block, kept, max_lead=max(capacity, len(pipeline)))
+        self._stream = Stream(capacity, block, n if repeats and capacity >= n else 0, max_lead=max(capacity, n))
         self._prepared = {"prepared": 0, "resident": 0}
         self._cpu_s, self._started_at = 0.0, time.monotonic()
         self._is_gate_open = expect == 0 and peers is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy.typing as npt
 
 from pipelines.description import PipelineDescription
 from pipelines.loader.stream_client import StreamClient
-from pipelines.prepare.preparer import Preparer, warn_skipped
+from pipelines.prepare.preparer import Begun, Preparer, warn_skipped
 from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
 from pipelines.samples.poison_records import has_poison
 
@@ -33,13 +35,12 @@ class KeptRows(Preparer):
         self._slots[self._columns[INDEX][:n]] = np.arange(n)
 
     def prepare(self, columns: Columns, slot: int, epoch: int, places: Any, indices: Indices) -> None:
-        if self.copies_rows and self.copy(columns, slot, indices):
+        if self.copy(columns, slot, indices):
             return
-        begun = self._ring.stages < len(self.pipeline.stages)
-        parts = (
-            self._ring.read_shared_part(slot) if begun else (0, None) for slot in self._slots[indices].tolist()
-        )
-        samples = ((place, index, part[1]) for place, index, part in zip(places, indices.tolist(), parts))
+        samples: Iterator[Begun] = zip(places, indices.tolist(), itertools.repeat(None))
+        if self._ring.stages < len(self.pipeline.stages):
+            slots = self._slots[indices].tolist()
+            samples = ((place, *self._ring.read_shared_part(at)) for place, at in zip(places, slots, strict=True))
         self._fill(columns, slot, epoch, samples, self._ring.stages)
 
     def copy(self, columns: Columns, slot: int, indices: Indices) -> bool:

@@ -19,13 +19,14 @@ from pipelines.checks import check_function
 from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
 from pipelines.ipc import messages
-from pipelines.loader.batch import Batch, Good, ReadRange, Staging, empty_batch, find_good
+from pipelines.loader.batch import Batch, Good, ReadRange, Staging, find_good
 from pipelines.loader.copied_rows import CopiedRows
+from pipelines.loader.private_rows import complete_rows, prepare_rows
 from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.providers import import_object
-from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
+from pipelines.samples.fields import INDEX, UNREACHED
 from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class Loader(Resumable):
             )
             self._waited_s += time.perf_counter() - began
             if read is not None:
-                return self._make_batch(read[0], epoch, step, read[1])
+                return self._make_batch(*read, epoch, step)
         return self._prepare_batch(epoch, step, start, stop)
 
     def _read_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
@@ -227,11 +228,9 @@ class Loader(Resumable):
         if UNREACHED in ok:
             return None
         if ring.stages < len(self.pipeline.stages):
-            from pipelines.loader.private_stages import complete_batch
-
             own = self.reading.own(start, stop)
-            made = complete_batch(ring, self._get_preparer(), ok, epoch, (start, stop), own)
-            return None if made is None else self._make_batch(made[0], epoch, step, made[1])
+            made = complete_rows(ring, self._get_preparer(), ok, epoch, (start, stop), own)
+            return None if made is None else self._make_batch(*made, epoch, step)
         good = find_good(ok)
         if good is not None and self.pipeline.on_error == "raise":
             # Prepare it here again, to raise the original error; a transient fault may not occur again.
@@ -241,7 +240,7 @@ class Loader(Resumable):
         if good is not None:
             mine = np.flatnonzero(good[first - start : last - start])
             tensors = {name: tensor[mine] for name, tensor in tensors.items()}
-        return self._make_batch(tensors, epoch, step, good)
+        return self._make_batch(tensors, good, epoch, step)
 
     def _read_kept(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
         """The batch of an epoch after the first, of samples that the ring has kept; None if they are not used."""
@@ -302,28 +301,11 @@ class Loader(Resumable):
     def _prepare_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         preparer = self._get_preparer()
         if self._copied is not None and (rows := self._copied.read(preparer, epoch, start, stop)) is not None:
-            return self._make_batch(rows, epoch, step, None)
-        first, last = self.reading.own(start, stop)
-        skipping = self.pipeline.on_error == "skip"
-        # The size of the global batch is known only after trying all its samples, also those of weight 0.
-        low, high = (start, stop) if skipping else (first, last)
-        places, indices = np.arange(low, high), preparer.indices(epoch, low, high)
-        if self._weights is not None and not skipping:
-            is_read = weigh(self._weights, indices).numpy() != 0
-            places, indices = places[is_read], indices[is_read]
-        tensors = empty_batch(self.pipeline.fields, len(indices))
-        columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
-        if not skipping:
-            preparer.prepare(columns, 0, epoch, places.tolist(), indices)
-            return self._make_batch(tensors, epoch, step, None)
-        ok = columns[OK] = np.ones(high - low, np.uint8)
-        preparer.prepare(columns, 0, epoch, places.tolist(), indices)
-        kept = np.flatnonzero(ok[first - start : last - start] & GOOD) + (first - start)
-        if len(kept) < high - low:
-            tensors = {name: tensor[kept] for name, tensor in tensors.items()}
-        return self._make_batch(tensors, epoch, step, find_good(ok.tobytes()))
+            return self._make_batch(rows, None, epoch, step)
+        own = self.reading.own(start, stop)
+        return self._make_batch(*prepare_rows(preparer, epoch, (start, stop), own, self._weights), epoch, step)
 
-    def _make_batch(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, good: Good) -> Batch:
+    def _make_batch(self, tensors: dict[str, torch.Tensor], good: Good, epoch: int, step: int) -> Batch:
         """The batch of this rank's prepared samples, without those of weight 0.
 
         Args:

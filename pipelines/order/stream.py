@@ -33,8 +33,8 @@ class Stream:
     Attributes:
         capacity: slots in the ring.
         block_size: samples in a block, at most.
-        kept: samples of an epoch that the ring holds for good, of a pipeline whose epochs have equal samples: readers
-            take each epoch from them. 0: slots are reused.
+        kept: samples of an epoch that the ring holds for good, where all epochs have the same: readers take each
+            epoch from them. 0: slots are reused.
         max_lead: how many samples ahead of the stream a reader may wait for it; one epoch allows a reader to join
             at the next epoch.
         readers: consumer -> its range.

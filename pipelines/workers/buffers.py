@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from pipelines.description import PipelineDescription
 from pipelines.environment.machine_limits import fits_in_memory
-from pipelines.order.stream import Block, Stream
+from pipelines.order.stream import Block, Stream, default_capacity
 from pipelines.samples.fields import GOOD, ODD, OK
 from pipelines.shm import ring
+
+_LEAST_FREE = 4  # times the memory that a ring of all samples takes, of the half of what is free
 
 
 @dataclass
@@ -156,6 +158,14 @@ class Buffers:
 
     def _layout(self) -> ring.Layout:
         return ring.Layout(self._pipeline.fields, self._stream.capacity)
+
+
+def choose_capacity(pipeline: PipelineDescription, *, repeats: bool) -> int:
+    """The default capacity of a ring: all samples, if each epoch has the same and they are small."""
+    sample_bytes, n = ring.sample_bytes(pipeline.fields), len(pipeline)
+    if repeats and fits_in_memory(_LEAST_FREE * sample_bytes * n):
+        return max(2, n)
+    return default_capacity(sample_bytes)
 
 
 def _create_buffer(key: str, number: int, pipeline: PipelineDescription, capacity: int) -> Buffer:

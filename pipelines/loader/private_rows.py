@@ -1,4 +1,4 @@
-"""Applies the last stages of a member's pipeline in the member, after its feeder has applied the first."""
+"""Prepares the rows of a batch in the member: all stages, or those that its feeder has not applied."""
 
 from __future__ import annotations
 
@@ -6,18 +6,46 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.loader.batch import Good, empty_batch
-from pipelines.loader.stream_client import StreamClient
+from pipelines.loader.batch import Good, empty_batch, find_good
 from pipelines.prepare.preparer import Preparer
 from pipelines.samples.fields import FAILED, GOOD, OK, Columns
+from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:
     import torch
 
+    from pipelines.loader.stream_client import StreamClient
 
-def complete_batch(
+    Rows = tuple[dict[str, torch.Tensor], Good]
+
+
+def prepare_rows(
+    preparer: Preparer, epoch: int, whole: tuple[int, int], own: tuple[int, int], weights: Weights | None
+) -> Rows:
+    """As `complete_rows`, of samples of which nothing is prepared; those of weight 0 may be left out."""
+    skipping = preparer.pipeline.on_error == "skip"
+    # The size of the global batch is known only after trying all its samples, also those of weight 0.
+    low, high = whole if skipping else own
+    places, indices = np.arange(low, high), preparer.indices(epoch, low, high)
+    if weights is not None and not skipping:
+        is_read = weigh(weights, indices).numpy() != 0
+        places, indices = places[is_read], indices[is_read]
+    tensors = empty_batch(preparer.pipeline.fields, len(indices))
+    columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
+    if not skipping:
+        preparer.prepare(columns, 0, epoch, places.tolist(), indices)
+        return tensors, None
+    ok = columns[OK] = np.ones(high - low, np.uint8)
+    preparer.prepare(columns, 0, epoch, places.tolist(), indices)
+    kept = np.flatnonzero(ok[own[0] - low : own[1] - low] & GOOD) + (own[0] - low)
+    if len(kept) < high - low:
+        tensors = {name: tensor[kept] for name, tensor in tensors.items()}
+    return tensors, find_good(ok.tobytes())
+
+
+def complete_rows(
     ring: StreamClient, preparer: Preparer, ok: bytes, epoch: int, whole: tuple[int, int], own: tuple[int, int]
-) -> tuple[dict[str, torch.Tensor], Good] | None:
+) -> Rows | None:
     """The rows of one rank after all stages, in tensors of their own, and which of the global batch are prepared.
 
     With `on_error="skip"` every rank prepares the whole global batch, as without a feeder, to count its samples.
