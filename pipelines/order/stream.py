@@ -85,6 +85,8 @@ class Stream:
     @property
     def retained_from(self) -> int:
         """The positions from here on are needed or being written: the ring has room for `capacity` of them."""
+        if self.kept:
+            return 0
         # Not past `ready`: a worker may still be writing there, even if no reader is left.
         low = min(self.low, self.ready)
         return min(low, *(start for start, _ in self.sending)) if self.sending else low

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,24 @@ def test_a_feeder_survives_whatever_is_said_to_it(tmp_path: Path) -> None:
                 greedy.send(messages.LOOK)
         assert pipes.shared(job, feeder.address)[0] == pipes.alone(job)
         assert feeder.stats()["failure"] is None and feeder.stats()["restarts"] == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "begun skip", "ended skip numpy"])
+def test_where_each_epoch_has_the_same_samples_they_are_prepared_once_for_readers_at_any_pace(kind: str) -> None:
+    jobs = [Job(kind=kind, epochs=(0, 4)), Job(kind=kind, epochs=(2, 4), batch_size=7, start_step=3)]
+    jobs += [Job(kind=kind, epochs=(1, 3), batch_size=N, rank=rank, world=2) for rank in range(2)]
+    with Feeder(pipe(kind.replace("ended skip numpy", "begun skip")), workers=2, policy="detach") as feeder:
+        assert feeder.capacity == N
+        loader = Job(kind=kind, epochs=(0, 2), name="stands still").attach(feeder.address)
+        slow = iter(loader)
+        first = pipes.record(next(slow))
+        results = pipes.together([partial(pipes.shared, job, feeder.address) for job in jobs])
+        assert [records for records, _ in results] == [pipes.alone(job) for job in jobs]
+        assert all(counts["private_batches"] == 0 for _, counts in results)
+        assert feeder.stats()["prepared"] == N and feeder.stats()["detached"] == 0
+        late = iter(Job(kind=kind, epochs=(0, 3), name="late").attach(feeder.address))
+        batches = [pipes.record(batch) for batch in itertools.islice(late, 20)]
+    with warnings.catch_warnings(record=True):  # the feeder is gone, its samples are not
+        batches += [pipes.record(batch) for batch in late]
+        assert [first, *map(pipes.record, slow)] == pipes.alone(Job(kind=kind, epochs=(0, 2)))
+    assert batches == pipes.alone(Job(kind=kind, epochs=(0, 3)))
