@@ -81,7 +81,9 @@ def estimate_run(
     held_out = sum(len(split) for name in PREDICTED_SPLITS if (split := getattr(ensemble, name)) is not None)
     epochs = [identity.epochs for identity, _ in members]
     times = -(-count // at_once) if shares else count
-    prepared = ensemble.samples * (times * max(epochs) if shares else scale * sum(epochs)) + times * held_out
+    is_kept = shares and ensemble.cache is None and ensemble.capacity is None and ensemble.stream.repeats
+    in_all = times * (1 if is_kept else max(epochs)) if shares else scale * sum(epochs)
+    prepared = ensemble.samples * in_all + times * held_out
     prepare_cpu_s = (prepare_s or 0.0) * prepared
     cpu_s = scale * sum(row["cpu_s"] for _, row in members) + prepare_cpu_s
     work = scale * sum(row["seconds"] for _, row in members) / at_once

@@ -114,7 +114,7 @@ class Ensemble(MemberPipelines):
             samples are compared of all that another declaration's pipeline has prepared; where the first ones
             differ, before the first step, the member prepares its own batches from the start.
         prep_workers: preparation processes of a node's feeder.
-        capacity: samples in the feeder's ring; None chooses.
+        capacity: samples in the feeder's ring; None chooses: all, where no stage is random and memory holds them.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
             later epochs do not decode; None keeps nothing.
         cache_bytes: largest size of a feeder's cache; None is a quarter of the free memory, or `cache_dir_bytes`.
