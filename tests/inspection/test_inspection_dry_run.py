@@ -128,7 +128,7 @@ def test_members_on_few_cores_take_as_long_as_their_work(tmp_path: Path, monkeyp
     (row,) = found.members
     cores = found.node["cpus"]
     assert found.run["at_once"] == min(40, int(cores))
-    prepared = -(-40 // found.run["at_once"]) * (declared.samples + 300)  # once for all that train at once, for both epochs
+    prepared = -(-40 // found.run["at_once"]) * (declared.samples + 300)  # once for all that train at once
     expected = 40 * row["cpu_s"] + found.pipeline["prepare_s"] * prepared
     assert found.run["cpu_s"] == pytest.approx(expected, rel=1e-9) and found.pipeline["prepare_s"] > 0.0009
     of_time, of_work = row["seconds"] * 40 / found.run["at_once"], found.run["cpu_s"] / cores
