@@ -248,8 +248,9 @@ class Loader(Resumable):
 
         ring, n = self._client, self.reading.n
         assert ring is not None
-        self._wait(ring, epoch * n + start, n)
-        if not isinstance(self._preparer, KeptRows):
+        is_held = isinstance(self._preparer, KeptRows)  # perhaps of a feeder that has ended since
+        self._wait(ring, epoch * n + start, 0 if is_held else n)
+        if not is_held:
             if self._is_verified(ring) and not self._is_admitted(ring, 0, 0, min(n, stop - start)):
                 return None
             before = self._preparer
