@@ -173,7 +173,7 @@ def test_a_database_that_is_gone_ends_the_run_and_a_resume_goes_on(
 def test_trials_of_hyperband_share_one_stream_and_a_database_shows_them(database: Path, tmp_path: Path) -> None:
     url, run_dir = f"sqlite:///{database}", tmp_path / "run"
     search = Search({"lr": loguniform(1e-3, 1.0)}, trials=9, pruner="hyperband", storage=url, seed=5)
-    three = {"limits": {"cpus": 1.5}, "capacity": 12, "gate_timeout_s": 300.0}
+    three = {"limits": {"cpus": 1.5}, "capacity": 8, "gate_timeout_s": 300.0}
     ledger = ensemble.submit(declare(search, epochs=3, batch_size=4, **three), run_dir, "local").wait().ledger
     members, told = list(read_state(run_dir).members.values()), of_kind(run_dir, "epoch")
     assert {member.state for member in members} == {"finished", "pruned"}

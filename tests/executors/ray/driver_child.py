@@ -20,7 +20,7 @@ def nodes(sharing: str = "auto", step_s: float = 0.0, epochs: int = 4) -> Ensemb
     """Four members, two of which fit on a core."""
     members: list[Any] = [{"lr": lr, "step_s": float(step_s)} for lr in RATES]
     usual = {"gate_timeout_s": 240.0, "retries": 5, "resources": Resources(cpus_per_worker=0.4)}
-    return an_ensemble(members, epochs=int(epochs), sharing=sharing, capacity=128, **usual)
+    return an_ensemble(members, epochs=int(epochs), sharing=sharing, capacity=64, **usual)
 
 
 def spans(step_s: float = 0.0, epochs: int = 3, cpus: float = 0.4) -> Ensemble:
