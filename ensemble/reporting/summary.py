@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MOST_LINES, MOST_COLUMNS = 24, 100  # of the short form
 BEST, LEAST = 5, 3  # members that it lists; at least, where other lines can be left out for them
 #: Labels of its lines, the most important first.
-SHORT = ["combined", "stopped", "failed", "sharing", "cost", "model", "next", "report", "more", "log", "notice"]
+SHORT = ["combined", "stopped", "failed", "sharing", "cost", "more", "next", "model", "report", "log", "notice"]
 SHORT += ["Pareto front", "budget", "price", "emissions"]
 OTHERS = 3  # metrics besides the objective
 WRAPPED = 20  # columns for hyperparameters, which wrap where there is no room for more
@@ -122,8 +122,8 @@ def _next_steps(run: RunProjection, where: str) -> Iterator[Line]:
     if combined.unloadable is not None and is_finished:
         yield "model", f"it cannot be loaded as one model: {combined.unloadable}"
     elif combined.members and is_finished:
-        load = f'`ensemble.load("{where}")` in Python'
-        yield "model", f"{load}, or {format_command('export', where, 'OUT')}"
+        yield "model", f'`ensemble.load("{where}")` in Python'
+        yield "", f"{format_command('export', where, 'OUT')} writes it to a folder"
     report = os.path.join(where, "report.html")
     if os.path.exists(report):
         yield "report", report
