@@ -160,7 +160,7 @@ def _list_members(
         if any(member.state != "finished" for member in shown):
             columns.append(Column("state", [run.member_word(member) for member in shown]))
         combined = run.state.combined or NOT_COMBINED
-        split = "fold left out" if combined.out_of_fold else "valid split"
+        split = "fold left out" if combined.out_of_fold else "validation"
         split = f" ({split})" if combined.split == "test" else ""
         figures = list_columns(run, shown, {"metric": 0})
         columns = _cut([*columns, *(replace(column, head=column.head + split) for column in figures)])
