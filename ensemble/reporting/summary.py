@@ -162,7 +162,7 @@ def _list_members(
         combined = run.state.combined or NOT_COMBINED
         split = "fold left out" if combined.out_of_fold else "validation"
         split = f" ({split})" if combined.split == "test" else ""
-        figures = list_columns(run, shown, {"metric": 0})
+        figures = [one for one in list_columns(run, shown, {"metric": 0}) if {*one.cells} != {text.ABSENT}]
         columns = _cut([*columns, *(replace(column, head=column.head + split) for column in figures)])
     styles = ["dim", *("dim" if member.state in UNFINISHED else "" for member in shown)]
     styles[1:2] = ["bold"] * bool(shown)
