@@ -19,6 +19,9 @@ from benchmarks.options import option
 from benchmarks.results import Rows, Study
 from ensemble.cli import parser as cli
 from ensemble.cli.arguments import add_json_option
+from ensemble.cli.console import find_width, print_lines, write_json
+from ensemble.reporting.tables import NARROWEST, Column, lay_out
+from ensemble.reporting.text import number
 
 STUDIES = tuple(module.STUDY for module in (sc18, precision, batches, compression, fabric, fleet, what_it_buys))
 
@@ -38,19 +41,24 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(study: Study, options: argparse.Namespace) -> int:
     """Run a study, print its tables and write its rows; returns the exit status."""
-    from ensemble.cli.console import format_rows, print_lines, write_json
-
     began_s = time.monotonic()
     outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
     for title, rows in outcome.tables:
         if rows and options.json != "-":
-            print_lines(options, *[title] * bool(title), format_rows(rows))
+            columns = [make_column(name, [row[name] for row in rows]) for name in rows[0]]
+            print_lines(options, *[title] * bool(title), *lay_out(columns, find_width()))
     write_json(options, outcome.rows)
     for line in outcome.findings:
         print(line, file=sys.stderr)
     if options.record is not None:
         write_record(Path(options.record), study.name, time.monotonic() - began_s, outcome.rows)
     return 0
+
+
+def make_column(name: str, values: Sequence[object]) -> Column:
+    """A column of a table; numbers have four digits."""
+    cells = [number(value, 4) if isinstance(value, float) or value is None else str(value) for value in values]
+    return Column(name, cells, not any(isinstance(value, str) for value in values), folds_to=NARROWEST)
 
 
 def write_record(path: Path, name: str, seconds: float, rows: Rows) -> None:

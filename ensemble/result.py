@@ -51,16 +51,16 @@ class Result:
     front: list[str] = dataclasses.field(default_factory=list)
     mirror_rest: str | None = None
 
-    def summary(self, *, members: int = 20, width: int = 120) -> str:
-        """What `ensemble run` prints at its end: members, the combined model beside the best one, and costs.
+    def summary(self, *, everything: bool = False, width: int = 100) -> str:
+        """What `ensemble run` prints at its end: the best members, the combined model, what it cost, what is next.
 
         Args:
-            members: how many of them are listed at most, the best first.
-            width: columns of the text.
+            everything: all members and figures, as `ensemble summary --all` prints them.
+            width: columns of the text; without `everything` 100 at most.
         """
         from ensemble.reporting import summary_text
 
-        return summary_text(RunDir(self.run_dir), members=members, width=width)
+        return summary_text(RunDir(self.run_dir), everything=everything, width=width)
 
     def to_frame(self) -> pandas.DataFrame:
         """A DataFrame with a row for each member; its hyperparameters and metrics are columns of their own.

@@ -85,11 +85,11 @@ def test_a_request_that_was_received_is_waited_for_and_one_that_was_not_is_withd
 def test_a_result_says_as_text_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     result = ensemble.submit(an_ensemble([{"lr": 0.1}, {"lr": 0.2}], epochs=1), tmp_path, "inline").wait()
-    wide, narrow = result.summary(width=1000), result.summary(members=1, width=90)
+    wide, narrow = result.summary(everything=True, width=1000), result.summary(width=90)
     assert "\x1b" not in wide
     for words in ("member-0", "member-1", "CPU time", str(tmp_path)):
         assert words in wide
-    assert "and 1 more" in narrow and max(map(len, narrow.splitlines())) <= 90
+    assert "CPU time" not in narrow and max(map(len, narrow.splitlines())) <= 90
 
 
 def test_files_that_are_no_requests_end_no_run_and_are_answered(

@@ -27,8 +27,7 @@ def print_lines(options: argparse.Namespace, *lines: str) -> None:
 def print_styled(lines: Iterable[tuple[str, str]]) -> None:
     """Print lines, each with its style on a terminal, as rich names it."""
     if not sys.stdout.isatty():
-        for line, _ in lines:
-            print(line)
+        print(*(line for line, _ in lines), sep="\n")
         return
     from rich.text import Text
 
@@ -37,26 +36,6 @@ def print_styled(lines: Iterable[tuple[str, str]]) -> None:
     console = PlainConsole()
     for line, style in lines:
         console.print(Text(line, style), soft_wrap=True)
-
-
-def format_rows(rows: Rows) -> str:
-    """A table of rows with a column for each key."""
-    from ensemble.reporting.tables import NARROWEST, Column, lay_out
-
-    columns = []
-    for name in rows[0] if rows else ():
-        is_number = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
-        columns.append(Column(name, [format_cell(row[name]) for row in rows], is_number, folds_to=NARROWEST))
-    return "\n".join(lay_out(columns, find_width()))
-
-
-def format_cell(value: Any) -> str:
-    """A value of a table as text; numbers have four digits."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return str(value)
 
 
 def find_width() -> int | None:

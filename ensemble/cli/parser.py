@@ -41,6 +41,7 @@ COMMANDS = Providers(
         "run": "ensemble.cli.run_commands:RUN",
         "submit": "ensemble.cli.submit_command:SUBMIT",
         "status": "ensemble.cli.view_commands:STATUS",
+        "summary": "ensemble.cli.view_commands:SUMMARY",
         "nodes": "ensemble.cli.inspect_commands:NODES",
         "logs": "ensemble.cli.control_commands:LOGS",
         "stop": "ensemble.cli.control_commands:STOP",

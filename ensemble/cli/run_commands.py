@@ -248,9 +248,9 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
         show: whether a table is printed.  check: whether it is an error that results are missing.
 
     Returns:
-        The exit status: 1 if no member finished, or results could not be written; 3 if some failed, or the members
-        that finished could not be
-        combined for an error, and that was not allowed; else 75 if its mirror is not complete, and 0.
+        The exit status: 1 if no member finished, or results could not be written; 3 if some failed, or those that
+        finished could not be combined for an error, and that was not allowed; else 75 if its mirror is not
+        complete, and 0.
     """
     from ensemble.controller.unfinished import check_complete
     from ensemble.reporting import RunProjection, status_rows

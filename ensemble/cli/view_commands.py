@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ensemble.cli.arguments import Command, add_run_dir
-from ensemble.cli.console import find_width, print_lines, write_json
+from ensemble.cli.console import find_width, print_lines, print_styled, write_json
 from ensemble.cli.control_commands import POLL_S
 from ensemble.spec import SpecError
 from ensemble.store.files import format_command
@@ -49,6 +49,20 @@ def _show_status(run_dir: RunDir, options: argparse.Namespace) -> int:
     write_json(options, reporting.status_rows(run))
     if gone is not None:
         print(gone, file=sys.stderr)
+    return 0
+
+
+def show_summary(options: argparse.Namespace) -> int:
+    """Show what a run printed at its end."""
+    from ensemble.reporting import RunProjection, describe_lost_controller, status_rows
+    from ensemble.reporting.summary import summary
+    from ensemble.store import RunDir, RunStatus
+
+    status = RunStatus.load(run_dir := RunDir(options.run_dir))
+    run = RunProjection.from_status(status, describe_lost_controller(run_dir, status.state))
+    if options.json != "-":
+        print_styled(summary(run, run_dir, options.all, find_width()))
+    write_json(options, status_rows(run))
     return 0
 
 
@@ -105,5 +119,11 @@ def _add_status_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
 
 
+def _add_summary_options(parser: argparse.ArgumentParser) -> None:
+    add_run_dir(parser)
+    parser.add_argument("--all", action="store_true", help="show all members and figures, of any length")
+
+
 STATUS = Command(status, "Show the state of a run and of its members.", _add_status_options)
+SUMMARY = Command(show_summary, "Show what a run printed at its end, or all that is known.", _add_summary_options)
 FETCH = Command(fetch_run, "Bring a run back from the address to which --mirror copied it.", add_fetch_options)

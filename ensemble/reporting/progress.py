@@ -1,4 +1,4 @@
-"""Shows the live progress of a run: a table on a terminal, plain lines in a file or a pipe.
+"""Shows the live progress of a run: a table on a terminal, few plain lines in a file or a pipe.
 
 Either way it draws at most a few times a second, whatever the rate of events, so that watching a run costs it
 nothing that would show in its ledger.
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ensemble.reporting import text
 from ensemble.reporting.columns import list_columns
-from ensemble.reporting.ranking import metric
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import ATTEMPTS
-from ensemble.reporting.tables import Column, lay_out
+from ensemble.reporting.tables import NARROWEST, Column, lay_out
 from ensemble.reporting.time_left import TimeLeftEstimator, describe_time_left, fraction_done, member_epochs
 from ensemble.store.member import ENDED
 
@@ -29,7 +28,13 @@ LINES_S = 1.0  # between two bursts of plain lines
 COLUMNS = {"member": 0, "state": 0, "epoch": 0, "metric": 0, "rate": 2, "left_s": 1}  # and a bar
 BAR = 20  # columns of a bar that is full
 HEAD_LINES = 3  # at most
-BURST = 3  # changes shown line by line; of more, one line for each kind
+BURST = 3  # failures shown line by line; the others in one line
+NAMED = 8  # members in a line
+ASKED_FOR = ("paused", "stopped", "cancelled")
+# Of lines on the whole run, in a file or a pipe: the interval grows with the age of the run.
+STARTED_S = 30.0  # until the first one, where members are still starting
+LEAST_S, MOST_S = 2.0, 900.0
+PART, PART_ENDED = 0.5, 0.1  # of the age; where members have ended
 STYLES = {
     "running": "cyan",
     "placed": "dim",
@@ -109,21 +114,24 @@ class Progress:
 
 
 def head_line(state: RunState, left_s: float | None) -> str:
-    """Name, members by state, elapsed and left, best value, total rate: one line."""
+    """Name, members by state, elapsed and left, total rate, best value: one line."""
+    return " · ".join([state.name or "run", *describe_state(state, left_s)])
+
+
+def describe_state(state: RunState, left_s: float | None) -> list[str]:
+    """The parts of the head line behind the name."""
     run = RunProjection(state)
     parts = [f"{run.counts['finished']}/{run.counts.total()} finished"]
     parts += [f"{n} {name}" for name, n in run.counts.items() if name != "finished"]
     if state.combining and state.ended is None:
         parts.append(f"combining {text.count(state.combining, 'member')}")
-    times = [text.clock(state.wall_s)]
-    if left_s is not None and state.ended is None:
-        times.append(describe_time_left(left_s))
-    more = [f"{text.number(run.samples_per_s)} samples/s"] if run.samples_per_s else []
+    more = [describe_time_left(left_s)] if left_s is not None and state.ended is None else []
+    more += [f"{text.number(run.samples_per_s)} samples/s"] if run.samples_per_s else []
     if run.best is not None:
         more.append(f"best {run.best.id} {state.objective} {text.score(run.best_value)}")
     if state.waits_for:
         more.append(f"waits for {state.waits_for}")
-    return " · ".join([state.name or "run", ", ".join(parts), *times, *more])
+    return [", ".join(parts), text.clock(state.wall_s), *more]
 
 
 class _Table:
@@ -167,7 +175,8 @@ def table(
         Lines with their styles.
     """
     shown, left_out = _select_members(state, max(3, rows))
-    lines = [*((line, "bold") for line in _fold_head(head_line(state, left_s), width)), ("", "")]
+    head = Column("", [head_line(state, left_s)], folds_to=NARROWEST, most_lines=HEAD_LINES)
+    lines = [(line, "bold") for line in lay_out([head], width)[1:]] + [("", "")]
     columns = list(list_columns(RunProjection(state), shown, COLUMNS))
     columns.insert(3, Column("", ["━" * round(BAR * fraction_done(state, member)) for member in shown], spare=3))
     lines += zip(lay_out(columns, width), ["dim", *(STYLES[member.state] for member in shown)], strict=True)
@@ -178,18 +187,6 @@ def table(
     stopped = _describe_stop(state)
     if stopped is not None:
         lines.append((" · ".join(stopped), "magenta"))
-    return lines
-
-
-def _fold_head(head: str, width: int | None) -> list[str]:
-    """The head line in at most three lines, broken between its parts, where the terminal is narrower."""
-    lines = [""]
-    for part in head.split(" · "):
-        longer = f"{lines[-1]} · {part}" if lines[-1] else part
-        if width is None or len(longer) <= width or not lines[-1] or len(lines) == HEAD_LINES:
-            lines[-1] = longer
-        else:
-            lines.append(part)
     return lines
 
 
@@ -205,41 +202,34 @@ def _select_members(state: RunState, rows: int) -> tuple[list[MemberState], Coun
 
 
 class _Lines:
-    """A line for every end of an epoch and every change of a member's state; many at once become few lines."""
+    """A line for the start, each failure and what was asked for, and at growing intervals one on the whole run."""
 
     interval_s = LINES_S
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._seen: dict[str, tuple[str, int, int]] = {}
-        self._said: dict[str, str] = {}
+        self._seen: dict[str, tuple[str, int]] = {}
+        self._first_with: dict[str, str] = {}
         self._begun = self._ended = self._measuring = self._combining = False
+        self._shown_s: float | None = None  # of the run, at the last line on the whole of it
+        self._shown_ended = 0
 
     def draw(self, state: RunState, left_s: float | None) -> None:
-        at = text.clock(state.wall_s)
         lines: list[str] = []
         if not self._begun and state.name:
             self._begun = True
-            much = f"{text.count(state.declared, 'member')}, {_count_epochs(state)}"
-            lines.append(f"{state.name}: {much}, executor {state.executor}")
+            epochs = sorted({member_epochs(state, member) for member in state.members.values()} or {state.epochs})
+            much = f"{epochs[0]} to {epochs[-1]} epochs" if len(epochs) > 1 else text.count(epochs[0], "epoch")
+            what = f"{text.count(state.declared, 'member')}, {much}"
+            lines.append(f"{state.name}: {what}, executor {state.executor}")
         if state.measuring and not self._measuring:
             lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
         self._measuring = bool(state.measuring)
-        changes = [change for member in state.members.values() for change in self._collect_changes(state, member)]
-        tail = f"; {describe_time_left(left_s)}" if left_s is not None and state.ended is None else ""
-        if len(changes) <= BURST:
-            for kind, member, what, _ in changes:
-                what = what or _describe_failure(state.members[member], self._said)
-                lines.append(f"{member} {what}{tail if kind == 'epoch' else ''}")
-        else:
-            for kind in dict.fromkeys(kind for kind, *_ in changes):
-                of_kind = [change for change in changes if change[0] == kind]
-                if kind != "failed" or len(of_kind) > 1:
-                    lines.append(_join_changes(kind, [(member, short) for _, member, _, short in of_kind]))
-                if kind == "failed":
-                    first = state.members[of_kind[0][1]]
-                    lines.append(f"{first.id} {_describe_failure(first, self._said)}")
-            lines[-1] += tail
+        lines += self._describe_changes(state)
+        if self._is_due(state):
+            counts, _, *others = describe_state(state, left_s)
+            done = f"{100 * RunProjection(state).done:.0f} % trained"
+            lines.append(" · ".join([counts, done, *others]))
         if state.combining and not self._combining:
             lines.append(f"combining {text.count(state.combining, 'member')}")
         self._combining = bool(state.combining)
@@ -248,35 +238,41 @@ class _Lines:
             lines.append(" · ".join(part for part in (how, head_line(state, None), hint) if part))
         self._ended = state.ended is not None
         if lines:
-            output = "".join(f"[{at}] {text.visible(line)}\n" for line in lines)
+            output = "".join(f"[{text.clock(state.wall_s)}] {text.visible(line)}\n" for line in lines)
             encoding = self._stream.encoding or "utf-8"
             self._stream.write(output.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
 
-    def _collect_changes(self, state: RunState, member: MemberState) -> list[tuple[str, str, str, str]]:
-        """(kind, member, the line, its short form) of what is new about a member since the last burst.
+    def _is_due(self, state: RunState) -> bool:
+        """Whether it is time for a line on the whole run: sooner where members have ended since the last one."""
+        states = Counter(member.state for member in state.members.values())
+        ended, elapsed_s = sum(many for name, many in states.items() if name in ENDED), state.wall_s
+        if not states["running"]:
+            return False
+        if self._shown_s is None:
+            is_due = not states["placed"] or elapsed_s >= STARTED_S
+        else:
+            part = PART_ENDED if ended > self._shown_ended else PART
+            is_due = elapsed_s - self._shown_s >= min(max(part * self._shown_s, LEAST_S), MOST_S)
+        if is_due:
+            self._shown_s, self._shown_ended = elapsed_s, ended
+        return is_due
 
-        The line of a failure is written when it is shown.
-        """
-        present = (member.state, len(member.history), member.failures)
-        was, epochs, failures = self._seen.get(member.id, ("waiting", 0, 0))
-        self._seen[member.id] = present
-        changes = []
-        if len(member.history) > epochs:
-            done = f"{member.epoch}/{member_epochs(state, member)}"
-            value = text.score(metric(member, state.objective))
-            rate = member.history[-1].samples_per_s
-            what = f"epoch {done}: {state.objective} {value}, {text.number(rate)} samples/s"
-            skipped = member.history[-1].skipped_steps
-            what += f", {text.count(skipped, 'step')} skipped by overflow" if skipped else ""
-            changes.append(("epoch", member.id, what, f"{done} {value}"))
-        if member.failures > failures:
-            again = " (it will be tried again)" if _is_retried(member) else ""
-            changes.append(("failed", member.id, "", f"{member.reason}{again}"))
-        elif member.state != was and member.state != "placed":
-            where = f" on {member.place}" if member.state == "running" else ""
-            changes.append((member.state, member.id, member.state + where, ""))
-        return changes
+    def _describe_changes(self, state: RunState) -> list[str]:
+        """Failures, and members that were paused, stopped or cancelled, since the last look."""
+        failed: list[MemberState] = []
+        changed: dict[str, list[str]] = {}
+        for member in state.members.values():
+            was, failures = self._seen.get(member.id, ("waiting", 0))
+            self._seen[member.id] = (member.state, member.failures)
+            if member.failures > failures:
+                failed.append(member)
+            elif member.state != was and member.state in ASKED_FOR:
+                changed.setdefault(member.state, []).append(member.id)
+        lines = [f"{member.id} {_describe_failure(member, self._first_with)}" for member in failed[:BURST]]
+        if len(failed) > BURST:
+            lines.append(f"failed, too: {text.names([member.id for member in failed[BURST:]], NAMED)}")
+        return lines + [f"{how}: {text.names(members, NAMED)}" for how, members in changed.items()]
 
     def close(self) -> None:
         """Does nothing: the stream belongs to the caller."""
@@ -289,11 +285,7 @@ def _describe_stop(state: RunState) -> tuple[str, str] | None:
 
 
 def _describe_failure(member: MemberState, first_with: dict[str, str]) -> str:
-    """What the last failure was, and whether the member comes again.
-
-    Args:
-        said: members by the errors of which they were the first; an error is said once.
-    """
+    """What the last failure was, an error only of the first member that had it; and whether it is tried again."""
     after = "; it will be tried again" if _is_retried(member) else ""
     error = str(member.error)
     if (first := first_with.get(error)) is not None:
@@ -305,15 +297,3 @@ def _describe_failure(member: MemberState, first_with: dict[str, str]) -> str:
 def _is_retried(member: MemberState) -> bool:
     # When this is shown the member may have been placed again, or run.
     return member.state not in ("failed", "cancelled", "paused", "stopped")
-
-
-def _join_changes(kind: str, members: list[tuple[str, str]], most: int = 8) -> str:
-    names = text.names([f"{member} {short}".rstrip() for member, short in members], most)
-    return f"{'epochs' if kind == 'epoch' else kind}: {names}"
-
-
-def _count_epochs(state: RunState) -> str:
-    """How many epochs the members are to train, such as "5 epochs" or "5 to 20 epochs"."""
-    counts = {member_epochs(state, member) for member in state.members.values()} or {state.epochs}
-    least, most = min(counts), max(counts)
-    return text.count(most, "epoch") if least == most else f"{least} to {text.count(most, 'epoch')}"

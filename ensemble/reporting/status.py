@@ -15,7 +15,7 @@ from ensemble.reporting.sections.cost import FULL, describe_energy, knows_full_j
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
 from ensemble.reporting.sections.notices import describe, describe_early_stop, describe_remarks
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
-from ensemble.reporting.sections.training import group_causes, summarize_budget
+from ensemble.reporting.sections.training import list_failures, summarize_budget
 from ensemble.reporting.tables import lay_out
 from ensemble.store.event_log import is_locked
 from ensemble.store.files import format_command
@@ -75,18 +75,6 @@ def status_head(run: RunProjection) -> str:
     return " · ".join([state.name or "run", word, where, text.clock(state.wall_s), objective])
 
 
-def _list_failures(state: RunState, most: int = 10) -> list[str]:
-    """Why members failed, a line for each cause, the most frequent first."""
-    failed = {
-        member.id: f"{'failed' if member.state == 'failed' else 'failed before'} ({member.reason}): {member.error}"
-        for member in state.members.values()
-        if member.error
-    }
-    causes = group_causes(failed)
-    lines = [f"{text.names(members)}: {cause}" for cause, members in causes[:most]]
-    return lines + ([f"and {text.count(len(causes) - most, 'other cause')}"] if len(causes) > most else [])
-
-
 def _list_early_stops(state: RunState, most: int = 10) -> list[str]:
     """Which members stopped early, and why, a line for each."""
     lines = [
@@ -119,7 +107,7 @@ def status_notes(run: RunProjection, width: int | None = None) -> list[str]:
     has_energy = ledger.run.energy_j is not None or state.ended is not None
     notes = [
         *([ATTEMPTS] if any(member.attempts > 1 for member in state.members.values()) else []),
-        *_list_failures(state),
+        *list_failures(state.members.values(), most=10),
         *_list_early_stops(state),
         *describe_remarks(state),
         *status_gpus(state),

@@ -25,6 +25,7 @@ class Column:
         is_number: whether it is aligned on the right.
         folds_to: width down to which its texts are folded where there is no room; None: they stay in one line.
         spare: columns with a larger number are left out first where there is no room; 0: never.
+        most_lines: that a folded text has; the end of a longer one is cut off. None: as many as it needs.
     """
 
     head: str
@@ -32,6 +33,7 @@ class Column:
     is_number: bool = False
     folds_to: int | None = None
     spare: int = 0
+    most_lines: int | None = None
 
     @cached_property
     def texts(self) -> list[str]:
@@ -45,7 +47,7 @@ class Column:
 
     def list_lines(self, size: int) -> list[list[str]]:
         """The lines of each text, folded and filled up to this width."""
-        folded = ([text] if size >= self.size else _fold(text, size) for text in self.texts)
+        folded = ([text] if size >= self.size else _fold(text, size, self.most_lines) for text in self.texts)
         return [[self._fill(line, size) for line in lines] for lines in folded]
 
     def _fill(self, line: str, size: int) -> str:
@@ -108,8 +110,11 @@ def _fold_widest(sizes: list[int], columns: Sequence[Column], room: int) -> None
         sizes[widest] = max(least, min(following, sizes[widest] - 1))
 
 
-def _fold(text: str, size: int) -> list[str]:
-    """The lines of a text, each of at most `size` columns: between words, and within those that are longer."""
+def _fold(text: str, size: int, most: int | None = None) -> list[str]:
+    """The lines of a text, each of at most `size` columns: between words, and within those that are longer.
+
+    Of more than `most` lines, the last one ends with an ellipsis.
+    """
     lines, line = list[str](), ""
     for word in text.split(" "):
         while _measure(f"{line} {word}".lstrip()) > size:
@@ -119,7 +124,10 @@ def _fold(text: str, size: int) -> list[str]:
                 at = next(at for at in range(len(word), 0, -1) if at == 1 or _measure(word[:at]) <= size)
                 lines, word = [*lines, word[:at]], word[at:]
         line = f"{line} {word}".lstrip()
-    return [*lines, line]
+    lines = [*lines, line]
+    if most is None or len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], f"{_fold(lines[most - 1], size - 1)[0]}…"]
 
 
 def _measure(text: str) -> int:

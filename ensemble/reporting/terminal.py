@@ -27,12 +27,6 @@ class PlainConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
-    def render_text(self, renderable: RenderableType) -> str:
-        """Returns what it would print, without the blanks at the end of lines."""
-        with self.capture() as captured:
-            self.print(renderable)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
-
 
 class LiveLines:
     """Lines at the end of a terminal that are drawn again in their place, only by `draw`."""

@@ -224,6 +224,9 @@ def test_a_run_writes_the_rows_that_status_writes(finished: tuple[Path, Any, Pat
     assert json.loads((tmp_path / "rows.json").read_text()) == rows
     for option in (["--json", "-"], ["--json"]):
         assert json.loads(call("status", run_dir, *option).stdout) == rows
+    assert json.loads(call("summary", run_dir, "--json").stdout) == rows
+    short, whole = call("summary", run_dir).stdout, call("summary", run_dir, "--all").stdout
+    assert len(short.splitlines()) <= 24 and "CPU-seconds" in short and "CPU time" in whole and "ECE" in whole
     totals = json.loads((finished[0] / "ledger.json").read_text())["members"]
     for row, total in zip(json.loads(finished[2].read_text()), totals, strict=True):
         assert (row["cpu_s"], row["full_cpu_s"]) == (total["cpu_s"], total["full"]["cpu_s"])

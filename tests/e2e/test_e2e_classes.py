@@ -124,5 +124,8 @@ def test_members_are_evaluated_again_on_other_numbers_of_classes_and_shared_samp
         other_run = ensemble.submit(same, tmp_path / "same", executor="inline")
     said = "valid shares 36 of its 36 samples with train: members are selected"
     assert [line for line in caplog.messages if line.startswith(said)]
-    assert said in other_run.wait().summary() and said in (tmp_path / "same" / "report.html").read_text()
+    assert (
+        said in other_run.wait().summary(everything=True, width=1000)
+        and said in (tmp_path / "same" / "report.html").read_text()
+    )
     assert any(said in notice.text for notice in collect_notices(read_events(tmp_path / "same" / "events.jsonl")))

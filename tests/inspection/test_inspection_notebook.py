@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_outside_of_a_notebook_a_run_is_a_table_and_names_are_no_markup(trained:
     run = ensemble.attach(trained)
     assert "2/2" in run.wait()._repr_html_()
     for shown in (run, run.wait()):
-        lines = [line for line in repr(shown).splitlines() if "member-" in line and "finished" in line]
+        lines = [line for line in repr(shown).splitlines() if re.match(r"\S* *member-\d ", line)]
         assert len(lines) == 2 and len(repr(shown)) < 4000
     gone = ensemble.Run(RunDir(tmp_path / "gone"))
     assert "gone" in repr(gone) and "gone" in gone._repr_html_()

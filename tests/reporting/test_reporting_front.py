@@ -36,38 +36,22 @@ def test_the_front_is_what_no_other_point_dominates(points: list[tuple[float, ..
     assert [points[i] for i in front] == sorted(points[i] for i in front)
 
 
-def minimizing(*further: str, origin: str = "estimated") -> list[Event]:
-    """A search in which each second finished trial costs more than the one before."""
-    events, finished = [], 0
-    objectives = [{"name": name, "mode": "max" if name == "speed" else "min"} for name in further]
-    for event in runs.search_run():
-        if event["type"] == "run_started":
-            event |= {"further_objectives": objectives}
-        events.append(event)
-        if event["type"] == "finished":
-            event |= {"metrics": {**event["metrics"], "speed": float(finished % 4)}}
-            used = {"energy_j": 100.0 * (1 + finished % 3), "energy_origin": origin, "cpu_s": 7.5 * (1 + finished)}
-            events.append({**event, "type": "cost", "metrics": None, **used})
-            finished += 1
-    return events
-
-
 @pytest.mark.parametrize("origin", ["estimated", "attributed"])
 def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule_is(origin: str) -> None:
-    events = minimizing("energy_j", origin=origin)
+    events = runs.minimizing("energy_j", origin=origin)
     said = [each for each in collect_notices(events) if text.ESTIMATED in each.text]
     assert len(said) == (origin == "estimated")
     lines = dict(summary_lines(project(events)))
     front = front_members(fold(events))
     names = ", ".join(f"{member.id} {member.cost.energy_j:.0f} J" for member in front if member.cost)
     assert lines["Pareto front"] == f"{names} (accuracy and joules, {origin})"
-    (line,) = summarize_search(fold(minimizing("cpu_s")), ledger(events))
-    assert line[1].startswith(f"{front_members(fold(minimizing('cpu_s')))[0].id} 7.5 s, ")
+    (line,) = summarize_search(fold(runs.minimizing("cpu_s")), ledger(events))
+    assert line[1].startswith(f"{front_members(fold(runs.minimizing('cpu_s')))[0].id} 7.5 s, ")
 
 
 @pytest.mark.parametrize("direction", ["max", "min"])
 def test_a_front_of_three_objectives_names_both_and_nobody_who_violates_a_constraint(direction: str) -> None:
-    events = minimizing("cpu_s", "speed")
+    events = runs.minimizing("cpu_s", "speed")
     events[0] |= {"direction": direction}
     state, sign = fold(events), 1 if direction == "min" else -1
     judged = {
@@ -85,7 +69,7 @@ def test_a_front_of_three_objectives_names_both_and_nobody_who_violates_a_constr
     best = {"type": "finished", "member": front[0]}
     violated = [event | narrow if event.items() >= best.items() else event for event in events]
     assert front[0] not in [member.id for member in front_members(fold(violated))]
-    assert front_members(fold(minimizing())) == []
+    assert front_members(fold(runs.minimizing())) == []
 
 
 def test_a_front_of_ten_thousand_trials_is_found_in_a_moment() -> None:

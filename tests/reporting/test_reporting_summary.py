@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from kit import run_events as runs
 from kit.event_dicts import fold, ledger, project
+from kit.task_events import TASKS, task_run
 
+from ensemble.events import NOT_COMBINED
 from ensemble.reporting import describe_lost_controller, status_head, status_lines, status_notes, status_rows
-from ensemble.reporting.summary import summary
+from ensemble.reporting.summary import summary, summary_lines
 from ensemble.reporting.text import number
 from ensemble.store import EventLog, RunDir
 
@@ -28,8 +30,48 @@ def events() -> list[Event]:
     return runs.list_run()
 
 
+def lengthen(events: list[Event]) -> list[Event]:
+    """The run with a name, members, hyperparameters, errors and remarks that are longer than a line."""
+    long = "a sentence that goes on and on " * 9
+    t = events[-1]["t"]
+    remarks = [{"v": 2, "t": t, "type": "remark", "member": f"member-{n}", "text": long} for n in (1, 2)]
+    changed = {"name": long, "error": long, "params": {f"hyperparameter {n}": long for n in range(9)}}
+    wide = [e | {name: value for name, value in changed.items() if name in e} for e in (*events, *remarks)]
+    return [e | {"member": f"{e['member']}-{'x' * 80}"} if e.get("member") else e for e in wide]
+
+
+RUN = runs.list_run()
+STOP = {"v": 2, "t": runs.START + 9.0, "type": "run_stopped", "reason": "disk full"}
+KINDS = {kind: task_run(kind) for kind in TASKS} | {"a search": runs.search_run(), "begun": runs.just_started()}
+KINDS |= {"failures": RUN, "measured": runs.measured(RUN), "stopped": [*runs.list_run(until=9.0), STOP]}
+KINDS |= {"40": runs.list_run(40), "long": lengthen(runs.list_run(40)), "a front": runs.minimizing("energy_j")}
+KINDS |= {"not combined": [event for event in RUN if event["type"] != "combined"]}
+KINDS |= {"folds": [event | {"out_of_fold": True} if event["type"] == "combined" else event for event in RUN]}
+
+
+@pytest.mark.parametrize("folder", ["runs/a digit", f"/{'a long folder/' * 6}run"], ids=["near", "far"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_end_of_a_run_of_any_kind_is_24_lines_of_100_columns(kind: str, folder: str) -> None:
+    run = project(KINDS[kind])
+    lines = [line for line, _ in summary(run, Path(folder))]
+    assert len(lines) <= 24 and max(map(len, lines)) <= 100 and "\n" not in "".join(lines)
+    shown, best = "\n".join(lines), run.best
+    assert all(f"\n{label} " in shown for label in ("sharing", "cost", "more")), "whatever else leaves"
+    if best is not None:
+        assert best.id[:7] in shown and f"{run.best_value:.4f}" in shown
+        listed = len(re.findall(r"^ *\d  member-", shown, re.MULTILINE))
+        omitted = re.search(r"^and (\d+) more$", shown, re.MULTILINE)
+        assert 3 <= listed <= 5 and listed + int(omitted[1] if omitted else 0) == len(run.state.members)
+    metrics = (run.state.combined or NOT_COMBINED).metrics or {}
+    for of, words in {"ensemble": "combined (", "best": "best member ("}.items() if metrics else ():
+        value = next(iter(metrics[of].values()))
+        assert re.search(f"^{re.escape(words)}.* {value:.4f}", shown, re.MULTILINE)
+    assert ("\nfailed " in shown) == ("failed" in run.counts) and ("\nstopped " in shown) == (kind == "stopped")
+    assert not re.search(r"conformal|uncertainty|full J|ECE|95 % interval  ", shown), "that is of --all"
+
+
 def summary_text(*given: Any, width: int = 110) -> str:
-    return "\n".join(line for line, _ in summary(*given, width=width)) + "\n"
+    return "\n".join(line for line, _ in summary(*given, everything=True, width=width)) + "\n"
 
 
 @pytest.mark.parametrize(("objective", "direction", "sign"), [("accuracy", "max", -1), ("loss", "min", 1)])
@@ -46,20 +88,14 @@ def test_members_are_ranked_by_the_objective_with_failed_ones_last(
     assert f"{ranked[0].metrics[objective]:.4f}" in lines[0] and "width" in lines[0]
 
 
-def test_combined_stands_beside_the_best_and_the_mean_member(events: Any) -> None:
-    metrics, shown = fold(events).combined.metrics, summary_text(project(events))
-    begin = {"ensemble": "combined (average, 7 members)", "best": "best member", "mean": "mean of"}
-    for key, words in begin.items():
-        (line,) = [line for line in shown.splitlines() if line.startswith(words)]
-        assert all(f"{metrics[key][name]:.4f}" in line for name in ("accuracy", "nll", "ece"))
-    assert "on the test split" in shown
-
-
 def test_costs_name_reuse_roles_and_the_origin_of_the_energy(events: Any, tmp_path: Path) -> None:
     (tmp_path / "report.html").touch()
     shown = summary_text(project(events), RunDir(tmp_path))
     roles = ("starting up", "training", "preparing samples", "feeding", "orchestrating")
-    for words in (f"each was used {ledger(events).reuse.factor:.2f} times", *roles, "report.html"):
+    cpu_s = ledger(events).cpu_by_role()
+    used, alone = cpu_s["prepare"] + cpu_s["feed"], cpu_s["prepare"] * (242_100 - 4_500) / 60_000
+    saved = f"64,500 samples were prepared instead of 242,100, in {used:.1f} CPU-seconds instead of"
+    for words in (saved, f"of about {alone:.1f}", *roles, "report.html"):
         assert words in shown
     (energy,) = [line for line in shown.splitlines() if line.startswith("energy")]
     assert "estimated" in energy and "12 W per busy core" in energy and "measured" not in energy
@@ -71,7 +107,7 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any
 
     def name_it(shown: list[Event]) -> str:
         lines = " ".join(summary_text(project(shown)).split())
-        return lines.partition("bottleneck ")[2].partition("CPU time")[0].strip()
+        return lines.partition("bottleneck ")[2].partition(" cost ")[0].strip()
 
     def feed(cores: int, processes: int, node: str = "node-0", **levels: float) -> list[Event]:
         head = [e | {"cpus": cores} if e["type"] == "node" else e for e in events if e["type"] != "feeder"]
@@ -109,8 +145,8 @@ def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any)
     resumed = [*killed, again, again | {"type": "run_finished", "t": again["t"] + 5.0}]
     at_work = killed[-1]["t"] - killed[0]["t"] + 5.0
     assert fold(resumed).wall_s == pytest.approx(at_work)
-    (line,) = [x for x in summary_text(project(resumed)).splitlines() if x.startswith("wall time")]
-    assert line.split(maxsplit=2)[2] == f"{round(at_work)} s"
+    (line,) = [x for x in summary_text(project(resumed)).splitlines() if x.startswith("cost")]
+    assert line.split(maxsplit=1)[1].startswith(f"{round(at_work)} s, ")
 
 
 def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> None:
@@ -144,21 +180,6 @@ def test_members_that_do_not_differ_show_their_hyperparameters() -> None:
         rows = [line for line in lines if re.match(r" *\d +member-\d ", line)]
         assert len(rows) == members
         assert all("width 8, lr 0.5" in row for row in rows)
-
-
-def test_causes_of_failures_are_named_once() -> None:
-    failed = {"type": "failed", "reason": "error", "retry": False}
-    errors = {f"member-{n}": f"no file\nfor {min(n, 3)}" for n in range(8)}
-    events = [
-        e | failed | {"error": errors[e["member"]]} if e["type"] == "finished" else e for e in runs.list_run()
-    ]
-    text = summary_text(project(events))
-    assert re.findall(r"^(?:failed)? +(member-\d.*\(.*)$", text, re.MULTILINE) == [
-        "member-3 and 3 others (error): no file for 3",
-        "member-0 (error): no file for 0",
-        "member-1 (error): no file for 1",
-    ]
-    assert "and 2 others, for other causes: see `ensemble status`" in text
 
 
 def shown(events: list[Event], width: int) -> list[str]:
@@ -221,6 +242,8 @@ def test_failures_of_one_cause_are_one_line_and_notes_keep_to_the_width() -> Non
     first, second = [line for line in notes if "failed (error)" in line]
     assert first == f"{', '.join(names[:4])} and 1 more: failed (error): {errors[0]}"
     assert second == f"{names[5]}: failed (error): KeyError: 'image'"
+    failures = [line for line in summary_lines(project(events)) if "failed (error)" in line[1]]
+    assert failures == [("failed", first), ("", second)]
     wrapped = status_notes(project(events), 60)
     assert max(map(len, wrapped)) <= 60 and " ".join(" ".join(wrapped).split()) == " ".join(
         " ".join(notes).split()

@@ -12,13 +12,13 @@ from kit.event_dicts import fold, project, typed
 from ensemble.combine.tasks import find_math
 from ensemble.events import Combined
 from ensemble.meter import LedgerView
+from ensemble.reporting import text
 from ensemble.reporting.loggers.points import describe_end
 from ensemble.reporting.metrics.families import project as project_metrics
 from ensemble.reporting.model_figures import FIGURES, HEADLINES, compare, describe_figure, list_figures
 from ensemble.reporting.results import make_results
 from ensemble.reporting.sections.quality import describe_benefit, tabulate
 from ensemble.reporting.summary import summary
-from ensemble.reporting.text import interval
 from ensemble.spec import quantiles
 from ensemble.spec.objectives import REPORTED, infer_mode
 from ensemble.spec.split_metrics import KNOWN
@@ -26,7 +26,7 @@ from ensemble.spec.task import KINDS, Kind, Task
 
 
 def show(events: list[Any], width: int) -> str:
-    return "\n".join(line for line, _ in summary(project(events), width=width))
+    return "\n".join(line for line, _ in summary(project(events), everything=True, width=width))
 
 
 def test_a_direction_is_that_of_the_name_unless_the_run_declares_another() -> None:
@@ -82,8 +82,9 @@ def test_the_summary_has_the_figures_of_the_task_with_interval_difference_and_no
     wide, narrow = show(events, 160), show(events, 70)
     figures = compare(fold(events).combined, tasks.OBJECTIVES[kind])
     assert all(words in wide for words in ("uncertainty", "conformal", *(f.figure.heading for f in figures[:4])))
-    assert f"{figures[0].value:.4f}" in narrow and wide.count("95 % interval") == 2, "of both models"
-    assert figures[0].best_interval is not None and interval(figures[0].best_interval) in wide
+    assert f"{figures[0].value:.4f}" in narrow and wide.count("  95 % interval") == 2, "of both models"
+    assert figures[0].best_interval is not None and text.interval(figures[0].best_interval) in wide
+    assert text.score(fold(events).combined.metrics["mean"][figures[0].figure.name]) in wide
     assert ("(noise)" in wide) == any(figure.is_noise for figure in figures[:5])
     assert max(map(len, narrow.splitlines())) <= 70
 
@@ -136,13 +137,12 @@ def gain(**more: Any) -> Combined:
 
 
 CHOSEN = "3 of 6 members were chosen: "
-BETTER = f"{CHOSEN}NLL 0.0410 better (95 %: 0.0200 … 0.0600) than the best member"
-ALIKE = "two members name different classes for 2.1 % of the samples: vary architecture or data"
-CALIBRATION = "0.0100 worse than it calibrated alike: the gain is that of calibration"
-LOSS = "NLL 0.0090 worse (95 %: 0.0040 … 0.0200) than the best member; beyond noise"
-NOISE = "NLL 0.0060 better (95 %: −0.0100 … 0.0200) than the best member; within noise: no gain is shown"
-RMSE = "RMSE 0.5000 better (95 %: 0.2000 … 0.7000) than the best member; beyond noise"
-MINE = "mine 0.1000 better (95 %: 0.0500 … 0.1500) than the best member; beyond noise"
+THAN = "than the best member's (95 % interval:"
+BETTER = f"{CHOSEN}their NLL is 0.0410 better {THAN} 0.0200 to 0.0600)"
+LOSS = f"their NLL is 0.0090 worse {THAN} 0.0040 to 0.0200), more than chance"
+NOISE = f"their NLL is 0.0060 better {THAN} −0.0100 to 0.0200), which may be chance; vary the members more"
+RMSE = f"their RMSE is 0.5000 better {THAN} 0.2000 to 0.7000), more than chance"
+MINE = f"their mine is 0.1000 better {THAN} 0.0500 to 0.1500), more than chance"
 POINTS: dict[str, Any] = {"task": {"kind": "regression"}, "uncertainty": None}
 FREE: dict[str, Any] = {"task": {"kind": "free"}, "uncertainty": None}
 
@@ -150,14 +150,16 @@ FREE: dict[str, Any] = {"task": {"kind": "free"}, "uncertainty": None}
 @pytest.mark.parametrize(
     ("found", "sentence", "tone"),
     [
-        (gain(), f"{BETTER}; beyond noise", "good"),
+        (gain(), f"{BETTER}, more than chance", "good"),
         (gain(best_calibrated={"nll": 0.31}),
-         f"{BETTER}, 0.0100 better than it calibrated alike; beyond noise", "good"),
-        (gain(best_calibrated={"nll": 0.29}), f"{BETTER}, {CALIBRATION}; {ALIKE}", ""),
-        (gain(split="valid"), f"{BETTER}; these are the samples it was chosen by: a test= would tell", ""),
-        (gain(split="valid", out_of_fold=True), f"{BETTER}; beyond noise", "good"),
+         f"{BETTER}, more than chance; calibration gives 0.0310 of it", "good"),
+        (gain(best_calibrated={"nll": 0.29}),
+         f"{BETTER}, but calibration alone gains 0.0510; vary the members more", ""),
+        (gain(split="valid"),
+         f"{BETTER}, on the samples that it was chosen by: only a test split can show a gain", ""),
+        (gain(split="valid", out_of_fold=True), f"{BETTER}, more than chance", "good"),
         (combined(0.35, 0.341, (0.004, 0.02)), f"{CHOSEN}{LOSS}", "bad"),
-        (combined(0.335, 0.341, (-0.02, 0.01)), f"{CHOSEN}{NOISE}; {ALIKE}", ""),
+        (combined(0.335, 0.341, (-0.02, 0.01)), f"{CHOSEN}{NOISE}", ""),
         (combined(0.341, 0.341, (0, 0), used=1), "1 of 6 members was chosen: no gain from combining", ""),
         (combined(2.0, 2.5, (-0.7, -0.2), 6, "rmse", **POINTS), f"all 6 members were combined: {RMSE}", "good"),
         (combined(0.9, 0.8, (0.05, 0.15), name="mine", **FREE), f"{CHOSEN}{MINE}", "good"),

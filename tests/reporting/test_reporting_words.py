@@ -47,7 +47,7 @@ def split_energy(events: list[Event] = MEASURED, **part: Any) -> list[Event]:
 
 
 def summarize_run(events: list[Event]) -> str:
-    lines = (line for line, _ in summary(project(events), Path("runs/a digit"), width=300))
+    lines = (line for line, _ in summary(project(events), Path("runs/a digit"), everything=True, width=300))
     return "\n".join(" ".join(line.split()) for line in lines) + "\n"
 
 
@@ -88,25 +88,24 @@ WELL = [e for e in RUN if e.get("member") != "member-6" or e["type"] != "failed"
 WELL += [e | {"member": "member-6"} for e in WELL if e["type"] == "finished"][:1]
 LONG = "ValueError: " + "it says much " * 20  # said in full where the member fails
 ROWS = [
-    says("a run that just started", "summary", FRESH, ("none prepared yet",), ("combined", "next")),
-    says("no power source", "summary", SEARCH, ("unavailable", "and 4 more"), ("0 J",)),
+    says("a run that just started", "summary", FRESH, ("no samples are prepared yet",), ("combined", "next")),
+    says("no power source", "summary", SEARCH, ("unavailable", "member-23"), ("0 J", "more")),
     says("records", "summary", RUN, ("4 could not be prepared",), ("skipped", "0 within noise")),
     says("not combined", "summary", change("combined", **NO_FIGURES, members=[], weights={}),
          ("combined none: no class",), ("best member",)),
     says("stopped", "summary", add("run_stopped", reason="disk full", events=BEGUN),
-         ("stopped disk full; `ensemble resume 'runs/a digit'` goes on\n",)),
+         ("stopped disk full\n", "next `ensemble resume 'runs/a digit'` goes on\n")),
     says("calibrated", "summary", change("combined", intervals={"best": {"ece": [0.0, 0.0]}}),
          ("0 within noise",), ("0.0000 … 0.0000",)),
-    says("a cause", "summary", RUN, ("failed member-6 (nan): loss is nan at epoch 5, step 12",
+    says("a cause", "summary", RUN, ("failed member-6: failed (nan): loss is nan at epoch 5, step 12",
          "log `ensemble logs 'runs/a digit'"), ("(lost)",)),
-    says("a model", "summary", RUN, ("model in runs/a digit/members; `ensemble.load(",
-         "`ensemble export 'runs/a digit' OUT`", "next `ensemble resume 'runs/a digit'` tries what failed again\n",
-         "`ensemble dashboard 'runs/a digit'` shows the run")),
+    says("a model", "summary", RUN, ('model `ensemble.load("runs/a digit")` in Python\n`ensemble export ',
+         "next `ensemble resume 'runs/a digit'` tries what failed again\n")),
     says("all went well", "summary", WELL,
          ("`ensemble resume 'runs/a digit' --epochs N` trains", "to N epochs in all"), ("failed again",)),
     says("no model", "summary", change("combined", unloadable=WHY), (f"cannot be loaded as one model: {WHY}",),
          ("ensemble export",)),
-    says("no members trained", "summary", NOT_COMBINED, ("samples none were prepared", "next `ensemble dashboard"),
+    says("no members trained", "summary", NOT_COMBINED, ("sharing no samples were prepared",),
          ("model ", "ensemble resume")),
     says("no cause", "summary", runs.list_run(members=2), ("combined",), ("failed",)),
     says("joules", "status", MEASURED,

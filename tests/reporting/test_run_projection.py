@@ -89,7 +89,7 @@ def read_views(run_dir: RunDir, events: list[Event], reader: LogReader, capsys: 
 
 def check_texts(run_dir: RunDir, run: RunProjection) -> None:
     """The same figures as text: closing lines, the line of progress, a notebook's table."""
-    closing, line, table = summary_text(run_dir, members=99), head_line(run.state, None), run_html(run_dir)
+    closing, line, table = summary_text(run_dir, everything=True), head_line(run.state, None), run_html(run_dir)
     if run.used.cpu_s:
         assert f"{text.cpu(sum(run.ledger.cpu_by_role().values()))}: " in closing
     if run.used.energy_j is not None:

@@ -132,20 +132,28 @@ METHOD_WORDS = {
 }
 
 
+#: What origins of joules mean.
+ORIGIN_WORDS = {
+    "measured": "measured",
+    "attributed": "its part of what was measured",
+    "estimated": "estimated, not measured",
+}
+
+
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
-    """Returns CPU time by role, energy with what it amounts to, and wall time, where they are known."""
-    lines = []
-    roles = ledger.cpu_by_role()
+    """Returns the cost in short, then CPU time by role, and energy with what it amounts to."""
+    roles, run = ledger.cpu_by_role(), ledger.run
+    used = [f"{sum(roles.values()):,.1f} CPU-seconds"] if roles else []
+    if run.energy_j is not None:
+        used.append(f"{text.joules(run.energy_j)} ({ORIGIN_WORDS[run.origin]})")
+    lines = [("cost", ", ".join([text.duration(state.wall_s), *used]))]
     if roles:
         split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())
         lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
     lines.append(("energy", describe_energy(ledger)))
     lines += [("", split)] if (split := _describe_split(ledger)) else []
     lines += [("", FULL)] if knows_full_joules(ledger) else []
-    lines += summarize_impact(state, ledger)
-    if state.started is not None:
-        lines.append(("wall time", text.duration(state.wall_s)))
-    return lines
+    return lines + summarize_impact(state, ledger)
 
 
 def knows_full_joules(ledger: Ledger) -> bool:

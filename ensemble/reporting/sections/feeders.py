@@ -18,18 +18,30 @@ IDLE = 0.5  # workers busy for less than this share of the time do not limit the
 
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
-    """Returns samples prepared against consumed, and what held the streams up."""
-    lines = [("samples", _describe_reuse(ledger, has_ended=state.ended is not None))]
+    """Returns what sharing has saved, and what held the streams up."""
+    lines = [("sharing", _describe_reuse(ledger, has_ended=state.ended is not None))]
     return lines + [("" if number else "bottleneck", line) for number, line in enumerate(bottleneck_lines(state))]
 
 
 def _describe_reuse(ledger: Ledger, *, has_ended: bool) -> str:
-    """Returns the samples prepared and consumed as a sentence."""
+    """Returns the samples prepared and those that members used as a sentence, with the CPU time for the former,
+    and for the latter if each member prepared its own. Feeding and comparing samples is part of the sharing.
+    """
     reuse = ledger.reuse
     if not reuse.prepared:
-        return "none were prepared" if has_ended else "none prepared yet"
-    line = f"{text.number(reuse.prepared)} prepared, {text.number(reuse.consumed)} consumed"
-    line += f": each was used {reuse.factor:.2f} times" if reuse.factor is not None else ""
+        return "no samples were prepared" if has_ended else "no samples are prepared yet"
+    many = text.number(reuse.prepared)
+    if reuse.private == reuse.prepared:
+        return f"none: members prepared their own samples, {many} in all"
+    line = f"{many} samples were prepared, {text.number(reuse.consumed)} were used: nothing was saved"
+    if reuse.consumed > reuse.prepared:
+        line = f"{many} samples were prepared instead of {text.number(reuse.consumed)}"
+        shared = [row for row in ledger.rows if row.member is None and row.role in ("prepare", "feed", "verify")]
+        used_s = sum(row.cpu_s for row in shared)
+        alone_s = sum(row.cpu_s for row in shared if row.role == "prepare") * (reuse.consumed - reuse.private)
+        alone_s /= reuse.prepared - reuse.private
+        if alone_s >= 0.1:
+            line += f", in {used_s:,.1f} CPU-seconds instead of about {alone_s:,.1f}"
     if reuse.private:
         line += f" ({text.number(reuse.private)} were prepared by a member for itself)"
     return line + (f"; {text.number(reuse.skipped)} could not be prepared" if reuse.skipped else "")

@@ -6,15 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import NOT_COMBINED, Combined
+from ensemble.events import NOT_COMBINED, Combined, RunStopped
 from ensemble.reporting import text
-from ensemble.reporting.model_figures import (
-    JUDGED_BY,
-    ModelComparison,
-    Ranking,
-    compare,
-    read_task,
-)
+from ensemble.reporting.model_figures import JUDGED_BY, Ranking, compare, read_task
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.sections import Line, Table, scored
 from ensemble.spec.splits import describe_overlap
@@ -24,6 +18,8 @@ if TYPE_CHECKING:
     from ensemble.spec.task import Task
     from ensemble.store import RunState
 
+#: Where combining has not helped.
+ADVICE = "vary the members more"
 #: In a line of figures.
 MOST_FIGURES = 3
 #: What the parts of the uncertainty mean.
@@ -53,11 +49,6 @@ WORDS = {
     "normalised": "intervals in standard deviations (normalised residual)",
     "cqr": "intervals from quantiles (CQR)",
 }
-
-
-def summarize(state: RunState, ledger: Ledger) -> list[Line]:
-    """Returns lines for the closing summary, which has the figures as a table."""
-    return describe_quality(state)
 
 
 def describe_failed_combination(state: RunState) -> str | None:
@@ -112,42 +103,26 @@ def describe_benefit(combined: Combined | None, ranking: Ranking) -> tuple[str, 
     if len(used) == 1:
         return f"1 of {of} members was chosen: no gain from combining", ""
     chosen = f"all {of} members were combined" if len(used) == of else f"{len(used)} of {of} members were chosen"
-    gain = _describe_gain(comparison.value, comparison.best, comparison)
-    sentence = f"{chosen}: {comparison.figure.label} {gain} than the best member"
-    calibrated = finite_or_none((combined.best_calibrated or {}).get(comparison.figure.name))
-    alike = calibrated is None or comparison.figure.is_better(comparison.value, calibrated)
-    if calibrated is not None:
-        sentence += f", {_describe_gain(comparison.value, calibrated, comparison, None)} than it calibrated alike"
-    if combined.split == "valid" and not combined.out_of_fold:
-        return f"{sentence}; these are the samples it was chosen by: a test= would tell", ""
-    if comparison.is_noise or comparison.is_better is None:
-        return f"{sentence}; within noise: no gain is shown{_advise(combined)}", ""
-    if comparison.is_better and not alike:
-        return f"{sentence}: the gain is that of calibration{_advise(combined)}", ""
-    return f"{sentence}; beyond noise", comparison.tone
-
-
-def _describe_gain(value: float, rival: float, comparison: ModelComparison, of: str | None = "difference") -> str:
-    """`0.0782 better (95 %: 0.0279 … 0.1268)`, with the interval of the comparison unless `of` is None."""
     sign = 1 if comparison.figure.better == "higher" else -1
-    gain = sign * (value - rival)
-    flip = sign if gain >= 0 else -sign
-    bounds = sorted(flip * bound for bound in comparison.difference) if of and comparison.difference else None
-    interval = "" if bounds is None else f" (95 %: {text.interval((bounds[0], bounds[1]))})"
-    return f"{text.score(abs(gain))} {'worse' if gain < 0 else 'better'}{interval}"
+    gain, is_worse = sign * (comparison.value - comparison.best), comparison.is_better is False
+    how = "worse" if gain < 0 else "better"
+    sentence = f"{chosen}: their {comparison.figure.label} is {text.score(abs(gain))} {how} than the best member's"
+    if comparison.difference is not None:
+        low, high = sorted((sign if gain >= 0 else -sign) * bound for bound in comparison.difference)
+        sentence += f" (95 % interval: {text.score(low)} to {text.score(high)})"
+    if combined.split == "valid" and not combined.out_of_fold:
+        return f"{sentence}, on the samples that it was chosen by: only a test split can show a gain", ""
+    if comparison.is_better is None:
+        return f"{sentence}, which may be chance; {ADVICE}", ""
+    calibrated = finite_or_none((combined.best_calibrated or {}).get(comparison.figure.name))
+    alone = 0.0 if calibrated is None or is_worse else sign * (calibrated - comparison.best)
+    if calibrated is not None and not is_worse and alone >= gain:
+        return f"{sentence}, but calibration alone gains {text.score(alone)}; {ADVICE}", ""
+    part = f"; calibration gives {text.score(alone)} of it" if alone > 0 else ""
+    return f"{sentence}, more than chance{part}", comparison.tone
 
 
-def _advise(combined: Combined) -> str:
-    """What to change where members are too alike."""
-    apart = finite_or_none((combined.uncertainty or {}).get("disagreement"))
-    if apart is None or read_task(combined).kind != "classification":
-        return "; members that differ more in architecture or data may add more"
-    return (
-        f"; two members name different classes for {100 * apart:.2g} % of the samples: vary architecture or data"
-    )
-
-
-def describe_quality(state: RunState) -> list[Line]:
+def describe_quality(state: RunState, ledger: Ledger | None = None) -> list[Line]:
     """Returns why there is no combined model, or whether it helps and how sure it is: calibration, uncertainty,
     conformal sets.
     """
@@ -157,9 +132,10 @@ def describe_quality(state: RunState) -> list[Line]:
     if (why := _explain_unfinished(state)) is not None:
         return [("combined", f"none: {why}")]
     benefit, _ = describe_benefit(combined, (state.objective, state.direction))
-    reason = [f"by {combined.method}: {combined.reason}"] if combined.reason else []
-    shared = [describe_overlap(row) for row in state.header.overlap or ()]
-    lines = [benefit, *reason, *shared, *_describe_calibration(combined), *_describe_decision(combined)]
+    how = combined.reason or ("" if benefit else text.count(len(combined.members), "member"))
+    lines = [benefit, f"by {combined.method}: {how}" if how and combined.members else ""]
+    lines += [describe_overlap(row) for row in state.header.overlap or ()]
+    lines += [*_describe_calibration(combined), *_describe_decision(combined)]
     lines += _describe_uncertainty(combined)
     for name, figures in list_conformal(combined):
         words = [f"{_word(key)} {text.score(value)}" for key, value in figures.items()]
@@ -176,7 +152,7 @@ def _explain_unfinished(state: RunState) -> str | None:
     if state.ended is None or not states or states["finished"]:
         return None
     why = [f"no member finished ({', '.join(f'{many} {name}' for name, many in states.items())})"]
-    if states["pruned"]:
+    if states["pruned"] and not isinstance(state.ended, RunStopped):
         why.append("the search's pruner, or its stop=, ended them: pruner='none' or more epochs lets them finish")
     return "; ".join(why)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble.reporting import text
@@ -12,13 +12,13 @@ from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
-    from ensemble.store import RunState
+    from ensemble.store import MemberState, RunState
 
 K = TypeVar("K")
 C = TypeVar("C", bound=Hashable)
 
 MOST_ON_FRONT = 12  # named in the closing summary
-MOST_CAUSES = 3  # of failures, named in the closing summary
+MOST_CAUSES = 3  # of failures, named there
 
 
 def group_causes(failed: Mapping[K, C]) -> list[tuple[C, list[K]]]:
@@ -29,18 +29,22 @@ def group_causes(failed: Mapping[K, C]) -> list[tuple[C, list[K]]]:
     return sorted(causes.items(), key=lambda cause: -len(cause[1]))
 
 
+def list_failures(members: Iterable[MemberState], most: int) -> list[str]:
+    """Returns why members failed, a line for each cause, the most frequent first."""
+    failed = {
+        member.id: f"{'failed' if member.state == 'failed' else 'failed before'} ({member.reason}): {member.error}"
+        for member in members
+        if member.error
+    }
+    causes = group_causes(failed)
+    lines = [text.visible(" ".join(f"{text.names(ids)}: {cause}".split())) for cause, ids in causes[:most]]
+    return lines + ([f"and {text.count(len(causes) - most, 'other cause')}"] if len(causes) > most else [])
+
+
 def summarize_failures(state: RunState, ledger: Ledger) -> list[Line]:
-    """Returns a line for each cause for which members failed, the most frequent first."""
-    failed = [member for member in state.members.values() if member.state == "failed"]
-    causes = group_causes({member.id: f"({member.reason}): {member.error}" for member in failed})
-    lines = []
-    for cause, members in causes[:MOST_CAUSES]:
-        others = f" and {text.count(len(members) - 1, 'other')}" if len(members) > 1 else ""
-        lines.append(f"{members[0]}{others} {cause}")
-    if len(causes) > MOST_CAUSES:
-        omitted = sum(len(members) for _, members in causes[MOST_CAUSES:])
-        lines.append(f"and {text.count(omitted, 'other')}, for other causes: see `ensemble status`")
-    return [("" if at else "failed", text.visible(" ".join(line.split()))) for at, line in enumerate(lines)]
+    """Returns a line for each cause for which members failed."""
+    lines = list_failures((m for m in state.members.values() if m.state == "failed"), MOST_CAUSES)
+    return [("" if at else "failed", line) for at, line in enumerate(lines)]
 
 
 def summarize_budget(state: RunState, ledger: Ledger) -> list[Line]:

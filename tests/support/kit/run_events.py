@@ -122,12 +122,8 @@ def epoch_fields(rng: random.Random, i: int, epoch: int, wall: float, private: i
     metrics = {"loss": loss, "accuracy": accuracy}
     share = {"shared_batches": 40 - private, "private_batches": private, "waited_s": 0.05 + 0.1 * rng.random()}
     done = {"step": 40, "samples": 5000, "wall_s": wall, "samples_per_s": 5000 / wall, "sync_s": 0.0}
-    more = {
-        "metrics": metrics,
-        "train_loss": loss * 0.85,
-        "lr": 0.1,
-        "skipped_steps": 1 if i == 2 and not epoch else 0,
-    }
+    more = {"metrics": metrics, "train_loss": loss * 0.85, "lr": 0.1}
+    more["skipped_steps"] = 1 if i == 2 and not epoch else 0
     return more | done | share
 
 
@@ -139,14 +135,10 @@ def feeders(log: Log, epochs: int, members: int) -> None:
                 "consumed": 4950 * k * many,
                 "skipped": 2 if k > 2 else 0,
                 "restarts": 0,
-                "detached": cohort,
-                "workers": 1,
-                "capacity": 512,
-                "ring_bytes": 512 * 12_300,
-                "fullness": {"ring": 0.11, "workers": 0.97, "waiting": 0.63 if cohort == 0 else 0.08},
             }
-            for node in ("node-0",):
-                log.add(begin + 2.2 * k, "feeder", node=node, cohort=cohort, **count)
+            count |= {"detached": cohort, "workers": 1, "capacity": 512, "ring_bytes": 512 * 12_300}
+            levels = {"ring": 0.11, "workers": 0.97, "waiting": 0.63 if cohort == 0 else 0.08}
+            log.add(begin + 2.2 * k, "feeder", node="node-0", cohort=cohort, fullness=levels, **count)
 
 
 def usage_and_power(log: Log, rng: random.Random, last: float) -> None:
@@ -210,22 +202,17 @@ def combined(members: list[str]) -> dict[str, Any]:
     best = min(range(len(each)), key=lambda i: -each[i]["accuracy"])
     curves = {"ensemble": math.reliability(pooled, target), "best": math.reliability(alone[best][0], target)}
     mean = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
-    return {
-        "method": "average",
-        "declared": "average",
-        "code": None,
+    how = {"method": "average", "declared": "average", "code": None, "split": "test", "temperature": 0.6}
+    how |= {"calibration": {"method": "temperature", "value": 0.6, "reason": None}, "left_out": {}}
+    return how | {
         "candidates": members,
-        "calibration": {"method": "temperature", "value": 0.6, "reason": None},
-        "metrics": {"ensemble": math.measure(pooled, target), "best": each[best], "mean": mean},
-        "split": "test",
         "members": members,
         "weights": dict.fromkeys(members, 1 / len(members)),
-        "temperature": 0.6,
         "best_member": members[best],
+        "metrics": {"ensemble": math.measure(pooled, target), "best": each[best], "mean": mean},
         "reliability": {name: [list(point) for point in curve] for name, curve in curves.items()},
         "reason": None,
         "note": None,
-        "left_out": {},
     }
 
 
@@ -234,15 +221,8 @@ def search_run(trials: int = 24, epochs: int = 8, seed: int = 3) -> list[Event]:
     rng = random.Random(seed)
     log = Log()
     run_started(log, "sweep", "search", epochs, trials)
-    log.add(
-        0.1,
-        "node",
-        node="node-0",
-        cpus=4,
-        gpus=[],
-        memory_gb=16.0,
-        power={"source": None, "origin": "unavailable"},
-    )
+    power = {"source": None, "origin": "unavailable"}
+    log.add(0.1, "node", node="node-0", cpus=4, gpus=[], memory_gb=16.0, power=power)
     t = 0.5
     for i in range(trials):
         lr = 10 ** rng.uniform(-4, -0.5)
@@ -271,6 +251,22 @@ def search_run(trials: int = 24, epochs: int = 8, seed: int = 3) -> list[Event]:
         t = now - 2.5 if i % 2 else now - 1.0
         t = max(t, 0.5)
     return log.events()
+
+
+def minimizing(*further: str, origin: str = "estimated") -> list[Event]:
+    """A search in which each second finished trial costs more than the one before."""
+    events, finished = [], 0
+    objectives = [{"name": name, "mode": "max" if name == "speed" else "min"} for name in further]
+    for event in search_run():
+        if event["type"] == "run_started":
+            event |= {"further_objectives": objectives}
+        events.append(event)
+        if event["type"] == "finished":
+            event |= {"metrics": {**event["metrics"], "speed": float(finished % 4)}}
+            used = {"energy_j": 100.0 * (1 + finished % 3), "energy_origin": origin, "cpu_s": 7.5 * (1 + finished)}
+            events.append({**event, "type": "cost", "metrics": None, **used})
+            finished += 1
+    return events
 
 
 def just_started() -> list[Event]:

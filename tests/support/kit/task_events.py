@@ -76,27 +76,19 @@ def make_combined(task: Task, members: list[str]) -> Event:
         of: {name: [v - 0.02, v + 0.03] for name, v in metrics[of].items()} for of in ("ensemble", "best")
     }
     difference = {name: value - metrics["best"][name] for name, value in metrics["ensemble"].items()}
-    return {
-        "method": "average" if task.kind != "free" else "function",
+    how = {"method": "average" if task.kind != "free" else "function", "split": "test", "temperature": 1.0}
+    how |= {"best_calibrated": None, "reliability": None, "reason": None, "note": None, "left_out": {}}
+    how |= {"uncertainty": {"total": 0.4, "aleatoric": 0.25, "epistemic": 0.15}, "task": task.as_record()}
+    covers = {"kind": "interval", "level": 0.9, "threshold": 0.9, "coverage": 0.894, "size": 1.91}
+    return how | {
         "metrics": metrics,
-        "split": "test",
         "members": members,
         "weights": dict.fromkeys(members, 1 / len(members)),
-        "temperature": 1.0,
         "best_member": members[0],
-        "best_calibrated": None,
-        "reliability": None,
-        "reason": None,
-        "note": None,
-        "left_out": {},
-        "task": task.as_record(),
         "calibration": {"method": None, "value": 1.0, "reason": "points have no spread to calibrate"},
         "intervals": {**intervals, "difference": {n: [d - 0.03, d + 0.03] for n, d in difference.items()}},
         "noise": [name for name, value in difference.items() if abs(value) <= 0.03],
-        "uncertainty": {"total": 0.4, "aleatoric": 0.25, "epistemic": 0.15},
-        "conformal": {
-            "absolute": {"kind": "interval", "level": 0.9, "threshold": 0.9, "coverage": 0.894, "size": 1.91}
-        },
+        "conformal": {"absolute": covers},
     }
 
 
