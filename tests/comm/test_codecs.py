@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,7 @@ from kit.property_examples import examples
 from torch import Tensor
 
 from ensemble.comm.codecs import Codec, make_codec
+from ensemble.comm.codecs.common import choose_form
 from ensemble.spec.options import CODECS, COMPRESSIONS, resolve
 from pipelines.providers import Provider
 
@@ -105,6 +107,22 @@ def test_all_forms_write_the_same_bits(options: dict[str, Any], n: int) -> None:
     *_, out, added = compiled
     finite = out != codec_child.NOT_FINITE
     assert torch.equal(added[finite], 1 + out[finite])
+
+
+@pytest.mark.parametrize("name", ["qsgd4", "onebit"])
+def test_without_numba_torch_packs_the_same_bits_and_a_warning_names_the_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec, values = make_codec({"name": name}), normal(3000)
+    expected = encode(codec, values, 3)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    choose_form.cache_clear()
+    try:
+        assert codec._kernels(values).__name__.endswith("_torch")  # type: ignore[attr-defined]
+        assert torch.equal(encode(codec, values, 3), expected)
+    finally:
+        choose_form.cache_clear()
+    assert caplog.text.count("pip install 'ray-ensemble[compression]'") == 1
 
 
 @pytest.mark.parametrize("name", ["qsgd4", "onebit"])
