@@ -81,36 +81,27 @@ class SharedStream:
             self._readers[identity.member] = reads
         return self._readers[identity.member]
 
+    def choose_capacity(self, batch_sizes: Sequence[int], memory_gb: float, taken_bytes: int = 0) -> int:
+        """The number of samples in a feeder's ring.
 
-def choose_ring_capacity(
-    declared: int | None,
-    sample_bytes: int,
-    batch_sizes: Sequence[int],
-    memory_gb: float,
-    taken_bytes: int = 0,
-    repeated: int = 0,
-) -> int:
-    """The number of samples in a feeder's ring.
+        It is what the ensemble declares; without that all samples where each epoch has the same, else four of the
+        largest batches or what 64 MiB hold (`default_capacity`), within the memory for rings; two at least.
 
-    Args:
-        declared: the capacity that the ensemble declares; None: all samples where each epoch has the same, else
-            four of the largest batches or what 64 MiB hold (`default_capacity`), within the memory for rings, and
-            at least two batches.
-        memory_gb: what the node offers to members beside the memory for rings (`RINGS_SHARE` of all), in GiB.
-        taken_bytes: of that memory, by the rings of other cohorts.
-        repeated: see `SharedStream`.
-    """
-    from pipelines.order.stream import default_capacity, min_capacity
+        Args:
+            memory_gb: what the node offers to members beside the memory for rings (`RINGS_SHARE` of all), in GiB.
+            taken_bytes: of that memory, by the rings of other cohorts.
+        """
+        from pipelines.order.stream import default_capacity, min_capacity
 
-    largest = max(batch_sizes, default=1)
-    least = min_capacity(largest)
-    if declared is not None:
-        return max(declared, least)
-    for_rings = memory_gb * 2**30 * RINGS_SHARE / (1 - RINGS_SHARE)
-    affordable = math.floor((for_rings - taken_bytes) / max(sample_bytes, 1))
-    if repeated and repeated <= affordable:
-        return max(least, repeated)
-    return max(least, 2 * largest, min(default_capacity(sample_bytes, 4 * largest), affordable))
+        largest = max(batch_sizes, default=1)
+        least = min_capacity(largest)
+        if self._ensemble.capacity is not None:
+            return max(self._ensemble.capacity, least)
+        for_rings = memory_gb * 2**30 * RINGS_SHARE / (1 - RINGS_SHARE)
+        affordable = math.floor((for_rings - taken_bytes) / max(self.sample_bytes, 1))
+        if 0 < self.repeated <= affordable:
+            return max(least, self.repeated)
+        return max(least, 2 * largest, min(default_capacity(self.sample_bytes, 4 * largest), affordable))
 
 
 class Feeders:
@@ -158,13 +149,10 @@ class Feeders:
             if new and len(span) > 1:
                 self._introduce(start.cohort, [nodes[name] for name in span])
             # Equal on all nodes, because nodes send samples from one ring into the same slots of another.
-            capacity = choose_ring_capacity(
-                self._ensemble.capacity,
-                self._stream.sample_bytes,
+            capacity = self._stream.choose_capacity(
                 [*(one.placement.identity.batch_size for one in cohort), self._ensemble.largest("batch_size")],
                 min(nodes[name].memory_gb for name in span),
                 max(map(self._count_ring_bytes, span)),
-                self._stream.repeated,
             )
             for name in span:
                 here = (name, start.cohort)
@@ -180,13 +168,8 @@ class Feeders:
             return None
         if key not in self._addresses:
             batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.largest("batch_size")]
-            self._capacities[key] = choose_ring_capacity(
-                self._ensemble.capacity,
-                self._stream.sample_bytes,
-                batch_sizes,
-                node.memory_gb,
-                self._count_ring_bytes(node.name),
-                self._stream.repeated,
+            self._capacities[key] = self._stream.choose_capacity(
+                batch_sizes, node.memory_gb, self._count_ring_bytes(node.name)
             )
             self._start(key, len(members), late=True)
         return key

@@ -76,7 +76,7 @@ def dry_run(
     check_start(start)
     data, is_inline = training_data(ensemble), executor == "inline"
     node = describe_host("local", places=1 if is_inline else None, feeds=not is_inline)
-    unshared = _check_opened(start, node)
+    unshared, repeats = _check_opened(start, node)
     identities = _list_members(ensemble)
     if executor == "ray":  # which nodes they select is checked in the cluster
         identities = [dataclasses.replace(identity, nodes=None) for identity in identities]
@@ -87,7 +87,8 @@ def dry_run(
     with _make_folder() as folder:
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, notes)
     estimate_members(groups, power)
-    run = estimate_run(ensemble, groups, node, prepare_s, power, is_inline=is_inline, shares=unshared is None)
+    of_run = {"is_inline": is_inline, "shares": unshared is None, "repeats": repeats}
+    run = estimate_run(ensemble, groups, node, prepare_s, power, **of_run)
     return DryRun(
         name=ensemble.name,
         mode="search" if ensemble.search else "list",
@@ -130,8 +131,12 @@ def _read_data(ensemble: Ensemble, identity: Identity) -> list[str]:
     return notes
 
 
-def _check_opened(start: DeclaredStart, node: Node) -> str | None:
-    """What a controller checks when it starts, on this node; returns why nothing is shared, None where it is."""
+def _check_opened(start: DeclaredStart, node: Node) -> tuple[str | None, bool]:
+    """What a controller checks when it starts, on this node.
+
+    Returns:
+        Why nothing is shared, None where it is; whether what is shared is prepared once for all epochs.
+    """
     from ensemble.controller.feeders import SharedStream
     from ensemble.controller.start_steps import OpenedStart, check_start
     from ensemble.controller.starts import make_trials
@@ -147,8 +152,10 @@ def _check_opened(start: DeclaredStart, node: Node) -> str | None:
     else:  # a storage of the user's would get a study
         import_object("ensemble.search.storage:check_storage")(search.storage)
     if executor == "inline":
-        return "the inline executor trains members one after the other, each prepares its own batches"
-    return stream.unshared if stream.sharing else stream.unshared or "sharing='independent' is declared"
+        return "the inline executor trains members one after the other, each prepares its own batches", False
+    if stream.sharing:
+        return None, stream.repeated > 0
+    return stream.unshared or "sharing='independent' is declared", False
 
 
 def _check_start_weights(ensemble: Ensemble, identities: Sequence[Identity]) -> None:

@@ -60,6 +60,7 @@ def estimate_run(
     *,
     is_inline: bool,
     shares: bool,
+    repeats: bool,
 ) -> dict[str, Any]:
     """What all members take together on one node.
 
@@ -68,6 +69,7 @@ def estimate_run(
         prepare_s: CPU-seconds of preparing a sample.
         is_inline: whether members train one after the other.
         shares: whether each sample is prepared once for all members that train at once.
+        repeats: whether it is then prepared once for all epochs.
     """
     failed = next((row for row in groups if row["error"] is not None), None)
     if failed is not None:
@@ -81,8 +83,7 @@ def estimate_run(
     held_out = sum(len(split) for name in PREDICTED_SPLITS if (split := getattr(ensemble, name)) is not None)
     epochs = [identity.epochs for identity, _ in members]
     times = -(-count // at_once) if shares else count
-    is_kept = shares and ensemble.cache is None and ensemble.capacity is None and ensemble.stream.repeats
-    in_all = times * (1 if is_kept else max(epochs)) if shares else scale * sum(epochs)
+    in_all = times * (1 if repeats else max(epochs)) if shares else scale * sum(epochs)
     prepared = ensemble.samples * in_all + times * held_out
     prepare_cpu_s = (prepare_s or 0.0) * prepared
     cpu_s = scale * sum(row["cpu_s"] for _, row in members) + prepare_cpu_s

@@ -165,17 +165,13 @@ class Consumers:
                 self._look_at(consumer, consumer.words)
 
     def _look_at(self, consumer: Consumer, words: memoryview) -> None:
-        stream, released = self._stream, words[RELEASED]
-        reader = stream.readers[consumer]
-        if stream.kept and stream.ready >= stream.kept:
-            stream.release(consumer, stream.kept)  # it no longer needs this feeder
-        if released > consumer.released:
-            before = consumer.released if stream.kept else reader.position
+        before, released = consumer.released, words[RELEASED]
+        reader = self._stream.readers[consumer]
+        if released > before:
             consumer.released, consumer.last_heard = released, time.monotonic()
-            if not stream.kept:
-                stream.release(consumer, released)
+            self._stream.release(consumer, released)
             if consumer.is_counted:
-                self.consumed += self._buffers.count_good(before, released if stream.kept else reader.position)
+                self.consumed += self._buffers.count_good(before, released)
         consumer.want = words[WANT] if reader.position < reader.stop else 0
 
     # --- stalled consumers ------------------------------------------------------------------------------

@@ -72,7 +72,9 @@ class Stream:
 
     @property
     def active_readers(self) -> list[Reader]:
-        """The readers that have positions left to read; the others limit nobody."""
+        """The readers that have positions left to read; the others limit nobody. Of a complete ring none has."""
+        if self.kept and self.ready >= self.kept:
+            return []
         return [reader for reader in self.readers.values() if reader.position < reader.stop]
 
     @property

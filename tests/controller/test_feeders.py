@@ -11,7 +11,7 @@ import pytest
 
 from ensemble.controller.actions import ClearRendezvous, Log, StartFeeder, StopFeeder
 from ensemble.controller.attempt_table import AttemptTable
-from ensemble.controller.feeders import Feeders, SharedStream, choose_ring_capacity
+from ensemble.controller.feeders import Feeders, SharedStream
 from ensemble.controller.node_table import NodeTable
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule.needs import Node, Placement
@@ -132,12 +132,17 @@ def test_the_answer_to_a_start_that_was_stopped_is_not_taken_for_that_of_the_nex
 
 
 def test_a_ring_holds_what_was_asked_or_a_few_batches_within_what_a_node_keeps_for_all(tmp_path: Path) -> None:
-    assert choose_ring_capacity(5000, 100, [32], 16) == 5000
-    assert choose_ring_capacity(10, 100, [32], 16) == 36, "a batch needs a block beside it"
-    assert choose_ring_capacity(None, 3000, [32, 128], 16) == 4096
-    assert choose_ring_capacity(None, 150_000, [32, 256], 16) == 1024
-    assert choose_ring_capacity(None, 600_000, [32], 16) == 128, "four batches, not 512 as of a lone feeder"
-    assert choose_ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"
+    def choose(declared: int | None, sample_bytes: int, batch_sizes: list[int]) -> int:
+        stream = SharedStream(replace(Decided(tmp_path, "node").declared, capacity=declared))
+        stream.sample_bytes = sample_bytes
+        return stream.choose_capacity(batch_sizes, 16)
+
+    assert choose(5000, 100, [32]) == 5000
+    assert choose(10, 100, [32]) == 36, "a batch needs a block beside it"
+    assert choose(None, 3000, [32, 128]) == 4096
+    assert choose(None, 150_000, [32, 256]) == 1024
+    assert choose(None, 600_000, [32]) == 128, "four batches, not 512 as of a lone feeder"
+    assert choose(None, 100_000_000, [32]) == 64, "two batches are the least"
     decided = Decided(tmp_path, "node")
     decided.feeders._stream.sample_bytes = size = 1_150_000
     for cohort in range(5):
