@@ -187,9 +187,7 @@ def test_slurm_reads_all_directives_of_its_job_which_runs_an_example_and_keeps_i
     assert "$RAY_AUTH_TOKEN" not in text, "every user of a node sees command lines"
 
 
-def test_the_readme_names_every_file_and_rays_versions_and_the_dashboard_is_the_one_that_ray_is_given() -> (
-    None
-):
+def test_the_readme_names_every_file_and_rays_versions_and_the_dashboard_is_the_one_that_ray_is_given() -> None:
     text = (DEPLOY / "README.md").read_text()
     names = {path.name for path in DEPLOY.iterdir()} - {"README.md", "Dockerfile.dockerignore"}
     assert [name for name in names if name not in text] == []
