@@ -68,9 +68,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is()
 
 
 def test_a_run_with_any_executor_removes_what_killed_drivers_loggers_and_agents_left_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     owners, left = start_owners("ensemble-", "ensemble-logger-", "ensemble-page-", "ensemble-dry-run-")
     at_work = PrivateDirectory("ensemble-logger-", None)
     inherited = PrivateDirectory("ensemble-logger-", None)
