@@ -31,8 +31,8 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def _temporary(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All temporary files of a test lie there, and none is left."""
+def _temporary(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All temporary files of a test but those in `tmp_path` lie there, and none is left."""
     monkeypatch.setenv("TMPDIR", str(short))
     monkeypatch.setattr("tempfile.tempdir", str(short))
 
