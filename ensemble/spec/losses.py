@@ -64,7 +64,10 @@ class NamedLoss:
         Raises:
             SpecError: the batch lacks a field that is named.
         """
-        outputs = model(*(batch[name] for name in self.find_inputs(batch)))
+        return self.compute_for(model, model(*(batch[name] for name in self.find_inputs(batch))), batch)
+
+    def compute_for(self, model: Any, outputs: Any, batch: Mapping[str, Any]) -> Tensor:
+        """The loss of each sample, [b], where the model has returned these outputs for the batch."""
         is_training = getattr(model, "training", False)
         try:
             return self.compute(outputs, batch[self.target], training=is_training, model=model)
@@ -243,7 +246,9 @@ def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, model: 
     if target.is_floating_point():
         kind = str(target.dtype).removeprefix("torch.")
         raise SpecError(f"cross_entropy: the target is {kind}, and classes are integers: return int64")
-    scores = _move_classes(_widen(outputs), target, model)
+    scores = _widen(outputs)
+    if scores.dim() != 2 or target.dim() != 1:
+        scores = _move_classes(scores, target, model)
     options: dict[str, Any] = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "none"}
     losses = cross_entropy(scores, target.long(), **options)  # 0 where the target is ignored
     return losses if losses.dim() == 1 else _mean(losses, find_known(target))

@@ -45,7 +45,7 @@ class MicroBatches:
         self._accumulate = accumulate
         self._has_begun, self._is_last = False, True
         # Without accumulation a loop need not call `parts`.
-        self._part = batch if accumulate == 1 or not len(batch["index"]) else None
+        self._part = batch if accumulate == 1 or not batch["index"].shape[0] else None
 
     def parts(self) -> Iterator[Batch]:
         """Yield the micro-batches; the loop calls `backward` once for each before it continues."""

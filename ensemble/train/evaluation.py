@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from ensemble.spec.recipe import list_split_metrics
 from ensemble.spec.split_metrics import bind_fields, list_asked, name_of
 from ensemble.spec.task import Task, find_known
 from ensemble.store import PredictedRows
-from ensemble.train.call import find_target, take_fields
+from ensemble.train.call import Call, find_target, take_fields
 from ensemble.train.data import as_stored_target, describe_not_finite
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_predictions
 from ensemble.train.job import LabelError, TrainingError
@@ -37,25 +37,34 @@ if TYPE_CHECKING:
     from pipelines import Batch
 
 
-@contextlib.contextmanager
-def explaining_label_errors(
-    recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch, split: str
-) -> Iterator[None]:
-    """Raise a LabelError, which is not retried, where a loss in the block fails because a label is no class."""
-    try:
-        yield
-    except (IndexError, RuntimeError) as error:
-        describe = partial(member.describe_sample, split)
-        why = explain_label_error(recipe, model, batch, lambda index: f"Ensemble.{split}: {describe(index)}")
-        if why is None:
-            raise
+#: Bytes of outputs from which on the figures of some batches of the validation split are computed.
+_AT_ONCE = 2**18
+
+
+def raise_label_error(
+    error: Exception,
+    recipe: Recipe,
+    member: TrainContext,
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    split: str,
+    outputs: Any = None,
+) -> None:
+    """Raise a LabelError, which is not retried, where a loss has failed because a label is no class.
+
+    Args:
+        outputs: of the model for the batch; None: it is called again.
+    """
+    describe = partial(member.describe_sample, split)
+    why = explain_label_error(recipe, model, batch, lambda index: f"Ensemble.{split}: {describe(index)}", outputs)
+    if why is not None:
         raise LabelError(why) from error
 
 
 def evaluate(recipe: Recipe, member: TrainContext) -> dict[str, float]:
     """The metrics of a member after an epoch, over all samples of the validation split; the same on all ranks."""
     with contextlib.closing(_SplitRows(recipe, member)) as rows:
-        figures = member.evaluate(rows.measure)
+        figures = member._evaluator.evaluate(rows.measure, "valid", rows.measure_held)
         member.observer.agree()
         figures = rows.judge(figures)
         return {**figures, **rows.split_metrics()}
@@ -67,33 +76,46 @@ class _SplitRows:
     def __init__(self, recipe: Recipe, member: TrainContext) -> None:
         self._recipe, self._member, self._task = recipe, member, recipe.find_task()
         self._wanted = list_split_metrics(recipe, member.objective, self._task)
-        self._rows: PredictedRows = member.make_rows()
-        self._rows.fields = {name: [] for name in list_asked(recipe.split_metrics)}
-        self.close = self._rows.close
+        self._rows: PredictedRows | None = None
+        if self._wanted:
+            self._rows = member.make_rows()
+            self._rows.fields = {name: [] for name in list_asked(recipe.split_metrics)}
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
+        is_plain = recipe.predict is None and recipe.metrics is None and not list_asked(recipe.split_metrics)
+        self._plain_loss = recipe.loss if is_plain and isinstance(recipe.loss, NamedLoss) else None
+        self._held: list[tuple[Tensor, Tensor, Tensor]] = []  # outputs, targets and indices of small batches
+        self._held_bytes = 0
+
+    def close(self) -> None:
+        """Remove what was collected."""
+        if self._rows is not None:
+            self._rows.close()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Loss, figures of the task, and the recipe's own metrics of one batch: see `TrainContext.evaluate`."""
+        """Loss, figures of the task, and the recipe's own metrics: see `TrainContext.evaluate`.
+
+        Those of a small batch may follow later, with those of the next ones (`measure_held`).
+        """
         recipe, observer = self._recipe, self._member.observer
-        with (
-            observer.watching(model, batch) as first,
-            explaining_label_errors(recipe, self._member, model, batch, "valid"),
-        ):
-            if recipe.valid_loss:
-                losses = recipe.loss(model, batch)
-            elif recipe.predict is None or recipe.metrics is not None:
-                compute_outputs(recipe, model, batch, observer.seen)  # which the hook of `first` keeps
-        target = find_target(batch, recipe.target)
-        figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)} if recipe.valid_loss else {}
-        values, stored = self._predict(model, batch, first), as_stored_target(self._task, target)
-        if values is not None:
-            state = self._member._state
-            state.predictions_bytes = count_bytes(state.ensemble, self._task, values.shape[1:])
-            why = explain_layout(self._task, values, stored)
-            self._shape_mismatch = self._shape_mismatch or why or ""
-            if why is None and stored is not None:
-                figures.update(self._measure_labelled(values, stored, batch))
+        if self._plain_loss is not None and observer.seen is not None and observer.seen.reason is None:
+            inputs = self._plain_loss.find_inputs(batch)
+            if observer.seen.call == Call(tuple(inputs)):
+                outputs = model(*(batch[name] for name in inputs))
+                if self._hold(outputs, batch):
+                    return self.measure_held(model) if self._held_bytes >= _AT_ONCE else {}
+                return self._measure_plain(model, batch, outputs)
+        losses = None
+        try:
+            with observer.watching(model, batch) as first:
+                if recipe.valid_loss:
+                    losses = recipe.loss(model, batch)
+                elif recipe.predict is None or recipe.metrics is not None:
+                    compute_outputs(recipe, model, batch, observer.seen)  # which the hook of `first` keeps
+        except (IndexError, RuntimeError) as error:
+            raise_label_error(error, recipe, self._member, model, batch, "valid")
+            raise
+        figures = self._measure_values(model, batch, losses, first)
         if recipe.metrics is not None:
             own = recipe.metrics(first.output(), batch)
             if not isinstance(own, Mapping):
@@ -105,13 +127,64 @@ class _SplitRows:
                 )
             self._names -= own.keys()
             figures.update(own)
-        if self._wanted and values is not None:
+        return figures
+
+    def _hold(self, outputs: Any, batch: Batch) -> bool:
+        """Keep outputs and target of a small batch for `measure_held`; returns whether they are kept."""
+        target = find_target(batch, self._recipe.target)
+        if type(outputs) is not Tensor or target is None or outputs.nbytes + target.nbytes > _AT_ONCE // 2:
+            return False
+        if self._held and any(
+            (now.dtype, now.shape[1:]) != (before.dtype, before.shape[1:])
+            for now, before in zip((outputs, target), self._held[0], strict=False)
+        ):
+            return False
+        self._held.append((outputs.clone(), target.clone(), batch["index"].clone()))  # they may be views of input
+        self._held_bytes += outputs.nbytes + target.nbytes
+        return True
+
+    def measure_held(self, model: nn.Module) -> dict[str, Any]:
+        """The figures of the batches that were held back: once for all, as many small operations cost more."""
+        if not self._held:
+            return {}
+        outputs, target, index = map(torch.cat, zip(*self._held, strict=True))
+        self._held, self._held_bytes = [], 0
+        return self._measure_plain(model, {self._recipe.target: target, "index": index}, outputs)
+
+    def _measure_plain(self, model: nn.Module, batch: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
+        """The figures of a loss by name, of the model's outputs."""
+        loss, losses = self._plain_loss, None
+        assert loss is not None
+        if self._recipe.valid_loss:
+            try:
+                losses = loss.compute_for(model, outputs, batch)
+            except (IndexError, RuntimeError) as error:
+                raise_label_error(error, self._recipe, self._member, model, batch, "valid", outputs)
+                raise
+        return self._measure_values(model, batch, losses, FirstCall(is_seen=True, returned=outputs))
+
+    def _measure_values(
+        self, model: nn.Module, batch: Mapping[str, Any], losses: Any, first: FirstCall
+    ) -> dict[str, Any]:
+        """Loss and figures of the task; what metrics of the whole split need is collected."""
+        recipe = self._recipe
+        target = find_target(batch, recipe.target)
+        figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)} if recipe.valid_loss else {}
+        values, stored = self._predict(model, batch, first), as_stored_target(self._task, target)
+        if values is not None:
+            state = self._member._state
+            state.predictions_bytes = count_bytes(state.ensemble, self._task, values.shape[1:])
+            why = explain_layout(self._task, values, stored)
+            self._shape_mismatch = self._shape_mismatch or why or ""
+            if why is None and stored is not None:
+                figures.update(self._measure_labelled(values, stored, batch))
+        if self._rows is not None and values is not None:
             self._rows.tail = TAILS.get(self._task.kind)
             self._rows.add_fields(take_fields(batch, self._rows.fields))
             self._rows.add(values.float().cpu(), batch["index"].cpu(), None if stored is None else stored.cpu())
         return figures
 
-    def _measure_labelled(self, values: Tensor, target: Tensor, batch: Batch) -> dict[str, Any]:
+    def _measure_labelled(self, values: Tensor, target: Tensor, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The figures of a batch; none where its targets are no labels."""
         if (wrong := find_wrong_stored_label(self._task, target)) is not None:
             where = self._member.describe_sample("valid", int(batch["index"][wrong[0]]))
@@ -123,7 +196,7 @@ class _SplitRows:
         self._names |= figures.keys()
         return figures
 
-    def _predict(self, model: nn.Module, batch: Batch, first: FirstCall) -> Tensor | None:
+    def _predict(self, model: nn.Module, batch: Mapping[str, Any], first: FirstCall) -> Tensor | None:
         """The predictions; None where those of a free task do not follow from the outputs."""
         recipe, observer = self._recipe, self._member.observer
         try:
@@ -161,13 +234,13 @@ class _SplitRows:
 
         Those that these predictions leave undefined are NaN.
         """
-        wanted, member = self._wanted, self._member
-        if not wanted or "valid" not in member.splits:
+        wanted, member, own = self._wanted, self._member, self._rows
+        if own is None or "valid" not in member.splits:
             return {}
         if self._shape_mismatch:
             raise OutputError(describe_unmeasured(self._recipe, wanted, self._shape_mismatch))
         with contextlib.closing(member.make_rows()) as together:
-            rows = gather_predictions(member.comm, self._rows, together)
+            rows = gather_predictions(member.comm, own, together)
 
             def compute_metrics() -> dict[str, float]:
                 values, _, target = rows.arrays()

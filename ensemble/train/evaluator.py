@@ -41,8 +41,14 @@ class Evaluator:
         self._kept_bytes = 0  # of this rank's predictions of the splits so far
         state.data.on_resident_wait = state.report_progress
 
-    def evaluate(self, measure: Measure, split: str) -> dict[str, float]:
-        """See `TrainContext.evaluate`."""
+    def evaluate(
+        self, measure: Measure, split: str, complete: Callable[[nn.Module], Mapping[str, Any]] | None = None
+    ) -> dict[str, float]:
+        """See `TrainContext.evaluate`.
+
+        Args:
+            complete: called at the end for what `measure` has held back.
+        """
         state = self._state
         if state.is_own_loop:
             state.forward = measure
@@ -54,6 +60,9 @@ class Evaluator:
                 with state.precision.autocast():
                     values = measure(model, batch)
                 means.add(values, len(batch["index"]))
+            if complete is not None:
+                with state.precision.autocast():
+                    means.add(complete(model), 0)
         return means.over_all(state.comm)
 
     @contextlib.contextmanager

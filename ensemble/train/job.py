@@ -220,10 +220,7 @@ class Inbox:
 
     def poll(self) -> Command | None:
         """The next command; None if there is none now."""
-        try:
-            return self._queue.get_nowait()
-        except queue.Empty:
-            return None
+        return None if self._queue.empty() else self._queue.get()
 
     def wait(self) -> Command:
         """Block until there is a command, and return it."""

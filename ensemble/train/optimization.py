@@ -141,7 +141,7 @@ class Optimization:
         if losses is None:
             self._sync.send(command, None)
             return
-        size = len(batch["index"])
+        size = batch["index"].shape[0]
         if losses.shape != (size,):
             raise TrainingError(
                 f"the loss must be one value per sample, [{size}], got a tensor of shape {list(losses.shape)}: "

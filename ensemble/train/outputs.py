@@ -232,7 +232,11 @@ def _shape_points(points: Tensor, seen: Observation | None) -> Tensor:
 
 
 def explain_label_error(
-    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, Tensor], describe_sample: Callable[[int], str]
+    recipe: Recipe,
+    model: torch.nn.Module,
+    batch: Mapping[str, Tensor],
+    describe_sample: Callable[[int], str],
+    outputs: Any = None,
 ) -> str | None:
     """The first label of this batch for which the model has no class, as an error message; None if there is none.
 
@@ -246,7 +250,7 @@ def explain_label_error(
         return None
     try:
         with torch.no_grad():
-            outputs = check_scores(compute_outputs(recipe, model, batch))
+            outputs = check_scores(compute_outputs(recipe, model, batch) if outputs is None else outputs)
             axis = find_class_axis(tuple(outputs.shape), tuple(target.shape))
     except Exception:  # a failure before the model returned has nothing to do with labels
         return None

@@ -12,7 +12,7 @@ from ensemble.spec import Recipe, SpecError
 from ensemble.spec.functions import takes_steps_per_epoch
 from ensemble.spec.losses import remember_class_axis
 from ensemble.spec.recipe import apply_recipe_options
-from ensemble.train.evaluation import evaluate, explaining_label_errors
+from ensemble.train.evaluation import evaluate, raise_label_error
 from ensemble.train.job import TrainingError
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
@@ -38,8 +38,11 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     member.validate_by(lambda: evaluate(recipe, member))
 
     def compute_loss(model: nn.Module, batch: Batch) -> dict[str, Any]:
-        with explaining_label_errors(recipe, member, model, batch, "train"):
+        try:
             return {"loss": recipe.loss(model, batch)}
+        except (IndexError, RuntimeError) as error:
+            raise_label_error(error, recipe, member, model, batch, "train")
+            raise
 
     member._state.forward = compute_loss
     loss = member.wrap_loss(recipe.loss)
@@ -51,8 +54,12 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         for batch in member.batches():
             for part in member.parts(batch):
                 member.observer.begin(model, part)
-                with member.autocast(), explaining_label_errors(recipe, member, model, part, "train"):
-                    losses = loss(model, part)
+                try:
+                    with member.autocast():
+                        losses = loss(model, part)
+                except (IndexError, RuntimeError) as error:
+                    raise_label_error(error, recipe, member, model, part, "train")
+                    raise
                 member.observer.end()
                 member.backward(losses)
             member.step()

@@ -37,10 +37,11 @@ class TrainingSteps:
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's batches of the epoch in training, each of which gets its step."""
-        state, optimization = self._state, self._state.optimization
+        state, optimization, every = self._state, self._state.optimization, self._state.identity.validate_every
         for batch in state.data.epoch(state.at.epoch, state.collate):
             self._life.begin()
-            self._validate_where_due()
+            if every:
+                self._validate_where_due(every)
             before = state.global_step
             if state.gpu_busy is not None:
                 state.gpu_busy.begin()
@@ -51,7 +52,7 @@ class TrainingSteps:
             state.micro_batches = MicroBatches(batch, state.identity.accumulate)
             if state.is_own_loop:
                 state.observer.begin(optimization.model, batch)
-            if len(batch["index"]):
+            if batch["index"].shape[0]:
                 yield batch
             else:
                 self.backward(None)
@@ -60,10 +61,10 @@ class TrainingSteps:
                 why = "for each batch of member.batches(); a loop with optimizer.step() reads member.dataloader()"
                 raise TrainingError(f"member.step() must be called exactly once {why}")
 
-    def _validate_where_due(self) -> None:
+    def _validate_where_due(self, every: int) -> None:
         """Evaluate the member within its epoch, also after a resume from before it, but not twice."""
-        every, state, at = self._state.identity.validate_every, self._state, self._state.at
-        is_place = bool(every) and 0 < at.step < state.steps_per_epoch and state.global_step % every == 0
+        state, at = self._state, self._state.at
+        is_place = 0 < at.step < state.steps_per_epoch and state.global_step % every == 0
         if not is_place or (at.validations and at.validations[-1][0] == at.step):
             return
         if self.validate is None:

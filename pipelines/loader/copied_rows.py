@@ -39,7 +39,8 @@ class CopiedRows:
             columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
             if not preparer.copy(columns, 0, preparer.indices(epoch, start, end)):
                 return None
-            cuts = (slice(at, at + size) for at in range(0, end - start, size))
-            self._ahead = deque({name: tensor[cut] for name, tensor in tensors.items()} for cut in cuts)
+            pieces = (tensor.split(size) for tensor in tensors.values())  # type: ignore[no-untyped-call]
+            parts = zip(*pieces, strict=True)
+            self._ahead = deque(dict(zip(tensors, part, strict=True)) for part in parts)
         self._next = epoch, stop
         return self._ahead.popleft()  # none is given twice: its reader may write into it

@@ -178,7 +178,7 @@ class Loader(Resumable):
                 self._has_begun = self._counts["batches"] > self._batches_before  # else this was no pass
                 raise
             self._counts["batches"] += 1
-            self._counts["samples"] += len(batch[INDEX])
+            self._counts["samples"] += batch[INDEX].shape[0]
             self._counts["skipped"] += skipped
             self._counts["private_skipped"] += skipped if self._counts["private_batches"] > private else 0
             self._next = (epoch, step + 1)

@@ -14,6 +14,7 @@ import ctypes
 import functools
 import hashlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ Words = npt.NDArray[np.uint64]
 
 # With fewer rounds, orders of small sources are not equally likely; these take a fifth of a microsecond a sample.
 _ROUNDS = 16
+_TABLE = 2**13  # values of which the network is computed at once
 
 
 # Of splitmix64, as arrays: numpy converts a scalar anew at each call.
@@ -47,10 +49,13 @@ def permute(values: Words, n: int, *key: str | int) -> Words:
         return values
     bits = (n - 1).bit_length()
     keys = _round_keys(*key)
-    values = _apply_feistel(values, bits, keys)
+    apply: Callable[[Words], Words] = functools.partial(_apply_feistel, bits=bits, keys=keys)
+    if 1 << bits <= _TABLE and len(values) * 4 > n:  # the network of all values once, then it is looked up
+        apply = apply(np.arange(1 << bits, dtype=np.uint64)).__getitem__
+    values = apply(values)
     outside = np.flatnonzero(values >= n)
     while outside.size:
-        values[outside] = _apply_feistel(values[outside], bits, keys)
+        values[outside] = apply(values[outside])
         outside = outside[values[outside] >= n]
     return values
 

@@ -443,3 +443,28 @@ def test_what_is_no_scale_is_refused() -> None:
     ):
         with pytest.raises(SpecError, match=says):
             Recipe(**{"model": len, "loss": "mse", "target_scale": (0.0, 1.0), **options})
+
+
+class Raw(nn.Module):
+    """A model whose outputs are a view of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.shift if self.training else x[:, :3]
+
+
+def test_figures_of_small_batches_are_those_of_the_saved_predictions(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, label = rng.normal(size=(400, 3)).astype(np.float32), rng.integers(0, 3, 400)
+    train, valid = (Pipeline(split) for split in sources.arrays(x=x, label=label).split(0.5, seed=0))
+    listed: dict[str, Any] = {"members": [{"lr": 1e-6}], "epochs": 1, "batch_size": 8}
+    recipe = Recipe(model=lambda params: Raw(), loss="cross_entropy")
+    declared = Ensemble(name="raw", recipe=recipe, train=train, valid=valid, **listed)
+    best = ensemble.submit(declared, tmp_path / "run", "inline").wait().best
+    saved = load_predictions(RunDir(tmp_path / "run").predictions(best["member"]), "valid")
+    likely = saved.values[np.arange(len(saved.target)), saved.target]
+    assert best["metrics"]["loss"] == pytest.approx(-np.log(likely).mean(), rel=1e-6)
+    assert best["metrics"]["accuracy"] == np.mean(saved.values.argmax(axis=1) == saved.target)
