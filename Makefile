@@ -109,7 +109,7 @@ dist: $(TESTS_READY)
 	$(BIN)/python -m build --no-isolation .
 
 # Every version with its hashes, of an installation with all extras but those for development and documentation.
-LOCKED := tensorboard mlflow wandb serve data torchvision notebook lightning transformers
+LOCKED := compression tensorboard mlflow wandb serve data torchvision notebook lightning transformers
 lock: $(TESTS_READY)
 	$(BIN)/uv pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal --python-version 3.11 \
 	  --generate-hashes --no-annotate --quiet \

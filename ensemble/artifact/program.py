@@ -22,6 +22,7 @@ from torch.export import Dim, ExportedProgram
 from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.preprocessing import Input
 from ensemble.combine import CombineError
+from ensemble.train.compilation import remove_empty
 
 Batch = dict[str, Tensor]
 Outputs = Tensor | Mapping[str, Tensor]
@@ -132,6 +133,7 @@ def silence() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
+        remove_empty()
 
 
 def _name_varying_axes(field: str, tensor: Input) -> dict[int, Any]:
@@ -188,11 +190,9 @@ def load_program(path: Path, device: str | torch.device = "cpu") -> nn.Module:
         except ArtifactError:
             raise
         except Exception as error:  # of zipfile, json or torch, whose errors share no class
-            reason = " ".join(str(error).split())
-            raise ArtifactError(
-                f"{path} cannot be read: {type(error).__name__}: {reason[:120]}; it is damaged, or was written by "
-                "another version of torch: export it again"
-            ) from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            advice = "it is damaged, or was written by another version of torch: export it again"
+            raise ArtifactError(f"{path} cannot be read: {reason}; {advice}") from error
     if torch.device(device).type != "cpu":
         from torch.export.passes import move_to_device_pass
 

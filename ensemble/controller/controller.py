@@ -166,7 +166,7 @@ class Controller:
         if (performer := getattr(self, "performer", None)) is not None:
             performer.reducer.close()
         self.executor.close()
-        remove_empty(self.run_dir.path)
+        remove_empty(self.run_dir.path / "compiled")
         if self.observers is not None:
             self.observers.close()
         self.events.close()

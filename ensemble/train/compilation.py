@@ -1,10 +1,8 @@
-"""Compiles the model of a member by torch.compile; kernels are kept with the run, whose next start finds them.
-
-Needs no torch, but where a model is compiled.
-"""
+"""Compiles the model of a member by torch.compile; kernels are kept with the run, whose next start finds them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -21,8 +19,8 @@ from pipelines.environment.processor import read_processor
 _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 #: Of /proc/cpuinfo: what a compiler makes use of.
 _OF_PROCESSOR = ("model name", "flags", "CPU implementer", "CPU part", "Features")
-#: Variables that were set here, for the member in training, with their values.
-_set_here: dict[str, str] = {}
+#: Variables that were set here, for the member in training: to what, and what they were.
+_set_here: dict[str, tuple[str, str | None]] = {}
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +36,8 @@ def compile_forward(model: Any, options: Mapping[str, Any], run_dir: Path) -> No
 
     release_caches()
     for variable, folder in name_kernel_caches(run_dir).items():
-        os.environ[variable] = _set_here[variable] = folder
+        _set_here[variable] = (folder, os.environ.get(variable))
+        os.environ[variable] = folder
     # torch limits how often it compiles one function, and members before this one in the process may share it.
     torch.compiler.reset()
     model.forward = torch.compile(model.forward, mode=options["name"], backend=options["backend"])
@@ -47,9 +46,10 @@ def compile_forward(model: Any, options: Mapping[str, Any], run_dir: Path) -> No
 def release_caches() -> None:
     """Leave the environment as it was before `compile_forward`: the process may be the user's, or train others."""
     while _set_here:
-        variable, value = _set_here.popitem()
-        if os.environ.get(variable) == value:
+        variable, (folder, earlier) = _set_here.popitem()
+        if os.environ.get(variable) == folder:
             del os.environ[variable]
+            os.environ.update({variable: earlier} if earlier else {})
 
 
 def name_kernel_caches(run_dir: Path) -> dict[str, str]:
@@ -65,8 +65,7 @@ def name_kernel_caches(run_dir: Path) -> dict[str, str]:
     except (OSError, StoreError) as error:
         log.warning("compiled kernels are not kept with the run: %s", error)
         return {}
-    unnamed = [variable for variable in _FOLDERS if find_folder(variable) is None]
-    return {variable: str(folder / _name_processor() / _FOLDERS[variable]) for variable in unnamed}
+    return {name: str(folder / _name_processor() / _FOLDERS[name]) for name in _FOLDERS if not find_folder(name)}
 
 
 def find_folder(variable: str) -> str | None:
@@ -79,12 +78,12 @@ def find_folder(variable: str) -> str | None:
     return None if is_default else folder
 
 
-def remove_empty(run_dir: Path) -> None:
-    """Remove the folder of a run for which nothing was compiled."""
-    try:
-        (run_dir / "compiled").rmdir()
-    except OSError:  # there is none, or it has kernels
-        return
+def remove_empty(*folders: Path) -> None:
+    """Remove the folders, and those that PyTorch makes where it keeps kernels by default, that are empty."""
+    unnamed = [os.environ[name] for name in _FOLDERS if name in os.environ and find_folder(name) is None]
+    for folder in (*folders, *map(Path, unnamed)):
+        with contextlib.suppress(OSError):  # there is none, or it has kernels
+            folder.rmdir()
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ensemble.comm.reductions import mix_integers
+from ensemble.train.compilation import remove_empty
 
 _CPU = torch.device("cpu")
 
@@ -41,10 +42,7 @@ def step_seed(seed: int, rank: int, step: int) -> int:
 
 @contextlib.contextmanager
 def process_settings(threads: int, device: torch.device) -> Iterator[None]:
-    """Run the block with this many torch threads on this device, then restore threads and generators.
-
-    Restoring matters to the inline executor, which trains in the user's process.
-    """
+    """Run the block with this many torch threads on this device; then leave the process, the user's, as it was."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     if device.type == "cuda":
@@ -54,6 +52,7 @@ def process_settings(threads: int, device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+        remove_empty()
 
 
 @contextlib.contextmanager

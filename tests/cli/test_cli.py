@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from unittest.mock import Mock
 
 import pytest
 from kit.event_dicts import fold, read_events
-from kit.leftovers import wait_until
+from kit.leftovers import find_processes_below, named_memory, new_named_memory, wait_until
 from kit.run_events import list_run, write_run
 
 from ensemble.cli import demo
@@ -405,6 +406,39 @@ def test_a_run_whose_controller_was_killed_can_be_looked_at_and_not_asked(tmp_pa
     assert "is gone" in refused("pause", run_dir)
     assert list((run_dir / "requests").iterdir()) == []
     assert call("report", run_dir).stdout.strip() == str(run_dir / "report.html")
+
+
+@pytest.mark.more
+def test_commands_leave_nothing_behind_and_a_run_removes_what_a_killed_one_left(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, local = named_memory(), ("--executor", "local")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a path short enough for sockets
+        for name in ("TMPDIR", "HOME"):
+            monkeypatch.setenv(name, folder)
+        commands: list[tuple[object, ...]] = [
+            ("run", spec, "--dry-run", "--executor", "inline"),
+            ("run", spec, "--run-dir", "one", "--executor", "inline"),
+            ("run", spec, "--run-dir", "two", *local, "--set", "one_broken=true", "--allow-failed"),
+            ("resume", "two", "--allow-failed"),
+            ("export", "one", "artifact"),
+            ("predict", "one", "--split", "valid", "--out", "values.parquet"),
+            *((name, "one") for name in ("status", "logs", "verify", "report")),
+            ("compare", "one", "two"),
+            ("doctor",),
+        ]
+        for command in commands:
+            done = launch(*command, cwd=tmp_path)
+            assert (done.returncode, os.listdir(folder)) == (0, []), (command, done.stderr)
+        killed = tmp_path / "killed"
+        words = [*ENSEMBLE, "run", spec, "--run-dir", killed, *local, "--set", "epochs=100000"]
+        with subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL) as driver:
+            wait_until(lambda: any(history(killed)), "an epoch")
+            driver.kill()
+        wait_until(lambda: find_processes_below(Path(folder)) == [], "the end of its processes")
+        assert os.listdir(folder) != []
+        assert launch("run", spec, "--run-dir", "after", *local, cwd=tmp_path).returncode == 0
+        assert os.listdir(folder) == [] and new_named_memory(before) == set()
 
 
 def test_without_a_gpu_the_demo_says_in_one_line_what_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,7 @@ from kit.property_examples import examples
 from torch import Tensor
 
 from ensemble.comm.codecs import Codec, make_codec
+from ensemble.comm.codecs.common import choose_form
 from ensemble.spec.options import CODECS, COMPRESSIONS, resolve
 from pipelines.providers import Provider
 
@@ -105,6 +107,15 @@ def test_all_forms_write_the_same_bits(options: dict[str, Any], n: int) -> None:
     *_, out, added = compiled
     finite = out != codec_child.NOT_FINITE
     assert torch.equal(added[finite], 1 + out[finite])
+
+
+def test_without_numba_torch_is_taken_and_a_warning_names_the_extra(monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    choose_form.cache_clear()
+    kernels = [make_codec({"name": name})._kernels(normal(9)) for name in ("qsgd4", "onebit")]  # type: ignore
+    choose_form.cache_clear()
+    assert [module.__name__.rpartition("_")[2] for module in kernels] == ["torch"] * 2
+    assert caplog.text.count("pip install 'ray-ensemble[compression]'") == 1
 
 
 @pytest.mark.parametrize("name", ["qsgd4", "onebit"])

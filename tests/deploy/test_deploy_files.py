@@ -42,16 +42,21 @@ def gibibytes(quantity: str) -> float:
     return int(found[1]) / {"Mi": 1024, "Gi": 1}[found[2]]
 
 
-def test_the_image_copies_only_what_exists_in_pinned_versions_and_runs_as_an_ordinary_user() -> None:
+def test_the_image_copies_only_what_exists_has_the_locks_versions_and_runs_as_an_ordinary_user() -> None:
     text = re.sub(r"(?m)^#.*\n", "", (DEPLOY / "Dockerfile").read_text()).replace("\\\n", " ")
     lines = [line.split() for line in text.splitlines() if line.strip()]
     sources = [word for line in lines if line[0] == "COPY" for word in line[1:-1]]
     assert {"pipelines", "ensemble", "examples"} <= set(sources)
     assert [name for name in sources if not (ROOT / name).exists()] == []
     installs = [" ".join(line) for line in lines if line[0] == "RUN" and "install" in line and "pip" in line]
-    of_torch, of_all = installs[:2]
-    assert "--no-deps --index-url" in of_torch and "grep ^torch== constraints.txt" in of_torch
-    assert "-c constraints.txt" in of_all
+    of_lock, of_package = installs
+    assert "--no-deps --index-url" in of_lock and of_lock.endswith("--require-hashes -r requirements.lock")
+    assert "--no-deps --no-build-isolation . && pip check" in of_package
+    awk = ["awk", of_lock.split("'")[3], DEPLOY / "requirements.lock"]
+    without_torch = subprocess.run(awk, capture_output=True, text=True, check=True).stdout
+    names = set(re.findall(r"(?m)^([\w-]+)==", without_torch))
+    assert {"numpy", "nvidia-ml-py", "ray", "torchmetrics"} <= names and "sha256:" in without_torch
+    assert not {"torch", "torchvision", "triton", "cuda-toolkit", "nvidia-nccl-cu13"} & names
     assert not any("extra-index-url" in line for line in installs), "whoever claims the highest version would win"
     assert re.fullmatch(r"python:3\.11-slim@sha256:[0-9a-f]{64}", lines[0][1])
     assert [line[1] for line in lines if line[0] == "USER"][-1] not in ("root", "0")
@@ -182,10 +187,12 @@ def test_slurm_reads_all_directives_of_its_job_which_runs_an_example_and_keeps_i
     assert "$RAY_AUTH_TOKEN" not in text, "every user of a node sees command lines"
 
 
-def test_the_readme_speaks_of_every_file_and_the_dashboard_is_the_one_that_ray_is_given() -> None:
+def test_the_readme_names_every_file_and_rays_versions_and_the_dashboard_is_the_one_that_ray_is_given() -> None:
     text = (DEPLOY / "README.md").read_text()
     names = {path.name for path in DEPLOY.iterdir()} - {"README.md", "Dockerfile.dockerignore"}
     assert [name for name in names if name not in text] == []
+    [ray] = re.findall(r'"(ray\[default\][^"]+)"', (ROOT / "pyproject.toml").read_text())
+    assert f"`{ray}`" in text, "the versions of Ray that it may be"
     dashboard = DEPLOY / "grafana" / "ensemble.json"
     assert dashboard.read_text() == DASHBOARD.read_text()
     assert not dashboard.is_symlink(), "it is to be mounted and downloaded alone"

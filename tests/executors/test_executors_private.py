@@ -31,8 +31,8 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def _temporary(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All temporary files of a test lie there, and none is left."""
+def _temporary(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All temporary files of a test but those in `tmp_path` lie there, and none is left."""
     monkeypatch.setenv("TMPDIR", str(short))
     monkeypatch.setattr("tempfile.tempdir", str(short))
 
@@ -68,9 +68,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is()
 
 
 def test_a_run_with_any_executor_removes_what_killed_drivers_loggers_and_agents_left_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     owners, left = start_owners("ensemble-", "ensemble-logger-", "ensemble-page-", "ensemble-dry-run-")
     at_work = PrivateDirectory("ensemble-logger-", None)
     inherited = PrivateDirectory("ensemble-logger-", None)

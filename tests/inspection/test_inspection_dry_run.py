@@ -68,7 +68,7 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
     assert torch.equal(generator, torch.get_rng_state()) and torch.get_num_threads() == threads
     assert list(tmp_path.iterdir()) == []
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= children
-    assert not list(temporary.glob("ensemble-*"))
+    assert not list(temporary.iterdir())
 
     assert found.splits == {"train": 300, "valid": 100, "test": 200} and found.run_state is None
     (x, label) = found.fields

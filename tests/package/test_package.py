@@ -11,10 +11,13 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterable, Iterator
 from email.parser import Parser
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import ensemble
 
@@ -22,36 +25,31 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: Of use to who works in the repository only.
 NOT_DISTRIBUTED = re.compile(r"\.ci/|\.git|\.pre-commit")
+PIP = (sys.executable, "-m", "pip", "--python")
 
 SPEC = """
+import sys
+
 import numpy as np
-from pathlib import Path
 from torch import nn
-from torch.nn import functional as F
 
 import ensemble, pipelines
-from ensemble import Ensemble, Recipe
+from ensemble import Ensemble, Recipe, Search, integer, loguniform
 from pipelines import Pipeline, sources
 
 
 def model(params):
-    homes = {str(Path(package.__file__).parents[1]) for package in (ensemble, pipelines)}
-    assert homes == {params["home"]}, homes  # in members' processes, too
-    return nn.Linear(4, 2)
+    assert {module.__file__.startswith(sys.prefix) for module in (ensemble, pipelines)} == {True}
+    return nn.Sequential(nn.Linear(4, params["width"]), nn.Linear(params["width"], 2))
 
 
-def loss(net, batch):
-    return F.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
-
-
-def spec(home: str):
-    draws = np.random.default_rng(0)
-    x = draws.normal(size=(64, 4)).astype("float32")
-    data = sources.arrays(x=x, label=(x.sum(1) > 0).astype("int64"))
-    members = [{"lr": lr, "home": home} for lr in (0.1, 0.01)]
-    pipe = Pipeline(data, seed=0)
-    return Ensemble(name="away", recipe=Recipe(model=model, loss=loss), members=members, train=pipe, valid=pipe,
-                    epochs=2, batch_size=16)
+def spec(sampler: str):
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    pipe = Pipeline(sources.arrays(x=x, label=(x.sum(1) > 0).astype("int64")), seed=0)
+    space = {"width": integer(1, 9), "lr": loguniform(0.01, 0.1)}
+    search = Search(space, trials=12, sampler=sampler, pruner="none")
+    recipe = Recipe(model=model, loss="cross_entropy")
+    return Ensemble(name="away", recipe=recipe, search=search, train=pipe, valid=pipe, epochs=1, batch_size=32)
 """
 
 
@@ -91,21 +89,36 @@ def built(files: set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return build(files, tmp_path_factory)
 
 
+def run(where: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, where the repository is not on the path."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, check=False)
+
+
+def find_needed(requirements: Iterable[str], extras: Iterable[str] = ()) -> Iterator[Distribution]:
+    """The installed distributions of these requirements, and those that they require in turn."""
+    for requirement in map(Requirement, requirements):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            needed = distribution(requirement.name)
+            yield needed
+            yield from find_needed(needed.requires or (), requirement.extras)
+
+
 @pytest.fixture(scope="module")
-def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel in a folder of its own, without what it needs: that is installed here already."""
+def python(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel and what it needs, by links, and nothing else."""
     home = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
-    subprocess.run([*command, str(home), str(built[".whl"])], check=True)
-    return home
-
-
-def run(installed: Path, where: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, with the installed wheel before all else."""
-    env = {**os.environ, "PYTHONPATH": str(installed)}
-    return subprocess.run(
-        [sys.executable, *words], cwd=where, env=env, capture_output=True, text=True, check=False
-    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    [packages] = home.glob("lib/python3*/site-packages")
+    python = home / "bin" / "python"
+    done = run(home, *PIP, python, "install", "--no-index", "--no-deps", built[".whl"])
+    assert done.returncode == 0, done.stderr
+    for needed in find_needed(PROJECT["dependencies"]):
+        for name in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
+            if not (packages / name).exists():
+                (packages / name).symlink_to(str(needed.locate_file(name)))
+    return python
 
 
 def test_a_wheel_has_every_file_of_the_packages_and_says_what_the_project_says(
@@ -144,23 +157,30 @@ def test_messages_name_extras_that_exist() -> None:
 
 
 @pytest.mark.more
-def test_an_installed_wheel_trains_and_reports(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "away.py").write_text(SPEC)
-    words = ("run", "away.py", "--executor", "local", "--set", f"home={installed}", "--json", "rows.json")
-    done = run(installed, tmp_path, "-m", "ensemble.cli", *words)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["state"] for row in rows] == ["finished", "finished"]
-    report = (tmp_path / "runs/away/report.html").read_text()
+def test_an_installed_wheel_has_all_that_it_needs_and_runs_the_demo(python: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, *PIP, python, "check")
+    assert done.returncode == 0, done.stdout
+    done = run(tmp_path, python.with_name("ensemble"), "demo")
+    assert done.returncode == 0 and "combined (greedy" in done.stdout, done.stdout + done.stderr
+    report = (tmp_path / "runs/demo/report.html").read_text()
     assert "<script" in report and "<style" in report  # the page's files came along
-    done = run(installed, tmp_path, str(installed / "bin" / "ensemble"), "--version")
+    done = run(tmp_path, python.with_name("ensemble"), "--version")
     assert done.returncode == 0 and ensemble.__version__ in done.stdout, done.stderr
 
 
 @pytest.mark.more
-def test_pipelines_need_neither_ensemble_nor_ray(installed: Path, tmp_path: Path) -> None:
-    alone = tmp_path / "alone"
-    shutil.copytree(installed / "pipelines", alone / "pipelines")
+def test_an_installed_wheel_searches_with_each_sampler_and_nothing_warns(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "away.py").write_text(SPEC)
+    for sampler in ("gp", "cmaes"):
+        words = ("away.py", "--executor", "inline", "--set", f"sampler={sampler}", "--run-dir", sampler)
+        done = run(tmp_path, python, "-m", "ensemble.cli", "run", *words, "--json", "rows.json")
+        assert done.returncode == 0 and not re.search(r"Warning|\[W ", done.stderr), done.stderr
+        rows = json.loads((tmp_path / "rows.json").read_text())
+        assert {row["state"] for row in rows} == {"finished"}
+
+
+@pytest.mark.more
+def test_pipelines_need_neither_ensemble_nor_ray(python: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['ray'] = sys.modules['ensemble'] = None\n"
         "import numpy, pipelines\n"
@@ -169,6 +189,7 @@ def test_pipelines_need_neither_ensemble_nor_ray(installed: Path, tmp_path: Path
         "    loader = pipelines.attach(feeder.address, pipe, batch_size=4, epochs=1, copy=True)\n"
         "    print(sorted(x for batch in loader for x in batch['x'].tolist()), pipelines.__file__)\n"
     )
-    done = run(alone, tmp_path, "-c", code)
+    done = run(tmp_path, python, "-c", code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("] ")[0] == "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0" and str(alone) in done.stdout
+    assert done.stdout.split("] ")[0] == "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0"
+    assert str(python.parents[1]) in done.stdout

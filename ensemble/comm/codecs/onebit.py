@@ -13,7 +13,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from ensemble.comm.codecs.common import GroupCodec
+from ensemble.comm.codecs.common import GroupCodec, choose_form
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class OneBit(GroupCodec):
     Args:
         format: column and threshold.
         form: `"numba"` or `"torch"`; by default numba on the CPU, torch elsewhere. Columns that are no power of
-            two from
-            32 on are packed by torch in any case.
+            two from 32 on are packed by torch in any case.
     """
 
     name = "onebit"
@@ -63,9 +62,8 @@ class OneBit(GroupCodec):
 
     def _kernels(self, values: Tensor) -> ModuleType:
         if self._column != self._padded or self._column < 32:
-            form = "torch"
-        else:
-            form = self._form or ("numba" if values.device.type == "cpu" else "torch")
+            return import_module("ensemble.comm.codecs.onebit_torch")
+        form = self._form or choose_form("numba" if values.device.type == "cpu" else "")
         return import_module(f"ensemble.comm.codecs.onebit_{form}")
 
 

@@ -8,16 +8,14 @@ error of the theorem's `"l2"`.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
-from ensemble.comm.codecs.common import GroupCodec
+from ensemble.comm.codecs.common import GroupCodec, choose_form
 from ensemble.comm.reductions import splitmix64
 
 #: Below this norm 1/step would leave fp32's normal range.
@@ -82,9 +80,8 @@ class Qsgd(GroupCodec):
 
     def _kernels(self, values: Tensor) -> ModuleType:
         device = values.device.type
-        triton = device == "cuda" and self._format.bits < 16 and _has_triton()
-        usual = "numba" if device == "cpu" else "triton" if triton else "torch"
-        return import_module(f"ensemble.comm.codecs.qsgd_{self._form or usual}")
+        compiler = "numba" if device == "cpu" else "triton" if device == "cuda" and self._format.bits < 16 else ""
+        return import_module(f"ensemble.comm.codecs.qsgd_{self._form or choose_form(compiler)}")
 
     def _random(self, key: int) -> tuple[Any, ...]:
         x = splitmix64(key)
@@ -94,8 +91,3 @@ class Qsgd(GroupCodec):
 def make_qsgd(name: str, bucket: int, norm: str, form: str | None = None) -> Qsgd:
     """The codec of a name such as `qsgd4`."""
     return Qsgd(QsgdFormat(int(name.removeprefix("qsgd")), bucket, norm), form)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
