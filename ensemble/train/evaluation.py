@@ -82,7 +82,8 @@ class _SplitRows:
             self._rows.fields = {name: [] for name in list_asked(recipe.split_metrics)}
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
-        is_plain = recipe.predict is None and recipe.metrics is None and not list_asked(recipe.split_metrics)
+        has_own = recipe.predict is not None or recipe.metrics is not None or list_asked(recipe.split_metrics)
+        is_plain = recipe.valid_loss and not has_own
         self._plain_loss = recipe.loss if is_plain and isinstance(recipe.loss, NamedLoss) else None
         self._held: list[tuple[Tensor, Tensor, Tensor]] = []  # outputs, targets and indices of small batches
         self._held_bytes = 0
@@ -153,14 +154,12 @@ class _SplitRows:
 
     def _measure_plain(self, model: nn.Module, batch: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
         """The figures of a loss by name, of the model's outputs."""
-        loss, losses = self._plain_loss, None
-        assert loss is not None
-        if self._recipe.valid_loss:
-            try:
-                losses = loss.compute_for(model, outputs, batch)
-            except (IndexError, RuntimeError) as error:
-                raise_label_error(error, self._recipe, self._member, model, batch, "valid", outputs)
-                raise
+        assert self._plain_loss is not None
+        try:
+            losses = self._plain_loss.compute_for(model, outputs, batch)
+        except (IndexError, RuntimeError) as error:
+            raise_label_error(error, self._recipe, self._member, model, batch, "valid", outputs)
+            raise
         return self._measure_values(model, batch, losses, FirstCall(is_seen=True, returned=outputs))
 
     def _measure_values(
