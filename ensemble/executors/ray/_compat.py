@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import logging
 import os
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -33,7 +33,7 @@ def _unless_changed(off: Callable[[], Any]) -> Callable[[_Use], _Use]:
     """Decorate a use of private API: it returns `off()` where this Ray has changed it."""
 
     def decorate(use: _Use) -> _Use:
-        @functools.wraps(use)
+        @wraps(use)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return use(*args, **kwargs)
@@ -46,7 +46,7 @@ def _unless_changed(off: Callable[[], Any]) -> Callable[[_Use], _Use]:
     return decorate
 
 
-@functools.cache  # a use that is tried again is logged once
+@cache  # a use that is tried again is logged once
 def _log_off(use: str, reason: str) -> None:
     log.debug("%s is off with this version of Ray: %s", use, reason)
 
@@ -57,12 +57,11 @@ def _find(path: str) -> Any:
 
 
 @_unless_changed(nullcontext)
-def _replace(path: str, value: Any) -> AbstractContextManager[object]:
-    """Put `value` at a dotted path; the end of the context puts back what was there."""
-    usual, (owner, _, name) = _find(path), path.rpartition(".")
-    setattr(_find(owner), name, value)
-    replaced = contextlib.ExitStack()
-    replaced.callback(setattr, _find(owner), name, usual)
+def _replace(path: str, make: Callable[[Any], Any]) -> AbstractContextManager[object]:
+    """Replace what is at a dotted path by what `make` makes of it, until the end of the context."""
+    usual, (module, _, name), replaced = _find(path), path.rpartition("."), contextlib.ExitStack()
+    replaced.callback(setattr, _find(module), name, usual)
+    setattr(_find(module), name, make(usual))
     return replaced
 
 
@@ -74,15 +73,20 @@ def expect_single_node() -> AbstractContextManager[object]:
 
     Unnecessary with: an argument of `ray.init` for the address to listen on.
     """
-    return _replace("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)
+    return _replace("ray._private.ray_constants.ENABLE_RAY_CLUSTER", lambda _: False)
 
 
 def start_head(directory: Path, address: str, **options: Any) -> None:
-    """Start a Ray of our own by `ray.init`, with its files in a directory, on an address, without spare workers.
+    """Start a Ray of our own by `ray.init`, with its files in a directory, on an address, and with daemons that
 
-    By default Ray starts a worker a core, nearly a CPU-second each; we use one. RAY_TMPDIR instead of `_temp_dir`
-    would apply to every Ray in this process and its children. A Ray that refuses any of this is started without:
-    its files are then in /tmp/ray, and it listens where Ray chooses.
+    - have process groups of their own: otherwise a SIGTERM to the program's group (timeout(1), systemd) ends them
+      before the members have written their checkpoints. The kernel ends them with the program in any case
+      (PR_SET_PDEATHSIG);
+    - are no log monitor, which reads all log files ten times a second, no autoscaler and no API server, which take
+      three CPU-seconds to start, and no spare workers, nearly a CPU-second each: one a core, of which we use one.
+
+    RAY_TMPDIR instead of `_temp_dir` would apply to every Ray in this process and its children. A Ray that refuses
+    any of this is started without: its files are then in /tmp/ray, and it listens where Ray chooses.
 
     Unnecessary with: public arguments of `ray.init` for these.
     """
@@ -92,8 +96,10 @@ def start_head(directory: Path, address: str, **options: Any) -> None:
         if _SPARE_WORKERS not in os.environ:
             start.callback(os.environ.pop, _SPARE_WORKERS, None)
             os.environ[_SPARE_WORKERS] = "0"
-        start.enter_context(separate_process_groups())
-        start.enter_context(start_core_daemons_only())
+        own_group = _replace("ray._private.services.ConsolePopen", lambda popen: partial(popen, process_group=0))
+        start.enter_context(own_group)
+        for name in ("start_log_monitor", "start_monitor", "start_api_server"):
+            start.enter_context(_replace(f"ray._private.node.Node.{name}", lambda _: lambda *_, **__: None))
         try:
             ray.init(**options, _temp_dir=str(directory), _node_ip_address=address)
             return
@@ -104,7 +110,6 @@ def start_head(directory: Path, address: str, **options: Any) -> None:
     ray.init(**options)
 
 
-@_unless_changed(lambda: None)
 def bind_replica_to_node() -> None:
     """Let the server that this replica of Ray Serve is about to open listen on its node's address alone.
 
@@ -116,14 +121,12 @@ def bind_replica_to_node() -> None:
     """
     import ray
 
-    path = "ray.serve._private.replica.add_port_to_grpc_server"
-    add_port, node = _find(path), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
-    def add_port_of_node(server: Any, address: str) -> int:
-        port: int = add_port(server, f"{node}:{address.rpartition(':')[2]}")
-        return port
+    def make_binding(add_port: Callable[[Any, str], int]) -> Callable[[Any, str], int]:
+        return lambda server, address: add_port(server, f"{node}:{address.rpartition(':')[2]}")
 
-    _replace(path, add_port_of_node)
+    _replace("ray.serve._private.replica.add_port_to_grpc_server", make_binding)
 
 
 @_unless_changed(lambda: None)
@@ -153,8 +156,7 @@ def list_free_resources() -> dict[str, dict[str, float]]:
 
     Unnecessary with: the free resources in `ray.nodes`.
     """
-    free: dict[str, dict[str, float]] = _find("ray._private.state.available_resources_per_node")()
-    return free
+    return dict(_find("ray._private.state.available_resources_per_node")())
 
 
 @_unless_changed(lambda: True)
@@ -228,7 +230,7 @@ def start_no_ray() -> AbstractContextManager[object]:
 
     Unnecessary with: the effect of RAY_ENABLE_AUTO_CONNECT=0 after Ray has been imported.
     """
-    return _replace("ray._private.auto_init_hook.enable_auto_connect", False)
+    return _replace("ray._private.auto_init_hook.enable_auto_connect", lambda _: False)
 
 
 @contextlib.contextmanager
@@ -255,31 +257,3 @@ def call_before_shutdown(callback: Callable[[], None]) -> Iterator[None]:
     finally:
         atexit.unregister(callback)
         ray.shutdown = usual
-
-
-@_unless_changed(nullcontext)
-def separate_process_groups() -> AbstractContextManager[object]:
-    """Within, each daemon that Ray starts has a process group of its own.
-
-    Otherwise a SIGTERM to the program's group (timeout(1), systemd) ends them before the members have written
-    their checkpoints. The kernel ends them with the program in any case (PR_SET_PDEATHSIG).
-
-    Unnecessary with: an argument of `ray.init` for the daemons' process group or session.
-    """
-    path = "ray._private.services.ConsolePopen"
-    return _replace(path, functools.partial(_find(path), process_group=0))
-
-
-@contextlib.contextmanager
-def start_core_daemons_only() -> Iterator[None]:
-    """Within, Ray starts no log monitor, no autoscaler and no API server.
-
-    The first reads all log files ten times a second; the others take three CPU-seconds to start. `ray.init` starts
-    them whatever `log_to_driver` and `include_dashboard` say.
-
-    Unnecessary with: arguments of `ray.init` like `include_log_monitor` of `ray start`.
-    """
-    with contextlib.ExitStack() as replaced:
-        for name in ("start_log_monitor", "start_monitor", "start_api_server"):
-            replaced.enter_context(_replace(f"ray._private.node.Node.{name}", lambda *_, **__: None))
-        yield

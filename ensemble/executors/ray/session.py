@@ -45,7 +45,8 @@ _LONGEST_NAME = len(f"/{_TEMPORARY}/session_2026-01-01_00-00-00_000000_1234567/s
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")  # in Ray's error: of the cluster, then of this process
 _TOKEN = "RAY_AUTH_TOKEN"  # Ray reads it before RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token
 _OWN_TOKEN = secrets.token_hex(32)  # of every Ray that this process starts: a Ray may keep the first that it reads
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+_OFF = ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+_ENVIRONMENT = dict.fromkeys(_OFF, "0")
 _OWN_ENVIRONMENT = {**_ENVIRONMENT, "RAY_AUTH_MODE": "token"}
 
 
@@ -343,11 +344,10 @@ def _check_address(address: str) -> None:
 
 
 def _explain_versions(address: str, cluster: Sequence[str], own: Sequence[str]) -> str:
-    python = "" if cluster[1] == own[1] else f", in an environment with Python {cluster[1]}"
     return (
-        f"the cluster at RAY_ADDRESS={address} has Ray {cluster[0]} with Python {cluster[1]}, this program has Ray "
-        f"{own[0]} with Python {own[1]}, and Ray connects equal versions only: "
-        f"pip install 'ray[default]=={cluster[0]}'{python}"
+        f"the cluster at RAY_ADDRESS={address} has Ray {cluster[0]} and Python {cluster[1]}, this program "
+        f"Ray {own[0]} and Python {own[1]}; both must have the same: with Python {cluster[1]}, "
+        f"pip install 'ray[default]=={cluster[0]}'"
     )
 
 

@@ -93,8 +93,7 @@ def main(place: Path) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, own_handler)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    place_of = _compat.make_head_arguments(place, LOOPBACK)
-    ray.init(num_cpus=1, object_store_memory=80 * 2**20, **quiet, **place_of)
+    _compat.start_head(place, LOOPBACK, num_cpus=1, object_store_memory=80 * 2**20, **quiet)
     ray.shutdown()
     signal.signal(signal.SIGTERM, own_handler)
 
