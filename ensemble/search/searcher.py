@@ -60,6 +60,8 @@ class Searcher:
         import_optuna()
         import optuna
 
+        if search.constraints is not None and not hasattr(optuna.Trial, "set_constraint"):
+            raise SpecError(f"Search.constraints needs Optuna 5; {optuna.__version__} is installed")
         named = search.sampler_name
         check_installed(named)
         self.search, self._gain, self._direction = search, search.gain is not None, direction

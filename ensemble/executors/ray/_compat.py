@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 log = logging.getLogger(__name__)
 
-CHECKED_WITH = ("2.60.0",)
+CHECKED_WITH = ("2.52.1", "2.60.0")
 
 _SPARE_WORKERS = "RAY_prestart_worker_first_driver"  # a setting of Ray's daemons; a Ray without it ignores it
 _CHANGED = (AttributeError, ImportError, TypeError)  # raised where a name or its arguments are others

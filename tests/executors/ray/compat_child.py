@@ -63,6 +63,8 @@ def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
     from ray._private.worker import global_worker
 
     client: Any = global_worker.gcs_client  # type: ignore[attr-defined]
+    if not hasattr(client, "get_draining_nodes"):  # Ray below 2.60
+        return {}, {"this": 4e9}
     [node] = ray.nodes()
     before = _compat.list_draining_nodes(300.0)
     preemption = 2  # DRAIN_NODE_REASON_PREEMPTION of autoscaler.proto
