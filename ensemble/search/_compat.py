@@ -1,7 +1,4 @@
-"""The private API of Optuna that this package uses; no other module uses any.
-
-With a version that is not in `CHECKED_WITH`, `tests/test_compat.py` fails and lists the names to look at.
-"""
+"""Private API of Optuna, used nowhere else; `tests/test_compat.py` fails for a version not in `CHECKED_WITH`."""
 
 from __future__ import annotations
 
