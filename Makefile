@@ -16,7 +16,7 @@ JOBS ?= auto
 
 # Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
 .NOTPARALLEL:
-.PHONY: help setup horovod demo docs check compiled test test-more test-all test-seconds chaos fuzz dist lock clean
+.PHONY: help setup horovod demo docs check compiled test test-more test-all test-versions test-seconds chaos fuzz dist lock clean
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
@@ -25,6 +25,7 @@ help:
 	@echo "make docs      the documentation as a site, build/site/index.html"
 	@echo "make check     lint and types only"
 	@echo "make test-seconds  measure the CPU-seconds of both tiers, for docs/how-to/test.md"
+	@echo "make test-versions  the demo, searches and Ray's tests with the oldest and the newest Ray and Optuna"
 	@echo "make test-all  every test but the chaos tests: before a release"
 	@echo "make chaos     drawn histories of what is killed and stops: a hundred of the stream, 150 of whole runs"
 	@echo "make fuzz      damaged JPEG files through the library in C, under the sanitizers of gcc; MINUTES=10 SEED=0"
@@ -91,6 +92,9 @@ test-more: compiled
 
 test-all: check compiled
 	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile more -m "not chaos"
+
+test-versions: compiled
+	$(BIN)/python deploy/try_versions.py
 
 test-seconds: compiled
 	rm -rf build/cpu

@@ -46,11 +46,8 @@ if importlib.util.find_spec("horovod"):
 
 IMPORT_S = 300.0  # time limit for importing torch, which takes minutes from a cold disk or a network file system
 _DOCKERS_SHM = 64 * 2**20  # bytes
-POWER_LABELS = {
-    "rapl": "RAPL",
-    "power_meter": "ACPI power meter",
-    "nvml": "NVML",
-}
+POWER_LABELS = {"rapl": "RAPL", "power_meter": "ACPI power meter", "nvml": "NVML"}
+_TESTED = (("Ray", "ray", "2.52 to 2.60"), ("Optuna", "optuna", "4.5 to 5.0"))  # see docs/reference/versions.md
 
 
 def examine(timeout_s: float = IMPORT_S) -> list[Row]:
@@ -217,9 +214,9 @@ def _power() -> Iterator[Row]:
 
 
 def _packages() -> Iterator[Row]:
-    for label, package in (("Ray", "ray"), ("Optuna", "optuna")):
+    for label, package, tested in _TESTED:
         try:
-            yield _row(label, importlib.metadata.version(package))
+            yield _row(label, f"{importlib.metadata.version(package)}, tested {tested}")
         except importlib.metadata.PackageNotFoundError:
             yield _row(label, reason=f"the package {package} is not installed: pip install {package}")
 

@@ -60,8 +60,9 @@ class Searcher:
         import_optuna()
         import optuna
 
-        named = search.sampler_name
-        check_installed(named)
+        if search.constraints is not None and not hasattr(optuna.Trial, "set_constraint"):
+            raise SpecError(f"Search.constraints needs Optuna 5; {optuna.__version__} is installed")
+        check_installed(named := search.sampler_name)
         self.search, self._gain, self._direction = search, search.gain is not None, direction
         self._awaits_cost = any(objective.is_cost for objective in search.objectives)
         self._epochs = epochs

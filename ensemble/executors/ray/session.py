@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -41,8 +42,11 @@ _TOO_SLOW = "timed out during startup"  # Ray's error if the raylet takes longer
 _TEMPORARY = "r"  # Ray's part of our directory
 # The longest path of a socket that Ray puts into our directory; a session is named after the time and its process.
 _LONGEST_NAME = len(f"/{_TEMPORARY}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+_VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")  # in Ray's error: of the cluster, then of this process
 _TOKEN = "RAY_AUTH_TOKEN"  # Ray reads it before RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+_OWN_TOKEN = secrets.token_hex(32)  # of every Ray that this process starts: a Ray may keep the first that it reads
+_OFF = ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+_ENVIRONMENT = dict.fromkeys(_OFF, "0")
 _OWN_ENVIRONMENT = {**_ENVIRONMENT, "RAY_AUTH_MODE": "token"}
 
 
@@ -216,8 +220,7 @@ class _Connection:
 
         def connect() -> None:
             _check_address(address)
-            with _compat.keep_signal_handlers():
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
 
         self._connector = _Connector(f"at RAY_ADDRESS={address}", connect)
         try:
@@ -229,6 +232,8 @@ class _Connection:
             if not isinstance(error, (OSError, RuntimeError, ValueError)):
                 raise
             reason = str(error)
+            if versions := _VERSIONS.findall(reason):
+                raise SpecError(_explain_versions(address, *versions)) from None
             if isinstance(error, TimeoutError):
                 reason = f"it accepts connections, but {error}; is that the port of Ray's control store (GCS)?"
             raise SpecError(f"no Ray answers at RAY_ADDRESS={address}: {reason}") from None
@@ -252,7 +257,7 @@ class _Connection:
             "ray-", _LONGEST_NAME, lambda stale: _terminate(_find_processes(stale), 0.0)
         )
         self._token_before = os.environ.get(_TOKEN)
-        _set_token(secrets.token_hex(32))
+        _set_token(_OWN_TOKEN)
         self._connector = _Connector("on this machine", self._start_head)
         try:
             self._connector.wait(self._limit_s)
@@ -264,23 +269,17 @@ class _Connection:
 
     def _start_head(self) -> None:
         """Start a Ray of our own, with its files in our directory, and connect to it."""
-        import ray
-
         assert self._private is not None
         free_pinned_thread()  # Ray's processes inherit the cores
-        with (
-            _compat.keep_signal_handlers(),
-            _compat.separate_process_groups(),
-            _compat.start_core_daemons_only(),
-        ):
-            ray.init(
-                num_cpus=max(1, round(usable_cpus())),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=80 * 2**20,
-                **_compat.make_head_arguments(self._private.path / _TEMPORARY, LOOPBACK),
-            )
+        _compat.start_head(
+            self._private.path / _TEMPORARY,
+            LOOPBACK,
+            num_cpus=max(1, round(usable_cpus())),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=80 * 2**20,
+        )
 
     def close(self, *, is_again: bool = False) -> None:
         """Disconnect; end a Ray of our own, wait for its processes, remove its directory.
@@ -342,6 +341,14 @@ def _check_address(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():  # else "auto", which Ray looks up
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+
+
+def _explain_versions(address: str, cluster: Sequence[str], own: Sequence[str]) -> str:
+    return (
+        f"the cluster at RAY_ADDRESS={address} has Ray {cluster[0]} and Python {cluster[1]}, this program "
+        f"Ray {own[0]} and Python {own[1]}; both must have the same: with Python {cluster[1]}, "
+        f"pip install 'ray[default]=={cluster[0]}'"
+    )
 
 
 def find_reachable(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -63,6 +63,8 @@ def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
     from ray._private.worker import global_worker
 
     client: Any = global_worker.gcs_client  # type: ignore[attr-defined]
+    if not hasattr(client, "get_draining_nodes"):  # Ray below 2.60
+        return {}, {"this": 4e9}
     [node] = ray.nodes()
     before = _compat.list_draining_nodes(300.0)
     preemption = 2  # DRAIN_NODE_REASON_PREEMPTION of autoscaler.proto
@@ -93,8 +95,7 @@ def main(place: Path) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, own_handler)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    place_of = _compat.make_head_arguments(place, LOOPBACK)
-    ray.init(num_cpus=1, object_store_memory=80 * 2**20, **quiet, **place_of)
+    _compat.start_head(place, LOOPBACK, num_cpus=1, object_store_memory=80 * 2**20, **quiet)
     ray.shutdown()
     signal.signal(signal.SIGTERM, own_handler)
 

@@ -29,6 +29,7 @@ class StartedCluster:
     port: int
     environment: dict[str, str] = field(default_factory=dict)
     url: str = ""  # of its job server
+    python: str = sys.executable
     hosts: Any = None  # `benchmarks.launch.hosts.Hosts`, a node on each; else all are on this machine
 
     def start(
@@ -52,7 +53,7 @@ class StartedCluster:
         self.start_node(variables, *options, host=host)
 
     def start_node(self, variables: Mapping[str, str], *options: str, host: int = 0) -> None:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--disable-usage-stats"]
+        command = [self.python, "-m", "ray.scripts.scripts", "start", *options, "--disable-usage-stats"]
         address = self.hosts.addresses[host] if self.hosts else "127.0.0.1"
         command += ["--node-ip-address", address, "--object-store-memory", str(80 * 2**20)]
         command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # else all use the same ports

@@ -57,6 +57,7 @@ def test_a_run_on_ray_shares_as_on_one_node_is_accounted_and_leaves_nothing(
 
                 call = [sys.executable, "-c", STRANGER, ray.get_runtime_context().gcs_address]
                 other = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+                other["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray asks the host's own address
                 answers.append(subprocess.run(call, env=other, capture_output=True, text=True))
             for process in find_processes_below(short):
                 try:
