@@ -1,8 +1,9 @@
 """Tries versions of libraries, as `make test-versions` does, or `try_versions.py ray==2.57.1,optuna==4.9.0 ...`.
 
 Without arguments: the oldest and the newest Ray and Optuna that pyproject.toml allows. For each argument it makes
-an environment with these versions beside the other packages of the Python that runs it. There it runs the demo, a
-search on each executor that is killed and resumed, and tests. It prints rows for docs/reference/versions.md.
+an environment with these versions beside the other packages of the Python that runs it; `python3.13,torch==2.15.0`
+names another Python and has the newest of all others. There it runs the demo, a search on each executor that is
+killed and resumed, and tests. It prints rows for docs/reference/versions.md.
 """
 
 from __future__ import annotations
@@ -23,15 +24,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TRIED = ("ray", "optuna")
 TESTS = ("tests/executors/ray/test_ray_compat.py", "tests/search/test_search_optuna.py")
+TEST_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 PYTEST = ("-q", "--timeout=300", "-p", "no:cacheprovider", "-k", "not constraints")  # these need Optuna 5
 LIMIT_S = 1800.0
-NAMES = "import importlib.metadata as m, sys; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
+NAMES = "import importlib.metadata as m, sys; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:])"
+NAMES += ", '|', sys.version.split()[0])"
+
+
+def read_dependencies() -> list[str]:
+    """Return what pyproject.toml requires."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
 
 
 def read_bounds() -> tuple[list[str], list[str]]:
     """Return requirements for the oldest and for the newest versions in pyproject.toml's ranges."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    ranges = dict(re.fullmatch(r"(\w+)(?:\[\w+\])?(>=.*)", line).groups() for line in declared if "," in line)
+    lines = (line for line in read_dependencies() if "," in line)
+    ranges = dict(re.fullmatch(r"(\w+)(?:\[\w+\])?(>=.*)", line).groups() for line in lines)
     lowest = [f"{name}=={ranges[name].removeprefix('>=').partition(',')[0]}.*" for name in TRIED]
     return lowest, [name + ranges[name] for name in TRIED]
 
@@ -39,16 +47,27 @@ def read_bounds() -> tuple[list[str], list[str]]:
 def make_environment(folder: Path, requirements: Sequence[str]) -> str:
     """Make an environment that has these packages before all of this one; return its Python.
 
+    With a requirement such as `python3.13`, it is one of that Python and has nothing of this one.
+
     Raises:
         subprocess.CalledProcessError: pip does not install them, as where no package index is reached.
     """
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    [packages] = folder.glob("lib/python*/site-packages")
-    ours = next(path for path in sys.path if path.endswith("site-packages"))
-    (packages / "others.pth").write_text(f"import site; site.addsitedir({ours!r})\n", encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages)]
-    subprocess.run([*pip, *requirements], check=True, capture_output=True, text=True)
-    return str(folder / "bin" / "python")
+    others = [text for text in requirements if text.startswith("python3")]
+    subprocess.run([*(others or [sys.executable]), "-m", "venv", "--without-pip", str(folder)], check=True)
+    [packages], python = folder.glob("lib/python*/site-packages"), str(folder / "bin" / "python")
+    requirements = [text for text in requirements if text not in others]
+    options = ["--python", python, "install", "--quiet"]
+    if others:
+        options += [*read_dependencies(), *TEST_TOOLS]
+    else:
+        ours = next(path for path in sys.path if path.endswith("site-packages"))
+        (packages / "others.pth").write_text(f"import site; site.addsitedir({ours!r})\n", encoding="utf-8")
+        # A torch for CUDA needs other libraries than this one.
+        alone = not any(text.startswith("torch") for text in requirements)
+        options += ["--target", str(packages), *["--no-deps"] * alone]
+    command = [sys.executable, "-m", "pip", *options, *requirements]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return python
 
 
 def execute(*command: str) -> str:
@@ -83,7 +102,7 @@ def try_versions(requirements: Sequence[str]) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="versions-") as name:
         folder = Path(name)
         python = make_environment(folder / "env", requirements)
-        cells = [execute(python, "-c", NAMES, *TRIED, "torch").strip(), sys.version.split()[0]]
+        cells = execute(python, "-c", NAMES, *TRIED, "torch").strip().split(" | ")
         parts = {"demo": lambda: execute(python, "-m", "ensemble.cli", "demo", "--run-dir", str(folder / "demo"))}
         for executor in ("inline", "local", "ray"):
             parts[executor] = lambda executor=executor: search_with_kill(python, executor, folder / executor)
