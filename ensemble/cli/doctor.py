@@ -47,7 +47,8 @@ if importlib.util.find_spec("horovod"):
 IMPORT_S = 300.0  # time limit for importing torch, which takes minutes from a cold disk or a network file system
 _DOCKERS_SHM = 64 * 2**20  # bytes
 POWER_LABELS = {"rapl": "RAPL", "power_meter": "ACPI power meter", "nvml": "NVML"}
-_TESTED = (("Ray", "ray", "2.52 to 2.60"), ("Optuna", "optuna", "4.5 to 5.0"))  # see docs/reference/versions.md
+# See docs/reference/versions.md.
+_TESTED = {"Python": "3.11 to 3.14", "torch": "2.10 to 2.15", "Ray": "2.52 to 2.60", "Optuna": "4.5 to 5.0"}
 
 
 def examine(timeout_s: float = IMPORT_S) -> list[Row]:
@@ -105,7 +106,7 @@ def _row(what: str, value: str = "", reason: str = "") -> Row:
 
 
 def _system() -> Iterator[Row]:
-    yield _row("Python", f"{platform.python_version()} ({sys.executable})")
+    yield _row("Python", f"{platform.python_version()} ({sys.executable}), tested {_TESTED['Python']}")
     yield _row("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
 
 
@@ -214,9 +215,10 @@ def _power() -> Iterator[Row]:
 
 
 def _packages() -> Iterator[Row]:
-    for label, package, tested in _TESTED:
+    for label in ("Ray", "Optuna"):
+        package = label.lower()
         try:
-            yield _row(label, f"{importlib.metadata.version(package)}, tested {tested}")
+            yield _row(label, f"{importlib.metadata.version(package)}, tested {_TESTED[label]}")
         except importlib.metadata.PackageNotFoundError:
             yield _row(label, reason=f"the package {package} is not installed: pip install {package}")
 
@@ -255,7 +257,7 @@ def _collectives(timeout_s: float) -> Iterator[Row]:
     torch, unknown = versions.get("torch"), f"not known: {failure}"
     if torch is not None:
         cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "built without CUDA"
-        yield _row("torch", f"{torch['version']}, {torch['threads']} threads, {cuda}")
+        yield _row("torch", f"{torch['version']}, {torch['threads']} threads, {cuda}, tested {_TESTED['torch']}")
     else:
         try:
             yield _row("torch", importlib.metadata.version("torch"), failure)

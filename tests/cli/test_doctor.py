@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def test_everything_is_looked_at_and_what_is_absent_has_a_reason(rows: list[doct
     by = {row["what"]: row for row in rows}
     for what in ("Python", "torch", "gloo", "Ray", "Optuna", "shared memory (memfd)"):
         assert by[what]["available"], by[what]
+    for what in ("Python", "torch", "Ray", "Optuna"):
+        assert re.search(r", tested \d\.\d+ to \d\.\d+$", by[what]["value"])
     assert f"{len(os.sched_getaffinity(0))} by affinity" in by["cores"]["value"]
 
 
