@@ -47,7 +47,6 @@ if importlib.util.find_spec("horovod"):
 IMPORT_S = 300.0  # time limit for importing torch, which takes minutes from a cold disk or a network file system
 _DOCKERS_SHM = 64 * 2**20  # bytes
 POWER_LABELS = {"rapl": "RAPL", "power_meter": "ACPI power meter", "nvml": "NVML"}
-# See docs/reference/versions.md.
 _TESTED = {"Python": "3.11 to 3.14", "torch": "2.10 to 2.15", "Ray": "2.52 to 2.60", "Optuna": "4.5 to 5.0"}
 
 
@@ -215,8 +214,7 @@ def _power() -> Iterator[Row]:
 
 
 def _packages() -> Iterator[Row]:
-    for label in ("Ray", "Optuna"):
-        package = label.lower()
+    for label, package in (("Ray", "ray"), ("Optuna", "optuna")):  # see docs/reference/versions.md
         try:
             yield _row(label, f"{importlib.metadata.version(package)}, tested {_TESTED[label]}")
         except importlib.metadata.PackageNotFoundError:
