@@ -39,8 +39,7 @@ def test_everything_is_looked_at_and_what_is_absent_has_a_reason(rows: list[doct
         assert "\n" not in row["value"] + row["reason"]
     assert json.loads(json.dumps(rows)) == rows
     by = {row["what"]: row for row in rows}
-    for what in ("Python", "torch", "gloo", "Ray", "Optuna", "shared memory (memfd)"):
-        assert by[what]["available"], by[what]
+    assert by["gloo"]["available"] and by["shared memory (memfd)"]["available"], by
     assert all(", tested " in by[what]["value"] for what in ("Python", "torch", "Ray", "Optuna"))
     assert f"{len(os.sched_getaffinity(0))} by affinity" in by["cores"]["value"]
 
