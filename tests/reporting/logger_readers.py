@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import struct
@@ -14,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from kit.event_dicts import lines, typed
-from kit.run_events import Event
+from kit.event_dicts import typed
+from kit.run_events import Event, write_run
 
 from ensemble.reporting.loggers.observers import Observers
 from ensemble.spec import resolve_loggers
@@ -30,23 +32,25 @@ Scalars = dict[str, dict[str, dict[int, float]]]
 
 
 def write_log(run_dir: Path, events: Sequence[Event]) -> RunDir:
-    """A run directory with a log of these events."""
-    run_dir.mkdir(exist_ok=True)
-    known = RunDir(run_dir)
-    known.events.write_bytes(lines(events))
-    return known
+    return RunDir(write_run(run_dir, list(events)))
 
 
 def log_run(run_dir: Path, events: Sequence[Event], *loggers: Any) -> RunDir:
     """Log a whole run by processes of loggers; the last event is not in its log yet, as at the end of a run."""
-    known = write_log(run_dir, events[:-1])
-    processes = Observers(known, resolve_loggers(loggers))
+    processes = Observers(write_log(run_dir, events[:-1]), resolve_loggers(loggers))
     processes.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LIMIT, 600.0)
         assert processes.end_loggers(typed(events[-1]), members=8) == []
-    write_log(run_dir, events)
-    return known
+    return write_log(run_dir, events)
+
+
+def find_observers() -> psutil.Process | None:
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "observer_main" in str(process.cmdline()):
+                return process
+    return None
 
 
 def kept(run_dir: RunDir, name: str) -> dict[str, Any]:
@@ -85,8 +89,7 @@ def read_tensorboard(ask: Any) -> Scalars:
     found: Scalars = {}
     for member, tags in ask("plugin/scalars/tags").items():
         for tag in tags:
-            asked = urllib.parse.urlencode({"tag": tag, "run": member})
-            points = ask(f"plugin/scalars/scalars?{asked}")
+            points = ask("plugin/scalars/scalars?" + urllib.parse.urlencode({"tag": tag, "run": member}))
             steps = [step for _, step, _ in points]
             assert steps == sorted(set(steps)), (member, tag, steps)
             found.setdefault(member, {})[tag] = {step: value for _, step, value in points}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import socket
 import threading
 import time
@@ -16,9 +15,11 @@ from typing import Any
 import psutil
 import pytest
 from kit.event_dicts import fold, ledger, typed
+from kit.leftovers import wait_until
 from kit.run_events import Event, list_run
 from logger_readers import (
     LIMIT,
+    find_observers,
     kept,
     log_run,
     read_mlflow,
@@ -60,11 +61,7 @@ def find(type: str, member: str) -> Event:
 
 
 def make_eventful() -> list[Event]:
-    """The run in which members 1 to 3 do what is rare.
-
-    member-1 is declared twice; member-2 has names that MLflow refuses; after all others have ended, member-3 has
-    lost its checkpoints, and trains two epochs again, with other values.
-    """
+    """member-1 is declared twice; MLflow refuses names of member-2; member-3 loses its checkpoints at last."""
     events = []
     for event in EVENTS[:-1]:
         if event.get("member") == "member-2" and event["type"] == "member":
@@ -98,7 +95,6 @@ def _no_telemetry_and_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_epochs(events: list[Event]) -> list[tuple[str, int]]:
-    """The epochs of member-3's points, and where it went back to."""
     reader = PointReader()
     points = [point for event in events for point in reader.read(typed(event)) if point.member == "member-3"]
     return [(type(p).__name__, p.epoch) for p in points if isinstance(p, (WentBack, EpochEnded))]
@@ -250,8 +246,12 @@ def run_until(processes: Observers, run_dir: RunDir, name: str) -> psutil.Proces
     """Starts it, and waits until the logger has written something."""
     before = set(psutil.Process().children())
     processes.start()
-    while not (run_dir.loggers / f"{name}.json").exists() or kept(run_dir, name)["events"] < 1:
+
+    def has_written() -> bool:
         assert [event for event in processes.read() if event["state"] != "works"] == []
+        return (run_dir.loggers / f"{name}.json").exists() and kept(run_dir, name)["events"] > 0
+
+    wait_until(has_written, "nothing is written")
     [process] = set(psutil.Process().children()) - before
     return process
 
@@ -264,21 +264,20 @@ def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(
     processes = Observers(run_dir, resolve_loggers([name]))
     if name == "wandb":  # it writes at the end: the kill comes while it does
         processes.start()
-        observers: list[psutil.Process] = []
-        while not observers:  # what has just been started may have no command line yet
-            observers = [p for p in psutil.Process().children() if "observer_main" in str(p.cmdline())]
+        while (observer := find_observers()) is None:  # what has just been started may have no command line yet
+            pass
         ender = threading.Thread(target=processes.end_loggers, args=[typed(EVENTS[-1]), 8])
         ender.start()
         while len(list(run_dir.path.glob("wandb/wandb/offline-run-*/*.wandb"))) < 3:
             time.sleep(0.001)
-        observers[0].send_signal(signal.SIGKILL)
+        observer.kill()
         ender.join()  # the process was started again, and has written the rest
     else:
         process = run_until(processes, run_dir, name)
         assert kept(run_dir, name)["events"] <= HALF
         [before] = processes.make_usage("here")
         assert before["pid"] == process.pid and before["cpu_s"] > 0.1 and before["role"] == "orchestrate"
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
         write_log(run_dir.path, EVENTS[:-1])
         assert processes.end_loggers(typed(EVENTS[-1]), members=8) == []
@@ -361,23 +360,16 @@ def test_a_run_that_was_stopped_and_resumed_is_logged_as_one(name: str, tmp_path
 
 
 @pytest.mark.more
-def test_a_logger_whose_file_is_of_another_log_or_place_starts_anew(tmp_path: Path) -> None:
-    run_dir = log_run(tmp_path / "run", EVENTS, "tensorboard")
-    log_run(tmp_path / "run", EVENTS, TensorBoard(dir=str(tmp_path / "elsewhere")))
-    for file in (run_dir.path / "tensorboard").rglob("events.out.*"):
-        place = f"digits-{EVENTS[0]['run_id'][:8]}"  # so that another run in this directory is apart
-        other = tmp_path / "elsewhere" / place / file.relative_to(run_dir.path / "tensorboard")
-        assert other.read_bytes() == file.read_bytes()
-
-
-@pytest.mark.more
-def test_event_files_that_are_gone_are_written_again(tmp_path: Path, log_whole: Whole) -> None:
-    run_dir = log_run(tmp_path / "run", EVENTS[:-1], "tensorboard")
-    files = sorted((run_dir.path / "tensorboard").rglob("events.out.*"))
-    files[0].unlink()
-    os.truncate(files[1], 10)
+def test_event_files_that_are_gone_are_written_again_and_elsewhere_anew(tmp_path: Path, log_whole: Whole) -> None:
+    run_dir, whole = log_run(tmp_path / "run", EVENTS[:-1], "tensorboard"), log_whole("tensorboard")
+    gone, torn, *_ = sorted((run_dir.path / "tensorboard").rglob("events.out.*"))
+    gone.unlink()
+    os.truncate(torn, 10)
     log_run(run_dir.path, EVENTS, "tensorboard")
-    assert content_of("tensorboard", run_dir) == log_whole("tensorboard")
+    assert content_of("tensorboard", run_dir) == whole
+    log_run(run_dir.path, EVENTS, TensorBoard(dir=str(tmp_path / "elsewhere")))
+    place = f"digits-{EVENTS[0]['run_id'][:8]}"  # so that another run in this directory is apart
+    assert all((tmp_path / "elsewhere" / place / path).read_bytes() == data for path, data in whole.items())
 
 
 @pytest.mark.more
@@ -386,10 +378,7 @@ def test_a_server_that_is_gone_is_reported_once_and_what_is_missing_at_the_end(t
     nobody = "http://127.0.0.1:9"  # the port `discard`
     processes = Observers(run_dir, resolve_loggers([MLflow(uri=nobody), "tensorboard"]))
     processes.start()
-    news: list[dict[str, Any]] = []
-    while not news:
-        news += processes.read()
-    [event] = news
+    [event] = wait_until(processes.read, "nothing is said")
     assert (event["logger"], event["state"]) == ("mlflow", "failing") and "it is tried again" in event["detail"]
     [missing] = processes.end_loggers(typed(EVENTS[-1]), members=8)
     assert missing.startswith("mlflow: ") and missing.endswith("46 of 46 epochs and the final figures are missing")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -21,8 +20,9 @@ import psutil
 import pytest
 from kit.event_dicts import fold, read_events, typed
 from kit.execute_members import an_ensemble
+from kit.leftovers import wait_until
 from kit.run_events import list_run
-from logger_readers import LIMIT, read_tensorboard, tensorboard, write_log
+from logger_readers import LIMIT, find_observers, read_tensorboard, tensorboard, write_log
 
 import ensemble
 from ensemble import SpecError
@@ -85,14 +85,6 @@ def webhook() -> Iterator[Webhook]:
         served.shutdown()
 
 
-def find_observers() -> psutil.Process | None:
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "observer_main" in str(process.cmdline()):
-                return process
-    return None
-
-
 def train(run_dir: Path, on_event: Any = None, loggers: tuple[str, ...] = ("tensorboard",)) -> Any:
     ensemble.submit(an_ensemble(epochs=4, loggers=loggers), run_dir, "inline", on_event).wait()
     return fold(read_events(run_dir / "events.jsonl"))
@@ -128,9 +120,9 @@ def test_observers_that_are_killed_twice_do_not_touch_training_and_log_each_epoc
     def kill(event: dict[str, Any]) -> None:
         if event["type"] != "epoch" or event["epoch"] not in (1, 3) or event["member"] != "member-0":
             return
-        while not (run_dir.loggers / "tensorboard.json").exists() or (process := find_observers()) is None:
-            time.sleep(0.01)  # until something is written
-        process.send_signal(signal.SIGKILL)
+        wait_until((run_dir.loggers / "tensorboard.json").exists, "nothing is written")
+        process = wait_until(find_observers, "there is no process")
+        process.kill()
         process.wait()
         killed.append(process.pid)
 
@@ -150,10 +142,8 @@ def test_observers_that_stand_still_while_members_train_write_all_at_the_end(
 
     def stand_still(event: dict[str, Any]) -> None:
         if event["type"] == "epoch" and not stopped:
-            while (process := find_observers()) is None:
-                time.sleep(0.01)
-            process.suspend()
-            stopped.append(process)
+            stopped.append(wait_until(find_observers, "there is no process"))
+            stopped[0].suspend()
         elif event["type"] == "combined":
             stopped[0].resume()
 
@@ -162,9 +152,9 @@ def test_observers_that_stand_still_while_members_train_write_all_at_the_end(
     check_tensorboard(tmp_path / "run", state)
 
 
-def block_tensorboard(run_dir: RunDir, member: str) -> Path:
+def block_tensorboard(run_dir: RunDir) -> Path:
     """Put a pipe in the place of a member's event file: to open it takes for ever, as nobody reads it."""
-    folder = run_dir.path / "tensorboard" / member
+    folder = run_dir.path / "tensorboard" / "member-1"
     folder.mkdir(parents=True)
     pipe = folder / f"events.out.tfevents.{int(EVENTS[0]['t'])}.{EVENTS[0]['run_id']}"
     os.mkfifo(pipe)
@@ -172,7 +162,6 @@ def block_tensorboard(run_dir: RunDir, member: str) -> Path:
 
 
 def end_apart(observers: Observers) -> tuple[list[str], threading.Thread]:
-    """Ends them in a thread; what it says when it has ended."""
     lines = list[str]()
     ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
     ender.start()
@@ -184,7 +173,7 @@ def test_a_logger_that_sleeps_for_ever_holds_back_neither_another_nor_the_end_an
 ) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
     run_dir.requests.mkdir()
-    pipe = block_tensorboard(run_dir, "member-1")
+    pipe = block_tensorboard(run_dir)
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]), [webhook.url])
     observers.start()
     lines, ender = end_apart(observers)
@@ -211,17 +200,14 @@ def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
     (run_dir.path / "tensorboard").write_text("no directory")
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]), [webhook.url])
     observers.start()
-    while not (news := observers.read()):
-        pass
-    [event] = news
+    [event] = wait_until(observers.read, "nothing is said")
     assert (event["logger"], event["state"]) == ("tensorboard", "failing") and "tried again" in event["detail"]
     if is_killed:
-        [process] = [process for process in (find_observers(),) if process is not None]
-        process.kill()
+        wait_until(find_observers, "there is no process").kill()
     (run_dir.path / "tensorboard").unlink()
-    news = []
+    news: list[dict[str, Any]] = []
     while not any(event["logger"] == "tensorboard" for event in news):
-        news += observers.read()
+        news += wait_until(observers.read, "it does not go on")
     restarted = [("process", "failing"), ("process", "works")] if is_killed else []
     assert [(event["logger"], event["state"]) for event in news] == [*restarted, ("tensorboard", "works")]
     assert observers.end_loggers(LAST, members=4) == []
@@ -231,7 +217,7 @@ def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
 
 def test_a_process_that_always_dies_at_the_end_is_given_up_and_said(tmp_path: Path) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
-    block_tensorboard(run_dir, "member-1")  # so that it never ends by itself
+    block_tensorboard(run_dir)  # so that it never ends by itself
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]))
     observers.start()
     lines, ender = end_apart(observers)
@@ -256,9 +242,7 @@ def test_a_webhook_that_fails_twice_is_told_at_the_third_try_only_once(webhook: 
     message = webhook.next()
     assert message["run"] == "digits" and message["kind"] == "run_ended" and webhook.asked == 3
     assert message["text"] == "digits: ended: 4 finished" and message["time"].endswith("+00:00")
-    assert end_run(run_dir, webhook, EVENTS[-1]) == [] and webhook.asked == 3, (
-        "a process that was killed just then"
-    )
+    assert end_run(run_dir, webhook, EVENTS[-1]) == [] and webhook.asked == 3, "one that was killed just then"
     last = {"t": EVENTS[-1]["t"], "type": "run_stopped", "reason": "Ctrl-C"}
     assert end_run(write_log(tmp_path / "stopped", EVENTS[:-1]), webhook, last) == []
     message = webhook.next()
@@ -278,12 +262,9 @@ def test_a_webhook_that_redirects_is_silent_or_is_not_there_is_given_up(webhook:
         webhook.answers = [other.url, None]
         mute = f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}"  # accepts, and says nothing
         nobody = f"http://127.0.0.1:9/{SECRET}"  # the port `discard`
-        for url, limit_s, why in (
-            (webhook.url, 60.0, "answered with status 307"),
-            (webhook.url, 0.2, r"did not answer within 0\.2 s"),
-            (mute, 0.2, "did not answer"),
-            (nobody, 60.0, "cannot be reached"),
-        ):
+        refusals = [(webhook.url, 60.0, "answered with status 307"), (nobody, 60.0, "cannot be reached")]
+        refusals[1:1] = [(webhook.url, 0.2, r"did not answer within 0\.2 s"), (mute, 0.2, "did not answer")]
+        for url, limit_s, why in refusals:
             with pytest.raises(sender.DeliveryError, match=why) as refusal:
                 sender.post(url, b"{}", limit_s=limit_s)
             assert SECRET not in str(refusal.value)
@@ -319,10 +300,10 @@ def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_pat
     message = webhook.next()
     assert message["kind"] == "run_failed" and message["text"].endswith("no member finished: 1 failed")
     check_secret(tmp_path / "run")
-    run_dir = tmp_path / "submitted"  # by the argument `notify`
-    ensemble.submit(load_spec(str(tmp_path / "spec.py")), run_dir, executor="inline", notify=webhook.url).wait()
+    submitted = load_spec(str(tmp_path / "spec.py")), tmp_path / "submitted", "inline"
+    ensemble.submit(*submitted, notify=webhook.url).wait()
     assert webhook.next()["kind"] == "run_failed"
-    check_secret(run_dir)
+    check_secret(tmp_path / "submitted")
 
 
 def test_a_controller_that_dies_before_it_reads_a_message_is_lost(webhook: Webhook, tmp_path: Path) -> None:
@@ -359,10 +340,8 @@ def test_a_run_that_is_killed_and_resumed_repeats_nothing(webhook: Webhook, tmp_
         return process
 
     with start() as first:
-        while not (tmp_path / "run" / "loggers" / "observers.lock").exists():
-            assert first.poll() is None
-            time.sleep(0.01)
-        first.send_signal(signal.SIGKILL)
+        wait_until((tmp_path / "run" / "loggers" / "observers.lock").exists, "it does not start")
+        first.kill()
     lost = webhook.next()
     assert lost["kind"] == "run_lost" and "ensemble resume" in lost["text"]
     (tmp_path / "marker").touch()
