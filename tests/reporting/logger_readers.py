@@ -8,7 +8,6 @@ import re
 import struct
 import subprocess
 import sys
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,11 +58,10 @@ def kept(run_dir: RunDir, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def tensorboard(folder: Path, load_fast: bool = False) -> Iterator[Any]:
-    """Serves a folder by TensorBoard on loopback, read in Rust or in Python; yields what asks its HTTP API."""
+def tensorboard(folder: Path) -> Iterator[Any]:
+    """Serves a folder by TensorBoard on loopback, read in Rust; yields what asks its HTTP API."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
-    command += ["--port", "0", "--reload_interval", "1", "--load_fast", str(load_fast).lower()]
-    command += ["--samples_per_plugin", "scalars=1000"]
+    command += ["--port", "0", "--reload_interval", "1", "--load_fast", "true"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
@@ -84,15 +82,17 @@ def tensorboard(folder: Path, load_fast: bool = False) -> Iterator[Any]:
         server.communicate()
 
 
-def read_tensorboard(ask: Any) -> Scalars:
-    """All scalars of members, as TensorBoard gives them to its page: each step once, else this fails."""
+def read_tensorboard(folder: Path) -> Scalars:
+    """All scalars of members, as TensorBoard's own reader gives them: each step once, else this fails."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found: Scalars = {}
-    for member, tags in ask("plugin/scalars/tags").items():
-        for tag in tags:
-            points = ask("plugin/scalars/scalars?" + urllib.parse.urlencode({"tag": tag, "run": member}))
-            steps = [step for _, step, _ in points]
-            assert steps == sorted(set(steps)), (member, tag, steps)
-            found.setdefault(member, {})[tag] = {step: value for _, step, value in points}
+    for member in {str(path.parent.relative_to(folder)) for path in folder.rglob("events.out.tfevents.*")}:
+        reader = EventAccumulator(str(folder / member), {"scalars": 0}).Reload()
+        for tag in reader.Tags()["scalars"]:
+            points = {point.step: point.value for point in reader.Scalars(tag)}
+            assert [point.step for point in reader.Scalars(tag)] == sorted(points), (member, tag)
+            found.setdefault(member, {})[tag] = points
     return found
 
 

@@ -22,7 +22,7 @@ from kit.event_dicts import fold, read_events, typed
 from kit.execute_members import an_ensemble
 from kit.leftovers import wait_until
 from kit.run_events import list_run
-from logger_readers import LIMIT, find_observers, read_tensorboard, tensorboard, write_log
+from logger_readers import LIMIT, find_observers, read_tensorboard, write_log
 
 import ensemble
 from ensemble import SpecError
@@ -103,8 +103,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def check_tensorboard(run_dir: Path, state: Any) -> None:
-    with tensorboard(run_dir / "tensorboard") as ask:
-        scalars = read_tensorboard(ask)
+    scalars = read_tensorboard(run_dir / "tensorboard")
     for name, member in state.members.items():
         losses = {epoch.epoch: epoch.train_loss for epoch in member.history}
         assert scalars[name]["train/loss"] == pytest.approx(losses, rel=1e-6)
@@ -284,19 +283,25 @@ SPEC = """
 from ensemble import Recipe
 from kit.execute_members import an_ensemble, faulty_model, loss
 
-def spec():
+def spec(fault="build", marker=""):
     recipe = Recipe(model=faulty_model, loss=loss, task="classification")
-    return an_ensemble([{"lr": 0.1, "fault": "build"}], recipe=recipe)
+    return an_ensemble([{"lr": 0.1, "fault": fault, "after": 2, "marker": marker}], recipe=recipe)
 """
 
 
-def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_path: Path) -> None:
+def write_spec(folder: Path, webhook: Webhook) -> list[str]:
+    """Writes a spec and an address; the arguments of the command that runs it."""
     for name, text in {"spec.py": SPEC, "webhook": webhook.url}.items():
-        (tmp_path / name).write_text(text + "\n")
-    command = ["run", str(tmp_path / "spec.py"), "--run-dir", str(tmp_path / "run"), "--executor", "inline"]
-    assert main([*command, "--notify", f"@{tmp_path}/none"]) == 2
+        (folder / name).write_text(text + "\n")
+    options = ["--run-dir", f"{folder}/run", "--executor", "inline", "--notify", f"@{folder}/webhook"]
+    return ["run", f"{folder}/spec.py", *options]
+
+
+def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_path: Path) -> None:
+    command = write_spec(tmp_path, webhook)
+    assert main([*command[:-1], f"@{tmp_path}/none"]) == 2
     webhook.answers = [500]
-    assert main([*command, "--notify", f"@{tmp_path}/webhook"]) == 1, "no member finishes"
+    assert main(command) == 1, "no member finishes"
     message = webhook.next()
     assert message["kind"] == "run_failed" and message["text"].endswith("no member finished: 1 failed")
     check_secret(tmp_path / "run")
@@ -317,35 +322,18 @@ def test_a_controller_that_dies_before_it_reads_a_message_is_lost(webhook: Webho
     assert webhook.next()["kind"] == "run_lost" and webhook.asked == 1
 
 
-SCRIPT = """
-import sys
-import ensemble
-from ensemble import Recipe
-from kit.execute_members import an_ensemble, faulty_model, loss
-members = [{"lr": 0.1, "fault": "wait", "after": 2, "marker": sys.argv[2]}]
-declared = an_ensemble(members, recipe=Recipe(model=faulty_model, loss=loss, task="classification"))
-ensemble.submit(declared, sys.argv[1], executor="inline", notify=sys.stdin.readline().strip()).wait()
-"""
-
-
 @pytest.mark.more
 def test_a_run_that_is_killed_and_resumed_repeats_nothing(webhook: Webhook, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "marker")]
+    command = [sys.executable, "-m", "ensemble.cli", *write_spec(tmp_path, webhook)]
+    command += ["--set", "fault=wait", "--set", f"marker={tmp_path}/marker"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-    def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
-        assert process.stdin is not None
-        print(webhook.url, file=process.stdin, flush=True)
-        return process
-
-    with start() as first:
+    with subprocess.Popen(command, env=environment) as first:
         wait_until((tmp_path / "run" / "loggers" / "observers.lock").exists, "it does not start")
         first.kill()
     lost = webhook.next()
     assert lost["kind"] == "run_lost" and "ensemble resume" in lost["text"]
     (tmp_path / "marker").touch()
-    with start() as second:
+    with subprocess.Popen(command, env=environment) as second:
         ended = webhook.next()
         assert second.wait(WAIT_S) == 0
     assert ended["kind"] == "run_ended" and "1 finished" in ended["text"] and webhook.got.empty()

@@ -13,13 +13,7 @@ from kit.event_dicts import apply_event, fold
 
 from ensemble.reporting import Progress
 from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.time_left import (
-    TimeLeftEstimator,
-    count_epochs,
-    fraction_done,
-    member_epochs,
-    member_left_s,
-)
+from ensemble.reporting.time_left import TimeLeftEstimator, count_epochs, member_epochs, member_left_s
 from ensemble.store import MemberState, RunState
 
 
@@ -29,8 +23,6 @@ class Terminal(io.StringIO):
 
 
 class Watch:
-    """A run and the progress that shows it, at whose time its clock stands."""
-
     def __init__(self, events: Sequence[dict[str, Any]] = (), stream: io.StringIO | None = None) -> None:
         self.stream, self.now, self.state = stream or io.StringIO(), 0.0, fold(events)
         self.progress = Progress(self.stream, clock=lambda: self.now)
@@ -39,7 +31,6 @@ class Watch:
         apply_event(self.state, {"v": 2, "t": runs.START + self.now, **event})
 
     def update(self, at: float) -> str:
-        """What is shown when it looks at this time."""
         self.now = at
         self.progress.update(self.state)
         return self.stream.getvalue()
@@ -60,8 +51,8 @@ def played(events: list[dict[str, Any]], stream: io.StringIO) -> str:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Terminal]:
     def make(columns: int, lines: int = 40) -> Terminal:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("LINES", str(lines))
+        for name, size in {"COLUMNS": columns, "LINES": lines}.items():
+            monkeypatch.setenv(name, str(size))
         return Terminal()
 
     return make
@@ -233,7 +224,6 @@ def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended
     clone = MemberState("clone", 0, identity, state="running", epoch=6)
     assert count_epochs(RunState(members={"clone": clone})) == (2, 3), "without those that it has inherited"
     state = fold(runs.list_run(until=9.0))
-    assert all(0 <= fraction_done(state, member) <= 1 for member in state.members.values())
     assert member_left_s(state, state.members["member-0"]) > 0
     assert member_left_s(state, state.members["member-7"]) is None
     member = next(m for m in state.members.values() if m.state == "running")
@@ -247,10 +237,7 @@ def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended
 
 def make_search(declared: int, epochs: int, *trials: tuple[str, int]) -> RunState:
     """A search whose trials are in these states after so many epochs."""
-    made = [
-        MemberState(f"trial-{n}", n, {"epochs": epochs}, state=state, epoch=epoch)
-        for n, (state, epoch) in enumerate(trials)
-    ]
+    made = [MemberState(f"t{n}", n, {"epochs": epochs}, s, epoch=e) for n, (s, e) in enumerate(trials)]  # type: ignore[arg-type]
     return RunState(mode="search", epochs=epochs, declared=declared, members={trial.id: trial for trial in made})
 
 

@@ -32,14 +32,12 @@ SHOWN = r"ValueError: red \x9b1m \u202eolleh\r\x07 caf"
 
 def strange() -> list[dict[str, object]]:
     """A run whose objective looks like markup, and of which an error holds commands for terminals."""
-    events = []
-    for event in runs.list_run():
-        if event["type"] == "run_started":
-            event |= {"objective": OBJECTIVE}
+    begin, *events = runs.list_run()
+    for event in events:
         if event.get("metrics") and event["type"] != "combined":
-            event |= {"metrics": {OBJECTIVE: event["metrics"]["accuracy"]}}
-        events.append(event | {"error": ERROR} if event["type"] == "failed" else event)
-    return events
+            event["metrics"] = {OBJECTIVE: event["metrics"]["accuracy"]}
+    failed = [event | {"error": ERROR} if event["type"] == "failed" else event for event in events]
+    return [begin | {"objective": OBJECTIVE}, *failed]
 
 
 def test_commands_for_terminals_become_visible_or_go() -> None:
@@ -63,9 +61,9 @@ def test_progress_obeys_no_error(stream: io.StringIO, monkeypatch: pytest.Monkey
         for event in strange():
             apply_event(state, event)
             progress.update(state)
-    said = "".join(stream.getvalue().split())
-    assert "ValueError:red" in said and r"\x9b1m\u202eolleh" in said  # rich leaves out carriage returns and bells
-    assert "\x1b[2J" not in said and "\x9b" not in said and "\x07" not in said
+    shown = "".join(stream.getvalue().split())
+    assert "ValueError:red" in shown and r"\x9b1m\u202eolleh" in shown  # rich drops carriage returns and bells
+    assert "\x1b[2J" not in shown and "\x9b" not in shown and "\x07" not in shown
 
 
 def test_commands_show_such_a_run_also_where_output_is_not_utf_8(tmp_path: Path) -> None:
@@ -157,8 +155,6 @@ class Screen:
 
 
 class Session:
-    """A process on a pseudo-terminal."""
-
     def __init__(self, columns: int) -> None:
         self.screen, self._decoder = Screen(columns), codecs.getincrementaldecoder("utf-8")()
         self.own, self.other = os.openpty()

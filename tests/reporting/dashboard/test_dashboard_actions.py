@@ -111,9 +111,8 @@ def test_a_clone_sends_only_what_was_changed_and_needs_every_value(tab: Any, ope
     press(tab, "Clone with changes …")
     members = documents["state"]["members"]
     params = members["rows"]["member-3"][members["columns"].index("params")]
-    assert {name: tab.input_value(f"dialog input[name='{name}']") for name in params} == {
-        name: str(value) for name, value in params.items()
-    }
+    shown = {name: tab.input_value(f"dialog input[name='{name}']") for name in params}
+    assert shown == {name: str(value) for name, value in params.items()}
     tab.fill("dialog input[name='lr']", "1e-3")
     tab.fill("dialog input[name='optimizer']", "adam")
     tab.check("dialog input[value='warm']")

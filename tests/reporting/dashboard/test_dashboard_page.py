@@ -22,12 +22,9 @@ NARROW = {"width": 400, "height": 800}
 
 def tiles(tab: Any, what: str = "figure") -> dict[str, str]:
     """The figures on the tiles by their labels, or the notes below them."""
-    found: dict[str, str] = tab.evaluate(
-        """(what) => Object.fromEntries([...document.querySelectorAll("[data-mark='tile']")].map(
-            (tile) => [tile.querySelector("dt").textContent, tile.querySelector("." + what).textContent]))""",
-        what,
-    )
-    return found
+    read = """(what) => Object.fromEntries([...document.querySelectorAll("[data-mark='tile']")].map(
+        (tile) => [tile.querySelector("dt").textContent, tile.querySelector("." + what).textContent]))"""
+    return dict(tab.evaluate(read, what))
 
 
 def is_live(tab: Any, server: PageServer) -> bool:
@@ -63,9 +60,8 @@ def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_
     def count(selector: str) -> int:
         return int(tab.locator(f"[data-view=ensemble] >> {selector} >> visible=true").count())
 
-    assert count("text=The run combines its members at its end.") == 1 and count("figure") == 0, (
-        "one sentence for all"
-    )
+    assert count("text=The run combines its members at its end.") == 1, "one sentence for all"
+    assert count("figure") == 0
     asked = f"/api/runs/{KEY}/quality"
     assert server.asked.count(asked) == 1
     server.documents["quality"] = make_documents(10, ended=True)["quality"]
@@ -312,9 +308,8 @@ def test_the_tables_are_those_of_now_each_time_a_view_is_opened(tab: Any, open_p
     tab.click(".chooser label:has-text('sent by a worker')")
     tab.keyboard.press("Escape")
     tab.click("th[data-column='exchange sent by a worker'] button")
-    place = tab.locator("thead th").evaluate_all(
-        "all => all.findIndex((e) => e.dataset.column.includes('sent by'))"
-    )
+    find_sent = "all => all.findIndex((e) => e.dataset.column.includes('sent by'))"
+    place = tab.locator("thead th").evaluate_all(find_sent)
     cells = tab.locator(f"tr[data-member] td:nth-child({place + 1})")
     assert cells.all_inner_texts()[:5] == ["9 KiB", "6 KiB", "3 KiB", "0 KiB", "–"], "sorted by its number"
     show(tab, "member?member=member-3")

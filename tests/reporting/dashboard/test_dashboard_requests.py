@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ NO_ACTIONS += [json.dumps({"verb": "add", "params": {"lr": "x" * 20_000}})]
 NO_ACTIONS += [json.dumps({"verb": "add", "params": {str(n): n for n in range(300)}})]
 
 
-@pytest.mark.parametrize(
-    ("body", "status"), [*((body, 400) for body in NO_ACTIONS), *((body, 404) for body in OF_NOBODY)]
-)
+@pytest.mark.parametrize(("body", "status"), [*product(NO_ACTIONS, [400]), *product(OF_NOBODY, [404])])
 def test_what_is_no_action_is_refused_in_one_line(body: str, status: int) -> None:
     with pytest.raises(ActionError) as refusal:
         parse_action(body.encode("latin-1"), MEMBERS)
@@ -145,12 +144,8 @@ def test_no_run_outside_the_folder_that_is_served_is_compared(tmp_path: Path) ->
     outside = run_events.write_run(tmp_path / "outside", run_events.list_run())
     run_events.write_run(tmp_path / "runs" / "first", run_events.list_run())
     with serve(tmp_path / "runs") as server:
-        for runs, status in (
-            (make_key(outside), 404),
-            ("..", 404),
-            ("", 400),
-            (",".join(map(str, range(51))), 400),
-        ):
+        many = ",".join(map(str, range(51)))
+        for runs, status in ((make_key(outside), 404), ("..", 404), ("", 400), (many, 400)):
             assert server.ask(f"/api/compare?runs={runs}")[0] == status, runs
         assert server.ask(f"/api/compare?runs={server.key}", cookie="")[0] == 401
         assert len(server.get(f"/api/compare?runs={server.key},{server.key}")["runs"]) == 1

@@ -10,7 +10,6 @@ from page_steps import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
-
 VIEW = "[data-view=curves]"
 ACCURACY = f"{VIEW} figure[data-metric=accuracy]"
 
@@ -27,10 +26,8 @@ def others(tab: Any) -> int:
     return int(tab.locator(f"{ACCURACY} canvas[data-mark=others]").get_attribute("data-count"))
 
 
-def wait_for(tab: Any, selector: str, words: str) -> None:
-    tab.wait_for_function(
-        "([s, words]) => document.querySelector(s)?.textContent.includes(words)", arg=[selector, words]
-    )
+def wait_for(tab: Any, *looked: str) -> None:
+    tab.wait_for_function("([s, words]) => document.querySelector(s)?.textContent.includes(words)", arg=[*looked])
 
 
 def test_a_member_that_diverged_flattens_no_other_and_is_marked_where_it_leaves(tab: Any, open_page: Open) -> None:
