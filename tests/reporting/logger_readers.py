@@ -26,7 +26,6 @@ from ensemble.store import RunDir
 #: Of the time in which a logger must have ended, however busy the machine is, for each member.
 LIMIT = "ensemble.reporting.loggers.observers.END_S"
 
-#: member -> metric -> step -> value
 Scalars = dict[str, dict[str, dict[int, float]]]
 
 
@@ -53,8 +52,7 @@ def find_observers() -> psutil.Process | None:
 
 
 def kept(run_dir: RunDir, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir.loggers / f"{name}.json").read_text())
-    return found
+    return dict(json.loads((run_dir.loggers / f"{name}.json").read_text()))
 
 
 @contextmanager
@@ -120,7 +118,6 @@ def read_mlflow(uri: str, experiment: str) -> dict[str, dict[str, Any]]:
 
 
 def read_wandb(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Each offline run by its name: config, history by step, summary, group, exit code."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found: dict[str, dict[str, Any]] = {}

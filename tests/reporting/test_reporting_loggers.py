@@ -229,7 +229,6 @@ Whole = Callable[[str], Any]
 
 @pytest.fixture(scope="module")
 def log_whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """What a logger has written of the run that nothing has interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     return functools.cache(lambda name: content_of(name, log_run(folder / name, EVENTS, name)))
 
@@ -249,9 +248,7 @@ def run_until(processes: Observers, run_dir: RunDir, name: str) -> psutil.Proces
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(
-    name: str, tmp_path: Path, log_whole: Whole
-) -> None:
+def test_after_a_kill_no_points_are_there_twice_or_missing(name: str, tmp_path: Path, log_whole: Whole) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1] if name == "wandb" else EVENTS[:HALF])
     processes = Observers(run_dir, resolve_loggers([name]))
     if name == "wandb":  # it writes at the end: the kill comes while it does
@@ -308,9 +305,7 @@ def test_a_run_that_was_deleted_from_mlflow_is_written_again_and_one_declared_an
 @pytest.mark.parametrize(
     ("name", "counted"), [("tensorboard", HALF), pytest.param("mlflow", FEW, marks=pytest.mark.slow), ("wandb", 0)]
 )
-def test_what_was_written_beyond_the_file_is_not_there_twice(
-    name: str, counted: int, tmp_path: Path, log_whole: Whole
-) -> None:
+def test_nothing_beyond_the_file_is_there_twice(name: str, counted: int, tmp_path: Path, log_whole: Whole) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:counted])
     processes = Observers(run_dir, resolve_loggers([name]))
     if counted:
@@ -389,15 +384,12 @@ def test_a_logger_that_hangs_does_not_hold_the_end_up(tmp_path: Path, monkeypatc
 
 OF_A_STRANGER = """
 from ensemble.extend import Logger
-
 class Lines(Logger):
     def open(self, state, ids):
         self.count = ids.get("count", 0)
-
     def write(self, points):
         self.count += len(points)
         return {"count": self.count}
-
     def end(self, end, state):
         with open(self.options["file"], "a") as file:
             print(state.name, self.count, file=file)

@@ -70,8 +70,7 @@ class Alert(BaseHTTPRequestHandler):
         if answer == 204:
             self.server.got.put(json.loads(body))
         self.send_response(307 if isinstance(answer, str) else answer)
-        if isinstance(answer, str):
-            self.send_header("Location", answer)
+        self.send_header("Location", str(answer))
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -290,7 +289,6 @@ def spec(fault="build", marker=""):
 
 
 def write_spec(folder: Path, webhook: Webhook) -> list[str]:
-    """Writes a spec and an address; the arguments of the command that runs it."""
     for name, text in {"spec.py": SPEC, "webhook": webhook.url}.items():
         (folder / name).write_text(text + "\n")
     options = ["--run-dir", f"{folder}/run", "--executor", "inline", "--notify", f"@{folder}/webhook"]

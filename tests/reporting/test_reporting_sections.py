@@ -36,7 +36,6 @@ def read_members(events: list[Event], section: str) -> dict[str, dict[str, Any]]
 
 
 def declare_members(*members: dict[str, Any]) -> list[Event]:
-    """A run whose members have each done two epochs."""
     log = runs.Log()
     runs.run_started(log, "r", "members", 2, len(members), objective="loss", direction="min")
     for number, given in enumerate(members):
@@ -111,10 +110,9 @@ def add_gpu(event: Event) -> Event:
     part = {"name": "gpu", "kind": "gpu", "device": gpu, "energy_j": 50.0, "idle_j": 10.0, "origin": "measured"}
     if event.get("node") == "node-0":
         part["activity"] = [["train", "member-0", 0.5], ["train", "member-2", 1.5]]
-    changed = {"gpu_ids": [gpu], "devices": [gpu] * len(event.get("devices", ())), "parts": event.get("parts", ())}
-    name = {"node": "gpu_ids", "placed": "devices", "power": "parts"}.get(event["type"])
-    changed["parts"] = [*changed["parts"], part]
-    return event if name is None else event | {name: changed[name]}
+    changed = {"node": {"gpu_ids": [gpu]}, "placed": {"devices": [gpu] * len(event.get("devices", ()))}}
+    changed["power"] = {"parts": [*event.get("parts", ()), part]}
+    return event | changed.get(event["type"], {})
 
 
 def read_roles(events: list[Event]) -> list[dict[str, Any]]:

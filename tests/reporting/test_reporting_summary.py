@@ -70,9 +70,7 @@ def summary_text(*given: Any, width: int = 110) -> str:
 
 
 @pytest.mark.parametrize(("objective", "direction", "sign"), [("accuracy", "max", -1), ("loss", "min", 1)])
-def test_members_are_ranked_by_the_objective_with_failed_ones_last(
-    objective: str, direction: str, sign: int
-) -> None:
+def test_members_are_ranked_by_the_objective_failed_ones_last(objective: str, direction: str, sign: int) -> None:
     events = [RUN[0] | {"objective": objective, "direction": direction}, *RUN[1:]]
     lines = [line for line in summary_text(project(events)).splitlines() if "member-" in line]
     finished = [member for member in fold(events).members.values() if member.state == "finished"]
@@ -87,8 +85,7 @@ def test_costs_name_reuse_roles_and_the_origin_of_the_energy(tmp_path: Path) -> 
     roles = ("starting up", "training", "preparing samples", "feeding", "orchestrating")
     used, alone = cpu_s["prepare"] + cpu_s["feed"], cpu_s["prepare"] * (242_100 - 4_500) / 60_000
     saved = f"64,500 samples were prepared instead of 242,100, in {used:.1f} CPU-seconds instead of"
-    for words in (saved, f"of about {alone:.1f}", *roles, "report.html"):
-        assert words in shown
+    assert all(words in shown for words in (saved, f"of about {alone:.1f}", *roles, "report.html"))
     (energy,) = [line for line in shown.splitlines() if line.startswith("energy")]
     assert "estimated" in energy and "12 W per busy core" in energy and "measured" not in energy
     assert str(tmp_path) in shown.replace("\n", "")
@@ -168,36 +165,33 @@ def test_members_that_do_not_differ_show_their_hyperparameters() -> None:
         assert len(rows) == members and all("width 8, lr 0.5" in row for row in rows)
 
 
-def shown(events: list[Event], width: int) -> list[str]:
-    return status_lines(project(events), width)
-
-
 def test_nodes_are_left_out_where_their_names_do_not_fit_and_all_metrics_appear_where_there_is_room() -> None:
     events = [e | {"node": f"rack-17-{e['node']}.cluster"} if e.get("node") else e for e in RUN]
-    narrow, wide = shown(events, 80), shown(events, 120)
+    narrow, wide = status_lines(project(events), 80), status_lines(project(events), 120)
     assert narrow[0].split()[:5] == ["member", "state", "epoch", "accuracy", "samples/s"] and "J (" in narrow[0]
-    assert "node" in shown(runs.list_run(until=9.0), 80)[0]
+    assert "node" in status_lines(project(runs.list_run(until=9.0)), 80)[0]
     assert "node" not in narrow[0] and len(narrow) == 9 and all(len(line.rstrip()) <= 80 for line in narrow)
     assert "node" in wide[0] and "rack-17-node-0.cluster" in wide[1]
     more = {"f1": 0.25, "评分": 0.75}
     unfinished = [e for e in RUN if e["type"] != "finished"]
     events = [e | {"metrics": e["metrics"] | more} if e["type"] == "epoch" else e for e in unfinished]
-    head, line, *_ = shown(events, 200)
+    head, line, *_ = status_lines(project(events), 200)
     assert head.split()[-4:] == ["loss", "f1", "评分", "node"] and line.split()[-3:-1] == ["0.2500", "0.7500"]
-    assert "f1" not in shown(events, 80)[0] and "node" in shown(events, 80)[0]
+    head = status_lines(project(events), 80)[0]
+    assert "f1" not in head and "node" in head
     assert status_rows(project(events))[0]["metrics"]["f1"] == 0.25
 
 
 def test_at_100_columns_there_is_room_for_full_joules_and_mean_watts() -> None:
     events = runs.measured(RUN)
-    head, *lines = shown(events, 100)
+    head, *lines = status_lines(project(events), 100)
     names = "member; state; epoch; accuracy; samples/s; CPU-s; J (attributed); full J; mean W; node"
     assert re.split("  +", head) == names.split("; ")
     assert len(lines) == 8 and all(len(line) <= 100 for line in lines)
     used, line = ledger(events), re.split("  +", lines[0])
     full, direct = used.member("member-0", full=True), used.member("member-0")
     assert line[7:9] == [number(full.energy_j), number(direct.mean_w)]
-    everything = re.split("  +", shown(events, 1000)[0])
+    everything = re.split("  +", status_lines(project(events), 1000)[0])
     assert {"full CPU-s", "loss"} <= set(everything) and "GPU-s" not in everything, "there is no GPU"
 
 
@@ -254,8 +248,7 @@ def test_a_controller_that_died_is_told_by_the_lock_it_no_longer_holds(tmp_path:
 def test_a_controller_elsewhere_is_taken_for_lost_when_it_has_long_been_silent(tmp_path: Path) -> None:
     run_dir, state = written_by(tmp_path, 1, "another-host")
     assert describe_lost_controller(run_dir, state) is None, "it has written just now"
-    an_hour_ago = time.time() - 3600
-    os.utime(run_dir.events, (an_hour_ago, an_hour_ago))
+    os.utime(run_dir.events, (time.time() - 3600,) * 2)
     silent = "the controller (process 1 on another-host) has logged nothing for 1:00:0"
     assert (describe_lost_controller(run_dir, state) or "").startswith(silent)
     assert describe_lost_controller(run_dir, state, silent_s=math.inf) is None, "a request is made to it"

@@ -72,8 +72,8 @@ def test_every_figure_of_a_task_has_a_name_and_a_direction(kind: Kind) -> None:
 
 
 def test_figures_that_say_most_come_first_and_all_are_kept() -> None:
-    names = [each.name for each in list_figures(["mine", "r2", "rmse", "crps"], Task("gaussian"))]
-    assert names == ["rmse", "crps", "r2", "mine"]
+    figures = list_figures(["mine", "r2", "rmse", "crps"], Task("gaussian"))
+    assert [figure.name for figure in figures] == ["rmse", "crps", "r2", "mine"]
 
 
 @pytest.mark.parametrize("kind", tasks.TASKS)

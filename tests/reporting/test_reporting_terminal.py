@@ -13,8 +13,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -167,12 +165,20 @@ class Session:
             start_new_session=True, preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0),
         )  # fmt: skip
 
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.own)
+        os.close(self.other)
+
     def resize(self, columns: int) -> None:
         fcntl.ioctl(self.own, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         self.screen.resize(columns)
 
     def read(self) -> None:
-        """Shows what the process writes until it says that it has drawn, or has ended."""
         assert self.process.stderr is not None
         said, until = self.process.stderr.fileno(), time.monotonic() + WAIT_S
         while said not in (ready := select.select([said, self.own], [], [], 0.1)[0]) or self.own in ready:
@@ -182,23 +188,11 @@ class Session:
         os.read(said, 2**16)
 
 
-@contextmanager
-def session(columns: int) -> Iterator[Session]:
-    made = Session(columns)
-    try:
-        yield made
-    finally:
-        made.process.kill()
-        made.process.wait()
-        os.close(made.own)
-        os.close(made.other)
-
-
 @pytest.mark.parametrize(("columns", "after"), [(40, 40), pytest.param(80, 40, marks=pytest.mark.more), (200, 80)])
 def test_the_table_fits_any_width_also_when_it_changes_and_ctrl_c_leaves_the_terminal_as_it_was(
     columns: int, after: int, tmp_path: Path
 ) -> None:
-    with session(columns) as shown:
+    with Session(columns) as shown:
         shown.read()
         first = shown.screen.text
         first = first[first.index("digits ·") :]  # above it stands who failed

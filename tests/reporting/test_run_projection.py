@@ -29,7 +29,6 @@ from ensemble.store import RunDir, RunStatus
 
 
 def resumed() -> list[Event]:
-    """A run whose driver was killed, and that went on after an hour."""
     events = list_run()
     kill = next(at for at, event in enumerate(events) if event["type"] == "failed" and event["reason"] == "lost")
     later = [event | {"t": event["t"] + 3600.0} for event in events[kill + 1 :]]
@@ -40,16 +39,13 @@ RUNS = {"list": measured(list_run()), "search": search_run(), "resumed": resumed
 
 
 def of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of members, from rows as `ensemble status --json` has them."""
     names = {"states": "state", "epochs": "epoch", "values": "metric"}
     used = {"members_cpu_s": "cpu_s", "members_full_j": "full_energy_j"}
     found = {of: {row["member"]: row[name] for row in rows} for of, name in names.items()}
     return found | {of: {row["member"]: row[name] for row in rows if row[name]} for of, name in used.items()}
 
 
-def of_run(
-    row: Mapping[str, Any], word: str | None, best: tuple[str | None, float | None] | None
-) -> dict[str, Any]:
+def of_run(row: Mapping[str, Any], word: str | None, best: tuple[Any, Any] | None) -> dict[str, Any]:
     shown = best if best is not None and None not in best else None
     return {"word": word, "best": shown, "cpu_s": row["cpu_s"], "energy_j": row["energy_j"]}
 

@@ -33,7 +33,6 @@ for await (const line of createInterface({ input: process.stdin })) {
 
 @pytest.fixture(scope="session")
 def node() -> str:
-    """Node; where it is not installed, the one that Playwright brings."""
     return shutil.which("node") or str(Path(pytest.importorskip("playwright").__file__).parent / "driver" / "node")
 
 
@@ -101,7 +100,6 @@ def tab(shared_tab: tuple[Any, list[str]]) -> Iterator[Any]:
 
 @pytest.fixture
 def own_tab(browser: Any) -> Iterator[Any]:
-    """A page of this test's own, for what cannot be taken back."""
     errors: list[str] = []
     tab = open_tab(browser, errors)
     yield tab

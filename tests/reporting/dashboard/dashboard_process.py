@@ -136,7 +136,6 @@ class Messages:
 
 @contextlib.contextmanager
 def serve(path: Path, *options: str, log_in: bool = True, under: Sequence[str] = ()) -> Iterator[Server]:
-    """A server of a run directory or a folder, with a session."""
     server = Server(path, *options, under=under)
     try:
         if log_in:

@@ -1,7 +1,4 @@
-"""Makes documents of the live page from events: seeded, of any size, with hostile names where asked for.
-
-`make_documents(1000, seed=3)["state"]`, and "curves", "quality", "importances", "tables".
-"""
+"""Makes documents of the live page from events: "state", "curves", "quality", "importances", "tables"."""
 
 from __future__ import annotations
 
@@ -70,7 +67,6 @@ def _log_member(
     if state == "waiting":
         return
     devices = [f"GPU-{node}-{number % gpus}"] if gpus else [None]
-    who: Document = {"member": name, "attempt": 0}
     error = {"error": f"loss is nan at step 113 (lr {params['lr']})", "reason": "nan"}
     for attempt in range(3 if state == "failed" else 1):
         who = {"member": name, "attempt": attempt}
@@ -152,7 +148,6 @@ def _draw_state(rng: random.Random, number: int, members: int, ended: bool) -> s
 
 
 def make_quality(rng: random.Random, ids: list[str]) -> Document:
-    """The combined model's quality; of no members that there is none."""
     if not ids:
         none = {"title": "The combined model", "origin": "", "names": {"best": "", "combined": "combined"}}
         none |= {"missing": "The run combines its members at its end."}

@@ -1,7 +1,4 @@
-"""The log of a run of a thousand members of which 64 train now, and a writer that goes on with it in bursts.
-
-Events have the fields of real ones; they are appended as the controller does, which holds the log's lock.
-"""
+"""The log of a run of a thousand members of which 64 train now, which goes on in bursts under the log's lock."""
 
 from __future__ import annotations
 
@@ -89,7 +86,6 @@ class LiveLog:
         return {"t": t, "type": "usage", **who, "role": "train", "cpu_s": cpu_s, "origin": "measured"}
 
     def _burst(self) -> Iterator[Event]:
-        """What happens within a fifth of a second: about 20 events of members, feeders and meters."""
         self._tick += 1
         self.now += BURST_S
         for k, (number, epoch) in enumerate([*self._epochs.items()]):
@@ -112,6 +108,5 @@ class LiveLog:
                 yield {"type": "feeder", **of, **count, "fullness": levels}
 
     def _is_due(self, k: int, of: int, every_s: float) -> bool:
-        """Whether it is the turn of the k-th of so many, that take turns evenly within a period."""
         ticks = round(every_s / BURST_S)
         return self._tick % ticks == k * ticks // of

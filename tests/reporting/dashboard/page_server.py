@@ -1,7 +1,4 @@
-"""Serves the live page with documents of `documents.make_documents`, by the contract of the server's routes.
-
-`show` says which, `push` sends a later state to those who follow; `posted` are the bodies of the page's requests.
-"""
+"""Serves the live page with documents of `documents.make_documents`, by the contract of the server's routes."""
 
 from __future__ import annotations
 
@@ -64,7 +61,6 @@ class PageServer(ThreadingHTTPServer):
         self.send(f"log {member}", piece_message(text, begin))
 
     def send(self, stream: str, text: str) -> None:
-        """Writes to all who follow a stream: `run`, `runs` or `log MEMBER`."""
         for follower in self._streams.get(stream, []):
             follower.put(text)
 
@@ -72,7 +68,6 @@ class PageServer(ThreadingHTTPServer):
         return len(self._streams.get(stream, []))
 
     def drop(self) -> None:
-        """Ends all streams, as a lost connection does."""
         for follower in chain(*self._streams.values()):
             follower.put(None)
 
@@ -82,7 +77,6 @@ class PageServer(ThreadingHTTPServer):
         return [describe_row(head | {"key": key}, head["dir"]) for key in self.keys]
 
     def follow(self, stream: str, first: str) -> Iterator[str]:
-        """The texts of a stream, the first at once, until it is dropped."""
         mine: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         followers = self._streams.setdefault(stream, [])
         followers.append(mine)

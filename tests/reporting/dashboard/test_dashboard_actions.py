@@ -53,9 +53,7 @@ def test_stop_asks_first_may_be_at_once_and_is_said_until_it_has(tab: Any, open_
     assert posted(tab, server) == [{"verb": "stop", "at_once": True}]
 
 
-def test_a_member_is_paused_resumed_and_after_a_question_cancelled_and_the_answer_is_heard(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_member_is_paused_resumed_and_cancelled_and_the_answer_is_heard(tab: Any, open_page: Open) -> None:
     server = open_page(make_documents(8), "#member?member=member-1")
     wait_until(tab, lambda: server.followers("run") == 1)
     live = "[aria-live=polite]"  # where screen readers hear it

@@ -43,12 +43,10 @@ VIEWS: dict[str, Callable[[RunState], list[str]]] = {
     "notices": lambda state: [""],
     "member?member=member-1": lambda state: ["member-1", *list_params(state, "member-1")],
 }
-#: A mark of which there is one for each member.
 MARKS = {"members": "tbody tr[data-member]", "curves": "[data-metric] g[data-member]"}
 
 
 def check_views(tab: Any, read: Callable[[], RunState]) -> None:
-    """Every view shows what the log says; some fetch a document first."""
     for view, list_words in VIEWS.items():
         show(tab, view)
         drawn = "#app" if view == "overview" else f"[data-view={view.partition('?')[0]}]"

@@ -1,7 +1,4 @@
-"""The parts of the live page that do not draw: documents, filter, formats, addresses, scales.
-
-A test imports a module of the page in Node and calls it.
-"""
+"""The parts of the live page that do not draw: a test imports a module of the page in Node and calls it."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ Call = Callable[..., Any]
 
 
 def make_store(code: str) -> str:
-    """Code that loads a store from documents, does something and returns something."""
     return f"(m, docs, ...rest) => {{ const s = new m.Store(); s.load(docs.state); {code} }}"
 
 

@@ -21,7 +21,6 @@ NARROW = {"width": 400, "height": 800}
 
 
 def tiles(tab: Any, what: str = "figure") -> dict[str, str]:
-    """The figures on the tiles by their labels, or the notes below them."""
     read = """(what) => Object.fromEntries([...document.querySelectorAll("[data-mark='tile']")].map(
         (tile) => [tile.querySelector("dt").textContent, tile.querySelector("." + what).textContent]))"""
     return dict(tab.evaluate(read, what))
@@ -31,9 +30,7 @@ def is_live(tab: Any, server: PageServer) -> bool:
     return server.followers("run") == 1 and tab.text_content(".connection") == "live"
 
 
-def test_the_overview_says_how_the_run_stands_and_is_drawn_at_most_five_times_a_second(
-    tab: Any, open_page: Open
-) -> None:
+def test_the_overview_says_how_the_run_stands_and_is_drawn_five_times_a_second(tab: Any, open_page: Open) -> None:
     server = open_page(make_documents(40))
     assert not tab.is_visible("text=All runs"), "one run opens at once"
     assert tab.text_content(".pill") == "running"
@@ -72,9 +69,7 @@ def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_
     assert count(".absent") == 0 and server.asked.count(asked) == 2
 
 
-def test_a_lost_connection_is_taken_up_again_and_another_log_loads_the_page_anew(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_lost_connection_is_taken_up_again_and_another_log_loads_it_anew(tab: Any, open_page: Open) -> None:
     documents = make_documents(10)
     server = open_page(documents, "#members?select=member-2")
     wait_until(tab, lambda: is_live(tab, server))
@@ -142,9 +137,7 @@ def test_a_run_has_one_stream_and_the_list_another(tab: Any, open_page: Open) ->
     wait_until(tab, lambda: (server.send("runs", ": still there\n\n"), server.followers("runs") == 0)[1])
 
 
-def test_a_member_says_why_it_failed_whose_clone_it_is_and_its_own_best_beside_that_of_all(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_member_says_why_it_failed_whose_clone_it_is_and_its_own_best(tab: Any, open_page: Open) -> None:
     documents = make_documents(12)
     curve, best = documents["curves"]["members"]["member-1"], documents["state"]["run"]["best"]
     curve["values"]["accuracy"], curve["epoch"] = [0.2, 0.7, 0.6, 0.5], list(range(4))
@@ -164,9 +157,7 @@ def test_a_member_says_why_it_failed_whose_clone_it_is_and_its_own_best_beside_t
     wait_until(tab, lambda: tiles(tab, "note").get("accuracy") == wanted)
 
 
-def test_a_log_follows_stands_still_keeps_its_last_lines_and_is_left_with_its_page(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_log_follows_stands_still_keeps_its_last_lines_and_is_left(tab: Any, open_page: Open) -> None:
     start = "".join(f"line {i} <b>\n" for i in range(100))
     server = open_page(make_documents(8), "#member?member=member-1", logs={"member-1": start})
     tab.wait_for_selector("pre.log >> text=line 99 <b>")
@@ -193,9 +184,7 @@ def test_a_log_follows_stands_still_keeps_its_last_lines_and_is_left_with_its_pa
     wait_until(tab, lambda: (server.push_log("member-1", "x\n", 4), server.followers("log member-1") == 0)[1])
 
 
-def test_number_keys_open_the_views_the_help_names_them_and_the_choice_of_colours_stays(
-    tab: Any, open_page: Open
-) -> None:
+def test_number_keys_open_views_the_help_names_them_and_colours_stay(tab: Any, open_page: Open) -> None:
     open_page(make_documents(8))
     titles = tab.eval_on_selector_all("nav a", "all => all.map(each => each.textContent)")
     for number, title in reversed(list(enumerate(titles[:9], start=1))):

@@ -42,7 +42,6 @@ def unharmed(run: Path, server: Server) -> Iterator[None]:
 
 
 def refused(answer: tuple[int, dict[str, str], bytes], status: int) -> None:
-    """The status, that no secret is told, and the headers that every answer has."""
     found, headers, body = answer
     assert found == status, answer
     assert SECRET.encode() not in body and b"member-0" not in body and "set-cookie" not in headers
