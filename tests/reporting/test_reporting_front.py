@@ -60,8 +60,7 @@ def test_a_front_of_three_objectives_names_both_and_nobody_who_violates_a_constr
     assert [judged[member] for member in front] == sorted(judged[member] for member in front)
     (line,) = summarize_search(state, ledger(events))
     assert line[1].endswith("(accuracy, CPU-seconds and speed)") and line[1].startswith(f"{front[0]} ")
-    narrow = {"constraints": {"narrow": 0.5}}
-    best = {"type": "finished", "member": front[0]}
+    best, narrow = {"type": "finished", "member": front[0]}, {"constraints": {"narrow": 0.5}}
     violated = [event | narrow if event.items() >= best.items() else event for event in events]
     assert front[0] not in [member.id for member in front_members(fold(violated))]
     assert front_members(fold(runs.minimizing())) == []

@@ -19,8 +19,7 @@ from ensemble.store import RunDir
 
 def read_documents(page: Path) -> dict[str, Any]:
     (found,) = re.findall(r'<script type="application/json" id="documents">(.*?)</script>', page.read_text())
-    documents: dict[str, Any] = json.loads(found)
-    return documents
+    return dict(json.loads(found))
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +69,9 @@ def test_it_holds_the_last_lines_of_the_logs_of_members_that_failed(full: Path, 
 
 BEGIN, *BEGUN = runs.list_run(until=9.0)
 INTERRUPTED = [BEGIN | {"host": socket.gethostname(), "pid": 2**22 + 1}, *BEGUN]  # no process has such a number
-AT_ANY_TIME = {
-    "just started": (runs.just_started(), "running", 0),
-    "running": ([BEGIN, *BEGUN], "running", 8),
-    "search": (runs.search_run(), "running", 24),
-    "interrupted": (INTERRUPTED, "interrupted", 8),
-    "empty log": ([], "not started", 0),
-}
+AT_ANY_TIME = {"just started": (runs.just_started(), "running", 0), "running": ([BEGIN, *BEGUN], "running", 8)}
+AT_ANY_TIME |= {"search": (runs.search_run(), "running", 24), "interrupted": (INTERRUPTED, "interrupted", 8)}
+AT_ANY_TIME |= {"empty log": ([], "not started", 0)}
 
 
 @pytest.mark.parametrize("when", AT_ANY_TIME)

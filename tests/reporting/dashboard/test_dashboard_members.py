@@ -14,8 +14,7 @@ ROWS = "tr[data-member]:not([hidden])"
 
 
 def names(tab: Any) -> list[str]:
-    found: list[str] = tab.eval_on_selector_all(ROWS, "rows => rows.map(row => row.dataset.member)")
-    return found
+    return list(tab.eval_on_selector_all(ROWS, "rows => rows.map(row => row.dataset.member)"))
 
 
 def rows_of(documents: dict[str, Any]) -> dict[str, dict[str, Any]]:

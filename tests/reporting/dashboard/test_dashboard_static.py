@@ -54,8 +54,7 @@ LUMINANCE = np.array([0.2126729, 0.7151522, 0.0721750])
 
 
 def read_colours(text: str) -> Array:
-    found = re.findall(r"#([0-9a-f]{6})\b", text)
-    given = np.array([[int(each[i : i + 2], 16) for i in (0, 2, 4)] for each in found]) / 255
+    given = np.array([[*bytes.fromhex(colour)] for colour in re.findall(r"#([0-9a-f]{6})\b", text)]) / 255
     return np.where(given <= 0.04045, given / 12.92, ((given + 0.055) / 1.055) ** 2.4)
 
 
