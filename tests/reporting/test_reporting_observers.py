@@ -289,10 +289,10 @@ def spec(fault="build", marker=""):
 
 
 def write_spec(folder: Path, webhook: Webhook) -> list[str]:
-    for name, text in {"spec.py": SPEC, "webhook": webhook.url}.items():
+    for name, text in {"run_faults.py": SPEC, "webhook": webhook.url}.items():
         (folder / name).write_text(text + "\n")
     options = ["--run-dir", f"{folder}/run", "--executor", "inline", "--notify", f"@{folder}/webhook"]
-    return ["run", f"{folder}/spec.py", *options]
+    return ["run", f"{folder}/run_faults.py", *options]
 
 
 def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_pat
     message = webhook.next()
     assert message["kind"] == "run_failed" and message["text"].endswith("no member finished: 1 failed")
     check_secret(tmp_path / "run")
-    submitted = load_spec(str(tmp_path / "spec.py")), tmp_path / "submitted", "inline"
+    submitted = load_spec(str(tmp_path / "run_faults.py")), tmp_path / "submitted", "inline"
     ensemble.submit(*submitted, notify=webhook.url).wait()
     assert webhook.next()["kind"] == "run_failed"
     check_secret(tmp_path / "submitted")
@@ -324,9 +324,12 @@ def test_a_controller_that_dies_before_it_reads_a_message_is_lost(webhook: Webho
 def test_a_run_that_is_killed_and_resumed_repeats_nothing(webhook: Webhook, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ensemble.cli", *write_spec(tmp_path, webhook)]
     command += ["--set", "fault=wait", "--set", f"marker={tmp_path}/marker"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'tests' / 'support'}"}
     with subprocess.Popen(command, env=environment) as first:
-        wait_until((tmp_path / "run" / "loggers" / "observers.lock").exists, "it does not start")
+        lock = tmp_path / "run" / "loggers" / "observers.lock"
+        wait_until(lambda: lock.exists() or first.poll() is not None, "it does not start")
+        assert first.poll() is None
         first.kill()
     lost = webhook.next()
     assert lost["kind"] == "run_lost" and "ensemble resume" in lost["text"]
