@@ -1,9 +1,9 @@
 """The fork server: it has imported torch once, has one thread, never begins CUDA, and forks a worker for each job.
 
 Requests arrive over the socket N (JSON): `{"fork": n, "env", "log"}` with the worker's socket attached, `"checks":
-run_dir` for the node's checker; `{"import": modules}` for later workers. Answers are `{"forked": n, "pid"}` with a
-pidfd, and at its end `{"ended": n, "code", "cpu_s"}`. When the other end closes, all workers are killed; the last
-message is `{"waited_s"}`, their CPU-seconds.
+run_dir` for the node's checker. Answers are `{"forked": n, "pid"}` with a pidfd, and at its end `{"ended": n,
+"code", "cpu_s"}`. When the other end closes, all workers are killed; the last message is `{"waited_s"}`, their
+CPU-seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from ensemble.meter.memory import release_memory
 from pipelines.ipc import messages
 
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch reads it when it is asked whether there are GPUs
-_IMPORT_S = 120.0  # that an import may take
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: what CUDA's library answers before `cuInit`
 PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")  # every worker needs them
 
@@ -44,7 +43,6 @@ class _Children:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self.alive: dict[int, tuple[int, int]] = {}  # pidfd -> (number of the request, pid)
-        self.tried_s = 0.0  # CPU-seconds of processes that tried an import
 
     def reap(self, pidfd: int) -> None:
         """Report the end of one, and kill the processes that it started and left."""
@@ -87,61 +85,13 @@ def serve(control: socket.socket) -> tuple[int, str | None] | None:
         except messages.ConnectionLost:
             workers.kill_all()
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
-            workers.report({"waited_s": used.ru_utime + used.ru_stime - workers.tried_s})
+            workers.report({"waited_s": used.ru_utime + used.ru_stime})
             return None
         request = json.loads(message)
-        if "import" in request:
-            workers.tried_s += _import_more(request["import"])
-        elif _fork(workers, request, connection):
+        if _fork(workers, request, connection):
             control.close()
             assert connection is not None
             return connection, request.get("checks")
-
-
-def _import_more(modules: Sequence[str]) -> float:
-    """Import modules where that starts no thread and does not begin CUDA, which another process tries first.
-
-    Returns:
-        CPU-seconds of that process.
-    """
-    pid = os.fork()
-    if pid == 0:
-        _import_quietly(modules)
-        os._exit(_has_threads() or _has_begun_cuda())
-    pidfd = os.pidfd_open(pid)
-    waited = select.poll()
-    waited.register(pidfd, select.POLLIN)
-    if not waited.poll(_IMPORT_S * 1000):
-        os.kill(pid, signal.SIGKILL)
-    os.close(pidfd)
-    _, status, used = os.wait4(pid, 0)
-    if status == 0:
-        _import_quietly(modules)
-        gc.freeze()
-    return used.ru_utime + used.ru_stime
-
-
-def _has_threads() -> bool:
-    """Whether this process has threads but its own, which a fork would lose; jemalloc (Arrow's) expects forks."""
-    names = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    return len(names) - names.count("jemalloc_bg_thd") > 1
-
-
-def _import_quietly(modules: Sequence[str]) -> None:
-    """Import modules; those that cannot be imported fail in the members that need them, where this is shown."""
-    usual = [os.dup(descriptor) for descriptor in (1, 2)]
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for descriptor in (1, 2):
-            os.dup2(nothing, descriptor)
-        for name in modules:
-            with contextlib.suppress(BaseException):
-                importlib.import_module(name)
-    finally:
-        for descriptor, copy in zip((1, 2), usual, strict=True):
-            os.dup2(copy, descriptor)
-            os.close(copy)
-        os.close(nothing)
 
 
 def _fork(workers: _Children, request: dict[str, Any], connection: int | None) -> bool:

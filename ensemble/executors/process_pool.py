@@ -42,9 +42,6 @@ from pipelines.ipc.messages import ConnectionLost
 #: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a result.
 _DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder", "node_health"))
 
-#: Workers from which on the fork server imports what the first ones have imported: that costs as much as two.
-_MANY = 2
-
 log = logging.getLogger(__name__)
 
 
@@ -84,8 +81,6 @@ class ProcessPool:
         self._forks: ForkServer | None = None
         self._checker: CheckerProcess | None = None
         self._oom_kills = count_oom_kills()
-        self._launched = 0
-        self._imports: dict[str, bool] = {}  # modules that workers have imported, and whether the server was told
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         if any(job.awaits_pruner for job in jobs):
@@ -95,10 +90,6 @@ class ProcessPool:
             for job in jobs:
                 self._emit(make_exited(job, None, f"was not started: {broken}", gpu_lost=True))
             return
-        self._launched += len(jobs)
-        if self._launched >= _MANY and not all(self._imports.values()):
-            self._imports = dict.fromkeys(self._imports, True)
-            self.fork(lambda forks: forks.preload(list(self._imports)))
         started: list[WorkerProcess] = []
         try:
             for job, device in zip(jobs, devices, strict=True):
@@ -349,9 +340,6 @@ class ProcessPool:
             event = json.loads(line)
             if event["type"] == "failed" and (why := self._find_lost_gpu(worker)) is not None:
                 event |= {"reason": "lost", "gpu_lost": True, "error": f"{why}: {event['error']}"}
-            if event["type"] == "imports":
-                self._imports = dict.fromkeys(event["modules"], False) | self._imports
-                continue
             if event["type"] == "usage":
                 worker.reported_s[event["role"]] = event["cpu_s"]
             if event["type"] == "exited":

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,13 +144,6 @@ class ForkServer:
     def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
         """Request a worker; the answer is a `forked` message."""
         self._request(theirs, {"fork": worker.number, "env": environment, "log": str(worker.log)})
-
-    def preload(self, modules: Sequence[str]) -> None:
-        """Let it import these modules, which the workers that are forked later then have."""
-        names = list(modules)
-        while len(message := json.dumps({"import": names}).encode()) > messages.MAX_MESSAGE_BYTES:
-            del names[len(names) // 2 :]  # those that were imported first import most of the others
-        self.control.send(message)
 
     def fork_checker(
         self, number: int, log: Path, listener: socket.socket, environment: dict[str, str], run_dir: str

@@ -23,7 +23,6 @@ from ensemble.executors.base import make_exited
 from ensemble.interrupts import exit_process
 from ensemble.meter.cpu import CpuClock
 from ensemble.train.job import Inbox, Job
-from pipelines.fingerprint.modules import is_foreign
 
 
 def _unwrap_number(value: Any) -> Any:
@@ -59,27 +58,6 @@ def make_sender(connection: socket.socket) -> Callable[[Report], None]:
             connection.sendall(line)
 
     return send
-
-
-def announce_imports(send: Callable[[Report], None]) -> Callable[[Report], None]:
-    """A `send` that names, when training begins, the installed modules that this process has imported since now.
-
-    The user's modules are not among them: each member is to run them itself, with its own environment.
-    """
-    before = set(sys.modules)
-
-    def announce(event: Report) -> None:
-        if before and event["type"] in ("started", "profiled"):
-            modules = [
-                name
-                for name, module in list(sys.modules.items())
-                if name not in before and is_foreign(name, getattr(module, "__file__", None))
-            ]
-            before.clear()
-            send({"type": "imports", "modules": modules})
-        send(event)
-
-    return announce
 
 
 def _receive_commands(connection: socket.socket, parent: int, buffer: bytes, inbox: Inbox) -> None:
@@ -118,7 +96,7 @@ def main(descriptor: int, executor: int) -> int:
     threading.Thread(
         target=_receive_commands, args=(connection, parent, more, inbox), name="commands", daemon=True
     ).start()
-    send(make_exited(job, _train(job, announce_imports(send), inbox)))
+    send(make_exited(job, _train(job, send, inbox)))
     return 0
 
 

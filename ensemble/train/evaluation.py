@@ -135,6 +135,8 @@ class _SplitRows:
         target = find_target(batch, self._recipe.target)
         if type(outputs) is not Tensor or target is None or outputs.nbytes + target.nbytes > _AT_ONCE // 2:
             return False
+        if outputs.shape[:1] != target.shape[:1] or target.shape[:1] != batch["index"].shape:
+            return False  # as where a model squeezes the outputs of a batch of one
         if self._held and any(
             (now.dtype, now.shape[1:]) != (before.dtype, before.shape[1:])
             for now, before in zip((outputs, target), self._held[0], strict=False)

@@ -12,19 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from gpu_child import make_machine
 from kit.event_dicts import fold, read_events
 from kit.leftovers import wait_until
 
 import ensemble
-from ensemble import Ensemble, Recipe
 from ensemble.executors import EXECUTORS, make_executor
 from ensemble.executors.spawn import ForkServer, make_worker_command
 from ensemble.store import RunDir
-from pipelines import Pipeline, sources
 from pipelines.ipc.child_processes import child_environment
 
 #: A `sitecustomize` for which ranks do not train: they say what they are and what they see. If there is a library
@@ -169,33 +165,6 @@ def end_of_worker(log: Path) -> int:
     ours.close()
     process.wait(timeout=120)
     return "before it sent a job" not in log.read_text()
-
-
-@pytest.mark.parametrize("starts", ["nothing", "a thread"])
-def test_later_members_have_what_the_first_one_has_imported_unless_a_fork_would_lose_a_part_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: str
-) -> None:
-    packages, had = tmp_path / "site-packages", tmp_path / "had.txt"
-    packages.mkdir()
-    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    (packages / "installed.py").write_text("" if starts == "nothing" else thread)
-    monkeypatch.syspath_prepend(str(packages))
-
-    def model(params: dict[str, Any]) -> Any:
-        with open(had, "a", encoding="utf-8") as file:
-            file.write(f"{'installed' in sys.modules}\n")
-        __import__("installed")
-        return torch.nn.Linear(2, 2)
-
-    data = Pipeline(sources.arrays(x=np.zeros((64, 2), np.float32), label=np.arange(64) % 2))
-    recipe = Recipe(model=model, loss="cross_entropy")
-    listed: dict[str, Any] = {"members": ensemble.seeds(4, {"lr": 0.1}), "epochs": 1, "batch_size": 16}
-    declared = Ensemble(name="imports", recipe=recipe, train=data, valid=data, **listed)
-    result = ensemble.submit(declared, tmp_path / "run", "local").wait()
-    assert {member["state"] for member in result.members} == {"finished"}
-    assert had.read_text().split().count("False") == (1 if starts == "nothing" else 5), (
-        "once in a measuring process"
-    )
 
 
 @pytest.mark.parametrize("end_of", [end_of_fork_server, end_of_worker])

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import struct
 import subprocess
 import sys
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from kit.event_dicts import lines, typed
-from kit.run_events import Event
+from kit.event_dicts import typed
+from kit.run_events import Event, write_run
 
 from ensemble.reporting.loggers.observers import Observers
 from ensemble.spec import resolve_loggers
@@ -25,41 +26,40 @@ from ensemble.store import RunDir
 #: Of the time in which a logger must have ended, however busy the machine is, for each member.
 LIMIT = "ensemble.reporting.loggers.observers.END_S"
 
-#: member -> metric -> step -> value
 Scalars = dict[str, dict[str, dict[int, float]]]
 
 
 def write_log(run_dir: Path, events: Sequence[Event]) -> RunDir:
-    """A run directory with a log of these events."""
-    run_dir.mkdir(exist_ok=True)
-    known = RunDir(run_dir)
-    known.events.write_bytes(lines(events))
-    return known
+    return RunDir(write_run(run_dir, list(events)))
 
 
 def log_run(run_dir: Path, events: Sequence[Event], *loggers: Any) -> RunDir:
     """Log a whole run by processes of loggers; the last event is not in its log yet, as at the end of a run."""
-    known = write_log(run_dir, events[:-1])
-    processes = Observers(known, resolve_loggers(loggers))
+    processes = Observers(write_log(run_dir, events[:-1]), resolve_loggers(loggers))
     processes.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LIMIT, 600.0)
         assert processes.end_loggers(typed(events[-1]), members=8) == []
-    write_log(run_dir, events)
-    return known
+    return write_log(run_dir, events)
+
+
+def find_observers() -> psutil.Process | None:
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "observer_main" in str(process.cmdline()):
+                return process
+    return None
 
 
 def kept(run_dir: RunDir, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir.loggers / f"{name}.json").read_text())
-    return found
+    return dict(json.loads((run_dir.loggers / f"{name}.json").read_text()))
 
 
 @contextmanager
-def tensorboard(folder: Path, load_fast: bool = False) -> Iterator[Any]:
-    """Serves a folder by TensorBoard on loopback, read in Rust or in Python; yields what asks its HTTP API."""
+def tensorboard(folder: Path) -> Iterator[Any]:
+    """Serves a folder by TensorBoard on loopback, read in Rust; yields what asks its HTTP API."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
-    command += ["--port", "0", "--reload_interval", "1", "--load_fast", str(load_fast).lower()]
-    command += ["--samples_per_plugin", "scalars=1000"]
+    command += ["--port", "0", "--reload_interval", "1", "--load_fast", "true"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
@@ -80,16 +80,17 @@ def tensorboard(folder: Path, load_fast: bool = False) -> Iterator[Any]:
         server.communicate()
 
 
-def read_tensorboard(ask: Any) -> Scalars:
-    """All scalars of members, as TensorBoard gives them to its page: each step once, else this fails."""
+def read_tensorboard(folder: Path) -> Scalars:
+    """All scalars of members, as TensorBoard's own reader gives them: each step once, else this fails."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found: Scalars = {}
-    for member, tags in ask("plugin/scalars/tags").items():
-        for tag in tags:
-            asked = urllib.parse.urlencode({"tag": tag, "run": member})
-            points = ask(f"plugin/scalars/scalars?{asked}")
-            steps = [step for _, step, _ in points]
-            assert steps == sorted(set(steps)), (member, tag, steps)
-            found.setdefault(member, {})[tag] = {step: value for _, step, value in points}
+    for member in {str(path.parent.relative_to(folder)) for path in folder.rglob("events.out.tfevents.*")}:
+        reader = EventAccumulator(str(folder / member), {"scalars": 0}).Reload()
+        for tag in reader.Tags()["scalars"]:
+            points = {point.step: point.value for point in reader.Scalars(tag)}
+            assert [point.step for point in reader.Scalars(tag)] == sorted(points), (member, tag)
+            found.setdefault(member, {})[tag] = points
     return found
 
 
@@ -117,7 +118,6 @@ def read_mlflow(uri: str, experiment: str) -> dict[str, dict[str, Any]]:
 
 
 def read_wandb(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Each offline run by its name: config, history by step, summary, group, exit code."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found: dict[str, dict[str, Any]] = {}

@@ -18,8 +18,6 @@ from ensemble.reporting.summary import summary_lines
 
 Event = dict[str, Any]
 SMALL = st.one_of(st.integers(0, 4).map(float), st.floats(-1e3, 1e3))
-
-
 POINTS = st.integers(1, 4).flatmap(lambda many: st.lists(st.tuples(*[SMALL] * many), max_size=30))
 
 
@@ -54,19 +52,15 @@ def test_a_front_of_three_objectives_names_both_and_nobody_who_violates_a_constr
     events = runs.minimizing("cpu_s", "speed")
     events[0] |= {"direction": direction}
     state, sign = fold(events), 1 if direction == "min" else -1
-    judged = {
-        m.id: (-m.metrics["speed"], m.cost.cpu_s, sign * m.metrics["accuracy"])
-        for m in state.members.values()
-        if m.cost
-    }
+    trials = [(trial, trial.metrics, trial.cost) for trial in state.members.values() if trial.cost]
+    judged = {trial.id: (-of["speed"], cost.cpu_s, sign * of["accuracy"]) for trial, of, cost in trials}
     front = [member.id for member in front_members(state)]
     dominated = [one for one, a in judged.items() if any(dominates(b, a) for b in judged.values())]
     assert set(front) == {*judged} - {*dominated} and 1 < len(front) < len(judged)
     assert [judged[member] for member in front] == sorted(judged[member] for member in front)
     (line,) = summarize_search(state, ledger(events))
     assert line[1].endswith("(accuracy, CPU-seconds and speed)") and line[1].startswith(f"{front[0]} ")
-    narrow = {"constraints": {"narrow": 0.5}}
-    best = {"type": "finished", "member": front[0]}
+    best, narrow = {"type": "finished", "member": front[0]}, {"constraints": {"narrow": 0.5}}
     violated = [event | narrow if event.items() >= best.items() else event for event in events]
     assert front[0] not in [member.id for member in front_members(fold(violated))]
     assert front_members(fold(runs.minimizing())) == []

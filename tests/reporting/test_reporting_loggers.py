@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import socket
 import threading
 import time
@@ -16,9 +15,11 @@ from typing import Any
 import psutil
 import pytest
 from kit.event_dicts import fold, ledger, typed
+from kit.leftovers import wait_until
 from kit.run_events import Event, list_run
 from logger_readers import (
     LIMIT,
+    find_observers,
     kept,
     log_run,
     read_mlflow,
@@ -36,11 +37,8 @@ from ensemble.spec.loggers import LOGGERS
 from ensemble.store import RunDir
 
 EVENTS = list_run(members=8, epochs=6)
-EACH = [
-    "tensorboard",
-    pytest.param("wandb", marks=pytest.mark.more),
-    pytest.param("mlflow", marks=pytest.mark.slow),
-]
+EACH: list[Any] = ["tensorboard", pytest.param("wandb", marks=pytest.mark.more)]
+EACH += [pytest.param("mlflow", marks=pytest.mark.slow)]
 HALF = next(n for n, event in enumerate(EVENTS) if event["type"] == "failed" and event["retry"]) + 1
 #: Until some members are declared, others not yet.
 FEW = next(n for n, event in enumerate(EVENTS) if event["type"] == "member" and event["member"] == "member-3")
@@ -48,8 +46,8 @@ FEW = next(n for n, event in enumerate(EVENTS) if event["type"] == "member" and 
 
 def expected(events: list[Event] = EVENTS) -> dict[str, dict[int, dict[str, float]]]:
     """The metrics of each member's final lineage, by epoch."""
-    members = fold(events).members.values()
-    return {member.id: {each.epoch: epoch_values(each) for each in member.history} for member in members}
+    members = fold(events).members
+    return {name: {epoch.epoch: epoch_values(epoch) for epoch in of.history} for name, of in members.items()}
 
 
 LAST_T = EVENTS[-1]["t"]
@@ -60,11 +58,7 @@ def find(type: str, member: str) -> Event:
 
 
 def make_eventful() -> list[Event]:
-    """The run in which members 1 to 3 do what is rare.
-
-    member-1 is declared twice; member-2 has names that MLflow refuses; after all others have ended, member-3 has
-    lost its checkpoints, and trains two epochs again, with other values.
-    """
+    """member-1 is declared twice; MLflow refuses names of member-2; member-3 loses its checkpoints at last."""
     events = []
     for event in EVENTS[:-1]:
         if event.get("member") == "member-2" and event["type"] == "member":
@@ -98,17 +92,14 @@ def _no_telemetry_and_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_epochs(events: list[Event]) -> list[tuple[str, int]]:
-    """The epochs of member-3's points, and where it went back to."""
     reader = PointReader()
     points = [point for event in events for point in reader.read(typed(event)) if point.member == "member-3"]
     return [(type(p).__name__, p.epoch) for p in points if isinstance(p, (WentBack, EpochEnded))]
 
 
 def test_a_member_that_goes_back_logs_its_epochs_again_and_one_that_was_lost_from_the_checkpoint() -> None:
-    again, lost = (
-        next(e for e in EVENTS if (e["type"], e.get("member"), e.get("epoch")) == (kind, "member-3", epoch))
-        for kind, epoch in (("started", 3), ("epoch", 2))
-    )
+    of_member = {(e["type"], e.get("epoch")): e for e in EVENTS if e.get("member") == "member-3"}
+    again, lost = of_member["started", 3], of_member["epoch", 2]
     every = [("EpochEnded", n) for n in range(6)]
     assert read_epochs(EVENTS) == every  # the epoch that it died in had not ended
     went_back = [again | {"epoch": 1} if event is again else event for event in EVENTS]
@@ -135,8 +126,7 @@ def log_apart(folder: Path, events: list[Event], *loggers: Any) -> tuple[RunDir,
         run_dir = log_run(folder / "run", events, *loggers)
         server.setblocking(False)
         with contextlib.suppress(BlockingIOError):
-            traces = [f"it asked from {server.accept()[1]}"]
-            return run_dir, traces
+            return run_dir, [f"it asked from {server.accept()[1]}"]
     alive = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError):
@@ -147,14 +137,11 @@ def log_apart(folder: Path, events: list[Event], *loggers: Any) -> tuple[RunDir,
 
 
 def test_a_run_is_logged_with_nothing_sent_written_elsewhere_or_left_running(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     run_dir, traces = log_apart(tmp_path, EVENTS, "tensorboard")
     assert traces == []
-    written = EventAccumulator(str(run_dir.path / "tensorboard" / "member-1"))
-    written.Reload()
     losses = {step: values["train/loss"] for step, values in expected()["member-1"].items()}
-    assert {point.step: point.value for point in written.Scalars("train/loss")} == pytest.approx(losses, rel=1e-6)
+    written = read_tensorboard(run_dir.path / "tensorboard")["member-1"]
+    assert written["train/loss"] == pytest.approx(losses, rel=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +157,12 @@ def test_no_logger_sends_writes_elsewhere_or_leaves_anything(logged: tuple[RunDi
 
 @pytest.mark.more
 def test_tensorboard_shows_curves_and_the_hparams_view(logged: tuple[RunDir, list[str]]) -> None:
-    used = ledger(EVENTFUL)
-    with tensorboard(logged[0].path / "tensorboard", load_fast=True) as ask:
-        scalars, groups = read_tensorboard(ask), read_session_groups(ask)
+    used, scalars = ledger(EVENTFUL), read_tensorboard(logged[0].path / "tensorboard")
+    with tensorboard(logged[0].path / "tensorboard") as ask:
+        groups, losses = read_session_groups(ask), ask("plugin/scalars/scalars?run=member-3&tag=train%2Floss")
         experiment = ask("plugin/hparams/experiment", {"experimentName": ""})
     assert expected(EVENTFUL)["member-3"][1]["train/loss"] == 8.0
+    assert {step: value for _, step, value in losses} == scalars["member-3"]["train/loss"] and len(losses) == 2
     for member, epochs in expected(EVENTFUL).items():
         for epoch, values in epochs.items():
             assert {tag: scalars[member][tag][epoch] for tag in values} == pytest.approx(values, rel=1e-6)
@@ -241,7 +229,6 @@ Whole = Callable[[str], Any]
 
 @pytest.fixture(scope="module")
 def log_whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """What a logger has written of the run that nothing has interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     return functools.cache(lambda name: content_of(name, log_run(folder / name, EVENTS, name)))
 
@@ -250,35 +237,36 @@ def run_until(processes: Observers, run_dir: RunDir, name: str) -> psutil.Proces
     """Starts it, and waits until the logger has written something."""
     before = set(psutil.Process().children())
     processes.start()
-    while not (run_dir.loggers / f"{name}.json").exists() or kept(run_dir, name)["events"] < 1:
+
+    def has_written() -> bool:
         assert [event for event in processes.read() if event["state"] != "works"] == []
+        return (run_dir.loggers / f"{name}.json").exists() and kept(run_dir, name)["events"] > 0
+
+    wait_until(has_written, "nothing is written")
     [process] = set(psutil.Process().children()) - before
     return process
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(
-    name: str, tmp_path: Path, log_whole: Whole
-) -> None:
+def test_after_a_kill_no_points_are_there_twice_or_missing(name: str, tmp_path: Path, log_whole: Whole) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1] if name == "wandb" else EVENTS[:HALF])
     processes = Observers(run_dir, resolve_loggers([name]))
     if name == "wandb":  # it writes at the end: the kill comes while it does
         processes.start()
-        observers: list[psutil.Process] = []
-        while not observers:  # what has just been started may have no command line yet
-            observers = [p for p in psutil.Process().children() if "observer_main" in str(p.cmdline())]
+        while (observer := find_observers()) is None:  # what has just been started may have no command line yet
+            pass
         ender = threading.Thread(target=processes.end_loggers, args=[typed(EVENTS[-1]), 8])
         ender.start()
         while len(list(run_dir.path.glob("wandb/wandb/offline-run-*/*.wandb"))) < 3:
             time.sleep(0.001)
-        observers[0].send_signal(signal.SIGKILL)
+        observer.kill()
         ender.join()  # the process was started again, and has written the rest
     else:
         process = run_until(processes, run_dir, name)
         assert kept(run_dir, name)["events"] <= HALF
         [before] = processes.make_usage("here")
         assert before["pid"] == process.pid and before["cpu_s"] > 0.1 and before["role"] == "orchestrate"
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
         write_log(run_dir.path, EVENTS[:-1])
         assert processes.end_loggers(typed(EVENTS[-1]), members=8) == []
@@ -317,9 +305,7 @@ def test_a_run_that_was_deleted_from_mlflow_is_written_again_and_one_declared_an
 @pytest.mark.parametrize(
     ("name", "counted"), [("tensorboard", HALF), pytest.param("mlflow", FEW, marks=pytest.mark.slow), ("wandb", 0)]
 )
-def test_what_was_written_beyond_the_file_is_not_there_twice(
-    name: str, counted: int, tmp_path: Path, log_whole: Whole
-) -> None:
+def test_nothing_beyond_the_file_is_there_twice(name: str, counted: int, tmp_path: Path, log_whole: Whole) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:counted])
     processes = Observers(run_dir, resolve_loggers([name]))
     if counted:
@@ -346,8 +332,8 @@ def test_a_run_that_was_stopped_and_resumed_is_logged_as_one(name: str, tmp_path
     log_run(run_dir.path, events, name)
     whole = log_run(tmp_path / "whole", events, name)
     if name == "tensorboard":
-        with tensorboard(run_dir.path / name) as ask, tensorboard(whole.path / name) as ask_whole:
-            assert read_tensorboard(ask) == read_tensorboard(ask_whole)
+        assert read_tensorboard(run_dir.path / name) == read_tensorboard(whole.path / name)
+        with tensorboard(run_dir.path / name) as ask:
             status = {group: each["sessions"][0]["status"] for group, each in read_session_groups(ask).items()}
         assert (status["member-0"], status["member-6"]) == ("STATUS_SUCCESS", "STATUS_FAILURE")
     elif name == "mlflow":
@@ -361,23 +347,16 @@ def test_a_run_that_was_stopped_and_resumed_is_logged_as_one(name: str, tmp_path
 
 
 @pytest.mark.more
-def test_a_logger_whose_file_is_of_another_log_or_place_starts_anew(tmp_path: Path) -> None:
-    run_dir = log_run(tmp_path / "run", EVENTS, "tensorboard")
-    log_run(tmp_path / "run", EVENTS, TensorBoard(dir=str(tmp_path / "elsewhere")))
-    for file in (run_dir.path / "tensorboard").rglob("events.out.*"):
-        place = f"digits-{EVENTS[0]['run_id'][:8]}"  # so that another run in this directory is apart
-        other = tmp_path / "elsewhere" / place / file.relative_to(run_dir.path / "tensorboard")
-        assert other.read_bytes() == file.read_bytes()
-
-
-@pytest.mark.more
-def test_event_files_that_are_gone_are_written_again(tmp_path: Path, log_whole: Whole) -> None:
-    run_dir = log_run(tmp_path / "run", EVENTS[:-1], "tensorboard")
-    files = sorted((run_dir.path / "tensorboard").rglob("events.out.*"))
-    files[0].unlink()
-    os.truncate(files[1], 10)
+def test_event_files_that_are_gone_are_written_again_and_elsewhere_anew(tmp_path: Path, log_whole: Whole) -> None:
+    run_dir, whole = log_run(tmp_path / "run", EVENTS[:-1], "tensorboard"), log_whole("tensorboard")
+    gone, torn, *_ = sorted((run_dir.path / "tensorboard").rglob("events.out.*"))
+    gone.unlink()
+    os.truncate(torn, 10)
     log_run(run_dir.path, EVENTS, "tensorboard")
-    assert content_of("tensorboard", run_dir) == log_whole("tensorboard")
+    assert content_of("tensorboard", run_dir) == whole
+    log_run(run_dir.path, EVENTS, TensorBoard(dir=str(tmp_path / "elsewhere")))
+    place = f"digits-{EVENTS[0]['run_id'][:8]}"  # so that another run in this directory is apart
+    assert all((tmp_path / "elsewhere" / place / path).read_bytes() == data for path, data in whole.items())
 
 
 @pytest.mark.more
@@ -386,10 +365,7 @@ def test_a_server_that_is_gone_is_reported_once_and_what_is_missing_at_the_end(t
     nobody = "http://127.0.0.1:9"  # the port `discard`
     processes = Observers(run_dir, resolve_loggers([MLflow(uri=nobody), "tensorboard"]))
     processes.start()
-    news: list[dict[str, Any]] = []
-    while not news:
-        news += processes.read()
-    [event] = news
+    [event] = wait_until(processes.read, "nothing is said")
     assert (event["logger"], event["state"]) == ("mlflow", "failing") and "it is tried again" in event["detail"]
     [missing] = processes.end_loggers(typed(EVENTS[-1]), members=8)
     assert missing.startswith("mlflow: ") and missing.endswith("46 of 46 epochs and the final figures are missing")
@@ -408,15 +384,12 @@ def test_a_logger_that_hangs_does_not_hold_the_end_up(tmp_path: Path, monkeypatc
 
 OF_A_STRANGER = """
 from ensemble.extend import Logger
-
 class Lines(Logger):
     def open(self, state, ids):
         self.count = ids.get("count", 0)
-
     def write(self, points):
         self.count += len(points)
         return {"count": self.count}
-
     def end(self, end, state):
         with open(self.options["file"], "a") as file:
             print(state.name, self.count, file=file)

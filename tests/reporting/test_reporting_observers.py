@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -21,8 +20,9 @@ import psutil
 import pytest
 from kit.event_dicts import fold, read_events, typed
 from kit.execute_members import an_ensemble
+from kit.leftovers import wait_until
 from kit.run_events import list_run
-from logger_readers import LIMIT, read_tensorboard, tensorboard, write_log
+from logger_readers import LIMIT, find_observers, read_tensorboard, write_log
 
 import ensemble
 from ensemble import SpecError
@@ -70,8 +70,7 @@ class Alert(BaseHTTPRequestHandler):
         if answer == 204:
             self.server.got.put(json.loads(body))
         self.send_response(307 if isinstance(answer, str) else answer)
-        if isinstance(answer, str):
-            self.send_header("Location", answer)
+        self.send_header("Location", str(answer))
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -83,14 +82,6 @@ def webhook() -> Iterator[Webhook]:
     with Webhook() as served:
         yield served
         served.shutdown()
-
-
-def find_observers() -> psutil.Process | None:
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "observer_main" in str(process.cmdline()):
-                return process
-    return None
 
 
 def train(run_dir: Path, on_event: Any = None, loggers: tuple[str, ...] = ("tensorboard",)) -> Any:
@@ -111,8 +102,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def check_tensorboard(run_dir: Path, state: Any) -> None:
-    with tensorboard(run_dir / "tensorboard") as ask:
-        scalars = read_tensorboard(ask)
+    scalars = read_tensorboard(run_dir / "tensorboard")
     for name, member in state.members.items():
         losses = {epoch.epoch: epoch.train_loss for epoch in member.history}
         assert scalars[name]["train/loss"] == pytest.approx(losses, rel=1e-6)
@@ -128,9 +118,9 @@ def test_observers_that_are_killed_twice_do_not_touch_training_and_log_each_epoc
     def kill(event: dict[str, Any]) -> None:
         if event["type"] != "epoch" or event["epoch"] not in (1, 3) or event["member"] != "member-0":
             return
-        while not (run_dir.loggers / "tensorboard.json").exists() or (process := find_observers()) is None:
-            time.sleep(0.01)  # until something is written
-        process.send_signal(signal.SIGKILL)
+        wait_until((run_dir.loggers / "tensorboard.json").exists, "nothing is written")
+        process = wait_until(find_observers, "there is no process")
+        process.kill()
         process.wait()
         killed.append(process.pid)
 
@@ -150,10 +140,8 @@ def test_observers_that_stand_still_while_members_train_write_all_at_the_end(
 
     def stand_still(event: dict[str, Any]) -> None:
         if event["type"] == "epoch" and not stopped:
-            while (process := find_observers()) is None:
-                time.sleep(0.01)
-            process.suspend()
-            stopped.append(process)
+            stopped.append(wait_until(find_observers, "there is no process"))
+            stopped[0].suspend()
         elif event["type"] == "combined":
             stopped[0].resume()
 
@@ -162,9 +150,9 @@ def test_observers_that_stand_still_while_members_train_write_all_at_the_end(
     check_tensorboard(tmp_path / "run", state)
 
 
-def block_tensorboard(run_dir: RunDir, member: str) -> Path:
+def block_tensorboard(run_dir: RunDir) -> Path:
     """Put a pipe in the place of a member's event file: to open it takes for ever, as nobody reads it."""
-    folder = run_dir.path / "tensorboard" / member
+    folder = run_dir.path / "tensorboard" / "member-1"
     folder.mkdir(parents=True)
     pipe = folder / f"events.out.tfevents.{int(EVENTS[0]['t'])}.{EVENTS[0]['run_id']}"
     os.mkfifo(pipe)
@@ -172,7 +160,6 @@ def block_tensorboard(run_dir: RunDir, member: str) -> Path:
 
 
 def end_apart(observers: Observers) -> tuple[list[str], threading.Thread]:
-    """Ends them in a thread; what it says when it has ended."""
     lines = list[str]()
     ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
     ender.start()
@@ -184,7 +171,7 @@ def test_a_logger_that_sleeps_for_ever_holds_back_neither_another_nor_the_end_an
 ) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
     run_dir.requests.mkdir()
-    pipe = block_tensorboard(run_dir, "member-1")
+    pipe = block_tensorboard(run_dir)
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]), [webhook.url])
     observers.start()
     lines, ender = end_apart(observers)
@@ -211,17 +198,14 @@ def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
     (run_dir.path / "tensorboard").write_text("no directory")
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]), [webhook.url])
     observers.start()
-    while not (news := observers.read()):
-        pass
-    [event] = news
+    [event] = wait_until(observers.read, "nothing is said")
     assert (event["logger"], event["state"]) == ("tensorboard", "failing") and "tried again" in event["detail"]
     if is_killed:
-        [process] = [process for process in (find_observers(),) if process is not None]
-        process.kill()
+        wait_until(find_observers, "there is no process").kill()
     (run_dir.path / "tensorboard").unlink()
-    news = []
+    news: list[dict[str, Any]] = []
     while not any(event["logger"] == "tensorboard" for event in news):
-        news += observers.read()
+        news += wait_until(observers.read, "it does not go on")
     restarted = [("process", "failing"), ("process", "works")] if is_killed else []
     assert [(event["logger"], event["state"]) for event in news] == [*restarted, ("tensorboard", "works")]
     assert observers.end_loggers(LAST, members=4) == []
@@ -231,7 +215,7 @@ def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
 
 def test_a_process_that_always_dies_at_the_end_is_given_up_and_said(tmp_path: Path) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
-    block_tensorboard(run_dir, "member-1")  # so that it never ends by itself
+    block_tensorboard(run_dir)  # so that it never ends by itself
     observers = Observers(run_dir, resolve_loggers(["tensorboard"]))
     observers.start()
     lines, ender = end_apart(observers)
@@ -256,9 +240,7 @@ def test_a_webhook_that_fails_twice_is_told_at_the_third_try_only_once(webhook: 
     message = webhook.next()
     assert message["run"] == "digits" and message["kind"] == "run_ended" and webhook.asked == 3
     assert message["text"] == "digits: ended: 4 finished" and message["time"].endswith("+00:00")
-    assert end_run(run_dir, webhook, EVENTS[-1]) == [] and webhook.asked == 3, (
-        "a process that was killed just then"
-    )
+    assert end_run(run_dir, webhook, EVENTS[-1]) == [] and webhook.asked == 3, "one that was killed just then"
     last = {"t": EVENTS[-1]["t"], "type": "run_stopped", "reason": "Ctrl-C"}
     assert end_run(write_log(tmp_path / "stopped", EVENTS[:-1]), webhook, last) == []
     message = webhook.next()
@@ -278,12 +260,9 @@ def test_a_webhook_that_redirects_is_silent_or_is_not_there_is_given_up(webhook:
         webhook.answers = [other.url, None]
         mute = f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}"  # accepts, and says nothing
         nobody = f"http://127.0.0.1:9/{SECRET}"  # the port `discard`
-        for url, limit_s, why in (
-            (webhook.url, 60.0, "answered with status 307"),
-            (webhook.url, 0.2, r"did not answer within 0\.2 s"),
-            (mute, 0.2, "did not answer"),
-            (nobody, 60.0, "cannot be reached"),
-        ):
+        refusals = [(webhook.url, 60.0, "answered with status 307"), (nobody, 60.0, "cannot be reached")]
+        refusals[1:1] = [(webhook.url, 0.2, r"did not answer within 0\.2 s"), (mute, 0.2, "did not answer")]
+        for url, limit_s, why in refusals:
             with pytest.raises(sender.DeliveryError, match=why) as refusal:
                 sender.post(url, b"{}", limit_s=limit_s)
             assert SECRET not in str(refusal.value)
@@ -303,26 +282,31 @@ SPEC = """
 from ensemble import Recipe
 from kit.execute_members import an_ensemble, faulty_model, loss
 
-def spec():
+def spec(fault="build", marker=""):
     recipe = Recipe(model=faulty_model, loss=loss, task="classification")
-    return an_ensemble([{"lr": 0.1, "fault": "build"}], recipe=recipe)
+    return an_ensemble([{"lr": 0.1, "fault": fault, "after": 2, "marker": marker}], recipe=recipe)
 """
 
 
+def write_spec(folder: Path, webhook: Webhook) -> list[str]:
+    for name, text in {"run_faults.py": SPEC, "webhook": webhook.url}.items():
+        (folder / name).write_text(text + "\n")
+    options = ["--run-dir", f"{folder}/run", "--executor", "inline", "--notify", f"@{folder}/webhook"]
+    return ["run", f"{folder}/run_faults.py", *options]
+
+
 def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_path: Path) -> None:
-    for name, text in {"spec.py": SPEC, "webhook": webhook.url}.items():
-        (tmp_path / name).write_text(text + "\n")
-    command = ["run", str(tmp_path / "spec.py"), "--run-dir", str(tmp_path / "run"), "--executor", "inline"]
-    assert main([*command, "--notify", f"@{tmp_path}/none"]) == 2
+    command = write_spec(tmp_path, webhook)
+    assert main([*command[:-1], f"@{tmp_path}/none"]) == 2
     webhook.answers = [500]
-    assert main([*command, "--notify", f"@{tmp_path}/webhook"]) == 1, "no member finishes"
+    assert main(command) == 1, "no member finishes"
     message = webhook.next()
     assert message["kind"] == "run_failed" and message["text"].endswith("no member finished: 1 failed")
     check_secret(tmp_path / "run")
-    run_dir = tmp_path / "submitted"  # by the argument `notify`
-    ensemble.submit(load_spec(str(tmp_path / "spec.py")), run_dir, executor="inline", notify=webhook.url).wait()
+    submitted = load_spec(str(tmp_path / "run_faults.py")), tmp_path / "submitted", "inline"
+    ensemble.submit(*submitted, notify=webhook.url).wait()
     assert webhook.next()["kind"] == "run_failed"
-    check_secret(run_dir)
+    check_secret(tmp_path / "submitted")
 
 
 def test_a_controller_that_dies_before_it_reads_a_message_is_lost(webhook: Webhook, tmp_path: Path) -> None:
@@ -336,37 +320,21 @@ def test_a_controller_that_dies_before_it_reads_a_message_is_lost(webhook: Webho
     assert webhook.next()["kind"] == "run_lost" and webhook.asked == 1
 
 
-SCRIPT = """
-import sys
-import ensemble
-from ensemble import Recipe
-from kit.execute_members import an_ensemble, faulty_model, loss
-members = [{"lr": 0.1, "fault": "wait", "after": 2, "marker": sys.argv[2]}]
-declared = an_ensemble(members, recipe=Recipe(model=faulty_model, loss=loss, task="classification"))
-ensemble.submit(declared, sys.argv[1], executor="inline", notify=sys.stdin.readline().strip()).wait()
-"""
-
-
 @pytest.mark.more
 def test_a_run_that_is_killed_and_resumed_repeats_nothing(webhook: Webhook, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "marker")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-    def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
-        assert process.stdin is not None
-        print(webhook.url, file=process.stdin, flush=True)
-        return process
-
-    with start() as first:
-        while not (tmp_path / "run" / "loggers" / "observers.lock").exists():
-            assert first.poll() is None
-            time.sleep(0.01)
-        first.send_signal(signal.SIGKILL)
+    command = [sys.executable, "-m", "ensemble.cli", *write_spec(tmp_path, webhook)]
+    command += ["--set", "fault=wait", "--set", f"marker={tmp_path}/marker"]
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'tests' / 'support'}"}
+    with subprocess.Popen(command, env=environment) as first:
+        lock = tmp_path / "run" / "loggers" / "observers.lock"
+        wait_until(lambda: lock.exists() or first.poll() is not None, "it does not start")
+        assert first.poll() is None
+        first.kill()
     lost = webhook.next()
     assert lost["kind"] == "run_lost" and "ensemble resume" in lost["text"]
     (tmp_path / "marker").touch()
-    with start() as second:
+    with subprocess.Popen(command, env=environment) as second:
         ended = webhook.next()
         assert second.wait(WAIT_S) == 0
     assert ended["kind"] == "run_ended" and "1 finished" in ended["text"] and webhook.got.empty()

@@ -19,8 +19,7 @@ from ensemble.store import RunDir
 
 def read_documents(page: Path) -> dict[str, Any]:
     (found,) = re.findall(r'<script type="application/json" id="documents">(.*?)</script>', page.read_text())
-    documents: dict[str, Any] = json.loads(found)
-    return documents
+    return dict(json.loads(found))
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +47,8 @@ def test_its_documents_are_those_of_the_live_page(full: Path) -> None:
     of_members = [column["id"] for column in tables["columns"]]
     assert {"exchange waited, s", "cost_of_members full J"} <= set(of_members) and len(tables["members"]) == 8
     assert {len(cells) for cells in tables["members"].values()} == {len(of_members)}
-    assert ["torch", "2.13.0"] in state["run"]["made_with"] and ["revision", "4f2a91c"] in state["run"][
-        "made_with"
-    ]
+    made_with = state["run"]["made_with"]
+    assert ["torch", "2.13.0"] in made_with and ["revision", "4f2a91c"] in made_with
 
 
 def test_it_holds_the_last_lines_of_the_logs_of_members_that_failed(full: Path, tmp_path: Path) -> None:
@@ -71,13 +69,9 @@ def test_it_holds_the_last_lines_of_the_logs_of_members_that_failed(full: Path, 
 
 BEGIN, *BEGUN = runs.list_run(until=9.0)
 INTERRUPTED = [BEGIN | {"host": socket.gethostname(), "pid": 2**22 + 1}, *BEGUN]  # no process has such a number
-AT_ANY_TIME = {
-    "just started": (runs.just_started(), "running", 0),
-    "running": ([BEGIN, *BEGUN], "running", 8),
-    "search": (runs.search_run(), "running", 24),
-    "interrupted": (INTERRUPTED, "interrupted", 8),
-    "empty log": ([], "not started", 0),
-}
+AT_ANY_TIME = {"just started": (runs.just_started(), "running", 0), "running": ([BEGIN, *BEGUN], "running", 8)}
+AT_ANY_TIME |= {"search": (runs.search_run(), "running", 24), "interrupted": (INTERRUPTED, "interrupted", 8)}
+AT_ANY_TIME |= {"empty log": ([], "not started", 0)}
 
 
 @pytest.mark.parametrize("when", AT_ANY_TIME)

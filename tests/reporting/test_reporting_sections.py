@@ -16,16 +16,7 @@ from ensemble.meter.impact import Impact
 from ensemble.reporting import status_rows
 from ensemble.reporting.ranking import describe_options
 from ensemble.reporting.results import EPOCH_COLUMNS, format_metrics, make_results
-from ensemble.reporting.sections.cost import (
-    METHOD_WORDS,
-    measure_work,
-    run_impact,
-    sum_methods,
-    summarize,
-    summarize_impact,
-    tabulate,
-    tabulate_impact,
-)
+from ensemble.reporting.sections import cost
 from ensemble.reporting.sections.member_details import describe_plan, list_details
 from ensemble.reporting.sections.training import summarize_exchange
 from ensemble.reporting.summary import summary_lines
@@ -45,7 +36,6 @@ def read_members(events: list[Event], section: str) -> dict[str, dict[str, Any]]
 
 
 def declare_members(*members: dict[str, Any]) -> list[Event]:
-    """A run whose members have each done two epochs."""
     log = runs.Log()
     runs.run_started(log, "r", "members", 2, len(members), objective="loss", direction="min")
     for number, given in enumerate(members):
@@ -66,10 +56,9 @@ def time(train_s: float, sync_s: float, waited_s: float, sent: float, skipped: i
     return spent | {"skipped_steps": skipped} | more
 
 
-WIDE = {"workers": 2, "precision": "fp16", "compression": {"name": "qsgd4", "bucket": 512}}
-WIDE |= {
-    "epochs": [time(10.0, 2.0, 1.0, 3e6, 1, loss_scale=65536.0), time(10.0, 4.0, 0.0, 3e6, 0, loss_scale=2.0**15)]
-}
+WIDE: Event = {"workers": 2, "precision": "fp16", "compression": {"name": "qsgd4", "bucket": 512}}
+WIDE["epochs"] = [time(10.0, 2.0, 1.0, 3e6, 1, loss_scale=65536.0)]
+WIDE["epochs"] += [time(10.0, 4.0, 0.0, 3e6, 0, loss_scale=2.0**15)]
 ALONE = {"epochs": [time(5.0, 0.0, 1.0, 0.0, 0)] * 2}
 BOTH, ONE = declare_members(WIDE, ALONE), declare_members(ALONE)
 
@@ -98,11 +87,11 @@ def test_a_members_time_is_computing_synchronizing_or_waiting() -> None:
 
 def test_what_was_measured_of_an_exchange_is_said_in_words() -> None:
     tuned = {"groups": [[0, 2], [1, 3]], "ways": [[65536, "hierarchical"], [2**20, "flat"]], "bucket_bytes": 2**22}
-    said = describe_plan({"tuned": tuned, "rates": None, "auto": [["none", 1]]})
-    assert said == "groups of 2, hierarchical up to 64 KiB, flat above 64 KiB, buckets of 4 MiB"
+    words = describe_plan({"tuned": tuned, "rates": None, "auto": [["none", 1]]})
+    assert words == "groups of 2, hierarchical up to 64 KiB, flat above 64 KiB, buckets of 4 MiB"
     plan = {"tuned": tuned | {"groups": [], "ways": []}, "auto": [["none", 1], ["bf16", 3]]}
-    said = describe_plan(plan | {"rates": {"latency_s": 1e-4, "bytes_per_s": 2.0**30, "codecs": {}}})
-    assert said == "buckets of 4 MiB, link 1 GiB/s: fp32 for 1 of 4 buckets, bf16 for 3 of 4 buckets"
+    words = describe_plan(plan | {"rates": {"latency_s": 1e-4, "bytes_per_s": 2.0**30, "codecs": {}}})
+    assert words == "buckets of 4 MiB, link 1 GiB/s: fp32 for 1 of 4 buckets, bf16 for 3 of 4 buckets"
 
 
 def test_what_was_measured_of_a_member_stands_beside_what_was_given() -> None:
@@ -115,43 +104,36 @@ def test_what_was_measured_of_a_member_stands_beside_what_was_given() -> None:
     assert set(map(len, read_members(RUN, "packing").values())) == {0}, "nothing was measured: no columns"
 
 
-def with_gpus(events: list[Event]) -> list[Event]:
-    """The run with a GPU on each node, whose use by process is known on node-0 and not on node-1."""
-    changed = []
-    for event in events:
-        gpu = f"GPU-{event.get('node')}"
-        if event["type"] == "node":
-            event = event | {"gpu_ids": [gpu]}
-        elif event["type"] == "placed":
-            event = event | {"devices": [gpu] * len(event["devices"])}
-        elif event["type"] == "power":
-            part = {"name": "gpu", "kind": "gpu", "device": gpu, "energy_j": 50.0, "idle_j": 10.0}
-            if event["node"] == "node-0":
-                part |= {"activity": [["train", "member-0", 0.5], ["train", "member-2", 1.5]]}
-            event = event | {"parts": [*event["parts"], part | {"origin": "measured"}]}
-        changed.append(event)
-    return changed
+def add_gpu(event: Event) -> Event:
+    """The event where each node has a GPU, whose use by process is known on node-0 and not on node-1."""
+    gpu = f"GPU-{event.get('node')}"
+    part = {"name": "gpu", "kind": "gpu", "device": gpu, "energy_j": 50.0, "idle_j": 10.0, "origin": "measured"}
+    if event.get("node") == "node-0":
+        part["activity"] = [["train", "member-0", 0.5], ["train", "member-2", 1.5]]
+    changed = {"node": {"gpu_ids": [gpu]}, "placed": {"devices": [gpu] * len(event.get("devices", ()))}}
+    changed["power"] = {"parts": [*event.get("parts", ()), part]}
+    return event | changed.get(event["type"], {})
 
 
 def read_roles(events: list[Event]) -> list[dict[str, Any]]:
     """The rows of the table of roles, as they are sorted but for the names."""
-    tables = [table.as_dict() for table in tabulate(fold(events), ledger(events))]
+    tables = [table.as_dict() for table in cost.tabulate(fold(events), ledger(events))]
     cells = [(table["head"], row) for table in tables for row in table["rows"]]
     return [{n: c[0] if isinstance(c, list) else c for (n, _), c in zip(*each, strict=True)} for each in cells]
 
 
 def texts(events: list[Event]) -> str:
     abouts = dict.fromkeys(column["about"] for column in list_details(project(events))[0])
-    return " ".join([*abouts, *(table.text for table in tabulate(fold(events), ledger(events)))])
+    return " ".join([*abouts, *(table.text for table in cost.tabulate(fold(events), ledger(events)))])
 
 
 def test_each_method_by_which_gpus_were_split_is_named_and_adds_up() -> None:
-    events = with_gpus(MEASURED)
+    events = [add_gpu(event) for event in MEASURED]
     book = ledger(events)
     words = r"idle .* by reservation, dynamic .* by CPU time, .* by SM utilization and .* by declared share .*"
-    assert any(re.fullmatch(words, line) for _, line in summarize(fold(events), book))
-    methods = sum_methods(book.rows)
-    assert set(methods) == {"reservation", "cpu_time", "sm_utilization", "share"} <= set(METHOD_WORDS)
+    assert any(re.fullmatch(words, line) for _, line in cost.summarize(fold(events), book))
+    methods = cost.sum_methods(book.rows)
+    assert set(methods) == {"reservation", "cpu_time", "sm_utilization", "share"} <= set(cost.METHOD_WORDS)
     assert sum(methods.values()) == book.total.energy_j
     shown = {name: row["GPU-s"] for name, row in read_members(events, "cost_of_members").items() if row["GPU-s"]}
     gpu_s = {member: total.gpu_s for member, total in book.by_member().items() if total.gpu_s}
@@ -181,10 +163,8 @@ def test_the_report_has_the_full_cost_of_each_member_and_both_of_each_role() -> 
     half = [old if old["type"] == "power" and old["node"] == "node-0" else new for old, new in pairs]
     members = read_members(half, "cost_of_members")
     assert "All joules" not in texts(half) and all("J is" in row for row in read_roles(half))
-    assert (members["member-0"]["J is"], members["member-1"]["J is"]) == (
-        "estimated",
-        "attributed, full estimated",
-    )
+    origins = [members[member]["J is"] for member in ("member-0", "member-1")]
+    assert origins == ["estimated", "attributed, full estimated"]
 
 
 @pytest.mark.parametrize("events", [runs.search_run(), []], ids=["no power", "empty"])
@@ -200,12 +180,16 @@ def with_energy(events: list[Event], energy: Energy = GIVEN) -> list[Event]:
     return [e | {"energy": energy.as_event()} if e["type"] == "run_started" else e for e in events]
 
 
+def impact_lines(events: list[Event]) -> list[tuple[str, str]]:
+    return cost.summarize_impact(fold(events), ledger(events))
+
+
 def impact(events: list[Event]) -> Impact:
-    return run_impact(fold(events), ledger(events))
+    return cost.run_impact(fold(events), ledger(events))
 
 
 def test_the_work_of_a_run_is_that_of_its_members_log() -> None:
-    work, epochs = measure_work(fold(RUN)), [e for e in RUN if e["type"] == "epoch"]
+    work, epochs = cost.measure_work(fold(RUN)), [e for e in RUN if e["type"] == "epoch"]
     assert work.models == 7 and work.samples == sum(e["samples"] for e in epochs) == 46 * 5000
     last = [e["metrics"]["accuracy"] for e in epochs if e["epoch"] == 5 and e["member"] != "member-6"]
     assert work.best == max(last) and work.maximized, "member-6 failed"
@@ -225,7 +209,7 @@ def test_the_figures_follow_the_ledger_and_what_the_last_start_was_given() -> No
 
 def test_the_summary_has_joules_per_unit_and_names_what_was_given() -> None:
     events = with_energy(RUN)
-    lines = dict(summarize_impact(fold(events), ledger(events)))
+    lines = dict(impact_lines(events))
     units = r".* k?J per finished model, .* J per 1,000 samples trained, .* J per percentage point of accuracy"
     assert re.fullmatch(units, lines[""])
     emitted = r"\d.* m?gCO2e estimated, .*gCO2e per finished model \(given: 300 gCO2e per kWh, PUE 1.25\)"
@@ -233,10 +217,10 @@ def test_the_summary_has_joules_per_unit_and_names_what_was_given() -> None:
     assert re.search(r"^0\.\d+ CHF estimated, .* \(given: 0.2 CHF per kWh, PUE 1.25\)$", lines["price"])
     labels = [label for label, _ in summary_lines(project(events))]
     assert labels[labels.index("energy") :][:6] == ["energy", "", "", "", "emissions", "price"]
-    assert [label for label, _ in summarize_impact(fold(RUN), ledger(RUN))] == [""], "nobody gave anything"
-    assert summarize_impact(fold(runs.search_run()), ledger(runs.search_run())) == [], "no node had a power source"
+    assert [label for label, _ in impact_lines(RUN)] == [""], "nobody gave anything"
+    assert impact_lines(runs.search_run()) == [], "no node had a power source"
     begun = with_energy(runs.list_run(until=9.0))
-    (per_unit, *_), shown = zip(*summarize_impact(fold(begun), ledger(begun)), strict=True)
+    (per_unit, *_), shown = zip(*impact_lines(begun), strict=True)
     assert per_unit == "" and "per 1,000 samples" in shown[0] and "model" not in "".join(shown)
     assert "no model" in impact(begun).reasons["per_model"]
 
@@ -244,7 +228,7 @@ def test_the_summary_has_joules_per_unit_and_names_what_was_given() -> None:
 @pytest.mark.parametrize("energy", [GIVEN, Energy(), Energy(currency="<b>", price_per_kwh=1.0)])
 def test_there_is_a_row_for_each_quantity_and_others_are_said_to_be_absent(energy: Energy) -> None:
     events = with_energy(RUN, energy)
-    (table,) = tabulate_impact(fold(events), ledger(events))
+    (table,) = cost.tabulate_impact(fold(events), ledger(events))
     emitted, paid = energy.intensity_g_per_kwh is not None, energy.price_per_kwh is not None
     names = ["energy", "electricity", *["emissions"] * emitted, *["price"] * paid]
     assert [str(row[0]).partition(" (")[0] for row in table.rows] == names
@@ -266,14 +250,12 @@ def test_numbers_read_well() -> None:
 
 ENDED = project(RUN)
 STATE, USED = ENDED.state, ENDED.ledger
-
-
-def read_table(events: list[Event]) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(format_metrics(fold(events)))))
+OTHER = {"type": "epoch", "member": "member-0"}
+ODD = [event | {"metrics": {"other": 1.0}} if event.items() >= OTHER.items() else event for event in RUN]
 
 
 def test_the_table_has_each_epoch_of_each_members_lineage_once_with_all_digits() -> None:
-    rows = read_table(RUN)
+    rows, mixed = (list(csv.DictReader(io.StringIO(format_metrics(fold(log))))) for log in (RUN, ODD))
     expected = [(member.id, epoch) for member in STATE.members.values() for epoch in member.history]
     assert [(row["member"], int(row["epoch"])) for row in rows] == [(id, epoch.epoch) for id, epoch in expected]
     for row, (_, epoch) in zip(rows, expected, strict=True):
@@ -281,9 +263,7 @@ def test_the_table_has_each_epoch_of_each_members_lineage_once_with_all_digits()
         assert float(row["train/loss"]) == epoch.train_loss and float(row["t"]) == epoch.t
         assert float(row["train/waited_share"]) == epoch.waited_s / epoch.wall_s
     assert set(EPOCH_COLUMNS) <= set(rows[0])
-    other = {"type": "epoch", "member": "member-0"}
-    odd = [e | {"metrics": {"other": 1.0}} if e.items() >= other.items() else e for e in RUN]
-    for row in read_table(odd):  # metrics that only some report are empty for the others
+    for row in mixed:  # metrics that only some report are empty for the others
         assert (row["valid/other"] == "1.0") == (row["valid/accuracy"] == "") == (row["member"] == "member-0")
 
 
@@ -298,7 +278,6 @@ def test_the_results_agree_with_the_status_and_the_ledger() -> None:
     totals = results["totals"]
     assert totals["cpu_s"] == USED.run.cpu_s and totals["energy_j"] == USED.run.energy_j
     assert sum(of["cpu_s"] for of in totals["roles"].values()) >= totals["cpu_s"] * 0.999
-    stopped = make_results(
-        project([*RUN[:60], {"v": 2, "t": RUN[-1]["t"], "type": "run_stopped", "reason": "why"}])
-    )
-    assert (stopped["run"]["state"], stopped["run"]["reason"]) == ("stopped", "why")
+    stop = {"v": 2, "t": RUN[-1]["t"], "type": "run_stopped", "reason": "why"}
+    stopped = make_results(project([*RUN[:60], stop]))["run"]
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "why")

@@ -25,11 +25,6 @@ from ensemble.store import EventLog, RunDir
 Event = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def events() -> list[Event]:
-    return runs.list_run()
-
-
 def lengthen(events: list[Event]) -> list[Event]:
     """The run with a name, members, hyperparameters, errors and remarks that are longer than a line."""
     long = "a sentence that goes on and on " * 9
@@ -75,12 +70,8 @@ def summary_text(*given: Any, width: int = 110) -> str:
 
 
 @pytest.mark.parametrize(("objective", "direction", "sign"), [("accuracy", "max", -1), ("loss", "min", 1)])
-def test_members_are_ranked_by_the_objective_with_failed_ones_last(
-    events: Any, objective: str, direction: str, sign: int
-) -> None:
-    events = [
-        e | {"objective": objective, "direction": direction} if e["type"] == "run_started" else e for e in events
-    ]
+def test_members_are_ranked_by_the_objective_failed_ones_last(objective: str, direction: str, sign: int) -> None:
+    events = [RUN[0] | {"objective": objective, "direction": direction}, *RUN[1:]]
     lines = [line for line in summary_text(project(events)).splitlines() if "member-" in line]
     finished = [member for member in fold(events).members.values() if member.state == "finished"]
     ranked = sorted(finished, key=lambda member: sign * member.metrics[objective])
@@ -88,35 +79,31 @@ def test_members_are_ranked_by_the_objective_with_failed_ones_last(
     assert f"{ranked[0].metrics[objective]:.4f}" in lines[0] and "width" in lines[0]
 
 
-def test_costs_name_reuse_roles_and_the_origin_of_the_energy(events: Any, tmp_path: Path) -> None:
+def test_costs_name_reuse_roles_and_the_origin_of_the_energy(tmp_path: Path) -> None:
     (tmp_path / "report.html").touch()
-    shown = summary_text(project(events), RunDir(tmp_path))
+    shown, cpu_s = summary_text(project(RUN), RunDir(tmp_path)), ledger(RUN).cpu_by_role()
     roles = ("starting up", "training", "preparing samples", "feeding", "orchestrating")
-    cpu_s = ledger(events).cpu_by_role()
     used, alone = cpu_s["prepare"] + cpu_s["feed"], cpu_s["prepare"] * (242_100 - 4_500) / 60_000
     saved = f"64,500 samples were prepared instead of 242,100, in {used:.1f} CPU-seconds instead of"
-    for words in (saved, f"of about {alone:.1f}", *roles, "report.html"):
-        assert words in shown
+    assert all(words in shown for words in (saved, f"of about {alone:.1f}", *roles, "report.html"))
     (energy,) = [line for line in shown.splitlines() if line.startswith("energy")]
     assert "estimated" in energy and "12 W per busy core" in energy and "measured" not in energy
     assert str(tmp_path) in shown.replace("\n", "")
 
 
-def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any) -> None:
-    last = next(event for event in reversed(events) if event["type"] == "feeder")
+def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help() -> None:
+    last = next(event for event in reversed(RUN) if event["type"] == "feeder")
 
-    def name_it(shown: list[Event]) -> str:
-        lines = " ".join(summary_text(project(shown)).split())
+    def name_it(events: list[Event]) -> str:
+        lines = " ".join(summary_text(project(events)).split())
         return lines.partition("bottleneck ")[2].partition(" cost ")[0].strip()
 
     def feed(cores: int, processes: int, node: str = "node-0", **levels: float) -> list[Event]:
-        head = [e | {"cpus": cores} if e["type"] == "node" else e for e in events if e["type"] != "feeder"]
+        head = [e | {"cpus": cores} if e["type"] == "node" else e for e in RUN if e["type"] != "feeder"]
         return [*head, last | {"node": node, "cohort": 0, "workers": processes, "fullness": levels}]
 
-    assert name_it(events) == (
-        "preparation in stream group 0 (a member waited 63% of the time): try prep_workers=2 "
-        "the members in stream group 1 (a member waited 8% of the time)"
-    )
+    first = "preparation in stream group 0 (a member waited 63% of the time): try prep_workers=2 "
+    assert name_it(RUN) == f"{first}the members in stream group 1 (a member waited 8% of the time)"
     assert "try prep_workers=3" in name_it(feed(3, 2, waiting=0.9, workers=1.0))
     assert "2 workers on 2 cores" in name_it(feed(2, 2, waiting=0.9, workers=1.0))
     assert "try a larger capacity" in name_it(feed(2, 1, waiting=0.9, workers=0.2))
@@ -132,16 +119,14 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any
     assert line.startswith("the links between nodes (a member waited 90% of the time, links were used 90%)")
     both = [*slow, *feed(2, 1, node="node-1", waiting=0.1, workers=0.5, link=0.1)[-1:]]
     assert "waited 50%" in name_it(both), "the mean over nodes"
-    assert name_it([*slow, slow[-1] | {"fullness": {}}]) == line, (
-        "after a restart, the levels of the feeder before"
-    )
-    assert name_it([e for e in events if e["type"] != "feeder"]) == ""
+    assert name_it([*slow, slow[-1] | {"fullness": {}}]) == line, "after a restart, the levels of that before"
+    assert name_it([event for event in RUN if event["type"] != "feeder"]) == ""
     assert f"bottleneck: {line}" in status_notes(project(slow))
 
 
-def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any) -> None:
-    killed = [e for e in events if e["t"] < runs.START + 10]
-    again = events[0] | {"t": killed[-1]["t"] + 7200, "resumed": True}
+def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume() -> None:
+    killed = runs.list_run(until=9.999)
+    again = RUN[0] | {"t": killed[-1]["t"] + 7200, "resumed": True}
     resumed = [*killed, again, again | {"type": "run_finished", "t": again["t"] + 5.0}]
     at_work = killed[-1]["t"] - killed[0]["t"] + 5.0
     assert fold(resumed).wall_s == pytest.approx(at_work)
@@ -149,23 +134,23 @@ def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any)
     assert line.split(maxsplit=1)[1].startswith(f"{round(at_work)} s, ")
 
 
-def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> None:
+def test_samples_a_second_are_those_of_training_in_every_place() -> None:
     # Epochs of 10 s and 20 s of training, each with as long again for evaluation.
     rates = [{"samples_per_s": rate, "wall_s": 40.0} for rate in (500.0, 250.0)]
-    slow = [e | rates[e["epoch"] % 2] if e["type"] == "epoch" else e for e in events]
+    slow = [e | rates[e["epoch"] % 2] if e["type"] == "epoch" else e for e in RUN]
     (row,) = [row for row in status_rows(project(slow)) if row["member"] == "member-0"]
     assert row["samples_per_s"] == pytest.approx(2 * 5000 / (10 + 20))
     (line,) = [x for x in summary_text(project(slow)).splitlines() if "member-0 " in x and "width" in x]
     assert " 333 " in line
 
 
-@pytest.mark.parametrize(
-    ("width", "shown"),
-    [(60, ""), (100, "hyperparameters; samples/s; CPU-s; full J"),
-     (140, "hyperparameters; loss; samples/s; CPU-s; full J; mean W")],
-)  # fmt: skip
+WIDTHS = [(60, ""), (100, "hyperparameters; samples/s; CPU-s; full J")]
+WIDTHS += [(140, "hyperparameters; loss; samples/s; CPU-s; full J; mean W")]
+
+
+@pytest.mark.parametrize(("width", "shown"), WIDTHS)
 def test_the_table_of_members_shows_whole_columns_as_many_as_have_room(width: int, shown: str) -> None:
-    head, *lines = summary_text(project(runs.measured(runs.list_run())), width=width).splitlines()
+    head, *lines = summary_text(project(runs.measured(RUN)), width=width).splitlines()
     names, always = re.split("  +", head.strip()), ("member", "state", "accuracy", "J (attributed)")
     assert [name for name in names if name not in always] == [name for name in shown.split("; ") if name]
     assert set(always) <= set(names)
@@ -176,49 +161,44 @@ def test_members_that_do_not_differ_show_their_hyperparameters() -> None:
     for members in (1, 3):
         events = runs.list_run(members=members)
         same = [e | {"params": {"width": 8, "lr": 0.5}} if e["type"] == "member" else e for e in events]
-        lines = summary_text(project(same)).splitlines()
-        rows = [line for line in lines if re.match(r" *\d +member-\d ", line)]
-        assert len(rows) == members
-        assert all("width 8, lr 0.5" in row for row in rows)
-
-
-def shown(events: list[Event], width: int) -> list[str]:
-    return status_lines(project(events), width)
+        rows = re.findall(r"^ *\d +member-\d .*", summary_text(project(same)), re.MULTILINE)
+        assert len(rows) == members and all("width 8, lr 0.5" in row for row in rows)
 
 
 def test_nodes_are_left_out_where_their_names_do_not_fit_and_all_metrics_appear_where_there_is_room() -> None:
-    events = [e | {"node": f"rack-17-{e['node']}.cluster"} if e.get("node") else e for e in runs.list_run()]
-    narrow, wide = shown(events, 80), shown(events, 120)
+    events = [e | {"node": f"rack-17-{e['node']}.cluster"} if e.get("node") else e for e in RUN]
+    narrow, wide = status_lines(project(events), 80), status_lines(project(events), 120)
     assert narrow[0].split()[:5] == ["member", "state", "epoch", "accuracy", "samples/s"] and "J (" in narrow[0]
-    assert "node" in shown(runs.list_run(until=9.0), 80)[0]
+    assert "node" in status_lines(project(runs.list_run(until=9.0)), 80)[0]
     assert "node" not in narrow[0] and len(narrow) == 9 and all(len(line.rstrip()) <= 80 for line in narrow)
     assert "node" in wide[0] and "rack-17-node-0.cluster" in wide[1]
     more = {"f1": 0.25, "评分": 0.75}
-    events = [e | {"metrics": e["metrics"] | more} if e["type"] == "epoch" else e for e in runs.list_run()]
-    events = [e for e in events if e["type"] != "finished"]
-    head, line, *_ = shown(events, 200)
+    unfinished = [e for e in RUN if e["type"] != "finished"]
+    events = [e | {"metrics": e["metrics"] | more} if e["type"] == "epoch" else e for e in unfinished]
+    head, line, *_ = status_lines(project(events), 200)
     assert head.split()[-4:] == ["loss", "f1", "评分", "node"] and line.split()[-3:-1] == ["0.2500", "0.7500"]
-    assert "f1" not in shown(events, 80)[0] and "node" in shown(events, 80)[0]
+    head = status_lines(project(events), 80)[0]
+    assert "f1" not in head and "node" in head
     assert status_rows(project(events))[0]["metrics"]["f1"] == 0.25
 
 
 def test_at_100_columns_there_is_room_for_full_joules_and_mean_watts() -> None:
-    events = runs.measured(runs.list_run())
-    head, *lines = shown(events, 100)
+    events = runs.measured(RUN)
+    head, *lines = status_lines(project(events), 100)
     names = "member; state; epoch; accuracy; samples/s; CPU-s; J (attributed); full J; mean W; node"
     assert re.split("  +", head) == names.split("; ")
     assert len(lines) == 8 and all(len(line) <= 100 for line in lines)
     used, line = ledger(events), re.split("  +", lines[0])
     full, direct = used.member("member-0", full=True), used.member("member-0")
     assert line[7:9] == [number(full.energy_j), number(direct.mean_w)]
-    everything = re.split("  +", shown(events, 1000)[0])
+    everything = re.split("  +", status_lines(project(events), 1000)[0])
     assert {"full CPU-s", "loss"} <= set(everything) and "GPU-s" not in everything, "there is no GPU"
 
 
 @pytest.mark.parametrize("width", [80, 1000])
 def test_joules_have_three_digits_and_an_origin_of_each_view_where_one_differs(width: int) -> None:
     def show_first(**changed: Any) -> dict[str, str]:
-        run = project(runs.list_run())
+        run = project(RUN)
         for view, fields in changed.items():
             vars(run)[view] = {name: replace(used, **fields) for name, used in getattr(run, view).items()}
         return dict(zip(*[re.split("  +", text) for text in status_lines(run, width)[:2]], strict=True))
@@ -228,7 +208,7 @@ def test_joules_have_three_digits_and_an_origin_of_each_view_where_one_differs(w
     assert few.get("mean W", "12.3") == "12.3"
     if width == 1000:
         both = show_first(own={"energy_j": 1.0, "origin": "attributed"})
-        full_j = project(runs.list_run()).full["member-0"].energy_j
+        full_j = project(RUN).full["member-0"].energy_j
         assert (both["J"], both["full J"]) == ("1 attributed", f"{number(full_j)} estimated")
 
 
@@ -245,9 +225,7 @@ def test_failures_of_one_cause_are_one_line_and_notes_keep_to_the_width() -> Non
     failures = [line for line in summary_lines(project(events)) if "failed (error)" in line[1]]
     assert failures == [("failed", first), ("", second)]
     wrapped = status_notes(project(events), 60)
-    assert max(map(len, wrapped)) <= 60 and " ".join(" ".join(wrapped).split()) == " ".join(
-        " ".join(notes).split()
-    )
+    assert max(map(len, wrapped)) <= 60 and " ".join(wrapped).split() == " ".join(notes).split()
 
 
 def written_by(path: Path, pid: int, host: str) -> tuple[RunDir, Any]:
@@ -270,8 +248,7 @@ def test_a_controller_that_died_is_told_by_the_lock_it_no_longer_holds(tmp_path:
 def test_a_controller_elsewhere_is_taken_for_lost_when_it_has_long_been_silent(tmp_path: Path) -> None:
     run_dir, state = written_by(tmp_path, 1, "another-host")
     assert describe_lost_controller(run_dir, state) is None, "it has written just now"
-    an_hour_ago = time.time() - 3600
-    os.utime(run_dir.events, (an_hour_ago, an_hour_ago))
+    os.utime(run_dir.events, (time.time() - 3600,) * 2)
     silent = "the controller (process 1 on another-host) has logged nothing for 1:00:0"
     assert (describe_lost_controller(run_dir, state) or "").startswith(silent)
     assert describe_lost_controller(run_dir, state, silent_s=math.inf) is None, "a request is made to it"

@@ -30,8 +30,8 @@ def show(events: list[Any], width: int) -> str:
 
 
 def test_a_direction_is_that_of_the_name_unless_the_run_declares_another() -> None:
-    better = {name: describe_figure(name).better for name in ("accuracy", "nll", "val_loss", "angle")}
-    assert better == {"accuracy": "higher", "nll": "lower", "val_loss": "lower", "angle": None}
+    better = {"accuracy": "higher", "nll": "lower", "val_loss": "lower", "angle": None}
+    assert {name: describe_figure(name).better for name in better} == better
     assert describe_figure("angle", ranking=("angle", "min")).better == "lower"
     assert describe_figure("coverage", quantiles(0.1, 0.5, 0.9)).nominal == pytest.approx(0.8)
     coverage = describe_figure("coverage_90")
@@ -72,8 +72,8 @@ def test_every_figure_of_a_task_has_a_name_and_a_direction(kind: Kind) -> None:
 
 
 def test_figures_that_say_most_come_first_and_all_are_kept() -> None:
-    names = [each.name for each in list_figures(["mine", "r2", "rmse", "crps"], Task("gaussian"))]
-    assert names == ["rmse", "crps", "r2", "mine"]
+    figures = list_figures(["mine", "r2", "rmse", "crps"], Task("gaussian"))
+    assert [figure.name for figure in figures] == ["rmse", "crps", "r2", "mine"]
 
 
 @pytest.mark.parametrize("kind", tasks.TASKS)
@@ -127,9 +127,8 @@ def combined(
     metrics = {"ensemble": {name: value}, "best": {name: best}}
     given = {"task": {"kind": "classification"}, "uncertainty": {"disagreement": 0.021}, "split": "test"}
     given |= {"metrics": metrics, "weights": weights, "candidates": MEMBERS, "noise": noise, **more}
-    return Combined(
-        method="greedy", members=MEMBERS[:used], intervals={"difference": {name: list(difference)}}, **given
-    )
+    given["intervals"] = {"difference": {name: list(difference)}}
+    return Combined(method="greedy", members=MEMBERS[:used], **given)
 
 
 def gain(**more: Any) -> Combined:

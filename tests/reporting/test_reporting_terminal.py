@@ -13,8 +13,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,14 +30,12 @@ SHOWN = r"ValueError: red \x9b1m \u202eolleh\r\x07 caf"
 
 def strange() -> list[dict[str, object]]:
     """A run whose objective looks like markup, and of which an error holds commands for terminals."""
-    events = []
-    for event in runs.list_run():
-        if event["type"] == "run_started":
-            event |= {"objective": OBJECTIVE}
+    begin, *events = runs.list_run()
+    for event in events:
         if event.get("metrics") and event["type"] != "combined":
-            event |= {"metrics": {OBJECTIVE: event["metrics"]["accuracy"]}}
-        events.append(event | {"error": ERROR} if event["type"] == "failed" else event)
-    return events
+            event["metrics"] = {OBJECTIVE: event["metrics"]["accuracy"]}
+    failed = [event | {"error": ERROR} if event["type"] == "failed" else event for event in events]
+    return [begin | {"objective": OBJECTIVE}, *failed]
 
 
 def test_commands_for_terminals_become_visible_or_go() -> None:
@@ -63,9 +59,9 @@ def test_progress_obeys_no_error(stream: io.StringIO, monkeypatch: pytest.Monkey
         for event in strange():
             apply_event(state, event)
             progress.update(state)
-    said = "".join(stream.getvalue().split())
-    assert "ValueError:red" in said and r"\x9b1m\u202eolleh" in said  # rich leaves out carriage returns and bells
-    assert "\x1b[2J" not in said and "\x9b" not in said and "\x07" not in said
+    shown = "".join(stream.getvalue().split())
+    assert "ValueError:red" in shown and r"\x9b1m\u202eolleh" in shown  # rich drops carriage returns and bells
+    assert "\x1b[2J" not in shown and "\x9b" not in shown and "\x07" not in shown
 
 
 def test_commands_show_such_a_run_also_where_output_is_not_utf_8(tmp_path: Path) -> None:
@@ -157,8 +153,6 @@ class Screen:
 
 
 class Session:
-    """A process on a pseudo-terminal."""
-
     def __init__(self, columns: int) -> None:
         self.screen, self._decoder = Screen(columns), codecs.getincrementaldecoder("utf-8")()
         self.own, self.other = os.openpty()
@@ -171,12 +165,20 @@ class Session:
             start_new_session=True, preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0),
         )  # fmt: skip
 
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.own)
+        os.close(self.other)
+
     def resize(self, columns: int) -> None:
         fcntl.ioctl(self.own, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         self.screen.resize(columns)
 
     def read(self) -> None:
-        """Shows what the process writes until it says that it has drawn, or has ended."""
         assert self.process.stderr is not None
         said, until = self.process.stderr.fileno(), time.monotonic() + WAIT_S
         while said not in (ready := select.select([said, self.own], [], [], 0.1)[0]) or self.own in ready:
@@ -186,23 +188,11 @@ class Session:
         os.read(said, 2**16)
 
 
-@contextmanager
-def session(columns: int) -> Iterator[Session]:
-    made = Session(columns)
-    try:
-        yield made
-    finally:
-        made.process.kill()
-        made.process.wait()
-        os.close(made.own)
-        os.close(made.other)
-
-
 @pytest.mark.parametrize(("columns", "after"), [(40, 40), pytest.param(80, 40, marks=pytest.mark.more), (200, 80)])
 def test_the_table_fits_any_width_also_when_it_changes_and_ctrl_c_leaves_the_terminal_as_it_was(
     columns: int, after: int, tmp_path: Path
 ) -> None:
-    with session(columns) as shown:
+    with Session(columns) as shown:
         shown.read()
         first = shown.screen.text
         first = first[first.index("digits ·") :]  # above it stands who failed

@@ -20,7 +20,7 @@ from ensemble.reporting.summary import summary
 from ensemble.reporting.text import joules
 from ensemble.schedule.needs import Node
 
-Event = dict[str, Any]
+Event, Words = dict[str, Any], tuple[str, ...]
 
 RUN, BEGUN, SEARCH, FRESH = runs.list_run(), runs.list_run(until=9.0), runs.search_run(), runs.just_started()
 MEASURED, LABELS, POINTS = runs.measured(RUN), tasks.task_run("multilabel"), tasks.task_run("regression")
@@ -40,36 +40,28 @@ def alone(kind: str, **fields: Any) -> list[Event]:
 
 
 def split_energy(events: list[Event] = MEASURED, **part: Any) -> list[Event]:
-    return [
-        event | {"parts": [each | part for each in event["parts"]]} if event["type"] == "power" else event
-        for event in events
-    ]
+    return [e | {"parts": [old | part for old in e["parts"]]} if e["type"] == "power" else e for e in events]
 
 
-def summarize_run(events: list[Event]) -> str:
-    lines = (line for line, _ in summary(project(events), Path("runs/a digit"), everything=True, width=300))
-    return "\n".join(" ".join(line.split()) for line in lines) + "\n"
+def summarize_run(events: list[Event]) -> list[str]:
+    lines = summary(project(events), Path("runs/a digit"), everything=True, width=300)
+    return [" ".join(line.split()) for line, _ in lines]
 
 
-def summarize_energy(events: list[Event]) -> str:
-    found = summarize(fold(events), ledger(events))
-    at = [label for label, _ in found].index("energy")
-    return "".join(f"{line}\n" for _, line in found[at : at + 2])
+def summarize_energy(events: list[Event]) -> list[str]:
+    labels, lines = zip(*summarize(fold(events), ledger(events)), strict=True)
+    return list(lines[labels.index("energy") :][:2])
 
 
-VIEWS: dict[str, Callable[[list[Event]], str]] = {
-    "summary": summarize_run,
-    "energy": summarize_energy,
-    "status": lambda events: "".join(f"{line}\n" for line in status_notes(project(events))),
-    "head": lambda events: status_head(project(events)) + "\n",
-    "progress": lambda events: head_line(fold(events), None),
-    "nodes": lambda events: "".join(f"{line}\n" for line in status_gpus(fold(events))),
-    "plan": lambda events: "".join(f"{line}\n" for line in describe_plan(fold(events))),
-    "notices": lambda events: "".join(f"{notice.text}\n" for notice in collect_notices(events)),
-}
+VIEWS: dict[str, Callable[[list[Event]], list[str]]] = {
+    "summary": summarize_run, "energy": summarize_energy, "status": lambda events: status_notes(project(events)),
+    "head": lambda events: [status_head(project(events))], "nodes": lambda events: status_gpus(fold(events)),
+    "progress": lambda events: [head_line(fold(events), None)], "plan": lambda events: describe_plan(fold(events)),
+    "notices": lambda events: [notice.text for notice in collect_notices(events)],
+}  # fmt: skip
 
 
-def says(what: str, view: str, events: list[Event], words: tuple[str, ...], never: tuple[str, ...] = ()) -> Any:
+def says(what: str, view: str, events: list[Event], words: Words, never: Words = ()) -> Any:
     """A row: what a view must say of a run, and what it must never."""
     return pytest.param(view, events, words, never, id=f"{view}: {what}")
 
@@ -107,7 +99,6 @@ ROWS = [
          ("ensemble export",)),
     says("no members trained", "summary", NOT_COMBINED, ("sharing no samples were prepared",),
          ("model ", "ensemble resume")),
-    says("no cause", "summary", runs.list_run(members=2), ("combined",), ("failed",)),
     says("joules", "status", MEASURED,
          (f"energy: {joules(LEDGER.run.energy_j)} attributed, of {joules(LEDGER.total.energy_j)} ",
           "(source: RAPL package-0)\n")),
@@ -173,12 +164,10 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("view", "events", "words", "never"), ROWS)
-def test_a_view_says_what_it_must(
-    view: str, events: list[Event], words: tuple[str, ...], never: tuple[str, ...]
-) -> None:
-    text = VIEWS[view](events)
+def test_a_view_says_what_it_must(view: str, events: list[Event], words: Words, never: Words) -> None:
+    text = "".join(f"{line}\n" for line in VIEWS[view](events))
     assert [word for word in words if word not in text] == [] == [word for word in never if word in text], text
 
 
 def test_skipped_records_are_told_once_for_each_cohort() -> None:
-    assert VIEWS["notices"](RUN).count("2 records could not be prepared") == 2
+    assert sum("2 records could not be prepared" in line for line in VIEWS["notices"](RUN)) == 2

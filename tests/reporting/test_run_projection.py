@@ -29,7 +29,6 @@ from ensemble.store import RunDir, RunStatus
 
 
 def resumed() -> list[Event]:
-    """A run whose driver was killed, and that went on after an hour."""
     events = list_run()
     kill = next(at for at, event in enumerate(events) if event["type"] == "failed" and event["reason"] == "lost")
     later = [event | {"t": event["t"] + 3600.0} for event in events[kill + 1 :]]
@@ -40,16 +39,13 @@ RUNS = {"list": measured(list_run()), "search": search_run(), "resumed": resumed
 
 
 def of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of members, from rows as `ensemble status --json` has them."""
     names = {"states": "state", "epochs": "epoch", "values": "metric"}
     used = {"members_cpu_s": "cpu_s", "members_full_j": "full_energy_j"}
     found = {of: {row["member"]: row[name] for row in rows} for of, name in names.items()}
     return found | {of: {row["member"]: row[name] for row in rows if row[name]} for of, name in used.items()}
 
 
-def of_run(
-    row: Mapping[str, Any], word: str | None, best: tuple[str | None, float | None] | None
-) -> dict[str, Any]:
+def of_run(row: Mapping[str, Any], word: str | None, best: tuple[Any, Any] | None) -> dict[str, Any]:
     shown = best if best is not None and None not in best else None
     return {"word": word, "best": shown, "cpu_s": row["cpu_s"], "energy_j": row["energy_j"]}
 
@@ -65,9 +61,7 @@ def read_views(run_dir: RunDir, events: list[Event], reader: LogReader, capsys: 
         row = dict(zip(page["members"]["columns"], cells, strict=True))
         used = dict(zip(cost["columns"], cost["rows"].get(row["id"], []), strict=False))
         of_cost = {name: used.get(name) for name in ("cpu_s", "full_energy_j")}
-        on_page.append(
-            {"member": row["id"], **{name: row[name] for name in ("state", "epoch", "metric")}, **of_cost}
-        )
+        on_page.append({"member": row["id"], **row, **of_cost})
     [listed] = ensemble.list_runs(path)
     compared = read_declared(path).as_row("one")
     run = RunProjection(fold(events), ledger(events), reader.view.driver)
@@ -108,19 +102,13 @@ def check_metrics(state: Any, events: list[Event], figures: dict[str, Any]) -> N
     account = LedgerView()
     for event in events:
         account.apply(typed(event))
-    samples = list(project("run", state, account))
-    by_family = {
-        name: [sample for sample in samples if sample.family.name == name]
-        for name in {s.family.name for s in samples}
-    }
-    said = {sample.labels[1]: int(sample.value) for sample in by_family["ensemble_run_members"] if sample.value}
-    logged = RunProjection(state).counts
-    assert said == {("waiting" if name == "measuring" else name): many for name, many in logged.items()} or (
-        said["waiting"] == logged["waiting"] + logged["measuring"]
-    )
-    assert [s.value for s in by_family.get("ensemble_run_best_objective", [])] == (
-        [figures["best"][1]] if figures["best"] else []
-    )
+    by_family: dict[str, list[Any]] = {}
+    for sample in project("run", state, account):
+        by_family.setdefault(sample.family.name, []).append(sample)
+    counts = {sample.labels[1]: int(sample.value) for sample in by_family["ensemble_run_members"] if sample.value}
+    assert counts == dict(RunProjection(state).counts)
+    best = [sample.value for sample in by_family.get("ensemble_run_best_objective", [])]
+    assert best == ([figures["best"][1]] if figures["best"] else [])
     cpu_s = sum(sample.value for sample in by_family.get("ensemble_run_cpu_seconds_total", []))
     energies = by_family.get("ensemble_run_energy_joules_total", [])
     energy_j = sum(s.value for s in energies if s.labels[1] not in ("idle", "other"))

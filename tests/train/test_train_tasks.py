@@ -468,3 +468,17 @@ def test_figures_of_small_batches_are_those_of_the_saved_predictions(tmp_path: P
     likely = saved.values[np.arange(len(saved.target)), saved.target]
     assert best["metrics"]["loss"] == pytest.approx(-np.log(likely).mean(), rel=1e-6)
     assert best["metrics"]["accuracy"] == np.mean(saved.values.argmax(axis=1) == saved.target)
+
+
+def test_outputs_that_do_not_fit_the_last_small_batch_are_named(tmp_path: Path) -> None:
+    class Squeezed(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).squeeze()
+
+    x = np.zeros((49, 3), np.float32)
+    train, valid = sources.arrays(x=x[:16], label=x[:16, 0]), sources.arrays(x=x[16:], label=x[16:, 0])
+    recipe = Recipe(model=lambda params: Squeezed(3, 1), loss="mse")
+    listed: dict[str, Any] = {"members": [{"lr": 1e-6}], "epochs": 1, "batch_size": 16}
+    declared = Ensemble(name="s", recipe=recipe, train=Pipeline(train), valid=Pipeline(valid), **listed)
+    member = ensemble.submit(declared, tmp_path / "run", "inline").wait().members[0]
+    assert member["state"] == "failed" and "outputs of shape [] for a target of shape [1]" in member["error"]

@@ -106,7 +106,7 @@ def start_head(directory: Path, address: str, **options: Any) -> None:
         except (*_CHANGED, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "nknown keyword" not in str(error):
                 raise
-            _log_off("start_head", str(error))
+            log.warning("Ray chooses its own folder and address, as this version refuses ours: %s", error)
     ray.init(**options)
 
 

@@ -33,10 +33,7 @@ for await (const line of createInterface({ input: process.stdin })) {
 
 @pytest.fixture(scope="session")
 def node() -> str:
-    """Node; where it is not installed, the one that Playwright brings."""
-    if (found := shutil.which("node")) is not None:
-        return found
-    return str(Path(pytest.importorskip("playwright").__file__).parent / "driver" / "node")
+    return shutil.which("node") or str(Path(pytest.importorskip("playwright").__file__).parent / "driver" / "node")
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +58,7 @@ def call(node: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A running browser; the test is skipped where there is none.
-
-    While Playwright runs, its event loop keeps other tests from running one of their own: it ends with its module.
-    """
+    """A browser; it ends with its module, as Playwright's loop keeps other tests from running one of their own."""
     playwright = pytest.importorskip("playwright.sync_api")
     if not CHROMIUM.exists():
         pytest.skip(f"there is no {CHROMIUM}")
@@ -106,7 +100,6 @@ def tab(shared_tab: tuple[Any, list[str]]) -> Iterator[Any]:
 
 @pytest.fixture
 def own_tab(browser: Any) -> Iterator[Any]:
-    """A page of this test's own, for what cannot be taken back."""
     errors: list[str] = []
     tab = open_tab(browser, errors)
     yield tab

@@ -50,30 +50,23 @@ class Server:
         self.root, self.cookie = headers["location"].rstrip("/"), headers["set-cookie"].partition(";")[0]
 
     def ask(
-        self,
-        target: str,
-        method: str = "GET",
-        body: Any = None,
-        cookie: str | None = None,
-        *,
-        at_root: bool = False,
-        **headers: str | None,
-    ) -> tuple[int, dict[str, str], bytes]:
+        self, target: str, method: str = "GET", body: Any = None, cookie: str | None = None, *,
+        at_root: bool = False, **headers: str | None,
+    ) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
         """One request in the page's folder: status, headers, body. Of headers, `_` is `-`; None leaves one out."""
         sent: dict[str, str | None] = {"Host": self.host, "Cookie": self.cookie if cookie is None else cookie}
-        if body is not None and not isinstance(body, str):
-            body = json.dumps(body)
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
             sent |= {"Content-Type": "application/json", "Origin": f"http://{self.host}"}
+            sent["Content-Length"] = str(len(data))
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        if body is not None:
-            sent["Content-Length"] = str(len(body.encode()))
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)) as connection:
             target = target if at_root else self.root + target
             connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
             for name, value in sent.items():
                 if value:
                     connection.putheader(name, value)
-            connection.endheaders(None if body is None else body.encode())
+            connection.endheaders(data)
             answer = connection.getresponse()
             return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
 
@@ -143,7 +136,6 @@ class Messages:
 
 @contextlib.contextmanager
 def serve(path: Path, *options: str, log_in: bool = True, under: Sequence[str] = ()) -> Iterator[Server]:
-    """A server of a run directory or a folder, with a session."""
     server = Server(path, *options, under=under)
     try:
         if log_in:

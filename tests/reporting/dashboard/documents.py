@@ -1,7 +1,4 @@
-"""Makes documents of the live page from events: seeded, of any size, with hostile names where asked for.
-
-`make_documents(1000, seed=3)["state"]`, and "curves", "quality", "importances", "tables".
-"""
+"""Makes documents of the live page from events: "state", "curves", "quality", "importances", "tables"."""
 
 from __future__ import annotations
 
@@ -33,12 +30,7 @@ Document = dict[str, Any]
 def make_documents(
     members: int = 8, *, seed: int = 0, hostile: bool = False, ended: bool = False, gpus: int = 4
 ) -> dict[str, Document]:
-    """All documents of a run with so many members on two nodes.
-
-    Args:
-        hostile: names of members, hyperparameters, nodes and texts try to become markup or to break the address.
-        ended: the run is over and combined.
-    """
+    """All documents of a run with so many members on two nodes, hostile in all its names, or over and combined."""
     rng, log = random.Random(seed), Log()
     names = [HOSTILE[i] if hostile and i < len(HOSTILE) else f"member-{i}" for i in range(members)]
     run_started(log, HOSTILE[0] if hostile else "digits", "search", EPOCHS, members)
@@ -57,13 +49,9 @@ def make_documents(
     view.apply([typed(event) for event in log.events()], 123456)
     ranked = [name for name, member in view.state.members.items() if member.metrics][: 6 * ended]
     shares = [["lr", 0.62, 0.5, 0.7], ["width", 0.27, 0.2, 0.3], ["depth", 0.11, 0.11, 0.11]]
-    documents = {
-        "state": view.state_document(),
-        "curves": view.curves_document(),
-        "quality": make_quality(rng, ranked),
-    }
+    documents = {"state": view.state_document(), "curves": view.curves_document()}
+    documents |= {"quality": make_quality(rng, ranked), "tables": view.tables_document() | _make_tables(names)}
     documents["importances"] = {"importances": shares, "method": "fANOVA", "missing": None, "plots": []}
-    documents["tables"] = view.tables_document() | _make_tables(names)
     return dict(json.loads(json.dumps(documents)))
 
 
@@ -79,7 +67,6 @@ def _log_member(
     if state == "waiting":
         return
     devices = [f"GPU-{node}-{number % gpus}"] if gpus else [None]
-    who: Document = {"member": name, "attempt": 0}
     error = {"error": f"loss is nan at step 113 (lr {params['lr']})", "reason": "nan"}
     for attempt in range(3 if state == "failed" else 1):
         who = {"member": name, "attempt": attempt}
@@ -113,19 +100,15 @@ def _make_tables(names: list[str]) -> Document:
     sent = [None if i % 3 else [f"{i} KiB", 1024 * i] for i in range(len(names))]
     cells = {name: [[f"{i % 10}0.0%", i % 10 / 10], sent[i], "flat"] for i, name in enumerate(names)}
     roles = {"id": "cost_of_roles", "title": "Cost by role", "text": "", "head": [["role", "text"], ["CPU-s", ""]]}
-    return {
-        "columns": [{"id": f"exchange {name}", "title": name, "kind": kind, **about} for name, kind in heads],
-        "members": cells,
-        "tables": [roles | {"rows": [[["training", 0], 1234.5], [["feeding", 1], None]]}],
-        "missing": ["Packing cannot be shown: KeyError: 'members'."],
-    }
+    columns = [{"id": f"exchange {name}", "title": name, "kind": kind, **about} for name, kind in heads]
+    tables = [roles | {"rows": [[["training", 0], 1234.5], [["feeding", 1], None]]}]
+    missing = ["Packing cannot be shown: KeyError: 'members'."]
+    return {"columns": columns, "members": cells, "tables": tables, "missing": missing}
 
 
-def make_change(
-    documents: dict[str, Document], step: int, touched: int = 10, *, seed: int = 0
-) -> dict[str, Document]:
+def make_change(documents: dict[str, Document], step: int, touched: int = 10) -> dict[str, Document]:
     """The documents of a running run a while later: `touched` members advance by an epoch."""
-    rng = random.Random((seed, step).__hash__())
+    rng = random.Random((0, step).__hash__())
     documents = copy.deepcopy(documents)
     state, curves = documents["state"], documents["curves"]["members"]
     at = {name: i for i, name in enumerate(state["members"]["columns"])}
@@ -158,14 +141,13 @@ def make_notice(at_s: float, level: str, text: str) -> Document:
 
 
 def _draw_state(rng: random.Random, number: int, members: int, ended: bool) -> str:
-    if number < len(STATES) and members >= len(STATES) and not ended:
+    if number < len(STATES) <= members and not ended:
         return STATES[number]  # each is there at least once
     shares = (70, 0, 0, 5, 22, 1, 2, 0) if ended else (30, 25, 22, 4, 14, 2, 2, 1)
     return rng.choices(STATES, shares)[0]
 
 
 def make_quality(rng: random.Random, ids: list[str]) -> Document:
-    """The combined model's quality; of no members that there is none."""
     if not ids:
         none = {"title": "The combined model", "origin": "", "names": {"best": "", "combined": "combined"}}
         none |= {"missing": "The run combines its members at its end."}
@@ -173,17 +155,12 @@ def make_quality(rng: random.Random, ids: list[str]) -> Document:
     bins = [[x, min(1.0, x + rng.gauss(0, 0.04)), rng.randint(3, 90)] for x in (0.25 + 0.1 * i for i in range(8))]
     names = {"best": f"best member ({ids[0]})", "combined": "combined"}
     rows = [[name, ["0.9000", 0.9], 0.35] for name in ("combined", *ids)]
-    head = [["model", "text"], ["accuracy ↑", ""], ["NLL ↓", ""]]
-    table = {"id": "models", "title": "Combined model and members", "text": "", "head": head, "rows": rows}
+    columns = [["model", "text"], ["accuracy ↑", ""], ["NLL ↓", ""]]
+    table = {"id": "models", "title": "Combined model and members", "text": "", "head": columns, "rows": rows}
     matrix = {"names": ["cat", "dog"], "cells": [[0, 0, 30, 0.9], [0, 1, 3, 0.1], [1, 1, 20, 1.0]]}
     tile = {"key": "nll", "label": "NLL", "figure": "0.3582", "note": "−0.0782 to the best member", "tone": "good"}
-    return {
-        "title": "The combined model",
-        "origin": "All figures are of the same 359 samples of the test split.",
-        "tiles": [tile | {"link": None, "about": "lower is better"}],
-        "names": names,
-        "plots": list(plot_reliability("classification", {"best": bins, "combined": bins}, names)),
-        "matrices": [matrix | {"of": of} for of in ("combined model", "best member")],
-        "tables": [table | {"of_members": False}],
-        "missing": None,
-    }
+    plots = list(plot_reliability("classification", {"best": bins, "combined": bins}, names))
+    head = {"title": "The combined model", "origin": "All figures are of the same 359 samples of the test split."}
+    head |= {"names": names, "plots": plots, "tiles": [tile | {"link": None, "about": "lower is better"}]}
+    matrices = [matrix | {"of": of} for of in ("combined model", "best member")]
+    return head | {"matrices": matrices, "tables": [table | {"of_members": False}], "missing": None}

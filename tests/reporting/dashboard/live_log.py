@@ -1,7 +1,4 @@
-"""The log of a run of a thousand members of which 64 train now, and a writer that goes on with it in bursts.
-
-Events have the fields of real ones; they are appended as the controller does, which holds the log's lock.
-"""
+"""The log of a run of a thousand members of which 64 train now, which goes on in bursts under the log's lock."""
 
 from __future__ import annotations
 
@@ -34,17 +31,15 @@ class LiveLog:
         for name in ("requests", "members"):
             (path / name).mkdir(mode=0o700, parents=True)
         self._file = open(path / "events.jsonl", "ab", buffering=0)  # noqa: SIM115
+        self.close = self._file.close
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.write(lines([*self._past()]))
 
-    def close(self) -> None:
-        self._file.close()
-
-    def write(self, bursts: int, *, at_once: int = 1, while_true: threading.Event | None = None) -> None:
-        """Appends bursts, so many together, five times a second in real time, until `while_true` is cleared."""
+    def write(self, bursts: int, *, at_once: int = 1, until: threading.Event | None = None) -> None:
+        """Appends bursts, so many together, five times a second in real time, until it has ended."""
         due = time.monotonic()
         for _ in range(bursts // at_once):
-            if while_true is not None and not while_true.is_set():
+            if until is not None and until.is_set():
                 break
             self._file.write(lines([event for _ in range(at_once) for event in self._burst()]))
             self.written.append((time.time(), self._file.tell()))
@@ -64,12 +59,8 @@ class LiveLog:
         for number in range(MEMBERS):
             t = began + number // RUNNING * EPOCHS * EPOCH_S
             who = {"member": f"member-{number}", "attempt": 0}
-            place = {
-                "node": f"node-{number % NODES}",
-                "devices": [number // NODES % 8],
-                "cohort": number // RUNNING,
-            }
-            yield {"t": t, "type": "placed", **who, **place, "feeder": "/run/f", "first_epoch": 0}
+            place = {"node": f"node-{number % NODES}", "devices": [number // NODES % 8], "feeder": "/run/f"}
+            yield {"t": t, "type": "placed", **who, **place, "cohort": number // RUNNING, "first_epoch": 0}
             yield {"t": t, "type": "started", **who, "pid": 500, "epoch": 0, "step": 0, "startup_cpu_s": 1.2}
             saved = {"step": 0, "path": "c", "weights_sha256": "a"}
             for epoch in range(1 if number in self._epochs else EPOCHS):
@@ -95,7 +86,6 @@ class LiveLog:
         return {"t": t, "type": "usage", **who, "role": "train", "cpu_s": cpu_s, "origin": "measured"}
 
     def _burst(self) -> Iterator[Event]:
-        """What happens within a fifth of a second: about 20 events of members, feeders and meters."""
         self._tick += 1
         self.now += BURST_S
         for k, (number, epoch) in enumerate([*self._epochs.items()]):
@@ -108,11 +98,8 @@ class LiveLog:
                 yield self._usage(self.now, number, 20 + 0.93 * BURST_S * self._tick)
         for k in range(NODES):
             if self._is_due(k, NODES, 2.0):
-                of, watts, many = (
-                    {"t": self.now, "node": f"node-{k}"},
-                    40 + 20 * self._rng.random(),
-                    5000 * self._tick,
-                )
+                of, watts = {"t": self.now, "node": f"node-{k}"}, 40 + 20 * self._rng.random()
+                many = 5000 * self._tick
                 energy = {"watts": watts, "energy_j": 2 * watts, "source": "12 W per busy core"}
                 yield {"type": "power", **of, **energy, "origin": "estimated"}
                 count = {"prepared": many, "consumed": 7 * many, "skipped": 0, "restarts": 0, "detached": 0}
@@ -121,6 +108,5 @@ class LiveLog:
                 yield {"type": "feeder", **of, **count, "fullness": levels}
 
     def _is_due(self, k: int, of: int, every_s: float) -> bool:
-        """Whether it is the turn of the k-th of so many, that take turns evenly within a period."""
         ticks = round(every_s / BURST_S)
         return self._tick % ticks == k * ticks // of

@@ -1,7 +1,4 @@
-"""Serves the live page with documents of `documents.make_documents`, by the contract of the server's routes.
-
-`show` says which, `push` sends a later state to those who follow; `posted` are the bodies of the page's requests.
-"""
+"""Serves the live page with documents of `documents.make_documents`, by the contract of the server's routes."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -42,13 +40,10 @@ class PageServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
-    def show(
-        self, documents: dict[str, Any], *, logs: dict[str, str] | None = None, keys: tuple[str, ...] = (KEY,)
-    ) -> None:
+    def show(self, documents: dict[str, Any], *, logs: Any = None, keys: tuple[str, ...] = (KEY,)) -> None:
         """Serves these and what members wrote from now on, for runs of these keys, and forgets what was before."""
         self.documents, self.logs, self.keys = documents, logs or {}, keys
-        self.posted: list[dict[str, Any]] = []
-        self.asked: list[str] = []  # paths, in order
+        self.posted, self.asked = list[dict[str, Any]](), list[str]()  # paths, in order
         self.refusal: tuple[int, str] | None = None  # what an action is answered with
         self.drop()
         self._streams = {}
@@ -60,17 +55,12 @@ class PageServer(ThreadingHTTPServer):
 
     def push(self, documents: dict[str, Any]) -> None:
         self.documents = documents
-        self.send("run", self.state_message())
-
-    def state_message(self) -> str:
-        """The state as a message of the run's stream."""
-        return f"data: {json.dumps(self.documents['state'])}\n\n"
+        self.send("run", f"data: {json.dumps(documents['state'])}\n\n")
 
     def push_log(self, member: str, text: str, begin: int) -> None:
         self.send(f"log {member}", piece_message(text, begin))
 
     def send(self, stream: str, text: str) -> None:
-        """Writes to all who follow a stream: `run`, `runs` or `log MEMBER`."""
         for follower in self._streams.get(stream, []):
             follower.put(text)
 
@@ -78,18 +68,15 @@ class PageServer(ThreadingHTTPServer):
         return len(self._streams.get(stream, []))
 
     def drop(self) -> None:
-        """Ends all streams, as a lost connection does."""
-        for follower in [one for followers in self._streams.values() for one in followers]:
+        for follower in chain(*self._streams.values()):
             follower.put(None)
 
     def runs(self) -> list[dict[str, Any]]:
         run = self.documents["state"]["run"]
-        names = describe_head("", RunProjection(RunState()), with_used=False)
-        rows = ({**names, **{name: run.get(name) for name in names}, "key": key} for key in self.keys)
-        return [describe_row(row, row["dir"]) for row in rows]
+        head = {name: run.get(name) for name in describe_head("", RunProjection(RunState()), with_used=False)}
+        return [describe_row(head | {"key": key}, head["dir"]) for key in self.keys]
 
     def follow(self, stream: str, first: str) -> Iterator[str]:
-        """The texts of a stream, the first at once, until it is dropped."""
         mine: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         followers = self._streams.setdefault(stream, [])
         followers.append(mine)
@@ -129,19 +116,17 @@ class Handler(BaseHTTPRequestHandler):
             begin = int(parse_qs(urlsplit(self.path).query).get("from", [near_end])[0])
             self._stream(f"log {member}", piece_message(text[begin:], begin))
         elif path.endswith("/events"):
-            self._stream("run", server.state_message())
+            self._stream("run", f"data: {json.dumps(server.documents['state'])}\n\n")
         elif (name := path.split("/")[-1]) in server.documents:
             self._json(server.documents[name])
         else:
             self.send_error(404)
 
     def do_POST(self) -> None:
-        server = self.server
-        server.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        if server.refusal is not None:
-            self._json({"error": server.refusal[1]}, server.refusal[0])
-        else:
-            self._json({"request": f"request-{len(server.posted)}"}, 202)
+        posted = self.server.posted
+        posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status, why = self.server.refusal or (202, None)
+        self._json({"error": why} if why else {"request": f"request-{len(posted)}"}, status)
 
     def _stream(self, name: str, first: str) -> None:
         self._answer(200, "text/event-stream")
@@ -155,10 +140,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, kind: str, body: bytes | None = None, kept: str = "no-store") -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Security-Policy", POLICY)
-        self.send_header("Cache-Control", kept)
-        if body is not None:
-            self.send_header("Content-Length", str(len(body)))
+        headers = {"Content-Type": kind, "Content-Security-Policy": POLICY, "Cache-Control": kept}
+        headers |= {} if body is None else {"Content-Length": str(len(body))}
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body or b"")

@@ -13,7 +13,6 @@ Open = Callable[..., PageServer]
 
 HANG_S = 300.0  # no test is about how long something takes: this only ends one that hangs
 
-#: Of a view that has been drawn at least once.
 DRAWN = "[data-view]:not([data-drawn='0'])"
 #: What else is there once a view has drawn what its tests are about.
 MARKS = {
@@ -33,7 +32,6 @@ def wait_until(page: Any, is_so: Callable[[], Any]) -> None:
 
 
 def enter(tab: Any, server: Server) -> None:
-    """Opens the page of a real server, with its session, and waits until it is drawn."""
     name, _, value = server.cookie.partition("=")
     tab.context.add_cookies([{"name": name, "value": value, "url": server.page}])
     tab.goto(server.page)

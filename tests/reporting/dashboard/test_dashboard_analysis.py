@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ def quality_of(run: tuple[RunDir, list[Event]]) -> dict[str, Any]:
     return document
 
 
-def task_quality(folder: Path, kind: str, events: list[tasks.Event] | None = None) -> dict[str, Any]:
-    events = tasks.task_run(kind) if events is None else events
+def task_quality(folder: Path, kind: str, events: list[tasks.Event]) -> dict[str, Any]:
     document = quality_of((RunDir(tasks.write_task_run(folder, kind, events)), events))
     assert document["missing"] is None
     return document
@@ -52,17 +52,14 @@ def table_of(document: dict[str, Any], id: str) -> dict[str, dict[str, Any]]:
     """The rows of a table by their first cells without "(best)": what the cells are sorted by, by head."""
     (table,) = [table for table in document["tables"] if table["id"] == id]
     names = [name for name, _ in table["head"]]
-    cells = {
-        row[0].removesuffix(" (best)"): [c[1] if isinstance(c, list) else c for c in row] for row in table["rows"]
-    }
-    return {name: dict(zip(names, row, strict=True)) for name, row in cells.items()}
+    rows = [[cell[1] if isinstance(cell, list) else cell for cell in row] for row in table["rows"]]
+    return {row[0].removesuffix(" (best)"): dict(zip(names, row, strict=True)) for row in rows}
 
 
 def points_of(plots: list[dict[str, Any]], id: str, of: str) -> list[list[float]]:
-    (points,) = [
-        series["points"] for plot in plots if plot["id"] == id for series in plot["series"] if series["of"] == of
-    ]
-    return points
+    (plot,) = (plot for plot in plots if plot["id"] == id)
+    (points,) = (series["points"] for series in plot["series"] if series["of"] == of)
+    return list(points)
 
 
 def test_quality_has_the_metrics_of_each_finished_member_and_of_the_combined_event(run: Any) -> None:
@@ -101,30 +98,27 @@ def test_a_run_that_was_not_combined_says_why(run: Any) -> None:
     assert missing == "The saved predictions cannot be compared: KeyError: 'ensemble'."
 
 
-@pytest.mark.parametrize(("limit", "members"), [("MOST_MEMBERS", 5), ("MOST_BYTES", 4)])
-def test_members_whose_predictions_do_not_fit_in_memory_are_counted_not_hidden(
-    run: Any, monkeypatch: pytest.MonkeyPatch, limit: str, members: int
-) -> None:
+def test_members_whose_predictions_do_not_fit_in_memory_are_counted_not_hidden(run: Any) -> None:
     size = run[0].predictions("member-0").stat().st_size  # of both splits
-    monkeypatch.setattr(analysis, limit, members if limit == "MOST_MEMBERS" else members * size + 1000)
-    document = quality_of(run)
-    assert len(table_of(document, "models")) == 1 + members
-    assert f"{7 - members} finished members not compared" in document["origin"]
+    for limit, most, members in (("MOST_MEMBERS", 5, 5), ("MOST_BYTES", 4 * size + 1000, 4)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(analysis, limit, most)
+            document = quality_of(run)
+        assert len(table_of(document, "models")) == 1 + members
+        assert f"{7 - members} finished members not compared" in document["origin"]
 
 
 @pytest.mark.parametrize("damage", ["absent", "torn", "other samples", "an unknown class"])
 def test_predictions_that_cannot_be_read_give_a_reason(tmp_path: Path, damage: str) -> None:
     events = runs.list_run()
     run_dir = RunDir(runs.write_run(tmp_path, events, range(0 if damage == "absent" else 8)))
-    for split in ("valid", "test"):
-        p, index, target = runs.predictions(0)
-        if damage == "torn":
-            run_dir.predictions("member-0").write_bytes(b"\x00" * 40)
-        elif damage == "other samples":
-            save_predictions(run_dir.predictions("member-0"), split, p[1:], index[1:], target[1:])
-        elif damage == "an unknown class":
-            for number in range(8):
-                save_predictions(run_dir.predictions(f"member-{number}"), split, p, index, target + 7)
+    p, index, target = runs.predictions(0)
+    other, unknown = ((p[1:], index[1:], target[1:]), 1), ((p, index, target + 7), 8)
+    saved, members = {"other samples": other, "an unknown class": unknown}.get(damage, ((), 0))
+    if damage == "torn":
+        run_dir.predictions("member-0").write_bytes(b"\x00" * 40)
+    for member, split in product(range(members), ("valid", "test")):
+        save_predictions(run_dir.predictions(f"member-{member}"), split, *saved)
     document = quality_of((run_dir, events))
     assert document["plots"] == [] and document["missing"]
     assert document["missing"].endswith(".") and "\n" not in document["missing"]
@@ -167,7 +161,7 @@ def test_figures_and_tables_are_those_of_the_task(kind: str, tmp_path: Path) -> 
 
 
 def test_quantiles_show_how_many_true_values_lie_below_each(tmp_path: Path) -> None:
-    document = task_quality(tmp_path, "quantiles")
+    document = task_quality(tmp_path, "quantiles", tasks.task_run("quantiles"))
     values, target = values_of("quantiles")
     best = int(document["names"]["best"].partition("member-")[2].rstrip(")"))
     shares = (target.ravel()[:, None] <= values[best].reshape(-1, values[best].shape[-1])).mean(axis=0)
@@ -233,9 +227,10 @@ def test_pruned_and_failed_members_do_not_count_and_partial_hyperparameters_are_
     assert method.endswith("not all members have it: wd.")
 
 
-@pytest.mark.parametrize(
-    "odd", [None, True, [1, [2]], {"a": float("nan")}, 10**400, float("inf"), "x" * 10**4, "‮<b>"]
-)
+ODD = (None, True, [1, [2]], {"a": float("nan")}, 10**400, float("inf"), "x" * 10**4, "‮<b>")
+
+
+@pytest.mark.parametrize("odd", ODD)
 def test_odd_values_are_categories(odd: Any) -> None:
     state = searched(12)
     for i in range(0, 12, 2):
@@ -249,9 +244,8 @@ def test_odd_values_are_categories(odd: Any) -> None:
 def test_the_tile_of_the_combined_model_says_where_it_was_measured_and_whether_it_is_one_member_alone() -> None:
     def tile_of(weights: dict[str, float], **more: Any) -> Any:
         metrics = {"ensemble": {"nll": 0.3, "accuracy": 0.93}, "best": {"accuracy": 0.91}}
-        combined = Combined(
-            method="greedy", members=["m0", "m1"], split="test", metrics=metrics, weights=weights, **more
-        )
+        given = {"metrics": metrics, "weights": weights, "split": "test", **more}
+        combined = Combined(method="greedy", members=["m0", "m1"], **given)
         state = RunState(objective="accuracy", direction="max", combined=combined)
         return next(tile for tile in list_tiles(RunProjection(state, ledger([]))) if tile.key == "combined")
 
@@ -326,5 +320,5 @@ def test_the_front_is_the_run_s_and_holds_only_trials_that_have_all_objectives()
     assert ids(front) == ["m1", "m2", "m0"] and ids(others) == ["m5"] and "front model_mb" in plots
     row = plots["front latency_ms"]["table"]["rows"][0]
     assert (row[0], row[-1]) == ("m1", "on the front")
-    absent = plot([trial(0, None)], header=header)["front latency_ms"]["absent"]
-    assert absent == "No trial has finished with all objectives yet."
+    empty = plot([trial(0, None)], header=header)["front latency_ms"]
+    assert empty["absent"] == "No trial has finished with all objectives yet."

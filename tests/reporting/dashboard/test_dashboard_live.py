@@ -31,12 +31,7 @@ def list_params(state: RunState, *members: str) -> list[str]:
     return [f"{state.members[name].identity['params']['lr']:g}" for name in members]
 
 
-def list_origins(state: RunState) -> list[str]:
-    """Joules that were estimated are called so; nobody may take them for measured ones."""
-    return [node.info.power["origin"] for node in state.nodes.values() if node.info]
-
-
-#: The words that a view has of a run.
+#: The words that a view has of a run; joules that were estimated are called so.
 VIEWS: dict[str, Callable[[RunState], list[str]]] = {
     "overview": lambda state: [state.name, f"{state.executor} executor", "member-"],
     "members": lambda state: [*state.members, "finished", *list_params(state, *state.members)],
@@ -44,16 +39,14 @@ VIEWS: dict[str, Callable[[RunState], list[str]]] = {
     "placement": lambda state: [name for name, node in state.nodes.items() if node.info],
     "search": lambda state: ["lr"],
     "ensemble": lambda state: ["Calibration" if state.combined else "combine"],
-    "cost": lambda state: ["training", *list_origins(state)],
+    "cost": lambda state: ["training", *(node.info.power["origin"] for node in state.nodes.values() if node.info)],
     "notices": lambda state: [""],
     "member?member=member-1": lambda state: ["member-1", *list_params(state, "member-1")],
 }
-#: A mark of which there is one for each member.
 MARKS = {"members": "tbody tr[data-member]", "curves": "[data-metric] g[data-member]"}
 
 
 def check_views(tab: Any, read: Callable[[], RunState]) -> None:
-    """Every view shows what the log says; some fetch a document first."""
     for view, list_words in VIEWS.items():
         show(tab, view)
         drawn = "#app" if view == "overview" else f"[data-view={view.partition('?')[0]}]"

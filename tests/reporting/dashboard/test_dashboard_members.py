@@ -14,8 +14,7 @@ ROWS = "tr[data-member]:not([hidden])"
 
 
 def names(tab: Any) -> list[str]:
-    found: list[str] = tab.eval_on_selector_all(ROWS, "rows => rows.map(row => row.dataset.member)")
-    return found
+    return list(tab.eval_on_selector_all(ROWS, "rows => rows.map(row => row.dataset.member)"))
 
 
 def rows_of(documents: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -64,9 +63,7 @@ def test_the_filter_is_written_into_the_address_and_read_from_it(tab: Any, open_
     assert tab.input_value("input.filter") == "lr<0.005"
 
 
-def test_a_click_selects_shift_all_between_and_the_keyboard_alone_goes_through_the_table(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_click_selects_shift_all_between_and_keys_go_through_the_table(tab: Any, open_page: Open) -> None:
     open_page(make_documents(200), "#members")
     tab.click("tr[data-member='member-2'] td:nth-child(3)")
     wait_until(tab, lambda: "select=member-2" in tab.url)

@@ -21,22 +21,16 @@ NARROW = {"width": 400, "height": 800}
 
 
 def tiles(tab: Any, what: str = "figure") -> dict[str, str]:
-    """The figures on the tiles by their labels, or the notes below them."""
-    found: dict[str, str] = tab.evaluate(
-        """(what) => Object.fromEntries([...document.querySelectorAll("[data-mark='tile']")].map(
-            (tile) => [tile.querySelector("dt").textContent, tile.querySelector("." + what).textContent]))""",
-        what,
-    )
-    return found
+    read = """(what) => Object.fromEntries([...document.querySelectorAll("[data-mark='tile']")].map(
+        (tile) => [tile.querySelector("dt").textContent, tile.querySelector("." + what).textContent]))"""
+    return dict(tab.evaluate(read, what))
 
 
 def is_live(tab: Any, server: PageServer) -> bool:
     return server.followers("run") == 1 and tab.text_content(".connection") == "live"
 
 
-def test_the_overview_says_how_the_run_stands_and_is_drawn_at_most_five_times_a_second(
-    tab: Any, open_page: Open
-) -> None:
+def test_the_overview_says_how_the_run_stands_and_is_drawn_five_times_a_second(tab: Any, open_page: Open) -> None:
     server = open_page(make_documents(40))
     assert not tab.is_visible("text=All runs"), "one run opens at once"
     assert tab.text_content(".pill") == "running"
@@ -63,9 +57,8 @@ def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_
     def count(selector: str) -> int:
         return int(tab.locator(f"[data-view=ensemble] >> {selector} >> visible=true").count())
 
-    assert count("text=The run combines its members at its end.") == 1 and count("figure") == 0, (
-        "one sentence for all"
-    )
+    assert count("text=The run combines its members at its end.") == 1, "one sentence for all"
+    assert count("figure") == 0
     asked = f"/api/runs/{KEY}/quality"
     assert server.asked.count(asked) == 1
     server.documents["quality"] = make_documents(10, ended=True)["quality"]
@@ -76,9 +69,7 @@ def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_
     assert count(".absent") == 0 and server.asked.count(asked) == 2
 
 
-def test_a_lost_connection_is_taken_up_again_and_another_log_loads_the_page_anew(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_lost_connection_is_taken_up_again_and_another_log_loads_it_anew(tab: Any, open_page: Open) -> None:
     documents = make_documents(10)
     server = open_page(documents, "#members?select=member-2")
     wait_until(tab, lambda: is_live(tab, server))
@@ -146,9 +137,7 @@ def test_a_run_has_one_stream_and_the_list_another(tab: Any, open_page: Open) ->
     wait_until(tab, lambda: (server.send("runs", ": still there\n\n"), server.followers("runs") == 0)[1])
 
 
-def test_a_member_says_why_it_failed_whose_clone_it_is_and_its_own_best_beside_that_of_all(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_member_says_why_it_failed_whose_clone_it_is_and_its_own_best(tab: Any, open_page: Open) -> None:
     documents = make_documents(12)
     curve, best = documents["curves"]["members"]["member-1"], documents["state"]["run"]["best"]
     curve["values"]["accuracy"], curve["epoch"] = [0.2, 0.7, 0.6, 0.5], list(range(4))
@@ -168,9 +157,7 @@ def test_a_member_says_why_it_failed_whose_clone_it_is_and_its_own_best_beside_t
     wait_until(tab, lambda: tiles(tab, "note").get("accuracy") == wanted)
 
 
-def test_a_log_follows_stands_still_keeps_its_last_lines_and_is_left_with_its_page(
-    tab: Any, open_page: Open
-) -> None:
+def test_a_log_follows_stands_still_keeps_its_last_lines_and_is_left(tab: Any, open_page: Open) -> None:
     start = "".join(f"line {i} <b>\n" for i in range(100))
     server = open_page(make_documents(8), "#member?member=member-1", logs={"member-1": start})
     tab.wait_for_selector("pre.log >> text=line 99 <b>")
@@ -197,9 +184,7 @@ def test_a_log_follows_stands_still_keeps_its_last_lines_and_is_left_with_its_pa
     wait_until(tab, lambda: (server.push_log("member-1", "x\n", 4), server.followers("log member-1") == 0)[1])
 
 
-def test_number_keys_open_the_views_the_help_names_them_and_the_choice_of_colours_stays(
-    tab: Any, open_page: Open
-) -> None:
+def test_number_keys_open_views_the_help_names_them_and_colours_stay(tab: Any, open_page: Open) -> None:
     open_page(make_documents(8))
     titles = tab.eval_on_selector_all("nav a", "all => all.map(each => each.textContent)")
     for number, title in reversed(list(enumerate(titles[:9], start=1))):
@@ -312,9 +297,8 @@ def test_the_tables_are_those_of_now_each_time_a_view_is_opened(tab: Any, open_p
     tab.click(".chooser label:has-text('sent by a worker')")
     tab.keyboard.press("Escape")
     tab.click("th[data-column='exchange sent by a worker'] button")
-    place = tab.locator("thead th").evaluate_all(
-        "all => all.findIndex((e) => e.dataset.column.includes('sent by'))"
-    )
+    find_sent = "all => all.findIndex((e) => e.dataset.column.includes('sent by'))"
+    place = tab.locator("thead th").evaluate_all(find_sent)
     cells = tab.locator(f"tr[data-member] td:nth-child({place + 1})")
     assert cells.all_inner_texts()[:5] == ["9 KiB", "6 KiB", "3 KiB", "0 KiB", "–"], "sorted by its number"
     show(tab, "member?member=member-3")

@@ -112,13 +112,11 @@ def test_a_log_is_shown_without_its_noise() -> None:
     assert tidy(given) == "red\n99% |####\na.py:3: UserWarning: old\n  f(x)  (× 12)\nend  (× 2)\n\n\nlast"
 
 
-@pytest.mark.parametrize(
-    "line", ["\n", "\x1b[0m\n", "\r", "a\r\n", "a\nb\nc\n", "a\n\n\n\n", "a", "\x1b]", "\x1b[0"]
-)
-def test_no_log_takes_long_to_clean(line: str) -> None:
-    began = time.process_time()
-    tidy((line * 2**16)[: 2**16])
-    assert time.process_time() - began < 2.0  # 0.06 s where it is linear, minutes where it is not
+def test_no_log_takes_long_to_clean() -> None:
+    for line in ("\n", "\x1b[0m\n", "\r", "a\r\n", "a\nb\nc\n", "a\n\n\n\n", "a", "\x1b]", "\x1b[0"):
+        began = time.process_time()
+        tidy((line * 2**16)[: 2**16])
+        assert time.process_time() - began < 2.0, line  # 0.06 s where it is linear, minutes where it is not
 
 
 def test_what_a_member_failed_of_and_what_to_do_is_in_its_row_and_answers_in_the_document() -> None:

@@ -32,12 +32,11 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def alone(own_tab: Any) -> Iterator[Any]:
     """A tab in which anything that is fetched beside the page, and any complaint, fails the test."""
-    fetched: list[str] = []
-    said: list[str] = []
-    own_tab.on("request", lambda each: None if each.is_navigation_request() else fetched.append(each.url))
-    own_tab.on("console", lambda each: said.append(each.text) if each.type in ("error", "warning") else None)
+    wrong: list[str] = []
+    own_tab.on("request", lambda sent: None if sent.is_navigation_request() else wrong.append(sent.url))
+    own_tab.on("console", lambda line: wrong.append(line.text) if line.type in ("error", "warning") else None)
     yield own_tab
-    assert fetched == said == []
+    assert wrong == []
 
 
 def open_views(tab: Any, page: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ NO_ACTIONS += [json.dumps({"verb": "add", "params": {"lr": "x" * 20_000}})]
 NO_ACTIONS += [json.dumps({"verb": "add", "params": {str(n): n for n in range(300)}})]
 
 
-@pytest.mark.parametrize(
-    ("body", "status"), [*((body, 400) for body in NO_ACTIONS), *((body, 404) for body in OF_NOBODY)]
-)
+@pytest.mark.parametrize(("body", "status"), [*product(NO_ACTIONS, [400]), *product(OF_NOBODY, [404])])
 def test_what_is_no_action_is_refused_in_one_line(body: str, status: int) -> None:
     with pytest.raises(ActionError) as refusal:
         parse_action(body.encode("latin-1"), MEMBERS)
@@ -79,9 +78,10 @@ def write_run(path: Path, **options: Any) -> Path:
     return run
 
 
-def test_a_request_is_written_to_the_run_that_has_not_ended_and_named_in_the_answer(tmp_path: Path) -> None:
-    run, ended = write_run(tmp_path / "run", until=20.0), write_run(tmp_path / "was")
-    with serve(tmp_path) as server:
+def test_a_request_reaches_a_run_that_goes_on_and_none_outside_the_folder_is_compared(tmp_path: Path) -> None:
+    outside, folder = write_run(tmp_path / "outside"), tmp_path / "runs"
+    run, ended = write_run(folder / "run", until=20.0), write_run(folder / "was")
+    with serve(folder) as server:
         [target, of_ended] = [f"/api/runs/{row['key']}/actions" for row in server.get("/api/runs")]
         status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "member-2"})
         (request,) = receive_requests(run, set())
@@ -92,6 +92,11 @@ def test_a_request_is_written_to_the_run_that_has_not_ended_and_named_in_the_ans
         assert (status, json.loads(body)) == (404, {"error": "there is no member 'nobody'"})
         status, _, body = server.ask(of_ended, "POST", {"verb": "stop"})
         assert status == 409 and "has ended" in json.loads(body)["error"]
+        many = ",".join(map(str, range(51)))
+        for runs, status in ((make_key(outside), 404), ("..", 404), ("", 400), (many, 400)):
+            assert server.ask(f"/api/compare?runs={runs}")[0] == status, runs
+        assert server.ask(f"/api/compare?runs={server.key}", cookie="")[0] == 401
+        assert len(server.get(f"/api/compare?runs={server.key},{server.key}")["runs"]) == 1
     assert receive_requests(run, set()) == [] == list((ended / "requests").iterdir())
 
 
@@ -139,18 +144,3 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
             run.stop()
             ended.join(HANG_S)
     assert not list(RunDir(tmp_path / "run").requests.iterdir())
-
-
-def test_no_run_outside_the_folder_that_is_served_is_compared(tmp_path: Path) -> None:
-    outside = run_events.write_run(tmp_path / "outside", run_events.list_run())
-    run_events.write_run(tmp_path / "runs" / "first", run_events.list_run())
-    with serve(tmp_path / "runs") as server:
-        for runs, status in (
-            (make_key(outside), 404),
-            ("..", 404),
-            ("", 400),
-            (",".join(map(str, range(51))), 400),
-        ):
-            assert server.ask(f"/api/compare?runs={runs}")[0] == status, runs
-        assert server.ask(f"/api/compare?runs={server.key}", cookie="")[0] == 401
-        assert len(server.get(f"/api/compare?runs={server.key},{server.key}")["runs"]) == 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psutil
@@ -42,7 +42,6 @@ def unharmed(run: Path, server: Server) -> Iterator[None]:
 
 
 def refused(answer: tuple[int, dict[str, str], bytes], status: int) -> None:
-    """The status, that no secret is told, and the headers that every answer has."""
     found, headers, body = answer
     assert found == status, answer
     assert SECRET.encode() not in body and b"member-0" not in body and "set-cookie" not in headers
@@ -53,20 +52,13 @@ def refused(answer: tuple[int, dict[str, str], bytes], status: int) -> None:
 Attack = tuple[int, str, str, str | None, bool, dict[str, str | None]]
 
 
-def attack(
-    status: int,
-    target: str = "/api/runs",
-    method: str = "GET",
-    cookie: str | None = None,
-    at_root: bool = False,
-    **headers: str | None,
-) -> Attack:
+def attack(status: int, target: str = "/api/runs", method: str = "GET", **more: Any) -> Attack:
     """A request and the status that refuses it; `{port}` is the server's; the cookie None is the session's."""
-    return status, target, method, cookie, at_root, headers
+    return status, target, method, more.pop("cookie", None), more.pop("at_root", False), more
 
 
-def stop(status: int, cookie: str | None = None, **headers: str | None) -> Attack:
-    return attack(status, "/api/runs/{key}/actions", "POST", cookie, **headers)
+def stop(status: int, **more: str | None) -> Attack:
+    return attack(status, "/api/runs/{key}/actions", "POST", **more)
 
 
 PAGES = ("/", "/static/app.js", "/api/runs", "/api/runs/events", "/metrics", "/nothing")
@@ -110,8 +102,7 @@ def test_what_no_user_asks_for_is_refused(asked: Attack, server: Server) -> None
     assert b"digits" not in answer[2] and "access-control-allow-origin" not in answer[1]
     if status in (401, 403, 415):
         refused(answer, status)
-    else:
-        assert answer[0] in (400, status)
+    assert answer[0] in (400, status)
 
 
 def test_the_tokens_cookie_can_be_read_by_no_script_and_goes_to_no_other_site(run: Path, server: Server) -> None:
@@ -153,17 +144,9 @@ def test_two_host_headers_and_an_absolute_address_are_refused(server: Server) ->
 
 TRAVERSALS = [
     *("../../secret.txt", "..%2f..%2fsecret.txt", "%2e%2e/%2e%2e/secret.txt", "%252e%252e%252fsecret.txt"),
-    *(
-        "..%5c..%5csecret.txt",
-        "....//....//secret.txt",
-        "/etc/passwd",
-        "%2fetc%2fpasswd",
-        "app.js%00.png",
-        ".",
-        "..",
-    ),
-    *("", "../dashboard/feed.py", "%2e%2e/feed.py", "__init__.py/../../feed.py", "~root", "file:///etc/passwd"),
-    "a" * 4000,
+    *("..%5c..%5csecret.txt", "....//....//secret.txt", "/etc/passwd", "%2fetc%2fpasswd", "app.js%00.png"),
+    *(".", "..", "", "../dashboard/feed.py", "%2e%2e/feed.py", "__init__.py/../../feed.py", "~root"),
+    *("file:///etc/passwd", "a" * 4000),
 ]
 
 
@@ -224,9 +207,8 @@ def test_huge_heads_are_refused_before_they_are_read(head: str, server: Server) 
 
 
 def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
-    body = json.dumps({"verb": "stop", "at_once": True}) + " " * 2**17
-    headers = {"Content_Type": "application/json", "Origin": f"http://{server.host}"}
-    refused(server.ask(f"/api/runs/{server.key}/actions", "POST", body, **headers), 413)
+    body = {"verb": "stop", "at_once": True, "params": " " * 2**17}
+    refused(server.ask(f"/api/runs/{server.key}/actions", "POST", body), 413)
 
 
 FRAMINGS = [
@@ -235,12 +217,8 @@ FRAMINGS = [
     *(f"Transfer-Encoding: chunked\r\n\r\n{body}" for body in ("-5\r\n", "0x5\r\nabcde\r\n0\r\n\r\n")),
     "Content-Length: 15\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "Transfer-Encoding: chunked\r\nContent-Length: 15\r\n\r\n0\r\n\r\n",
-    *(
-        "Content-Length : 15\r\n\r\n",
-        "Transfer-Encoding\x0b: chunked\r\n\r\n",
-        "X: a\nTransfer-Encoding: chunked\n\n",
-    ),
-    "X: a\r\n b: folded\r\n\x00\r\n\r\n",
+    *("Content-Length : 15\r\n\r\n", "Transfer-Encoding\x0b: chunked\r\n\r\n"),
+    *("X: a\nTransfer-Encoding: chunked\n\n", "X: a\r\n b: folded\r\n\x00\r\n\r\n"),
 ]
 
 
@@ -256,11 +234,9 @@ def test_a_body_of_doubtful_length_hides_no_second_request(framing: str, server:
 
 @pytest.mark.parametrize("many", [200, pytest.param(10**5, marks=pytest.mark.slow)])
 def test_members_with_hostile_names(many: int, tmp_path: Path) -> None:
-    bad = [
-        *("</script><script>alert(1)</script>", "../../../etc/passwd", "\u2028\u202egnp.exe", "__proto__"),
-        *("a\nid: 1\ndata: {}\n\n", "\x00\x1b[2J", "\ud800", "<img src=x onerror=alert(1)>", "%s%n{0}${7*7}"),
-        "=cmd|' /C calc'!A0",
-    ]
+    bad = ["</script><script>alert(1)</script>", "../../../etc/passwd", "\u2028\u202egnp.exe", "__proto__"]
+    bad += ["a\nid: 1\ndata: {}\n\n", "\x00\x1b[2J", "\ud800", "<img src=x onerror=alert(1)>", "%s%n{0}${7*7}"]
+    bad += ["=cmd|' /C calc'!A0"]
     log = run_events.Log()
     run_events.run_started(log, bad[0], "list", 3, many)
     for n in range(many):

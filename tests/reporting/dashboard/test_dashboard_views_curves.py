@@ -10,7 +10,6 @@ from page_steps import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
-
 VIEW = "[data-view=curves]"
 ACCURACY = f"{VIEW} figure[data-metric=accuracy]"
 
@@ -27,10 +26,8 @@ def others(tab: Any) -> int:
     return int(tab.locator(f"{ACCURACY} canvas[data-mark=others]").get_attribute("data-count"))
 
 
-def wait_for(tab: Any, selector: str, words: str) -> None:
-    tab.wait_for_function(
-        "([s, words]) => document.querySelector(s)?.textContent.includes(words)", arg=[selector, words]
-    )
+def wait_for(tab: Any, *looked: str) -> None:
+    tab.wait_for_function("([s, words]) => document.querySelector(s)?.textContent.includes(words)", arg=[*looked])
 
 
 def test_a_member_that_diverged_flattens_no_other_and_is_marked_where_it_leaves(tab: Any, open_page: Open) -> None:
@@ -67,7 +64,6 @@ def test_of_many_members_only_the_selected_and_the_best_are_strong(tab: Any, ope
     assert sorted(list_of(tab, f"{VIEW} .keys-of button[aria-pressed=true]")) == sorted(chosen)
     tab.evaluate("location.hash = 'curves'")
     tab.wait_for_function("() => !location.hash.includes('select')")
-    # A click and the keyboard select, and the hover names the member.
     tab.locator(f"{ACCURACY} .chart").focus()
     tab.keyboard.press("ArrowDown")
     name = tab.locator(f"{ACCURACY} .tip strong").inner_text()
@@ -77,7 +73,6 @@ def test_of_many_members_only_the_selected_and_the_best_are_strong(tab: Any, ope
     tab.wait_for_function(f"() => location.hash.includes('select={name}')")
     tab.keyboard.press("Enter")
     tab.wait_for_function("() => !location.hash.includes('select')")
-    # The same with the pointer, on the ring of the best.
     box = f"document.querySelector('{ACCURACY} .best-ring')?.getBoundingClientRect().toJSON()"
     ring = tab.wait_for_function(f"() => {{ const box = {box}; return box?.width ? box : null; }}").json_value()
     tab.mouse.click(ring["x"] + ring["width"] / 2, ring["y"] + ring["height"] / 2)

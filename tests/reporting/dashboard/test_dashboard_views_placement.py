@@ -11,7 +11,6 @@ from page_steps import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
-
 VIEW = "[data-view=placement]"
 PIECE = f"{VIEW} [data-mark=piece]"
 

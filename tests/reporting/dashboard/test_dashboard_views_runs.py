@@ -39,7 +39,6 @@ def test_runs_are_sorted_filtered_picked_and_compared(own_tab: Any, tmp_path: Pa
         for _ in range(2):
             tab.click("th[data-column=id] button")
         assert names(tab) == ["sweep", "short", "second", "first"]
-
         pick(tab, "second")
         written = tab.locator("[aria-label='Filter runs']")
         written.fill("second")
@@ -49,7 +48,6 @@ def test_runs_are_sorted_filtered_picked_and_compared(own_tab: Any, tmp_path: Pa
         written.fill("colour:red")
         assert names(tab) == [] and "is called colour" in tab.inner_text(".problem >> nth=-1")
         written.fill("")
-
         pick(tab, "first", "sweep")
         tab.click("text=Compare 3")
         figures = "[data-table^=figures]"
@@ -60,7 +58,6 @@ def test_runs_are_sorted_filtered_picked_and_compared(own_tab: Any, tmp_path: Pa
         assert "within noise" in tab.inner_text(figures) and "sweep" in tab.inner_text("[data-table=runs]")
         curves = tab.locator("figure", has_text="Best member of each run").first.locator("canvas")
         wait_until(tab, lambda: int(curves.get_attribute("data-marks") or 0) > 12)
-
         tab.select_option("label:has-text('compared with') select", keys["first"])
         tab.wait_for_selector(f"{figures} thead >> text=second - first, 95 % interval")
         other = tab.context.new_page()  # somebody else, who was given the address

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.free_ports import find_free_ports
@@ -18,36 +18,22 @@ from kit.leftovers import wait_until
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "grafana" / "prometheus.yml"
 ALERTS = CONFIG.with_name("alerts.yml")
-PATIENCE_S = 300.0
 
 
-class Prometheus:
-    def __init__(self, url: str) -> None:
-        self._url = url
+Query = Callable[[str], list[tuple[dict[str, str], float]]]
 
-    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        series = self._get("query", query=expression)["result"]
-        return [(each["metric"], float(each["value"][1])) for each in series]
 
-    def describe_targets(self) -> list[dict[str, Any]]:
-        targets: list[dict[str, Any]] = self._get("targets")["activeTargets"]
-        return targets
-
-    def is_ready(self) -> bool:
-        try:
-            return bool(self._get("query", query="1"))
-        except OSError:
-            return False
-
-    def _get(self, what: str, **query: str) -> Any:
-        url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=300) as answer:
-            return json.load(answer)["data"]
+def promtool(*arguments: str, given: str = "") -> str:
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool (package prometheus)")
+    done = subprocess.run(["promtool", *arguments], input=given, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @contextmanager
-def started(directory: Path, target: str, token: str) -> Iterator[Prometheus]:
-    """A Prometheus with the configuration of `deploy/`, which scrapes this address every second."""
+def started(directory: Path, target: str, token: str) -> Iterator[Query]:
+    """Asks a Prometheus with the configuration of `deploy/`, which scrapes this address every second."""
     if shutil.which("prometheus") is None:
         pytest.skip("no prometheus")
     text = CONFIG.read_text()
@@ -60,12 +46,23 @@ def started(directory: Path, target: str, token: str) -> Iterator[Prometheus]:
     (directory / "token").write_text(token + "\n")
     (port,) = find_free_ports(1)
     command = ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
+
+    def query(expression: str) -> list[tuple[dict[str, str], float]]:
+        url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        with urllib.request.urlopen(url, timeout=300) as answer:
+            series = json.load(answer)["data"]["result"]
+        return [(one["metric"], float(one["value"][1])) for one in series]
+
+    def is_ready() -> bool:
+        with contextlib.suppress(OSError):
+            return bool(query("vector(1)"))
+        return False
+
     with open(directory / "prometheus.log", "wb") as log:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
         try:
-            prometheus = Prometheus(f"http://127.0.0.1:{port}")
-            wait_until(prometheus.is_ready, "Prometheus does not start")
-            yield prometheus
+            wait_until(is_ready, "Prometheus does not start")
+            yield query
         finally:
             process.terminate()
-            process.wait(PATIENCE_S)
+            process.wait(300.0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 from kit.event_dicts import read_events, typed
 from kit.execute_members import an_ensemble
 from kit.run_events import START, Event, list_run, measured
-from local_prometheus import ALERTS
+from local_prometheus import ALERTS, promtool
 
 import ensemble
 from ensemble.meter import LedgerView
@@ -31,19 +29,8 @@ ALL = {
 }
 
 
-def promtool(*arguments: str) -> str:
-    if shutil.which("promtool") is None:
-        pytest.skip("no promtool (package prometheus)")
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def compute_series(events: Sequence[Event], minutes: int) -> list[dict[str, str]]:
-    """What Prometheus has of a run, scraped once a minute, as input of `promtool test rules`.
-
-    As much of the log is there as was written by then; time begins with the log, at zero.
-    """
+    """What Prometheus has of a log, scraped once a minute from its begin, as input of `promtool test rules`."""
     state, view, to_come = RunState(), LedgerView(), [typed(event) for event in events]
     begin, series = to_come[0].t, dict[str, list[str]]()
     for minute in range(minutes):
@@ -61,11 +48,10 @@ def compute_series(events: Sequence[Event], minutes: int) -> list[dict[str, str]
 
 
 def evaluate(path: Path, series: list[dict[str, str]], expected: dict[str, set[str]], *more: Any) -> None:
-    tests: list[dict[str, Any]] = []
-    for at, names in expected.items():
-        samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(names)]
-        tests.append({"expr": 'count by (alertname) (ALERTS{alertstate="firing"}) > bool 0', "eval_time": at})
-        tests[-1]["exp_samples"] = samples
+    firing = {"expr": 'count by (alertname) (ALERTS{alertstate="firing"}) > bool 0'}
+    labels = {at: [f'{{alertname="{name}"}}' for name in sorted(names)] for at, names in expected.items()}
+    samples = {at: [{"labels": label, "value": 1} for label in given] for at, given in labels.items()}
+    tests = [firing | {"eval_time": at, "exp_samples": given} for at, given in samples.items()]
     group = {"interval": "1m", "input_series": series, "promql_expr_test": tests, "alert_rule_test": list(more)}
     given = {"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [group]}
     (path / "test.yml").write_text(json.dumps(given))
@@ -93,9 +79,9 @@ def test_members_of_a_real_run_that_fail_one_after_another_wake_somebody(tmp_pat
     begin = events[0]["t"]
     events = [{**event, "t": begin + 60 * (event["t"] - begin)} for event in events]  # a second is a minute
     minutes = int((events[-1]["t"] - begin) / 60) + 2
-    summary = "digits: 6 attempts have failed since a member last ended an epoch"
-    said = ALERTS.read_text().partition("EnsembleFailuresInRow")[2].partition('description: "')[2]
-    told = {"summary": summary, "description": said.partition('"')[0]}
+    told = {"summary": "digits: 6 attempts have failed since a member last ended an epoch"}
+    rule = ALERTS.read_text().partition("EnsembleFailuresInRow")[2].partition('description: "')[2]
+    told["description"] = rule.partition('"')[0]
     fires = [{"exp_labels": {"severity": "page", "run": "digits"}, "exp_annotations": told}]
     alert = {"eval_time": f"{minutes - 1}m", "alertname": "EnsembleFailuresInRow", "exp_alerts": fires}
     series = compute_series(events, minutes)
@@ -124,13 +110,8 @@ def test_each_trouble_of_a_run_fires_its_alert_and_ends_it_with_the_run(tmp_path
     events = [{"v": 2, "t": START + t, **event} for t, event in at]
     silent = {"EnsembleDriverSilent"}  # nothing is logged between the events of this test
     nearly_full = {"EnsembleDiskNearlyFull", "EnsembleSharedMemoryNearlyFull"}
-    expected = {
-        "8m": silent,
-        "10m": {"EnsembleGpuQuarantined"},
-        "45m": ALL - {"EnsembleFailuresInRow"},
-        "61m": set(),
-    }
-    expected["13m"] = silent | nearly_full | {"EnsembleGpuQuarantined", "EnsembleNodeExcluded"}
+    expected = {"8m": silent, "10m": {"EnsembleGpuQuarantined"}, "45m": ALL - {"EnsembleFailuresInRow"}}
+    expected |= {"13m": silent | nearly_full | {"EnsembleGpuQuarantined", "EnsembleNodeExcluded"}, "61m": set()}
     evaluate(tmp_path, compute_series(events, 62), expected)
 
 
@@ -138,13 +119,12 @@ LABELS = {family.name: set(family.labels) for family in FAMILIES}
 PANELS = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
 
 
-def targets(panel: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(target["expr"], target["legendFormat"]) for target in panel["targets"]]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_every_metric_and_label_of_a_panel_exists(panel: dict[str, Any]) -> None:
-    for expression, legend in targets(panel):
+    for expression, legend in ((target["expr"], target["legendFormat"]) for target in panel["targets"]):
         [name] = re.findall(r"\bensemble_\w+", expression)
         matched = set(re.findall(r'(\w+)=~?"', expression))
         grouped = re.findall(r"by \(([^)]*)\)", expression)
@@ -155,16 +135,14 @@ def test_every_metric_and_label_of_a_panel_exists(panel: dict[str, Any]) -> None
 
 
 def test_promql_has_no_fault(tmp_path: Path) -> None:
-    expressions = [expression for panel in PANELS for expression, _ in targets(panel)]
-    replaced = [each.replace("$__rate_interval", "1m").replace("$run", ".*") for each in expressions]
+    replaced = [each.replace("$__rate_interval", "1m").replace("$run", ".*") for each in EXPRESSIONS]
     rules = [{"record": f"rule{number}", "expr": expression} for number, expression in enumerate(replaced)]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
     assert f"{len(rules)} rules found" in promtool("check", "rules", str(tmp_path / "rules.yml"))
 
 
 def test_every_family_with_figures_is_shown() -> None:
-    expressions = " ".join(expression for panel in PANELS for expression, _ in targets(panel))
-    shown = re.findall(r"ensemble_\w+", expressions + ALERTS.read_text())
+    shown = re.findall(r"ensemble_\w+", " ".join(EXPRESSIONS) + ALERTS.read_text())
     plain = {"ensemble_stream_workers", "ensemble_run_failed_attempts_total"}  # for a number
     plain |= {family.name for family in FAMILIES if family.kind == "info" or family.name in shown}
     missing = {family.name for family in FAMILIES} - plain
