@@ -133,7 +133,7 @@ def test_a_run_decides_by_them_and_so_does_load(decided: tuple[Path, Any]) -> No
     path, result = decided
     decision = result.combined["decision"]
     assert decision["metrics"]["thresholds"]["f1"] > decision["metrics"]["usual"].get("f1", 0)
-    assert "decides by thresholds for f1" in str(result)
+    assert "decides by thresholds for f1" in result.summary(everything=True)
     rows = next(iter(declare().test.loader(200, epochs=1)))
     found = ensemble.load(path)({"x": rows["x"]})
     at = decision["thresholds"][1]
