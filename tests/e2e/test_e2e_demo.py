@@ -53,9 +53,7 @@ def test_eight_members_train_on_one_pipeline_their_sum_is_better_and_nothing_is_
     ranks = re.findall(r"^ ?(\d+) +member-(\d)", done.stdout, re.MULTILINE)
     by_member = {row["member"]: row["metric"] for row in found}
     assert [int(rank) for rank, _ in ranks] == list(range(1, len(ranks) + 1))
-    assert 3 <= len(ranks) <= 5 and f"and {8 - len(ranks)} more" in done.stdout, (
-        "a long path takes lines of members"
-    )
+    assert 3 <= len(ranks) <= 5 and f"and {8 - len(ranks)} more" in done.stdout, "a long path takes lines"
     in_order = [by_member[f"member-{number}"] for _, number in ranks]
     assert in_order == sorted(by_member.values(), reverse=True)[: len(ranks)]
     [(prepared, consumed)] = re.findall(r"([\d,]+) samples were prepared instead of ([\d,]+)", done.stdout)
