@@ -93,7 +93,7 @@ def dashboard(options: argparse.Namespace) -> int:
 
         asyncio.run(_serve(path, guard, listening, announce, beside_run=options.beside_run))
     if options.beside_run:
-        say(f"the live page used {time.process_time():.1f} s of CPU time, which is not in the run's account")
+        say(f"the live page used {time.process_time():.1f} s of CPU time, which the run's cost does not include")
     return 0
 
 

@@ -86,7 +86,7 @@ def check_fit(
             fitting.add(need)
             if ignores_shares and need.requires_gpu:
                 ignores_shares = False  # once is enough
-                log.warning("no node has a GPU: members train on the CPU")
+                log.warning("no GPU found: members train on the CPU")
 
 
 def refuse_without_locks(ensemble: Ensemble, run_dir: RunDir) -> None:

@@ -127,7 +127,7 @@ def _next_steps(run: RunProjection, where: str) -> Iterator[Line]:
     report = os.path.join(where, "report.html")
     if os.path.exists(report):
         yield "report", report
-    yield "more", f"{format_command('summary', where, '--all')} shows all figures"
+    yield "more", f"{format_command('summary', where, '--all')} shows all numbers"
     is_population = any(member.identity.get("population") for member in state.members.values())
     resume, epochs = (format_command("resume", where, *options) for options in ((), ("--epochs", "N")))
     failed = next((member.id for member in state.members.values() if member.state == "failed"), None)
@@ -138,7 +138,7 @@ def _next_steps(run: RunProjection, where: str) -> Iterator[Line]:
     elif is_finished and failed is not None:
         yield "next", f"{resume} tries what failed again"
     elif is_finished and run.counts["finished"] and not is_population:
-        yield "next", f"{epochs} trains the members on, to N epochs in all"
+        yield "next", f"{epochs} continues the training to N epochs in all"
 
 
 def _list_members(

@@ -443,7 +443,7 @@ def test_commands_leave_nothing_behind_and_a_run_removes_what_a_killed_one_left(
 
 def test_without_a_gpu_the_demo_says_in_one_line_what_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:
     check_fit(demo.spec(), [Node("here", 2.0, (), 8.0, "here")])
-    assert [record.getMessage() for record in caplog.records] == ["no node has a GPU: members train on the CPU"]
+    assert [record.getMessage() for record in caplog.records] == ["no GPU found: members train on the CPU"]
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])

@@ -92,7 +92,7 @@ def test_the_page_is_served_while_the_run_goes_on_and_ends_with_it(tmp_path: Pat
     assert command.end() == 0
     assert not page.is_running()
     assert "`ensemble dashboard" in command.said
-    used = re.search(r"the live page used (\S+) s of CPU time, which is not in the run's account", command.said)
+    used = re.search(r"the live page used (\S+) s of CPU time, which the run's cost does not", command.said)
     assert used is not None and float(used[1]) > 0
     usage = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "usage"]
     assert page.pid not in {event["pid"] for event in usage}

@@ -151,7 +151,7 @@ FREE: dict[str, Any] = {"task": {"kind": "free"}, "uncertainty": None}
     [
         (gain(), f"{BETTER}, more than chance", "good"),
         (gain(best_calibrated={"nll": 0.31}),
-         f"{BETTER}, more than chance; calibration gives 0.0310 of it", "good"),
+         f"{BETTER}, more than chance; 0.0310 of it is calibration", "good"),
         (gain(best_calibrated={"nll": 0.29}),
          f"{BETTER}, but calibration alone gains 0.0510; vary the members more", ""),
         (gain(split="valid"),

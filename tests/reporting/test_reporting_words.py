@@ -94,7 +94,7 @@ ROWS = [
     says("a model", "summary", RUN, ('model `ensemble.load("runs/a digit")` in Python\n`ensemble export ',
          "next `ensemble resume 'runs/a digit'` tries what failed again\n")),
     says("all went well", "summary", WELL,
-         ("`ensemble resume 'runs/a digit' --epochs N` trains", "to N epochs in all"), ("failed again",)),
+         ("`ensemble resume 'runs/a digit' --epochs N` continues", "to N epochs in all"), ("failed again",)),
     says("no model", "summary", change("combined", unloadable=WHY), (f"cannot be loaded as one model: {WHY}",),
          ("ensemble export",)),
     says("no members trained", "summary", NOT_COMBINED, ("sharing no samples were prepared",),

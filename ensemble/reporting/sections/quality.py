@@ -118,7 +118,7 @@ def describe_benefit(combined: Combined | None, ranking: Ranking) -> tuple[str, 
     alone = 0.0 if calibrated is None or is_worse else sign * (calibrated - comparison.best)
     if calibrated is not None and not is_worse and alone >= gain:
         return f"{sentence}, but calibration alone gains {text.score(alone)}; {ADVICE}", ""
-    part = f"; calibration gives {text.score(alone)} of it" if alone > 0 else ""
+    part = f"; {text.score(alone)} of it is calibration" if alone > 0 else ""
     return f"{sentence}, more than chance{part}", comparison.tone
 
 
