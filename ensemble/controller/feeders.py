@@ -84,8 +84,8 @@ class SharedStream:
     def choose_capacity(self, batch_sizes: Sequence[int], memory_gb: float, taken_bytes: int = 0) -> int:
         """The number of samples in a feeder's ring.
 
-        It is what the ensemble declares; without that all samples where each epoch has the same, else four of the
-        largest batches or what 64 MiB hold (`default_capacity`), within the memory for rings; two at least.
+        It is what the ensemble declares; else all samples where each epoch has the same; else four of the largest
+        batches or what 64 MiB hold (`default_capacity`), within the memory for rings, and at least two batches.
 
         Args:
             memory_gb: what the node offers to members beside the memory for rings (`RINGS_SHARE` of all), in GiB.

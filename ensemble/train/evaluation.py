@@ -138,8 +138,8 @@ class _SplitRows:
         if outputs.shape[:1] != target.shape[:1] or target.shape[:1] != batch["index"].shape:
             return False  # as where a model squeezes the outputs of a batch of one
         if self._held and any(
-            (now.dtype, now.shape[1:]) != (before.dtype, before.shape[1:])
-            for now, before in zip((outputs, target), self._held[0], strict=False)
+            (tensor.dtype, tensor.shape[1:]) != (first.dtype, first.shape[1:])
+            for tensor, first in zip((outputs, target), self._held[0], strict=False)
         ):
             return False
         self._held.append((outputs.clone(), target.clone(), batch["index"].clone()))  # they may be views of input

@@ -101,12 +101,8 @@ def append_log(path: Path, text: str) -> None:
     """Append lines, with the time, to a member's log."""
     line = f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds')} {text}"
     try:
-        try:
-            file = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_open_own)  # noqa: SIM115
-        except FileNotFoundError:
-            make_directory(path.parent)
-            file = open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_open_own)  # noqa: SIM115
-        with file:
+        make_directory(path.parent)
+        with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_open_own) as file:
             file.write(line + "\n")
     except OSError as error:  # a full disk: the member still has to report its outcome
         print(f"cannot write {path}: {error}\n{line}", file=sys.stderr)
