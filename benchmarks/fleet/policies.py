@@ -16,7 +16,7 @@ from ensemble.spec import Identity
 
 def one_by_one(cluster: ClusterSnapshot, now_s: float) -> Sequence[Start]:
     """Starts each member by itself, with a pipeline of its own, as soon as a place is free; see `Policy`."""
-    starts = decide_starts(dataclasses.replace(cluster, streaming=True))
+    starts = decide_starts(dataclasses.replace(cluster, joins_late=True))
     return [dataclasses.replace(start, cohort=None) for start in starts]
 
 

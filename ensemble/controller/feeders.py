@@ -130,6 +130,12 @@ class Feeders:
         """The address of a feeder; None where its members prepare their own batches."""
         return None if key is None else self._addresses.get(key)
 
+    def keep_all(self, nodes: Sequence[Node]) -> bool:
+        """Whether rings on these nodes hold all samples, each prepared once: their readers wait for nobody."""
+        repeated = self._stream.repeated
+        memory_gb = min((node.memory_gb for node in nodes), default=0.0)
+        return 0 < repeated <= self._stream.choose_capacity((), memory_gb)
+
     def assign(self, start: Start, together: Sequence[Start], readers: set[str]) -> list[FeederKey]:
         """The (node, cohort) of the feeders of a member that starts now; they are started if they do not run yet.
 

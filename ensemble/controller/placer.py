@@ -59,7 +59,7 @@ class Placer:
         self._most, self._stamp = FIRST, self._make_stamp()
         spans = [span.cohort for member in session.run.members.values() for span in member.spans]
         self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
-        self._cohort = self._stream + streaming  # the next number; all trials of a search are in `_stream`
+        self._cohort = self._stream + streaming  # the next number; who joins late is in `_stream`
 
     def place(self) -> str | None:
         """Place the members for which there is room; returns why the run has to stop: no member runs, and none
@@ -147,6 +147,11 @@ class Placer:
             coming = self._queue.count_trials_left()
             self._cohort = self._planner.rebalance(self._take_cluster_snapshot(), coming, self._cohort)
 
+    @property
+    def _joins_late(self) -> bool:
+        """Whether members that wait read the stream of those that run as soon as they fit."""
+        return self._streaming or self._feeders.keep_all(self._session.nodes.held)
+
     def _take_cluster_snapshot(self) -> ClusterSnapshot:
         session, nodes, waitlist = self._session, self._session.nodes, self._session.waitlist
         failures, measuring = self._attempts.failures, self._planner.is_measuring
@@ -164,8 +169,8 @@ class Placer:
             ],
             running=self._planner.apply_core_shares(session.live.list_placements()),
             limits=self._attempts.failures.limits,
-            next_cohort=self._stream if self._streaming else self._cohort,
-            streaming=self._streaming,
+            next_cohort=self._stream if self._joins_late else self._cohort,
+            joins_late=self._joins_late,
             is_gated=self._feeders.is_sharing,
         )
 
@@ -249,7 +254,7 @@ class Placer:
         session, waitlist = self._session, self._session.waitlist
         coming = waitlist.cohorts
         if (
-            self._streaming
+            self._joins_late
             and session.stop_reason is None
             and (waitlist.waiting or self._queue.count_trials_left())
         ):

@@ -141,12 +141,12 @@ class Planner(PlainPlanner):
             free.reserve(*(start.placement for start in some))
             new = [start for start in some if start.placement.member in names]
             old = [start for start in some if start.placement.member not in names]
-            parted = new if cluster.streaming else self._split_by_rate(new, cluster)
+            parted = new if cluster.joins_late else self._split_by_rate(new, cluster)
             chosen, returning = chosen + old + parted, ()
             unplaced = names - {start.placement.member for start in new}
             if any(has_node(one, cluster.nodes) for one in flotilla if one.member in unplaced):
                 break
-            if not cluster.streaming:
+            if not cluster.joins_late:
                 cohort = max([cohort, *(start.cohort + 1 for start in parted if start.cohort is not None)])
         free.release(*(start.placement for start in chosen))
         return chosen
@@ -214,7 +214,7 @@ class Planner(PlainPlanner):
         """
         names, slowdown = frozenset(one.member for one in waiting), self._rebalancer.estimate_slowdown()
         free_width = any("workers" in one.auto for one in waiting)
-        if not waiting or (cluster.streaming and not free_width):
+        if not waiting or (cluster.joins_late and not free_width):
             return {}
         together = [*waiting, *(one.identity for one in cluster.running)]
         on_cpus = not any(node.gpus for node in cluster.nodes)
@@ -226,7 +226,7 @@ class Planner(PlainPlanner):
             return {}
         self._planned_for = names, slowdown, has_all
         left_open = all("cpus_per_worker" in one.auto for one in waiting)
-        if on_cpus and has_all and left_open and not cluster.streaming:
+        if on_cpus and has_all and left_open and not cluster.joins_late:
             return self._share_cores(waiting, cluster)
         if self._ensemble.sharing == "independent" and not free_width:  # no member waits for another one
             return {}

@@ -135,7 +135,10 @@ class Rebalancer:
         Returns:
             The first cohort number that was never used.
         """
-        if not (waiting or coming or self._ensemble.elastic):
+        is_kept = self._feeders.keep_all(
+            cluster.nodes
+        )  # then a slow member holds up nobody, and can only be widened
+        if not (self._ensemble.elastic or ((waiting or coming) and not is_kept)):
             return free_cohort
         cohorts = self.list_cohorts(cluster.nodes)
         home = next((cohort for cohort in cohorts if any(one.member == member for one in cohort.members)), None)
@@ -155,7 +158,7 @@ class Rebalancer:
             restart_s=self._estimate_restart_s(),
             settled_epochs=self._state.members[member].epoch - self._changed_at.get(member, -1),
         )
-        return self._apply(decision, cluster, free_cohort)
+        return free_cohort if is_kept and decision.kind != "widen" else self._apply(decision, cluster, free_cohort)
 
     def _expect_trials(self, coming: int, home: Cohort) -> list[list[RatedMember]]:
         """Trials that will be proposed, assumed to be like the median member of a cohort."""

@@ -29,7 +29,8 @@ class ClusterSnapshot:
         running: members that hold a place, until their last process has ended.
         limits: most members at one time, by node, learnt from members that ran out of memory.
         next_cohort: the number of the next new cohort.
-        streaming: trials of a search: all in cohort `next_cohort`, placed as soon as they fit.
+        joins_late: whether all are in cohort `next_cohort`, placed as soon as they fit: trials of a search, and
+            members that read rings which hold all samples.
         is_gated: whether a place waits for others, so that more members share a feeder; not where there is none.
         free: free capacity beside the running members, kept by the caller; None: computed when needed.
     """
@@ -41,7 +42,7 @@ class ClusterSnapshot:
     running: Sequence[Placement] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     next_cohort: int = 0
-    streaming: bool = False
+    joins_late: bool = False
     is_gated: bool = True
     free: FreeCapacity | None = field(default=None, compare=False)
 
@@ -63,7 +64,7 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
 
     Returning members are placed first. A new cohort of a fixed list opens when all waiting members fit at once, or
     nothing runs, or at least half of all places are free, where a place is what one of these members takes; or at
-    once unless `cluster.is_gated`.
+    once where `cluster.joins_late`, and unless `cluster.is_gated`.
     Members that select different nodes are looked at apart.
     """
 
@@ -72,7 +73,7 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
     back = free.place([identity for identity, _ in cluster.returning], cluster.limits)
     starts = [Start(placement, cohorts[placement.member]) for placement in back]
     new = free.place(cluster.waiting, cluster.limits)
-    if cluster.is_gated and not cluster.streaming and len(new) < len(cluster.waiting):
+    if cluster.is_gated and not cluster.joins_late and len(new) < len(cluster.waiting):
         late = _find_late(new, free, cluster)
         free.release(*(placement for placement in new if placement.need.selection in late))
         new = [placement for placement in new if placement.need.selection not in late]

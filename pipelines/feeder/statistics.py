@@ -100,6 +100,9 @@ class FeederStatistics:
             link_level: the level of the link to other nodes; None without a group.
         """
         stream = self._stream
+        if stream.is_complete and stream.readers:
+            self.levels.record(**{RING: 1.0, WORKERS: 0.0, WAITING: 0.0, FULL: 1.0})
+            return
         reading = stream.active_readers if self.has_delivered else []
         if not reading:
             self.levels.record()

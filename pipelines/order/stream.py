@@ -71,9 +71,14 @@ class Stream:
         return not self._in_progress and not self._lost_blocks and not self.sending
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the ring holds every sample that will ever be prepared."""
+        return 0 < self.kept <= self.ready
+
+    @property
     def active_readers(self) -> list[Reader]:
         """The readers that have positions left to read; the others limit nobody. Of a complete ring none has."""
-        if self.kept and self.ready >= self.kept:
+        if self.is_complete:
             return []
         return [reader for reader in self.readers.values() if reader.position < reader.stop]
 

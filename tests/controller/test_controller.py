@@ -564,7 +564,9 @@ def test_a_run_that_waits_for_its_cluster_is_stopped_at_once(tmp_path: Path) -> 
 
 def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     executor = Simulated(3)
-    state = run(tmp_path / "run", an_ensemble(members=[{"n": n} for n in range(8)], sharing="node"), executor)
+    state = run(
+        tmp_path / "run", an_ensemble(members=[{"n": n} for n in range(8)], sharing="node", capacity=1), executor
+    )
     assert set(states(state).values()) == {"finished"}
     cohorts = Counter(m.cohort for m in state.members.values())
     sizes = [cohorts[number] for number in range(len(cohorts))]

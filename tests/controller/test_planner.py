@@ -35,11 +35,18 @@ Event = dict[str, Any]
 
 
 def an_ensemble(rates: Sequence[float], **options: Any) -> Ensemble:
-    """Members of these rates (samples/s with one worker, by their hyperparameter), all left to measurement."""
+    """Members of these rates (samples/s with one worker, by their hyperparameter), all left to measurement, whose
+    ring does not hold all samples.
+    """
     data, recipe = sources.arrays(x=np.zeros((SAMPLES, 2), np.float32)), Recipe(model=len, loss=len, task="free")
     defaults: dict[str, Any] = {"name": "planned", "recipe": recipe, "train": Pipeline(data), "epochs": 4}
     defaults |= {"members": [{"rate": rate} for rate in rates], "batch_size": 16, "sharing": "node"}
-    defaults |= {"resources": Resources(workers="auto"), "objective": "accuracy", "mode": "max"}
+    defaults |= {
+        "resources": Resources(workers="auto"),
+        "capacity": SAMPLES // 2,
+        "objective": "accuracy",
+        "mode": "max",
+    }
     return Ensemble(**{**defaults, **options})
 
 
@@ -271,6 +278,18 @@ def test_on_cores_all_train_at_once_on_one_stream_at_one_pace(tmp_path: Path) ->
     assert planned["pace_s"] == pytest.approx(max(SAMPLES / 10, work_s / 2))
     asked = {name: m.identity["cpus_per_worker"] for name, m in state.members.items()}
     assert asked["member-0"] > asked["member-1"] > asked["member-2"] and sum(asked.values()) <= 2.0
+
+
+def test_where_the_ring_holds_all_samples_members_start_as_there_is_room_and_nobody_is_sent_away(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(cores(), first_is_slow=True)
+    state, said = finish(tmp_path / "run", an_ensemble([20] * 6, resources=Resources(), capacity=None), cluster)
+    assert [m.identity["cpus_per_worker"] for m in state.members.values()] == [1.0] * 6
+    events = [event["type"] for event in said if event["type"] in ("placed", "finished")]
+    assert events == ["placed"] * 2 + ["finished", "placed"] * 4 + ["finished"] * 2
+    assert {m.cohort for m in state.members.values()} == {0}
+    assert not of(said, "remedy") and not of(said, "planned"), "a slow member holds up nobody"
 
 
 def test_a_member_that_is_added_takes_turns_on_the_cores_with_those_that_run(tmp_path: Path) -> None:

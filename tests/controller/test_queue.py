@@ -96,7 +96,8 @@ def test_the_last_member_that_is_paused_is_waited_for_without_a_feeder_or_worker
                 write_request(path, "resume")
 
     at = (("epoch", "member-0"), [asked("pause")])
-    state = perform(path, an_ensemble(sharing="node", epochs=4), at, executor=Simulated(4, idle=watch))
+    declared = an_ensemble(sharing="node", epochs=4, capacity=1)
+    state = perform(path, declared, at, executor=Simulated(4, idle=watch))
     assert is_finished(state)
     assert idle[0] == ({0: 4}, [0]), "its feeder was stopped"
     assert {m.spans[-1].cohort for m in state.members.values()} == {1}, "those that return together share again"

@@ -260,8 +260,8 @@ def test_one_kept_is_as_one_made_anew(waiting: list[Identity], nodes: list[Node]
         some = [one for one in waiting if one.member not in {p.member for p in running} and rng.random() < 0.7]
         options = {"nodes": nodes, "devices": devices, "waiting": some, "running": tuple(running)}
         for streaming in (False, True):
-            cluster = ClusterSnapshot(**options, streaming=streaming)  # type: ignore[arg-type]
-            with_kept = ClusterSnapshot(**options, streaming=streaming, free=kept)  # type: ignore[arg-type]
+            cluster = ClusterSnapshot(**options, joins_late=streaming)  # type: ignore[arg-type]
+            with_kept = ClusterSnapshot(**options, joins_late=streaming, free=kept)  # type: ignore[arg-type]
             assert decide_starts(with_kept) == decide_starts(cluster)
             assert count_placeable(identity(99), 5, with_kept) == count_placeable(identity(99), 5, cluster)
         new = FreeCapacity(nodes, devices, running).place(some)
@@ -304,7 +304,7 @@ def test_ten_thousand_members_are_planned_on_eight_thousand_devices_and_one_even
         began = time.process_time()
         kept.release(gone)
         starts = decide_starts(
-            ClusterSnapshot(nodes=nodes, waiting=waiting, running=rest, streaming=True, free=kept)
+            ClusterSnapshot(nodes=nodes, waiting=waiting, running=rest, joins_late=True, free=kept)
         )
         took.append(time.process_time() - began)
         assert starts

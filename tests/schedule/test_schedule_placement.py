@@ -62,13 +62,13 @@ def test_room_counts_only_what_nobody_waits_for() -> None:
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), max_size=14), st.integers(0, 2**16), st.booleans())
-def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int, streaming: bool) -> None:
+def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int, joins_late: bool) -> None:
     rng = random.Random(seed)
     waiting = [identity(i, cpus_per_worker=cpus) for i, cpus in enumerate(sizes)]
     assert all(explain_unplaceable(i, FOUR) is None for i in waiting)
     busy, done, cohort = list[Placement](), set[str](), 0
     for _ in range(200):
-        state = {"waiting": waiting, "running": busy, "next_cohort": cohort, "streaming": streaming}
+        state = {"waiting": waiting, "running": busy, "next_cohort": cohort, "joins_late": joins_late}
         starts = decide_starts(ClusterSnapshot(nodes=FOUR, **state))  # type: ignore[arg-type]
         busy += [s.placement for s in starts]
         cohort += bool(starts)
