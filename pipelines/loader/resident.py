@@ -127,7 +127,7 @@ class Resident(_WholeSet):
         return self._verification is None or self._verification.admit_first(self._read_served, 0, 0, n)
 
     def begin_pass(self, batch_size: int, first: int, last: int) -> ReadRows:
-        """Compare a sample of a set that a feeder has prepared, before passes 0, 1, 2, 4, 8 ...: it stays as it is.
+        """Compare a sample of a set that a feeder has prepared, before passes 0, 1, 2, 4, 8 ...
 
         Returns:
             What reads the rows [start, stop) within [first, last), at most `batch_size`.
@@ -135,10 +135,9 @@ class Resident(_WholeSet):
         Raises:
             SamplesDiffer: it differs.
         """
-        if self._verification is not None:
-            if self._passes & (self._passes - 1) == 0:
-                self._verification.check_batch(self._read_served, self._passes, 0, len(self.pipeline))
-            self._passes += 1
+        if self._verification is not None and self._passes & (self._passes - 1) == 0:
+            self._verification.check_batch(self._read_served, self._passes, 0, len(self.pipeline))
+        self._passes += 1
         return lambda start, stop: (self._view, start, self._ok[start:stop])
 
     def _read_served(self, place: int) -> ServedSample:
