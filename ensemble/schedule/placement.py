@@ -64,7 +64,7 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
 
     Returning members are placed first. A new cohort of a fixed list opens when all waiting members fit at once, or
     nothing runs, or at least half of all places are free, where a place is what one of these members takes; or at
-    once where `cluster.joins_late`, and unless `cluster.is_gated`. Members that select different nodes are looked at apart.
+    once where `cluster.joins_late` or not `cluster.is_gated`. Members that select other nodes are looked at apart.
     """
 
     free = cluster.free_capacity()
