@@ -136,6 +136,13 @@ class Feeders:
         memory_gb = min((node.memory_gb for node in nodes), default=0.0)
         return 0 < repeated <= self._stream.choose_capacity((), memory_gb)
 
+    def start_early(self, cohort: int, nodes: Sequence[Node]) -> None:
+        """Start a cohort's feeder while members are measured, if one ring will hold all samples."""
+        if len(nodes) == 1 and self.keep_all(nodes) and (key := (nodes[0].name, cohort)) not in self._addresses:
+            batch_size = self._ensemble.largest("batch_size")
+            self._capacities[key] = self._stream.choose_capacity([batch_size], nodes[0].memory_gb)
+            self._start(key, 0)
+
     def assign(self, start: Start, together: Sequence[Start], readers: set[str]) -> list[FeederKey]:
         """The (node, cohort) of the feeders of a member that starts now; they are started if they do not run yet.
 

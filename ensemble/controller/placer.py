@@ -71,6 +71,8 @@ class Placer:
             self._queue.propose(self._count_wanted_trials())
         if not self._is_prepared():
             self._prepare()
+        if self._planner.is_measuring:
+            self._feeders.start_early(self._stream, session.nodes.held)
         starts = self._choose_starts()
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
