@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,24 +41,19 @@ if TYPE_CHECKING:
 _AT_ONCE = 2**18
 
 
-def raise_label_error(
-    error: Exception,
-    recipe: Recipe,
-    member: TrainContext,
-    model: nn.Module,
-    batch: Mapping[str, Any],
-    split: str,
-    outputs: Any = None,
-) -> None:
-    """Raise a LabelError, which is not retried, where a loss has failed because a label is no class.
+def make_loss(recipe: Recipe, member: TrainContext, split: str) -> Callable[..., Any]:
+    """The recipe's loss, which raises LabelError where it fails because a label of this split is no class."""
 
-    Args:
-        outputs: of the model for the batch; None: it is called again.
-    """
-    describe = partial(member.describe_sample, split)
-    why = explain_label_error(recipe, model, batch, lambda index: f"Ensemble.{split}: {describe(index)}", outputs)
-    if why is not None:
-        raise LabelError(why) from error
+    def loss(model: nn.Module, batch: Mapping[str, Any], outputs: Any = None) -> Any:
+        try:
+            return recipe.loss(model, batch) if outputs is None else recipe.loss.compute_for(model, outputs, batch)
+        except (IndexError, RuntimeError) as error:
+            where = lambda index: f"Ensemble.{split}: {member.describe_sample(split, index)}"  # noqa: E731
+            if (why := explain_label_error(recipe, model, batch, where, outputs)) is not None:
+                raise LabelError(why) from error
+            raise
+
+    return loss
 
 
 def evaluate(recipe: Recipe, member: TrainContext) -> dict[str, float]:
@@ -84,6 +79,7 @@ class _SplitRows:
         self._names: set[str] = set()  # of the figures of the task
         has_own = recipe.predict is not None or recipe.metrics is not None or list_asked(recipe.split_metrics)
         is_plain = recipe.valid_loss and not has_own
+        self._loss = make_loss(recipe, member, "valid")
         self._plain_loss = recipe.loss if is_plain and isinstance(recipe.loss, NamedLoss) else None
         self._held: list[tuple[Tensor, Tensor, Tensor]] = []  # outputs, targets and indices of small batches
         self._held_bytes = 0
@@ -107,15 +103,11 @@ class _SplitRows:
                     return self.measure_held(model) if self._held_bytes >= _AT_ONCE else {}
                 return self._measure_plain(model, batch, outputs)
         losses = None
-        try:
-            with observer.watching(model, batch) as first:
-                if recipe.valid_loss:
-                    losses = recipe.loss(model, batch)
-                elif recipe.predict is None or recipe.metrics is not None:
-                    compute_outputs(recipe, model, batch, observer.seen)  # which the hook of `first` keeps
-        except (IndexError, RuntimeError) as error:
-            raise_label_error(error, recipe, self._member, model, batch, "valid")
-            raise
+        with observer.watching(model, batch) as first:
+            if recipe.valid_loss:
+                losses = self._loss(model, batch)
+            elif recipe.predict is None or recipe.metrics is not None:
+                compute_outputs(recipe, model, batch, observer.seen)  # which the hook of `first` keeps
         figures = self._measure_values(model, batch, losses, first)
         if recipe.metrics is not None:
             own = recipe.metrics(first.output(), batch)
@@ -156,12 +148,7 @@ class _SplitRows:
 
     def _measure_plain(self, model: nn.Module, batch: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
         """The figures of a loss by name, of the model's outputs."""
-        assert self._plain_loss is not None
-        try:
-            losses = self._plain_loss.compute_for(model, outputs, batch)
-        except (IndexError, RuntimeError) as error:
-            raise_label_error(error, self._recipe, self._member, model, batch, "valid", outputs)
-            raise
+        losses = self._loss(model, batch, outputs)
         return self._measure_values(model, batch, losses, FirstCall(is_seen=True, returned=outputs))
 
     def _measure_values(

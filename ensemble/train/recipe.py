@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,15 +12,12 @@ from ensemble.spec import Recipe, SpecError
 from ensemble.spec.functions import takes_steps_per_epoch
 from ensemble.spec.losses import remember_class_axis
 from ensemble.spec.recipe import apply_recipe_options
-from ensemble.train.evaluation import evaluate, raise_label_error
+from ensemble.train.evaluation import evaluate, make_loss
 from ensemble.train.job import TrainingError
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
 from ensemble.train.node_checks import first_on_node
 from ensemble.train.optimizers import make_recipe_optimizer
-
-if TYPE_CHECKING:
-    from pipelines import Batch
 
 
 def train(recipe: Recipe, member: TrainContext) -> None:
@@ -36,17 +33,9 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
     remember_class_axis(model, None if member.observer.seen is None else member.observer.seen.class_axis)
     member.validate_by(lambda: evaluate(recipe, member))
-
-    def compute_loss(model: nn.Module, batch: Batch) -> dict[str, Any]:
-        try:
-            return {"loss": recipe.loss(model, batch)}
-        except (IndexError, RuntimeError) as error:
-            raise_label_error(error, recipe, member, model, batch, "train")
-            raise
-
-    member._state.forward = compute_loss
-    loss = member.wrap_loss(recipe.loss)
-
+    unwrapped = make_loss(recipe, member, "train")
+    member._state.forward = lambda model, batch: {"loss": unwrapped(model, batch)}
+    loss = member.wrap_loss(unwrapped)
     is_trained = False
     for epoch in member.epochs():
         is_trained = True
@@ -54,12 +43,8 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         for batch in member.batches():
             for part in member.parts(batch):
                 member.observer.begin(model, part)
-                try:
-                    with member.autocast():
-                        losses = loss(model, part)
-                except (IndexError, RuntimeError) as error:
-                    raise_label_error(error, recipe, member, model, part, "train")
-                    raise
+                with member.autocast():
+                    losses = loss(model, part)
                 member.observer.end()
                 member.backward(losses)
             member.step()
