@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import batches, compression, fabric, fleet, precision, sc18, what_it_buys
+from benchmarks import batches, compression, fabric, fleet, peers, precision, sc18, what_it_buys
 from benchmarks.options import option
 from benchmarks.results import Rows, Study
 from ensemble.cli import parser as cli
@@ -23,7 +23,9 @@ from ensemble.cli.console import find_width, print_lines, write_json
 from ensemble.reporting.tables import NARROWEST, Column, lay_out
 from ensemble.reporting.text import number
 
-STUDIES = tuple(module.STUDY for module in (sc18, precision, batches, compression, fabric, fleet, what_it_buys))
+STUDIES = tuple(
+    module.STUDY for module in (sc18, precision, batches, compression, fabric, fleet, what_it_buys, peers)
+)
 
 
 def make_parser() -> argparse.ArgumentParser:

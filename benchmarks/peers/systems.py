@@ -1,0 +1,179 @@
+"""The systems, each as its documentation shows it: the batches that one member reads. Runs in their environment.
+
+`python -m benchmarks.peers.systems '{"system": ..., ...}'` is a member, the server of members, or writes the data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.peers.training import BATCH, Photographs, prepare, train
+
+PORTS = {"port": 15555, "ack_port": 15556, "heart_ports": (14444, 14445)}
+Options = dict[str, Any]
+
+
+def dataloader(options: Options) -> Iterator[Any]:
+    """A DataLoader of torch with one worker for each member, which stays."""
+    data = Photographs(options["data"])
+    loader: DataLoader[Any] = DataLoader(
+        data, BATCH, shuffle=True, num_workers=1, persistent_workers=True, drop_last=True
+    )
+    for _ in range(options["epochs"]):
+        yield from loader
+
+
+def tensorsocket(options: Options) -> Iterator[Any]:
+    """TensorSocket: what `serve_tensorsocket` prepares for all members."""
+    from tensorsocket import TensorConsumer
+
+    consumer = TensorConsumer(**PORTS, batch_size=BATCH)
+    for _ in range(options["epochs"]):
+        yield from consumer
+
+
+def serve_tensorsocket(options: Options) -> None:
+    """TensorSocket's producer around the DataLoader; it is ended when all members are."""
+    from tensorsocket import TensorProducer
+
+    data = Photographs(options["data"])
+    loader: DataLoader[Any] = DataLoader(
+        data, BATCH, shuffle=True, num_workers=1, persistent_workers=True, drop_last=True
+    )
+    producer = TensorProducer(loader, **PORTS, producer_batch_size=1)
+    while True:
+        for _ in producer:
+            pass
+
+
+def spdl(options: Options) -> Iterator[Any]:
+    """SPDL: a pipeline of threads for each member."""
+    from spdl.pipeline import PipelineBuilder
+
+    data, rng = Photographs(options["data"]), np.random.default_rng(options["number"])
+
+    def load(number: int) -> tuple[torch.Tensor, int]:
+        content, label = data.read(number)
+        return torch.from_numpy(prepare(content, np.random.default_rng(int(rng.integers(2**31))))), label
+
+    def collate(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+
+    for _ in range(options["epochs"]):
+        order = map(int, rng.permutation(len(data)))
+        builder = PipelineBuilder().add_source(order).pipe(load, concurrency=1)
+        pipeline = builder.aggregate(BATCH, drop_last=True).pipe(collate).add_sink(4).build(num_threads=1)
+        with pipeline.auto_stop():
+            yield from pipeline
+
+
+def grain(options: Options) -> Iterator[Any]:
+    """Grain: a MapDataset with one worker process for each member."""
+    import grain as gr
+
+    data = Photographs(options["data"])
+
+    def load(number: int, rng: np.random.Generator) -> dict[str, Any]:
+        content, label = data.read(number)
+        return {"image": prepare(content, rng), "label": label}
+
+    dataset = gr.MapDataset.range(len(data)).shuffle(seed=options["number"]).random_map(load, seed=0)
+    batches = dataset.batch(BATCH, drop_remainder=True).repeat(options["epochs"]).to_iter_dataset()
+    for batch in batches.mp_prefetch(gr.multiprocessing.MultiprocessingOptions(num_workers=1)):
+        yield torch.from_numpy(batch["image"]), torch.from_numpy(np.asarray(batch["label"]))
+
+
+def write_litdata(options: Options) -> None:
+    """The photographs in litdata's chunks."""
+    from litdata import optimize
+
+    data = Photographs(options["data"])
+    optimize(data.read, list(range(len(data))), options["folder"], chunk_bytes="64MB", num_workers=1)
+
+
+def litdata(options: Options) -> Iterator[Any]:
+    """litdata: a StreamingDataset with one worker for each member."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    class Prepared(StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> Any:
+            content, label = super().__getitem__(index)
+            return prepare(content, np.random.default_rng(int(torch.randint(2**31, ())))), label
+
+    dataset = Prepared(options["folder"], shuffle=True, drop_last=True)
+    loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=1, persistent_workers=True, drop_last=True)
+    for _ in range(options["epochs"]):
+        yield from loader
+
+
+def write_streaming(options: Options) -> None:
+    """The photographs in shards of MosaicML Streaming."""
+    from streaming import MDSWriter
+
+    data = Photographs(options["data"])
+    with MDSWriter(out=options["folder"], columns={"image": "bytes", "label": "int"}) as shards:
+        for number in range(len(data)):
+            content, label = data.read(number)
+            shards.write({"image": content, "label": label})
+
+
+def streaming(options: Options) -> Iterator[Any]:
+    """MosaicML Streaming: a StreamingDataset with one worker for each member."""
+    from streaming import StreamingDataset
+
+    class Prepared(StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            rng = np.random.default_rng(int(torch.randint(2**31, ())))
+            return torch.from_numpy(prepare(sample["image"], rng)), sample["label"]
+
+    dataset = Prepared(local=options["folder"], shuffle=True, batch_size=BATCH)
+    loader: DataLoader[Any] = DataLoader(dataset, BATCH, num_workers=1, persistent_workers=True, drop_last=True)
+    for _ in range(options["epochs"]):
+        yield from loader
+
+
+#: What of a system has to be installed, beside torch; what writes its own format; what serves all members.
+PACKAGES = {
+    "tensorsocket": "tensorsocket==0.0.5",
+    "spdl": "spdl==0.8.0",
+    "grain": "grain==0.2.18",
+    "litdata": "litdata==0.2.76",
+    "streaming": "mosaicml-streaming==0.13.0",
+}
+READERS: dict[str, Callable[[Options], Iterator[Any]]] = {
+    "dataloader": dataloader,
+    "tensorsocket": tensorsocket,
+    "spdl": spdl,
+    "grain": grain,
+    "litdata": litdata,
+    "streaming": streaming,
+}
+WRITERS = {"litdata": write_litdata, "streaming": write_streaming}
+SERVERS = {"tensorsocket": serve_tensorsocket}
+
+
+def main(options: Options) -> None:
+    """Do one process's part; a member prints what `train` returns as JSON."""
+    if "do" in options:
+        (WRITERS if options["do"] == "write" else SERVERS)[options["system"]](options)
+        return
+    time.sleep(options["delay_s"])
+    most = options["epochs"] * (len(Photographs(options["data"])) // BATCH)
+    batches = itertools.islice(READERS[options["system"]](options), most)
+    result = train(batches, options["width"], options["classes"], options["lr"])
+    Path(options["out"]).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
