@@ -70,8 +70,7 @@ class Environment:
         if wanted and not self.python.exists():
             report(f"peers: an environment in {folder}")
             venv.create(folder, with_pip=True)
-        versions = {name: metadata.version(name).partition("+")[0] for name in ("torch", "numpy", "pillow")}
-        base = [f"{name}=={version}" for name, version in versions.items()]
+        base = [f"torch=={metadata.version('torch').partition('+')[0]}", "numpy", "pillow"]
         for package in [None, *wanted] if wanted else []:
             asked = base if package is None else [package, *base]
             installed = subprocess.run(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -173,6 +174,8 @@ def main(options: Options) -> None:
     batches = itertools.islice(READERS[options["system"]](options), most)
     result = train(batches, options["width"], options["classes"], options["lr"])
     Path(options["out"]).write_text(json.dumps(result), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # threads of TensorSocket's consumer would keep the process
 
 
 if __name__ == "__main__":
