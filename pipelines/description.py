@@ -31,7 +31,8 @@ from pipelines.samples.fields import Field, declare_fields, describe_fields
 from pipelines.samples.memory_order import MemoryLayout
 from pipelines.samples.poison_records import PoisonRecords
 from pipelines.samples.structure import Inferred, Structure
-from pipelines.stage import Randomness, Stage, find_slots, make_stage
+from pipelines.stage import Randomness, Stage, find_slots, make_batch_stage, make_stage
+from pipelines.stages._batched import Batched
 
 if TYPE_CHECKING:
     from pipelines.sampling import SampledOrder, Sampling
@@ -119,8 +120,47 @@ class PipelineDescription(ABC):
         Raises:
             PipelineError: `call` is not callable, or `random` is invalid.
         """
+        return self._append(make_stage(call, field, random, id, version), fields)
+
+    def map_batches(
+        self,
+        call: Callable[..., Any],
+        *,
+        batch_size: int = 32,
+        device: str = "auto",
+        field: str | None = None,
+        fields: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
+        id: str | None = None,
+        version: str | int | None = None,
+    ) -> Self:
+        """Returns the pipeline with one more stage, which computes on batches with torch.
+
+        What it makes of a sample must not depend on the others in the batch: the first sample is computed at each
+        place of a batch and beside other samples, and compared bit for bit. Each batch has `batch_size` samples;
+        where fewer are prepared at once, one is repeated.
+
+        Args:
+            call: `f(batch)` or `f(batch, rngs)`, called without gradients and with one thread. A batch is a dict
+                of tensors `[batch_size, ...]`, and of lists of what no tensor can hold; the function returns one,
+                too. `rngs` has a `torch.Generator` for each sample, seeded as `map`'s `rng` is. Of an `nn.Module`
+                a copy in evaluation mode is taken.
+            batch_size: samples in each batch. It is part of what is computed: last bits depend on it.
+            device: `"cpu"`, `"cuda"` or `"cuda:1"`; `"auto"`: `"cuda"` where torch sees a GPU in this process,
+                else `"cpu"`. Tensors and generators are there, and a module is copied there.
+            field: pass the tensor of this field to the function instead of all, and replace it by the result.
+            fields, id, version: as `map`'s.
+
+        Raises:
+            PipelineError: `call` is not callable, or an argument is invalid.
+
+        Examples:
+            >>> features = pipe.map_batches(torch.nn.Sequential(*list(resnet.children())[:-1]), field="image")
+        """
+        return self._append(make_batch_stage(call, field, batch_size, device, id, version), fields)
+
+    def _append(self, stage: Stage, fields: Mapping[str, tuple[tuple[int, ...], str]] | None) -> Self:
         longer = self._copy()
-        longer.stages = (*self.stages, make_stage(call, field, random, id, version))
+        longer.stages = (*self.stages, stage)
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
         longer.poison_records = PoisonRecords()
         longer._declared = declare_fields(fields, has_slots=bool(find_slots(longer.stages))) if fields else None
@@ -226,6 +266,20 @@ class PipelineDescription(ABC):
     @property
     def random_stage(self) -> Stage | None:
         return next((s for s in self.stages if s.random), None)
+
+    @property
+    def batch_unit(self) -> int:
+        """How many samples are best prepared at a time: as many as its largest batch stage computes at once."""
+        return max((call.batch_size for call in self._batched), default=1)
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether a batch stage computes on a GPU, which no fork of this process can use."""
+        return any(call.device != "cpu" for call in self._batched)
+
+    @property
+    def _batched(self) -> list[Batched]:
+        return [stage.call for stage in self.stages if isinstance(stage.call, Batched)]
 
     @property
     def repeats(self) -> bool:

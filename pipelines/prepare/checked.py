@@ -8,6 +8,7 @@ import numpy as np
 
 from pipelines.description import PipelineDescription
 from pipelines.errors import ForeignRandomness, SampleError
+from pipelines.prepare.batches import vary_batch
 from pipelines.prepare.generators import (
     NUMPY,
     PYTHON,
@@ -21,6 +22,7 @@ from pipelines.prepare.generators import (
     read_states,
 )
 from pipelines.prepare.sample_maker import SampleMaker
+from pipelines.stages._batched import Batched
 
 
 def prepare_checked(
@@ -72,6 +74,10 @@ def prepare_checked(
                     is_repeated = False
                 if is_repeated and not _is_same(sample, second):
                     raise ForeignRandomness(_explain_difference(pipeline, stop, index))
+                is_batched = is_repeated and stop and isinstance(pipeline.stages[first].call, Batched)
+                varied = vary_batch(maker, first, index, epoch, place) if is_batched else []
+                if not all(_is_same(sample, made) for made in varied):
+                    raise ForeignRandomness(_explain_dependence(pipeline, stop, index))
     return sample  # type: ignore[no-any-return]
 
 
@@ -103,7 +109,9 @@ def _explain_draws(pipeline: PipelineDescription, stop: int, index: int, drawn: 
             '(random="torch" if it draws from torch)'
         )
     stage = pipeline.stages[stop - 1]
-    if drawn == {TORCH} and stage.random is None:
+    if isinstance(stage.call, Batched):
+        remedy = "draw from the generators of f(batch, rngs), one for each sample"
+    elif drawn == {TORCH} and stage.random is None:
         remedy = 'declare it, map(..., random="torch")'
     elif drawn <= SEEDED["global"]:
         kind = "python" if drawn <= {PYTHON, NUMPY} and stage.random is None else "global"
@@ -116,6 +124,16 @@ def _explain_draws(pipeline: PipelineDescription, stop: int, index: int, drawn: 
     return (
         f"the stage {stage.name} draws from {generators}, which is not seeded: its samples would "
         f"differ from run to run and from process to process; {remedy}"
+    )
+
+
+def _explain_dependence(pipeline: PipelineDescription, stop: int, index: int) -> str:
+    where = pipeline.source.where(index)
+    return (
+        f"the stage {pipeline.stages[stop - 1].name} makes two different samples of {where}, at two places of a "
+        "batch or beside other samples: it has batch normalization in training mode, or another sum or random "
+        "number for the whole batch; let it compute each row from this row and its generator, f(batch, rngs), or "
+        "take batch_size=1"
     )
 
 
