@@ -64,19 +64,24 @@ class BatchStages:
         """
         samples = iter(samples)
         while chunk := list(itertools.islice(samples, self._maker.pipeline.batch_unit)):
-            begun = [_Sample(place, index, value, first) for place, index, value in chunk]
+            prepared = self._prepare(chunk, epoch, first)[::-1]
+            while prepared:  # an error that is yielded is held by nobody here, else nothing frees its frames
+                yield prepared.pop()
+
+    def _prepare(self, samples: list[Begun], epoch: int, first: int) -> list[Begun]:
+        begun = [_Sample(place, index, value, first) for place, index, value in samples]
+        for sample in begun:
+            if sample.value is None:
+                sample.done = 0
+                if self._cache is not None and (kept := self._cache.get(sample.index)) is not None:
+                    sample.value, sample.done = kept, self._cache.stages
+        for position in self._positions:
             for sample in begun:
-                if sample.value is None:
-                    sample.done = 0
-                    if self._cache is not None and (kept := self._cache.get(sample.index)) is not None:
-                        sample.value, sample.done = kept, self._cache.stages
-            for position in self._positions:
-                for sample in begun:
-                    self._advance(sample, epoch, position)
-                self._compute([s for s in begun if not s.has_failed and s.done == position], epoch, position)
-            for sample in begun:
-                self._advance(sample, epoch, self.end)
-                yield sample.place, sample.index, sample.value
+                self._advance(sample, epoch, position)
+            self._compute([s for s in begun if not s.has_failed and s.done == position], epoch, position)
+        for sample in begun:
+            self._advance(sample, epoch, self.end)
+        return [(sample.place, sample.index, sample.value) for sample in begun]
 
     def _advance(self, sample: _Sample, epoch: int, stop: int) -> None:
         """Apply the stages up to `stop`, one sample at a time."""

@@ -100,17 +100,21 @@ class Batched(Transform):
         return batch.to(self.device)
 
     def _split(self, column: Any) -> list[Any]:
-        """The rows of a result, as arrays and numbers of numpy."""
-        shape = list(column.shape) if hasattr(column, "shape") else [len(column)] * isinstance(column, list)
+        """The rows of a result, as arrays and numbers of numpy in memory of their own."""
+        import torch
+
+        is_list = isinstance(column, list)
+        shape = [len(column)] if is_list else list(getattr(column, "shape", []))
         if shape[:1] != [self.batch_size]:
             what = f"{type(column).__name__} {shape}" if shape else repr(column)[:80]
             raise PipelineError(
                 f"it returned {what} for a batch of {self.batch_size}; return a row for each sample"
             )
-        if not hasattr(column, "detach"):
-            return list(column)
+        if is_list:
+            return column  # type: ignore[no-any-return]
+        column = torch.as_tensor(column)
         try:
-            return list(column.cpu().contiguous().numpy())
+            return list(column.clone(memory_format=torch.contiguous_format).cpu().numpy())
         except TypeError:
             raise PipelineError(f"it returned {column.dtype}, which numpy has not: return .float()") from None
 
