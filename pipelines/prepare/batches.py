@@ -14,7 +14,7 @@ from pipelines.stage import Stage
 from pipelines.stages._batched import Batched, describe_shapes
 from pipelines.stages._sample import get_value
 
-_NEIGHBOURS = 3  # records beside which the first sample is computed
+_NEIGHBOURS = 3  # of the first sample, beside which it is computed
 
 #: Position in the epoch, index, and the sample as far as it is prepared, or why it cannot be; None: not yet.
 Begun = tuple[int, int, dict[str, Any] | SampleError | DataOutOfReach | None]
@@ -134,29 +134,34 @@ class _ComputeAlone(Exception):
     """A worker has ended while it computed this batch."""
 
 
-def vary_batch(maker: SampleMaker, position: int, index: int, epoch: int, place: int) -> list[Any]:
-    """What a batch stage makes of one sample at each place of a batch, and beside others.
+def vary_batch(maker: SampleMaker, position: int, index: int, epoch: int, place: int) -> list[list[Any]]:
+    """What a batch stage makes of a few samples: of each at all places of a batch, and beside the others.
 
     Args:
         position: of the stage.
-        index, epoch, place: of the sample.
+        index, epoch, place: of the first of them; the others are the next ones in the source.
+
+    Returns:
+        For each sample the results, which have to be equal.
     """
     stage, n = maker.pipeline.stages[position], len(maker.pipeline.source)
-    own = place, index, maker.make(index, epoch, last=position, place=place)
-    others = []
-    for other in {(index + step) % n for step in range(1, _NEIGHBOURS + 1)} - {index}:
-        with contextlib.suppress(SampleError):
-            sample = maker.make(other, epoch, last=position)
-            if _describe(stage, sample) == _describe(stage, own[2]):
-                others.append((place, other, sample))
     size = stage.call.batch_size  # type: ignore[attr-defined]
-    made = maker.make_batch(position, epoch, [own] * size)
-    if others:
-        beside = list(itertools.islice(itertools.cycle(others), size - 1))
-        with contextlib.suppress(Exception):  # of one that fails, each sample is computed alone
-            made.append(maker.make_batch(position, epoch, [own, *beside])[0])
-            made.append(maker.make_batch(position, epoch, [*beside, own])[-1])
-    return made
+    samples = [(place, index, maker.make(index, epoch, last=position, place=place))]
+    results = [maker.make_batch(position, epoch, samples * size)]
+    for other in sorted({(index + step) % n for step in range(1, _NEIGHBOURS + 1)} - {index}):
+        with contextlib.suppress(Exception):  # a bad record
+            beside = place, other, maker.make(other, epoch, last=position)
+            if _describe(stage, beside[2]) == _describe(stage, samples[0][2]):
+                results.append(maker.make_batch(position, epoch, [beside] * size))
+                samples.append(beside)
+    for turn in range(2):
+        order = [(turn + row) % len(samples) for row in range(size)]
+        with contextlib.suppress(Exception):  # of such a batch, each sample is computed alone
+            for number, made in zip(
+                order, maker.make_batch(position, epoch, [samples[i] for i in order]), strict=True
+            ):
+                results[number].append(made)
+    return results
 
 
 def _describe(stage: Stage, sample: Any) -> Any:

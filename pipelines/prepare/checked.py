@@ -76,8 +76,8 @@ def prepare_checked(
                     raise ForeignRandomness(_explain_difference(pipeline, stop, index))
                 is_batched = is_repeated and stop and isinstance(pipeline.stages[first].call, Batched)
                 varied = vary_batch(maker, first, index, epoch, place) if is_batched else []
-                if not all(_is_same(sample, made) for made in varied):
-                    raise ForeignRandomness(_explain_dependence(pipeline, stop, index))
+                if not all(_is_same(results[0], made) for results in varied for made in results):
+                    raise ForeignRandomness(_explain_dependence(pipeline, stop))
     return sample  # type: ignore[no-any-return]
 
 
@@ -127,13 +127,13 @@ def _explain_draws(pipeline: PipelineDescription, stop: int, index: int, drawn: 
     )
 
 
-def _explain_dependence(pipeline: PipelineDescription, stop: int, index: int) -> str:
-    where = pipeline.source.where(index)
+def _explain_dependence(pipeline: PipelineDescription, stop: int) -> str:
     return (
-        f"the stage {pipeline.stages[stop - 1].name} makes two different samples of {where}, at two places of a "
-        "batch or beside other samples: it has batch normalization in training mode, or another sum or random "
-        "number for the whole batch; let it compute each row from this row and its generator, f(batch, rngs), or "
-        "take batch_size=1"
+        f"what the stage {pipeline.stages[stop - 1].name} makes of a sample depends on the other samples of its "
+        "batch or on its place there: it has batch normalization in training mode, or another sum or random draw "
+        "for the whole batch; let it compute each row from this row and its generator, f(batch, rngs), or take "
+        "batch_size=1. Some matrix products compute the last rows of a batch in another way: let batch_size be a "
+        "multiple of 16"
     )
 
 

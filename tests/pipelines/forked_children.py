@@ -47,7 +47,11 @@ def halved(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def scaled(batch: dict[str, Any]) -> dict[str, Any]:
-    return {**batch, "mean": batch["image"].flatten(1) @ torch.linspace(0, 1, 3 * 24 * 24)}
+    return {
+        **batch,
+        "mean": batch["image"].mean((1, 2, 3)),
+        "norm": torch.linalg.vector_norm(batch["image"], dim=(1, 2, 3)),
+    }
 
 
 def slowly(sample: dict[str, Any], *, seconds: float) -> dict[str, Any]:

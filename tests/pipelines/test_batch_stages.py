@@ -75,7 +75,7 @@ def kill(batch: dict[str, Any]) -> dict[str, Any]:
 def made(on_error: Any = "raise", seed: int = 3) -> Pipeline:
     """Two batch stages among others, of which the second draws; memory orders differ from sample to sample."""
     begun = Pipeline(data(), seed=seed, on_error=on_error, max_skipped=1.0).map(laid_out)
-    return begun.map_batches(network(), field="image", batch_size=8).map(halved).map_batches(noisy, batch_size=5)
+    return begun.map_batches(network(), field="image", batch_size=16).map(halved).map_batches(noisy, batch_size=5)
 
 
 def still(*functions: Any, on_error: Any = "raise", size: int = 8) -> Pipeline:
@@ -181,8 +181,8 @@ class Doubler:
 IN_TRAINING = nn.BatchNorm1d(3)
 MISTAKES: dict[str, tuple[Any, type[Exception], str]] = {
     "training": (lambda b: {**b, "image": IN_TRAINING(b["image"])}, ForeignRandomness, "batch_size=1"),
-    "mean": (lambda b: {**b, "image": b["image"] - b["image"].mean(0)}, ForeignRandomness, "beside other samples"),
-    "place": (lambda b: {**b, "place": torch.arange(8)}, ForeignRandomness, "two places"),
+    "mean": (lambda b: {**b, "image": b["image"] - b["image"].mean(0)}, ForeignRandomness, "other samples"),
+    "place": (lambda b: {**b, "place": torch.arange(8)}, ForeignRandomness, "on its place"),
     "draws": (lambda b: {**b, "image": torch.rand(8)}, ForeignRandomness, "f(batch, rngs)"),
     "one generator": (
         lambda b, rngs: {**b, "draw": torch.rand(8, generator=rngs[0])}, ForeignRandomness, "from this row",
