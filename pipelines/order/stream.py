@@ -278,6 +278,6 @@ def default_block_size(capacity: int, unit: int = 1) -> int:
     return block if unit > capacity // 8 else max(1, block // unit) * unit
 
 
-def min_capacity(batch: int, block_size: int | None = None) -> int:
+def min_capacity(batch: int, block_size: int | None = None, unit: int = 1) -> int:
     """The smallest ring that holds a global batch beside a block; None for the default block size."""
-    return next(c for c in itertools.count(batch + 1) if c - (block_size or default_block_size(c)) >= batch)
+    return next(c for c in itertools.count(batch + 1) if c - (block_size or default_block_size(c, unit)) >= batch)
