@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def prepare_checked(
     *,
     place: int = 0,
     is_repeated: bool = False,
+    is_varied: bool = False,
 ) -> dict[str, Any]:
     """One sample after the stages [0, last), by default all, made stage by stage.
 
@@ -40,6 +42,8 @@ def prepare_checked(
         maker: of the pipeline.
         place: see `SampleMaker.make`.
         is_repeated: whether to prepare it twice and compare, which shows randomness without a generator.
+            Not so batch stages, for which one sample is as dear as a batch.
+        is_varied: whether batch stages compute samples twice, at all places of a batch, and beside each other.
 
     Raises:
         SampleError: it cannot be prepared.
@@ -67,15 +71,16 @@ def prepare_checked(
                     raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
             if not isinstance(sample, dict):
                 return maker.make(index, epoch, last=last, place=place)
+            is_batched = stop > 0 and isinstance(pipeline.stages[first].call, Batched)
             if is_repeated:
                 try:
-                    second = make(second, first, stop)
+                    is_copied = is_batched and not is_varied
+                    second = copy.deepcopy(sample) if is_copied else make(second, first, stop)
                 except SampleError:  # of a stage that fails now and then
                     is_repeated = False
                 if is_repeated and not _is_same(sample, second):
                     raise ForeignRandomness(_explain_difference(pipeline, stop, index))
-                is_batched = is_repeated and stop and isinstance(pipeline.stages[first].call, Batched)
-                varied = vary_batch(maker, first, index, epoch, place) if is_batched else []
+                varied = vary_batch(maker, first, index, epoch, place) if is_batched and is_varied else []
                 if not all(_is_same(results[0], made) for results in varied for made in results):
                     raise ForeignRandomness(_explain_dependence(pipeline, stop))
     return sample  # type: ignore[no-any-return]
