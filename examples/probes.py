@@ -59,5 +59,5 @@ def spec(data: str = "cifar10", samples: int = 50_000, epochs: int = 10, members
         valid=features(valid),
         epochs=epochs,
         batch_size=128,
-        resources=Resources(cpus_per_worker=0.25),
+        resources=Resources(cpus_per_worker=0.05),
     )
