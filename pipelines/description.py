@@ -31,7 +31,8 @@ from pipelines.samples.fields import Field, declare_fields, describe_fields
 from pipelines.samples.memory_order import MemoryLayout
 from pipelines.samples.poison_records import PoisonRecords
 from pipelines.samples.structure import Inferred, Structure
-from pipelines.stage import Randomness, Stage, find_slots, make_stage
+from pipelines.stage import Stage, find_slots
+from pipelines.stages._batched import Batched
 
 if TYPE_CHECKING:
     from pipelines.sampling import SampledOrder, Sampling
@@ -87,40 +88,9 @@ class PipelineDescription(ABC):
         self.is_cut = self.is_set = False
         self.poison_records = PoisonRecords()
 
-    def map(
-        self,
-        call: Callable[..., Any],
-        *,
-        field: str | None = None,
-        random: Randomness | Literal[False] | None = None,
-        fields: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
-        id: str | None = None,
-        version: str | int | None = None,
-    ) -> Self:
-        """Returns the pipeline with one more stage.
-
-        Args:
-            call: `f(sample)` or `f(sample, rng)`. A sample is a dict of numpy arrays, numbers, texts or bytes; the
-                function returns one, too. `rng` is a `numpy.random.Generator` seeded for this sample, epoch and
-                stage.
-            field: pass the value of this field to the function instead of the whole sample, and replace it by the
-                result. Transforms of torchvision and albumentations are given what they take; for an image
-                with its boxes or masks see `stages.tv_transform`.
-            random: what it draws from, seeded before each call: `"numpy"` (its parameter `rng`), `"torch"`,
-                `"python"` (`random`, numpy's global generator), `"global"` (all three), `"own"` (it has
-                `set_random_seed` or `set_random_state`). Found for `rng`, `"own"`, known libraries.
-                `False`: nothing.
-            fields: name -> (shape, dtype) of all fields after this stage, if it is the last one. Unless given, a
-                sample is prepared to find out.
-            id: identifies the stage in fingerprints instead of its code and all that is bound to it.
-            version: of what the description of its code does not cover (`why_unsure`), such as a file that it
-                opens. Its code is still compared.
-
-        Raises:
-            PipelineError: `call` is not callable, or `random` is invalid.
-        """
+    def _append(self, stage: Stage, fields: Mapping[str, tuple[tuple[int, ...], str]] | None) -> Self:
         longer = self._copy()
-        longer.stages = (*self.stages, make_stage(call, field, random, id, version))
+        longer.stages = (*self.stages, stage)
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
         longer.poison_records = PoisonRecords()
         longer._declared = declare_fields(fields, has_slots=bool(find_slots(longer.stages))) if fields else None
@@ -226,6 +196,20 @@ class PipelineDescription(ABC):
     @property
     def random_stage(self) -> Stage | None:
         return next((s for s in self.stages if s.random), None)
+
+    @property
+    def batch_unit(self) -> int:
+        """How many samples are best prepared at a time: as many as its largest batch stage computes at once."""
+        return max((call.batch_size for call in self._batched), default=1)
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether a batch stage computes on a GPU, which no fork of this process can use."""
+        return any(call.device != "cpu" for call in self._batched)
+
+    @property
+    def _batched(self) -> list[Batched]:
+        return [stage.call for stage in self.stages if isinstance(stage.call, Batched)]
 
     @property
     def repeats(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
+
 from pipelines.checks import check_epochs, check_flag
 from pipelines.description import PipelineDescription
 from pipelines.loader.batch import ReadRange
@@ -10,6 +13,7 @@ from pipelines.loader.loader import Loader
 from pipelines.loader.resident import Resident
 from pipelines.prepare.inference import infer
 from pipelines.samples.structure import Inferred
+from pipelines.stage import Randomness, make_batch_stage, make_stage
 from pipelines.weights import Weights
 
 
@@ -44,6 +48,76 @@ class Pipeline(PipelineDescription):
     Examples:
         >>> pipe = Pipeline(sources.arrays(x=np.arange(8.0)), seed=0).map(stages.cast("x", "float32"))
     """
+
+    def map(
+        self,
+        call: Callable[..., Any],
+        *,
+        field: str | None = None,
+        random: Randomness | Literal[False] | None = None,
+        fields: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
+        id: str | None = None,
+        version: str | int | None = None,
+    ) -> Self:
+        """Returns the pipeline with one more stage.
+
+        Args:
+            call: `f(sample)` or `f(sample, rng)`. A sample is a dict of numpy arrays, numbers, texts or bytes; the
+                function returns one, too. `rng` is a `numpy.random.Generator` seeded for this sample, epoch and
+                stage.
+            field: pass the value of this field to the function instead of the whole sample, and replace it by the
+                result. Transforms of torchvision and albumentations are given what they take; for an image
+                with its boxes or masks see `stages.tv_transform`.
+            random: what it draws from, seeded before each call: `"numpy"` (its parameter `rng`), `"torch"`,
+                `"python"` (`random`, numpy's global generator), `"global"` (all three), `"own"` (it has
+                `set_random_seed` or `set_random_state`). Found for `rng`, `"own"`, known libraries.
+                `False`: nothing.
+            fields: name -> (shape, dtype) of all fields after this stage, if it is the last one. Unless given, a
+                sample is prepared to find out.
+            id: identifies the stage in fingerprints instead of its code and all that is bound to it.
+            version: of what the description of its code does not cover (`why_unsure`), such as a file that it
+                opens. Its code is still compared.
+
+        Raises:
+            PipelineError: `call` is not callable, or `random` is invalid.
+        """
+        return self._append(make_stage(call, field, random, id, version), fields)
+
+    def map_batches(
+        self,
+        call: Callable[..., Any],
+        *,
+        batch_size: int = 32,
+        device: str = "auto",
+        field: str | None = None,
+        fields: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
+        id: str | None = None,
+        version: str | int | None = None,
+    ) -> Self:
+        """Returns the pipeline with one more stage, which computes on batches with torch.
+
+        What it makes of a sample must not depend on the others in the batch: the first sample is computed at each
+        place of a batch and beside other samples, and compared bit for bit. Each batch has `batch_size` samples;
+        where fewer are prepared at once, one is repeated.
+
+        Args:
+            call: `f(batch)` or `f(batch, rngs)`, called without gradients and with one thread. A batch is a dict
+                of tensors `[batch_size, ...]`, and of lists of what no tensor can hold; the function returns one,
+                too. `rngs` has a `torch.Generator` for each sample, seeded as `map`'s `rng` is. Of an `nn.Module`
+                a copy in evaluation mode is taken.
+            batch_size: samples in each batch. It is part of what is computed: last bits depend on it.
+            device: `"cpu"`, `"cuda"` or `"cuda:1"`; `"auto"`: `"cuda"` where torch sees a GPU in this process,
+                else `"cpu"`. Tensors and generators are there, and a module is copied there.
+            field: pass the tensor of this field to the function instead of all, and replace it by the result.
+            fields, id, version: as `map`'s.
+
+        Raises:
+            PipelineError: `call` is not callable, or an argument is invalid.
+
+        Examples:
+            >>> features = pipe.map_batches(torch.nn.Sequential(*list(resnet.children())[:-1]), field="image")
+        """
+        return self._append(make_batch_stage(call, field, batch_size, device, id, version), fields)
 
     def _infer(self) -> Inferred:
         return infer(self)

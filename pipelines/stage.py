@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipelines import fingerprint
+from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.samples.nested import Slot
+from pipelines.stages._batched import Batched, make_batched
 from pipelines.stages._sample import Transform
 
 Randomness = Literal["numpy", "torch", "python", "global", "own"]
@@ -54,7 +56,8 @@ class Stage:
     def description(self) -> fingerprint.Description:
         """What this stage is, for fingerprints: its code as it is, with what the object held before use."""
         if self.id is not None:
-            return fingerprint.Description([["id", self.id], self.field, self.random])
+            shape = [self.call.batch_size, self.call.device] if isinstance(self.call, Batched) else []
+            return fingerprint.Description([["id", self.id], self.field, self.random, *shape])
         what = self._describe_call(self.hold())
         parts = [what.digest, self.field, self.random]
         if self.version is not None:
@@ -115,12 +118,28 @@ def make_stage(
     return Stage(adapt(call, field, is_still=not random), field, random or None, id, version)
 
 
+def make_batch_stage(
+    call: Callable[..., Any],
+    field: str | None,
+    batch_size: int,
+    device: str,
+    id: str | None,
+    version: str | int | None,
+) -> Stage:
+    """Makes the stage of `Pipeline.map_batches`, which describes the arguments."""
+    if not callable(call) or isinstance(call, type):
+        raise PipelineError(f"map_batches() takes a function of a batch or a torch.nn.Module, got {call!r}")
+    takes_generators = has_generator_parameter(getattr(call, "forward", call))
+    batched = make_batched(call, check_integer("batch_size", batch_size, 1), device)
+    return Stage(batched, field, "numpy" if takes_generators else None, id, version)
+
+
 def _name(call: Any) -> str:
     return str(getattr(call, "__qualname__", None) or type(call).__qualname__)
 
 
 def has_generator_parameter(function: Callable[..., Any]) -> bool:
-    """Whether a function is `f(sample, rng)` rather than `f(sample)`."""
+    """Whether a function is `f(sample, rng)` or `f(batch, rngs)`, rather than `f(sample)`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -128,7 +147,8 @@ def has_generator_parameter(function: Callable[..., Any]) -> bool:
     positional = [
         p
         for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and (p.default is p.empty or p.name == "rng")
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        and (p.default is p.empty or p.name in ("rng", "rngs"))
     ]
     return len(positional) >= 2
 

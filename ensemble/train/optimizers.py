@@ -15,7 +15,7 @@ from ensemble.spec.functions import find_meant
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
 from ensemble.train.batchnorm import bias_and_norm
 from ensemble.train.job import TrainingError
-from pipelines.prepare.torch_threads import limit_torch_threads
+from pipelines.environment.torch_threads import limit_torch_threads
 from pipelines.providers import import_object
 
 #: Loaded where they are declared.

@@ -11,12 +11,12 @@ import numpy as np
 from pipelines.cache import codec, file
 from pipelines.description import PipelineDescription
 from pipelines.environment.processor import describe_machine
+from pipelines.environment.torch_threads import limit_torch_threads
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import SCHEME
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.inference import prepare_first_sample
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.verification.compare import CheckResult, compare_arrays, flatten_sample
 from pipelines.verification.reader import Finding, choose_first
 

@@ -250,11 +250,9 @@ class Consumers:
             self._refuse(consumer, difference.reason, unsure=difference.unsure)
             return
         if min(hello.batch_size, n) > stream.max_batch_size():
-            self._refuse(
-                consumer,
-                f"a batch of {hello.batch_size} does not fit the ring: capacity must be at least "
-                f"{min_capacity(min(hello.batch_size, n), self._block)}, it is {stream.capacity}",
-            )
+            least = min_capacity(min(hello.batch_size, n), self._block, pipeline.batch_unit)
+            too_small = f"capacity must be at least {least}, it is {stream.capacity}"
+            self._refuse(consumer, f"a batch of {hello.batch_size} does not fit the ring: {too_small}")
             return
         consumer.name, consumer.rank, consumer.local_world = hello.name, hello.rank, hello.local_world
         first = self._assign_epoch(consumer) if hello.first_epoch is None else hello.first_epoch

@@ -133,7 +133,7 @@ class Feeder:
         capacity = check_integer("capacity", capacity, 2)
         if block is not None:
             block = check_integer("block", block, 1, capacity, " (the capacity)")
-        requested_block, block = block, block or default_block_size(capacity)
+        requested_block, block = block, block or default_block_size(capacity, pipeline.batch_unit)
         if peers is not None:
             capacity = max(2, -(-capacity // block)) * block
         self.pipeline = pipeline

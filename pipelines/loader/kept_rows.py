@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from pipelines.description import PipelineDescription
 from pipelines.loader.stream_client import StreamClient
-from pipelines.prepare.preparer import Begun, Preparer, warn_skipped
+from pipelines.prepare.batches import Begun
+from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
 from pipelines.samples.poison_records import has_poison
 

@@ -72,7 +72,7 @@ class PrivateFeeder:
         self._stop = _LAST_POSITION if stop_epoch is None else stop_epoch * rows.per_epoch
         if pipeline.shuffle is True:  # each worker is going to read everywhere
             pipeline.source.load_for_forks()
-        block = choose_block(batch, workers)
+        block = choose_block(batch, workers, pipeline.batch_unit)
         capacity = choose_capacity(batch, block, self.prefetch)
         stream = self._stream = Stream(capacity, block)
         self._selector = selectors.DefaultSelector()
@@ -91,7 +91,7 @@ class PrivateFeeder:
             self._reader: RingReader | None = None
             self._pool = WorkerPool(
                 buffers, self._selector, next_block, on_done, timeout_s=prepare_timeout_s,
-                is_forked=True, blocks_in_flight=_MAX_BLOCKS_IN_FLIGHT, rows=rows,
+                is_forked=not pipeline.needs_gpu, blocks_in_flight=_MAX_BLOCKS_IN_FLIGHT, rows=rows,
             )  # fmt: skip
         except BaseException:
             buffers.close()
@@ -202,10 +202,10 @@ def default_prefetch(workers: int, batch_bytes: int) -> int:
     return max(2, min(2 * workers, _PREFETCH_BYTES // max(1, batch_bytes)))
 
 
-def choose_block(batch: int, workers: int) -> int:
-    """Rows that a worker prepares at a time: a batch's are divided among all workers, for its sake alone."""
+def choose_block(batch: int, workers: int, unit: int) -> int:
+    """Rows that a worker prepares at a time: a batch's are divided among all workers, in multiples of `unit`."""
     low, high = _BLOCK_ROWS
-    return min(high, max(-(-batch // workers), min(low, batch)))
+    return -(-min(high, max(-(-batch // workers), min(low, batch))) // unit) * unit
 
 
 def choose_capacity(batch: int, block: int, prefetch: int) -> int:

@@ -277,10 +277,12 @@ def default_capacity(sample_bytes: int, needed: int | None = None) -> int:
     return max(needed or 0, capacity - capacity % (1 << (capacity // 8).bit_length() - 1))
 
 
-def default_block_size(capacity: int) -> int:
-    return min(32, max(1, capacity // 8))
+def default_block_size(capacity: int, unit: int = 1) -> int:
+    """The default number of samples in a block: where the ring is large enough, a multiple of `unit`."""
+    block = min(32, max(1, capacity // 8))
+    return block if unit > capacity // 8 else max(1, block // unit) * unit
 
 
-def min_capacity(batch: int, block_size: int | None = None) -> int:
+def min_capacity(batch: int, block_size: int | None = None, unit: int = 1) -> int:
     """The smallest ring that holds a global batch beside a block; None for the default block size."""
-    return next(c for c in itertools.count(batch + 1) if c - (block_size or default_block_size(c)) >= batch)
+    return next(c for c in itertools.count(batch + 1) if c - (block_size or default_block_size(c, unit)) >= batch)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 
 from pipelines.description import PipelineDescription
 from pipelines.errors import ForeignRandomness, SampleError
+from pipelines.prepare.batches import vary_batch
 from pipelines.prepare.generators import (
     NUMPY,
     PYTHON,
@@ -21,6 +23,7 @@ from pipelines.prepare.generators import (
     read_states,
 )
 from pipelines.prepare.sample_maker import SampleMaker
+from pipelines.stages._batched import Batched
 
 
 def prepare_checked(
@@ -31,6 +34,7 @@ def prepare_checked(
     *,
     place: int = 0,
     is_repeated: bool = False,
+    is_varied: bool = False,
 ) -> dict[str, Any]:
     """One sample after the stages [0, last), by default all, made stage by stage.
 
@@ -38,6 +42,8 @@ def prepare_checked(
         maker: of the pipeline.
         place: see `SampleMaker.make`.
         is_repeated: whether to prepare it twice and compare, which shows randomness without a generator.
+            Not so batch stages, for which one sample is as dear as a batch.
+        is_varied: whether batch stages compute samples twice, at all places of a batch, and beside each other.
 
     Raises:
         SampleError: it cannot be prepared.
@@ -65,13 +71,18 @@ def prepare_checked(
                     raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
             if not isinstance(sample, dict):
                 return maker.make(index, epoch, last=last, place=place)
+            is_batched = stop > 0 and isinstance(pipeline.stages[first].call, Batched)
             if is_repeated:
                 try:
-                    second = make(second, first, stop)
+                    is_copied = is_batched and not is_varied
+                    second = copy.deepcopy(sample) if is_copied else make(second, first, stop)
                 except SampleError:  # of a stage that fails now and then
                     is_repeated = False
                 if is_repeated and not _is_same(sample, second):
                     raise ForeignRandomness(_explain_difference(pipeline, stop, index))
+                varied = vary_batch(maker, first, index, epoch, place) if is_batched and is_varied else []
+                if not all(_is_same(results[0], made) for results in varied for made in results):
+                    raise ForeignRandomness(_explain_dependence(pipeline, stop))
     return sample  # type: ignore[no-any-return]
 
 
@@ -103,7 +114,9 @@ def _explain_draws(pipeline: PipelineDescription, stop: int, index: int, drawn: 
             '(random="torch" if it draws from torch)'
         )
     stage = pipeline.stages[stop - 1]
-    if drawn == {TORCH} and stage.random is None:
+    if isinstance(stage.call, Batched):
+        remedy = "draw from the generators of f(batch, rngs), one for each sample"
+    elif drawn == {TORCH} and stage.random is None:
         remedy = 'declare it, map(..., random="torch")'
     elif drawn <= SEEDED["global"]:
         kind = "python" if drawn <= {PYTHON, NUMPY} and stage.random is None else "global"
@@ -116,6 +129,16 @@ def _explain_draws(pipeline: PipelineDescription, stop: int, index: int, drawn: 
     return (
         f"the stage {stage.name} draws from {generators}, which is not seeded: its samples would "
         f"differ from run to run and from process to process; {remedy}"
+    )
+
+
+def _explain_dependence(pipeline: PipelineDescription, stop: int) -> str:
+    return (
+        f"what the stage {pipeline.stages[stop - 1].name} makes of a sample depends on the other samples of its "
+        "batch or on its place there: it has batch normalization in training mode, or another sum or random draw "
+        "for the whole batch; let it compute each row from this row and its generator, f(batch, rngs), or take "
+        "batch_size=1. Some matrix products compute the last rows of a batch in another way: let batch_size be a "
+        "multiple of 16"
     )
 
 

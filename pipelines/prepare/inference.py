@@ -97,7 +97,7 @@ def prepare_first_sample(
     try:
         for index in range(start, len(pipeline.source)):
             try:
-                return prepare_checked(maker, index, last=stages, is_repeated=True)
+                return prepare_checked(maker, index, last=stages, is_repeated=True, is_varied=start == 0)
             except SampleError as error:
                 first = first or error
                 if not goes_on or index == len(pipeline.source) - 1:

@@ -19,18 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.description import PipelineDescription
+from pipelines.environment.torch_threads import limit_torch_threads
 from pipelines.errors import DataOutOfReach, ForeignRandomness, SampleError
 from pipelines.order.epoch_order import Indices
+from pipelines.prepare.batches import BatchStages, Begun
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.generators import SEEDED, DrawWatch, preserve_seeded
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.samples.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, UNREACHED, Columns
 from pipelines.samples.memory_order import has_layout, is_channels_last
 from pipelines.samples.structure import StructureMismatch, describe_shape_mismatch
-
-#: Its position in the epoch, its index, and the sample as far as it is prepared; None: not at all.
-Begun = tuple[int, int, dict[str, Any] | None]
 
 _CHUNK = 8192  # of the order, found at once: 1024 take about twice as long a sample
 _BLOCKS_CHUNK = 1024  # is announced to the source, which may hold the groups of all of it
@@ -91,6 +89,7 @@ class Preparer:
         self._is_for_others = is_for_others
         self._poison_records = pipeline.poison_records
         self._maker = SampleMaker(pipeline)
+        self._batch_stages = BatchStages(self._maker, cache)
         self._order, self._ahead = pipeline.order(), _BLOCKS_CHUNK if pipeline.shuffle == "blocks" else _CHUNK
         self.copies_rows = (
             not pipeline.stages and self._cache is None and hasattr(type(pipeline.source), "copy_records")
@@ -180,6 +179,8 @@ class Preparer:
         ok = columns.get(OK)
         indices, cache, targets = columns[INDEX], self._cache, self._find_targets(columns)
         make = self._maker.make
+        if self._batch_stages.are_due(first):
+            samples, first, cache = self._batch_stages.run(samples, epoch, first), self._batch_stages.end, None
         filled: list[tuple[int, int, int]] = []  # slot, index, place
         self._watch.start()
         try:
@@ -191,6 +192,8 @@ class Preparer:
                         note.words[0] = index + 1
                     status = FAILED
                     try:
+                        if isinstance(begun, Exception):
+                            raise begun
                         done = first
                         if begun is None and cache is not None:
                             begun, done = self._get_or_prepare(index, epoch, cache), cache.stages

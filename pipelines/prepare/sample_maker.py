@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pipelines.description import PipelineDescription
@@ -10,8 +11,9 @@ from pipelines.order.epoch_order import Generators
 from pipelines.prepare.generators import seed_for_sample
 from pipelines.prepare.transient import Outages
 from pipelines.samples.memory_order import normalize_sample
-from pipelines.samples.nested import find_path, get_at, set_at
+from pipelines.samples.nested import find_path, get_at, require_path, set_at
 from pipelines.stage import Stage
+from pipelines.stages._batched import draw_seed
 
 
 class SampleMaker:
@@ -122,6 +124,26 @@ class SampleMaker:
         if not isinstance(sample, dict) and last is None:
             raise SampleError(index, self.pipeline.source.where(index), self._explain_no_dict(sample))
         return sample  # type: ignore[no-any-return]
+
+    def make_batch(self, position: int, epoch: int, samples: Sequence[tuple[int, int, Any]]) -> list[Any]:
+        """Samples after a batch stage, as `make` makes each of them.
+
+        Args:
+            position: of the stage.
+            samples: (position in the epoch, index, sample before the stage), no more than its batches have.
+
+        Raises:
+            Exception: what the stage's function raises.
+        """
+        stage: Any = self.pipeline.stages[position]
+        normalized = [normalize_sample(sample, None) for _, _, sample in samples]
+        keys = [(epoch, index, position, place if self._may_repeat else 0) for place, index, _ in samples]
+        seeds = [draw_seed(self._generators.at(*key)) for key in keys] if stage.random else []
+        if stage.field is None:
+            return stage.call.compute(normalized, seeds)  # type: ignore[no-any-return]
+        paths = [require_path(sample, stage.field) for sample in normalized]
+        made = stage.call.compute([get_at(*pair) for pair in zip(normalized, paths, strict=True)], seeds)
+        return [set_at(*parts) for parts in zip(normalized, paths, made, strict=True)]
 
     def _explain(self, error: Exception, index: int, stage: Stage | None) -> SampleError:
         """The error of a sample at which the source, or this stage, has raised one."""

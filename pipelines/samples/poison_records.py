@@ -72,6 +72,8 @@ class PoisonRecords:
 
     Attributes:
         codes: index -> KILLED or HUNG.
+        suspects: indices that were noted when a worker ended or hung, of samples that may have been computed with
+            others (`Pipeline.map_batches`): each sample of such a batch is computed alone, which finds the one.
         note: where the sample in preparation is recorded; None: nowhere.
         reads_alone: whether records are not to be copied many at once: a process has died while it did, of which
             nobody knows at which record.
@@ -79,11 +81,12 @@ class PoisonRecords:
 
     def __init__(self) -> None:
         self.codes: dict[int, int] = {}
+        self.suspects: set[int] = set()
         self.reads_alone = False
         self.note: PreparationNote | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"codes": {}, "note": None, "reads_alone": False}
+        return {"codes": {}, "suspects": set(), "note": None, "reads_alone": False}
 
     def error(self, index: int, where: str) -> SampleError:
         """The error of a poison record."""

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.description import PipelineDescription
+from pipelines.environment.torch_threads import limit_torch_threads
 from pipelines.errors import DataOutOfReach, ForeignRandomness, SampleError
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.preparer import as_array
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.samples.fields import FAILED, GOOD, INDEX, ODD, OK, Columns, Field
 from pipelines.samples.structure import LENGTH, Structure, StructureMismatch
 from pipelines.verification.compare import EQUAL, CheckResult, compare_arrays

@@ -23,12 +23,12 @@ from typing import Any
 
 from pipelines.description import PipelineDescription
 from pipelines.environment.machine_limits import free_pinned_thread
+from pipelines.environment.torch_threads import limit_torch_threads
 from pipelines.fingerprint import is_ours
 from pipelines.ipc import memory_pickle
 from pipelines.ipc.child_processes import SINGLE_THREADED, child_environment
 from pipelines.prepare.generators import find_global, preserve_states
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.sources import Source
 from pipelines.sources._subset import Subset
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import select
 import signal
@@ -19,6 +20,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from pipelines.description import PipelineDescription
 from pipelines.errors import SampleError
@@ -52,10 +55,14 @@ class BufferWriter:
         while start < stop:
             epoch, place = divmod(start, n)
             count = min(stop - start, n - place)
-            whole = [(place, place + count)]
-            for first, last in whole if self.rows is None else self.rows.places(place, place + count):
-                self.preparer.fill(self.columns, start % self.capacity, epoch, first, last)
-                start += last - first
+            if self.rows is None:
+                self.preparer.fill(self.columns, start % self.capacity, epoch, place, place + count)
+            else:  # of several batches at once: a batch stage may take more rows than one has
+                spans = list(self.rows.places(place, place + count))
+                indices = np.concatenate([self.preparer.indices(epoch, *span) for span in spans])
+                places = itertools.chain(*(range(*span) for span in spans))
+                self.preparer.prepare(self.columns, start % self.capacity, epoch, places, indices)
+            start += count
 
 
 def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription]) -> None:
@@ -88,7 +95,11 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription]) 
             continue
         request = messages.unpack(message)
         if request["kind"] == "poison":
-            pipelines[request["pipeline"]].poison_records.codes[request["index"]] = request["code"]
+            records = pipelines[request["pipeline"]].poison_records
+            if request["code"]:
+                records.codes[request["index"]] = request["code"]
+            else:
+                records.suspects.add(request["index"])
             continue
         if request["kind"] == "note":
             assert descriptor is not None

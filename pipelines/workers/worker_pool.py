@@ -194,7 +194,8 @@ class WorkerPool:
         finally:
             os.close(note)
         for buffer in self._buffers.values():
-            for index, code in buffer.pipeline.poison_records.codes.items():
+            records = buffer.pipeline.poison_records
+            for index, code in {**dict.fromkeys(records.suspects, 0), **records.codes}.items():
                 self._send_poison(worker, buffer.pipeline_id, index, code)
         if self._cache is not None:  # before the buffers of its pipeline
             _send(worker, messages.pack("cache", pipeline=0, **self._cache.worker_arguments()), self._cache.fd)
@@ -205,6 +206,7 @@ class WorkerPool:
         self._selector.register(ours, selectors.EVENT_READ, lambda _: self._handle_message(worker))
 
     def _send_poison(self, worker: _Worker, pipeline_id: int, index: int, code: int) -> None:
+        """Tell a worker of a poison record, or with code 0 of a suspect."""
         _send(worker, messages.pack("poison", pipeline=pipeline_id, index=index, code=code))
 
     def _send_buffer(self, worker: _Worker, buffer_id: int) -> None:
@@ -334,6 +336,10 @@ class WorkerPool:
             return
         failures, where = self._failures[buffer_id, block], buffer.pipeline.source.where(index)
         failures[index, worker.is_hung] += 1
+        if buffer.pipeline.batch_unit > 1:
+            buffer.pipeline.poison_records.suspects.add(index)
+            for other in self._workers:
+                self._send_poison(other, buffer.pipeline_id, index, 0)
         if failures[index, worker.is_hung] < (_MOST_HANGS if worker.is_hung else _MOST_ENDS):
             if worker.is_hung:
                 warnings.warn(

@@ -142,6 +142,14 @@ def test_members_share_what_torchvision_augments_and_add_noise_of_their_own(
 
 
 @MORE
+def test_heads_share_the_features_of_a_frozen_network_for_all_epochs(downloads: Path, tmp_path: Path) -> None:
+    _, rows = run("probes", tmp_path, data=downloads / "cifar10", samples=100, epochs=2, members=3)
+    assert [row["state"] for row in rows] == ["finished"] * 3
+    reuse = ledger(read_events(tmp_path / "events.jsonl")).reuse
+    assert (reuse.prepared, reuse.consumed) == (90, 540), "each image goes through the network once"
+
+
+@MORE
 def test_the_speed_of_augmentation_is_measured(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         for number in range(2):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from core_pipes import noise
 
 from pipelines import Pipeline, sources
@@ -45,17 +46,27 @@ def halved(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "image": sample["image"] / 2}
 
 
+def scaled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **batch,
+        "mean": batch["image"].mean((1, 2, 3)),
+        "norm": torch.linalg.vector_norm(batch["image"], dim=(1, 2, 3)),
+    }
+
+
 def slowly(sample: dict[str, Any], *, seconds: float) -> dict[str, Any]:
     time.sleep(seconds)
     return sample
 
 
 def pipeline(kind: str, n: int, slow_s: float = 0.0) -> Pipeline:
-    """A pipeline of `plain`, `noise` or `skip`; how slow it is changes no sample."""
+    """A pipeline of `plain`, `noise` (with a batch stage) or `skip`; how slow it is changes no sample."""
     made = Pipeline(data(n), seed=n, on_error="skip" if kind == "skip" else "raise", max_skipped=1.0)
     made = made.map(refuse_bad if kind == "skip" else halved)
     if kind != "plain":
         made = made.map(noise)
+    if kind == "noise":
+        made = made.map_batches(scaled, batch_size=6)
     return made.map(functools.partial(slowly, seconds=slow_s)) if slow_s else made
 
 
