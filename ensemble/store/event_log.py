@@ -54,7 +54,14 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 DURABLE = (
     *(events.MemberDeclared, events.Checkpoint, events.Finished, events.Pruned, events.Stopped, events.Cancelled),
     *(events.Failed, events.SampleDifference, events.Cost, events.Paused, events.Resumed, events.RequestAnswered),
-    *(events.CodeSaved, events.RunStarted, events.Combined, events.RunFinished, events.RunStopped),
+    *(
+        events.CodeSaved,
+        events.BaseMade,
+        events.RunStarted,
+        events.Combined,
+        events.RunFinished,
+        events.RunStopped,
+    ),
 )
 
 

@@ -15,6 +15,7 @@ from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import NO_IMPROVEMENT, Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
 from ensemble.train.loose_tensors import copy_loose
+from ensemble.train.on_base import check_unwritten, describe_base, own_state
 from ensemble.train.optimization import OWN_STEPS
 from ensemble.train.reporter import to_json_metrics
 from ensemble.train.resumption import Resumption
@@ -220,6 +221,7 @@ class Lifecycle:
                 pass
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
+        check_unwritten(optimization.model)
         self._select(at.metrics if at.is_reported else None)
         if state.callbacks.end_epoch:
             before, best = dict(at.metrics), state.selection.best
@@ -325,6 +327,7 @@ class Lifecycle:
         self.end_left_epoch()
         self._conclude()
         self.begin()
+        check_unwritten(optimization.model, whole=True)
         if (why := optimization.kept.explain_absence()) is not None:
             state.reporter.log(why)
         if state.saved_at != (state.at.epoch, state.at.step):
@@ -334,7 +337,7 @@ class Lifecycle:
             state.reporter.event(
                 "finished",
                 epoch=state.at.epoch - 1,
-                weights_sha256=self._digest or weights_sha256(optimization.model.state_dict()),
+                weights_sha256=self._digest or weights_sha256(own_state(optimization.model)),
                 **self._describe_end(),
                 **({"predictions": predictions} if predictions else {}),
             )
@@ -370,7 +373,7 @@ class Lifecycle:
         state.saved_at = (at.epoch, at.step)
         at.stop_asked = find_first(state.comm, at.stop_asked)  # a resume within an epoch ends after it, too
         at.selection = {} if state.identity.selected_by is None else dict(vars(state.selection))
-        parts = state.optimization.state_dict()
+        parts = state.optimization.state_dict() | describe_base(state.optimization.model)
         if own := state.own.state_dict():
             parts["own"] = own
         if state.observer.seen is not None:

@@ -14,6 +14,7 @@ from ensemble.train.checkpoint import Position, Selection, check_fit
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import TrainingError
 from ensemble.train.loose_tensors import find_loose, set_loose
+from ensemble.train.on_base import call_model, check_same_base
 from ensemble.train.same_model import Answers
 from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState
@@ -52,6 +53,8 @@ class Resumption:
             at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
             self._reporter.log(f"starts with the weights of {source}{at}")
             self._take_drawn(initial.get("loose", {}))
+        if saved is not None:
+            check_same_base(optimization.model, saved)
         steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
         optimization.start(saved, state.job.exchange_plan, weights, inherited_steps=steps)
         if saved is not None:
@@ -93,7 +96,7 @@ class Resumption:
         if not loose or recipe.model is None:
             return
         with seeded(self._identity.seed + 1, state.device):
-            others = find_loose(recipe.model(state.ensemble.as_declared(self._identity.params)))
+            others = find_loose(call_model(recipe, state.ensemble.as_declared(self._identity.params)))
         own = find_loose(state.optimization.model)
         drawn = [
             name for name in own.keys() & others.keys() if not torch.equal(own[name].cpu(), others[name].cpu())

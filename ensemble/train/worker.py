@@ -32,6 +32,7 @@ from ensemble.train.job import (
     UnusableData,
 )
 from ensemble.train.member import TrainContext
+from ensemble.train.on_base import use_base
 from ensemble.train.outputs import OutputError
 from ensemble.train.own_parameters import note_process
 from ensemble.train.recipe import run_training_loop
@@ -66,6 +67,7 @@ def run(
             member = TrainContext(TrainState(job, ensemble, communicator, reporter, inbox))
             leaving.callback(member.close)
             note_process()
+            leaving.enter_context(use_base(job.run_dir, ensemble.recipe, device))
             seed_everything(job.identity.seed, device)
             run_training_loop(ensemble.recipe, member)
             member.finish()
