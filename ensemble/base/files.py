@@ -45,9 +45,13 @@ class BaseFile(msgspec.Struct, frozen=True, kw_only=True):
     def explain(self, error: Exception) -> StoreError:
         """The error for a file that is gone or damaged."""
         return DamagedError(
-            f"the base {self.digest} of the run, which came from {self.source}, is not what it was: {error}; bring "
-            "its file back, or begin another run"
+            f"the base {self.digest} of the run, which came from {self.source}, is not what it was: {error}; "
+            "bring its file back, or begin another run"
         )
+
+    def describe_share(self) -> str:
+        """Whose memory it is, for people."""
+        return f"the base of {self.source} takes {self.bytes / 2**20:,.1f} MiB of memory once on each node"
 
     def describe(self) -> dict[str, Any]:
         """The fields of its event."""

@@ -146,5 +146,6 @@ def check_unwritten(model: nn.Module, *, whole: bool = False) -> None:
     base = _bases.get(model)
     if base is not None and (name := base.find_written(whole=whole)) is not None:
         raise TrainingError(
-            f"the member has written to {name} of the frozen base ({base.source}), which all members share; put copy.deepcopy() of its module in its place in Recipe.model"
+            f"the member has written to {name} of the frozen base ({base.source}), which all members share; put "
+            "copy.deepcopy() of its module in its place in Recipe.model"
         )
