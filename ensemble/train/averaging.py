@@ -160,17 +160,28 @@ class _Probe(nn.Module):
         super().__init__()
         self.model, self._measure = model, measure
 
+    def modules(self) -> Iterator[nn.Module]:
+        """All whose statistics are computed: not those of a base."""
+        own = select_own(self.model)
+        return (
+            part
+            for part in super().modules()
+            if (mean := getattr(part, "running_mean", None)) is None or own(mean)
+        )
+
     def forward(self, batch: Any) -> Any:
         return self._measure(self.model, batch)
 
 
 def _find_statistics(model: nn.Module) -> dict[str, Tensor]:
-    """The running statistics of batch normalization in the model, by name."""
+    """The running statistics of batch normalization in the model, by name; not those of its base."""
+    own = select_own(model)
     return {
         f"{path}.{name}".lstrip("."): buffer
         for path, module in model.named_modules()
         if isinstance(module, _WITH_STATISTICS) and module.running_mean is not None
         for name, buffer in module.named_buffers(recurse=False)
+        if own(buffer)
     }
 
 

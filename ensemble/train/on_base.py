@@ -117,10 +117,16 @@ def load_own(model: nn.Module, weights: Mapping[str, Any]) -> None:
     if model not in _bases:
         model.load_state_dict(weights)
         return
-    names, saved = own_state(model).keys(), weights.keys()
-    if names != saved:
-        raise RuntimeError(f"the names differ in {', '.join(sorted(names ^ saved)[:4])}")
-    model.load_state_dict(weights, strict=False)
+    own = own_state(model)
+    if own.keys() != weights.keys():
+        raise RuntimeError(f"the names differ in {', '.join(sorted(own.keys() ^ weights.keys())[:4])}")
+    with torch.no_grad():  # load_state_dict() writes to some of what it is not given: num_batches_tracked
+        for name, tensor in own.items():
+            if nn.parameter.is_lazy(tensor):
+                tensor.materialize(weights[name].shape)
+            if tensor.shape != weights[name].shape:
+                raise RuntimeError(f"{name} is {list(tensor.shape)}, and was {list(weights[name].shape)}")
+            tensor.copy_(weights[name])
 
 
 def describe_base(model: nn.Module) -> dict[str, Any]:

@@ -65,9 +65,8 @@ class Optimization:
         self._callbacks: Callbacks | None = None
         self.kept = BestWeights(self.model, None, keeps_best=False)
         self._schedule, self._clip_norm, self._precision = schedule, clip_norm, precision
-        everything, buffers = (
-            list(filter(select_own(model), part)) for part in (model.parameters(), model.buffers())
-        )
+        own = select_own(model)
+        everything, buffers = list(filter(own, model.parameters())), list(filter(own, model.buffers()))
         precision.prepare(model)
         _check(model, optimizer)
         _move_state(optimizer, device)

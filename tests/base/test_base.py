@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ensemble
-from ensemble import EMA, Recipe, SpecError
+from ensemble import EMA, SWA, Recipe, SpecError
 from ensemble.store import RunDir, StoreError, load_checkpoint, load_predictions, read_state
 
 HERE = Path(__file__).parent
@@ -50,13 +50,13 @@ def test_members_have_the_bits_of_members_with_a_copy_of_their_own(heads: Path, 
         assert sorted(trained) == ["out.bias", "out.weight"] and len(everything) > 8
         assert all(torch.equal(trained[name], everything[name]) for name in trained)
     for member in ("member-0", "member-1"):
-        one, other = (load_predictions(RunDir(run).predictions(member))["valid"] for run in (heads, own))
+        one, other = (load_predictions(RunDir(run).predictions(member), "valid") for run in (heads, own))
         assert one.values.tobytes() == other.values.tobytes()
 
 
 def test_what_a_member_puts_inside_the_base_trains_and_the_base_stays_in_evaluation_mode(tmp_path: Path) -> None:
     run = train(tmp_path / "run", model=base_spec.adapter, members=[{"lr": 0.01}])
-    built = base_spec.adapter({}, ensemble.load(run).members["member-0"].base)
+    built = ensemble.load(run).members["member-0"]
     built.train()
     modes = {name: module.training for name, module in built.named_modules()}
     assert modes["drop"] and modes["base.second.drop"] and modes["base.second.down"]
@@ -97,7 +97,7 @@ def test_members_of_a_node_hold_the_base_once(tmp_path: Path) -> None:
     assert max(own) < base_spec.BASE_BYTES, "what a member is measured to hold is its own"
 
 
-@pytest.mark.parametrize("averaging", [None, EMA()])
+@pytest.mark.parametrize("averaging", [None, EMA(), SWA()])
 def test_a_checkpoint_holds_what_is_trained(averaging: Any, tmp_path: Path) -> None:
     members, options = [{"lr": 0.01, "rank": 256}], {} if averaging is None else {"averaging": averaging}
     run = train(
@@ -115,7 +115,8 @@ def test_a_killed_run_goes_on_from_the_file_and_calls_the_function_no_more(tmp_p
     calls = tmp_path / "calls"
     program = (
         "import base_spec, ensemble, sys\n"
-        "made = base_spec.make(base_spec.adapter, base_spec.load_counted, members=[{'lr': 0.01}], epochs=400, checkpoint_every=5)\n"
+        "options = {'members': [{'lr': 0.01}], 'epochs': 400, 'checkpoint_every': 5}\n"
+        "made = base_spec.make(base_spec.adapter, base_spec.load_counted, **options)\n"
         "ensemble.submit(made, sys.argv[1], executor=sys.argv[2]).wait()\n"
     )
     path = os.pathsep.join([str(HERE), *sys.path])
