@@ -87,7 +87,8 @@ def make_base(declared: Any, run: RunDir, code: str) -> BaseFile:
     Raises:
         SpecError: it gives no network, or one that cannot be written.
     """
-    source = declared if isinstance(declared, str) else f"{declared.__module__}.{declared.__qualname__}"
+    name = getattr(declared, "__qualname__", type(declared).__qualname__)
+    source = declared if isinstance(declared, str) else f"{declared.__module__}.{name}"
     module = _read_transformers(declared) if isinstance(declared, str) else declared()
     if not isinstance(module, nn.Module):
         raise SpecError(f"Recipe.base must return a torch.nn.Module, and {source} returned {module!r:.60}")
