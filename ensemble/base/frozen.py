@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.base.files import BaseFile
+from ensemble.comm._compat import count_writes
 from ensemble.meter.memory import note_shared_file
 from ensemble.store import DamagedError, RunDir
 from ensemble.store.digests import open_checked
@@ -37,7 +38,7 @@ class FrozenBase:
         self._tensors = _list_tensors(self._module)
         addresses = {tensor.untyped_storage().data_ptr() for tensor in self._tensors.values()}
         self.storages = addresses - {0}  # that of all empty tensors
-        self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
+        self._versions = {name: count_writes(tensor) for name, tensor in self._tensors.items()}
 
     def copy(self, device: torch.device) -> nn.Module:
         """Modules of their own over the shared tensors: one member may put layers inside, and others see nothing.
@@ -67,7 +68,7 @@ class FrozenBase:
             whole: compare all bytes with those of the file, as writes by `.data` or from outside of torch are
                 counted nowhere.
         """
-        counted = (name for name, tensor in self._tensors.items() if tensor._version != self._versions[name])
+        counted = (name for name, tensor in self._tensors.items() if count_writes(tensor) != self._versions[name])
         written = next(counted, None)
         if written is None and whole:
             saved = _list_tensors(_map_module(self.path, self.record))

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.base.frozen import FrozenBase
-from ensemble.train.on_base import find_copy
+from ensemble.comm._compat import count_writes
+from ensemble.train.own_tensors import find_copy
 from ensemble.train.pickled import split_tensors
 from pipelines.loader.ragged import find_tensors
 
@@ -68,11 +69,15 @@ class _Remembering:
         if returned is None or torch.is_inference_mode_enabled() or not all(map(_is_comparable, inputs)):
             return forward(self._module, *args, **kwargs)
         places = len(args), *kwargs
-        key = (id(self._module), places, *((id(v), v._version) if isinstance(v, Tensor) else v for v in inputs))
+        key = (
+            id(self._module),
+            places,
+            *((id(v), count_writes(v)) if isinstance(v, Tensor) else v for v in inputs),
+        )
         _, outputs, versions = returned.get(key, (None, None, None))
-        if versions is None or versions != [tensor._version for tensor in find_tensors(outputs)]:
+        if versions is None or versions != [count_writes(tensor) for tensor in find_tensors(outputs)]:
             outputs = forward(self._module, *args, **kwargs)
-            versions = [tensor._version for tensor in find_tensors(outputs)]
+            versions = [count_writes(tensor) for tensor in find_tensors(outputs)]
             returned[key] = inputs, outputs, versions  # an id is of one object while the object is there
         return outputs
 

@@ -250,7 +250,7 @@ def _build_models(
     from ensemble.combine.member_calls import MemberCall
     from ensemble.combine.model import EnsembleModel
     from ensemble.train.call import Observation
-    from ensemble.train.on_base import use_base
+    from ensemble.train.own_tensors import use_base
 
     of_code: dict[str | None, list[str]] = {}
     for name in seen:

@@ -80,8 +80,7 @@ def load_member(
     from torch.nn.parameter import is_lazy
 
     from ensemble.train.loose_tensors import set_loose
-    from ensemble.train.on_base import call_model, check_same_base, load_own
-    from ensemble.train.own_parameters import LOADED
+    from ensemble.train.own_tensors import LOADED, call_model, check_same_base, load_own
     from ensemble.train.seeding import seeded
 
     member = state.members[name]

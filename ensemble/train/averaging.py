@@ -17,7 +17,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn, up
 
 from ensemble.spec.callbacks import MemberCallback
 from ensemble.train.batchnorm import BATCH_NORMS
-from ensemble.train.on_base import select_own
+from ensemble.train.own_tensors import select_own
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.undisturbed import evaluation_mode
 
@@ -160,12 +160,12 @@ class _Probe(nn.Module):
         super().__init__()
         self.model, self._measure = model, measure
 
-    def modules(self) -> Iterator[nn.Module]:
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
         """All whose statistics are computed: not those of a base."""
         own = select_own(self.model)
         return (
             part
-            for part in super().modules()
+            for part in super().modules(remove_duplicate)
             if (mean := getattr(part, "running_mean", None)) is None or own(mean)
         )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ensemble.train.on_base import load_own, own_state
+from ensemble.train.own_tensors import load_own, own_state
 
 if TYPE_CHECKING:
     from ensemble.train.callbacks import Callbacks

@@ -26,7 +26,7 @@ from ensemble.store import (
 )
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, ShapeMismatchError, TrainingError
-from ensemble.train.on_base import own_state
+from ensemble.train.own_tensors import own_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -15,8 +15,8 @@ from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import NO_IMPROVEMENT, Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
 from ensemble.train.loose_tensors import copy_loose
-from ensemble.train.on_base import check_unwritten, describe_base, own_state
 from ensemble.train.optimization import OWN_STEPS
+from ensemble.train.own_tensors import check_unwritten, describe_base, own_state
 from ensemble.train.reporter import to_json_metrics
 from ensemble.train.resumption import Resumption
 from ensemble.train.same_model import Answers, limit_bytes

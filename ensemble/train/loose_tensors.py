@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ensemble.train.on_base import select_own
+from ensemble.train.own_tensors import select_own
 
 _REGISTERS = ("_parameters", "_buffers", "_modules")
 _STANDARD = frozenset(vars(nn.Module())) - {*_REGISTERS}

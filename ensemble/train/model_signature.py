@@ -20,8 +20,8 @@ from ensemble.spec.recipe import has_own_loop
 from ensemble.train.checkpoint import check_fit
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import ShapeMismatchError
-from ensemble.train.on_base import call_model
 from ensemble.train.optimizers import make_recipe_optimizer
+from ensemble.train.own_tensors import call_model
 
 #: Numbers that a module holds, and prints in its repr, that change no tensor's shape: `Dropout(p=0.1)`.
 _HARMLESS = ("p", "eps", "momentum", "negative_slope", "dropout")

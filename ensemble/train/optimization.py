@@ -19,7 +19,7 @@ from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.best_weights import BestWeights
 from ensemble.train.gather import compute_once, gather_json
 from ensemble.train.job import Diverged, StepAction, TrainingError
-from ensemble.train.on_base import load_own, own_state, select_own
+from ensemble.train.own_tensors import load_own, own_state, select_own
 from ensemble.train.precision import MixedPrecision, step_schedule
 from ensemble.train.step_sync import StepResult, StepSync
 

@@ -15,7 +15,7 @@ from ensemble.spec.functions import find_meant
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
 from ensemble.train.batchnorm import bias_and_norm
 from ensemble.train.job import TrainingError
-from ensemble.train.on_base import select_own
+from ensemble.train.own_tensors import select_own
 from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.providers import import_object
 

@@ -43,8 +43,7 @@ from ensemble.train.job import (
 )
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
-from ensemble.train.on_base import use_base
-from ensemble.train.own_parameters import note_process
+from ensemble.train.own_tensors import note_process, use_base
 from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import EventReporter, append_log
 from ensemble.train.seeding import process_settings, seed_everything

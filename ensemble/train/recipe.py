@@ -17,8 +17,8 @@ from ensemble.train.job import TrainingError
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
 from ensemble.train.node_checks import first_on_node
-from ensemble.train.on_base import call_model
 from ensemble.train.optimizers import make_recipe_optimizer
+from ensemble.train.own_tensors import call_model
 
 if TYPE_CHECKING:
     from pipelines import Batch

@@ -14,7 +14,7 @@ from ensemble.train.checkpoint import Position, Selection, check_fit
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import TrainingError
 from ensemble.train.loose_tensors import find_loose, set_loose
-from ensemble.train.on_base import call_model, check_same_base
+from ensemble.train.own_tensors import call_model, check_same_base
 from ensemble.train.same_model import Answers
 from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.loose_tensors import find_loose
-from ensemble.train.on_base import own_state
 from ensemble.train.outputs import OutputError, compute_values
+from ensemble.train.own_tensors import own_state
 from ensemble.train.seeding import seeded
 from ensemble.train.undisturbed import undisturbed
 from ensemble.user_code.fingerprint import code_of

@@ -32,9 +32,8 @@ from ensemble.train.job import (
     UnusableData,
 )
 from ensemble.train.member import TrainContext
-from ensemble.train.on_base import use_base
 from ensemble.train.outputs import OutputError
-from ensemble.train.own_parameters import note_process
+from ensemble.train.own_tensors import note_process, use_base
 from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import EventReporter, FailureNote
 from ensemble.train.seeding import process_settings, seed_everything

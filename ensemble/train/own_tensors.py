@@ -1,12 +1,15 @@
-"""Models that stand on a frozen network (`Recipe.base`), whose tensors members share: what of a model is its own.
+"""What of a model is a member's own: no tensor of the frozen network that members share (`Recipe.base`), and no
+parameter of another member's.
 
-Only what is a member's own is trained, averaged, sent to other workers, saved and loaded. `ensemble/base/` makes
-the base of a run and opens it.
+Only what is its own is trained, averaged, sent to other workers, saved and loaded. `ensemble/base/` opens a base.
+A parameter at the level of a module would be trained by each member of a process in turn.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ensemble.spec import Recipe, SpecError
 from ensemble.train.job import TrainingError
@@ -22,6 +26,10 @@ from pipelines.providers import import_object
 
 #: Loaded where a recipe has a base.
 OPEN_BASE = "ensemble.base.frozen:open_base"
+
+#: The parameters of models that this process has built to train, or to load, as keys.
+TRAINED: MutableMapping[nn.Parameter, None] = WeakTensorKeyDictionary()
+LOADED: MutableMapping[nn.Parameter, None] = WeakTensorKeyDictionary()
 
 
 class Base(Protocol):
@@ -155,3 +163,27 @@ def check_unwritten(model: nn.Module, *, whole: bool = False) -> None:
             f"the member has written to {name} of the frozen base ({base.source}), which all members share; put "
             "copy.deepcopy() of its module in its place in Recipe.model"
         )
+
+
+@functools.cache
+def note_process() -> None:
+    """Take note of the parameters of this process, before it builds the first model that it trains.
+
+    Frozen objects (`gc.freeze`) are not looked at: a fork server's, which has no code of the user's.
+    """
+    TRAINED.update(dict.fromkeys(value for value in gc.get_objects() if type(value) is nn.Parameter))
+
+
+def refuse_shared(model: nn.Module) -> None:
+    """Take note of the parameters of a new model; raises SpecError where one that trains is not its own."""
+    shared = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter in TRAINED
+    ]
+    if shared:
+        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        raise SpecError(
+            f"the model has a parameter that was there before it was built, {shared[0]}{more}: members would "
+            "train it one after the other. Build the network inside Recipe.model, take copy.deepcopy() of it "
+            "there, or freeze it (requires_grad_(False))"
+        )
+    TRAINED.update(dict.fromkeys(model.parameters()))
