@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import resource
 import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +18,18 @@ from torch import Tensor, nn
 from ensemble.base.files import BaseFile
 from ensemble.comm._compat import count_writes
 from ensemble.meter.memory import note_shared_file
+from ensemble.spec import SpecError
 from ensemble.store import DamagedError, RunDir
 from ensemble.store.digests import open_checked
+from ensemble.train.job import TrainingError
+from ensemble.train.loose_tensors import find_loose
+from ensemble.train.own_tensors import BASES, OPENED, own_state, select_own
 from ensemble.train.pickled import join_tensors
 
 _last: FrozenBase | None = None  # that this process has opened
+
+#: The modules around which a model was built.
+COPIES: MutableMapping[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
 class FrozenBase:
@@ -40,18 +51,59 @@ class FrozenBase:
         self.storages = addresses - {0}  # that of all empty tensors
         self._versions = {name: count_writes(tensor) for name, tensor in self._tensors.items()}
 
-    def copy(self, device: torch.device) -> nn.Module:
+    def build(self, model: Callable[..., Any], params: Mapping[str, Any]) -> Any:
+        """What a model function builds around a copy.
+
+        Raises:
+            SpecError: a parameter of the base is to be trained.
+        """
+        network = self.copy()
+        built = model(params, network)
+        if not isinstance(built, nn.Module):
+            return built
+        BASES[built], COPIES[built] = self, network
+        own = select_own(built)
+        for name, parameter in built.named_parameters():
+            if parameter.requires_grad and not own(parameter):
+                parameter.requires_grad_(False)
+                raise SpecError(
+                    f"Recipe.model lets {name} train, a parameter of the base ({self.source}) that all members "
+                    "share: put copy.deepcopy() of its module in its place"
+                )
+        return built
+
+    def load(self, model: nn.Module, weights: Mapping[str, Any]) -> None:
+        """Load a model's own weights.
+
+        Raises:
+            RuntimeError: they are not this model's.
+        """
+        own = own_state(model)
+        if own.keys() != weights.keys():
+            raise RuntimeError(f"the names differ in {', '.join(sorted(own.keys() ^ weights.keys())[:4])}")
+        with torch.no_grad():  # load_state_dict() writes to some of what it is not given: num_batches_tracked
+            for name, tensor in own.items():
+                if nn.parameter.is_lazy(tensor):
+                    tensor.materialize(weights[name].shape)
+                if tensor.shape != weights[name].shape:
+                    raise RuntimeError(f"{name} is {list(tensor.shape)}, and was {list(weights[name].shape)}")
+                tensor.copy_(weights[name])
+
+    def describe(self) -> dict[str, str]:
+        """What a checkpoint says of it."""
+        return {"digest": self.digest, "source": self.source}
+
+    def copy(self) -> nn.Module:
         """Modules of their own over the shared tensors: one member may put layers inside, and others see nothing.
 
         Those that are the base's stay in evaluation mode, whatever `train()` is called.
         """
-        self._place(device)
         copied = copy.deepcopy(self._module, {id(tensor): tensor for tensor in self._tensors.values()})
         for module in copied.modules():
             vars(module)["train"] = types.MethodType(_train_inside, module)
         return copied
 
-    def _place(self, device: torch.device) -> None:
+    def place(self, device: torch.device) -> None:
         """Have the tensors on a device: one copy in each process, where it is no CPU."""
         if any(tensor.device != device for tensor in self._tensors.values()):
             self._module.to(device)
@@ -74,9 +126,28 @@ class FrozenBase:
             saved = _list_tensors(_map_module(self.path, self.record))
             differing = (name for name, tensor in self._tensors.items() if not _is_same(tensor, saved[name]))
             written = next(differing, None)
-        if written is not None:
-            _forget()
         return written
+
+    def check_unwritten(self, *, whole: bool) -> None:
+        """Raise TrainingError where somebody has written to the base; see `find_written`."""
+        if (name := self.find_written(whole=whole)) is not None:
+            _forget()
+            raise TrainingError(
+                f"the member has written to {name} of the frozen base ({self.source}), which all members share; put "
+                "copy.deepcopy() of its module in its place in Recipe.model"
+            )
+
+
+@contextlib.contextmanager
+def use_base(run_dir: str | os.PathLike[str], device: torch.device) -> Iterator[FrozenBase]:
+    """A context in which models are built on the base of a run, on a device."""
+    base = open_base(run_dir)
+    base.place(device)
+    before = OPENED.set(base)
+    try:
+        yield base
+    finally:
+        OPENED.reset(before)
 
 
 def open_base(run_dir: str | os.PathLike[str]) -> FrozenBase:
@@ -122,8 +193,6 @@ def _map_module(path: Path, record: BaseFile) -> nn.Module:
 
 
 def _list_tensors(module: nn.Module) -> dict[str, Tensor]:
-    from ensemble.train.loose_tensors import find_loose
-
     return {**dict(module.named_parameters()), **dict(module.named_buffers()), **find_loose(module)}
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensemble.base.frozen import FrozenBase
+from ensemble.base.frozen import COPIES, FrozenBase
 from ensemble.comm._compat import count_writes
-from ensemble.train.own_tensors import find_copy
 from ensemble.train.pickled import split_tensors
 from pipelines.loader.ragged import find_tensors
 
@@ -35,10 +34,10 @@ def compute_once() -> Iterator[None]:
 
 def share_prefix(models: Iterable[nn.Module], base: FrozenBase) -> bool:
     """Give models that have left their copy of the base as it was one network; returns whether there are any."""
-    shared, is_any = base.copy(torch.device("cpu")), False
+    shared, is_any = base.copy(), False
     content = split_tensors(shared)
     for model in models:
-        copied = find_copy(model)
+        copied = COPIES.get(model)
         if copied is None or not _is_equal(split_tensors(copied), content):
             continue
         inside = list(copied.modules())

@@ -33,7 +33,8 @@ def peak_memory_gb() -> float:
     resident = _kilobytes("status", "VmRSS:")
     highest = _kilobytes("status", "VmHWM:")
     try:
-        unique = _kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:") - _count_shared()
+        unique = _kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:")
+        unique -= _count_shared() if _shared_files else 0
     except OSError:
         unique = resident
     return (unique + max(0, highest - resident)) / 2**20
@@ -126,7 +127,7 @@ def held_memory_gb(root: int, others: Collection[int] = ()) -> float | None:
 def _count_shared() -> int:
     """Kilobytes of unwritten pages of shared files that this process alone maps now."""
     kilobytes, is_shared = 0, False
-    for line in (_PROC / "smaps").read_text(encoding="utf-8").splitlines() if _shared_files else ():
+    for line in (_PROC / "smaps").read_text(encoding="utf-8").splitlines():
         words = line.split(maxsplit=5)
         if not words[0].endswith(":"):  # the first line of a mapping
             is_shared = len(words) == 6 and words[5] in _shared_files

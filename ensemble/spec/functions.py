@@ -12,7 +12,6 @@ from ensemble.spec.validation import SpecError
 #: How the functions of a Recipe are called.
 CALLS = {
     "model": "model(params)",
-    "base": "base()",
     "loss": "loss(model, batch)",
     "optimizer": "optimizer(model, params)",
     "schedule": "schedule(optimizer, params, steps)",

@@ -102,15 +102,12 @@ class Recipe:
             self, "split_metrics", (metrics,) if isinstance(metrics, str) or callable(metrics) else tuple(metrics)
         )
         check_split_metrics("Recipe.split_metrics", self.split_metrics, self.known_task)
-        for name in (*CALLS, "collate"):
-            value = getattr(self, name)
-            if value is not None and not (name == "base" and isinstance(value, str)):
-                on_base = name == "model" and self.base is not None
-                check_function(f"Recipe.{name}", value, "model(params, base)" if on_base else CALLS.get(name))
-        if isinstance(self.base, str) and not os.path.isdir(self.base):
-            raise SpecError(
-                f"Recipe.base must be a function, or a Transformers folder that is there: {self.base!r}"
-            )
+        calls = CALLS if self.base is None else {**CALLS, "model": "model(params, base)"}
+        for name in (*calls, "collate"):
+            if (value := getattr(self, name)) is not None:
+                check_function(f"Recipe.{name}", value, calls.get(name))
+        if self.base is not None:
+            self._check_base()
         check_ranking("Recipe", self)
         check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True, optional=True)
         if self.train is None and self.loss is None:
@@ -123,6 +120,14 @@ class Recipe:
         for name in ("optimizer", "schedule", "metrics", "clip_norm", "base"):
             if self.train is not None and getattr(self, name) is not None:
                 raise SpecError(f"Recipe.{name} is for the built-in training loop; Recipe.train does that itself")
+
+    def _check_base(self) -> None:
+        if not isinstance(self.base, str):
+            check_function("Recipe.base", self.base, "base()")
+        elif not os.path.isdir(self.base):
+            raise SpecError(
+                f"Recipe.base must be a function, or a Transformers folder that is there: {self.base!r}"
+            )
 
     def _resolve_loss(self) -> None:
         inputs = (self.inputs,) if isinstance(self.inputs, str) else tuple(self.inputs)
