@@ -10,6 +10,8 @@ import msgspec
 from ensemble.store import DamagedError, RunDir, StoreError
 from ensemble.store.files import make_directory, write_bytes
 
+BASE = "base"
+
 
 class BaseFile(msgspec.Struct, frozen=True, kw_only=True):
     """What the base of a run is; see `ensemble.events.BaseMade`."""
@@ -22,12 +24,12 @@ class BaseFile(msgspec.Struct, frozen=True, kw_only=True):
 
     def path(self, run: RunDir) -> Path:
         """Its file."""
-        return run.base / f"{self.digest}.pt"
+        return run.path / BASE / f"{self.digest}.pt"
 
     def write(self, run: RunDir) -> None:
         """Let members find it."""
-        make_directory(run.base)
-        write_bytes(run.base / "base.json", msgspec.json.encode(self))
+        make_directory(run.path / BASE)
+        write_bytes(run.path / BASE / "base.json", msgspec.json.encode(self))
 
     @classmethod
     def read(cls, run: RunDir) -> BaseFile:
@@ -36,7 +38,7 @@ class BaseFile(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             DamagedError: it is gone or damaged.
         """
-        path = run.base / "base.json"
+        path = run.path / BASE / "base.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError) as error:

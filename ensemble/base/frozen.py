@@ -23,7 +23,7 @@ from ensemble.store import DamagedError, RunDir
 from ensemble.store.digests import open_checked
 from ensemble.train.job import TrainingError
 from ensemble.train.loose_tensors import find_loose
-from ensemble.train.own_tensors import BASES, OPENED, own_state, select_own
+from ensemble.train.own_tensors import BASES, OPENED, own_state
 from ensemble.train.pickled import join_tensors
 
 _last: FrozenBase | None = None  # that this process has opened
@@ -62,15 +62,22 @@ class FrozenBase:
         if not isinstance(built, nn.Module):
             return built
         BASES[built], COPIES[built] = self, network
-        own = select_own(built)
         for name, parameter in built.named_parameters():
-            if parameter.requires_grad and not own(parameter):
+            if parameter.requires_grad and not self.is_own(parameter):
                 parameter.requires_grad_(False)
                 raise SpecError(
                     f"Recipe.model lets {name} train, a parameter of the base ({self.source}) that all members "
                     "share: put copy.deepcopy() of its module in its place"
                 )
         return built
+
+    def is_own(self, tensor: Any) -> bool:
+        """Whether the memory of a model's tensor is not the base's."""
+        return nn.parameter.is_lazy(tensor) or tensor.untyped_storage().data_ptr() not in self.storages
+
+    def select(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a model's `state_dict` is its own."""
+        return {name: tensor for name, tensor in state.items() if self.is_own(tensor)}
 
     def load(self, model: nn.Module, weights: Mapping[str, Any]) -> None:
         """Load a model's own weights.
@@ -133,16 +140,16 @@ class FrozenBase:
         if (name := self.find_written(whole=whole)) is not None:
             _forget()
             raise TrainingError(
-                f"the member has written to {name} of the frozen base ({self.source}), which all members share; put "
-                "copy.deepcopy() of its module in its place in Recipe.model"
+                f"the member has written to {name} of the frozen base ({self.source}), which all members share: "
+                "put copy.deepcopy() of its module in its place in Recipe.model"
             )
 
 
 @contextlib.contextmanager
-def use_base(run_dir: str | os.PathLike[str], device: torch.device) -> Iterator[FrozenBase]:
+def use_base(run_dir: str | os.PathLike[str], device: torch.device | str) -> Iterator[FrozenBase]:
     """A context in which models are built on the base of a run, on a device."""
     base = open_base(run_dir)
-    base.place(device)
+    base.place(torch.device(device))
     before = OPENED.set(base)
     try:
         yield base

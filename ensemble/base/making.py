@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ensemble.base.files import BaseFile
+from ensemble.base.files import BASE, BaseFile
 from ensemble.meter.cpu import make_usage, read_start
 from ensemble.spec import SpecError
 from ensemble.store import DamagedError, RunDir, RunState, StoreError, weights_sha256
@@ -51,10 +51,10 @@ def provide_base(run: RunDir, state: RunState, code: str, node: str) -> list[dic
 
 
 def _make_in_child(run: RunDir, code: str, node: str) -> list[dict[str, Any]]:
-    make_directory(run.base)
+    make_directory(run.path / BASE)
     began_s = time.monotonic()
     command = [sys.executable, "-m", "ensemble.base.making", str(run.path), code]
-    with open(run.base / "log.txt", "ab") as log:
+    with open(run.path / BASE / "log.txt", "ab") as log:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
         child = subprocess.Popen(command, env=child_environment(), **pipes)  # type: ignore[call-overload]
     began = read_start(child.pid)
@@ -67,7 +67,7 @@ def _make_in_child(run: RunDir, code: str, node: str) -> list[dict[str, Any]]:
     try:
         answered = json.loads(answer)
     except ValueError:
-        log_file = run.base / "log.txt"
+        log_file = run.path / BASE / "log.txt"
         raise StoreError(
             f"the base of the run was not made: its process ended with {child.returncode}; see {log_file}"
         ) from None
@@ -102,8 +102,8 @@ def make_base(declared: Any, run: RunDir, code: str) -> BaseFile:
         ) from None
     size = sum(tensor.nbytes for tensor in tensors)
     saved = {"module": torch.frombuffer(bytearray(content), dtype=torch.uint8), "tensors": tensors}
-    make_directory(run.base)
-    file = write_atomically(run.base / f"{digest}.pt", lambda path: torch.save(saved, path), size)
+    make_directory(run.path / BASE)
+    file = write_atomically(run.path / BASE / f"{digest}.pt", lambda path: torch.save(saved, path), size)
     record = BaseFile(digest=digest, file=file, bytes=size, source=source, code=code)
     record.write(run)
     return record

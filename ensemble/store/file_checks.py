@@ -64,7 +64,7 @@ def check_kept_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
             kind = "data" if path.parent == run_dir.data else "code"
             yield _check(run_dir, path, digests[-1], kind, None, digests)
     if (base := state.base) is not None:
-        yield _check(run_dir, run_dir.base / f"{base.digest}.pt", base.file, "base", None)
+        yield _check(run_dir, run_dir.path / "base" / f"{base.digest}.pt", base.file, "base", None)
 
 
 def check_members(run_dir: RunDir, members: Sequence[MemberState]) -> list[FileCheck]:

@@ -40,7 +40,6 @@ class RunPaths:
         self.ensemble_file = self.path / "ensemble.pkl"
         self.spec_file = self.path / "spec.py"
         self.data = self.path / "data"
-        self.base = self.path / "base"
         self.requests = self.path / "requests"
         self.ledger = self.path / "ledger.json"
         self.ledger_csv = self.path / "ledger.csv"

@@ -16,7 +16,7 @@ from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import NO_IMPROVEMENT, Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
 from ensemble.train.loose_tensors import copy_loose
 from ensemble.train.optimization import OWN_STEPS
-from ensemble.train.own_tensors import check_unwritten, describe_base, own_state
+from ensemble.train.own_tensors import BASES, own_state
 from ensemble.train.reporter import to_json_metrics
 from ensemble.train.resumption import Resumption
 from ensemble.train.same_model import Answers, limit_bytes
@@ -221,7 +221,8 @@ class Lifecycle:
                 pass
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
-        check_unwritten(optimization.model)
+        if optimization.model in BASES:
+            BASES[optimization.model].check_unwritten(whole=False)
         self._select(at.metrics if at.is_reported else None)
         if state.callbacks.end_epoch:
             before, best = dict(at.metrics), state.selection.best
@@ -327,7 +328,8 @@ class Lifecycle:
         self.end_left_epoch()
         self._conclude()
         self.begin()
-        check_unwritten(optimization.model, whole=True)
+        if optimization.model in BASES:
+            BASES[optimization.model].check_unwritten(whole=True)
         if (why := optimization.kept.explain_absence()) is not None:
             state.reporter.log(why)
         if state.saved_at != (state.at.epoch, state.at.step):
@@ -373,7 +375,7 @@ class Lifecycle:
         state.saved_at = (at.epoch, at.step)
         at.stop_asked = find_first(state.comm, at.stop_asked)  # a resume within an epoch ends after it, too
         at.selection = {} if state.identity.selected_by is None else dict(vars(state.selection))
-        parts = state.optimization.state_dict() | describe_base(state.optimization.model)
+        parts = state.optimization.state_dict()
         if own := state.own.state_dict():
             parts["own"] = own
         if state.observer.seen is not None:
@@ -385,6 +387,7 @@ class Lifecycle:
         if state.comm.rank != 0:
             return
         model = state.optimization.model
+        parts |= {"base": BASES[model].describe()} if model in BASES else {}
         parts["loose"] = copy_loose(model, limit_bytes(model))
         began = time.monotonic()
         if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:

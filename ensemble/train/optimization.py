@@ -19,7 +19,7 @@ from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.best_weights import BestWeights
 from ensemble.train.gather import compute_once, gather_json
 from ensemble.train.job import Diverged, StepAction, TrainingError
-from ensemble.train.own_tensors import load_own, own_state, select_own
+from ensemble.train.own_tensors import check_same_base, load_own, own_state, select_own
 from ensemble.train.precision import MixedPrecision, step_schedule
 from ensemble.train.step_sync import StepResult, StepSync
 
@@ -254,6 +254,7 @@ class Optimization:
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`."""
+        check_same_base(self.model, state)
         load_own(self.model, state["model"])
         self.kept.load_state_dict(state)
         if "optimizer" not in state:  # it has ended: `keep_weights_only`

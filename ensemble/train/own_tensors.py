@@ -13,7 +13,6 @@ import gc
 import operator
 from collections.abc import Callable, Mapping, MutableMapping
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -36,10 +35,10 @@ LOADED: MutableMapping[nn.Parameter, None] = WeakTensorKeyDictionary()
 class Base(Protocol):
     """The frozen network of a run, in this process; see `ensemble.base.frozen.FrozenBase`."""
 
-    storages: set[int]
-
     def build(self, model: Callable[..., Any], params: Mapping[str, Any]) -> Any: ...
-    def load(self, model: nn.Module, weights: Mapping[str, Any]) -> None: ...
+    def is_own(self, tensor: Tensor) -> bool: ...
+    def select(self, state: Mapping[str, Any]) -> dict[str, Any]: ...
+    def load(self, model: nn.Module, weights: Mapping[str, Any]) -> object: ...
     def describe(self) -> dict[str, str]: ...
     def check_unwritten(self, *, whole: bool) -> None: ...
 
@@ -49,14 +48,9 @@ OPENED: ContextVar[Base | None] = ContextVar("base", default=None)
 BASES: MutableMapping[nn.Module, Base] = WeakKeyDictionary()
 
 
-def use_base(
-    run_dir: Path | str, recipe: Any, device: torch.device | str = "cpu"
-) -> contextlib.AbstractContextManager[Base | None]:
-    """A context in which models are built on the base of a run, where the recipe has one."""
-    if getattr(recipe, "base", None) is None:
-        return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[Base] = import_object(USE_BASE)(run_dir, torch.device(device))
-    return context
+def use_base(run_dir: Any, recipe: Any, device: torch.device | str = "cpu") -> Any:
+    """A context in which models are built on the base of a run, which it yields; None where the recipe has none."""
+    return import_object(USE_BASE)(run_dir, device) if getattr(recipe, "base", None) else contextlib.nullcontext()
 
 
 def call_model(recipe: Recipe, params: Mapping[str, Any]) -> Any:
@@ -67,40 +61,25 @@ def call_model(recipe: Recipe, params: Mapping[str, Any]) -> Any:
 
 def select_own(model: nn.Module) -> Callable[[Tensor], bool]:
     """Whether a tensor of a model is its own: its memory is not the base's."""
-    if model not in BASES:
-        return functools.partial(operator.is_not, None)  # all are
-    storages = BASES[model].storages
-    return lambda tensor: nn.parameter.is_lazy(tensor) or tensor.untyped_storage().data_ptr() not in storages
+    return BASES[model].is_own if model in BASES else functools.partial(operator.is_not, None)
 
 
 def own_state(model: nn.Module) -> dict[str, Any]:
     """The `state_dict` of a model without the tensors of its base."""
-    state, own = dict(model.state_dict()), select_own(model)
-    return state if model not in BASES else {name: tensor for name, tensor in state.items() if own(tensor)}
+    return dict(model.state_dict() if model not in BASES else BASES[model].select(model.state_dict()))
 
 
 def load_own(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Load what `own_state` returned; the base is not written to."""
-    (BASES[model].load if model in BASES else nn.Module.load_state_dict)(model, weights)
-
-
-def describe_base(model: nn.Module) -> dict[str, Any]:
-    """The part `base` of a checkpoint; none where the model has no base."""
-    return {"base": BASES[model].describe()} if model in BASES else {}
+    _ = BASES[model].load(model, weights) if model in BASES else model.load_state_dict(weights)
 
 
 def check_same_base(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Raise TrainingError where the checkpoint is of a model on another base."""
-    was, own = saved.get("base") or {}, describe_base(model).get("base", {})
+    was, own = saved.get("base") or {}, BASES[model].describe() if model in BASES else {}
     if was.get("digest") != own.get("digest"):
         names = [f"{one['digest'][:16]} of {one['source']}" if one else "no base" for one in (was, own)]
         raise TrainingError(f"the checkpoint belongs to the base {names[0]}, and the model stands on {names[1]}")
-
-
-def check_unwritten(model: nn.Module, *, whole: bool = False) -> None:
-    """Raise TrainingError where the base of a model was written to; with `whole`, all bytes are compared."""
-    if model in BASES:
-        BASES[model].check_unwritten(whole=whole)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from ensemble.train.checkpoint import Position, Selection, check_fit
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import TrainingError
 from ensemble.train.loose_tensors import find_loose, set_loose
-from ensemble.train.own_tensors import call_model, check_same_base
+from ensemble.train.own_tensors import call_model
 from ensemble.train.same_model import Answers
 from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState
@@ -53,8 +53,6 @@ class Resumption:
             at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
             self._reporter.log(f"starts with the weights of {source}{at}")
             self._take_drawn(initial.get("loose", {}))
-        if saved is not None:
-            check_same_base(optimization.model, saved)
         steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
         optimization.start(saved, state.job.exchange_plan, weights, inherited_steps=steps)
         if saved is not None:
