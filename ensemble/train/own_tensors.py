@@ -49,7 +49,7 @@ BASES: MutableMapping[nn.Module, Base] = WeakKeyDictionary()
 
 
 def use_base(run_dir: Any, recipe: Any, device: torch.device | str = "cpu") -> Any:
-    """A context in which models are built on the base of a run, which it yields; None where the recipe has none."""
+    """A context in which models are built on the base of a run, which it yields; None without one."""
     return import_object(USE_BASE)(run_dir, device) if getattr(recipe, "base", None) else contextlib.nullcontext()
 
 
