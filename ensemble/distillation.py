@@ -156,9 +156,8 @@ def declare_student(
         seed=1 + max(int(member.identity["seed"]) for member in state.members.values()),
         weights="uniform",
     )
-    made = dataclasses.replace(
-        recipe, loss=loss, inputs=(), label_smoothing=None, task=task, model=model or recipe.model
-    )
+    recipe = recipe if model is None else dataclasses.replace(recipe, model=model, base=None)
+    made = dataclasses.replace(recipe, loss=loss, inputs=(), label_smoothing=None, task=task)
     return dataclasses.replace(
         ensemble,
         name=f"{ensemble.name}-distilled",

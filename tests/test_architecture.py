@@ -29,8 +29,8 @@ HOUSE = {
         sampling / description / prepare / verification / cache shm / workers / loader / pipeline / shared_stages /
         feeder / multinode / __init__""",
     "ensemble": """
-        events interrupts / spec / user_code / meter / comm / store / schedule / train / integrations / combine /
-        artifact / search / executors / reporting / controller /
+        events interrupts / spec / user_code / meter / comm / store / schedule / train / base integrations /
+        combine / artifact / search / executors / reporting / controller /
         __init__ api distillation driven_run extend inspection refit result run / cli / __main__""",
 }
 FLOORS = {package: [floor.split() for floor in floors.split("/")] for package, floors in HOUSE.items()}
@@ -41,6 +41,7 @@ MAY_UNPICKLE = {
     "pipelines/sources/_arrow_files.py": "an Arrow array that the source itself has pickled",
     "ensemble/integrations/lightning.py": "the best checkpoint, which the member's own Trainer has written",
     "ensemble/store/declaration.py": "ensemble.pkl, after its owner was found to be the user",
+    "ensemble/base/frozen.py": "tensors with weights_only=True, of a file that nobody but the user may write",
     "ensemble/artifact/program.py": "with weights_only=True, to see that there is nothing but tensors",
     "ensemble/train/pickled.py": "what the user told torch.load to run, or a checkpoint of the user's own",
 }

@@ -262,8 +262,15 @@ def _has_same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
-    """Write the weights and buffers of a model as safetensors, each in memory of its own."""
+    """Write the weights and buffers of a model as safetensors, each in memory of its own; those that members share
+    once, by their first name: the file's metadata has the further names.
+    """
     from safetensors.torch import save_file
 
+    first: dict[int, str] = {}  # by tensor
+    further = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if (kept := first.setdefault(id(value), name)) != name:
+            further[name] = kept
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
-    save_file(state, path)
+    save_file({name: state[name] for name in first.values()}, path, further or None)

@@ -187,12 +187,10 @@ def fit_held_out(
             weight.
 
     Returns:
-        The combination, and its calibrated predictions of the same rows: of a stack, those of rows that it was not
-        fitted on.
+        The combination, and its calibrated predictions of the same rows; of a stack, out-of-fold ones.
 
     Raises:
-        CombineError: for an unknown method, no members, targets that are not the task's, or a method that has no
-            meaning for it.
+        CombineError: no such method, or none for the task; no members; targets that are not the task's.
     """
     if not callable(method) and method not in COMBINERS:
         raise CombineError(unknown_name("there is no way to combine called", method, COMBINERS))

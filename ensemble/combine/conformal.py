@@ -243,14 +243,11 @@ def find_threshold(scores: Array, takes_part: Array, level: float) -> float:
 
     The smallest t for which the sum over samples of the fraction of their scores that are not above t is at least
     (n + 1) * level; with one position a sample it is the ceil((n + 1) * level)-th smallest score.
+    It is inf where n samples are too few for the level.
 
     Args:
         scores: float64 [n, ...].
         takes_part: bool [n, ...]; a sample of which nothing does is not counted.
-        level: between 0 and 1.
-
-    Returns:
-        The threshold; inf where n samples are too few for the level.
     """
     if not 0 < level < 1:
         raise CombineError(f"the level must be between 0 and 1, got {level}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
@@ -29,6 +30,7 @@ from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import Task
 from ensemble.store.member import OTHERWISE
 from pipelines.environment.library_settings import keep_settings, keeps_settings
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from ensemble.combine.model import EnsembleModel
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from ensemble.train.call import Observation
 
 log = logging.getLogger(__name__)
+
+#: Loaded where members stand on a base.
+SHARE_PREFIX, COMPUTE_ONCE = "ensemble.base.prefix:share_prefix", "ensemble.base.prefix:compute_once"
 
 
 @keeps_settings
@@ -245,14 +250,16 @@ def _build_models(
     from ensemble.combine.member_calls import MemberCall
     from ensemble.combine.model import EnsembleModel
     from ensemble.train.call import Observation
+    from ensemble.train.own_tensors import use_base
 
     of_code: dict[str | None, list[str]] = {}
     for name in seen:
         of_code.setdefault(state.members[name].code, []).append(name)
     models, calls, unknown = {}, {}, Observation(task=combination.task)
     for code, names in of_code.items():
-        with keep_settings():  # which are part of the code
+        with keep_settings(), contextlib.ExitStack() as opened:  # settings are part of the code
             recipe = load_recipe(run, state, ensemble, code, names[0])
+            base = opened.enter_context(use_base(run.path, recipe))
             for name in names:
                 params = ensemble.as_declared(state.members[name].identity["params"])
                 call = MemberCall(strip(recipe), seen[name] or unknown, torch.get_default_dtype())
@@ -260,8 +267,11 @@ def _build_models(
                 calls[name] = call
     shapes = _find_shapes(ensemble, state, next(iter(seen)))
     models = {name: models[name] for name in seen}
+    is_prefix = base is not None and import_object(SHARE_PREFIX)(models.values(), base)
     classes = (state.combined or NOT_COMBINED).classes
-    return EnsembleModel(models, calls, combination, shapes, uncertainty=uncertainty, classes=classes)
+    combined = EnsembleModel(models, calls, combination, shapes, uncertainty=uncertainty, classes=classes)
+    combined.once = import_object(COMPUTE_ONCE) if is_prefix else combined.once
+    return combined
 
 
 def _find_shapes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, tuple[int, ...]]:

@@ -80,20 +80,21 @@ def load_member(
     from torch.nn.parameter import is_lazy
 
     from ensemble.train.loose_tensors import set_loose
-    from ensemble.train.own_parameters import LOADED
+    from ensemble.train.own_tensors import LOADED, call_model, check_same_base, load_own
     from ensemble.train.seeding import seeded
 
     member = state.members[name]
     with seeded(member.identity["seed"]):
-        model: torch.nn.Module = recipe.model(params)
-    saved = _read_last(run, member, ("model", "loose", "answers"))
+        model: torch.nn.Module = call_model(recipe, params)
+    saved = _read_last(run, member, ("model", "base", "loose", "answers"))
     weights = saved["model"]
     shared = [(part, own) for part, own in model.named_parameters() if own in LOADED and part in weights]
     if any(is_lazy(own) or not torch.equal(own, weights[part]) for part, own in shared):
         model = copy.deepcopy(model)  # the weights of another member are not to change
     LOADED.update(dict.fromkeys(model.parameters()))
     try:
-        model.load_state_dict(weights)
+        check_same_base(model, saved)
+        load_own(model, weights)
     except RuntimeError as error:
         raise CombineError(
             f"the weights in {run.valid_checkpoint(state.members[name])} do not fit what Recipe.model builds for "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +53,8 @@ class EnsembleModel(nn.Module):
 
     weights: Tensor
     thresholds: Tensor | None
+    #: Within it a base that members share is computed once.
+    once: Callable[[], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
 
     def __init__(
         self,
@@ -114,7 +116,8 @@ class EnsembleModel(nn.Module):
         """
         self._check_axes(batch)
         batch = _move(batch, self.weights.device)
-        outputs = [self._predict_member(name, batch) for name in self.member_ids]
+        with self.once():
+            outputs = [self._predict_member(name, batch) for name in self.member_ids]
         values = self._pool(outputs)
         if self._calibrator is not None and self.calibration != 1.0:
             values = self._calibrator.apply(self.task, values, self.calibration)

@@ -61,3 +61,11 @@ def foreach_add_(tensors: Tensors, others: Tensors, factor: float = 1.0) -> None
 def foreach_subtract_(tensors: Tensors, others: Tensors) -> None:
     """`tensor - other` of each pair, in place, by `torch._foreach_sub_`."""
     torch._foreach_sub_(tensors, others)
+
+
+def count_writes(tensor: Tensor) -> int:
+    """How often torch has written to a tensor's memory in place, by `Tensor._version`.
+
+    Unnecessary with: a public counter, or tensors that cannot be written to.
+    """
+    return tensor._version

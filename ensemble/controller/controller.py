@@ -57,6 +57,7 @@ class Opening:
     damage: list[Report] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     stream: SharedStream = field(init=False)
+    base: list[Report] = field(default_factory=list)
 
 
 class Controller:

@@ -19,6 +19,7 @@ from ensemble.executors.private_directory import remove_stale
 from ensemble.interrupts import raise_if_deferred
 from ensemble.store import receive_requests
 from ensemble.store.event_handlers import give_more_epochs
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from ensemble.controller.controller import Controller
@@ -63,6 +64,13 @@ def check_opened(run: Controller) -> None:
     )
     nodes, code = run.opening.nodes if cluster is None else cluster, run.code.fingerprint
     check_start(OpenedStart(run.ensemble, run.run_dir, run.state, code, stream, nodes, has_locks=has_locks))
+
+
+def provide_base(run: Controller) -> None:
+    """Make the frozen network on which members stand, or see that its file is there."""
+    if getattr(run.ensemble.recipe, "base", None) is not None:
+        provide = import_object("ensemble.base.making:provide_base")
+        run.opening.base = provide(run.run_dir, run.state, run.code.fingerprint, run.usage.node)
 
 
 def propose_members(run: Controller) -> None:
@@ -115,7 +123,7 @@ def log_start(run: Controller) -> None:
     change, unshared = opening.change, opening.stream.unshared
     events = [started, *opening.damage]
     events += [] if change is None else [{"type": "code_changed", **change.as_event()}]
-    events += [run.usage.begin(), *({"type": "node", **node.as_event()} for node in opening.nodes)]
+    events += [run.usage.begin(), *opening.base, *({"type": "node", **node.as_event()} for node in opening.nodes)]
     ended = {"type": "sharing_ended", "node": None, "cohort": None, "detail": unshared}
     events += [] if unshared is None else [ended]
     actions = run.session.start(events, *run.read_clock())
@@ -138,6 +146,7 @@ OPENING: tuple[Callable[[Controller], None], ...] = (
     find_changes,
     open_executor,
     check_opened,
+    provide_base,
     propose_members,
     make_session,
     log_start,

@@ -109,6 +109,26 @@ class RunStarted(Event):
     budget: Json | None = None
 
 
+class BaseMade(Event):
+    """The frozen network that members share (`Recipe.base`) was made.
+
+    Attributes:
+        digest: SHA-256 of its weights and buffers.
+        file: digest of its file, `base/<digest>.pt`.
+        bytes: of its tensors.
+        source: the function, or the folder, that it came from.
+        code: fingerprint of the declaration's code.
+    """
+
+    digest: str
+    file: str
+    bytes: int
+    source: str
+    code: str
+    node: str | None = None
+    wall_s: float | None = None
+
+
 class CodeChanged(Event):
     """The code is not what earlier members trained with."""
 

@@ -85,6 +85,9 @@ def dry_run(
     _check_start_weights(ensemble, identities)
     notes += _read_data(ensemble, identities[0]) if full else []
     with _make_folder() as folder:
+        if (base := getattr(ensemble.recipe, "base", None)) is not None:
+            made = import_object("ensemble.base.making:make_base")(base, RunDir(folder), start.code.fingerprint)
+            notes.append(f"{made.describe_share()}: that of members and of their checkpoints is their own")
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, notes)
     estimate_members(groups, power)
     of_run = {"is_inline": is_inline, "shares": unshared is None, "repeats": repeats}

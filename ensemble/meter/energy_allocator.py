@@ -118,12 +118,8 @@ def split(total: int, weights: Mapping[K, int]) -> dict[K, int]:
     Each share is rounded down, and the ticks left over go one by one to the largest remainders, equal ones in the
     order of their names (Hamilton's method): no share is off by a tick or more, whatever the order of `weights`.
 
-    Args:
-        total: ticks to split, not negative.
-        weights: not negative, at least one of them positive.
-
     Raises:
-        ValueError: there is nothing to split by.
+        ValueError: there is nothing to split by, or a number is negative.
     """
     whole = sum(weights.values())
     if whole <= 0 or min(weights.values()) < 0 or total < 0:

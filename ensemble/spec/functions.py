@@ -68,7 +68,8 @@ def check_function(where: str, function: Any, call: str | None) -> None:
         return
     try:
         named = {"steps_per_epoch": None} if takes_steps_per_epoch(function) and option == "schedule" else {}
-        inspect.signature(function).bind(*call.split(","), **named)
+        given = [] if call.endswith("()") else call.split(",")
+        inspect.signature(function).bind(*given, **named)
     except ValueError:  # it has none
         return
     except TypeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,10 @@ class Recipe:
     """Plain functions that define a member; the built-in training loop calls them.
 
     Attributes:
-        model: `model(params) -> nn.Module`.
+        model: `model(params) -> nn.Module`; with `base`, `model(params, base)`.
+        base: a frozen network that all members share: `base() -> nn.Module`, or the path of a Transformers folder,
+            which `AutoModel.from_pretrained` reads. It is made once a run; members map one copy of it, train what
+            they build around it, and save nothing of it.
         loss: `loss(model, batch) -> tensor [b]`, one value per sample, unreduced; or a name: "cross_entropy",
             "binary_cross_entropy", "mse", "huber", "gaussian_nll", "pinball" (`ensemble.spec.losses`).
         optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; unless given, `Ensemble.optimizer`, or SGD
@@ -89,6 +93,7 @@ class Recipe:
     target_scale: tuple[float, float] | None = None
     collate: Callable[..., Any] | None = None
     valid_loss: bool = True
+    base: Callable[[], Any] | str | None = None
 
     def __post_init__(self) -> None:
         self._resolve_loss()
@@ -97,9 +102,12 @@ class Recipe:
             self, "split_metrics", (metrics,) if isinstance(metrics, str) or callable(metrics) else tuple(metrics)
         )
         check_split_metrics("Recipe.split_metrics", self.split_metrics, self.known_task)
-        for name in (*CALLS, "collate"):
+        calls = CALLS if self.base is None else {**CALLS, "model": "model(params, base)"}
+        for name in (*calls, "collate"):
             if (value := getattr(self, name)) is not None:
-                check_function(f"Recipe.{name}", value, CALLS.get(name))
+                check_function(f"Recipe.{name}", value, calls.get(name))
+        if self.base is not None:
+            self._check_base()
         check_ranking("Recipe", self)
         check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True, optional=True)
         if self.train is None and self.loss is None:
@@ -109,9 +117,17 @@ class Recipe:
                 "Recipe.loss does not say what members predict: declare Recipe(task=...), one of "
                 f"{', '.join(KINDS[:-2])}, quantiles(0.1, 0.5, 0.9), or {KINDS[-1]} for anything else"
             )
-        for name in ("optimizer", "schedule", "metrics", "clip_norm"):
+        for name in ("optimizer", "schedule", "metrics", "clip_norm", "base"):
             if self.train is not None and getattr(self, name) is not None:
                 raise SpecError(f"Recipe.{name} is for the built-in training loop; Recipe.train does that itself")
+
+    def _check_base(self) -> None:
+        if not isinstance(self.base, str):
+            check_function("Recipe.base", self.base, "base()")
+        elif not os.path.isdir(self.base):
+            raise SpecError(
+                f"Recipe.base must be a function, or a Transformers folder that is there: {self.base!r}"
+            )
 
     def _resolve_loss(self) -> None:
         inputs = (self.inputs,) if isinstance(self.inputs, str) else tuple(self.inputs)

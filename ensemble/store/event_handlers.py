@@ -55,6 +55,8 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             _declare_member(run, event)
         case events.CodeSaved():
             add_files(run.files, event)
+        case events.BaseMade():
+            run.base = event
         case events.RunStarted():
             _start_run(run, event)
         case events.RunFinished() | events.RunStopped():

@@ -52,9 +52,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 #: Events that a power failure must not undo: what a resume would otherwise do again or differently.
 DURABLE = (
-    *(events.MemberDeclared, events.Checkpoint, events.Finished, events.Pruned, events.Stopped, events.Cancelled),
+    *(events.MemberDeclared, events.Checkpoint, events.Finished, events.Pruned, events.Stopped, events.RunStopped),
     *(events.Failed, events.SampleDifference, events.Cost, events.Paused, events.Resumed, events.RequestAnswered),
-    *(events.CodeSaved, events.RunStarted, events.Combined, events.RunFinished, events.RunStopped),
+    *(events.CodeSaved, events.BaseMade, events.RunStarted, events.Combined, events.RunFinished, events.Cancelled),
 )
 
 

@@ -32,7 +32,7 @@ class FileCheck:
 
     Attributes:
         file: its path in the run directory.
-        kind: "log", "code", "data", "checkpoint", "predictions", "initial weights" or "result".
+        kind: "log", "code", "data", "base", "checkpoint", "predictions", "initial weights" or "result".
         member: whose it is; None where it is nobody's.
         condition: "not known" where there is no digest of it, as of a study, into which Optuna may write.
         detail: what is wrong; empty where nothing is.
@@ -63,6 +63,8 @@ def check_kept_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
         if path.exists() or path.parent.is_dir():  # else it is code that no member trained with
             kind = "data" if path.parent == run_dir.data else "code"
             yield _check(run_dir, path, digests[-1], kind, None, digests)
+    if (base := state.base) is not None:
+        yield _check(run_dir, run_dir.path / "base" / f"{base.digest}.pt", base.file, "base", None)
 
 
 def check_members(run_dir: RunDir, members: Sequence[MemberState]) -> list[FileCheck]:

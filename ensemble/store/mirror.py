@@ -47,7 +47,7 @@ OWNER_S = 5.0  # between two looks whether the run is copied from elsewhere, whi
 _OF_RUN = re.compile(
     r"events\.jsonl|run\.json|ensemble\.pkl|spec\.py|optuna\.journal"
     r"|report\.html|(?:ledger|results)\.json|(?:ledger|metrics)\.csv"
-    r"|code/[0-9a-f]{16}/.+|data/[^/]+\.npy"
+    r"|code/[0-9a-f]{16}/.+|data/[^/]+\.npy|base/(?:[0-9a-f]{64}\.pt|base\.json)"
     r"|members/[^/]+/(?:log\.txt|(?:checkpoint|initial-weights|predictions)[^/]*\.safetensors)"
 )
 _IN_PROGRESS = re.compile(r"members/[^/]+/predictions-(?:.*-)?\d+\.safetensors")  # written in place by an attempt
@@ -185,7 +185,7 @@ class Copier:
         for folder, folders, names in os.walk(self._run_dir.path, onerror=_raise):
             inside = f"{folder}/".removeprefix(f"{self._run_dir.path}/")
             if not inside:
-                folders[:] = [name for name in folders if name in ("code", "data", "members")]
+                folders[:] = [name for name in folders if name in ("base", "code", "data", "members")]
             for path in (f"{inside}{name}" for name in names):
                 if path.endswith("/log.txt") and path in self._sent and not is_due:
                     stamps[path] = self._sent[path][0]

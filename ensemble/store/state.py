@@ -15,6 +15,7 @@ class RunState:
     Attributes:
         header: the last `run_started` event; its fields are also `name`, `run_id` and so on.
         files: the digests that a file of the declaration and the code may have, by its path in the run directory.
+        base: the frozen network that its members share; None where they have none.
         started: Unix seconds of the first start, or of the first event that is known of it.  updated: of the last
             event.  starts: how often it was started, as far as that is known.
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.
@@ -42,6 +43,7 @@ class RunState:
 
     header: events.RunStarted = field(default_factory=events.RunStarted)
     files: dict[str, list[str]] = field(default_factory=dict)
+    base: events.BaseMade | None = None
     name: str = ""
     run_id: str = ""
     executor: str = ""

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn, up
 
 from ensemble.spec.callbacks import MemberCallback
 from ensemble.train.batchnorm import BATCH_NORMS
+from ensemble.train.own_tensors import select_own
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.undisturbed import evaluation_mode
 
@@ -70,7 +71,8 @@ class Averaging(MemberCallback):
 
     @torch.no_grad()
     def _add(self, model: nn.Module, average: Any) -> None:
-        tensors = dict(model.named_parameters())
+        own = select_own(model)
+        tensors = {name: tensor for name, tensor in model.named_parameters() if own(tensor)}
         if not self._averages:
             self._averages = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         else:
@@ -91,8 +93,9 @@ class Averaging(MemberCallback):
         if self._is_applied:
             yield
             return
-        model = member.model
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        model, own = member.model, select_own(member.model)
+        everything = (*model.named_parameters(), *model.named_buffers())
+        tensors = {name: tensor for name, tensor in everything if own(tensor)}
         trained = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         _copy_into(tensors, self._averages)
         if self._statistics_of == self.count:
@@ -157,17 +160,28 @@ class _Probe(nn.Module):
         super().__init__()
         self.model, self._measure = model, measure
 
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        """All whose statistics are computed: not those of a base."""
+        own = select_own(self.model)
+        return (
+            part
+            for part in super().modules(remove_duplicate)
+            if (mean := getattr(part, "running_mean", None)) is None or own(mean)
+        )
+
     def forward(self, batch: Any) -> Any:
         return self._measure(self.model, batch)
 
 
 def _find_statistics(model: nn.Module) -> dict[str, Tensor]:
-    """The running statistics of batch normalization in the model, by name."""
+    """The running statistics of batch normalization in the model, by name; not those of its base."""
+    own = select_own(model)
     return {
         f"{path}.{name}".lstrip("."): buffer
         for path, module in model.named_modules()
         if isinstance(module, _WITH_STATISTICS) and module.running_mean is not None
         for name, buffer in module.named_buffers(recurse=False)
+        if own(buffer)
     }
 
 

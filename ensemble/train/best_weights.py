@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ensemble.train.own_tensors import load_own, own_state
+
 if TYPE_CHECKING:
     from ensemble.train.callbacks import Callbacks
 
@@ -52,17 +54,17 @@ class BestWeights:
             with self.applied():
                 yield
             return
-        trained = _copy(self._model.state_dict())
-        self._model.load_state_dict(self._best)
+        trained = _copy(own_state(self._model))
+        load_own(self._model, self._best)
         try:
             yield
         finally:
-            self._model.load_state_dict(trained)
+            load_own(self._model, trained)
 
     def keep_best(self) -> None:
         """Keep the weights that are evaluated now as the best so far."""
         with self.applied():
-            self._best = _copy(self._model.state_dict(), "cpu")
+            self._best = _copy(own_state(self._model), "cpu")
 
     def explain_absence(self) -> str | None:
         """Why the weights in training count although others were asked for; None where they do not."""
@@ -76,20 +78,20 @@ class BestWeights:
         """Give the model the weights that are kept: training is over."""
         if not self.is_adopted and self._differs:
             counting = self._copy_counting()
-            self._trained = _copy(self._model.state_dict())
-            self._model.load_state_dict(counting)
+            self._trained = _copy(own_state(self._model))
+            load_own(self._model, counting)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Load weights of the user's into the model; `take` lets them count."""
         if self._trained is None:
-            self._trained = _copy(self._model.state_dict())
-        self._model.load_state_dict(weights)
+            self._trained = _copy(own_state(self._model))
+        load_own(self._model, weights)
 
     def take(self) -> None:
         """Let the weights that the model has now be those that are kept; those in training stay beside them."""
         if self._trained is None:
-            self._trained = _copy(self._model.state_dict())
-        self._best = _copy(self._model.state_dict(), "cpu")
+            self._trained = _copy(own_state(self._model))
+        self._best = _copy(own_state(self._model), "cpu")
 
     def drop_best(self) -> None:
         """Keep none of the weights so far: training goes on from those in training."""
@@ -104,13 +106,13 @@ class BestWeights:
         if self._best is not None:
             return self._best
         with self.applied():
-            return _copy(self._model.state_dict())
+            return _copy(own_state(self._model))
 
     def state_dict(self) -> dict[str, Any]:
         """The parts of a checkpoint that differ from those of a member that keeps nothing."""
         if not self._differs:
             return {}
-        trained = self._model.state_dict() if self._trained is None else self._trained
+        trained = own_state(self._model) if self._trained is None else self._trained
         kept: dict[str, Any] = {"trained": dict(trained), "is_best": self._best is not None}
         return {"model": dict(self._copy_counting()), "kept": kept}
 
@@ -120,9 +122,9 @@ class BestWeights:
         if kept is None:
             return
         if "trained" not in kept:  # it has ended: `keep_weights_only`
-            self._trained, self._best = _copy(self._model.state_dict()), dict(state["model"])
+            self._trained, self._best = _copy(own_state(self._model)), dict(state["model"])
             return
-        self._model.load_state_dict(kept["trained"])
+        load_own(self._model, kept["trained"])
         self._best = dict(state["model"]) if kept["is_best"] else None
 
 

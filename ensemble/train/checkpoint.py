@@ -26,6 +26,7 @@ from ensemble.store import (
 )
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, ShapeMismatchError, TrainingError
+from ensemble.train.own_tensors import own_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,6 +41,7 @@ _OF_USE = (
     "first_epoch",
     "position",
     "model",
+    "base",
     "loose",
     "answers",
     "exchange",
@@ -228,7 +230,7 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> N
     """
     from torch.nn.parameter import is_lazy
 
-    own = model.state_dict()
+    own = own_state(model)
     differences = [f"{name} is only in {source}" for name in weights if name not in own]
     for name, tensor in own.items():
         if name not in weights:

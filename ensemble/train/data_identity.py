@@ -19,17 +19,9 @@ if TYPE_CHECKING:
 
 
 def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """All that determines the batches beside the members' identities, as JSON values.
+    """All that determines the batches beside the members' identities: `data` of `ensemble.events.RunStarted`.
 
-    `scheme` is the form of fingerprints (`pipelines.fingerprint`).
-    `python` is the version that compiled the user's functions in them.
-    `fingerprint` is the training pipeline's (source, seed, order, stages), None where it cannot be determined;
-    `samples` its length. `numbering` says how the classes of a split are mapped whose source numbers them
-    otherwise than the training data do (`ensemble.spec.splits`). Arrays without an `id=` are read once for it.
-    `splits` has, of each other split of a run, the number of its samples and a fingerprint of its source and its
-    stages.
-    Where each member has a pipeline of its own (`train=` is a function), `fingerprints` has that of each declared
-    member instead.
+    `fingerprint` is None where it cannot be determined. Arrays without an `id=` are read once for it.
 
     Args:
         params: of a single member; None for the run.

@@ -16,6 +16,7 @@ from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import NO_IMPROVEMENT, Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
 from ensemble.train.loose_tensors import copy_loose
 from ensemble.train.optimization import OWN_STEPS
+from ensemble.train.own_tensors import BASES, own_state
 from ensemble.train.reporter import to_json_metrics
 from ensemble.train.resumption import Resumption
 from ensemble.train.same_model import Answers, limit_bytes
@@ -220,6 +221,8 @@ class Lifecycle:
                 pass
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
+        if optimization.model in BASES:
+            BASES[optimization.model].check_unwritten(whole=False)
         self._select(at.metrics if at.is_reported else None)
         if state.callbacks.end_epoch:
             before, best = dict(at.metrics), state.selection.best
@@ -325,6 +328,8 @@ class Lifecycle:
         self.end_left_epoch()
         self._conclude()
         self.begin()
+        if optimization.model in BASES:
+            BASES[optimization.model].check_unwritten(whole=True)
         if (why := optimization.kept.explain_absence()) is not None:
             state.reporter.log(why)
         if state.saved_at != (state.at.epoch, state.at.step):
@@ -334,7 +339,7 @@ class Lifecycle:
             state.reporter.event(
                 "finished",
                 epoch=state.at.epoch - 1,
-                weights_sha256=self._digest or weights_sha256(optimization.model.state_dict()),
+                weights_sha256=self._digest or weights_sha256(own_state(optimization.model)),
                 **self._describe_end(),
                 **({"predictions": predictions} if predictions else {}),
             )
@@ -382,6 +387,7 @@ class Lifecycle:
         if state.comm.rank != 0:
             return
         model = state.optimization.model
+        parts |= {"base": BASES[model].describe()} if model in BASES else {}
         parts["loose"] = copy_loose(model, limit_bytes(model))
         began = time.monotonic()
         if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:

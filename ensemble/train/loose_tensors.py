@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ensemble.train.own_tensors import select_own
+
 _REGISTERS = ("_parameters", "_buffers", "_modules")
 _STANDARD = frozenset(vars(nn.Module())) - {*_REGISTERS}
 _PLAIN = (Tensor, nn.Parameter)
@@ -22,15 +24,15 @@ MOST_ITEMS = 1000
 def find_loose(model: nn.Module) -> dict[str, Tensor]:
     """The loose tensors and numpy arrays of a model, in place, by their path, such as `encoder.freqs[0]`.
 
-    Views of weights are none, nor are tensors of a graph: they are computed anew.
+    Tensors of a base and views of weights are none, nor are tensors of a graph: they are computed anew.
     """
     weights = [tensor for tensor in model.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)]
-    ids = {id(tensor) for tensor in weights}
+    ids, own = {id(tensor) for tensor in weights}, select_own(model)
     storages = {_storage(tensor) for tensor in weights if type(tensor) in _PLAIN and _is_dense(tensor)}
     return {
         path: tensor
         for path, tensor in _walk(model, "", set())
-        if id(tensor) not in ids and tensor.numel() and _storage(tensor) not in storages
+        if id(tensor) not in ids and tensor.numel() and _storage(tensor) not in storages and own(tensor)
     }
 
 

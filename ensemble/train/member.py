@@ -29,7 +29,7 @@ from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.optimization import OWN_STEPS, Optimization
-from ensemble.train.own_parameters import refuse_shared
+from ensemble.train.own_tensors import refuse_shared
 from ensemble.train.predictions import Predict, predict
 from ensemble.train.state import TrainState
 from ensemble.train.steps import TrainingSteps

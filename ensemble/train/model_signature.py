@@ -21,12 +21,13 @@ from ensemble.train.checkpoint import check_fit
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import ShapeMismatchError
 from ensemble.train.optimizers import make_recipe_optimizer
+from ensemble.train.own_tensors import call_model
 
 #: Numbers that a module holds, and prints in its repr, that change no tensor's shape: `Dropout(p=0.1)`.
 _HARMLESS = ("p", "eps", "momentum", "negative_slope", "dropout")
 _PRINTED = re.compile(rf"\b({'|'.join(_HARMLESS)})=([0-9.e+-]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_MODULE = {name: value for name, value in vars(nn.Module()).items() if name != "training"}
+_MODULE = {"train", *vars(nn.Module())} - {"training"}  # a base has a train() of its own
 
 
 def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
@@ -73,9 +74,9 @@ def build_without_memory(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
     """The model of a recipe, on the meta device where it can be built there."""
     with contextlib.suppress(Exception):  # a model that fails without memory is built with memory below
         with torch.device("meta"):
-            meta: nn.Module = recipe.model(Hyperparameters(params))
+            meta: nn.Module = call_model(recipe, Hyperparameters(params))
         return meta
-    model: nn.Module = recipe.model(Hyperparameters(params))
+    model: nn.Module = call_model(recipe, Hyperparameters(params))
     return model
 
 

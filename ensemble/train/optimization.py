@@ -19,6 +19,7 @@ from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.best_weights import BestWeights
 from ensemble.train.gather import compute_once, gather_json
 from ensemble.train.job import Diverged, StepAction, TrainingError
+from ensemble.train.own_tensors import check_same_base, load_own, own_state, select_own
 from ensemble.train.precision import MixedPrecision, step_schedule
 from ensemble.train.step_sync import StepResult, StepSync
 
@@ -64,12 +65,13 @@ class Optimization:
         self._callbacks: Callbacks | None = None
         self.kept = BestWeights(self.model, None, keeps_best=False)
         self._schedule, self._clip_norm, self._precision = schedule, clip_norm, precision
-        everything, buffers = list(model.parameters()), list(model.buffers())
+        own = select_own(model)
+        everything, buffers = list(filter(own, model.parameters())), list(filter(own, model.buffers()))
         precision.prepare(model)
         _check(model, optimizer)
         _move_state(optimizer, device)
         guard_small_batches(model)
-        self._everything = everything
+        self._everything, self._buffers = everything, buffers
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         # Parameters that the optimizer does not hold are not trained: their gradients are not exchanged.
         self._parameters = [p for p in everything if p.requires_grad and id(p) in owned]
@@ -198,7 +200,7 @@ class Optimization:
     def state_dict(self) -> dict[str, Any]:
         """The whole state, by part; all ranks call it together."""
         return {
-            "model": dict(self.model.state_dict()),
+            "model": own_state(self.model),
             "optimizer": make_dense(self.optimizer.state_dict()),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "precision": self._precision.state_dict(),
@@ -234,7 +236,7 @@ class Optimization:
         )
         self._sent = self._comm.sent_bytes  # measurements are not counted
         if initial is not None:
-            self.model.load_state_dict(initial)
+            load_own(self.model, initial)
         if state is not None and inherited_steps is None:
             self.load(state)
         elif state is not None and inherited_steps is not None:
@@ -252,7 +254,8 @@ class Optimization:
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`."""
-        self.model.load_state_dict(state["model"])
+        check_same_base(self.model, state)
+        load_own(self.model, state["model"])
         self.kept.load_state_dict(state)
         if "optimizer" not in state:  # it has ended: `keep_weights_only`
             return
@@ -277,7 +280,7 @@ class Optimization:
                 raise TrainingError(f"member.use_weights(): the weights are not this model's: {message}") from None
 
         compute_once(self._comm, load)
-        FusedBroadcast([*self._everything, *self.model.buffers()], self._comm)()
+        FusedBroadcast([*self._everything, *self._buffers], self._comm)()
         self.kept.take()
 
     def close(self) -> None:

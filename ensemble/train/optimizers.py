@@ -15,6 +15,7 @@ from ensemble.spec.functions import find_meant
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
 from ensemble.train.batchnorm import bias_and_norm
 from ensemble.train.job import TrainingError
+from ensemble.train.own_tensors import select_own
 from pipelines.environment.torch_threads import limit_torch_threads
 from pipelines.providers import import_object
 
@@ -83,13 +84,14 @@ def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str,
 
 
 def _group_parameters(name: str, model: nn.Module, decay_norm: bool) -> list[Any]:
-    """All parameters, or those with weight decay before those without."""
+    """All parameters of its own, or those with weight decay before those without."""
+    own = select_own(model)
     if decay_norm:
-        everything = list(model.parameters())
+        everything = list(filter(own, model.parameters()))
         return [{"params": everything, "adapt": True}] if name == "lars" else everything
     free = {id(p) for p in bias_and_norm(model)}
     split: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    for parameter in model.parameters():
+    for parameter in filter(own, model.parameters()):
         split[id(parameter) not in free].append(parameter)
     groups: list[dict[str, Any]] = [{"params": split[True]}, {"params": split[False], "weight_decay": 0.0}]
     if name == "lars":

@@ -43,7 +43,7 @@ from ensemble.train.job import (
 )
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
-from ensemble.train.own_parameters import note_process
+from ensemble.train.own_tensors import note_process, use_base
 from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import EventReporter, append_log
 from ensemble.train.seeding import process_settings, seed_everything
@@ -110,6 +110,7 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
             check_gpu(job.gpu, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
+            leaving.enter_context(use_base(job.run_dir, ensemble.recipe, device))
             _Session(job, ensemble, communicator, gpu, emit).measure()
         return "finished"
     except (Exception, SystemExit) as error:
@@ -142,7 +143,8 @@ def measure_here(ensemble: Ensemble, member: Identity, directory: str, steps_s: 
         profile=ProfileRequest(members=[alone], known=[], steps_s=steps_s, evaluations=EVALUATIONS),
     )
     gpu = GpuTimer(device) if on_gpu else None
-    with process_settings(alone.threads, device), contextlib.closing(SingleRank()) as communicator:
+    settings, base = process_settings(alone.threads, device), use_base(directory, ensemble.recipe, device)
+    with settings, base, contextlib.closing(SingleRank()) as communicator:
         note_process()
         return _Session(job, ensemble, communicator, gpu, lambda event: None).measure_member(alone)
 

@@ -18,6 +18,7 @@ from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
 from ensemble.train.node_checks import first_on_node
 from ensemble.train.optimizers import make_recipe_optimizer
+from ensemble.train.own_tensors import call_model
 
 
 def train(recipe: Recipe, member: TrainContext) -> None:
@@ -64,7 +65,7 @@ def build_model(recipe: Recipe, member: TrainContext) -> nn.Module:
     Where that fails the others are to fail at once, not one after the other.
     """
     with first_on_node("model-called", counts_failure=True):
-        model = recipe.model(member.params)
+        model = call_model(recipe, member.params)
     if not isinstance(model, nn.Module):
         raise SpecError(f"Recipe.model must return a torch.nn.Module, and returned {model!r:.60}")
     return model

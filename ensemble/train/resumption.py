@@ -14,6 +14,7 @@ from ensemble.train.checkpoint import Position, Selection, check_fit
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import TrainingError
 from ensemble.train.loose_tensors import find_loose, set_loose
+from ensemble.train.own_tensors import call_model
 from ensemble.train.same_model import Answers
 from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState
@@ -93,7 +94,7 @@ class Resumption:
         if not loose or recipe.model is None:
             return
         with seeded(self._identity.seed + 1, state.device):
-            others = find_loose(recipe.model(state.ensemble.as_declared(self._identity.params)))
+            others = find_loose(call_model(recipe, state.ensemble.as_declared(self._identity.params)))
         own = find_loose(state.optimization.model)
         drawn = [
             name for name in own.keys() & others.keys() if not torch.equal(own[name].cpu(), others[name].cpu())

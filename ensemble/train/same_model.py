@@ -18,6 +18,7 @@ from ensemble.spec import Recipe
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.loose_tensors import find_loose
 from ensemble.train.outputs import OutputError, compute_values
+from ensemble.train.own_tensors import own_state
 from ensemble.train.seeding import seeded
 from ensemble.train.undisturbed import undisturbed
 from ensemble.user_code.fingerprint import code_of
@@ -40,7 +41,7 @@ Compute = Callable[[Any, int], Tensor]
 
 def limit_bytes(model: nn.Module) -> int:
     """The bytes that a checkpoint may have beside a model's weights, to tell whether another is the same."""
-    return max(LEAST_BYTES, sum(tensor.nbytes for tensor in find_tensors(model.state_dict())) // _SHARE)
+    return max(LEAST_BYTES, sum(tensor.nbytes for tensor in find_tensors(own_state(model))) // _SHARE)
 
 
 class Answers:

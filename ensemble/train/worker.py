@@ -33,7 +33,7 @@ from ensemble.train.job import (
 )
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
-from ensemble.train.own_parameters import note_process
+from ensemble.train.own_tensors import note_process, use_base
 from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import EventReporter, FailureNote
 from ensemble.train.seeding import process_settings, seed_everything
@@ -66,6 +66,7 @@ def run(
             member = TrainContext(TrainState(job, ensemble, communicator, reporter, inbox))
             leaving.callback(member.close)
             note_process()
+            leaving.enter_context(use_base(job.run_dir, ensemble.recipe, device))
             seed_everything(job.identity.seed, device)
             run_training_loop(ensemble.recipe, member)
             member.finish()

@@ -24,3 +24,10 @@ def test_all_process_groups_are_given_up_and_others_may_be_made_by_no_public_nam
         assert not dist.is_initialized(), LOOK.format("abort_process_groups")
     assert not hasattr(dist, "abort_process_group"), "needed no longer? " + LOOK.format("abort_process_groups")
     assert not hasattr(torch, "foreach_add"), "needed no longer? " + LOOK.format("each_plus and its like")
+
+
+def test_writes_to_a_tensor_are_counted() -> None:
+    tensor = torch.zeros(3)
+    before = _compat.count_writes(tensor)
+    tensor.view(3)[0] = 1
+    assert _compat.count_writes(tensor) > before, LOOK.format("count_writes")
