@@ -50,7 +50,10 @@ def train(seed, epochs):
         CacheDataset(part, Compose(transforms), progress=False, num_workers=1)
         for part, transforms in zip(DATA, (SCALE + AUGMENT, SCALE), strict=True)
     ]
-    batches, validation = DataLoader(data[0], BATCH, shuffle=True), DataLoader(data[1], BATCH)
+    batches, validation = (
+        DataLoader(data[0], batch_size=BATCH, shuffle=True),
+        DataLoader(data[1], batch_size=BATCH),
+    )
     model, loss_function, metric = build(), DiceLoss(sigmoid=True), DiceMetric()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(epochs):
