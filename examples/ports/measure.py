@@ -3,8 +3,8 @@
 python examples/ports/measure.py [NAME ...] [--pairs 3] [--out FILE.json]
 
 Without --pairs it prints what the file of figures says (figures.json, unless given); a measurement is added to it.
-Each ratio is the median of the pairs' ratios: a machine that others use, too, slows both sides of a pair. How it is
-measured: see examples/measuring.py.
+Each ratio is the median of the pairs' ratios: a machine that others use, too, slows both sides of a pair.
+How it is measured: see examples/measuring.py.
 """
 
 import argparse
