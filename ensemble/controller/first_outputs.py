@@ -22,8 +22,8 @@ class FirstOutputs:
     """What the first member has predicted, with which the others' predictions are compared."""
 
     def __init__(self, ensemble: Ensemble) -> None:
-        is_tried = callable(ensemble.combine) and ensemble.search is None  # of a search the number is open
-        self._function: Any = ensemble.combine if is_tried else None
+        self._function: Any = ensemble.combine if callable(ensemble.combine) else None
+        self._is_tried = ensemble.search is None  # of a search the number of members is open
         self._is_stack, self._members = ensemble.combine == "stack", len(ensemble.members or ())
         self._has_collate = getattr(ensemble.recipe, "collate", "of a function") is not None
         self._has_thresholds = ensemble.thresholds is not None
@@ -38,7 +38,8 @@ class FirstOutputs:
             if self._first is None:
                 self._first = event["member"], own
                 if self._function is not None:
-                    call_function(self._function, [values] * self._members, own.task)
+                    if self._is_tried:
+                        call_function(self._function, [values] * self._members, own.task)
                 elif own.task.kind == "free":
                     find_math(own.task).mix([values], np.ones(1))  # which needs a function
                 elif (why := find_math(own.task).no_stack) is not None and self._is_stack:

@@ -3,7 +3,7 @@
 python examples/frameworks/measure.py DATA [--out FILE.json] [--seeds 8] [--only lightning,timm]
 
 Of each framework: the plain script, once for each seed, and one run of as many members. Without DATA it prints
-what the file of figures says (figures.json, unless given). How it is measured: see examples/port/measure.py.
+what the file of figures says (figures.json, unless given). How it is measured: see examples/measuring.py.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from port import measure  # noqa: E402 - of examples/
+import measuring  # noqa: E402 - of examples/
 
 FRAMEWORKS = ("lightning", "transformers", "accelerate", "timm")
 
@@ -25,7 +25,7 @@ def run_plain(framework, data, seed):
     """One run of the plain script."""
     with tempfile.TemporaryDirectory() as folder:  # where the frameworks write their checkpoints
         command = [sys.executable, str(HERE / f"{framework}_plain.py"), data, "--seed", str(seed)]
-        needed, printed = measure.run(["env", "-C", folder, *command])
+        needed, printed = measuring.run(["env", "-C", folder, *command])
     return {**needed, "accuracy": float(re.findall(r"accuracy (0\.\d+)", printed)[-1])}
 
 
@@ -34,7 +34,7 @@ def run_members(framework, data, seeds):
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ensemble.cli", "run", str(HERE / f"{framework}_member.py")]
         command += ["--set", f"data={data}", "--set", f"seeds={seeds}", "--executor", "local"]
-        needed, _ = measure.run([*command, "--run-dir", f"{folder}/run"])
+        needed, _ = measuring.run([*command, "--run-dir", f"{folder}/run"])
         found = json.loads(Path(folder, "run", "results.json").read_text(encoding="utf-8"))
     accuracies = [row["metric"] for row in found["members"]]
     return {**needed, "accuracies": accuracies, "combined": found["combined"]["metrics"]["ensemble"]["accuracy"]}
@@ -66,7 +66,7 @@ def format_table(figures):
     ]
     for name, found in figures["found"].items():
         row = summarize(found)
-        added, removed = measure.count_changes(HERE / f"{name}_plain.py", HERE / f"{name}_member.py")
+        added, removed = measuring.count_changes(HERE / f"{name}_plain.py", HERE / f"{name}_member.py")
         values = [f"{row[f'{side}']:.3f} ± {row[f'{side}_spread']:.3f}" for side in ("plain", "members")]
         values += [f"{row['combined']:.3f}"]
         values += [
@@ -90,8 +90,8 @@ def main():
     parser.add_argument("--only", default=",".join(FRAMEWORKS))
     given = parser.parse_args()
     if given.data is not None:
-        measure.prepare_to_measure()
-        figures = {"seeds": given.seeds, "machine": measure.describe_machine(), "found": {}}
+        measuring.prepare_to_measure()
+        figures = {"seeds": given.seeds, "machine": measuring.describe_machine(), "found": {}}
         for name in given.only.split(","):
             members = run_members(name, given.data, given.seeds)
             plain = [run_plain(name, given.data, seed) for seed in range(given.seeds)]
