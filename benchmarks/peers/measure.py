@@ -80,6 +80,8 @@ class Environment:
             if installed.returncode and package is not None:
                 why = (installed.stderr.strip().splitlines() or ["pip failed"])[-1]
                 self.errors[package] = f"not installed: {why:.120}"
+        if wanted:  # some need torchvision, which may be built for another torch
+            subprocess.run([self.python, _ROOT / "deploy" / "mend_torchvision.py"], check=False)
 
     def python_of(self, system: str) -> str:
         """The interpreter that runs a system."""

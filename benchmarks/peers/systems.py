@@ -44,14 +44,17 @@ def tensorsocket(options: Options) -> Iterator[Any]:
 
 
 def serve_tensorsocket(options: Options) -> None:
-    """TensorSocket's producer around the DataLoader; it is ended when all members are."""
+    """TensorSocket's producer around the DataLoader; it is ended when all members are.
+
+    It puts batches of its loader together, at least two: with one (0.0.5) it fails.
+    """
     from tensorsocket import TensorProducer
 
-    data = Photographs(options["data"])
+    data, parts = Photographs(options["data"]), 4
     loader: DataLoader[Any] = DataLoader(
-        data, BATCH, shuffle=True, num_workers=1, persistent_workers=True, drop_last=True
+        data, BATCH // parts, shuffle=True, num_workers=1, persistent_workers=True, drop_last=True
     )
-    producer = TensorProducer(loader, **PORTS, producer_batch_size=1)
+    producer = TensorProducer(loader, **PORTS, producer_batch_size=parts)
     while True:
         for _ in producer:
             pass
