@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.models import resnet18
 
-from ensemble import Ensemble, Recipe, Resources
+from ensemble import Ensemble, Recipe
 from pipelines import Pipeline, sources, stages
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -59,5 +59,4 @@ def spec(data: str = "cifar10", samples: int = 50_000, epochs: int = 10, members
         valid=features(valid),
         epochs=epochs,
         batch_size=128,
-        resources=Resources(cpus_per_worker=0.05),
     )
