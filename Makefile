@@ -59,8 +59,8 @@ $(READY): pyproject.toml constraints.txt setup.py pipelines/prepare/jpeg_part.c
 $(TESTS_READY): $(READY)
 	@echo "Adding to .venv what the tests need: some minutes, once"
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e ".[dev]"
-	@# It asks for pandas below 3.1, and runs with that of constraints.txt; only tests use it.
-	@$(BIN)/python -m pip install -qq --no-deps -c constraints.txt pytorch-forecasting
+	@# It asks for pandas below 3.1, and runs with that of constraints.txt; only tests use these two.
+	@$(BIN)/python -m pip install -qq --no-deps -c constraints.txt pytorch-forecasting peft
 	@$(BIN)/python deploy/mend_torchvision.py
 	@touch $@
 
