@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.peers.training import BATCH, Photographs, prepare, train
+from benchmarks.peers.training import BATCH, SIDE, Photographs, prepare, train
 
+TF_PORT = 15600
 PORTS = {"port": 15555, "ack_port": 15556, "heart_ports": (14444, 14445)}
 Options = dict[str, Any]
 
@@ -147,9 +148,61 @@ def streaming(options: Options) -> Iterator[Any]:
         yield from loader
 
 
+def write_tfdata(options: Options) -> None:
+    """The photographs as TFRecords."""
+    import tensorflow as tf
+
+    data = Photographs(options["data"])
+    with tf.io.TFRecordWriter(options["folder"]) as records:
+        for number in range(len(data)):
+            content, label = data.read(number)
+            image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[content]))
+            label = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
+            features = tf.train.Features(feature={"image": image, "label": label})
+            records.write(tf.train.Example(features=features).SerializeToString())
+
+
+def serve_tfdata(options: Options) -> None:
+    """The dispatcher of tf.data service and one worker; they are ended when all members are."""
+    from tensorflow.data.experimental import service
+
+    dispatcher = service.DispatchServer(service.DispatcherConfig(port=TF_PORT))
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=f"localhost:{TF_PORT}"))
+    worker.join()
+    dispatcher.join()
+
+
+def tfdata(options: Options) -> Iterator[Any]:
+    """tf.data service: its worker keeps for all trainers what TensorFlow's own operations have prepared."""
+    import tensorflow as tf
+    from tensorflow.data.experimental import service
+
+    kinds = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+    def load(record: Any) -> Any:
+        sample = tf.io.parse_single_example(record, kinds)
+        image = tf.io.decode_jpeg(sample["image"], channels=3)
+        shape = tf.shape(image)
+        side = tf.cast(
+            tf.cast(tf.minimum(shape[0], shape[1]), tf.float32) * tf.random.uniform([], 0.6, 1.0), tf.int32
+        )
+        small = tf.image.resize(tf.image.random_crop(image, [side, side, 3]), [SIDE, SIDE])
+        return tf.transpose(tf.image.random_flip_left_right(small), [2, 0, 1]) / 127.5 - 1.0, sample["label"]
+
+    records = tf.data.TFRecordDataset(options["folder"]).repeat().shuffle(1000)
+    batches = records.map(load, num_parallel_calls=1).batch(BATCH, drop_remainder=True)
+    cache = service.CrossTrainerCache(trainer_id=str(options["number"]))
+    shared = service.distribute(
+        service.ShardingPolicy.OFF, f"grpc://localhost:{TF_PORT}", job_name="peers", cross_trainer_cache=cache
+    )
+    for images, labels in batches.apply(shared).as_numpy_iterator():
+        yield torch.from_numpy(images), torch.from_numpy(labels)
+
+
 #: What of a system has to be installed, beside torch; what writes its own format; what serves all members.
 PACKAGES = {
     "tensorsocket": "tensorsocket==0.0.5",
+    "tfdata": "tensorflow-cpu==2.21.0",
     "spdl": "spdl==0.8.0",
     "grain": "grain==0.2.18",
     "litdata": "litdata==0.2.76",
@@ -158,13 +211,14 @@ PACKAGES = {
 READERS: dict[str, Callable[[Options], Iterator[Any]]] = {
     "dataloader": dataloader,
     "tensorsocket": tensorsocket,
+    "tfdata": tfdata,
     "spdl": spdl,
     "grain": grain,
     "litdata": litdata,
     "streaming": streaming,
 }
-WRITERS = {"litdata": write_litdata, "streaming": write_streaming}
-SERVERS = {"tensorsocket": serve_tensorsocket}
+WRITERS = {"tfdata": write_tfdata, "litdata": write_litdata, "streaming": write_streaming}
+SERVERS = {"tensorsocket": serve_tensorsocket, "tfdata": serve_tfdata}
 
 
 def main(options: Options) -> None:
