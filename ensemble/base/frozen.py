@@ -55,13 +55,20 @@ class FrozenBase:
         """What a model function builds around a copy.
 
         Raises:
-            SpecError: a parameter of the base is to be trained.
+            SpecError: a parameter of the base is to be trained, or was cast.
         """
         network = self.copy()
         built = model(params, network)
         if not isinstance(built, nn.Module):
             return built
         BASES[built], COPIES[built] = self, network
+        for name, tensor in self._tensors.items():
+            if tensor.numel() and self.is_own(tensor):
+                _forget()
+                raise SpecError(
+                    f"Recipe.model has cast or moved {name} of the base ({self.source}), which all members share: "
+                    "cast what is the member's own, and what it gives to the base"
+                )
         for name, parameter in built.named_parameters():
             if parameter.requires_grad and not self.is_own(parameter):
                 parameter.requires_grad_(False)
@@ -130,9 +137,11 @@ class FrozenBase:
         counted = (name for name, tensor in self._tensors.items() if count_writes(tensor) != self._versions[name])
         written = next(counted, None)
         if written is None and whole:
+            limits = resource.getrlimit(resource.RLIMIT_DATA)
             saved = _list_tensors(_map_module(self.path, self.record))
             differing = (name for name, tensor in self._tensors.items() if not _is_same(tensor, saved[name]))
             written = next(differing, None)
+            resource.setrlimit(resource.RLIMIT_DATA, limits)  # the second mapping is gone after this
         return written
 
     def check_unwritten(self, *, whole: bool) -> None:

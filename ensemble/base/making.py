@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -21,7 +22,10 @@ from ensemble.store.digests import open_checked
 from ensemble.store.files import make_directory, write_atomically
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.pickled import split_tensors
+from ensemble.train.seeding import seed_everything
 from pipelines.ipc.child_processes import child_environment, reap
+
+log = logging.getLogger(__name__)
 
 
 def provide_base(run: RunDir, state: RunState, code: str, node: str) -> list[dict[str, Any]]:
@@ -46,6 +50,10 @@ def provide_base(run: RunDir, state: RunState, code: str, node: str) -> list[dic
                 record.write(run)
         except (FileNotFoundError, DamagedError) as error:
             raise record.explain(error) from None
+        if made.code != code:
+            log.warning(
+                "the code has changed; the base stays that of %s, on which members have trained", made.source
+            )
         return []
     return _make_in_child(run, code, node)
 
@@ -89,6 +97,7 @@ def make_base(declared: Any, run: RunDir, code: str) -> BaseFile:
     """
     name = getattr(declared, "__qualname__", type(declared).__qualname__)
     source = declared if isinstance(declared, str) else f"{declared.__module__}.{name}"
+    seed_everything(0, torch.device("cpu"))  # initial weights that it draws are the same in each run
     module = _read_transformers(declared) if isinstance(declared, str) else declared()
     if not isinstance(module, nn.Module):
         raise SpecError(f"Recipe.base must return a torch.nn.Module, and {source} returned {module!r:.60}")

@@ -44,12 +44,14 @@ class SharedStream:
         self._readers: dict[str, bool] = {}
         self.sharing = is_possible and ensemble.sharing != "independent"
         self.unshared: str | None = None
-        self.sample_bytes, self.repeated = 1, 0
+        self.sample_bytes, self.repeated, self._batch_unit = 1, 0, 1
 
     def check(self) -> None:
         """Prepare one sample to learn its size, so that errors in the data are reported before training."""
         if self.sharing and callable(self._ensemble.train):
             self._find_common()
+        if self.sharing:
+            self._batch_unit = self._ensemble.stream.batch_unit
         if self.sharing and self._ensemble.capacity is None:
             from pipelines.shm.ring import sample_bytes
 
@@ -94,7 +96,7 @@ class SharedStream:
         from pipelines.order.stream import default_capacity, min_capacity
 
         largest = max(batch_sizes, default=1)
-        least = min_capacity(largest)
+        least = min_capacity(largest, None, self._batch_unit)
         if self._ensemble.capacity is not None:
             return max(self._ensemble.capacity, least)
         for_rings = memory_gb * 2**30 * RINGS_SHARE / (1 - RINGS_SHARE)

@@ -284,5 +284,7 @@ def default_block_size(capacity: int, unit: int = 1) -> int:
 
 
 def min_capacity(batch: int, block_size: int | None = None, unit: int = 1) -> int:
-    """The smallest ring that holds a global batch beside a block; None for the default block size."""
+    """The size from which on a ring holds a global batch beside a block; None for the default block size."""
+    if block_size is None and unit > 1:
+        return batch + max(32, unit)  # no default block is larger, whatever the ring
     return next(c for c in itertools.count(batch + 1) if c - (block_size or default_block_size(c, unit)) >= batch)

@@ -84,7 +84,9 @@ class Batched(Transform):
         with contextlib.ExitStack() as settings:
             settings.enter_context(torch.autocast(torch.device(self.device).type, enabled=False))
             if self.device != "cpu":
-                settings.enter_context(torch.backends.cudnn.flags(benchmark=False, deterministic=True))
+                settings.enter_context(
+                    torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+                )
             yield
 
     def _stack(self, values: Sequence[Any], rows: Sequence[int]) -> torch.Tensor | list[Any]:

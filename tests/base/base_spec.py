@@ -125,6 +125,10 @@ def unfrozen(params: dict[str, Any], base: nn.Module) -> nn.Module:
     return Head(base)
 
 
+def cast(params: dict[str, Any], base: nn.Module) -> nn.Module:
+    return Head(base).double()
+
+
 # --- memory -------------------------------------------------------------------------------------------------
 
 BASE_BYTES, MEMBERS = 200 * 2**20, 4

@@ -191,10 +191,25 @@ def dry(**options: Any) -> Any:
     return ensemble.dry_run(base_spec.make(**options), "run", executor="inline")
 
 
-def test_a_layer_of_the_base_is_not_unfrozen(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", model=base_spec.unfrozen, members=[{"lr": 0.1}])
-    (failed,) = of_kind(run, "failed")
-    assert "base.second.weight" in failed["error"] and "copy.deepcopy()" in failed["error"]
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [(base_spec.unfrozen, ("base.second.weight", "copy.deepcopy()")), (base_spec.cast, ("first.weight", "cast"))],
+)
+def test_a_layer_of_the_base_is_neither_unfrozen_nor_cast(
+    model: Any, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = train(tmp_path / "run", model=model)
+    failures = [failed["error"] for failed in of_kind(run, "failed")]
+    assert len(failures) == 2 and all(name in failure for name in names for failure in failures)
+
+
+def test_initial_weights_of_a_base_are_the_same_in_each_run(tmp_path: Path) -> None:
+    runs = [train(tmp_path / name, members=[{"lr": 0.1}], base=random_base) for name in ("one", "other")]
+    assert len({file.name for run in runs for file in (run / "base").glob("*.pt")}) == 1
+
+
+def random_base() -> nn.Module:
+    return base_spec.Encoder()
 
 
 def test_a_dry_run_counts_the_base_once(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kit.property_examples import examples
 
-from pipelines.order.stream import Block, Stream
+from pipelines.order.stream import Block, Stream, default_block_size, min_capacity
 
 
 @dataclass
@@ -146,6 +147,13 @@ class Simulation(RuleBasedStateMachine):
 
 TestSimulation = Simulation.TestCase
 TestSimulation.settings = settings(examples(60), stateful_step_count=40)
+
+
+@pytest.mark.parametrize("unit", [1, 16, 31, 64, 100])
+def test_every_ring_from_the_least_capacity_on_holds_a_batch_beside_a_block(unit: int) -> None:
+    for batch in range(1, 1200, 13):
+        least = min_capacity(batch, None, unit)
+        assert all(ring - default_block_size(ring, unit) >= batch for ring in range(least, least + 1200))
 
 
 def test_a_newcomer_takes_the_stream_where_it_wants_when_nobody_reads_any_more() -> None:
