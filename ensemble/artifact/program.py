@@ -270,7 +270,8 @@ def save_weights(path: Path, model: nn.Module) -> None:
     first: dict[int, str] = {}  # by tensor
     further = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        if (kept := first.setdefault(id(value), name)) != name:
+        kept = first.setdefault(id(value), name)
+        if kept.split(".")[:2] != name.split(".")[:2]:  # of another member: members.NAME...
             further[name] = kept
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
-    save_file({name: state[name] for name in first.values()}, path, further or None)
+    save_file({name: value for name, value in state.items() if name not in further}, path, further or None)
