@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ensemble.store import DamagedError, RunDir, StoreError
+from ensemble.store import DamagedError, RunDir
+from ensemble.store.digests import open_checked
 from ensemble.store.files import make_directory, write_bytes
 
 BASE = "base"
@@ -44,12 +45,16 @@ class BaseFile(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, msgspec.DecodeError) as error:
             raise DamagedError(f"{path}, which names the base of the run, cannot be read: {error}") from None
 
-    def explain(self, error: Exception) -> StoreError:
-        """The error for a file that is gone or damaged."""
-        return DamagedError(
-            f"the base {self.digest} of the run, which came from {self.source}, is not what it was: {error}; "
-            "bring its file back, or begin another run"
-        )
+    def check(self, run: RunDir) -> None:
+        """Raise DamagedError where its file is gone or damaged."""
+        try:
+            with open_checked(self.path(run), self.file):
+                pass
+        except (FileNotFoundError, DamagedError) as error:
+            raise DamagedError(
+                f"the base {self.digest} of the run, which came from {self.source}, is not what it was: {error}; "
+                "bring its file back, or begin another run"
+            ) from None
 
     def describe_share(self) -> str:
         """Whose memory it is, for people."""

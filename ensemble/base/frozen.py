@@ -19,8 +19,7 @@ from ensemble.base.files import BaseFile
 from ensemble.comm._compat import count_writes
 from ensemble.meter.memory import note_shared_file
 from ensemble.spec import SpecError
-from ensemble.store import DamagedError, RunDir
-from ensemble.store.digests import open_checked
+from ensemble.store import RunDir
 from ensemble.train.job import TrainingError
 from ensemble.train.loose_tensors import find_loose
 from ensemble.train.own_tensors import BASES, OPENED, own_state
@@ -177,23 +176,15 @@ def open_base(run_dir: str | os.PathLike[str]) -> FrozenBase:
     record = BaseFile.read(run)
     path = record.path(run)
     if _last is None or (_last.path, _last.record) != (path, record) or _last.is_written():
-        _last = FrozenBase(_check(run, path, record), record)
+        record.check(run)
+        run.check_owners(path)
+        _last = FrozenBase(path, record)
     return _last
 
 
 def _forget() -> None:
     global _last
     _last = None
-
-
-def _check(run: RunDir, path: Path, record: BaseFile) -> Path:
-    try:
-        run.check_owners(path)
-        with open_checked(path, record.file):
-            pass
-    except (FileNotFoundError, DamagedError) as error:
-        raise record.explain(error) from None
-    return path
 
 
 def _map_module(path: Path, record: BaseFile) -> nn.Module:

@@ -17,8 +17,7 @@ from torch import nn
 from ensemble.base.files import BASE, BaseFile
 from ensemble.meter.cpu import make_usage, read_start
 from ensemble.spec import SpecError
-from ensemble.store import DamagedError, RunDir, RunState, StoreError, weights_sha256
-from ensemble.store.digests import open_checked
+from ensemble.store import RunDir, RunState, StoreError, weights_sha256
 from ensemble.store.files import make_directory, write_atomically
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.pickled import split_tensors
@@ -45,11 +44,8 @@ def provide_base(run: RunDir, state: RunState, code: str, node: str) -> list[dic
     has_trained = any(member.checkpoint is not None for member in state.members.values())
     if (made := state.base) is not None and (has_trained or made.code == code):
         record = BaseFile(**{name: getattr(made, name) for name in BaseFile.__struct_fields__})
-        try:
-            with open_checked(record.path(run), record.file):
-                record.write(run)
-        except (FileNotFoundError, DamagedError) as error:
-            raise record.explain(error) from None
+        record.check(run)
+        record.write(run)
         if made.code != code:
             log.warning(
                 "the code has changed; the base stays that of %s, on which members have trained", made.source
