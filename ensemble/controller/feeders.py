@@ -140,10 +140,8 @@ class Feeders:
 
     def start_early(self, cohort: int, nodes: Sequence[Node]) -> None:
         """Start a cohort's feeder while members are measured, if one ring will hold all samples."""
-        if len(nodes) == 1 and self.keep_all(nodes) and (key := (nodes[0].name, cohort)) not in self._addresses:
-            batch_size = self._ensemble.largest("batch_size")
-            self._capacities[key] = self._stream.choose_capacity([batch_size], nodes[0].memory_gb)
-            self._start(key, 0)
+        if len(nodes) == 1 and self.keep_all(nodes) and (nodes[0].name, cohort) not in self._addresses:
+            self._start_alone((nodes[0].name, cohort), nodes[0])
 
     def assign(self, start: Start, together: Sequence[Start], readers: set[str]) -> list[FeederKey]:
         """The (node, cohort) of the feeders of a member that starts now; they are started if they do not run yet.
@@ -182,12 +180,16 @@ class Feeders:
         if not self._stream.sharing:
             return None
         if key not in self._addresses:
-            batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.largest("batch_size")]
-            self._capacities[key] = self._stream.choose_capacity(
-                batch_sizes, node.memory_gb, self._count_ring_bytes(node.name)
-            )
-            self._start(key, len(members), late=True)
+            self._start_alone(key, node, members)
         return key
+
+    def _start_alone(self, key: FeederKey, node: Node, members: Sequence[Identity] = ()) -> None:
+        """Start a feeder that shares its stream with no other node, for running members, if there are any."""
+        batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.largest("batch_size")]
+        self._capacities[key] = self._stream.choose_capacity(
+            batch_sizes, node.memory_gb, self._count_ring_bytes(node.name)
+        )
+        self._start(key, len(members), late=bool(members))
 
     def _count_ring_bytes(self, node: str) -> int:
         """What the rings of a node's feeders take."""

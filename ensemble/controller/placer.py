@@ -156,7 +156,7 @@ class Placer:
 
     def _take_cluster_snapshot(self) -> ClusterSnapshot:
         session, nodes, waitlist = self._session, self._session.nodes, self._session.waitlist
-        failures, measuring = self._attempts.failures, self._planner.is_measuring
+        failures, measuring, joins_late = self._attempts.failures, self._planner.is_measuring, self._joins_late
         most_gb = max_node_memory_gb(nodes.list_potential())
         left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
         waiting = () if measuring else waitlist.waiting if self._window is None else self._window.head(self._most)
@@ -171,8 +171,8 @@ class Placer:
             ],
             running=self._planner.apply_core_shares(session.live.list_placements()),
             limits=self._attempts.failures.limits,
-            next_cohort=self._stream if self._joins_late else self._cohort,
-            joins_late=self._joins_late,
+            next_cohort=self._stream if joins_late else self._cohort,
+            joins_late=joins_late,
             is_gated=self._feeders.is_sharing,
         )
 

@@ -135,9 +135,7 @@ class Rebalancer:
         Returns:
             The first cohort number that was never used.
         """
-        is_kept = self._feeders.keep_all(
-            cluster.nodes
-        )  # then a slow member holds up nobody, and can only be widened
+        is_kept = self._feeders.keep_all(cluster.nodes)  # then a slow member holds up nobody
         if not (self._ensemble.elastic or ((waiting or coming) and not is_kept)):
             return free_cohort
         cohorts = self.list_cohorts(cluster.nodes)
