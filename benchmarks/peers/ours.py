@@ -75,7 +75,7 @@ def run_trial(options: dict[str, Any], config: dict[str, Any]) -> None:
     """A trial of Ray Tune: the DataLoader and the loop that the plain members have."""
     from ray import tune
 
-    tune.report(train(dataloader(options), config["width"], options["classes"], config["lr"]))
+    tune.report(train(dataloader(options), config["member"]["width"], options["classes"], config["member"]["lr"]))
 
 
 def run_tune(options: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ def run_tune(options: dict[str, Any]) -> None:
     grid = [{"width": one["width"], "lr": one["lr"]} for one in options["members"]]
     share = len(os.sched_getaffinity(0)) / len(grid)
     tuner = tune.Tuner(
-        tune.with_resources(functools.partial(_call_trial, options), {"cpu": share}),
+        tune.with_resources(functools.partial(run_trial, options), {"cpu": share}),
         param_space={"member": tune.grid_search(grid)},
         tune_config=tune.TuneConfig(metric="loss", mode="min"),
         run_config=tune.RunConfig(storage_path=options["folder"], name="tune"),
@@ -94,10 +94,6 @@ def run_tune(options: dict[str, Any]) -> None:
     results = tuner.fit()
     samples = sum((results[n].metrics or {})["samples"] for n in range(len(results)))
     Path(options["out"]).write_text(json.dumps({"samples": samples}), encoding="utf-8")
-
-
-def _call_trial(options: dict[str, Any], config: dict[str, Any]) -> None:
-    run_trial(options, config["member"])
 
 
 if __name__ == "__main__":
