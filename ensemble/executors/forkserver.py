@@ -1,8 +1,9 @@
 """The fork server: it has imported torch once, has one thread, never begins CUDA, and forks a worker for each job.
 
-Requests arrive over the socket N (JSON): `{"fork": n, "env", "log"}` with the worker's socket attached, `"checks":
-run_dir` for the node's checker. Answers are `{"forked": n, "pid"}` with a pidfd, and at its end `{"ended": n,
-"code", "cpu_s"}`. When the other end closes, all workers are killed; the last message is `{"waited_s"}`, their
+Requests arrive over the socket N (JSON): `{"fork": n, "env", "log"}` with the worker's socket attached; `"checks":
+run_dir` for the node's checker, `"loads": [run_dir, files]` for a template, which serves requests as well
+(`ensemble.executors.template_main`). Answers are `{"forked": n, "pid"}` with a pidfd, and at its end `{"ended": n,
+"code", "cpu_s"}`. When the other end closes, all workers are killed; the last message is `{"used_s"}`, its own
 CPU-seconds.
 """
 
@@ -60,15 +61,26 @@ class _Children:
             self.reap(pidfd)
 
     def report(self, message: Mapping[str, float], descriptors: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # it is gone: the next receive shows it
-            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        report(self._control, message, descriptors)
 
 
-def serve(control: socket.socket) -> tuple[int, str | None] | None:
+def report(control: socket.socket, message: Mapping[str, float | str], descriptors: Sequence[int] = ()) -> None:
+    """Send a message to the executor."""
+    with contextlib.suppress(OSError):  # it is gone: the next receive shows it
+        socket.send_fds(control, [json.dumps(message).encode()], descriptors)
+
+
+def own_cpu_s() -> float:
+    """CPU-seconds of this process, without those of the processes that it waited for."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def serve(control: socket.socket) -> tuple[int, dict[str, Any]] | None:
     """Fork on request until `control` is closed.
 
     Returns:
-        None; in a forked worker, the descriptor of its socket, and in a checker also the run directory.
+        None; in a forked process, the descriptor of its socket and the request.
     """
     workers = _Children(control)
     while True:
@@ -84,14 +96,13 @@ def serve(control: socket.socket) -> tuple[int, str | None] | None:
             message, connection = messages.receive_with_descriptor(control)
         except messages.ConnectionLost:
             workers.kill_all()
-            used = resource.getrusage(resource.RUSAGE_CHILDREN)
-            workers.report({"waited_s": used.ru_utime + used.ru_stime})
+            workers.report({"used_s": own_cpu_s()})
             return None
         request = json.loads(message)
         if _fork(workers, request, connection):
             control.close()
             assert connection is not None
-            return connection, request.get("checks")
+            return connection, request
 
 
 def _fork(workers: _Children, request: dict[str, Any], connection: int | None) -> bool:
@@ -114,18 +125,25 @@ def _fork(workers: _Children, request: dict[str, Any], connection: int | None) -
     return False
 
 
-def _become_worker(environment: dict[str, str], log: str) -> None:
+def _become_worker(environment: dict[str, str] | None, log: str) -> None:
+    """Become the leader of a process group.
+
+    Args:
+        environment: of the process; None: it has its template's, and what the user's code made of that.
+        log: file of its output.
+    """
     os.setpgid(0, 0)
-    os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     os.close(output)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if environment is not None:
+        os.environ.update(environment)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
-def _end_with_executor(control: socket.socket) -> Iterator[None]:
+def end_with_executor(control: socket.socket) -> Iterator[None]:
     """End this process when the executor is gone, also amid an import, and without a thread: a signal says so."""
     flags = fcntl.fcntl(control, fcntl.F_GETFL)
 
@@ -145,21 +163,34 @@ def _end_with_executor(control: socket.socket) -> Iterator[None]:
     signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
-def _preload() -> None:
-    """Import what workers need, without beginning CUDA."""
-    from ensemble.train.optimizers import warm_up
-
+@contextlib.contextmanager
+def asking_nvml() -> Iterator[None]:
+    """Within the block, `torch.cuda.is_available` and `device_count` do not begin CUDA."""
     usual, os.environ[_ASK_NVML] = os.environ.get(_ASK_NVML), "1"
-    for name in PRELOADED:
-        importlib.import_module(name)
-    warm_up()
+    yield
     if usual is None:
-        del os.environ[_ASK_NVML]
+        os.environ.pop(_ASK_NVML, None)
     else:
         os.environ[_ASK_NVML] = usual
 
 
-def _has_begun_cuda() -> bool:
+def _preload() -> None:
+    """Import what workers need."""
+    from ensemble.train.optimizers import warm_up
+
+    for name in PRELOADED:
+        importlib.import_module(name)
+    warm_up()
+
+
+def freeze_memory() -> None:
+    """Let the workers share what this process holds: collections in them do not write to it, and thus copy it."""
+    gc.collect()
+    release_memory()
+    gc.freeze()
+
+
+def has_begun_cuda() -> bool:
     """Whether CUDA has begun in this process, so that no fork of it can use a GPU."""
     library = re.search(r"/\S*/libcuda\.so\S*", Path("/proc/self/maps").read_text(encoding="utf-8"))
     if library is None:
@@ -171,20 +202,24 @@ def _has_begun_cuda() -> bool:
     return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
-def _work(descriptor: int, checks: str | None, executor: int, has_begun_cuda: bool) -> int:
+def _work(descriptor: int, request: dict[str, Any], executor: int, cuda: bool) -> int:
     """Be a worker: as this process, or as a new interpreter for a GPU if the fork server has begun CUDA.
 
     Args:
         descriptor: of the socket.
-        checks: the run directory, of a checker.
+        request: which the executor has sent.
         executor: process id of the executor.
-        has_begun_cuda: of the fork server.
+        cuda: whether the fork server has begun CUDA.
     """
-    if checks is not None:
+    if "checks" in request:
         from ensemble.executors import checker_main
 
-        return checker_main.main(descriptor, executor, checks)
-    if has_begun_cuda and os.environ["CUDA_VISIBLE_DEVICES"]:
+        return checker_main.main(descriptor, executor, request["checks"])
+    if "loads" in request:
+        from ensemble.executors import template_main
+
+        return template_main.main(descriptor, executor, *request["loads"])
+    if cuda and os.environ["CUDA_VISIBLE_DEVICES"]:
         os.set_inheritable(descriptor, True)
         os.execv(sys.executable, make_worker_command(descriptor, executor))
     return worker_main.main(descriptor, executor)
@@ -202,16 +237,14 @@ def main(descriptor: int) -> int:
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     gc.disable()  # imports make many objects and little garbage; looking for it takes a quarter of their time
-    with _end_with_executor(control):
+    with end_with_executor(control), asking_nvml():
         _preload()
-    has_begun_cuda = _has_begun_cuda()
-    gc.collect()
-    release_memory()
-    gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
+    cuda = has_begun_cuda()
+    freeze_memory()
     gc.enable()
     with control:
         worker = serve(control)
-    return 0 if worker is None else _work(*worker, executor, has_begun_cuda)
+    return 0 if worker is None else _work(*worker, executor, cuda)
 
 
 if __name__ == "__main__":

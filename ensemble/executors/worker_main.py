@@ -16,13 +16,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
 from ensemble.executors.base import make_exited
 from ensemble.interrupts import exit_process
 from ensemble.meter.cpu import CpuClock
 from ensemble.train.job import Inbox, Job
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
 
 
 def _unwrap_number(value: Any) -> Any:
@@ -79,12 +82,13 @@ def _receive_commands(connection: socket.socket, parent: int, buffer: bytes, inb
         buffer += got
 
 
-def main(descriptor: int, executor: int) -> int:
+def main(descriptor: int, executor: int, ensemble: Ensemble | None = None) -> int:
     """Receive a job over a socket, train, report the outcome.
 
     Args:
         descriptor: of the socket.
         executor: process id of the executor.
+        ensemble: the run's declaration; None: it is not loaded yet.
     """
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)  # a process that the member starts must not keep it open
@@ -96,16 +100,17 @@ def main(descriptor: int, executor: int) -> int:
     threading.Thread(
         target=_receive_commands, args=(connection, parent, more, inbox), name="commands", daemon=True
     ).start()
-    send(make_exited(job, _train(job, send, inbox)))
+    send(make_exited(job, _train(job, ensemble, send, inbox)))
     return 0
 
 
-def _train(job: Job, send: Callable[[Report], None], inbox: Inbox) -> str:
-    """Load the run's declaration and train one rank; returns the outcome."""
+def _train(job: Job, ensemble: Ensemble | None, send: Callable[[Report], None], inbox: Inbox) -> str:
+    """Load the run's declaration, if it is not loaded yet, and train one rank; returns the outcome."""
     from ensemble.store import RunDir
 
     try:
-        ensemble = RunDir(job.run_dir, job.files).load_ensemble(takes_settings=True)
+        if ensemble is None:
+            ensemble = RunDir(job.run_dir, job.files).load_ensemble(takes_settings=True)
 
         if job.profile is None:
             from ensemble.train.worker import run
