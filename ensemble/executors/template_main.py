@@ -7,12 +7,13 @@ declaration itself. Then it serves requests as the fork server does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -117,29 +118,26 @@ def _fork_once() -> bool:
 
 
 def _list_files() -> set[str]:
-    """The open files, pipes and sockets of this process."""
+    """The open files, pipes and sockets of this process, without those that are read by their mapping alone."""
     names = set()
     for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-        except FileNotFoundError:  # that of the listing itself
-            continue
-        if not target.startswith(_OF_DEVICES):
-            names.add(target)
-    return names
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            names.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    mapped = {name for _, name in _list_mappings()}
+    return {name for name in names if not name.startswith(_OF_DEVICES) and name not in mapped}
 
 
 def _list_shared_memory() -> set[str]:
     """What this process has mapped so that other processes see what it writes."""
-    names = set()
+    return {name for flags, name in _list_mappings() if flags.startswith("rw") and flags.endswith("s")}
+
+
+def _list_mappings() -> Iterator[tuple[str, str]]:
+    """The flags of each mapping of this process, and the name of its file; without a name, its addresses."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
-            fields = line.split(maxsplit=5)
-            if fields[1].startswith("rw") and fields[1].endswith("s"):
-                name = fields[5].strip() if len(fields) > 5 else fields[0]
-                if not name.startswith("/dev/nvidia"):
-                    names.add(name)
-    return names
+            addresses, flags, _, _, _, *name = line.rstrip("\n").split(maxsplit=5)
+            yield flags, name[0] if name else addresses
 
 
 def _list_temporary_folders() -> list[str]:

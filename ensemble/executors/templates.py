@@ -104,7 +104,7 @@ class Templates:
         Raises:
             OSError: nothing can be forked now.
         """
-        key = json.dumps([worker.job.run_dir, (worker.job.files or {}).get("ensemble.pkl"), environment])
+        key = json.dumps([worker.job.run_dir, environment])
         if key not in self._templates and len(self._templates) < _MOST:
             self._templates[key] = self._start(worker, environment)
         template = self._templates.get(key)
