@@ -59,8 +59,10 @@ class FeederWatch:
     """
 
     def __init__(self, config: Config, **options: Any) -> None:
-        options |= {"workers": config.prep_workers, "capacity": config.capacity}
-        self._feeder, self._is_open = spawn(config.pipeline(), **options), True
+        pipeline = config.pipeline()
+        # Photographs that a ring does not hold: one that holds all has them prepared once, not in each epoch.
+        options |= {"workers": config.prep_workers, "capacity": min(config.capacity, len(pipeline) - 1)}
+        self._feeder, self._is_open = spawn(pipeline, **options), True
         self.address = self._feeder.address
         send_message("parent", self._feeder.pid)
 
