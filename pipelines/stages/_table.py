@@ -106,9 +106,9 @@ def fit(
     have it, and one that they lack is all zeros.
 
     Args:
-        source: of the *training* records alone, such as the first part of `source.split(...)`.
+        source: the source of the *training* records alone, such as the first part of `source.split(...)`.
         target: fields that are no inputs: they stay in the sample as they are.
-        numbers, categories: the columns, in order. Unless one of them is given, all but the target: those of texts
+        numbers, categories: the columns, in order. By default all except the target: those of texts
             and booleans are categories.
         to: the field that is made, float32 [size].
 
@@ -183,8 +183,8 @@ def mean_std(source: Any, field: str) -> tuple[float, float]:
     """The mean and the standard deviation of a field of numbers, for `Recipe(target_scale=)`.
 
     Args:
-        source: of the training records.
-        field: of one number, or an array of numbers, in each record; NaN is left out.
+        source: the source of the training records.
+        field: a field of one number, or an array of numbers, in each record; NaN is left out.
 
     Raises:
         PipelineError: it holds no numbers, or all are the same.
