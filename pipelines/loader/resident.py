@@ -338,7 +338,7 @@ def resident(
     on_wait: Callable[[], None] | None = None,
     verify: bool | MakeVerification = True,
 ) -> Resident | StreamedSet:
-    """The feeder's resident set `key`, or one prepared here where it has none; streamed where it does not fit.
+    """The feeder's resident set `key`; without one it is prepared here, or streamed if memory does not hold it.
 
     Args:
         address: the address of the feeder; None where there is none.

@@ -99,7 +99,7 @@ def fit(
     categories: Sequence[str] | None = None,
     to: str = "x",
 ) -> Table:
-    """Fits what makes numbers of the columns of a table to its records.
+    """Fits a stage that turns the columns of a table into numbers.
 
     Numbers that are missing become the column's median, numbers have mean 0 and variance 1, as scikit-learn
     computes them, and categories are one-hot: a missing one is a category of its own where the training records
