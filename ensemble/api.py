@@ -135,14 +135,14 @@ def resume(
     that number. Schedules go by the number of steps that was declared (`ensemble.controller.more_epochs`).
 
     Args:
-        run_dir: of the run.
+        run_dir: the directory of the run.
         executor: the one of before unless given.
         on_event: as in `submit`.
         accept_code: continue although members were trained with other code, of modules that are not kept in the
             run.
-        accept_data: as in `submit`. Sources are made anew where their files have changed.
+        accept_data: as in `submit`. Sources whose files have changed are made again.
         epochs: train the members for so many epochs, more than they were declared with.
-        budget: of a search, in all, as `Search.budget`. Later resumes keep it.
+        budget: the budget of a search, in all, as `Search.budget`. Later resumes keep it.
         limits: as `Ensemble` has them, of this start; unless given, as declared.
         checked: as in `submit`.
         notify, mirror: as in `submit`.

@@ -58,15 +58,15 @@ def distill(
     workers, so its run directory must stay as it is until the student has finished. `compare` says what is lost.
 
     Args:
-        run_dir: of a run that has finished and combined its members.
-        student_dir: of the student's run; `RUN_DIR-distilled` unless given. If the student has a run there
-            already, it is continued.
+        run_dir: the directory of a run that has finished and combined its members.
+        student_dir: the directory of the student's run; `RUN_DIR-distilled` unless given. A run that is there
+            already is continued.
         member: name of the member whose declaration the student takes; the best member unless given.
         params: hyperparameters that differ.
         model: `model(params) -> nn.Module`, instead of the recipe's.
-        epochs: of the student; as many as the member's unless given.
-        temperature: of the distance between probabilities, 2 unless given; other tasks have none.
-        weight: of the distance to the ensemble in the loss, from 0 to 1; the recipe's own loss has `1 - weight`.
+        epochs: the epochs of the student; as many as the member's unless given.
+        temperature: the temperature of the distance between probabilities, 2 unless given; other tasks have none.
+        weight: the weight of the distance to the ensemble in the loss, 0 to 1; the recipe's own has `1 - weight`.
         executor: the one of the run unless given.
         on_event: as in `submit`.
         accept_code: as in `submit`.

@@ -67,8 +67,9 @@ def refit(
     validation split; `test` gives the figures.
 
     Args:
-        run_dir: of the run that has finished and combined its members.
-        final_dir: of the new run; `RUN_DIR-refitted` unless given. If there is a run already, it is continued.
+        run_dir: the directory of the run that has finished and combined its members.
+        final_dir: the directory of the new run; `RUN_DIR-refitted` unless given. A run that is there already is
+            continued.
         executor: the one of the run unless given.
         on_event: as in `submit`.
         accept_code: as in `submit`.

@@ -223,7 +223,7 @@ class Run:
             member: the name of the other member, in whatever state it is.
             changes: hyperparameters that change, or a `Member` with these and with options that change.
             warm: start with the weights and buffers of the other member's last checkpoint; optimizer, schedule,
-                loss scale and epochs start anew. The run keeps a copy of that checkpoint for the clone.
+                loss scale and epochs start again. The run keeps a copy of that checkpoint for the clone.
 
         Raises:
             SpecError: there is no such member, or the changes are invalid.

@@ -1,4 +1,4 @@
-"""A search whose best trials become one calibrated model: combined, exported, and asked with torch alone.
+"""A search whose best trials become one calibrated model: combined, exported, and used with torch alone.
 
 python examples/search_to_artifact.py digits            (--data path/to/cifar10: photographs instead)
 ensemble run examples/search_to_artifact.py             (the search alone)
@@ -18,12 +18,12 @@ import ensemble
 from ensemble import Ensemble, Recipe, Resources, Search, choice, integer, loguniform, uniform
 from pipelines import Pipeline, sources, stages
 
-ASK = """import sys, torch  # what whoever has the artifact runs
+PREDICT = """import sys, torch  # runs where the artifact is used
 program, given = torch.export.load(sys.argv[1] + "/model.pt2").module(), torch.load(sys.argv[2])
 label = given.pop("label")
 with torch.inference_mode():
     found = program(given)
-print(f"asked       with torch alone: {(found.argmax(1) == label).sum()} of {len(label)} test samples are right")
+print(f"predicted   with torch alone: {(found.argmax(1) == label).sum()} of {len(label)} test samples are right")
 """
 
 
@@ -91,8 +91,8 @@ def main() -> None:
     made = ensemble.export(result.run_dir, artifact)
     print(f"artifact    {made}: its README.md says how it is loaded")
     batch = next(iter(read(given["data"], given["samples"])[0][2].take(256).loader(256)))
-    torch.save({name: batch[name].clone() for name in ("image", "label")}, result.run_dir / "asked.pt")
-    subprocess.run([sys.executable, "-I", "-c", ASK, made, result.run_dir / "asked.pt"], check=True)
+    torch.save({name: batch[name].clone() for name in ("image", "label")}, result.run_dir / "test_samples.pt")
+    subprocess.run([sys.executable, "-I", "-c", PREDICT, made, result.run_dir / "test_samples.pt"], check=True)
 
 
 if __name__ == "__main__":

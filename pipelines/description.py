@@ -102,7 +102,7 @@ class PipelineDescription(ABC):
         Args:
             skipped: how many.
             n: samples of the epoch.
-            indices: of those among them that are known.
+            indices: the known ones among them.
 
         Raises:
             TooManySkipped: more than `max_skipped`.
@@ -159,7 +159,7 @@ class PipelineDescription(ABC):
         return shorter
 
     def renew(self, renewed: dict[int, Any]) -> Self:
-        """Returns the same pipeline, its source made anew where a file has changed: see `Source.renew`."""
+        """Returns the same pipeline, its source made again if a file has changed: see `Source.renew`."""
         if not hasattr(self.source, "renew") or (source := self.source.renew(renewed)) is self.source:
             return self
         other = self._copy()

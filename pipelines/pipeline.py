@@ -27,7 +27,7 @@ class Pipeline(PipelineDescription):
     Args:
         source: a source from `pipelines.sources`.
         seed: an integer; determines the order of each epoch and all randomness in the stages.
-        shuffle: `True` shuffles the samples anew in each epoch, `False` keeps the order of the source. `"blocks"`
+        shuffle: `True` shuffles the samples in each epoch, `False` keeps the order of the source. `"blocks"`
             shuffles the groups in which the source is read (Parquet row groups, ranges of tar files) and mixes the
             samples of `shuffle_window` groups at a time. Each group is read once per epoch, for data larger than
             the cache of the source. See `pipelines.order.epoch_order.BlockOrder`.
@@ -75,8 +75,8 @@ class Pipeline(PipelineDescription):
             fields: name -> (shape, dtype) of all fields after this stage, if it is the last one. Unless given, a
                 sample is prepared to find out.
             id: identifies the stage in fingerprints instead of its code and all that is bound to it.
-            version: of what the description of its code does not cover (`why_unsure`), such as a file that it
-                opens. Its code is still compared.
+            version: the version of what the description of its code does not cover (`why_unsure`), such as a
+                file that it opens. Its code is still compared.
 
         Raises:
             PipelineError: `call` is not callable, or `random` is invalid.
@@ -103,8 +103,8 @@ class Pipeline(PipelineDescription):
         Args:
             call: `f(batch)` or `f(batch, rngs)`, called without gradients and with one thread. A batch is a dict
                 of tensors `[batch_size, ...]`, and of lists of what no tensor can hold; the function returns one,
-                too. `rngs` has a `torch.Generator` for each sample, seeded as `map`'s `rng` is. Of an `nn.Module`
-                a copy in evaluation mode is taken.
+                too. `rngs` has a `torch.Generator` for each sample, seeded as `map`'s `rng` is. An `nn.Module`
+                is copied, in evaluation mode.
             batch_size: samples in each batch. It is part of what is computed: last bits depend on it.
             device: `"cpu"`, `"cuda"` or `"cuda:1"`; `"auto"`: `"cuda"` where torch sees a GPU in this process,
                 else `"cpu"`. Tensors and generators are there, and a module is copied there.
@@ -143,12 +143,12 @@ class Pipeline(PipelineDescription):
             batch_size: samples in a *global* batch; each rank receives its own rows of it.
             epochs: the epochs to read: a range, or a number of epochs from 0. Unless given, each pass over the
                 loader is the next epoch, from 0.
-            rank: of this process, 0 to `world - 1`.
+            rank: the rank of this process, 0 to `world - 1`.
             world: number of processes that divide each global batch.
             drop_last: whether to leave out the last, smaller batch of an epoch.
             start_step: number of global batches of the first epoch to leave out, for a resume.
             weights, collate: see `attach`.
-            workers: processes that prepare batches ahead; 0: each is prepared here when it is asked for.
+            workers: processes that prepare batches ahead; 0: each is prepared here when it is read.
             prefetch: batches that they prepare ahead; None: 2 for each worker, fewer if they exceed 256 MiB.
             copy: whether batches of workers are copies; else each is valid until the next one.
 

@@ -328,7 +328,7 @@ def _resolve_bucketed(lengths: Values, bucket: int, window: int, source: Records
 
 
 def consecutive(samples: int) -> Sampling:
-    """Lets an epoch be a number of samples: each has the records after those of the epoch before, shuffled.
+    """An epoch of a number of records: each epoch takes the records after the last one's, shuffled.
 
     After the last record comes the first one again. It is for data that are too many for an epoch of all.
 

@@ -213,7 +213,7 @@ def expanding_window(places: Indices, k: int, held_out: int, gap: int = 0) -> Ex
     the series. Before them is a start that no block holds out.
 
     Args:
-        places: of each sample in the order of time, int64 [n], as `Source.rank` returns them.
+        places: the place of each sample in the order of time, int64 [n], as `Source.rank` returns them.
         k: number of blocks, at least 2.
         held_out: the block, 0 to k - 1.
         gap: how many samples directly before the block have weight 0, too.
@@ -245,7 +245,7 @@ def assigned(weights: npt.ArrayLike) -> Assigned:
     """Weights each sample as given, scaled so that the mean over the samples of weight above 0 is 1.
 
     Args:
-        weights: of each sample, [n], finite, at least 0 and not all 0, such as those of `Source.weigh_classes`.
+        weights: the weight of each sample, [n], finite, at least 0, not all 0, as `Source.weigh_classes` gives.
 
     Returns:
         A function of indices, int64 [b], that returns weights, float32 [b].
@@ -266,8 +266,8 @@ def weigh(weights: Weights, index: npt.NDArray[np.int64]) -> torch.Tensor:
     """Computes the weights of samples, float32 [b], and checks them.
 
     Args:
-        weights: of the user's.
-        index: of the samples, int64 [b].
+        weights: the user's weights.
+        index: the index of each sample, int64 [b].
     """
     import torch
 

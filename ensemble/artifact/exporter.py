@@ -72,7 +72,7 @@ def export(
         # elsewhere: torch.export.load("digits/model.pt2").module()({"image": images})
 
     Args:
-        run_dir: of a run whose members, or some of them, finished.
+        run_dir: the directory of a run with finished members.
         out: the folder, a new one.
         preprocessing: let the program begin with the last stages of the validation pipeline, as far as they have
             twins in torch; else it takes what the pipeline gives.

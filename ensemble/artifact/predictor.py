@@ -83,7 +83,7 @@ def predict(
 
     Batches are prepared, computed and written one after the other, so that the memory in use does not grow with
     the data (.npz and .csv are read whole). Rows are in the order of the records, which `index` numbers: those of
-    `data` all have one. Of a run's split, the records are left out that the run leaves out (`on_error="skip"`).
+    `data` all have one. Records that the run leaves out (`on_error="skip"`) are left out of its splits.
     `ensemble.artifact.columns` has the columns, beside `file` of records that are files; CSV and JSON lines have
     probabilities by class name, Parquet the names of the classes in its metadata (`classes`, JSON), where they are
     known. Predictions that are NaN are warned of.
@@ -99,7 +99,7 @@ def predict(
         uncertainty: add the columns of the uncertainties, and of conformal predictions.
         prepared: with an artifact: the data are what its program takes, no stage is to be run.
         batch_size: samples that are computed at once.
-        device: of torch; None takes a GPU where there is one.
+        device: a device of torch; None takes a GPU if there is one.
 
     Returns:
         The number of rows.

@@ -58,18 +58,18 @@ def load(
         probabilities = model({"image": images})      # no label needed
 
     Args:
-        run_dir: of a run whose members, or some of them, finished.
+        run_dir: the directory of a run with finished members.
         combine: average, weighted, greedy or stack, or a function `combine(values [m, b, ...]) -> [b, ...]` of
             tensors; None takes the run's own. The run's own weights and calibration come from its `combined`
             event; another method or another choice of members is fitted again to the saved validation predictions,
             and a stack, which the event does not hold, to those of the members that it was fitted to.
         members: ids to combine; None takes all that finished. A member that has not finished counts with its last
-            checkpoint, when it is asked for by name.
+            checkpoint, if it is named here.
         uncertainty: whether the model returns a dict: `values`, and of each sample, [b] each, those of `total`,
             `aleatoric`, `epistemic` and `disagreement` that have a meaning for the task.
 
     Returns:
-        The module, on the CPU; `.to(device)` moves it. Of a run with `Ensemble.thresholds` it returns a dict, too:
+        The module, on the CPU; `.to(device)` moves it. With `Ensemble.thresholds` it returns a dict, too:
         `values`, and `decision`, the classes int64 [b, ...] or labels bool [b, L] that are predicted.
 
     Raises:

@@ -17,7 +17,7 @@ class DryRun:
     """What a run would do, need and cost.
 
     Attributes:
-        name: of the ensemble.
+        name: the name of the ensemble.
         mode: "list" or "search".
         executor: what would run the members.
         run_dir: the run directory.

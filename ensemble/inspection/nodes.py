@@ -13,7 +13,7 @@ def describe_nodes(run_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Describes the nodes of a run: what they have, what the run holds, what failed there, why one is left out.
 
     Args:
-        run_dir: of a run that has started.
+        run_dir: the directory of a run that has started.
 
     Returns:
         A row for each node, in the order in which they joined; see `ensemble.reporting.sections.nodes.list_nodes`.

@@ -25,7 +25,7 @@ class SavedPredictions:
     """Predictions of one model for each sample of a split.
 
     Attributes:
-        run_dir: of the run.
+        run_dir: the directory of the run.
         member: its name; None: the combined model.
         split: "valid" or "test".
         task: what is predicted: "classification", "multilabel", "regression", "gaussian", "quantiles" or "free".
@@ -34,7 +34,7 @@ class SavedPredictions:
             member, mapped from its file (read only), float64 of the combined model.
         targets: int64 or float64 [n, ...]; None where the split has none.
         classes: names of the classes or labels; None where the data have none.
-        levels: of quantiles, their probabilities.
+        levels: for quantiles, their probabilities.
         positions: int64 [k], of which positions of each sample they are, counted over its flattened axes, where
             `Ensemble.keep_predictions_gb` kept a part of them; None: all.
     """
@@ -75,7 +75,7 @@ def load_predictions(
     """What a run has predicted on a split.
 
     Args:
-        run_dir: of the run.
+        run_dir: the directory of the run.
         split: "test" or "valid".
         member: the name of a member; None: the combined model, whose predictions are made again from those of the
             members, so that they are those of which the run's figures are.

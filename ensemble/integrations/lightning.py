@@ -48,7 +48,7 @@ OPTIONS = Options(
         "limit_test_batches": "members predict all of test=",
         "limit_predict_batches": "members predict all of their splits",
         "barebones": "what self.log logs is not kept then, and ranks the members",
-        "reload_dataloaders_every_n_epochs": "data are the ensemble's: a pipeline draws anew in each epoch",
+        "reload_dataloaders_every_n_epochs": "data are the ensemble's: a pipeline draws again in each epoch",
     },
     void={"sync_batchnorm use_distributed_sampler": ONE_WORKER},
 )

@@ -96,7 +96,7 @@ class MemberCallback:
         Args:
             member: the member in training.
             epoch: its own epoch, from 0.
-            metrics: of the epoch; what is added to them is recorded.
+            metrics: the metrics of the epoch; what is added to them is recorded.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -74,12 +74,12 @@ class Ensemble(MemberPipelines):
             augmentation a hyperparameter. The stages that all members' pipelines start with run once, in the
             feeder; the others run in each member.
         valid: the pipeline of the validation data, by which members are ranked, selected and calibrated.
-        test: the pipeline of the test data, which give the final figures and take no part in anything.
+        test: the pipeline of the test data, used only for the final figures.
         out_of_fold: cross-validation: with `Folds`, each member is evaluated on the training samples of the fold
             that it leaves out, and predicts them. `valid` is then a pipeline of the source of `train` without
             random stages; None takes `train` itself. Selection and calibration see each sample as those members
             predict it that have not learnt from it.
-        epochs: of each member.
+        epochs: the epochs of each member.
         batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it has its own.
         precision: fp32, bf16 or fp16 (with loss scaling); weights and optimizer state are always fp32.
@@ -88,7 +88,7 @@ class Ensemble(MemberPipelines):
         optimizer: for a Recipe without a function for it; a name, or a dict of a name and options, as in
             `ensemble.spec.options`. A hyperparameter with the name of an option (`lr`, `momentum` ...) overrides
             it.
-        schedule: of the learning rate, likewise.
+        schedule: the schedule of the learning rate, likewise.
         accumulate: number of parts in which a worker trains its share of each batch, with one step for all: less
             memory and the same gradient (but batch normalization normalizes each part by itself).
         compression: format of the gradients that a member's workers exchange: "none", "fp16", "bf16", "qsgd2",
@@ -103,14 +103,14 @@ class Ensemble(MemberPipelines):
         loggers: what else the run is logged to, by name ("tensorboard", "mlflow", "wandb") or with options, such
             as `MLflow(uri=...)`; one of another distribution as `{"name": "theirs", "option": 1}`. No part of
             what is trained: a resume may have other ones.
-        devices: auto (CUDA where a node has it), cpu, cuda (an error on nodes without it, but for members with
-            `gpus_per_worker=0`).
+        devices: auto (CUDA where a node has it), cpu, cuda (an error on nodes without it, except for members
+            with `gpus_per_worker=0`).
         sharing: which nodes prepare samples for which members. "independent": each member prepares its own. In the
             other designs the members on a node share one pipeline, and for members on several nodes: "node" has
             one pipeline on each node; "single" prepares on one node for all; "multi" and "all" prepare a part on
             every node (`pipelines.multinode.designs`); "auto" takes the fastest as measured.
         verify_sharing: what happens to a member that has learned from samples which its own pipeline does not
-            make: "alone" (it begins anew and prepares its own batches), "fail", or False: no comparison. A few
+            make: "alone" (it begins again and prepares its own batches), "fail", or False: no comparison. A few
             samples are compared of all that another declaration's pipeline has prepared; where the first ones
             differ, before the first step, the member prepares its own batches from the start.
         prep_workers: preparation processes of a node's feeder.
@@ -162,7 +162,7 @@ class Ensemble(MemberPipelines):
             Beta(alpha, alpha); 0: none. The model must be called with floats.
         callbacks: objects of subclasses of `MemberCallback`: hooks around the training of each member.
         allow_overlap: whether `test` may have samples of `train` or `valid`, windows of `valid` steps of `train`,
-            and stages be fitted to samples of either. Other samples of `train` in `valid` are said.
+            and stages be fitted to samples of either. A warning names other samples of `train` in `valid`.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints; None: after epochs that end 5 s or more after the last one.
         checkpoint_minutes: minutes after which a member writes a checkpoint within an epoch, too; None: only

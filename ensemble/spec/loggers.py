@@ -57,7 +57,7 @@ class MLflow:
     """A run of MLflow for the run, and one nested in it for each member.
 
     Attributes:
-        uri: of the tracking server; unless given, an SQLite file in `mlflow` in the run directory.
+        uri: the address of the tracking server; unless given, an SQLite file in `mlflow` in the run directory.
         experiment: name of the experiment; the ensemble's unless given.
     """
 

@@ -54,7 +54,7 @@ class EMA:
 class SWA:
     """Stochastic weight averaging (Izmailov et al. 2018): the mean of the weights at the ends of epochs.
 
-    The running statistics of batch normalization are computed anew for the averaged weights, by a pass over the
+    The running statistics of batch normalization are computed again for the averaged weights, by a pass over the
     training data before an evaluation.
 
     Attributes:

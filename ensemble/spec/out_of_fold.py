@@ -26,8 +26,8 @@ _OWN |= {"nodes"}
 
 
 def cross_validated(members: Sequence[Member | Mapping[str, Any]], folds: Folds) -> list[Member]:
-    """Members that cross-validate configurations: of each as many as `folds` has folds, one configuration after
-    the other.
+    """The members that cross-validate configurations: for each as many as there are folds, one configuration
+    after another.
 
     Args:
         members: the configurations, each a dict of hyperparameters or a `Member`.

@@ -61,7 +61,7 @@ class Recipe:
             (`ensemble.train.member.TrainContext`). `model` then builds the models that a run is loaded as.
         inputs: with a word for the loss: the fields that the model is called with, in this order; unless given,
             the only field beside the target.
-        label_smoothing: of "cross_entropy" in training: the share of the target that goes to all classes alike.
+        label_smoothing: for "cross_entropy" in training, the share of the target that goes to all classes alike.
         target_scale: mean and standard deviation of a target of numbers (`pipelines.stages.mean_std`): losses by
             name compare the outputs with (target - mean) / std, and predictions are outputs * std + mean, so that
             they and all figures but the loss are in the target's own unit. A loss function of yours does the first

@@ -28,7 +28,7 @@ class Bootstrap:
     """Each member learns from a bootstrap sample of its own: Poisson(1) counts of every sample.
 
     Attributes:
-        seed: of the bootstrap sample; None takes the ensemble's seed + the member's number.
+        seed: the seed of the bootstrap sample; None takes the ensemble's seed + the member's number.
     """
 
     seed: int | None = None
@@ -51,7 +51,7 @@ class Folds:
     Attributes:
         k: number of folds, at least 2.
         held_out: the fold that is left out; None takes the member's number mod k.
-        seed: of the partition into folds, the same for all members; None takes the ensemble's.
+        seed: the seed of the partition into folds, the same for all members; None takes the ensemble's.
         stratify: a field of the training records: each fold has its share of every class in it.
         group: a field of the training records: those with equal values (a patient's) are in one fold.
         by: a field of the training records, times: fold j is the j-th of k equal blocks in their order, and a
@@ -128,7 +128,7 @@ class ClassWeights:
     Attributes:
         of: "balanced": all classes have the same sum of weights; or class -> weight, by its name or its label; the
             ratios count, as weights are scaled to a mean of 1.
-        field: of the training records, one class in each; None: that of the target.
+        field: a field of the training records with one class in each; None: that of the target.
     """
 
     of: str | Mapping[Any, float] = "balanced"

@@ -56,18 +56,18 @@ class Search:
         space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, a distribution of Optuna, or a
             fixed value, which is no list. A name of an option of `Member`, from `seed` to `mixup`, of the
             optimizer or the schedule sets that option. Or a function `space(trial)` that asks for values
-            (`trial.suggest_float` ..., as in Optuna), by conditions if it likes, but for a name always for the
-            same choices, and returns the hyperparameters; None: those that it asked for.
+            (`trial.suggest_float` ..., as in Optuna), also under conditions, and returns the
+            hyperparameters (None: those that it asked for). The choices of a name are always the same.
         trials: number of members that are trained in all. None: 20, or with a budget as many as that allows, up
             to 10,000.
         sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes, nsga2, nsga3 (of the two
             genetic ones `{"name": "nsga2", "population_size": 12}`, of which the first generation is drawn at
-            random); or a sampler of Optuna or OptunaHub, of which each trial gets a copy, or one of another
-            class, which is asked itself: what it keeps in itself is lost at a resume. Or population based training
+            random); or a sampler of Optuna or OptunaHub, of which each trial gets a copy, or a sampler of
+            your own, which is not copied: its attributes are lost at a resume. Or population based training
             (Jaderberg et al. 2017): `{"name": "pbt", "population": 8, "generations": 4, "quantile": 0.25,
             "resample": 0.25, "factor": 1.2, "inherit": []}`. Each generation trains its part of the epochs. When
             all of it have ended, a member goes on from its own state, or, if it is in the worst `quantile` or
-            has failed, from that of one of the best: with the hyperparameters of that one, each drawn anew with
+            has failed, from that of one of the best: with the hyperparameters of that one, each drawn again with
             the probability `resample`, else multiplied or divided by `factor` (of a choice of numbers, the next
             one), except those in `inherit`, such as widths of layers. There are population x generations trials,
             and no pruner.
@@ -105,7 +105,7 @@ class Search:
         constraints: a function from the metrics of a finished trial (costs are none) to names and numbers; a
             number of at most 0 holds, and the samplers tpe, gp, nsga2 and nsga3 prefer trials of which all hold.
         enqueue: hyperparameters of the first trials; what one lacks is proposed.
-        seed: of the sampler; one of your own has its own.
+        seed: the seed of the sampler; a sampler of your own has another one.
         storage: an Optuna storage URL, or the path of a SQLite database (.db, .sqlite, .sqlite3) or a journal;
             None keeps a journal file in the run directory.
     """

@@ -164,7 +164,7 @@ def loguniform(low: float, high: float) -> Dimension:
 
 
 def integer(low: int, high: int, step: int | None = None, log: bool = False) -> Dimension:
-    """An integer, all of a range alike.
+    """An integer of a range, both ends included.
 
     Args:
         low: the smallest value.

@@ -38,7 +38,7 @@ class Task:
 
     Attributes:
         kind: one of `KINDS`.
-        levels: of quantiles: their probabilities, ascending, each between 0 and 1.
+        levels: for quantiles, their probabilities, ascending, each between 0 and 1.
     """
 
     kind: Kind

@@ -85,7 +85,7 @@ class Feeder:
         design: who prepares and who sends (`pipelines.multinode.designs`): `"node"`, `"single"`, `"multi"`,
             `"all"`, or `"auto"`, which chooses from measurements.
         preparers: how many nodes prepare in `"single"` and `"multi"`; by default one and all.
-        forks: whether worker processes are forked from this one, which then does nothing but feed.
+        forks: whether worker processes are forked from this one, which then only feeds.
 
     Raises:
         PipelineError: an argument is invalid, or the pipeline cannot be prepared.

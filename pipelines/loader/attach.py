@@ -47,11 +47,11 @@ def attach(
         address: the feeder's.
         pipeline: the same pipeline, built again; fingerprints are compared. If the feeder holds a prefix of it,
             the further stages are applied here.
-        batch_size: of the global batch.
+        batch_size: the size of the global batch.
         epochs: these stream epochs, or how many from the next boundary on. By default the first pass over the
             loader is the epoch at the next boundary and each further one the epoch that follows; between two
             passes the loader is not in the stream, and others do not wait for it.
-        name: of the consumer, at most 255 characters; all ranks of one member share it.
+        name: the name of the consumer, at most 255 characters; all ranks of one member share it.
         rank: this data-parallel rank, from 0.
         world: the number of ranks.
         drop_last: whether an epoch's last, smaller batch is left out.

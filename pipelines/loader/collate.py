@@ -234,7 +234,7 @@ def from_samples(
     Args:
         collate_fn: returns a dict, as `transformers.DataCollatorWithPadding` and `default_collate` of dicts do.
         fields: hand each sample as a tuple of these fields instead, as a torch Dataset of tuples gives it.
-        names: of the values, where the function returns a tuple.
+        names: the names of the values, if the function returns a tuple.
         random: "torch" if it draws from torch's global generator (`DataCollatorForLanguageModeling`), "python" if
             from Python's or numpy's, "global" if from any of them: they are then seeded for each batch, and
             restored. Outside training, the samples of a batch are the seed.

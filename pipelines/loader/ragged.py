@@ -23,7 +23,7 @@ class Ragged(list["torch.Tensor"]):
     """The values of a field whose first axis varies: one tensor [n, ...] for each sample of a batch.
 
     Args:
-        rows: one tensor for each sample, alike but for the first axis.
+        rows: one tensor for each sample, alike except for the first axis.
         like: an empty tensor [0, ...] of their dtype, device and other axes, for a batch without samples.
     """
 
@@ -50,8 +50,8 @@ class Ragged(list["torch.Tensor"]):
         """A new tensor [b, length, ...], filled up at the end.
 
         Args:
-            value: of missing entries.
-            length: of the result; by default that of the batch's longest sample.
+            value: the value of missing entries.
+            length: the length of the result; by default that of the batch's longest sample.
 
         Raises:
             PipelineError: a sample is longer.

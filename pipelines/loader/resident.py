@@ -57,7 +57,7 @@ class _WholeSet:
 
         Args:
             collate: `f(batch)` or `f(batch, rng)`, applied to each batch; `rng` is None.
-            chosen: of each row whether batches have it, bool [n]; None: they have all.
+            chosen: whether batches have each row, bool [n]; None: they have all.
         """
         assert isinstance(self, Resident | StreamedSet)
         return ResidentLoader(self, batch_size, rank, world, collate, chosen)
@@ -338,10 +338,10 @@ def resident(
     on_wait: Callable[[], None] | None = None,
     verify: bool | MakeVerification = True,
 ) -> Resident | StreamedSet:
-    """The feeder's resident set `key`, or one prepared here where it has none; streamed where it does not fit.
+    """The feeder's resident set `key`; without one it is prepared here, or streamed if memory does not hold it.
 
     Args:
-        address: of the feeder; None where there is none.
+        address: the address of the feeder; None where there is none.
         key: the name under which the feeder was given the pipeline, such as "valid".
         pipeline: the same pipeline, built again; fingerprints are compared.
         on_wait: called every second while the feeder still prepares the set; now and then while this process does.

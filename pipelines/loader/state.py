@@ -83,7 +83,7 @@ class Resumable:
     def epochs(self) -> Iterator[Epoch]:
         """One pass: each of its epochs in turn, which has `.epoch` and iterates its batches.
 
-        The pass begins when its first epoch is asked for: an iterator that is never read is no pass.
+        The pass begins with the request for its first epoch: an iterator that is never read is no pass.
 
         Raises:
             PipelineError: there is one pass (`epochs` was given), and it has begun.
@@ -144,7 +144,7 @@ class Resumable:
         the middle of it stays there. Without `set_epoch` each pass is the next epoch.
 
         Args:
-            epoch: of the stream, from 0.
+            epoch: the epoch of the stream, from 0.
 
         Raises:
             PipelineError: the loader was made for certain epochs.
@@ -189,7 +189,7 @@ class Resumable:
             state: what `state_dict` has returned, of the same pipeline.
 
         Raises:
-            PipelineError: the state is of another pipeline (which part differs is said), of another epoch than
+            PipelineError: the state is of another pipeline (the error names the part), of another epoch than
                 this loader reads, or of a place where no batch begins.
         """
         epoch, step = _find_place(state, self.pipeline, self.reading)

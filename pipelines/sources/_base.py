@@ -95,7 +95,7 @@ class Source(ABC):
 
         Args:
             field: numbers with names (`find_class_names`), or texts (`is_text`).
-            names: of the classes, in the order of their numbers. Reading a record of another class is an error.
+            names: the names of the classes, in the order of their numbers. A record of another class is an error.
 
         Returns:
             This source, where its classes have these numbers already.
@@ -130,7 +130,7 @@ class Source(ABC):
         return None
 
     def renew(self, renewed: dict[int, Source]) -> Source:
-        """Returns the source, made anew where a file was changed after its records were indexed.
+        """Returns the source, made again if a file was changed after its records were indexed.
 
         Args:
             renewed: by their ids, sources of which others are parts, and what they are now; it is filled.
@@ -248,12 +248,12 @@ class Source(ABC):
 
         The division depends on (number of records, fraction, seed, values of `stratify` or `group`) alone, for
         all versions of numpy: records are ranked by the raw output of the Philox generator, whose stream numpy
-        guarantees (NEP 19). A record that is inserted or removed divides those behind it anew, unless `key` is
+        guarantees (NEP 19). One record more or less changes the division of those behind it, unless `key` is
         given. Each part keeps its records in ascending order. Needs about 40 bytes of memory per record, of which
         8 stay in use.
 
         Args:
-            fraction: of the records that the first part receives, between 0 and 1: the second part is the rest.
+            fraction: the part of the records that the first source has, between 0 and 1; the second the others.
                 Or the fractions of all parts, which sum to 1.
             seed: an integer of at least 0.
             stratify: classes, whose shares each part keeps: the number of a class in a part is within one of
@@ -263,7 +263,7 @@ class Source(ABC):
                 more than half of the largest group; of more, none is too large by more than
                 (1 + fraction * (parts - 2)) times that, unless the last groups are needed for empty parts. With
                 `stratify`, the shares of the classes are evened out as well. A warning says so where a part is off
-                by more than a quarter of what was asked for.
+                by more than a quarter of its fraction.
             by: numbers to order by, such as times; given as `stratify` is. The first part has the lowest ones, in
                 place of a random choice. Equal ones stay in the order of the source, and may be divided.
             key: what names a record (a file, an id): a text, bytes or an integer; given as `stratify` is. A record

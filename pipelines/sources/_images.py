@@ -132,7 +132,7 @@ def image_folder(
     Args:
         path: the folder.
         names: whether records have the name of their file as the field `key`: its path inside the folder.
-        labels: of a flat folder: a mapping file name -> label. Names may be without extension. Labels are
+        labels: for a flat folder, a mapping file name -> label. Names may be without extension. Labels are
             integers, finite floats (for a regression), or texts, which are numbered in sorted order.
 
     Returns:

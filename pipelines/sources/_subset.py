@@ -61,8 +61,8 @@ class Subset(Derived):
     """The records of another source at `indices` (int64 [n], or a range), in that order.
 
     Args:
-        source: of the records.
-        indices: of the records, from 0; an index may occur several times.
+        source: the source of the records.
+        indices: the indices of the records, from 0; an index may occur several times.
         ordered_by: the field by which the records were divided, such as a time.
     """
 

@@ -103,7 +103,7 @@ def windows(
     refused. No window goes across a gap in time, of which a warning tells.
 
     Args:
-        table: of the steps, one in each record, such as `sources.csv(...)` or a part of its `split(by=...)`.
+        table: the steps, one in each record, such as `sources.csv(...)` or a part of its `split(by=...)`.
         length: steps of the past that a window has.
         horizon: steps after them that are to be predicted.
         stride: steps from the beginning of a window to that of the next one.

@@ -161,7 +161,7 @@ def text(field: str, most_bytes: int, *, truncate: bool = False) -> Text:
 
     Args:
         field: a str, or UTF-8 bytes, which become a str; a path such as "meta.caption" inside another field.
-        most_bytes: of a text in UTF-8; a longer one fails the sample.
+        most_bytes: the largest size of a text in UTF-8; a longer one fails the sample.
         truncate: cut longer texts instead, between two characters.
 
     Raises:
@@ -181,7 +181,7 @@ def binary(field: str, most_bytes: int) -> Binary:
 
     Args:
         field: bytes; a path such as "meta.file" inside another field.
-        most_bytes: of a value; a longer one fails the sample.
+        most_bytes: the largest size of a value; a longer one fails the sample.
 
     Raises:
         PipelineError: `most_bytes` is no positive integer.
@@ -204,7 +204,7 @@ def ragged(
     Args:
         field: an array [n, ...], or a list of its entries; a path such as "target.boxes" inside another field.
         most: entries of a sample; a sample with more fails.
-        shape: of one entry; needed where samples may be empty lists, which do not say it. `()` for a number.
+        shape: the shape of one entry; needed if samples may be empty lists, which have none. `()` for a number.
         dtype: numpy's name of the dtype to which values are converted; needed where samples may be empty lists.
             Floats are rounded to it; a value that it cannot hold fails the sample.
         truncate: which side of a longer array to cut, "end" or "start", instead of failing.

@@ -71,9 +71,9 @@ def tv_transform(
         transform: a transform, usually a `v2.Compose`.
         images: names of fields that hold images [C, H, W]; the first gives the size that boxes refer to. A path
             such as "target.boxes" names a value inside another field.
-        masks: of fields with masks [H, W] or [masks, H, W].
-        boxes: of fields with bounding boxes [boxes, 4].
-        keypoints: of fields with points [..., 2], as (x, y).
+        masks: names of fields with masks [H, W] or [masks, H, W].
+        boxes: names of fields with bounding boxes [boxes, 4].
+        keypoints: names of fields with points [..., 2], as (x, y).
         box_format: `"XYXY"` (corners), `"XYWH"`, `"CXCYWH"`, or another of `tv_tensors.BoundingBoxFormat`.
 
     Raises:

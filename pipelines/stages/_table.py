@@ -99,16 +99,16 @@ def fit(
     categories: Sequence[str] | None = None,
     to: str = "x",
 ) -> Table:
-    """Fits what makes numbers of the columns of a table to its records.
+    """Fits a stage that turns the columns of a table into numbers.
 
     Numbers that are missing become the column's median, numbers have mean 0 and variance 1, as scikit-learn
     computes them, and categories are one-hot: a missing one is a category of its own where the training records
     have it, and one that they lack is all zeros.
 
     Args:
-        source: of the *training* records alone, such as the first part of `source.split(...)`.
+        source: the source of the *training* records alone, such as the first part of `source.split(...)`.
         target: fields that are no inputs: they stay in the sample as they are.
-        numbers, categories: the columns, in order. Unless one of them is given, all but the target: those of texts
+        numbers, categories: the columns, in order. By default all except the target: those of texts
             and booleans are categories.
         to: the field that is made, float32 [size].
 
@@ -183,8 +183,8 @@ def mean_std(source: Any, field: str) -> tuple[float, float]:
     """The mean and the standard deviation of a field of numbers, for `Recipe(target_scale=)`.
 
     Args:
-        source: of the training records.
-        field: of one number, or an array of numbers, in each record; NaN is left out.
+        source: the source of the training records.
+        field: a field of one number, or an array of numbers, in each record; NaN is left out.
 
     Raises:
         PipelineError: it holds no numbers, or all are the same.

@@ -79,7 +79,7 @@ def build_vocabulary(texts: Iterable[str], size: int, lowercase: bool = True) ->
     """Collects the most frequent words of texts, for `tokenize`.
 
     Args:
-        texts: of the training records, such as `(record["text"] for record in source)`.
+        texts: the texts of the training records, such as `(record["text"] for record in source)`.
         size: largest number of words; with the two reserved ids, an embedding needs `size + 2` rows.
         lowercase: as in `tokenize`.
 

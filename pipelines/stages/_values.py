@@ -140,7 +140,7 @@ def scale(
 
     Args:
         field: an image [C, H, W].
-        mean: of x / 255; one number, or one for each channel.
+        mean: the mean of x / 255; one number, or one for each channel.
         std: standard deviation of x / 255, above 0; one number, or one for each channel.
         dtype: "float32", or "float16" or "float64", to which the result is converted.
 

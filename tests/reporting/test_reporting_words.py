@@ -143,23 +143,14 @@ ROWS = [
     says("half measured", "progress", HALF, ("1 measuring",)),
     says("measured", "progress", add("unmeasured", members=["new-1"], error="it died", events=HALF), (),
          ("measuring",)),
-    says("not measured", "notices", alone("unmeasured", members=["new-1"], error="it died"),
-         ("new-1: not measured, placed by default estimates: it died\n",)),
     says("not measured, at length", "notices", alone("unmeasured", members=["new-1"], error=LONG),
          ("it says much ...\n",), (LONG[:140],)),
     says("attempts", "notices", RUN, (
          "member-3, attempt 1: failed (lost): killed by signal 9 (SIGKILL); it will be tried again\n",
          "member-3, attempt 2: goes on at epoch 4, step 0\n")),
-    says("nothing yet", "notices", FRESH, (), ("\n",)),
     says("skipped", "notices", alone("epoch", member="member-1", epoch=1, skipped_steps=1, private_skipped=2),
          ("member-1, epoch 2: 1 step skipped, gradients were not finite\n"
           "member-1, epoch 2: 2 records could not be prepared\n",)),
-    says("an agent", "notices", alone("agent_replaced", node="node-1", detail="OSError: no power to be had"),
-         ("node-1: its agent ended, another took its place: OSError: no power to be had\n",)),
-    says("drained", "notices", alone("node_draining", node="node-1", deadline=None),
-         ("node-1: the cluster drains it: its members write checkpoints and move to other nodes\n",)),
-    says("other code", "notices", alone("code_changed", changed=["spec.loss"], trained=["member-2"]),
-         ("the code changed (spec.loss); weights of the earlier code: member-2\n",)),
 ]  # fmt: skip
 
 
