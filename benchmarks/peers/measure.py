@@ -77,9 +77,9 @@ class Environment:
                 [self.python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *asked],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            if installed.returncode and package is not None:
-                why = (installed.stderr.strip().splitlines() or ["pip failed"])[-1]
-                self.errors[package] = f"not installed: {why:.120}"
+            if installed.returncode:
+                why = f"not installed: {(installed.stderr.strip().splitlines() or ['pip failed'])[-1]:.120}"
+                self.errors |= dict.fromkeys(wanted if package is None else [package], why)
         if wanted:  # some need torchvision, which may be built for another torch
             subprocess.run([self.python, _ROOT / "deploy" / "mend_torchvision.py"], check=False)
 
