@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ensemble.events import Report
 from ensemble.executors.spawn import (
-    Forks,
+    ForkServer,
     kill_group,
     make_node_environment,
     make_plain_environment,
@@ -60,7 +60,7 @@ class CheckerProcess:
         run_dir: str,
         selector: selectors.BaseSelector,
         emit: Callable[[Report], None],
-        fork: Callable[[Callable[[Forks], None]], None],
+        fork: Callable[[Callable[[ForkServer], None]], None],
         count: Callable[[], int],
     ) -> None:
         self.number = -1

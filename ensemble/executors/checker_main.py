@@ -76,14 +76,13 @@ class Checker:
         return data_gb() - self._least_gb > MOST_KEPT_GB
 
 
-def main(descriptor: int, executor: int, run_dir: str, ensemble: Ensemble | None = None) -> int:
+def main(descriptor: int, executor: int, run_dir: str) -> int:
     """Serve requests until the executor ends.
 
     Args:
         descriptor: of the listening socket.
         executor: process id of the executor.
         run_dir: the run directory, as a path on this node.
-        ensemble: the run's declaration; None: it is not loaded yet.
     """
     import torch
 
@@ -93,7 +92,7 @@ def main(descriptor: int, executor: int, run_dir: str, ensemble: Ensemble | None
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)
     parent = os.pidfd_open(executor)
-    find_checker = functools.cache(lambda: Checker(ensemble or RunDir(run_dir).load_ensemble(takes_settings=True)))
+    find_checker = functools.cache(lambda: Checker(RunDir(run_dir).load_ensemble(takes_settings=True)))
     members: dict[int, socket.socket] = {}
     waited = select.poll()
     for descriptor_waited in (parent, listener.fileno()):

@@ -1,9 +1,11 @@
 """The fork server: it has imported torch once, has one thread, never begins CUDA, and forks a worker for each job.
 
-Requests arrive over the socket N (JSON): `{"fork": n, "env", "log"}` with the worker's socket attached; `"checks":
-run_dir` for the node's checker, `"loads": [run_dir, files]` for a template, which serves requests as well
-(`ensemble.executors.template_main`). Answers are `{"forked": n, "pid"}` with a pidfd, and at its end `{"ended": n,
-"code", "cpu_s"}`. When the other end closes, all workers are killed; the last message is `{"used_s"}`, its own
+It has imported, too, the installed packages that the run's declaration names. Where a fork would not be as a
+process is that has imported them itself, it says `{"repeats": why, "cpu_s"}` and begins anew, without them.
+
+Requests arrive over the socket N (JSON): `{"fork": n, "env", "log"}` with the worker's socket attached, `"checks":
+run_dir` for the node's checker. Answers are `{"forked": n, "pid"}` with a pidfd, and at its end `{"ended": n,
+"code", "cpu_s"}`. When the other end closes, all workers are killed; the last message is `{"waited_s"}`, their
 CPU-seconds.
 """
 
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.executors import worker_main
-from ensemble.executors.spawn import kill_group, make_worker_command
+from ensemble.executors.spawn import kill_group, make_plain_environment, make_worker_command
 from ensemble.interrupts import exit_process
 from ensemble.meter.memory import release_memory
 from pipelines.ipc import messages
@@ -61,26 +63,15 @@ class _Children:
             self.reap(pidfd)
 
     def report(self, message: Mapping[str, float], descriptors: Sequence[int] = ()) -> None:
-        report(self._control, message, descriptors)
+        with contextlib.suppress(OSError):  # it is gone: the next receive shows it
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
 
-def report(control: socket.socket, message: Mapping[str, float | str], descriptors: Sequence[int] = ()) -> None:
-    """Send a message to the executor."""
-    with contextlib.suppress(OSError):  # it is gone: the next receive shows it
-        socket.send_fds(control, [json.dumps(message).encode()], descriptors)
-
-
-def own_cpu_s() -> float:
-    """CPU-seconds of this process, without those of the processes that it waited for."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def serve(control: socket.socket) -> tuple[int, dict[str, Any]] | None:
+def serve(control: socket.socket) -> tuple[int, str | None] | None:
     """Fork on request until `control` is closed.
 
     Returns:
-        None; in a forked process, the descriptor of its socket and the request.
+        None; in a forked worker, the descriptor of its socket, and in a checker also the run directory.
     """
     workers = _Children(control)
     while True:
@@ -96,13 +87,14 @@ def serve(control: socket.socket) -> tuple[int, dict[str, Any]] | None:
             message, connection = messages.receive_with_descriptor(control)
         except messages.ConnectionLost:
             workers.kill_all()
-            workers.report({"used_s": own_cpu_s()})
+            used = resource.getrusage(resource.RUSAGE_CHILDREN)
+            workers.report({"waited_s": used.ru_utime + used.ru_stime})
             return None
         request = json.loads(message)
         if _fork(workers, request, connection):
             control.close()
             assert connection is not None
-            return connection, request
+            return connection, request.get("checks")
 
 
 def _fork(workers: _Children, request: dict[str, Any], connection: int | None) -> bool:
@@ -125,25 +117,22 @@ def _fork(workers: _Children, request: dict[str, Any], connection: int | None) -
     return False
 
 
-def _become_worker(environment: dict[str, str] | None, log: str) -> None:
-    """Become the leader of a process group.
-
-    Args:
-        environment: of the process; None: it has its template's, and what the user's code made of that.
-        log: file of its output.
-    """
+def _become_worker(environment: dict[str, str], log: str) -> None:
     os.setpgid(0, 0)
+    os.environ.update(environment)
+    _lead_output(log)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _lead_output(log: str) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     os.close(output)
-    if environment is not None:
-        os.environ.update(environment)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
-def end_with_executor(control: socket.socket) -> Iterator[None]:
+def _end_with_executor(control: socket.socket) -> Iterator[None]:
     """End this process when the executor is gone, also amid an import, and without a thread: a signal says so."""
     flags = fcntl.fcntl(control, fcntl.F_GETFL)
 
@@ -164,30 +153,25 @@ def end_with_executor(control: socket.socket) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def asking_nvml() -> Iterator[None]:
-    """Within the block, `torch.cuda.is_available` and `device_count` do not begin CUDA."""
-    usual, os.environ[_ASK_NVML] = os.environ.get(_ASK_NVML), "1"
+def _with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within the block this process has these variables."""
+    usual = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     yield
-    if usual is None:
-        os.environ.pop(_ASK_NVML, None)
-    else:
-        os.environ[_ASK_NVML] = usual
+    for name, value in usual.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _preload() -> None:
-    """Import what workers need."""
+    """Import what all workers need."""
     from ensemble.train.optimizers import warm_up
 
     for name in PRELOADED:
         importlib.import_module(name)
     warm_up()
-
-
-def freeze_memory() -> None:
-    """Let the workers share what this process holds: collections in them do not write to it, and thus copy it."""
-    gc.collect()
-    release_memory()
-    gc.freeze()
 
 
 def has_begun_cuda() -> bool:
@@ -202,34 +186,53 @@ def has_begun_cuda() -> bool:
     return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
-def _work(descriptor: int, request: dict[str, Any], executor: int, cuda: bool) -> int:
+def _import_declared(control: socket.socket, run_dir: str, log: str) -> None:
+    """Import what the members of a run will import; what this prints is in a log. Begins anew where that harms."""
+    from ensemble.executors.declared_imports import import_declared
+
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    _lead_output(log)
+    with _end_with_executor(control), _with_variables({_ASK_NVML: "1", **make_plain_environment()}):
+        obstacle = import_declared(run_dir)
+    for descriptor, usual in zip((1, 2), kept, strict=True):
+        os.dup2(usual, descriptor)
+        os.close(usual)
+    if obstacle is None and not has_begun_cuda():
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    message = {"repeats": obstacle or "CUDA", "cpu_s": used.ru_utime + used.ru_stime}
+    with contextlib.suppress(OSError):
+        control.send(json.dumps(message).encode())
+    control.set_inheritable(True)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "ensemble.executors.forkserver", str(control.fileno())])
+
+
+def _work(descriptor: int, checks: str | None, executor: int, begun_cuda: bool) -> int:
     """Be a worker: as this process, or as a new interpreter for a GPU if the fork server has begun CUDA.
 
     Args:
         descriptor: of the socket.
-        request: which the executor has sent.
+        checks: the run directory, of a checker.
         executor: process id of the executor.
-        cuda: whether the fork server has begun CUDA.
+        begun_cuda: whether the fork server has begun CUDA.
     """
-    if "checks" in request:
+    if checks is not None:
         from ensemble.executors import checker_main
 
-        return checker_main.main(descriptor, executor, request["checks"])
-    if "loads" in request:
-        from ensemble.executors import template_main
-
-        return template_main.main(descriptor, executor, *request["loads"])
-    if cuda and os.environ["CUDA_VISIBLE_DEVICES"]:
+        return checker_main.main(descriptor, executor, checks)
+    if begun_cuda and os.environ["CUDA_VISIBLE_DEVICES"]:
         os.set_inheritable(descriptor, True)
         os.execv(sys.executable, make_worker_command(descriptor, executor))
     return worker_main.main(descriptor, executor)
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: int, run_dir: str | None = None, log: str = "") -> int:
     """Run the fork server; in its children, the worker.
 
     Args:
         descriptor: of the socket to the executor.
+        run_dir: the run directory; None: what its declaration names is not imported.
+        log: file of what these imports print.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor decides when this process ends
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the program ignores it, nobody learns how workers end
@@ -237,15 +240,19 @@ def main(descriptor: int) -> int:
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     gc.disable()  # imports make many objects and little garbage; looking for it takes a quarter of their time
-    with end_with_executor(control), asking_nvml():
+    with _end_with_executor(control), _with_variables({_ASK_NVML: "1"}):
         _preload()
-    cuda = has_begun_cuda()
-    freeze_memory()
+    begun_cuda = has_begun_cuda()
+    if run_dir is not None and not begun_cuda:  # else workers on GPUs are new interpreters
+        _import_declared(control, run_dir, log)
+    gc.collect()
+    release_memory()
+    gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     gc.enable()
     with control:
         worker = serve(control)
-    return 0 if worker is None else _work(*worker, executor, cuda)
+    return 0 if worker is None else _work(*worker, executor, begun_cuda)
 
 
 if __name__ == "__main__":
-    exit_process(main(int(sys.argv[1])))
+    exit_process(main(int(sys.argv[1]), *sys.argv[2:]))

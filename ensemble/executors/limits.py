@@ -6,17 +6,15 @@ limit that was measured, not declared, is raised from outside (prlimit(2)) while
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import resource
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ensemble.meter.memory import data_gb
 from pipelines.environment.machine_limits import available_bytes, limit_bytes
 
 if TYPE_CHECKING:
-    from ensemble.spec import Ensemble, Identity
+    from ensemble.spec import Ensemble
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +46,6 @@ def raise_memory_limit(pid: int, room_gb: float) -> None:
     raised = int((data_gb(pid) + room_gb) * 2**30)
     if soft != resource.RLIM_INFINITY and raised > soft and (hard == resource.RLIM_INFINITY or raised <= hard):
         resource.prlimit(pid, resource.RLIMIT_DATA, (raised, hard))
-
-
-def raise_memory_limits(ranks: Mapping[int, Identity]) -> None:
-    """Let ranks, by process id, whose need was measured, not declared, grow while the machine has memory free."""
-    room_gb = find_memory_room(len(ranks)) if ranks else 0.0
-    for pid, identity in ranks.items():
-        if identity.memory_gb is not None and "memory_gb" in identity.auto:
-            with contextlib.suppress(OSError):  # it has ended
-                raise_memory_limit(pid, room_gb)
 
 
 def find_memory_room(processes: int) -> float:

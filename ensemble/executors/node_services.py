@@ -108,7 +108,7 @@ class NodeServices:
         raise_descriptor_limit(ensemble)
         self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, _clear_stale)
         self.directory = self._private.path
-        self.ranks = ProcessPool(node, selector, emit, lambda: ForkServer(self.directory), self.directory)
+        self.ranks = ProcessPool(node, selector, emit, lambda: ForkServer(self.directory, run_dir), self.directory)
         search = ensemble.search
         if search is not None and any(objective.is_cost for objective in search.objectives):
             self.ranks.note_end = self._hurry

@@ -22,17 +22,15 @@ from ensemble.events import Report
 from ensemble.executors.base import make_exited
 from ensemble.executors.checker import CheckerProcess
 from ensemble.executors.host import count_oom_kills
-from ensemble.executors.limits import raise_memory_limits
+from ensemble.executors.limits import find_memory_room, raise_memory_limit
 from ensemble.executors.memory_guard import RankMemory
 from ensemble.executors.spawn import (
-    Forks,
     ForkServer,
     WorkerProcess,
     describe_end,
     kill_group,
     make_worker_environment,
 )
-from ensemble.executors.templates import Template, Templates
 from ensemble.meter.cpu import read_start
 from ensemble.meter.devices import RunProcess
 from ensemble.meter.memory import tree_memory_gb
@@ -43,6 +41,7 @@ from pipelines.ipc.messages import ConnectionLost
 
 #: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a result.
 _DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder", "node_health"))
+_SLOW_IMPORT_S = 1.0  # from here on it is worth a warning that each member repeats it
 
 log = logging.getLogger(__name__)
 
@@ -76,13 +75,12 @@ class ProcessPool:
         self._deferrable = _DEFERRABLE | {"epoch"}
         self._selector = selector
         self._emit = emit
-        self._connect_forks, self._count = forks, itertools.count(1).__next__
+        self._connect_forks = forks
         self._workers: dict[int, WorkerProcess] = {}
         self._ended: dict[int, RunProcess] = {}
+        self._count = itertools.count(1).__next__
         self._forks: ForkServer | None = None
-        self._templates = Templates(node, selector, self._count, self.fork, self._read_forks, self._finish)
         self._checker: CheckerProcess | None = None
-        self._checks_by: Forks | None = None
         self._oom_kills = count_oom_kills()
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
@@ -99,7 +97,7 @@ class ProcessPool:
                 started.append(self._start(job, device))
         except OSError:
             for worker in started:  # a member runs with all its ranks or not at all
-                self._kill(worker)
+                worker.kill()
             raise
 
     def is_urgent(self, event: Report) -> bool:
@@ -115,18 +113,17 @@ class ProcessPool:
             return
         try:
             self._checker = CheckerProcess(
-                self.node, self.directory, job.run_dir, self._selector, self._emit, self._fork_checker, self._count
+                self.node, self.directory, job.run_dir, self._selector, self._emit, self.fork, self._count
             )
         except PipelineError as error:  # members then report that nothing is compared
             log.warning("node %s has no checker: %s", self.node, error)
 
     def report_servers(self) -> None:
-        """Emit what the node's fork server, templates and checker have used so far, where there is more to say."""
-        servers: list[Forks] = [] if self._forks is None else [self._forks]
-        for forks in (*servers, *self._templates.list_started()):
-            if (used := forks.usage(self.node))["cpu_s"] > forks.reported_s:
-                forks.reported_s = used["cpu_s"]
-                self._emit(used)
+        """Emit what the node's fork server and its checker have used so far, where there is more to say."""
+        forks = self._forks
+        if forks is not None and (used := forks.usage(self.node))["cpu_s"] > forks.reported_s:
+            forks.reported_s = used["cpu_s"]
+            self._emit(used)
         if self._checker is not None:
             self._checker.report_usage()
 
@@ -142,7 +139,7 @@ class ProcessPool:
         try:
             with theirs:
                 self._selector.register(ours, selectors.EVENT_READ, lambda: self._exchange(worker))
-                self._templates.fork(worker, theirs, environment)
+                self.fork(lambda forks: forks.fork(worker, theirs, environment))
         except OSError:
             self._unregister(worker.connection, worker.pidfd)
             worker.close()  # if the fork server still forks it, it ends because its socket is closed
@@ -156,29 +153,24 @@ class ProcessPool:
         assert worker.pidfd is not None
         self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda: self._finish(worker))
 
-    def fork(self, request: Callable[[Forks], None], template: Template | None = None) -> Forks:
-        """Make a request to a template or to the fork server; to a fork server where that one has just died.
+    def fork(self, request: Callable[[ForkServer], None]) -> None:
+        """Make a request to the fork server, to another one where it has just died.
 
         Raises:
             OSError: there is none, and none can be started.
         """
-        forks = template or self.connect()
+        forks = self.connect()
         try:
             request(forks)
         except OSError:
-            self._handle_lost(forks)
-            forks = self.connect()
-            request(forks)
-        return forks
-
-    def _fork_checker(self, request: Callable[[Forks], None]) -> None:
-        self._checks_by = self.fork(request, self._templates.find_ready())  # which has loaded the declaration
+            self._handle_lost_server(forks)
+            request(self.connect())
 
     def connect(self) -> ForkServer:
         """The connection to a fork server, made now if there is none."""
         if self._forks is None:
             forks = self._forks = self._connect_forks()
-            self._selector.register(forks.control, selectors.EVENT_READ, lambda: self._read_forks(forks))
+            self._selector.register(forks.control, selectors.EVENT_READ, lambda: self._read_server(forks))
         return self._forks
 
     def _unregister(self, *items: Any) -> None:
@@ -193,12 +185,7 @@ class ProcessPool:
     def kill(self, member: str) -> None:
         """See `ensemble.executors.Executor`; the processes that the member started end as well."""
         for worker in self._find(member):
-            self._kill(worker)
-
-    def _kill(self, worker: WorkerProcess) -> None:
-        worker.kill()
-        if self._templates.drop(worker):  # it is not forked yet
-            self._finish(worker, -signal.SIGKILL)
+            worker.kill()
 
     def list_gpus(self) -> set[str]:
         """The ids of the GPUs on which workers run."""
@@ -219,17 +206,24 @@ class ProcessPool:
         for member in {worker.job.identity.member for worker in self._workers.values() if worker.job.gpu in gpus}:
             for worker in self._find(member):
                 worker.lost_gpu = why
-                self._kill(worker)
+                worker.kill()
 
     def raise_memory_limits(self) -> None:
         """Let ranks whose need was measured, not declared, grow while the machine has memory free."""
-        raise_memory_limits({w.pid: w.job.identity for w in self._workers.values() if w.pid is not None})
+        workers = list(self._workers.values())
+        room_gb = find_memory_room(len(workers)) if workers else 0.0
+        for worker in workers:
+            identity, pid = worker.job.identity, worker.pid
+            if pid is not None and identity.memory_gb is not None and "memory_gb" in identity.auto:
+                with contextlib.suppress(OSError):  # it has ended
+                    raise_memory_limit(pid, room_gb)
 
     def list_memory(self) -> list[RankMemory]:
         """What each worker and the processes that it started hold for themselves, as far as it can be read."""
         ranks = []
         for worker in self._workers.values():
-            if (pid := worker.pid) is not None and (used_gb := tree_memory_gb(pid)) is not None:
+            pid = worker.pid
+            if pid is not None and (used_gb := tree_memory_gb(pid)) is not None:
                 granted_gb = worker.job.identity.memory_gb
                 granted = None if granted_gb is None else int(granted_gb * 2**30)
                 ranks.append(RankMemory(worker.number, int(used_gb * 2**30), granted))
@@ -250,8 +244,6 @@ class ProcessPool:
             worker.kill()
         if self._checker is not None:
             self._checker.close()
-        for usage in self._templates.close():
-            self._emit(usage)
         if self._forks is not None:
             self._forks.close()
             self._emit(self._forks.usage(self.node))
@@ -263,51 +255,47 @@ class ProcessPool:
     def _find(self, member: str) -> list[WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.job.identity.member == member]
 
-    def _read_forks(self, forks: ForkServer | Template) -> None:
+    def _read_server(self, forks: ForkServer) -> None:
         try:
             message, pidfd = forks.receive()
         except ConnectionLost:
-            self._handle_lost(forks)
+            self._handle_lost_server(forks)
             return
-        if isinstance(forks, Template) and not forks.is_ready:
-            self._templates.settle(forks, message.get("refused"))
+        if "repeats" in message:
+            if message["cpu_s"] >= _SLOW_IMPORT_S:
+                text = "node %s: members import for themselves what takes %.1f s: of these imports %s remained"
+                log.warning(text, self.node, message["cpu_s"], message["repeats"])
             return
-        if "forked" in message:
-            self._note_started(message["forked"], message["pid"], pidfd)
-        elif self._checker is not None and message["ended"] == self._checker.number:
-            self._checker.has_ended(message.get("cpu_s"), message["code"])
-        elif (worker := self._workers.get(message["ended"])) is not None:
-            self._finish(worker, message["code"], message.get("cpu_s"))
-
-    def _note_started(self, number: int, pid: int, pidfd: int | None) -> None:
+        number = message["forked"] if "forked" in message else message["ended"]
         if self._checker is not None and number == self._checker.number:
-            self._checker.has_started(pid, pidfd)
-        elif (template := self._templates.find(number)) is not None:
-            template.has_started(pid)
-            template.pidfd = pidfd
-        elif (worker := self._workers.get(number)) is not None:
-            worker.pid, worker.pidfd, worker.began = pid, pidfd, read_start(pid)
+            if "forked" in message:
+                self._checker.has_started(message["pid"], pidfd)
+            else:
+                self._checker.has_ended(message.get("cpu_s"), message["code"])
+            return
+        worker = self._workers.get(number)
+        if worker is None:  # it could not be started, and ends because its socket is closed
+            if pidfd is not None:
+                os.close(pidfd)
+        elif "forked" in message:
+            worker.pid, worker.pidfd, worker.began = message["pid"], pidfd, read_start(message["pid"])
             if worker.kill_pending:
                 worker.kill()
             self._flush(worker)
-        elif pidfd is not None:  # of one that could not be started
-            os.close(pidfd)
-
-    def _handle_lost(self, forks: ForkServer | Template) -> None:
-        """A fork server or a template died: its workers live on, but their exit codes cannot be known."""
-        self._unregister(forks.control)
-        if isinstance(forks, Template):
-            self._templates.lose(forks)
         else:
-            forks.usage(self.node)  # which is still to be had of it until it is waited for
-            forks.close()
-            log.warning("the fork server of node %s died; another is started for the next member", self.node)
-            self._forks = None
-        if forks.pid is not None:
-            self._emit(forks.usage(self.node))
-        if self._checker is not None and forks is self._checks_by:
+            self._finish(worker, message["code"], message.get("cpu_s"))
+
+    def _handle_lost_server(self, forks: ForkServer) -> None:
+        """The fork server died: its workers live on, but their exit codes cannot be known."""
+        self._unregister(forks.control)
+        forks.usage(self.node)  # which is still to be had of it until it is waited for
+        forks.close()
+        self._emit(forks.usage(self.node))
+        log.warning("the fork server of node %s died; another is started for the next member", self.node)
+        self._forks = None
+        if self._checker is not None:
             self._checker.watch()
-        for worker in [worker for worker in self._workers.values() if worker.forks is forks]:
+        for worker in list(self._workers.values()):
             worker.orphaned = True
             if worker.pidfd is None:
                 self._finish(worker)

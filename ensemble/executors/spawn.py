@@ -55,7 +55,6 @@ class WorkerProcess:
         exit: the `exited` event that it sent, None before that.
         reported_s: CPU-seconds by role, as it reported last.
         log_begins: size of the log when it was started.
-        forks: the process that was asked for it; None: it waits for a template.
     """
 
     number: int
@@ -74,7 +73,6 @@ class WorkerProcess:
     reported_s: dict[str, float] = field(default_factory=dict)
     began: int | None = None
     log_begins: int = 0
-    forks: Forks | None = None
 
     def kill(self) -> None:
         """Kill it, now or as soon as it has started; the processes that it started end when it is waited for."""
@@ -117,29 +115,39 @@ class WorkerProcess:
             self.pidfd = None
 
 
-class Forks:
-    """A process that forks workers on request; see `ensemble.executors.forkserver`.
+class ForkServer:
+    """A fork server that this process started, which forks workers; see `ensemble.executors.forkserver`.
 
     Args:
-        control: our end of its socket.
+        directory: of the node, where compilers keep what they compile.
+        run_dir: the run directory, of whose declaration it imports what is installed; None: it does not.
+        module: that is run as the server.
 
     Attributes:
-        control: readable when `receive` has a message.
-        pid: of the process; None until it has started.
-        used_s: CPU-seconds that it has used, as far as known.
-        reported_s: those that were reported last.
+        control: our end of its socket; readable when `receive` has a message.
+        process: the server's.
+        reported_s: CPU-seconds of it that were reported last.
     """
 
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
-        self.pid: int | None = None
-        self.used_s, self.reported_s = 0.0, 0.0
-        self._began: int | None = None
+    def __init__(
+        self, directory: Path, run_dir: Path | None = None, module: str = "ensemble.executors.forkserver"
+    ) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        declared = [] if run_dir is None else [str(run_dir), str(directory / "imports.log")]
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), *declared],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**child_environment(), **_OUTPUT, **make_node_environment(directory)},
+                process_group=0,
+            )
+        self._idle, self._used_s, self.reported_s = True, 0.0, 0.0
+        self._began = read_start(self.process.pid)
 
-    def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str] | None) -> None:
+    def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
         """Request a worker; the answer is a `forked` message."""
         self._request(theirs, {"fork": worker.number, "env": environment, "log": str(worker.log)})
-        worker.forks = self
 
     def fork_checker(
         self, number: int, log: Path, listener: socket.socket, environment: dict[str, str], run_dir: str
@@ -147,39 +155,35 @@ class Forks:
         """Request the node's checker; the answer is a `forked` message."""
         self._request(listener, {"fork": number, "env": environment, "log": str(log), "checks": run_dir})
 
-    def fork_template(
-        self, number: int, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]
-    ) -> None:
-        """Request a template of workers like this one; the answers are a `forked` message, and its own."""
-        files = worker.job.files
-        if files is not None:  # a message holds some hundred kilobytes, and the code of a run may be many files
-            files = {name: digests for name, digests in files.items() if "/" not in name}
-        loads = [worker.job.run_dir, files]
-        self._request(theirs, {"fork": number, "env": environment, "log": str(worker.log), "loads": loads})
-
     def _request(self, descriptor: socket.socket, request: dict[str, Any]) -> None:
+        self._idle = False
         socket.send_fds(self.control, [json.dumps(request).encode()], [descriptor.fileno()])
 
     def receive(self) -> tuple[dict[str, Any], int | None]:
         """The next message and the pidfd sent with it, or None; raises `messages.ConnectionLost` if it is gone."""
-        content, pidfd = messages.receive_with_descriptor(self.control)
-        message = json.loads(content)
-        self.used_s = max(self.used_s, message.get("used_s", 0.0))
-        return message, pidfd
-
-    def has_started(self, pid: int) -> None:
-        """Take note of its process id."""
-        self.pid, self._began = pid, read_start(pid)
+        message, pidfd = messages.receive_with_descriptor(self.control)
+        return json.loads(message), pidfd
 
     def usage(self, node: str) -> Report:
         """A `usage` event with its CPU time: the imports that all forked workers share, and what it did since."""
-        assert self.pid is not None
-        if read_start(self.pid) == self._began:  # it has not ended
-            self.used_s = max(self.used_s, cpu_seconds(self.pid) or 0.0)
-        return make_usage(node, "startup", self.pid, self.used_s, began=self._began)
+        if self.process.returncode is None:
+            self._used_s = max(self._used_s, cpu_seconds(self.process.pid) or 0.0)
+        return make_usage(node, "startup", self.process.pid, self._used_s, began=self._began)
 
-    def shut_down(self) -> bool:
-        """Let it end its workers and itself; returns whether it did."""
+    def close(self) -> None:
+        """End it and all workers that it forked; `usage` then includes all that it used."""
+        waited_s: float | None = 0.0
+        if self._idle:  # it may still be importing, and has no workers to end
+            self.process.kill()
+        else:
+            waited_s = self._shut_down()
+        self.control.close()
+        used_s = reap(self.process)
+        if used_s is not None and waited_s is not None:
+            self._used_s = max(self._used_s, used_s - waited_s)
+
+    def _shut_down(self) -> float | None:
+        """Let it end its workers and itself; returns the CPU-seconds of these. If it does not answer, kill it."""
         self.control.settimeout(_CLOSE_S)
         with contextlib.suppress(OSError, messages.ConnectionLost):  # it is gone, or hangs
             self.control.shutdown(socket.SHUT_WR)
@@ -187,49 +191,10 @@ class Forks:
                 message, pidfd = self.receive()
                 if pidfd is not None:
                     os.close(pidfd)
-                if "used_s" in message:
-                    return True
-        return False
-
-
-class ForkServer(Forks):
-    """A fork server that this process started.
-
-    Args:
-        directory: of the node, where compilers keep what they compile.
-        module: that is run as the server.
-
-    Attributes:
-        process: the server's.
-    """
-
-    def __init__(self, directory: Path, module: str = "ensemble.executors.forkserver") -> None:
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        super().__init__(control)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={**child_environment(), **_OUTPUT, **make_node_environment(directory)},
-                process_group=0,
-            )
-        self._idle = True
-        self.has_started(self.process.pid)
-
-    def _request(self, descriptor: socket.socket, request: dict[str, Any]) -> None:
-        self._idle = False
-        super()._request(descriptor, request)
-
-    def close(self) -> None:
-        """End it and all workers that it forked; `usage` then includes all that it used."""
-        is_idle = self._idle  # it may still be importing, and has no workers to end
-        if is_idle or not self.shut_down():
-            self.process.kill()
-        self.control.close()
-        used_s = reap(self.process)
-        if is_idle and used_s is not None:
-            self.used_s = max(self.used_s, used_s)
+                if "waited_s" in message:
+                    return float(message["waited_s"])
+        self.process.kill()
+        return None
 
 
 def make_worker_command(descriptor: int, executor: int) -> list[str]:

@@ -16,16 +16,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ensemble.events import Report
 from ensemble.executors.base import make_exited
 from ensemble.interrupts import exit_process
 from ensemble.meter.cpu import CpuClock
 from ensemble.train.job import Inbox, Job
-
-if TYPE_CHECKING:
-    from ensemble.spec import Ensemble
 
 
 def _unwrap_number(value: Any) -> Any:
@@ -82,13 +79,12 @@ def _receive_commands(connection: socket.socket, parent: int, buffer: bytes, inb
         buffer += got
 
 
-def main(descriptor: int, executor: int, ensemble: Ensemble | None = None) -> int:
+def main(descriptor: int, executor: int) -> int:
     """Receive a job over a socket, train, report the outcome.
 
     Args:
         descriptor: of the socket.
         executor: process id of the executor.
-        ensemble: the run's declaration; None: it is not loaded yet.
     """
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)  # a process that the member starts must not keep it open
@@ -100,17 +96,16 @@ def main(descriptor: int, executor: int, ensemble: Ensemble | None = None) -> in
     threading.Thread(
         target=_receive_commands, args=(connection, parent, more, inbox), name="commands", daemon=True
     ).start()
-    send(make_exited(job, _train(job, ensemble, send, inbox)))
+    send(make_exited(job, _train(job, send, inbox)))
     return 0
 
 
-def _train(job: Job, ensemble: Ensemble | None, send: Callable[[Report], None], inbox: Inbox) -> str:
-    """Load the run's declaration, if it is not loaded yet, and train one rank; returns the outcome."""
+def _train(job: Job, send: Callable[[Report], None], inbox: Inbox) -> str:
+    """Load the run's declaration and train one rank; returns the outcome."""
     from ensemble.store import RunDir
 
     try:
-        if ensemble is None:
-            ensemble = RunDir(job.run_dir, job.files).load_ensemble(takes_settings=True)
+        ensemble = RunDir(job.run_dir, job.files).load_ensemble(takes_settings=True)
 
         if job.profile is None:
             from ensemble.train.worker import run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -147,6 +148,50 @@ class DeclarationUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         """An array that is not in the pickle, or an object of this process."""
         return self._shared[pid] if isinstance(pid, int) else Place(*pid).open(self._folder)
+
+
+class _Stub:
+    """Stands for what a declaration names, so that it is read without anything being loaded."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _Stub:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __call__(self, *_: Any, **__: Any) -> _Stub:
+        return self
+
+    __setstate__ = __setitem__ = append = extend = add = update = __init__
+
+
+class _NameReader(pickle.Unpickler):
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.names: dict[str, None] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A stand-in; by `subimport` cloudpickle names the modules that functions use."""
+        if name == "subimport":
+            return self._note
+        self._note(module)
+        return _Stub
+
+    def _note(self, module: str) -> _Stub:
+        self.names[module] = None
+        return _Stub()
+
+    def persistent_load(self, pid: Any) -> None:
+        """Arrays stay where they are."""
+
+
+def read_named_modules(run_dir: Path) -> list[str]:
+    """The modules that the declaration of a run names, in the order of their names in it; nothing is imported."""
+    with open(run_dir / "ensemble.pkl", "rb") as file:
+        reader = _NameReader(file)
+        with contextlib.suppress(Exception):  # what cannot be read to its end: workers report it
+            for _ in ("settings", "declaration"):
+                reader.load()
+    return list(reader.names)
 
 
 class Declaration:

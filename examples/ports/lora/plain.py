@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, TaskType, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
-BATCH, LENGTH, WORDS = 32, 48, 1000
+BATCH, LENGTH, WORDS = 32, 48, 64
 RANKS = (2, 4, 8, 16, 24, 32)
 
 
@@ -24,7 +24,7 @@ def make_texts():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 2500)
     words = rng.integers(0, WORDS // 2, (2500, LENGTH))
-    words += (WORDS // 2) * (rng.random(words.shape) < np.where(labels, 0.65, 0.35)[:, None])
+    words += (WORDS // 2) * (rng.random(words.shape) < np.where(labels, 0.7, 0.3)[:, None])
     return (words[:2000], labels[:2000]), (words[2000:], labels[2000:])
 
 

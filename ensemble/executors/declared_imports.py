@@ -1,0 +1,126 @@
+"""Imports once, in the fork server, what members of a run will import: installed packages its declaration names.
+
+The user's own modules and the declaration are loaded by each member: what they make when they are loaded (data,
+generators, folders) is the member's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import select
+import signal
+import socket
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from ensemble.store.declaration import read_named_modules
+
+_JEMALLOC = "jemalloc_bg_thd"  # of pyarrow; it begins anew in a fork
+_FORK_S = 5.0  # time limit of a fork that does nothing
+
+
+def import_declared(run_dir: str) -> str | None:
+    """Import them; returns what remained of it that a fork would not have as its own; None: nothing."""
+    files, memory = _list_files(), _list_shared_memory()
+    for name in find_installed(read_named_modules(Path(run_dir))):
+        with contextlib.suppress(Exception):  # the members meet it themselves, and report it
+            importlib.import_module(name)
+    return _find_obstacle(files, memory)
+
+
+def find_installed(names: Iterable[str]) -> list[str]:
+    """Those modules that are of an installed distribution: its metadata lie beside its package."""
+    packages: dict[str, bool] = {}
+    for name in names:
+        package = name.partition(".")[0]
+        if package not in packages:
+            packages[package] = _is_installed(package)
+    return [name for name in names if packages[name.partition(".")[0]]]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    origin = None if spec is None else spec.origin
+    if spec is None or origin is None or not origin.endswith((".py", ".so")):
+        return False
+    folder = Path(origin).parents[1 if spec.submodule_search_locations else 0]
+    return any(folder.glob("*.dist-info"))
+
+
+def _find_obstacle(files: Iterable[int], memory: Iterable[str]) -> str | None:
+    """What an import left of which a fork would have a copy that does not work, or share it; None: nothing.
+
+    Args:
+        files: descriptors that were open before the imports.
+        memory: mappings that were shared before them.
+    """
+    threads = _list_threads()
+    if threads and _fork_once():  # libraries that know of forks, as OpenBLAS does, end their threads before one
+        threads = _list_threads()
+    if threads:
+        return f"threads ({', '.join(threads)})"
+    if opened := {number: name for number, name in _list_files().items() if number not in files}:
+        return f"an open file ({min(opened.values())})"
+    if shared := _list_shared_memory() - {*memory}:
+        return f"shared memory ({min(shared)})"
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return "a process"
+    if signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL:
+        return "a handler of SIGCHLD"
+    if tempfile._name_sequence is not None:  # type: ignore[attr-defined]
+        return "a temporary file"
+    if socket.getdefaulttimeout() is not None:
+        return "a time limit of sockets"
+    return None
+
+
+def _list_threads() -> list[str]:
+    """The names of this process's threads, without the main one's."""
+    threads = [thread for thread in os.listdir("/proc/self/task") if int(thread) != os.getpid()]
+    names = [Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip() for thread in threads]
+    return [name for name in names if name != _JEMALLOC]
+
+
+def _fork_once() -> bool:
+    """Make a process that ends at once; returns whether it did."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    pidfd, ended = os.pidfd_open(pid), select.poll()
+    ended.register(pidfd, select.POLLIN)
+    has_ended = bool(ended.poll(_FORK_S * 1000))
+    if not has_ended:  # what runs after a fork hangs
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(pidfd)
+    return has_ended
+
+
+def _list_files() -> dict[int, str]:
+    """The open files, pipes and sockets of this process, without devices, such as those of a GPU."""
+    names = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            if not stat.S_ISCHR(os.fstat(number).st_mode):
+                names[number] = os.readlink(f"/proc/self/fd/{number}")
+    return names
+
+
+def _list_shared_memory() -> set[str]:
+    """What this process has mapped so that other processes see what it writes."""
+    names = set()
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            addresses, flags, _, _, _, *name = line.rstrip("\n").split(maxsplit=5)
+            if flags.startswith("rw") and flags.endswith("s"):
+                names.add(name[0] if name else addresses)
+    return names
