@@ -83,6 +83,7 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription]) 
         request = messages.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
         messages.send(connection, request)
 
+    take_computed_ns()  # those of the process that was forked
     messages.send(connection, messages.pack("ready"))
     while True:
         message, descriptor = messages.receive_with_descriptor(connection)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,21 @@ from torch import nn
 
 import ensemble
 from ensemble import EMA, SWA, Recipe, SpecError
+from ensemble.controller.node_table import NodeTable
+from ensemble.events import BaseMade
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.summary import summary_text
-from ensemble.store import RunDir, StoreError, load_checkpoint, load_predictions, read_events, read_state
+from ensemble.schedule.needs import Node
+from ensemble.schedule.packing import pack
+from ensemble.store import (
+    RunDir,
+    RunState,
+    StoreError,
+    load_checkpoint,
+    load_predictions,
+    read_events,
+    read_state,
+)
 
 HERE = Path(__file__).parent
 
@@ -250,6 +263,20 @@ def test_a_dry_run_adds_up_the_memory_of_the_base_and_of_eight_members() -> None
     assert plan.run["base_gb"] == base_gb and plan.run["at_once"] == 8 and 0 < own_gb < base_gb
     assert plan.run["memory_gb"] == pytest.approx(base_gb + 8 * own_gb)
     assert "(base 200 MiB + 8 x " in str(plan)
+
+
+def test_the_packer_counts_the_base_once_on_each_node() -> None:
+    made = BaseMade(digest="", file="", bytes=4 * 2**30, source="", code="")
+    nodes = [Node("a", 64, (), 10.0, "a"), Node("b", 64, (), 10.0, "b", memory_left_gb=7.0)]
+    resources = ensemble.Resources(cpus_per_worker=0.1, memory_gb=1.0)
+    declared = base_spec.make(members=[{"lr": 1.0 + number} for number in range(30)], resources=resources)
+    waiting = [declared.identify(number) for number in range(30)]
+    for state, expected in ((RunState(base=made), {"a": 6, "b": 3}), (RunState(), {"a": 10, "b": 7})):
+        placed = pack(waiting, [], NodeTable(state, nodes).packed)
+        assert Counter(placement.node for placement in placed) == expected
+    cluster = NodeTable(RunState(base=made), nodes, list_cluster=lambda: nodes)
+    assert cluster.packed == nodes, "what is leased is sized to the members"
+    assert [node.memory_gb for node in cluster.list_potential()] == [6.0, 6.0]
 
 
 def test_making_the_base_is_shared_work_with_a_row_of_its_own(heads: Path) -> None:
