@@ -186,10 +186,7 @@ def refuse_extra_state(model: nn.Module, source: str) -> None:
     """Raise SpecError where modules keep more than tensors: no digest has it, nor does `FrozenBase.load`."""
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise SpecError(
-                f"{source} has {name or 'a network'} with get_extra_state, which a frozen base cannot keep: make "
-                "what it holds a buffer"
-            )
+            raise SpecError(f"{source} has {name or 'a network'} with get_extra_state: make that a buffer")
 
 
 def _forget() -> None:
