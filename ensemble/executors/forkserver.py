@@ -205,7 +205,6 @@ def main(descriptor: int) -> int:
     with _end_with_executor(control):
         _preload()
     has_begun_cuda = _has_begun_cuda()
-    gc.collect()
     release_memory()
     gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     gc.enable()

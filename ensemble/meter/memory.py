@@ -8,6 +8,7 @@ Pages that nobody has written to are a file's (`Recipe.base`, a library): cache 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Collection
@@ -70,9 +71,10 @@ def reset_peak_memory() -> None:
 
 
 def release_memory() -> None:
-    """Returns freed memory that glibc keeps to the system; without effect with another C library."""
+    """Collects garbage, and returns to the system what glibc keeps; without effect with another C library."""
     import ctypes
 
+    gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

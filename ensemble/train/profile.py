@@ -148,7 +148,8 @@ def measure_here(ensemble: Ensemble, member: Identity, directory: str, steps_s: 
         release_memory()
         before_gb = tree_memory_gb(os.getpid()) or 0.0  # what processes of a run have from their fork server
         measured = _Session(job, ensemble, communicator, gpu, lambda event: None).measure_member(alone)
-        measured.figures["memory_gb"] = max(0.0, measured.figures["memory_gb"] - before_gb)
+        least_gb = measured.checkpoint_bytes / 2**30  # it may fit where others were
+        measured.figures["memory_gb"] = max(least_gb, measured.figures["memory_gb"] - before_gb)
         return measured
 
 
@@ -231,8 +232,7 @@ class _Session:
         job = dataclasses.replace(self._job, identity=own, profile=None)
         data = _MeasuredData(self._ensemble, own, None, device, self._comm)
         data.prepare(self._ready, watch)  # before its memory is measured
-        gc.collect()  # garbage of the member before
-        release_memory()
+        release_memory()  # of the member before
         reset_peak_memory()
         if self._gpu is not None:
             self._gpu.begin()
