@@ -158,7 +158,7 @@ def cast(params: dict[str, Any], base: nn.Module) -> nn.Module:
 
 # --- memory -------------------------------------------------------------------------------------------------
 
-BASE_BYTES, MEMBERS = 200 * 2**20, 4
+BASE_BYTES, MEMBERS = 200 * 2**20, 8
 
 
 class Large(nn.Module):

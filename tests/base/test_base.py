@@ -99,7 +99,7 @@ def mapped(smaps: str, field: str) -> int:
 
 def test_members_of_a_node_hold_the_base_once(tmp_path: Path) -> None:
     members = [{"lr": 0.1 * (1 + number), "folder": str(tmp_path)} for number in range(base_spec.MEMBERS)]
-    options = {"cpus_per_worker": 0.25, "memory_gb": 0.5}
+    options = {"cpus_per_worker": 0.125, "memory_gb": 0.5}
     declared = {"model": base_spec.probe, "base": base_spec.load_large, "members": members, "epochs": 1}
     run = train(tmp_path / "run", "local", resources=ensemble.Resources(**options), **declared)
     assert set(finished_hashes(run)) == {f"member-{number}" for number in range(base_spec.MEMBERS)}

@@ -150,8 +150,6 @@ def list_figures(page: str) -> list[Any]:
     return [row for table in tables if table["id"].startswith("cost_of") for row in table["rows"]]
 
 
-@pytest.mark.skipif(getattr(find_busy_time(), "scope", None) != "host", reason="CPU time of others is not seen")
-@BOTH
 def wait_on_a_core(batch: Any) -> Any:
     until = time.thread_time() + 0.02
     while time.thread_time() < until:
@@ -172,6 +170,8 @@ def test_batch_stages_are_shared_work_with_a_row_of_their_own(tmp_path: Path) ->
     assert sum(row.energy_j or 0.0 for row in shared) == (row.energy_j or 0.0)
 
 
+@pytest.mark.skipif(getattr(find_busy_time(), "scope", None) != "host", reason="CPU time of others is not seen")
+@BOTH
 def test_a_run_can_be_interrupted_while_idle_power_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, caplog: pytest.LogCaptureFixture
 ) -> None:
