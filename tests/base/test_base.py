@@ -24,7 +24,8 @@ from torch import nn
 import ensemble
 from ensemble import EMA, SWA, Recipe, SpecError
 from ensemble.controller.node_table import NodeTable
-from ensemble.events import BaseMade
+from ensemble.events import BaseMade, Epoch
+from ensemble.reporting.dashboard.run_section import describe_run
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.summary import summary_text
 from ensemble.schedule.needs import Node
@@ -290,9 +291,14 @@ def test_making_the_base_is_shared_work_with_a_row_of_its_own(heads: Path) -> No
     assert (sum(joules) if joules else None) == row.energy_j
 
 
-def test_the_summary_says_what_the_base_and_a_member_take(heads: Path) -> None:
-    lines = summary_text(RunDir(heads), everything=True)
+def test_page_and_summary_say_what_the_base_and_a_member_take(heads: Path) -> None:
+    lines, events = summary_text(RunDir(heads), everything=True), list(read_events(RunDir(heads).events))
     assert "the base of base_spec.load_base takes" in lines and "once on each node, each member at most" in lines
+    last = max(at for at, event in enumerate(events) if isinstance(event, Epoch))
+    for part, is_running in ((events, False), (events[: last + 1], True)):
+        facts = describe_run("run", RunProjection.from_events(part), None)["facts"]
+        (fact,) = (fact["text"] for fact in facts if fact["label"] == "memory")
+        assert "once on each node" in fact and (" + 1 x " in fact) == is_running, "inline trains one at a time"
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-1] + b"x")])
