@@ -200,15 +200,16 @@ class PipelineDescription(ABC):
     @property
     def batch_unit(self) -> int:
         """How many samples are best prepared at a time: as many as its largest batch stage computes at once."""
-        return max((call.batch_size for call in self._batched), default=1)
+        return max((call.batch_size for call in self.batched), default=1)
 
     @property
     def needs_gpu(self) -> bool:
         """Whether a batch stage computes on a GPU, which no fork of this process can use."""
-        return any(call.device != "cpu" for call in self._batched)
+        return any(call.device != "cpu" for call in self.batched)
 
     @property
-    def _batched(self) -> list[Batched]:
+    def batched(self) -> list[Batched]:
+        """Its stages that compute on batches."""
         return [stage.call for stage in self.stages if isinstance(stage.call, Batched)]
 
     @property

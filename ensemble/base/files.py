@@ -24,7 +24,6 @@ class BaseFile(msgspec.Struct, frozen=True, kw_only=True):
     code: str
 
     def path(self, run: RunDir) -> Path:
-        """Its file."""
         return run.path / BASE / f"{self.digest}.pt"
 
     def write(self, run: RunDir) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from ensemble.base.files import BaseFile
 from ensemble.comm._compat import count_writes
-from ensemble.meter.memory import note_shared_file
 from ensemble.spec import SpecError
 from ensemble.store import RunDir
 from ensemble.train.job import TrainingError
@@ -60,6 +59,7 @@ class FrozenBase:
         built = model(params, network)
         if not isinstance(built, nn.Module):
             return built
+        refuse_extra_state(built, "Recipe.model")
         BASES[built], COPIES[built] = self, network
         for name, tensor in self._tensors.items():
             if tensor.numel() and self.is_own(tensor):
@@ -182,6 +182,13 @@ def open_base(run_dir: str | os.PathLike[str]) -> FrozenBase:
     return _last
 
 
+def refuse_extra_state(model: nn.Module, source: str) -> None:
+    """Raise SpecError where modules keep more than tensors: no digest has it, nor does `FrozenBase.load`."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise SpecError(f"{source} has {name or 'a network'} with get_extra_state: make that a buffer")
+
+
 def _forget() -> None:
     global _last
     _last = None
@@ -192,7 +199,6 @@ def _map_module(path: Path, record: BaseFile) -> nn.Module:
     if soft != resource.RLIM_INFINITY:  # pages that could be written count for it, although they never are
         raised = soft + path.stat().st_size
         resource.setrlimit(resource.RLIMIT_DATA, (raised if hard < 0 else min(raised, hard), hard))
-    note_shared_file(path)
     saved = torch.load(path, mmap=True, weights_only=True)
     module = join_tensors(saved["module"].numpy().tobytes(), saved["tensors"])
     assert isinstance(module, nn.Module)

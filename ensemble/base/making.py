@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from ensemble.base.files import BASE, BaseFile
+from ensemble.base.frozen import refuse_extra_state
 from ensemble.meter.cpu import make_usage, read_start
 from ensemble.spec import SpecError
 from ensemble.store import RunDir, RunState, StoreError, weights_sha256
 from ensemble.store.files import make_directory, write_atomically
 from ensemble.train.forward_errors import describe_error
+from ensemble.train.loose_tensors import find_loose
 from ensemble.train.pickled import split_tensors
 from ensemble.train.seeding import seed_everything
 from pipelines.ipc.child_processes import child_environment, reap
@@ -78,7 +80,7 @@ def _make_in_child(run: RunDir, code: str, node: str) -> list[dict[str, Any]]:
     if "error" in answered:
         raise SpecError(answered["error"])
     made = {"type": "base_made", **answered, "wall_s": time.monotonic() - began_s, "node": node}
-    usage = make_usage(node, "orchestrate", child.pid, cpu_s or 0.0, began=began)
+    usage = make_usage(node, "base", child.pid, cpu_s or 0.0, began=began)
     return [made, usage]
 
 
@@ -98,7 +100,8 @@ def make_base(declared: Any, run: RunDir, code: str) -> BaseFile:
     if not isinstance(module, nn.Module):
         raise SpecError(f"Recipe.base must return a torch.nn.Module, and {source} returned {module!r:.60}")
     module.cpu().requires_grad_(False).eval()
-    digest = weights_sha256(module.state_dict())
+    refuse_extra_state(module, source)
+    digest = weights_sha256({**module.state_dict(), **find_loose(module)})
     try:
         content, tensors = split_tensors(module)
     except Exception as error:  # whatever a module holds that no other process can have

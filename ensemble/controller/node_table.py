@@ -23,6 +23,8 @@ class NodeTable:
 
     Attributes:
         held: on which members can be placed, with what the run holds of them.
+        packed: the same, without the memory of the network that members share (`Recipe.base`), once a node. What
+            is leased from a cluster (`list_cluster`) is the members' own.
         list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
         changes: how often nodes have come, gone or become others, memory that others take or return apart.
     """
@@ -39,6 +41,14 @@ class NodeTable:
         self.changes = 0
         self._run, self._declared_devices = run, declared_devices
         self._said_of_gpus: set[tuple[str, str]] = set()
+
+    @property
+    def packed(self) -> list[Node]:
+        return self.held if self.list_cluster() is not None else self._without_base(self.held)
+
+    def _without_base(self, nodes: Sequence[Node]) -> list[Node]:
+        base_gb = 0.0 if self._run.base is None else self._run.base.bytes / 2**30
+        return [node.without_base(base_gb) for node in nodes] if base_gb else list(nodes)
 
     def change(self, node: Node) -> Node:
         """The run offers more or less of a node than before, or of a new one; returns what it can use of it."""
@@ -73,7 +83,8 @@ class NodeTable:
     def list_potential(self) -> Sequence[Node]:
         """The nodes with all that they could ever offer, also what processes of others hold now."""
         cluster = self.list_cluster()
-        return [node.without_others() for node in (self.held if cluster is None else cluster)]
+        nodes = [node.without_others() for node in (self.held if cluster is None else cluster)]
+        return self._without_base(nodes)
 
     def explain_unplaceable(self, identity: Identity) -> str | None:
         """Why no node can ever hold a member; None where one can."""

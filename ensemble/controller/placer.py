@@ -158,10 +158,10 @@ class Placer:
         session, nodes, waitlist = self._session, self._session.nodes, self._session.waitlist
         failures, measuring, joins_late = self._attempts.failures, self._planner.is_measuring, self._joins_late
         most_gb = max_node_memory_gb(nodes.list_potential())
-        left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
+        left_gb = max_node_memory_gb(nodes.packed) if nodes.list_cluster() is None else math.inf
         waiting = () if measuring else waitlist.waiting if self._window is None else self._window.head(self._most)
         return ClusterSnapshot(
-            nodes=nodes.held,
+            nodes=nodes.packed,
             devices=nodes.devices,
             waiting=[failures.grants.apply(one, most_gb, left_gb) for one in waiting],
             returning=[

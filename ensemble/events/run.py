@@ -113,7 +113,7 @@ class BaseMade(Event):
     """The frozen network that members share (`Recipe.base`) was made.
 
     Attributes:
-        digest: SHA-256 of its weights and buffers.
+        digest: SHA-256 of its weights, buffers and other tensors.
         file: digest of its file, `base/<digest>.pt`.
         bytes: of its tensors.
         source: the function, or the folder, that it came from.

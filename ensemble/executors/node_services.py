@@ -334,8 +334,10 @@ class NodeServices:
         group = report["group"] or {}
         feeder.live["feed"] = [pids["feed"], *([group["pid"]] if group.get("pid") else [])]
         feeder.live["prepare"] = pids["prepare"]
-        for role, reported_s in report["cpu"].items():
-            feeder.usage[role] = max(reported_s, feeder.count(role))
+        cpu = report["cpu"]
+        for role, reported_s in cpu.items():  # how much batch stages have used is not known of live processes
+            is_known = role == "feed" or "batch" not in cpu
+            feeder.usage[role] = max(reported_s, feeder.count(role)) if is_known else reported_s
         fields = {"cohort": feeder.cohort, "pid": pids["feed"], "workers": self._ensemble.prep_workers}
         fields |= {key: report[key] for key in _REPORTED} | {
             "ring_bytes": report["capacity"] * feeder.sample_bytes

@@ -82,16 +82,18 @@ def dry_run(
         identities = [dataclasses.replace(identity, nodes=None) for identity in identities]
     fields = describe_first_batch(ensemble, identities[0])
     notes = _list_notes(ensemble, executor, start.state)
-    _check_start_weights(ensemble, identities)
-    notes += _read_data(ensemble, identities[0]) if full else []
+    base_gb = 0.0
     with _make_folder() as folder:
         if (base := getattr(ensemble.recipe, "base", None)) is not None:
             made = import_object("ensemble.base.making:make_base")(base, RunDir(folder), start.code.fingerprint)
             notes.append(f"{made.describe_share()}: that of members and of their checkpoints is their own")
+            base_gb = made.bytes / 2**30
+        _check_start_weights(ensemble, identities, folder)
+        notes += _read_data(ensemble, identities[0]) if full else []
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, notes)
     estimate_members(groups, power)
     of_run = {"is_inline": is_inline, "shares": unshared is None, "repeats": repeats}
-    run = estimate_run(ensemble, groups, node, prepare_s, power, **of_run)
+    run = estimate_run(ensemble, groups, node, prepare_s, power, base_gb=base_gb, **of_run)
     return DryRun(
         name=ensemble.name,
         mode="search" if ensemble.search else "list",
@@ -161,17 +163,23 @@ def _check_opened(start: DeclaredStart, node: Node) -> tuple[str | None, bool]:
     return stream.unshared or "sharing='independent' is declared", False
 
 
-def _check_start_weights(ensemble: Ensemble, identities: Sequence[Identity]) -> None:
-    """Check that the weights with which members start are those of their models; each source is read once."""
+def _check_start_weights(ensemble: Ensemble, identities: Sequence[Identity], folder: str) -> None:
+    """Check that the weights with which members start are those of their models; each source is read once.
+
+    Args:
+        folder: has the base of the models, if they stand on one.
+    """
     from ensemble.controller.starts import find_start
     from ensemble.store import read_weights
 
     started = [(one, one.lineage["from"]) for one in identities if one.lineage is not None]
-    sources = {source: read_weights(find_start(source).file)["model"] for _, source in started}
+    sources = {source: read_weights(find_start(source).file) for _, source in started}
     for member, source in started:
         from ensemble.train.model_signature import check_start
+        from ensemble.train.own_tensors import use_base
 
-        check_start(ensemble, member, sources[source])
+        with use_base(folder, ensemble.recipe):
+            check_start(ensemble, member, sources[source])
 
 
 def _list_members(ensemble: Ensemble) -> list[Identity]:

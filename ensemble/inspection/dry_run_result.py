@@ -37,8 +37,9 @@ class DryRun:
             batch, None where the first epoch evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated
             of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing was measured, as its first steps
             failed.
-        run: estimated of the run: `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
-            one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
+        run: estimated of the run: `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `base_gb` (of the
+            network that members share, once in that), `at_once` (members that train at one time), `origin`
+            ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
         notes: what to know of the figures.
     """
 
@@ -158,8 +159,10 @@ def _run(result: DryRun) -> Iterator[str]:
     else:
         energy = "energy unavailable" if run["energy_j"] is None else text.joules(run["energy_j"])
         parts = [text.duration(run["seconds"]), f"{text.cpu(run['cpu_s'])} of CPU time", energy]
+        own_gb = (run["memory_gb"] - run["base_gb"]) / run["at_once"]
+        split = f" (base {text.memory(2**30 * run['base_gb'])} + {run['at_once']} x {text.memory(2**30 * own_gb)})"
         parts += [
-            f"{text.memory(2**30 * run['memory_gb'])} of host memory for members",
+            f"{text.memory(2**30 * run['memory_gb'])} of host memory for members{split if run['base_gb'] else ''}",
             f"{run['at_once']} at once",
         ]
         yield f"the run, estimated: {', '.join(parts)}"

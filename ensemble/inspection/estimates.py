@@ -61,6 +61,7 @@ def estimate_run(
     is_inline: bool,
     shares: bool,
     repeats: bool,
+    base_gb: float = 0.0,
 ) -> dict[str, Any]:
     """What all members take together on one node.
 
@@ -70,16 +71,17 @@ def estimate_run(
         is_inline: whether members train one after the other.
         shares: whether each sample is prepared once for all members that train at once.
         repeats: whether it is then prepared once for all epochs.
+        base_gb: memory of the network that members share (`Recipe.base`), in GiB.
     """
     failed = next((row for row in groups if row["error"] is not None), None)
     if failed is not None:
-        unknown = dict.fromkeys(("seconds", "cpu_s", "energy_j", "memory_gb", "at_once"))
+        unknown = dict.fromkeys(("seconds", "cpu_s", "energy_j", "memory_gb", "base_gb", "at_once"))
         how = f"the steps of {failed['members'][0]} could not be measured"
         return {**unknown, "origin": "unavailable", "energy_origin": "unavailable", "how": how}
     members = [(identity, row) for row in groups for identity in row["_members"]]
     scale = ensemble.search.expected_trials / len(members) if ensemble.search is not None else 1.0
     count = round(scale * len(members))
-    at_once = 1 if is_inline else min(count, _count_at_once(members, ensemble, node))
+    at_once = 1 if is_inline else min(count, _count_at_once(members, ensemble, node.without_base(base_gb)))
     held_out = sum(len(split) for name in PREDICTED_SPLITS if (split := getattr(ensemble, name)) is not None)
     epochs = [identity.epochs for identity, _ in members]
     times = -(-count // at_once) if shares else count
@@ -101,7 +103,8 @@ def estimate_run(
         "seconds": seconds,
         "cpu_s": cpu_s,
         "energy_j": energy_j,
-        "memory_gb": at_once * max(row["memory_gb"] * identity.workers for identity, row in members),
+        "memory_gb": base_gb + at_once * max(row["memory_gb"] * identity.workers for identity, row in members),
+        "base_gb": base_gb,
         "at_once": at_once,
         "origin": "estimated",
         "energy_origin": "unavailable" if energy_j is None else "estimated",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ensemble.meter.memory import peak_memory_gb as peak_memory_gb
     from ensemble.meter.memory import release_memory as release_memory
     from ensemble.meter.memory import reset_peak_memory as reset_peak_memory
+    from ensemble.meter.memory import tree_memory_gb as tree_memory_gb
     from ensemble.meter.power import PowerMeter as PowerMeter
 
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "read_start": "ensemble.meter.cpu",
     "release_memory": "ensemble.meter.memory",
     "reset_peak_memory": "ensemble.meter.memory",
+    "tree_memory_gb": "ensemble.meter.memory",
 }
 
 

@@ -2,11 +2,13 @@
 
 The kernel tells private pages (`smaps_rollup`) at a moment only, and the highest moment of all resident pages
 (`VmHWM`), so peak = unique now + (highest resident - resident now). See proc_pid_smaps(5), proc_pid_status(5).
+Pages that nobody has written to are a file's (`Recipe.base`, a library): cache of the system, not this process's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Collection
@@ -17,13 +19,6 @@ from pipelines.environment.machine_limits import available_bytes
 _PROC = Path("/proc/self")
 _IN_MEMORY = ("/memfd:", "/dev/shm/")
 
-_shared_files: set[str] = set()  # that several processes map
-
-
-def note_shared_file(path: Path) -> None:
-    """Do not count pages of a file as this process's own, even while no other process maps them."""
-    _shared_files.add(str(path))
-
 
 def peak_memory_gb() -> float:
     """The most that this process has held for itself since it began, or since `reset_peak_memory`, in GiB.
@@ -33,8 +28,7 @@ def peak_memory_gb() -> float:
     resident = _kilobytes("status", "VmRSS:")
     highest = _kilobytes("status", "VmHWM:")
     try:
-        unique = _kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:")
-        unique -= _count_shared() if _shared_files else 0
+        unique = _kilobytes("smaps_rollup", "Private_Dirty:")
     except OSError:
         unique = resident
     return (unique + max(0, highest - resident)) / 2**20
@@ -77,9 +71,10 @@ def reset_peak_memory() -> None:
 
 
 def release_memory() -> None:
-    """Returns freed memory that glibc keeps to the system; without effect with another C library."""
+    """Collects garbage, and returns to the system what glibc keeps; without effect with another C library."""
     import ctypes
 
+    gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -90,9 +85,7 @@ def tree_memory_gb(pid: int) -> float | None:
 
     try:
         pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-        held = [
-            _kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:", process=process) for process in pids
-        ]
+        held = [_kilobytes("smaps_rollup", "Private_Dirty:", process=process) for process in pids]
     except (psutil.Error, OSError):
         return None
     return sum(held) / 2**20
@@ -122,18 +115,6 @@ def held_memory_gb(root: int, others: Collection[int] = ()) -> float | None:
     if not private:
         return None
     return (private + max(mapped, sum(files.values()) // 1024)) / 2**20
-
-
-def _count_shared() -> int:
-    """Kilobytes of unwritten pages of shared files that this process alone maps now."""
-    kilobytes, is_shared = 0, False
-    for line in (_PROC / "smaps").read_text(encoding="utf-8").splitlines():
-        words = line.split(maxsplit=5)
-        if not words[0].endswith(":"):  # the first line of a mapping
-            is_shared = len(words) == 6 and words[5] in _shared_files
-        elif is_shared and words[0] == "Private_Clean:":
-            kilobytes += int(words[1])
-    return kilobytes
 
 
 def _list_shared_files(pid: int) -> dict[tuple[int, int], int]:

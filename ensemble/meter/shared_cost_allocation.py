@@ -13,7 +13,7 @@ from ensemble.meter.energy_allocator import IDLE, OTHER, split
 from ensemble.meter.usage_records import Owner
 from ensemble.meter.usage_sums import Use, add
 
-BY_SAMPLES = ("prepare", "feed")
+BY_SAMPLES = ("prepare", "batch", "feed")
 DRIVER = Owner("startup")  # the start of the process that drives the run
 
 T = TypeVar("T")

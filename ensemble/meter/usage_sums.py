@@ -11,7 +11,11 @@ from ensemble.meter.energy_allocator import EnergyShare
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.usage_records import Owner, PowerInterval
 
-ROLES = ("startup", "train", "prepare", "feed", "verify", "profile", "orchestrate", "ray", "idle", "other")
+#: In the order in which they are shown.
+ROLES = (
+    *("startup", "train", "prepare", "batch", "feed", "verify", "profile", "base", "orchestrate", "ray"),
+    *("idle", "other"),
+)
 
 #: What an owner has used on a node: ticks and their origin, of CPU time, of SM-seconds as the driver counts them,
 #: of seconds in which its processes kept GPUs busy, and of energy by kind of part and `Method`.

@@ -49,6 +49,7 @@ SUMMARIES = (
     training.summarize_budget,
     feeders.summarize,
     training.summarize_exchange,
+    training.summarize_base,
     cost.summarize,
 )
 MOST_QUALITY = 5  # figures of the combined model

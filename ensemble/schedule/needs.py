@@ -121,6 +121,11 @@ class Node:
             return self
         return replace(self, gpu_free=(), memory_left_gb=None)
 
+    def without_base(self, base_gb: float) -> Node:
+        """The node without the memory of the network that its members share (`Recipe.base`): once for all."""
+        left_gb = None if self.memory_left_gb is None else max(0.0, self.memory_left_gb - base_gb)
+        return replace(self, memory_gb=max(0.0, self.memory_gb - base_gb), memory_left_gb=left_gb)
+
     @property
     def free_memory_gb(self) -> float:
         """Its host memory in GiB without what others hold: what it offers to all members of the run together."""

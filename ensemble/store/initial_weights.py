@@ -112,7 +112,7 @@ def digest_weights(file: Path) -> str:
 
 
 def read_weights(file: Path) -> dict[str, Any]:
-    """The part `model`, and of a checkpoint also `loose` and `position`.
+    """The part `model`, and of a checkpoint also `base`, `loose` and `position`.
 
     Raises:
         StoreError: it is no safetensors file.
@@ -129,7 +129,7 @@ def read_weights(file: Path) -> dict[str, Any]:
             f"{file} is no safetensors file ({error}); safetensors.torch.save_file(model.state_dict(), path) "
             "writes one"
         ) from None
-    return load_checkpoint(file, parts=("model", "loose", "position"))
+    return load_checkpoint(file, parts=("model", "base", "loose", "position"))
 
 
 def _make_room(run_dir: RunDir) -> Path:

@@ -26,10 +26,10 @@ from ensemble.store import (
 )
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, ShapeMismatchError, TrainingError
-from ensemble.train.own_tensors import own_state
+from ensemble.train.own_tensors import explain_other_base, own_state
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 #: Parameters and buffers that a message names.
 MOST_NAMED = 4
@@ -157,7 +157,7 @@ class Checkpointer:
         if lineage is None or lineage.get("whole"):
             return None
         digest = lineage["weights_sha256"]
-        return load_initial_state(self._files, self._identity.member, digest, ("model", "loose"))
+        return load_initial_state(self._files, self._identity.member, digest, ("model", "base", "loose"))
 
     def load_inherited(self) -> dict[str, Any] | None:
         """The checkpoint of another member from which a member of a population goes on; None: it begins anew."""
@@ -222,16 +222,19 @@ def read(
     return state
 
 
-def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Check that weights have the names and shapes of a model's parameters and buffers.
+def check_fit(model: nn.Module, saved: Mapping[str, Any], source: str) -> None:
+    """Check that weights have the names and shapes of a model's parameters and buffers, and belong to its base.
 
     Args:
+        saved: the parts `model` and, where it is known on which base these were trained, `base`.
         source: the member or the file whose weights they are, for the message.
     """
     from torch.nn.parameter import is_lazy
 
-    own = own_state(model)
-    differences = [f"{name} is only in {source}" for name in weights if name not in own]
+    own, weights = own_state(model), saved["model"]
+    other_base = explain_other_base(model, saved) if "base" in saved else None
+    differences = [] if other_base is None else [other_base]
+    differences += [f"{name} is only in {source}" for name in weights if name not in own]
     for name, tensor in own.items():
         if name not in weights:
             differences.append(f"{source} has no {name}")

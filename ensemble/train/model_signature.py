@@ -55,8 +55,8 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
     return hash_json([*described, _ADDRESS.sub("", text)]), size
 
 
-def check_start(ensemble: Ensemble, member: Identity, weights: Mapping[str, Any]) -> None:
-    """Check that weights with which a member starts are those of a Recipe's model; raises SpecError."""
+def check_start(ensemble: Ensemble, member: Identity, saved: Mapping[str, Any]) -> None:
+    """Check that what `read_weights` returned is of a Recipe's model; raises SpecError."""
     lineage, recipe = member.lineage or {}, ensemble.recipe
     if not isinstance(recipe, Recipe) or has_own_loop(recipe):
         return
@@ -65,7 +65,7 @@ def check_start(ensemble: Ensemble, member: Identity, weights: Mapping[str, Any]
     except Exception:  # its steps will show it
         return
     try:
-        check_fit(model, weights, lineage["from"])
+        check_fit(model, saved, lineage["from"])
     except ShapeMismatchError as error:
         raise SpecError(f"{member.member}: {error}") from None
 

@@ -74,12 +74,19 @@ def load_own(model: nn.Module, weights: Mapping[str, Any]) -> None:
     _ = BASES[model].load(model, weights) if model in BASES else model.load_state_dict(weights)
 
 
+def explain_other_base(model: nn.Module, saved: Mapping[str, Any]) -> str | None:
+    """Say that a checkpoint is of a model on another base; None where it is not."""
+    was, own = saved.get("base") or {}, BASES[model].describe() if model in BASES else {}
+    if was.get("digest") == own.get("digest"):
+        return None
+    names = [f"{one['digest'][:16]} of {one['source']}" if one else "no base" for one in (was, own)]
+    return f"the checkpoint belongs to the base {names[0]}, and the model stands on {names[1]}"
+
+
 def check_same_base(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Raise TrainingError where the checkpoint is of a model on another base."""
-    was, own = saved.get("base") or {}, BASES[model].describe() if model in BASES else {}
-    if was.get("digest") != own.get("digest"):
-        names = [f"{one['digest'][:16]} of {one['source']}" if one else "no base" for one in (was, own)]
-        raise TrainingError(f"the checkpoint belongs to the base {names[0]}, and the model stands on {names[1]}")
+    if (why := explain_other_base(model, saved)) is not None:
+        raise TrainingError(why)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ensemble.comm import Communicator, SingleRank
-from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
+from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory, tree_memory_gb
 from ensemble.schedule.needs import uses_gpus
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.recipe import has_own_loop
@@ -58,8 +58,7 @@ if TYPE_CHECKING:
     from pipelines.loader.collate import Collate
 
 HEARTBEAT_S = 1.0
-READY = 2  # training batches that are repeated
-EVALUATIONS = 4  # of a batch, in a dry run; the first takes longer
+READY, EVALUATIONS = 2, 4  # training batches that are repeated; of a batch, in a dry run: the first takes longer
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -146,7 +145,12 @@ def measure_here(ensemble: Ensemble, member: Identity, directory: str, steps_s: 
     settings, base = process_settings(alone.threads, device), use_base(directory, ensemble.recipe, device)
     with settings, base, contextlib.closing(SingleRank()) as communicator:
         note_process()
-        return _Session(job, ensemble, communicator, gpu, lambda event: None).measure_member(alone)
+        release_memory()
+        before_gb = tree_memory_gb(os.getpid()) or 0.0  # what processes of a run have from their fork server
+        measured = _Session(job, ensemble, communicator, gpu, lambda event: None).measure_member(alone)
+        least_gb = measured.checkpoint_bytes / 2**30  # it may fit where others were
+        measured.figures["memory_gb"] = max(least_gb, measured.figures["memory_gb"] - before_gb)
+        return measured
 
 
 def _event(job: Job, type: str, **fields: Any) -> dict[str, Any]:
@@ -228,8 +232,7 @@ class _Session:
         job = dataclasses.replace(self._job, identity=own, profile=None)
         data = _MeasuredData(self._ensemble, own, None, device, self._comm)
         data.prepare(self._ready, watch)  # before its memory is measured
-        gc.collect()  # garbage of the member before
-        release_memory()
+        release_memory()  # of the member before
         reset_peak_memory()
         if self._gpu is not None:
             self._gpu.begin()
@@ -251,9 +254,8 @@ class _Session:
             if has_own_loop(self._ensemble.recipe):  # its evaluation is not ours to cut to one batch
                 data.on_evaluated = leave
             try:
-                run_training_loop(self._ensemble.recipe, member)
-            except _Done:
-                pass
+                with contextlib.suppress(_Done):
+                    run_training_loop(self._ensemble.recipe, member)
             finally:
                 predictions_bytes = state.predictions_bytes
                 member.close()

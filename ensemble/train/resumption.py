@@ -49,7 +49,7 @@ class Resumption:
             lineage = self._identity.lineage or {}
             source = lineage["from"]
             weights = dict(initial["model"])
-            check_fit(optimization.model, weights, source)
+            check_fit(optimization.model, initial, source)
             at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
             self._reporter.log(f"starts with the weights of {source}{at}")
             self._take_drawn(initial.get("loose", {}))
@@ -104,7 +104,7 @@ class Resumption:
     def _check_inherited(self, inherited: dict[str, Any]) -> dict[str, Any]:
         """The state of another member that this one goes on from, where it can."""
         source = (self._identity.lineage or {})["from"]
-        check_fit(self._state.optimization.model, inherited["model"], source)
+        check_fit(self._state.optimization.model, inherited, source)
         if own := inherited.get("own"):
             raise TrainingError(
                 f"{self._identity.member} cannot go on from {source} with hyperparameters of its own: those of "

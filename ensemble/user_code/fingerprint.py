@@ -95,7 +95,8 @@ def code_of(ensemble: Ensemble) -> Code:
     for name, path in find_late_imports(members.late).items():
         parts[f"module {name}"] = digest_syntax(path)
         sources.setdefault(name, path)
-    parts |= {f"{name}: {value}": _digest(value) for name, value in find_settings().items()}
+    settings = find_settings().items()  # those of pipelines are in the fingerprint of the data
+    parts |= {f"{name}: {value}": _digest(value) for name, value in settings if not name.startswith("pipelines.")}
     predicts = _digest({key: _digest(part) for key, part in predicting.parts.items()})
     return Code(PYTHON, parts, dict(sorted(sources.items())), names=members.names, predicts=predicts)
 

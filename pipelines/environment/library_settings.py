@@ -93,6 +93,7 @@ _SETTINGS = (
     _Setting("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", None, False, True),
     _Setting("PIL.Image", "MAX_IMAGE_PIXELS", None, 2**28 // 3, True),
     _Setting("cv2", "useOptimized", "setUseOptimized", True, True),
+    _Setting("pipelines.stages._batched", "auto_device", None, None),
 )
 
 

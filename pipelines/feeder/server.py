@@ -227,7 +227,7 @@ class Feeder:
             "members": self._consumers.members,
             "skipped": pool.skipped,
             "restarts": pool.restarts,
-            "cpu_s": {"feed": self._cpu_s + (self._group.cpu_s if self._group else 0.0), "prepare": pool.cpu_s},
+            "cpu_s": {"feed": self._cpu_s + (self._group.cpu_s if self._group else 0.0), **pool.cpu_by_role},
             "capacity": self._stream.capacity,
             "fullness": self._statistics.levels.means(),
             "recorded_s": self._statistics.levels.recorded_s,

@@ -11,9 +11,9 @@ descriptors of the ring, the consumer's words and the wake-up, or `refused`. Whe
 Feeder to worker: `note` with the descriptor of the memory in which the worker notes its present sample, `cache`
 with the descriptor of a sample cache, `target` with the descriptor of a buffer, `forget` for a buffer, `poison`
 for a record that must not be prepared, `PREPARE` (target, start, stop). Worker to feeder: `ready` once, `DONE`
-(target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each record that could not be
-prepared and, with a cache, `CACHED` (samples of the block that were read from it, were added to it, were invalid
-in it; bytes that were added).
+(target, start, stop, CPU nanoseconds so far, those in batch stages for this block), before it `skipped` with the
+error of each record that could not be prepared and, with a cache, `CACHED` (samples of the block that were read
+from it, were added to it, were invalid in it; bytes that were added).
 
 Feeder and link (`pipelines.multinode.link_main`): `TRANSFERRED` (start, stop) for a block that is ready to be
 sent, was received or was sent.
@@ -44,7 +44,7 @@ MAX_STRUCT_BYTES = 64  # no struct is larger
 
 LOOK = b"L"
 PREPARE = struct.Struct("<cqqq")
-DONE = struct.Struct("<cqqqq")
+DONE = struct.Struct("<cqqqqq")
 TRANSFERRED = struct.Struct("<cqq")
 CACHED = struct.Struct("<cqqqq")
 

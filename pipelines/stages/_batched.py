@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,18 @@ from pipelines.stages._sample import Transform
 
 if TYPE_CHECKING:
     import torch
+
+#: What "auto" is in all processes of a run, whatever GPUs they see: the one that loads the declaration decides.
+#: Others are given it as a setting (`library_settings`).
+auto_device: str | None = None
+_computed_ns = 0  # of CPU time, in batch stages of this process, until `take_computed_ns`
+
+
+def take_computed_ns() -> int:
+    """CPU nanoseconds of this process in batch stages since the last call."""
+    global _computed_ns
+    taken, _computed_ns = _computed_ns, 0
+    return taken
 
 
 @known_as("pipelines.Batched")
@@ -78,9 +91,11 @@ class Batched(Transform):
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[None]:
-        """Keep away what a training loop may have set for its own thread, and would change the results."""
+        """Keep away what a training loop may have set for its own thread, and would change the results; count."""
         import torch
 
+        global _computed_ns
+        began_ns = time.thread_time_ns()
         with contextlib.ExitStack() as settings:
             settings.enter_context(torch.autocast(torch.device(self.device).type, enabled=False))
             if self.device != "cpu":
@@ -88,6 +103,7 @@ class Batched(Transform):
                     torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
                 )
             yield
+        _computed_ns += time.thread_time_ns() - began_ns
 
     def _stack(self, values: Sequence[Any], rows: Sequence[int]) -> torch.Tensor | list[Any]:
         """A tensor [batch_size, ...] on the device, in C order; a list of what no tensor can hold."""
@@ -129,10 +145,12 @@ def make_batched(call: Callable[..., Any], batch_size: int, device: str) -> Batc
     """
     import torch
 
+    global auto_device
     if isinstance(call, torch.nn.Module):
         call = copy.deepcopy(call).eval().requires_grad_(False)  # training the network must not change the samples
     if device == "auto":
-        device = "cuda" if torch.cuda.device_count() else "cpu"  # unlike is_available, it does not begin CUDA
+        auto_device = auto_device or ("cuda" if torch.cuda.device_count() else "cpu")  # this does not begin CUDA
+        device = auto_device
     if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
         raise PipelineError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}")
     return Batched(call, batch_size, str(device))

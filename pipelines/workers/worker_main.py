@@ -32,6 +32,7 @@ from pipelines.providers import import_object
 from pipelines.samples.fields import Columns
 from pipelines.samples.poison_records import PreparationNote
 from pipelines.shm.ring import Layout, map_writable
+from pipelines.stages._batched import take_computed_ns
 
 _LINGER_S = 5.0
 
@@ -82,6 +83,7 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription]) 
         request = messages.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
         messages.send(connection, request)
 
+    take_computed_ns()  # those of the process that was forked
     messages.send(connection, messages.pack("ready"))
     while True:
         message, descriptor = messages.receive_with_descriptor(connection)
@@ -91,7 +93,8 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription]) 
             for cache in caches.values():
                 if (counts := cache.flush_counts()) is not None:
                     messages.send(connection, messages.CACHED.pack(b"C", *counts))
-            messages.send(connection, messages.DONE.pack(b"D", buffer_id, start, stop, time.process_time_ns()))
+            cpu_ns = time.process_time_ns(), take_computed_ns()
+            messages.send(connection, messages.DONE.pack(b"D", buffer_id, start, stop, *cpu_ns))
             continue
         request = messages.unpack(message)
         if request["kind"] == "poison":

@@ -109,8 +109,9 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._fruitless_restarts = self._consecutive_poison = 0
         self._reads_alone = False
-        self._ended_cpu_s = 0.0
+        self._ended_cpu_s = self._batch_cpu_s = 0.0
         pipelines = {buffer.pipeline_id: buffer.pipeline for buffer in self._buffers.values()}
+        self._has_batch_stages = any(pipeline.batched for pipeline in pipelines.values())
         self._starter = Starter(pipelines, is_forked=is_forked)
         self._timeout_s, self._next_check = timeout_s, 0.0
         # Of each block that is not done: how many workers have failed at (index, whether it hung).
@@ -120,6 +121,12 @@ class WorkerPool:
     def cpu_s(self) -> float:
         """CPU-seconds of all workers, including those that have ended."""
         return self._ended_cpu_s + sum(worker.cpu_s for worker in list(self._workers))
+
+    @property
+    def cpu_by_role(self) -> dict[str, float]:
+        """The same by role: `prepare`, and of a pipeline with batch stages what these have used, `batch`."""
+        batch = {"batch": self._batch_cpu_s} if self._has_batch_stages else {}
+        return {"prepare": self.cpu_s - self._batch_cpu_s, **batch}
 
     @property
     def pids(self) -> list[int]:
@@ -233,7 +240,7 @@ class WorkerPool:
             else:
                 worker.skipped.append(report)
             return
-        _, buffer_id, start, stop, cpu_ns = messages.DONE.unpack(message)
+        _, buffer_id, start, stop, cpu_ns, batch_ns = messages.DONE.unpack(message)
         worker.blocks.remove((buffer_id, (start, stop)))
         self._failures.pop((buffer_id, (start, stop)), None)
         if buffer_id in self._buffers:  # else the block will be prepared again, and counted then
@@ -241,6 +248,7 @@ class WorkerPool:
         good = stop - start > len(worker.skipped)
         worker.skipped.clear()
         worker.cpu_s = cpu_ns / 1e9
+        self._batch_cpu_s += batch_ns / 1e9
         now_s = time.monotonic()
         rate = (stop - start) / max(1e-9, now_s - worker.busy_since)
         worker.rate = rate if not worker.rate else worker.rate + _RATE_WEIGHT * (rate - worker.rate)

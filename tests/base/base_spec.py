@@ -101,6 +101,33 @@ def make(model: Any = head, base: Any = load_base, loss: Any = loss, **options: 
     return Ensemble(name="base", recipe=recipe, train=table(256, 1), valid=table(64, 2), **(declared | options))
 
 
+class Stateful(Encoder):
+    """Keeps more than tensors."""
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def load_stateful() -> nn.Module:
+    return Stateful()
+
+
+def load_scaled() -> nn.Module:
+    """As `load_base`, but for the buffer that is in no state_dict."""
+    base = load_base()
+    base.scale.fill_(3.0)
+    return base
+
+
+def stateful_head(params: dict[str, Any], base: nn.Module) -> nn.Module:
+    built = Head(base)
+    built.more = Stateful()
+    return built
+
+
 # --- members that write to the base -------------------------------------------------------------------------
 
 
@@ -131,7 +158,7 @@ def cast(params: dict[str, Any], base: nn.Module) -> nn.Module:
 
 # --- memory -------------------------------------------------------------------------------------------------
 
-BASE_BYTES, MEMBERS = 200 * 2**20, 4
+BASE_BYTES, MEMBERS = 200 * 2**20, 8
 
 
 class Large(nn.Module):
@@ -172,6 +199,10 @@ class Probe(nn.Module):
 
 def probe(params: dict[str, Any], base: nn.Module) -> nn.Module:
     return Probe(base, params["folder"])
+
+
+def plain_probe(params: dict[str, Any], base: nn.Module) -> nn.Module:
+    return nn.Sequential(base, nn.Linear(INPUTS, CLASSES))
 
 
 # --- wide adapters, and a function that notes its calls -----------------------------------------------------

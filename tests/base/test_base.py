@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,22 @@ from torch import nn
 
 import ensemble
 from ensemble import EMA, SWA, Recipe, SpecError
-from ensemble.store import RunDir, StoreError, load_checkpoint, load_predictions, read_state
+from ensemble.controller.node_table import NodeTable
+from ensemble.events import BaseMade, Epoch
+from ensemble.reporting.dashboard.run_section import describe_run
+from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.summary import summary_text
+from ensemble.schedule.needs import Node
+from ensemble.schedule.packing import pack
+from ensemble.store import (
+    RunDir,
+    RunState,
+    StoreError,
+    load_checkpoint,
+    load_predictions,
+    read_events,
+    read_state,
+)
 
 HERE = Path(__file__).parent
 
@@ -84,7 +100,7 @@ def mapped(smaps: str, field: str) -> int:
 
 def test_members_of_a_node_hold_the_base_once(tmp_path: Path) -> None:
     members = [{"lr": 0.1 * (1 + number), "folder": str(tmp_path)} for number in range(base_spec.MEMBERS)]
-    options = {"cpus_per_worker": 0.25, "memory_gb": 0.5}
+    options = {"cpus_per_worker": 0.125, "memory_gb": 0.5}
     declared = {"model": base_spec.probe, "base": base_spec.load_large, "members": members, "epochs": 1}
     run = train(tmp_path / "run", "local", resources=ensemble.Resources(**options), **declared)
     assert set(finished_hashes(run)) == {f"member-{number}" for number in range(base_spec.MEMBERS)}
@@ -168,6 +184,7 @@ def takes_arguments(params: Any) -> Any:
         (lambda: submitted(base=returns_none), ("Recipe.base", "returns_none", "None")),
         (lambda: submitted(base=fails), ("Recipe.base", "no weights here")),
         (lambda: dry(base=returns_none), ("Recipe.base", "returns_none", "None")),
+        (lambda: submitted(base=base_spec.load_stateful), ("base_spec.load_stateful", "get_extra_state")),
     ],
 )
 def test_mistakes_are_refused_at_the_start(
@@ -193,9 +210,13 @@ def dry(**options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("model", "names"),
-    [(base_spec.unfrozen, ("base.second.weight", "copy.deepcopy()")), (base_spec.cast, ("first.weight", "cast"))],
+    [
+        (base_spec.unfrozen, ("base.second.weight", "copy.deepcopy()")),
+        (base_spec.cast, ("first.weight", "cast")),
+        (base_spec.stateful_head, ("Recipe.model", "more", "get_extra_state")),
+    ],
 )
-def test_a_layer_of_the_base_is_neither_unfrozen_nor_cast(
+def test_models_that_the_base_does_not_allow_are_refused(
     model: Any, names: tuple[str, ...], tmp_path: Path
 ) -> None:
     run = train(tmp_path / "run", model=model)
@@ -206,6 +227,20 @@ def test_a_layer_of_the_base_is_neither_unfrozen_nor_cast(
 def test_initial_weights_of_a_base_are_the_same_in_each_run(tmp_path: Path) -> None:
     runs = [train(tmp_path / name, members=[{"lr": 0.1}], base=random_base) for name in ("one", "other")]
     assert len({file.name for run in runs for file in (run / "base").glob("*.pt")}) == 1
+
+
+def test_weights_of_another_base_are_refused_before_training_with_both_digests(
+    heads: Path, tmp_path: Path
+) -> None:
+    started = {"members": [ensemble.Member({"lr": 0.1}, start=heads / "member-0")], "epochs": 1}
+    assert set(finished_hashes(train(tmp_path / "same", **started))) == {"member-0"}
+    run = train(tmp_path / "run", base=base_spec.load_scaled, **started)
+    (was,), (own,) = ([file.stem for file in (folder / "base").glob("*.pt")] for folder in (heads, run))
+    assert was != own, "they differ in a buffer that no state_dict has"
+    (failed,) = of_kind(run, "failed")
+    assert was[:16] in failed["error"] and own[:16] in failed["error"] and not of_kind(run, "epoch")
+    with pytest.raises(SpecError, match=was[:16]):
+        ensemble.dry_run(base_spec.make(base=base_spec.load_scaled, **started), tmp_path / "dry", executor="local")
 
 
 def random_base() -> nn.Module:
@@ -219,6 +254,51 @@ def test_a_dry_run_counts_the_base_once(tmp_path: Path) -> None:
     assert "once on each node" in note and row["error"] is None
     assert row["checkpoint_bytes"] < 2**14 < row["parameters"], "a checkpoint has what is trained"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_adds_up_the_memory_of_the_base_and_of_eight_members() -> None:
+    members = [{"lr": 0.1 * (1 + number), "folder": None} for number in range(8)]
+    declared = base_spec.make(base_spec.plain_probe, base_spec.load_large, members=members, epochs=1)
+    plan = ensemble.dry_run(declared, executor="local")
+    own_gb, base_gb = plan.members[0]["memory_gb"], base_spec.BASE_BYTES / 2**30
+    assert plan.run["base_gb"] == base_gb and plan.run["at_once"] == 8 and 0 < own_gb < base_gb
+    assert plan.run["memory_gb"] == pytest.approx(base_gb + 8 * own_gb)
+    assert "(base 200 MiB + 8 x " in str(plan)
+
+
+def test_the_packer_counts_the_base_once_on_each_node() -> None:
+    made = BaseMade(digest="", file="", bytes=4 * 2**30, source="", code="")
+    nodes = [Node("a", 64, (), 10.0, "a"), Node("b", 64, (), 10.0, "b", memory_left_gb=7.0)]
+    resources = ensemble.Resources(cpus_per_worker=0.1, memory_gb=1.0)
+    declared = base_spec.make(members=[{"lr": 1.0 + number} for number in range(30)], resources=resources)
+    waiting = [declared.identify(number) for number in range(30)]
+    for state, expected in ((RunState(base=made), {"a": 6, "b": 3}), (RunState(), {"a": 10, "b": 7})):
+        placed = pack(waiting, [], NodeTable(state, nodes).packed)
+        assert Counter(placement.node for placement in placed) == expected
+    cluster = NodeTable(RunState(base=made), nodes, list_cluster=lambda: nodes)
+    assert cluster.packed == nodes, "what is leased is sized to the members"
+    assert [node.memory_gb for node in cluster.list_potential()] == [6.0, 6.0]
+
+
+def test_making_the_base_is_shared_work_with_a_row_of_its_own(heads: Path) -> None:
+    ledger = RunProjection.from_events(read_events(RunDir(heads).events)).ledger
+    (row,) = (row for row in ledger.rows if row.role == "base")
+    shared = [row for row in ledger.full_rows if row.role == "base"]
+    assert row.member is None and row.cpu_s > 0.1
+    assert {row.member for row in shared} == {"member-0", "member-1"}
+    assert sum(row.cpu_s for row in shared) == row.cpu_s
+    joules = [one.energy_j for one in shared if one.energy_j is not None]
+    assert (sum(joules) if joules else None) == row.energy_j
+
+
+def test_page_and_summary_say_what_the_base_and_a_member_take(heads: Path) -> None:
+    lines, events = summary_text(RunDir(heads), everything=True), list(read_events(RunDir(heads).events))
+    assert "the base of base_spec.load_base takes" in lines and "once on each node, each member at most" in lines
+    last = max(at for at, event in enumerate(events) if isinstance(event, Epoch))
+    for part, is_running in ((events, False), (events[: last + 1], True)):
+        facts = describe_run("run", RunProjection.from_events(part), None)["facts"]
+        (fact,) = (fact["text"] for fact in facts if fact["label"] == "memory")
+        assert "once on each node" in fact and (" + 1 x " in fact) == is_running, "inline trains one at a time"
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-1] + b"x")])

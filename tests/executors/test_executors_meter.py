@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -147,6 +148,26 @@ def list_figures(page: str) -> list[Any]:
     (found,) = re.findall(r'id="documents">(.*?)</script>', page)
     tables = json.loads(found)["tables"]["tables"]
     return [row for table in tables if table["id"].startswith("cost_of") for row in table["rows"]]
+
+
+def wait_on_a_core(batch: Any) -> Any:
+    until = time.thread_time() + 0.02
+    while time.thread_time() < until:
+        pass
+    return batch
+
+
+def test_batch_stages_are_shared_work_with_a_row_of_their_own(tmp_path: Path) -> None:
+    plain = an_ensemble(members=[{"lr": 0.1}, {"lr": 0.2}])
+    declared = dataclasses.replace(plain, train=plain.train.map_batches(wait_on_a_core, batch_size=8))
+    ensemble.submit(declared, tmp_path / "run", "local").wait()
+    total = ledger(read_events(tmp_path / "run" / "events.jsonl"))
+    (row,) = (row for row in total.rows if row.role == "batch")
+    shared = [row for row in total.full_rows if row.role == "batch"]
+    assert row.member is None and row.cpu_s > 0.02
+    assert {row.member for row in shared} == {"member-0", "member-1"}
+    assert sum(row.cpu_s for row in shared) == row.cpu_s
+    assert sum(row.energy_j or 0.0 for row in shared) == (row.energy_j or 0.0)
 
 
 @pytest.mark.skipif(getattr(find_busy_time(), "scope", None) != "host", reason="CPU time of others is not seen")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,12 @@ from kit.property_examples import examples
 from torch import nn
 
 from pipelines import Pipeline, PipelineError, SampleError, attach, find_shared_stages, sources
+from pipelines.environment.library_settings import find_settings
 from pipelines.errors import ForeignRandomness
 from pipelines.ipc.child_processes import child_environment
+from pipelines.stages import _batched
 
-BAD, KILLS = 13, 17
+BAD, KILLS, BUSY_S = 13, 17, 0.2
 Rows = dict[tuple[int, int], dict[str, bytes]]
 
 
@@ -168,6 +172,47 @@ def test_what_is_not_random_is_computed_once_for_all_epochs(tmp_path: Path, monk
     with Feeder(pipeline, workers=2, forks=True) as feeder:
         assert len(rows(attach(feeder.address, pipeline, 9, range(3), name="a"))) == 3 * N
     assert len(trace.read_text().splitlines()) == -(-N // 7), "blocks of whole batches, each once"
+
+
+def busy(batch: dict[str, Any]) -> dict[str, Any]:
+    until = time.thread_time() + BUSY_S
+    while time.thread_time() < until:
+        pass
+    return batch
+
+
+def test_cpu_seconds_of_batch_stages_are_told_from_those_of_other_preparation() -> None:
+    pipeline = still(busy)
+    with Feeder(pipeline, workers=2, forks=True) as feeder:
+        rows(attach(feeder.address, pipeline, 8, range(1), name="a"))
+        used = feeder.stats()["cpu_s"]
+    assert BUSY_S * (N // 8) <= used["batch"] < 1.5 * BUSY_S * -(-N // 8)
+    assert 0 < used["prepare"] < used["batch"]
+    with Feeder(Pipeline(data())) as feeder:
+        assert set(feeder.stats()["cpu_s"]) == {"feed", "prepare"}
+
+
+def test_auto_is_the_device_that_the_process_which_loads_the_declaration_has_found(monkeypatch: Any) -> None:
+    monkeypatch.setattr(_batched, "auto_device", "cuda")  # as where there is a GPU
+    settings = find_settings()
+    monkeypatch.setattr(_batched, "auto_device", None)
+    program = (
+        "import json, sys\n"
+        "from pipelines.environment.library_settings import apply_settings\n"
+        "from pipelines.stages._batched import make_batched\n"
+        "apply_settings(json.loads(sys.argv[1]))\n"
+        "print(make_batched(len, 8, 'auto').device)"
+    )
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program, json.dumps(given)],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+        ).stdout
+        for given in (settings, {})
+    ]
+    assert found == ["cuda\n", "cuda\n" if torch.cuda.is_available() else "cpu\n"]
 
 
 class Doubler:

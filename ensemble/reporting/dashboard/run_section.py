@@ -19,7 +19,7 @@ from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
 from ensemble.reporting.sections.member_details import list_details
 from ensemble.reporting.sections.notices import MOST_NAMED
 from ensemble.reporting.sections.quality import describe_benefit
-from ensemble.reporting.sections.training import describe_plan, group_causes, summarize_budget
+from ensemble.reporting.sections.training import describe_plan, group_causes, summarize_base, summarize_budget
 from ensemble.reporting.status import status_gpus
 from ensemble.reporting.time_left import describe_time_left
 
@@ -202,6 +202,8 @@ def _list_facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
         yield "pipeline", line, "warn"
     for line in status_gpus(state):
         yield "GPUs", line, "warn"
+    for label, line in summarize_base(state, run.ledger):
+        yield label, line, ""
     for label, line in summarize_budget(state, run.ledger) if state.header.budget else ():
         yield label, line, ""
 

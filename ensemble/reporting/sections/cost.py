@@ -109,10 +109,12 @@ def _amount(quantity: Quantity, value: float) -> str:
 ROLE_WORDS = {
     "startup": "starting up",
     "prepare": "preparing samples",
+    "batch": "batch stages",
     "feed": "feeding",
     "verify": "comparing shared samples",
     "train": "training",
     "profile": "measuring members",
+    "base": "making the base",
     "orchestrate": "orchestrating",
     "ray": "Ray",
     "idle": "idle, reserved by nobody",

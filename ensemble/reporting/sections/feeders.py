@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ensemble.events import Feeder
+from ensemble.meter.shared_cost_allocation import BY_SAMPLES
 from ensemble.reporting import text
 from ensemble.reporting.sections import Cell, Line, Table
 from ensemble.reporting.sections.notices import describe
@@ -36,9 +37,10 @@ def _describe_reuse(ledger: Ledger, *, has_ended: bool) -> str:
     line = f"{many} samples were prepared, {text.number(reuse.consumed)} were used: nothing was saved"
     if reuse.consumed > reuse.prepared:
         line = f"{many} samples were prepared instead of {text.number(reuse.consumed)}"
-        shared = [row for row in ledger.rows if row.member is None and row.role in ("prepare", "feed", "verify")]
+        shared = [row for row in ledger.rows if row.member is None and row.role in (*BY_SAMPLES, "verify")]
         used_s = sum(row.cpu_s for row in shared)
-        alone_s = sum(row.cpu_s for row in shared if row.role == "prepare") * (reuse.consumed - reuse.private)
+        prepare_s = sum(row.cpu_s for row in shared if row.role in ("prepare", "batch"))
+        alone_s = prepare_s * (reuse.consumed - reuse.private)
         alone_s /= reuse.prepared - reuse.private
         if alone_s >= 0.1:
             line += f", in {used_s:,.1f} CPU-seconds instead of about {alone_s:,.1f}"

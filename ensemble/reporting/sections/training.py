@@ -93,6 +93,20 @@ def summarize_exchange(state: RunState, ledger: Ledger) -> list[Line]:
     return [("exchange", f"{line}, {text.memory(sent)} sent by each worker in all" if sent else line)]
 
 
+def summarize_base(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns what the network that members share takes of memory once a node, and what they take beside it."""
+    if (base := state.base) is None:
+        return []
+    members = state.members.values()
+    own_gb = max((event.memory_gb or 0.0 for member in members for event in member.history[-1:]), default=0.0)
+    line = f"the base of {base.source} takes {text.memory(base.bytes)} once on each node"
+    if own_gb:
+        own, count = text.memory(own_gb * 2**30), sum(member.state == "running" for member in members)
+        line += f", each member at most {own} beside it"
+        line += f": now {text.memory(base.bytes)} + {count} x {own}" if count else ""
+    return [("memory", line)]
+
+
 def describe_plan(state: RunState) -> list[str]:
     """Returns what the last plan expected, as a sentence; nothing where there was no plan."""
     plan = state.planned
