@@ -7,30 +7,102 @@ generators, folders) is the member's own.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import os
+import random
 import select
 import signal
 import socket
 import stat
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ensemble.store.declaration import read_named_modules
 
-_JEMALLOC = "jemalloc_bg_thd"  # of pyarrow; it begins anew in a fork
+_JEMALLOC = "jemalloc_bg_thd"  # of pyarrow; forks do without it
 _FORK_S = 5.0  # time limit of a fork that does nothing
+_IMPORTED: set[str] = set()
+_UNSEEDED: list[Any] = []  # generators that packages made at their import
 
 
 def import_declared(run_dir: str) -> str | None:
     """Import them; returns what remained of it that a fork would not have as its own; None: nothing."""
-    files, memory = _list_files(), _list_shared_memory()
-    for name in find_installed(read_named_modules(Path(run_dir))):
-        with contextlib.suppress(Exception):  # the members meet it themselves, and report it
-            importlib.import_module(name)
+    files, memory, generators, modules = (
+        _list_files(),
+        _list_shared_memory(),
+        _list_numpy_generators(),
+        {*sys.modules},
+    )
+    with _noting_unseeded():
+        for name in find_installed(read_named_modules(Path(run_dir))):
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # SystemExit as well: the members meet it themselves, and report it
+                return f"an error ({name}: {type(error).__name__})"
+    earlier = {id(generator) for generator in generators}
+    _UNSEEDED.extend(one for one in _list_numpy_generators() if id(one) not in earlier and _is_unseeded(one))
+    _IMPORTED.update(sys.modules.keys() - modules)
     return _find_obstacle(files, memory)
+
+
+def has_imported() -> bool:
+    """Whether there was something to import."""
+    return bool(_IMPORTED)
+
+
+def adapt(threads: int) -> None:
+    """Give a fork what it would have if it had imported the packages itself.
+
+    Generators without a seed get states of its own; BLAS and OpenMP, which were imported with one thread, get its
+    number of threads.
+    """
+    if threads > 1 and "threadpoolctl" in sys.modules:  # of scikit-learn
+        sys.modules["threadpoolctl"].threadpool_limits(threads)
+    for generator in _UNSEEDED:
+        if isinstance(generator, random.Random):
+            generator.seed()
+        else:
+            generator.state = type(generator)().state
+
+
+@contextlib.contextmanager
+def _noting_unseeded() -> Iterator[None]:
+    """Take note of the generators of Python that get their state from the system within the block."""
+    usual = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None:
+            _UNSEEDED.append(self)
+        usual(self, a, version)
+
+    random.Random.seed = seed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        random.Random.seed = usual  # type: ignore[method-assign]
+
+
+def _list_numpy_generators() -> list[np.random.BitGenerator]:
+    generators = []
+    for made in gc.get_objects():
+        if isinstance(made, np.random.Generator):
+            generators.append(made.bit_generator)
+        elif isinstance(made, np.random.RandomState):
+            generators.append(made._bit_generator)
+    return generators
+
+
+def _is_unseeded(generator: np.random.BitGenerator) -> bool:
+    """Whether its seed is of the system: of 128 bits."""
+    entropy = getattr(generator.seed_seq, "entropy", None)
+    return isinstance(entropy, int) and entropy >= 2**64
 
 
 def find_installed(names: Iterable[str]) -> list[str]:
@@ -85,9 +157,11 @@ def _find_obstacle(files: Iterable[int], memory: Iterable[str]) -> str | None:
 
 def _list_threads() -> list[str]:
     """The names of this process's threads, without the main one's."""
-    threads = [thread for thread in os.listdir("/proc/self/task") if int(thread) != os.getpid()]
-    names = [Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip() for thread in threads]
-    return [name for name in names if name != _JEMALLOC]
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((int(thread), Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip()))
+    return [name for thread, name in names if thread != os.getpid() and name != _JEMALLOC]
 
 
 def _fork_once() -> bool:

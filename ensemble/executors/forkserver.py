@@ -25,15 +25,17 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ensemble.executors import worker_main
-from ensemble.executors.spawn import kill_group, make_plain_environment, make_worker_command
+from ensemble.executors.spawn import kill_group, make_worker_command
 from ensemble.interrupts import exit_process
 from ensemble.meter.memory import release_memory
 from pipelines.ipc import messages
+from pipelines.ipc.child_processes import SINGLE_THREADED
 
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch reads it when it is asked whether there are GPUs
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: what CUDA's library answers before `cuInit`
@@ -122,6 +124,8 @@ def _become_worker(environment: dict[str, str], log: str) -> None:
     os.environ.update(environment)
     _lead_output(log)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if (imports := sys.modules.get("ensemble.executors.declared_imports")) is not None:
+        imports.adapt(int(environment["OMP_NUM_THREADS"]))
 
 
 def _lead_output(log: str) -> None:
@@ -190,25 +194,32 @@ def _import_declared(control: socket.socket, run_dir: str, log: str) -> None:
     """Import what the members of a run will import; what this prints is in a log. Begins anew where that harms."""
     from ensemble.executors.declared_imports import import_declared
 
-    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    kept, environment, began_s = (
+        [os.dup(descriptor) for descriptor in (1, 2)],
+        dict(os.environ),
+        time.process_time(),
+    )
     _lead_output(log)
-    with _end_with_executor(control), _with_variables({_ASK_NVML: "1", **make_plain_environment()}):
+    with _end_with_executor(control), _with_variables({_ASK_NVML: "1", **SINGLE_THREADED}):
         obstacle = import_declared(run_dir)
     for descriptor, usual in zip((1, 2), kept, strict=True):
         os.dup2(usual, descriptor)
         os.close(usual)
     if obstacle is None and not has_begun_cuda():
         return
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    message = {"repeats": obstacle or "CUDA", "cpu_s": used.ru_utime + used.ru_stime}
+    message = {"repeats": obstacle or "CUDA", "cpu_s": time.process_time() - began_s}
     with contextlib.suppress(OSError):
         control.send(json.dumps(message).encode())
     control.set_inheritable(True)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "ensemble.executors.forkserver", str(control.fileno())])
+    command = [sys.executable, "-P", "-m", "ensemble.executors.forkserver", str(control.fileno())]
+    os.execve(sys.executable, command, environment)
 
 
 def _work(descriptor: int, checks: str | None, executor: int, begun_cuda: bool) -> int:
-    """Be a worker: as this process, or as a new interpreter for a GPU if the fork server has begun CUDA.
+    """Be a worker, as this process or as a new interpreter.
+
+    A new one for a GPU if the fork server has begun CUDA; for one of several ranks if it has imported packages, as
+    some of them look at the rank.
 
     Args:
         descriptor: of the socket.
@@ -220,7 +231,9 @@ def _work(descriptor: int, checks: str | None, executor: int, begun_cuda: bool) 
         from ensemble.executors import checker_main
 
         return checker_main.main(descriptor, executor, checks)
-    if begun_cuda and os.environ["CUDA_VISIBLE_DEVICES"]:
+    imports = sys.modules.get("ensemble.executors.declared_imports")
+    is_rank = imports is not None and imports.has_imported() and os.environ["WORLD_SIZE"] != "1"
+    if is_rank or (begun_cuda and os.environ["CUDA_VISIBLE_DEVICES"]):
         os.set_inheritable(descriptor, True)
         os.execv(sys.executable, make_worker_command(descriptor, executor))
     return worker_main.main(descriptor, executor)

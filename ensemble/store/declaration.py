@@ -150,18 +150,23 @@ class DeclarationUnpickler(pickle.Unpickler):
         return self._shared[pid] if isinstance(pid, int) else Place(*pid).open(self._folder)
 
 
-class _Stub:
-    """Stands for what a declaration names, so that it is read without anything being loaded."""
+class _Everything(type):
+    def __call__(cls, *_: Any, **__: Any) -> Any:
+        return cls
 
-    def __new__(cls, *_: Any, **__: Any) -> _Stub:
-        return object.__new__(cls)
+    def __setitem__(cls, *_: Any) -> None: ...
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def __call__(self, *_: Any, **__: Any) -> _Stub:
-        return self
+class _Stub(metaclass=_Everything):
+    """Stands for all that a declaration names, and for what that makes: it is read without being loaded."""
 
-    __setstate__ = __setitem__ = append = extend = add = update = __init__
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return cls
+
+    @classmethod
+    def _ignore(cls, *_: Any, **__: Any) -> None: ...
+
+    __setstate__ = append = extend = add = update = _ignore
 
 
 class _NameReader(pickle.Unpickler):
@@ -176,9 +181,9 @@ class _NameReader(pickle.Unpickler):
         self._note(module)
         return _Stub
 
-    def _note(self, module: str) -> _Stub:
+    def _note(self, module: str) -> Any:
         self.names[module] = None
-        return _Stub()
+        return _Stub
 
     def persistent_load(self, pid: Any) -> None:
         """Arrays stay where they are."""

@@ -321,11 +321,19 @@ class _NoCheckpoints(Checkpointer):
 
 
 class _Ready:
-    """Training batches that were prepared, for members that read the same; CPU-seconds for a sample of them."""
+    """What is prepared for members that read the same.
+
+    Attributes:
+        batches: of training.  prepare_s: CPU-seconds for a sample of them.  key: of the members.
+        sets: of each split, by its pipeline, whose fields are thus inferred once.
+    """
 
     batches: tuple[Batch, ...] = ()
     prepare_s = 0.0
     key = ""
+
+    def __init__(self) -> None:
+        self.sets: dict[str, tuple[Any, StreamedSet]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -397,4 +405,7 @@ class _MeasuredData(Data):
             self.on_evaluated()
 
     def _resident(self, split: str) -> StreamedSet:
-        return StreamedSet(self.pipeline(split).without_randomness())
+        pipeline, sets = self.pipeline(split), self._ready.sets
+        if split not in sets or sets[split][0] is not pipeline:
+            sets[split] = pipeline, StreamedSet(pipeline.without_randomness())
+        return sets[split][1]

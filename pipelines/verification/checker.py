@@ -10,6 +10,7 @@ import dataclasses
 import json
 import re
 import struct
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ _NEEDS_GPU = re.compile(
     "No CUDA GPUs|with CUDA enabled|on a CUDA device|NVIDIA driver|CUDA driver|CUDA-capable|cudaErrorNoDevice"
 )
 _HEAD = struct.Struct("<q")
+_MOST_KEPT = 4  # samples
 
 Values = dict[str, npt.NDArray[Any]]
 
@@ -109,6 +111,7 @@ class SampleChecker:
     def __init__(self, pipeline: PipelineDescription, *, is_exact: bool = True) -> None:
         self._pipeline, self._is_exact = pipeline, is_exact
         self._makers: dict[int, SampleMaker] = {}  # by the number of stages that were applied
+        self._prepared: OrderedDict[tuple[int, int, int], dict[str, Any]] = OrderedDict()
 
     def check(self, served: ServedSample) -> CheckResult:
         """Compare one sample.
@@ -129,9 +132,7 @@ class SampleChecker:
         if index in maker.pipeline.poison_records.codes:
             return CheckResult(kind="left_out", detail="it ends or hangs whoever prepares it")
         try:
-            with limit_torch_threads():
-                sample = prepare_checked(maker, index, served.epoch, place=served.place, is_repeated=True)
-            own = _select_used(served, _store(served, sample))
+            own = _select_used(served, _store(served, self._prepare(maker, served)))
         except ForeignRandomness as error:
             return CheckResult(kind="unstable", detail=str(error))
         except DataOutOfReach as error:
@@ -147,6 +148,17 @@ class SampleChecker:
         if served.status == FAILED:
             return CheckResult(kind="different", detail=f"sample {index} was left out where it was prepared")
         return compare_arrays(_select_used(served, served.columns), own, is_exact=self._is_exact)
+
+    def _prepare(self, maker: SampleMaker, served: ServedSample) -> dict[str, Any]:
+        """The sample as the pipeline makes it; a few are kept, because all members look at the same places."""
+        key = served.stages, served.epoch, served.place
+        if key not in self._prepared:
+            with limit_torch_threads():
+                sample = prepare_checked(maker, served.index, served.epoch, place=served.place, is_repeated=True)
+            self._prepared[key] = sample
+            if len(self._prepared) > _MOST_KEPT:
+                self._prepared.popitem(last=False)
+        return self._prepared[key]
 
     def _explain_left_out(self, served: ServedSample) -> str | None:
         source: Any = self._pipeline.source

@@ -77,6 +77,8 @@ class Verification:
     ) -> None:
         self.compared, self.has_begun = 0, False
         self._check, self._name, self._pipeline = check, name, pipeline
+        # A batch stage takes as long for one sample as for a batch: all readers compare what one checker keeps.
+        self._places_of = "" if pipeline.batched else name
         self._report = report or (lambda finding: None)
         self._later: tuple[int, int | None] = (-1, None)  # the place to compare in an epoch
         self._said: set[str] = set()  # kinds of results that were reported, once each
@@ -95,7 +97,7 @@ class Verification:
             SampleError: the reader's pipeline makes another sample each time.
         """
         self.has_begun = True
-        places = choose_first(self._name, epoch, start, stop)
+        places = choose_first(self._places_of, epoch, start, stop)
         return not any(self._compare(read(place), is_late=False) for place in places)
 
     def check_batch(self, read: Callable[[int], ServedSample], epoch: int, start: int, stop: int) -> None:
@@ -106,7 +108,7 @@ class Verification:
             SampleError: the reader's pipeline makes another sample each time.
         """
         if self._later[0] != epoch:
-            self._later = epoch, choose_later(self._name, epoch, len(self._pipeline))
+            self._later = epoch, choose_later(self._places_of, epoch, len(self._pipeline))
         place = self._later[1]
         if place is None or not start <= place < stop:
             return

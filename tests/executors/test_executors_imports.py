@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -30,6 +31,9 @@ with open(os.environ["NOTES"], "a") as notes:
 {body}
 def build(params):
     import torch
+    if "DRAWN" in globals():
+        with open(os.environ["NOTES"] + ".drawn", "a") as drawn:
+            print([draw() for draw in DRAWN], file=drawn)
     return torch.nn.Linear(4, 3)
 """
 #: What a package may do at its import so that forks of the process are not as if each had imported it.
@@ -138,8 +142,35 @@ def test_where_a_fork_would_differ_each_member_imports_the_package(
 def test_a_package_that_cannot_be_imported_is_the_members_fault(
     declare: Callable[..., Ensemble], tmp_path: Path
 ) -> None:
-    declared = declare("if len([*open(os.environ['NOTES'])]) == 2: raise SystemError('the second time')")
+    declared = declare("if len([*open(os.environ['NOTES'])]) == 2: raise SystemExit('the second time')")
     run(declared, tmp_path / "run", "local")
+
+
+GENERATORS = """
+import random, numpy
+made = random.Random(), numpy.random.default_rng(), numpy.random.RandomState()
+seeded = random.Random(3), numpy.random.default_rng(3), numpy.random.RandomState(3)
+DRAWN = [generator.random for generator in seeded] + [generator.random for generator in made]
+"""
+
+
+def test_generators_without_a_seed_are_each_processs_own(declare: Callable[..., Ensemble], tmp_path: Path) -> None:
+    run(declare(GENERATORS), tmp_path / "run", "local")
+    assert count_imports(tmp_path) == 1
+    rows = [json.loads(line) for line in (tmp_path / "notes.drawn").read_text().splitlines()]
+    firsts = [row for row in rows if row[:3] == [0.23796462709189137, 0.08564916714362436, 0.5507979025745755]]
+    assert len(firsts) >= 3, "as they are seeded, in each member"
+    for column in zip(*(row[3:] for row in firsts), strict=True):
+        assert len({*column}) == len(column)
+
+
+def test_ranks_import_packages_with_their_own_rank(declare: Callable[..., Ensemble], tmp_path: Path) -> None:
+    declared = declare(
+        "with open(os.environ['NOTES'] + '.ranks', 'a') as ranks: ranks.write(os.environ.get('RANK', '-'))"
+    )
+    wide = dataclasses.replace(declared, members=[ensemble.Member({"lr": 0.1}, workers=2)], batch_size=8)
+    ensemble.submit(wide, tmp_path / "run", "local").wait()
+    assert {*(tmp_path / "notes.ranks").read_text()} == {"-", "0", "1"}
 
 
 @pytest.mark.parametrize("body", OBSTACLES.values(), ids=OBSTACLES)
@@ -166,12 +197,14 @@ def test_what_a_declaration_names_is_read_and_not_loaded(declare: Callable[..., 
 
     class Model:  # of the user's: by value
         def __call__(self, params: object) -> object:
-            return some_package.build(sklearn.linear_model)
+            return some_package.build(params)
+
+    def optimizer(model: object, params: object) -> object:
+        return sklearn.linear_model
 
     named = ensemble.Ensemble(
         name="named",
-        recipe=Recipe(model=Model(), loss="cross_entropy"),
-        optimizer="sgd",
+        recipe=Recipe(model=Model(), loss="cross_entropy", optimizer=optimizer),
         members=[{"lr": 0.1}],
         train=declared.train,
         epochs=1,
