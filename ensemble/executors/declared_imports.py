@@ -33,7 +33,7 @@ _UNSEEDED: list[Any] = []  # generators that packages made at their import
 
 
 def import_declared(run_dir: str) -> str | None:
-    """Import them; returns what remained of it that a fork would not have as its own; None: nothing."""
+    """Import them; returns the first thing that they left behind and that must not be forked, or None."""
     files, memory, generators, modules = (
         _list_files(),
         _list_shared_memory(),
@@ -128,7 +128,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _find_obstacle(files: Iterable[int], memory: Iterable[str]) -> str | None:
-    """What an import left of which a fork would have a copy that does not work, or share it; None: nothing.
+    """What makes this process unsafe to fork; None: nothing.
 
     Args:
         files: descriptors that were open before the imports.

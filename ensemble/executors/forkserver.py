@@ -1,7 +1,7 @@
 """The fork server: it has imported torch once, has one thread, never begins CUDA, and forks a worker for each job.
 
 It has imported, too, the installed packages that the run's declaration names. Where a fork would not be as a
-process is that has imported them itself, it says `{"repeats": why, "cpu_s"}` and begins anew, without them.
+process is that has imported them itself, it says `{"not_shared": why, "cpu_s"}` and begins anew, without them.
 
 Requests arrive over the socket N (JSON): `{"fork": n, "env", "log"}` with the worker's socket attached, `"checks":
 run_dir` for the node's checker. Answers are `{"forked": n, "pid"}` with a pidfd, and at its end `{"ended": n,
@@ -207,7 +207,7 @@ def _import_declared(control: socket.socket, run_dir: str, log: str) -> None:
         os.close(usual)
     if obstacle is None and not has_begun_cuda():
         return
-    message = {"repeats": obstacle or "CUDA", "cpu_s": time.process_time() - began_s}
+    message = {"not_shared": obstacle or "CUDA", "cpu_s": time.process_time() - began_s}
     with contextlib.suppress(OSError):
         control.send(json.dumps(message).encode())
     control.set_inheritable(True)

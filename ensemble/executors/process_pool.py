@@ -261,10 +261,10 @@ class ProcessPool:
         except ConnectionLost:
             self._handle_lost_server(forks)
             return
-        if "repeats" in message:
+        if "not_shared" in message:
             if message["cpu_s"] >= _SLOW_IMPORT_S:
-                text = "node %s: members import for themselves what takes %.1f s: of these imports %s remained"
-                log.warning(text, self.node, message["cpu_s"], message["repeats"])
+                text = "node %s: imports left %s behind, so each member imports its packages itself (%.1f CPU-s)"
+                log.warning(text, self.node, message["not_shared"], message["cpu_s"])
             return
         number = message["forked"] if "forked" in message else message["ended"]
         if self._checker is not None and number == self._checker.number:

@@ -134,7 +134,9 @@ def test_where_a_fork_would_differ_each_member_imports_the_package(
     with caplog.at_level(logging.WARNING):
         weights = run(declared, tmp_path / "run", "local")
     assert count_imports(tmp_path) >= 4, "the fork server, in vain, and each member"
-    (text,) = (record.getMessage() for record in caplog.records if "import for themselves" in record.getMessage())
+    (text,) = (
+        record.getMessage() for record in caplog.records if "imports its packages itself" in record.getMessage()
+    )
     assert "thread" in text or "file" in text
     assert weights == run(declared, tmp_path / "inline", "inline")
 
