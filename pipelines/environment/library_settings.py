@@ -113,6 +113,11 @@ def find_settings(*, only_of_samples: bool = False) -> dict[str, Any]:
     return settings
 
 
+def find_user_settings() -> dict[str, Any]:
+    """Those that the user's code can have set: not what this package has decided for all processes of a run."""
+    return {name: value for name, value in find_settings().items() if not name.startswith("pipelines.")}
+
+
 def apply_settings(settings: Mapping[str, Any]) -> None:
     """Set in this process what `find_settings` has found in another: what it does not name has its default.
 

@@ -46,6 +46,12 @@ class Host:
             dispatch(self.selector, None)
         return found[0]
 
+    def wait_for_worker(self) -> int:
+        while not (pids := self.workers.list_pids()):
+            dispatch(self.selector, None)
+        (pid,) = pids
+        return pid
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
@@ -73,10 +79,7 @@ def test_a_member_may_have_more_hyperparameters_than_a_socket_holds(host: Host, 
 
 def test_a_worker_that_does_not_listen_keeps_nobody_waiting(host: Host, run_dir: RunDir) -> None:
     host.launch(run_dir)
-    host.wait_for("usage")  # it is there
-    (server,) = psutil.Process().children()
-    (worker,) = server.children()
-    os.kill(worker.pid, signal.SIGSTOP)
+    os.kill(host.wait_for_worker(), signal.SIGSTOP)  # others than this test may have children here
     for cohort in range(8):
         host.workers.send("member-0", "join", feeder="x" * 500_000, cohort=cohort)
     host.workers.kill("member-0")
@@ -118,8 +121,7 @@ def test_descriptors_past_those_of_select_are_like_any_other(host: Host, run_dir
 def test_those_that_are_ended_at_the_close_are_listed_once_more(host: Host, run_dir: RunDir) -> None:
     """The power of their last moments is attributed after that. A launch after this one has a new fork server."""
     host.launch(run_dir)
-    host.wait_for("usage")
-    (pid,) = host.workers.list_pids()
+    pid = host.wait_for_worker()
     host.workers.close()
     assert host.workers.list_processes()[pid].member == "member-0"
     assert host.workers.list_processes() == {}
