@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ensemble.comm import Communicator, SingleRank
-from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory, tree_memory_gb
+from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.schedule.needs import uses_gpus
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.recipe import has_own_loop
@@ -68,9 +68,9 @@ class MeasuredSteps:
     """What a few steps of a member have shown.
 
     Attributes:
-        parameters: of the model; trainable: how many of them are trained; checkpoint_bytes: tensors of a
-            checkpoint; predictions_bytes: of all splits, None where that is not known.
-        evaluation: `evaluate_s` and `evaluate_cpu_s` of a batch of a split; None where none was evaluated.
+        parameters: of the model; trainable: how many of them are trained; checkpoint_bytes: of its tensors;
+            predictions_bytes: of all splits, None if not known.
+        evaluation: `evaluate_s` and `evaluate_cpu_s` of a batch of a split; None: none was evaluated.
     """
 
     figures: dict[str, Any]
@@ -96,9 +96,9 @@ class _Done(StopTraining):
 def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock | None = None) -> Outcome:
     """Run one rank of a session: measure the members of `job.profile`, small ones first.
 
-    Rank 0 emits `profiling` (of: the member being measured), also every second as a heartbeat, and `profiled` (of:
-    the members of one signature; measured: the figures of a `Profile` for this number of workers, None where they
-    were known). An error ends the session with a `failed` event. All CPU time has the role "profile".
+    Rank 0 emits `profiling` (of: the member), as a heartbeat too, and `profiled` (of: members of one signature;
+    measured: the figures of a `Profile` for this number of workers, None if they were known). An error ends it by a
+    `failed` event. All CPU time has the role "profile".
     """
     try:
         with contextlib.ExitStack() as leaving:
@@ -120,12 +120,9 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
 
 
 def measure_here(ensemble: Ensemble, member: Identity, directory: str, steps_s: float) -> MeasuredSteps:
-    """Measure a member in this process, as one worker, for a dry run.
+    """Measure a member in this process, as one worker, for a dry run: for about `steps_s` seconds of steps.
 
     Nothing is left behind but a log in `directory`; seeds and the number of threads are restored.
-
-    Args:
-        steps_s: seconds of steps to measure, approximately.
     """
     on_gpu = uses_gpus(member, ensemble.devices) and torch.cuda.is_available()
     device = torch.device("cuda:0" if on_gpu else "cpu")
@@ -146,7 +143,8 @@ def measure_here(ensemble: Ensemble, member: Identity, directory: str, steps_s: 
     with settings, base, contextlib.closing(SingleRank()) as communicator:
         note_process()
         release_memory()
-        before_gb = tree_memory_gb(os.getpid()) or 0.0  # what processes of a run have from their fork server
+        reset_peak_memory()
+        before_gb = peak_memory_gb()  # what processes of a run have from their fork server
         measured = _Session(job, ensemble, communicator, gpu, lambda event: None).measure_member(alone)
         least_gb = measured.checkpoint_bytes / 2**30  # it may fit where others were
         measured.figures["memory_gb"] = max(least_gb, measured.figures["memory_gb"] - before_gb)
@@ -195,8 +193,8 @@ class _Session:
                 continue
             if refused:
                 raise refused[0]
-            names = [identity.member for identity in members]
             if self._job.rank == 0:
+                names = [identity.member for identity in members]
                 self._emit(_event(self._job, "profiled", of=names, shape=signature, measured=measured))
         if refused:  # every member is: none needs to be started
             raise _AllRefused(str(refused[0])) from refused[0]
@@ -309,11 +307,9 @@ class _Reporter(EventReporter):
 class _NoCheckpoints(Checkpointer):
     """A member that is measured begins anew, with weights of its own."""
 
-    def load_initial_weights(self) -> None:
-        """See `Checkpointer`."""
+    def load_initial_weights(self) -> None: ...
 
-    def load_inherited(self) -> None:
-        """See `Checkpointer`."""
+    def load_inherited(self) -> None: ...
 
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """See `Checkpointer`; `checkpoint_minutes=` may be short."""
@@ -321,19 +317,14 @@ class _NoCheckpoints(Checkpointer):
 
 
 class _Ready:
-    """What is prepared for members that read the same.
-
-    Attributes:
-        batches: of training.  prepare_s: CPU-seconds for a sample of them.  key: of the members.
-        sets: of each split, by its pipeline, whose fields are thus inferred once.
-    """
+    """What is prepared for members that read the same: batches, with CPU-seconds for a sample, and splits."""
 
     batches: tuple[Batch, ...] = ()
     prepare_s = 0.0
     key = ""
 
     def __init__(self) -> None:
-        self.sets: dict[str, tuple[Any, StreamedSet]] = {}
+        self.sets: dict[str, tuple[Any, StreamedSet]] = {}  # with its pipeline
 
     @property
     def nbytes(self) -> int:
@@ -367,11 +358,9 @@ class _MeasuredData(Data):
         most = max(batch.global_size for batch in batches)
         ready.key, ready.batches = key, tuple(batch for batch in batches if batch.global_size == most)
 
-    def start(self, *args: Any) -> None:
-        """Nothing: the batches are there."""
+    def start(self, *args: Any) -> None: ...  # the batches are there
 
-    def open(self, epoch: int, step: int) -> None:
-        """Nothing: the batches are there."""
+    def open(self, epoch: int, step: int) -> None: ...
 
     def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield the batches of the only epoch; what `collate` takes is part of a step."""
@@ -406,6 +395,6 @@ class _MeasuredData(Data):
 
     def _resident(self, split: str) -> StreamedSet:
         pipeline, sets = self.pipeline(split), self._ready.sets
-        if split not in sets or sets[split][0] is not pipeline:
+        if sets.get(split, (None,))[0] is not pipeline:
             sets[split] = pipeline, StreamedSet(pipeline.without_randomness())
         return sets[split][1]
