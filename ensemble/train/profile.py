@@ -97,8 +97,8 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
     """Run one rank of a session: measure the members of `job.profile`, small ones first.
 
     Rank 0 emits `profiling` (of: the member), as a heartbeat too, and `profiled` (of: members of one signature;
-    measured: the figures of a `Profile` for this number of workers, None if they were known). An error ends it by a
-    `failed` event. All CPU time has the role "profile".
+    measured: the figures of a `Profile` for this number of workers, None if they were known). An error ends it by
+    a `failed` event. All CPU time has the role "profile".
     """
     try:
         with contextlib.ExitStack() as leaving:
