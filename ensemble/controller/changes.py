@@ -23,7 +23,7 @@ from ensemble.train.data_identity import (
 )
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import digest_syntax
-from pipelines.environment.library_settings import find_user_settings
+from pipelines.environment.library_settings import find_settings
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -345,7 +345,7 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, accepts: bool
 
 def _describe_settings(state: RunState) -> str:
     """Which global settings of libraries are others than at the last start; empty where none is known to be."""
-    present, unset = find_user_settings(), "not set"
+    present, unset = find_settings(only_of_user=True), "not set"
     before = state.header.settings
     names = [name for name in {**before, **present} if before.get(name) != present.get(name)]
     return "".join(f"; {name} was {before.get(name, unset)}, is {present.get(name, unset)}" for name in names)

@@ -46,9 +46,9 @@ class NodeTable:
     def packed(self) -> list[Node]:
         return self.held if self.list_cluster() is not None else self._without_base(self.held)
 
-    def _without_base(self, nodes: Sequence[Node]) -> list[Node]:
-        base_gb = 0.0 if self._run.base is None else self._run.base.bytes / 2**30
-        return [node.without_base(base_gb) for node in nodes] if base_gb else list(nodes)
+    def _without_base(self, nodes: list[Node]) -> list[Node]:
+        base = self._run.base
+        return nodes if base is None else [node.without_base(base.bytes / 2**30) for node in nodes]
 
     def change(self, node: Node) -> Node:
         """The run offers more or less of a node than before, or of a new one; returns what it can use of it."""

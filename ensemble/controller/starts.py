@@ -39,7 +39,7 @@ from ensemble.store.initial_weights import KeptCheckpoint, digest_weights
 from ensemble.store.member import ENDED
 from ensemble.store.regular_files import measure
 from ensemble.train.data_identity import describe_difference, training_data
-from pipelines.environment.library_settings import find_user_settings
+from pipelines.environment.library_settings import find_settings
 from pipelines.providers import import_object
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def describe_start(
         "files": list_digests(run_dir, state),
         "energy": ensemble.energy.as_event(),
         "versions": versions(),
-        "settings": find_user_settings(),
+        "settings": find_settings(only_of_user=True),
         "revision": run_dir.info.get("revision") or revision(run_dir.path),
         "host": socket.gethostname(),
         "pid": os.getpid(),

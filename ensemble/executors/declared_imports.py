@@ -90,13 +90,7 @@ def _noting_unseeded() -> Iterator[None]:
 
 
 def _list_numpy_generators() -> list[np.random.BitGenerator]:
-    generators = []
-    for made in gc.get_objects():
-        if isinstance(made, np.random.Generator):
-            generators.append(made.bit_generator)
-        elif isinstance(made, np.random.RandomState):
-            generators.append(made._bit_generator)
-    return generators
+    return [made for made in gc.get_objects() if isinstance(made, np.random.BitGenerator)]
 
 
 def _is_unseeded(generator: np.random.BitGenerator) -> bool:

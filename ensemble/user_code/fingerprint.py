@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.user_code.imports import digest_syntax, find_late_imports
 from pipelines.description import PipelineDescription
-from pipelines.environment.library_settings import find_user_settings
+from pipelines.environment.library_settings import find_settings
 from pipelines.fingerprint import SCHEME, digest, is_ours
 from pipelines.fingerprint.describer import Describer
 from pipelines.fingerprint.modules import is_foreign_class
@@ -95,7 +95,7 @@ def code_of(ensemble: Ensemble) -> Code:
     for name, path in find_late_imports(members.late).items():
         parts[f"module {name}"] = digest_syntax(path)
         sources.setdefault(name, path)
-    parts |= {f"{name}: {value}": _digest(value) for name, value in find_user_settings().items()}
+    parts |= {f"{name}: {value}": _digest(value) for name, value in find_settings(only_of_user=True).items()}
     predicts = _digest({key: _digest(part) for key, part in predicting.parts.items()})
     return Code(PYTHON, parts, dict(sorted(sources.items())), names=members.names, predicts=predicts)
 

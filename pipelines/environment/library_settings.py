@@ -97,25 +97,23 @@ _SETTINGS = (
 )
 
 
-def find_settings(*, only_of_samples: bool = False) -> dict[str, Any]:
+def find_settings(*, only_of_samples: bool = False, only_of_user: bool = False) -> dict[str, Any]:
     """The settings of this process that differ from the libraries' defaults, by name, as JSON values.
 
     Args:
         only_of_samples: leave out those on which no sample depends.
+        only_of_user: leave out what this package has decided for all processes of a run.
     """
     settings = {}
     for setting in _SETTINGS:
         module = sys.modules.get(setting.module)
+        if only_of_user and setting.module.startswith("pipelines."):
+            continue
         if module is not None and (setting.changes_samples or not only_of_samples):
             value = setting.find(module)
             if value != setting.default:
                 settings[setting.name] = value
     return settings
-
-
-def find_user_settings() -> dict[str, Any]:
-    """Those that the user's code can have set: not what this package has decided for all processes of a run."""
-    return {name: value for name, value in find_settings().items() if not name.startswith("pipelines.")}
 
 
 def apply_settings(settings: Mapping[str, Any]) -> None:

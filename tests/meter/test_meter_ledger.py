@@ -496,7 +496,7 @@ def test_as_a_table_each_view_has_its_rows_with_all_digits_and_sums_to_the_whole
 
 def test_each_column_of_the_table_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "concepts" / "accounting.md").read_text()
-    table = page.split("`ledger.csv` has")[1].split("| column | |")[1].split("Numbers have")[0]
+    table = page.split("`ledger.csv` has")[1].split("|---|---|")[1].split("Numbers have")[0]
     cells = [line.split("|")[1] for line in table.strip().splitlines()]
     assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(COLUMNS)
 
