@@ -109,7 +109,7 @@ def test_where_cuda_has_begun_before_the_fork_ranks_on_gpus_are_new_interpreters
         source = f"int cuDeviceGetCount(int *count){body}"
         if subprocess.run(compiles, input=source, text=True, capture_output=True).returncode:
             pytest.skip("no C compiler")
-        asks = [sys.executable, "-c", ASKS + "print(server._has_begun_cuda())", str(library)]
+        asks = [sys.executable, "-c", ASKS + "print(server.has_begun_cuda())", str(library)]
         assert subprocess.run(asks, capture_output=True, text=True, check=True).stdout == f"{begun}\n"
     for gpu, rank in show_ranks(tmp_path, LOADS=str(library)).items():
         assert rank["interpreter"] == "ensemble.executors.worker_main"
