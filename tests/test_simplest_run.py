@@ -24,7 +24,7 @@ from pathlib import Path
 from test_architecture import FLOORS
 
 ROOT = Path(__file__).resolve().parents[1]
-BOUNDS = {"modules": 342, "files": 268, "functions": 2450, "lines": 17940, "rooms": 20, "climbs": 1}
+BOUNDS = {"modules": 342, "files": 268, "functions": 2450, "lines": 17970, "rooms": 20, "climbs": 1}
 SLACK = 1.03  # a bound that is higher than the figure by more than this factor is out of date
 
 PROGRAM = """
