@@ -258,7 +258,6 @@ def main(descriptor: int, run_dir: str | None = None, log: str = "") -> int:
     begun_cuda = has_begun_cuda()
     if run_dir is not None and not begun_cuda:  # else workers on GPUs are new interpreters
         _import_declared(control, run_dir, log)
-    gc.collect()
     release_memory()
     gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     gc.enable()

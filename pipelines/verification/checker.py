@@ -150,15 +150,17 @@ class SampleChecker:
         return compare_arrays(_select_used(served, served.columns), own, is_exact=self._is_exact)
 
     def _prepare(self, maker: SampleMaker, served: ServedSample) -> dict[str, Any]:
-        """The sample as the pipeline makes it; a few are kept, because all members look at the same places."""
+        """The sample as the pipeline makes it; of batch stages some are kept: all readers compare the same."""
         key = served.stages, served.epoch, served.place
-        if key not in self._prepared:
-            with limit_torch_threads():
-                sample = prepare_checked(maker, served.index, served.epoch, place=served.place, is_repeated=True)
+        if (kept := self._prepared.get(key)) is not None:
+            return kept
+        with limit_torch_threads():
+            sample = prepare_checked(maker, served.index, served.epoch, place=served.place, is_repeated=True)
+        if self._pipeline.batched:
             self._prepared[key] = sample
             if len(self._prepared) > _MOST_KEPT:
                 self._prepared.popitem(last=False)
-        return self._prepared[key]
+        return sample
 
     def _explain_left_out(self, served: ServedSample) -> str | None:
         source: Any = self._pipeline.source
