@@ -27,7 +27,9 @@ from benchmarks.results import Report
 from ensemble.meter.memory import tree_memory_gb
 
 OURS = "ray-ensemble"
-SYSTEMS = (OURS, "dataloader", "ray_tune", *PACKAGES)
+#: Systems of this project's environment, except `dataloader`: the package whose version says which.
+OWN = {OURS: OURS, "ray_tune": "ray", "ray_data": "ray"}
+SYSTEMS = (*OWN, "dataloader", *PACKAGES)
 #: Widths of the members' networks, and seconds after which a member begins, by its number.
 CASES = {"equal": ((16,), 0.0), "unlike": ((16, 16, 16, 48), 0.0), "late": ((16,), 2.0)}
 _SUBREAPER = 36  # prctl(2)
@@ -109,7 +111,7 @@ def _median(rows: Sequence[Row]) -> Row:
 
 def _run(case: str, count: int, system: str, options: dict[str, Any], environment: Environment) -> Row:
     package = PACKAGES.get(system, "")
-    version = package.partition("==")[2] or metadata.version({"ray_tune": "ray", OURS: OURS}.get(system, "torch"))
+    version = package.partition("==")[2] or metadata.version(OWN.get(system, "torch"))
     about: dict[str, Any] = {"case": case, "members": count, "system": system, "version": version}
     if package in environment.errors:
         return Row(**about, error=environment.errors[package])

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,28 @@ def run_ours(options: dict[str, Any]) -> None:
     Path(options["out"]).write_text(json.dumps({"samples": samples}), encoding="utf-8")
 
 
+def read_ray_data(options: dict[str, Any]) -> Iterator[Any]:
+    """A Ray Data pipeline, as each trial executes it in each epoch."""
+    import ray
+
+    data = Photographs(options["data"])
+
+    def load(row: dict[str, Any]) -> dict[str, Any]:
+        content, label = data.read(int(row["id"]))
+        return {"image": prepare(content, np.random.default_rng()), "label": label}
+
+    for _ in range(options["epochs"]):
+        prepared = ray.data.range(len(data)).random_shuffle().map(load)
+        for batch in prepared.iter_torch_batches(batch_size=BATCH, drop_last=True):
+            yield batch["image"], batch["label"]
+
+
 def run_trial(options: dict[str, Any], config: dict[str, Any]) -> None:
-    """A trial of Ray Tune: the DataLoader and the loop that the plain members have."""
+    """A trial of Ray Tune: the loop that the plain members have, with their DataLoader or with Ray Data."""
     from ray import tune
 
-    tune.report(train(dataloader(options), config["member"]["width"], options["classes"], config["member"]["lr"]))
+    batches = read_ray_data(options) if options["system"] == "ray_data" else dataloader(options)
+    tune.report(train(batches, config["member"]["width"], options["classes"], config["member"]["lr"]))
 
 
 def run_tune(options: dict[str, Any]) -> None:
@@ -84,7 +102,10 @@ def run_tune(options: dict[str, Any]) -> None:
 
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     grid = [{"width": one["width"], "lr": one["lr"]} for one in options["members"]]
-    share = len(os.sched_getaffinity(0)) / len(grid)
+    cores = float(len(os.sched_getaffinity(0)))
+    if options["system"] == "ray_data":
+        cores /= 2  # the others are for its tasks
+    share = cores / len(grid)
     tuner = tune.Tuner(
         tune.with_resources(functools.partial(run_trial, options), {"cpu": share}),
         param_space={"member": tune.grid_search(grid)},
@@ -98,4 +119,4 @@ def run_tune(options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     chosen = json.loads(sys.argv[1])
-    {"ray-ensemble": run_ours, "ray_tune": run_tune}[chosen["system"]](chosen)
+    {"ray-ensemble": run_ours, "ray_tune": run_tune, "ray_data": run_tune}[chosen["system"]](chosen)

@@ -42,7 +42,7 @@ def announced(url: str, *, is_shown: bool) -> Iterator[None]:
         except OSError as error:
             raise SpecError(f"cannot write the page's address: {error}; TMPDIR can name another folder") from None
         where = f"{url.partition('?')[0]} on {socket.gethostname()}"
-        say(f"live page: {where}; the address with its token is in {file} there")
+        say(f"live page: {where} (the address with its token: {file})")
         yield
 
 

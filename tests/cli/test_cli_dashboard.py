@@ -63,7 +63,7 @@ class Command:
 
 def log_in(command: Command) -> tuple[int, Callable[[], Any]]:
     """The port, and what gives the row of the run."""
-    file = Path(command.wait_for(r"the address with its token is in (\S+) there")[1])
+    file = Path(command.wait_for(r"the address with its token: (\S+)\)")[1])
     found = re.search(r"http://127\.0\.0\.1:(\d+)(/\?token=\S+)", file.read_text())
     assert found is not None and "token=" not in command.said
     port, target = found.groups()

@@ -5,7 +5,7 @@ ensemble run examples/ports/chemprop/port.py [--set members=8] [--set epochs=3]
 
 import numpy as np
 import torch
-from chemprop.data import BatchMolGraph, MolGraph
+from chemprop.data import BatchMolGraph
 from chemprop.featurizers import SimpleMoleculeMolGraphFeaturizer
 from chemprop.models import MPNN
 from plain import BATCH, build, make_molecules
@@ -22,15 +22,32 @@ FEATURIZER = SimpleMoleculeMolGraphFeaturizer()
 
 def featurize(sample):
     graph = FEATURIZER(Chem.MolFromSmiles(str(sample["smiles"])))
-    return {**graph._asdict(), "edge_index": graph.edge_index.T, "target": sample["target"]}
+    arrays = {"V": graph.V.astype(np.float32), "E": graph.E.astype(np.float32), "edge_index": graph.edge_index.T}
+    return {**graph._asdict(), **arrays, "target": sample["target"]}
+
+
+class Graphs(BatchMolGraph):
+    """All graphs of a batch as one: their arrays lie one after the other, and bonds name atoms of the batch."""
+
+    def __init__(self, batch):
+        atoms, bonds = batch["V"], batch["E"]
+        self.V, first_atoms = atoms.packed()
+        self.E, first_bonds = bonds.packed()
+        edges = batch["edge_index"].packed()[0] + first_atoms[:-1].repeat_interleave(bonds.lengths)[:, None]
+        self.edge_index = edges.T.contiguous()
+        backwards = batch["rev_edge_index"].packed()[0]
+        self.rev_edge_index = backwards + first_bonds[:-1].repeat_interleave(bonds.lengths)
+        self.batch = torch.arange(len(atoms)).repeat_interleave(atoms.lengths)
+        self.size = len(atoms)
+
+    def __len__(self):
+        return self.size
 
 
 def make_batch(batch):
     """What the loader of chemprop yields, of the arrays in a batch."""
-    rows = zip(*([value.numpy() for value in batch[name]] for name in GRAPH), strict=True)
-    graph = BatchMolGraph([MolGraph(v, e, edges.T, back) for v, e, edges, back in rows])
     target = batch["target"]
-    return graph, None, None, target, torch.ones(len(target), 1), None, None
+    return Graphs(batch), None, None, target, torch.ones(len(target), 1), None, None
 
 
 class Network(MPNN):

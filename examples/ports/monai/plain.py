@@ -33,7 +33,7 @@ def make_volumes():
         for _ in range(rng.integers(1, 4)):
             centre = rng.integers(8, SIZE - 8, size=(3, 1, 1, 1))
             label |= ((grid - centre) ** 2).sum(0) < rng.integers(4, 8) ** 2
-        image = rng.normal(size=label.shape) + label
+        image = 0.3 * rng.normal(size=label.shape) + label
         volumes.append({"image": image.astype(np.float32), "label": label.astype(np.uint8)})
     return volumes[:48], volumes[48:]
 

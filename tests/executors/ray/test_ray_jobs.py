@@ -137,7 +137,7 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
     code, out, err = call(cluster, *to, "--name", "good", "--dashboard-port", "0", "--follow")
     assert code == 0, out + err
     assert out.startswith("ensemble-good\n") and "2/2 finished" in out
-    shown = r"live page: http://127\.0\.0\.1:\d+/ on \S+; the address with its token is in (\S+) there"
+    shown = r"live page: http://127\.0\.0\.1:\d+/ on \S+ \(the address with its token: (\S+)\)"
     page = re.search(shown, out)
     assert page is not None and "token=" not in out, "what Ray shows leads to its page, without it"
     assert not Path(page[1]).exists(), "it goes with the page"

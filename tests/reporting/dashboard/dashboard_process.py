@@ -33,7 +33,7 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line.rstrip("\n"))
-            if found := re.search(r"the address with its token is in (\S+) there", line):
+            if found := re.search(r"the address with its token: (\S+)\)", line):
                 self._address = Path(found[1])
                 break
         self.port = int(re.findall(r":(\d+)/", self.url)[0])
