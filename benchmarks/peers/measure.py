@@ -15,7 +15,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ OWN = {OURS: OURS, "ray_tune": "ray", "ray_data": "ray"}
 SYSTEMS = (*OWN, "dataloader", *PACKAGES)
 #: Widths of the members' networks, and seconds after which a member begins, by its number.
 CASES = {"equal": ((16,), 0.0), "unlike": ((16, 16, 16, 48), 0.0), "late": ((16,), 2.0)}
+MOST_S = 300  # of one run; members of some systems wait for ever for a server that has forgotten them
 _SUBREAPER = 36  # prctl(2)
 _ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ class Row:
         samples_per_s: that all members have trained together, by those seconds.
         cpu_ms_a_sample: CPU time for each sample that a member has trained on.
         memory_mib: the highest sum of PSS, looked at twice a second.
-        error: why there are no figures.
+        error: why there are no figures, or fewer runs.
     """
 
     case: str
@@ -105,8 +106,11 @@ def run_case(
 def _median(rows: Sequence[Row]) -> Row:
     from benchmarks.results import median_row
 
-    failed = [row for row in rows if row.error]
-    return failed[0] if failed else median_row(rows)
+    failed, complete = [row for row in rows if row.error], [row for row in rows if not row.error]
+    if not complete:
+        return failed[0]
+    error = f"{len(failed)} of {len(rows)} runs: {failed[0].error}" if failed else ""
+    return replace(median_row(complete), error=error)
 
 
 def _run(case: str, count: int, system: str, options: dict[str, Any], environment: Environment) -> Row:
@@ -162,17 +166,20 @@ def _measure(servers: list[list[str]], commands: list[list[str]], folder: Path) 
         ]
         waited = started[len(servers) :]
         try:
-            while any(process.poll() is None for process in waited):
+            while any(process.poll() is None for process in waited) and time.monotonic() < began_s + MOST_S:
                 peak = max(peak, sum(tree_memory_gb(process.pid) or 0.0 for process in started))
                 used_s |= _list_cpu_seconds()
                 time.sleep(0.5)
         finally:
             seconds = time.monotonic() - began_s
+            hanging = sum(process.poll() is None for process in waited)
             for process in started:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM if process.poll() is None else signal.SIGKILL)
                 process.wait()
             _reap_others()
+    if hanging:
+        return {"error": f"{hanging} of {len(waited)} members had not ended after {MOST_S} s"}
     after = os.times()
     if any(process.returncode for process in waited):
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -207,6 +214,6 @@ def _reap_others() -> None:
 
 def ratio(rows: Sequence[Row], of: str, to: str, figure: str) -> float:
     """The median of a figure of one system over that of another, over all cases that both have done."""
-    by_case = {(row.case, row.members, row.system): getattr(row, figure) for row in rows if not row.error}
+    by_case = {(row.case, row.members, row.system): getattr(row, figure) for row in rows if row.samples}
     both = [(by_case[case, n, of], by_case.get((case, n, to))) for case, n, system in by_case if system == of]
     return float(statistics.median([value / other for value, other in both if other] or [math.nan]))
