@@ -47,7 +47,7 @@ class SharedStream:
         self.sample_bytes, self.repeated, self._batch_unit = 1, 0, 1
 
     def check(self) -> None:
-        """Prepare one sample to learn its size, so that errors in the data are reported before training."""
+        """Prepare one sample to learn its size and whether it can be cached: errors are reported before training."""
         if self.sharing and callable(self._ensemble.train):
             self._find_common()
         if self.sharing:
@@ -58,6 +58,10 @@ class SharedStream:
             stream = self._ensemble.stream
             self.sample_bytes = sample_bytes(stream.fields)
             self.repeated = len(stream) if stream.repeats and self._ensemble.cache is None else 0
+        if self.sharing and self._ensemble.cache is not None:
+            from pipelines.cache.content import count_cached_stages
+
+            count_cached_stages(self._ensemble.stream)
 
     def _find_common(self) -> None:
         from pipelines.errors import DataOutOfReach, PipelineError, SampleError

@@ -46,7 +46,9 @@ def count_cached_stages(pipeline: PipelineDescription) -> int:
                 )
             return stages
         reasons.append(f"after {pipeline.stages[stages - 1].name} {encoded}, which cannot be kept")
-    raise PipelineError(f"the cache has nothing to keep of this pipeline: {reasons[0]}")
+    raise PipelineError(
+        f"the cache has nothing to keep of this pipeline: {reasons[0]}; return numpy arrays, numbers or texts there"
+    )
 
 
 def compute_key(pipeline: PipelineDescription, stages: int) -> str | None:

@@ -55,7 +55,7 @@ def train(seed, epochs):
         DataLoader(data[1], batch_size=BATCH),
     )
     model, loss_function, metric = build(), DiceLoss(sigmoid=True), DiceMetric()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
     for _ in range(epochs):
         model.train()
         for batch in batches:

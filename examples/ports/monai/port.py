@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from monai.losses import DiceLoss
 from monai.metrics import compute_dice
-from monai.transforms import Compose
+from monai.transforms import Compose, ToNumpyd
 from plain import AUGMENT, BATCH, BOTH, SCALE, build, make_volumes
 
 from ensemble import Ensemble, Recipe, seeds
@@ -34,7 +34,7 @@ def metrics(outputs, batch):
 
 
 def optimizer(model, params):
-    return torch.optim.Adam(model.parameters(), lr=3e-3)
+    return torch.optim.Adam(model.parameters(), lr=3e-2)
 
 
 def spec(members: int = 4, epochs: int = 5):
@@ -43,12 +43,13 @@ def spec(members: int = 4, epochs: int = 5):
         for part in make_volumes()
     )
     functions = {"model": model, "loss": loss, "optimizer": optimizer, "predict": predict, "metrics": metrics}
+    scale = Compose([*SCALE, ToNumpyd(BOTH)])  # arrays, which the cache can keep
     return Ensemble(
         name="monai",
         recipe=Recipe(**functions, task="classification", objective="dice", mode="max"),
         members=seeds(members),
-        train=train.map(Compose(SCALE)).map(Compose(AUGMENT)),
-        valid=valid.map(Compose(SCALE)),
+        train=train.map(scale).map(Compose(AUGMENT)),
+        valid=valid.map(scale),
         epochs=epochs,
         batch_size=BATCH,
         cache="memory",

@@ -11,6 +11,7 @@ from kit.mistakes import Mistake
 import ensemble
 from ensemble import Resources, SpecError
 from ensemble.executors import make_executor
+from pipelines import PipelineError
 
 
 def submit_too_wide(folder: Path) -> None:
@@ -20,6 +21,10 @@ def submit_too_wide(folder: Path) -> None:
 def submit_beyond_limits(folder: Path) -> None:
     wide = Resources(cpus_per_worker=2.0, gpus_per_worker=0.0, memory_gb=0.5)
     ensemble.submit(an_ensemble(resources=wide, limits={"cpus": 1}), folder / "run", "inline")
+
+
+def submit_with_cache(folder: Path) -> None:
+    ensemble.submit(an_ensemble(cache="memory"), folder / "run", "local")
 
 
 def wrong(what: str, do: Any, *words: str) -> Mistake:
@@ -42,6 +47,7 @@ ROWS = [
         "submit",
     ),
     wrong("more cores than any node has", submit_too_wide, "the largest that would fit is cpus_per_worker"),
+    Mistake("a cache of raw samples", submit_with_cache, PipelineError, ("nothing to keep", "it has no stages")),
     wrong("a member beyond the limits", submit_beyond_limits, "member-0 needs 2 cores, and limits allow 1"),
     *(
         wrong(f"{option}={value}", lambda option=option, value=value: an_ensemble(**{option: value}), words)
