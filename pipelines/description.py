@@ -35,7 +35,8 @@ from pipelines.stage import Stage, find_slots
 from pipelines.stages._batched import Batched
 
 if TYPE_CHECKING:
-    from pipelines.sampling import SampledOrder, Sampling
+    from pipelines.order.sampled_order import SampledOrder
+    from pipelines.sampling import Sampling
 
 SHUFFLE_WINDOW = 8
 MAX_SKIPPED = 0.01

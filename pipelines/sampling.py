@@ -7,7 +7,6 @@ position is a function of (seed, epoch, position). All processes share a table o
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,12 @@ import numpy.typing as npt
 
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
-from pipelines.fingerprint import describe_array, describe_ours, digest, known_as
-from pipelines.order.epoch_order import Indices, Words, derive_bytes, mix, permute
+from pipelines.fingerprint import describe_array, digest, known_as
+from pipelines.order.epoch_order import Indices, Words, permute
+from pipelines.order.sampled_order import SampledOrder, draw_words
 from pipelines.sources._labels import Records, Values, encode_classes, format_classes, pack_values, read_values
 
 _BITS = 53  # of a double's mantissa
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -30,37 +29,6 @@ class Sampling:
     """How an epoch chooses its records; made by `weighted` and others, used by one or several pipelines."""
 
     resolve: Callable[[Records, int], SampledOrder]  # (source, seed) -> the order over a source
-
-
-class SampledOrder(ABC):
-    """The order of the epochs of one pipeline: a function (epoch, start, stop) -> indices, int64 [stop - start].
-
-    Attributes:
-        positions: number of positions in an epoch.
-        digest: identifies the weights or labels.
-    """
-
-    positions: int
-    digest: str
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__.removesuffix('Order').lower()}({self.positions} positions)"
-
-    @abstractmethod
-    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
-        """The indices of the records at the positions [start, stop) of an epoch."""
-
-    def describe(self) -> Any:
-        """Describes the order as a JSON value, for fingerprints."""
-        return [describe_ours(type(self)), self.digest, self.positions]
-
-    def find_positions(self, epoch: int, index: int) -> list[int]:
-        step = 16 * _CHUNK
-        return [
-            start + int(place)
-            for start in range(0, self.positions, step)
-            for place in np.flatnonzero(self(epoch, start, min(self.positions, start + step)) == index)
-        ]
 
 
 @known_as("pipelines.sampling.weighted")
@@ -82,7 +50,7 @@ class WeightedOrder(SampledOrder):
         self._bounds: Words = below.astype(np.uint64)
 
     def __call__(self, epoch: int, start: int, stop: int) -> Indices:
-        draws = _draw_words(start, stop, "weighted", self._seed, epoch) >> np.uint64(64 - _BITS)
+        draws = draw_words(start, stop, "weighted", self._seed, epoch) >> np.uint64(64 - _BITS)
         return np.searchsorted(self._bounds, draws, side="right")
 
 
@@ -99,7 +67,7 @@ class BalancedOrder(SampledOrder):
         self.positions = positions
         self.digest = digest(describe_array(codes))
         self._seed, self._classes = seed, classes
-        mixed = np.argsort(_draw_words(0, len(codes), "balanced", seed))  # no two words are equal
+        mixed = np.argsort(draw_words(0, len(codes), "balanced", seed))  # no two words are equal
         mixed = mixed.astype(np.int32 if len(codes) < 1 << 31 else np.int64)
         # numpy sorts numbers of 16 bits by their digits, many times faster.
         codes = codes.astype(np.uint16 if classes < 1 << 16 else np.int64)
@@ -374,14 +342,3 @@ def check_sampling(sampling: Any, shuffle: Any) -> None:
 
 def _check_samples(samples: int | None) -> int | None:
     return None if samples is None else check_integer("samples", samples, 1)
-
-
-@functools.lru_cache(maxsize=256)
-def _derive_words(*key: str | int) -> tuple[np.uint64, np.uint64]:
-    first, second = np.frombuffer(derive_bytes(*key, size=16), np.uint64)
-    return first, second
-
-
-def _draw_words(start: int, stop: int, *key: str | int) -> Words:
-    first, second = _derive_words(*key)
-    return mix(mix(np.arange(start, stop, dtype=np.uint64) + first) + second)
