@@ -83,6 +83,24 @@ class Pipeline(PipelineDescription):
         """
         return self._append(make_stage(call, field, random, id, version), fields)
 
+    def filter(self, function: Callable[[dict[str, Any]], Any]) -> Self:
+        """Returns the pipeline over the records of its source for which a function is true.
+
+        Args:
+            function: of a record as the source has it. It is called once for each record, now; the fingerprint
+                covers which records are kept.
+
+        Raises:
+            PipelineError: it is true for none, the pipeline has `sampling`, or stages, whose samples it is not given.
+            SampleError: a record cannot be read, or the function fails.
+
+        Examples:
+            >>> pipe = Pipeline(source, seed=0).filter(lambda record: record["label"] != 2)
+        """
+        if self.stages:
+            raise PipelineError("filter() is given the records of the source: put it before map()")
+        return self._select("filter", "(function)", lambda source: source.filter(function))
+
     def map_batches(
         self,
         call: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""Sampled orders: the positions of an epoch draw records by weight, equally from each class, or by length.
+"""Sampled orders: the positions of an epoch draw records by weight, from each class its share, or by length.
 
 A record may have several *positions* in an epoch, or none; each position comes exactly once. The record at a
 position is a function of (seed, epoch, position). All processes share a table of up to 8 bytes for each record.
@@ -18,8 +18,17 @@ from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import describe_array, digest, known_as
 from pipelines.order.epoch_order import Indices, Words, permute
+from pipelines.order.mixed_order import MixedOrder, count_positions
 from pipelines.order.sampled_order import SampledOrder, draw_words
-from pipelines.sources._labels import Records, Values, encode_classes, format_classes, pack_values, read_values
+from pipelines.sources._labels import (
+    Records,
+    Values,
+    encode_classes,
+    encode_keys,
+    format_classes,
+    pack_values,
+    read_values,
+)
 
 _BITS = 53  # of a double's mantissa
 
@@ -263,6 +272,44 @@ def _resolve_balanced(labels: Values, samples: int | None, source: Records, seed
     return BalancedOrder(codes, len(classes), samples or len(source), seed)
 
 
+def mixed(shares: Mapping[Any, float], samples: int | None = None, *, field: str = "source") -> Sampling:
+    """Draws from each class its share: exactly in each epoch, up to rounding in each batch.
+
+    The classes of the positions follow a fixed pattern, in which each is spread evenly; which records they draw, and
+    in which order, differs between epochs. Each record of a class is used before any is used again, over all epochs:
+    the next epoch goes on where this one has ended.
+
+    Args:
+        shares: label or name of each class -> its share, a number of at least 0; they need not sum to 1. The names
+            of `sources.concat` are such.
+        samples: number of positions in an epoch; unless given, the largest number with which an epoch has no record
+            twice: it ends with the class that is used up first.
+        field: has the labels, and is read once.
+
+    Returns:
+        An order for `Pipeline(source, sampling=...)`. Its table takes 8 bytes for each record, and up to 6 for each
+        position unless the numbers of positions of all classes have a large common divisor.
+
+    Raises:
+        PipelineError: an argument is invalid; some are checked when the pipeline is made.
+
+    Examples:
+        >>> both = sources.concat({"reviews": reviews, "plots": plots})
+        >>> pipe = Pipeline(both, sampling=sampling.mixed({"reviews": 0.7, "plots": 0.3}))
+    """
+    if not isinstance(shares, Mapping):
+        raise PipelineError(f"sampling.mixed() needs a mapping of classes to shares, got {shares!r:.60}")
+    return Sampling(functools.partial(_resolve_mixed, dict(shares), _check_samples(samples), field))
+
+
+def _resolve_mixed(
+    shares: dict[Any, float], samples: int | None, field: str, source: Records, seed: int
+) -> SampledOrder:
+    codes, keys = encode_keys(source, field, shares, "share")
+    counts = count_positions([shares[key] for key in keys], np.bincount(codes).tolist(), samples)
+    return MixedOrder(codes, counts, seed)
+
+
 def bucketed(lengths: Values, *, bucket: int = 256, window: int = 64) -> Sampling:
     """Puts records of about equal length beside each other, so that little of a padded batch is padding.
 
@@ -328,7 +375,7 @@ def check_sampling(sampling: Any, shuffle: Any) -> None:
             "of positions, which all members read whatever their batch sizes (by length: sampling.bucketed)"
         )
         raise PipelineError(
-            "sampling must be made by sampling.weighted, balanced, bucketed or consecutive, got "
+            "sampling must be made by sampling.weighted, balanced, mixed, bucketed or consecutive, got "
             f"{sampling!r:.60}{hint * is_foreign}"
         )
     if shuffle == "blocks":
