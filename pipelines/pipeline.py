@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pipelines.checks import check_epochs, check_flag
 from pipelines.description import PipelineDescription
+from pipelines.errors import PipelineError
 from pipelines.loader.batch import ReadRange
 from pipelines.loader.collate import Collate
 from pipelines.loader.loader import Loader
@@ -91,7 +92,7 @@ class Pipeline(PipelineDescription):
                 covers which records are kept.
 
         Raises:
-            PipelineError: it is true for none, the pipeline has `sampling`, or stages, whose samples it is not given.
+            PipelineError: it is true for none, or the pipeline has `sampling` or stages.
             SampleError: a record cannot be read, or the function fails.
 
         Examples:

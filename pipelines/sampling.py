@@ -275,20 +275,18 @@ def _resolve_balanced(labels: Values, samples: int | None, source: Records, seed
 def mixed(shares: Mapping[Any, float], samples: int | None = None, *, field: str = "source") -> Sampling:
     """Draws from each class its share: exactly in each epoch, up to rounding in each batch.
 
-    The classes of the positions follow a fixed pattern, in which each is spread evenly; which records they draw, and
-    in which order, differs between epochs. Each record of a class is used before any is used again, over all epochs:
-    the next epoch goes on where this one has ended.
+    The classes follow each other in a fixed, even pattern; the records that they draw differ between epochs. Each
+    record of a class is used before any is used again: the next epoch goes on where this one has ended.
 
     Args:
-        shares: label or name of each class -> its share, a number of at least 0; they need not sum to 1. The names
-            of `sources.concat` are such.
-        samples: number of positions in an epoch; unless given, the largest number with which an epoch has no record
-            twice: it ends with the class that is used up first.
+        shares: label or name of each class -> its share, a number of at least 0; they need not sum to 1.
+        samples: number of positions in an epoch; unless given, as many as give no record twice: an epoch ends with
+            the class that is used up first.
         field: has the labels, and is read once.
 
     Returns:
-        An order for `Pipeline(source, sampling=...)`. Its table takes 8 bytes for each record, and up to 6 for each
-        position unless the numbers of positions of all classes have a large common divisor.
+        An order for `Pipeline(source, sampling=...)`. Its table takes 8 bytes for each record, and up to 6 for
+        each position: fewer for round shares.
 
     Raises:
         PipelineError: an argument is invalid; some are checked when the pipeline is made.

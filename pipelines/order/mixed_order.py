@@ -18,9 +18,9 @@ from pipelines.order.sampled_order import SampledOrder, draw_words
 class MixedOrder(SampledOrder):
     """Gives class c exactly `counts[c]` positions of each epoch, evenly spread.
 
-    Position j of a class is placed at (j + 1/2) / count of the epoch (Webster's method): of the first t positions a
-    class has its share, within 1/2 + share * (classes - 2) / 2. Position j of epoch e is the use number
-    e * count + permutation_e(j) of the class, which takes its records in a random order that all epochs share.
+    Position j of a class lies at (j + 1/2) / count of the epoch (Webster's method): of the first t positions a
+    class has its share, within 1/2 + share * (classes - 2) / 2. It is the use number e * count + permutation_e(j)
+    of the class, which takes its records in a random order that all epochs share.
     """
 
     def __init__(self, codes: Indices, counts: Sequence[int], seed: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -135,13 +135,11 @@ def concat(parts: Mapping[str, Source], field: str = "source") -> Concat:
     With `sampling.mixed` an epoch has a share of each.
 
     Args:
-        parts: name -> source. Their records have the same fields; in each field all have texts, or all bytes, or all
-            numbers and arrays.
-        field: the field that says which source a record is of: its number in `parts`, int64. The names are in the
-            attribute `names`.
+        parts: name -> source. Their records have the same fields, each with values of one kind.
+        field: says which source a record is of: its number in `parts`, int64.
 
     Raises:
-        PipelineError: there is no source, the first records differ in their fields, or they have the field already.
+        PipelineError: the first records differ in their fields, or have `field` already; an argument is invalid.
 
     Examples:
         >>> both = concat({"reviews": sources.parquet("reviews.parquet"), "plots": sources.csv("plots.csv")})
@@ -166,8 +164,8 @@ def concat(parts: Mapping[str, Source], field: str = "source") -> Concat:
         if differing:
             one, other = (f"{own.get(differing[0], 'nothing')} in {of!r}" for of, own in (first, (name, kinds)))
             raise PipelineError(
-                f"concat(): the records differ: the field {differing[0]!r} has {one} and {other}; leave fields out, "
-                "such as by columns=, or give both the same"
+                f"concat(): the records differ: the field {differing[0]!r} has {one} and {other}; give both the "
+                "same, or leave the field out, such as by columns="
             )
     return Concat(parts, field)
 

@@ -30,8 +30,8 @@ class Origin:
         root: what all of them are of: a source, a table, a Dataset of another library.
         describe: describes the root; equal without gaps only for roots with equal records.
         indices: of the records in the root, int64 [n] or a range.
-        steps: of windows, packed rows and pieces: where the rows of their table are from; record i has `width` rows
-            from `indices[i]` on.
+        steps: of windows, packed rows and pieces: where the rows of their table are from; record i has `width`
+            rows from `indices[i]` on.
         width: of all records, or of each, int64 [n].
         parts: of sources one after the other: the origin of each.
     """

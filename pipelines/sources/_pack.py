@@ -39,18 +39,20 @@ def pack_pieces(counts: Iterable[tuple[int, int]], length: int, buffer: int) -> 
     waiting: dict[int, deque[Piece]] = {}  # by length
     lengths = held = 0  # one bit for each length that is waiting; pieces that are
     while True:
-        while held < buffer and (piece := next(stream, None)) is not None:
-            waiting.setdefault(piece[2], deque()).append(piece)
-            lengths, held = lengths | 1 << piece[2], held + 1
-        if not held:
-            return
         row, room = list[Piece](), length
-        while fitting := lengths & ((2 << room) - 1):
-            longest = fitting.bit_length() - 1
+        while True:
+            while held < buffer and (piece := next(stream, None)) is not None:
+                waiting.setdefault(piece[2], deque()).append(piece)
+                lengths, held = lengths | 1 << piece[2], held + 1
+            longest = (lengths & ((2 << room) - 1)).bit_length() - 1
+            if longest < 0:
+                break
             row.append(waiting[longest].popleft())
             room, held = room - longest, held - 1
             if not waiting[longest]:
                 lengths ^= 1 << longest
+        if not row:
+            return
         yield row
 
 
@@ -111,23 +113,21 @@ def pack(
 ) -> Pack:
     """Makes a source of rows of `length` tokens, packed from documents by best fit.
 
-    The rows are made once, now, from the documents in their order: a row takes the longest piece in the buffer that
-    fits, until none fits, and the buffer is filled again. Each token is in one row. A document that is longer than a
-    row is cut into pieces of `length`, and one for the rest. All tokens are kept in memory, in the smallest dtype
-    that has them, which all processes share.
+    The rows are made once, now, from the documents in their order: a row takes the longest of the next pieces that
+    fits, until none fits. Each token is in one row. A longer document is cut into pieces of `length`, and one for
+    the rest. All processes share one copy of the tokens, in the smallest dtype that has them.
 
     Args:
         source: the documents.
         tokens: the field with the tokens of a document, integers [n], or a function of a record that returns them.
         length: tokens of a row.
-        buffer: pieces among which a row finds its own. With more there is less padding.
+        buffer: pieces among which a row finds the longest that fits. With more there is less padding.
         pad: the token at the end of a row that no piece fills.
-        seed: packs the documents in a random order instead of the source's, so that rows of a file that is sorted
-            have documents of all of it.
+        seed: packs the documents in a random order instead of the source's.
 
     Returns:
-        A source of records of three fields, int64 [length]: `tokens`; `position`, which begins with 0 for each piece;
-        `segment`, the number of the piece in its row, from 1, and 0 where there is padding.
+        A source of records of three fields, int64 [length]: `tokens`; `position`, from 0 in each piece; `segment`,
+        the number of the piece in its row, from 1, and 0 where there is padding.
 
     Raises:
         PipelineError: an argument is invalid, or no document has a token.

@@ -18,11 +18,11 @@ from pipelines.sources._pack import pack_pieces
 COUNTS = st.lists(st.integers(0, 25), min_size=1, max_size=40).filter(any)
 
 
-def documents(counts: list[int], **columns: Any) -> Any:
+def documents(counts: list[int]) -> Any:
     """Documents of so many tokens, which are numbers from 1 on: no two are equal."""
     bounds = np.cumsum([1, *counts])
     tokens = [np.arange(first, first + count) for first, count in zip(bounds, counts, strict=False)]
-    return sources.arrays(tokens=[*tokens, np.arange(0)], **columns).take(len(counts))
+    return sources.arrays(tokens=[*tokens, np.arange(0)]).take(len(counts))
 
 
 @given(COUNTS, st.integers(1, 12), st.integers(1, 50), st.none() | st.integers(0, 3))
@@ -65,18 +65,24 @@ def test_a_row_takes_the_longest_piece_that_fits_and_nothing_later_in_the_stream
     order = [(number, start) for number, count in stream for start in range(0, count, length)]
     waiting: list[tuple[int, int, int]] = []
     taken = 0
-    for row in rows:
+
+    def fill() -> None:
+        nonlocal taken
         while len(waiting) < buffer and taken < len(order):
             number, start = order[taken]
             waiting.append((number, start, min(length, counts[number] - start)))
             taken += 1
+
+    for row in rows:
         room = length
         for piece in row:
+            fill()
             fitting = [other for other in waiting if other[2] <= room]
             longest = max(other[2] for other in fitting)
             assert piece == next(other for other in fitting if other[2] == longest)
             waiting.remove(piece)
             room -= piece[2]
+        fill()
         assert all(other[2] > room for other in waiting)
     assert not waiting and taken == len(order)
     longer = list(pack_pieces([*stream, (len(counts), 3), (len(counts) + 1, 1)], length, buffer))
@@ -91,11 +97,11 @@ def test_rows_of_real_lengths_have_little_padding() -> None:
     for buffer in (1, 100, 1000):
         rows = list(pack_pieces(enumerate(counts), 512, buffer))
         padding[buffer] = 1 - tokens / (512 * len(rows))
-    assert padding[1] > 0.1 > 0.01 > padding[100] and padding[1000] < 0.002, padding
+    assert padding[1] > 0.2 > 0.02 > padding[100] > padding[1000], padding
 
 
 def test_rows_are_known_by_their_tokens_and_pickled_in_the_smallest_numbers() -> None:
-    counts = [5, 3, 9, 1, 4]
+    counts = [5, 3, 9, 1, 4, 2, 2, 6, 3, 1]
     made = [
         sources.pack(documents(counts), "tokens", 6),
         sources.pack(documents(counts), lambda one: list(one["tokens"] + 1), 6),
@@ -103,7 +109,7 @@ def test_rows_are_known_by_their_tokens_and_pickled_in_the_smallest_numbers() ->
         sources.pack(documents(counts), "tokens", 6, buffer=1),
         sources.pack(documents(counts), "tokens", 6, pad=9),
         sources.pack(documents(counts), "tokens", 6, seed=1),
-        sources.pack(documents([5, 3, 9, 1, 5]), "tokens", 6),
+        sources.pack(documents([*counts[:-1], 2]), "tokens", 6),
     ]
     assert len({Pipeline(source).fingerprint for source in made}) == len(made)
     same = sources.pack(documents(counts), lambda one: one["tokens"].astype(np.int8), 6)
@@ -117,7 +123,7 @@ def test_rows_are_known_by_their_tokens_and_pickled_in_the_smallest_numbers() ->
 
 
 def test_rows_are_divided_where_no_document_is_cut_else_the_documents_are() -> None:
-    source = documents([6] * 20, label=np.arange(20))
+    source = documents([6] * 20)
     whole, cut = (sources.pack(source, "tokens", length) for length in (6, 4))
     assert [len(part) for part in whole.split(0.75)] == [15, 5] and len(whole.folds(4)) == 4
     for divide in (lambda: cut.split(0.75), lambda: cut.folds(4)):
