@@ -159,10 +159,9 @@ def concat(parts: Mapping[str, Source], field: str = "source") -> Concat:
             continue  # which is found, and perhaps left out, when samples are prepared
         if field in kinds:
             raise PipelineError(f"concat(): records of {name!r} have a field {field!r}: give field= another name")
-        first = first or (name, kinds)
-        differing = sorted(key for key in {**kinds, **first[1]} if kinds.get(key) != first[1].get(key))
-        if differing:
-            one, other = (f"{own.get(differing[0], 'nothing')} in {of!r}" for of, own in (first, (name, kinds)))
+        own, first = (f"{name!r} ({part.where(0)})", kinds), first or (f"{name!r} ({part.where(0)})", kinds)
+        if differing := [key for key in {**kinds, **first[1]} if kinds.get(key) != first[1].get(key)]:
+            one, other = (f"{of.get(differing[0], 'nothing')} in {where}" for where, of in (first, own))
             raise PipelineError(
                 f"concat(): the records differ: the field {differing[0]!r} has {one} and {other}; give both the "
                 "same, or leave the field out, such as by columns="

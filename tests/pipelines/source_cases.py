@@ -185,7 +185,7 @@ def read_windows(folder: Path) -> Any:
 
 
 def read_concat(folder: Path) -> Any:
-    (x, label), half = read_npy(folder), 20
+    (x, label), half = read_npy(folder), 9
     parts = {
         name: sources.arrays(x=x[part], label=label[part])
         for name, part in (("a", slice(half)), ("b", slice(half, None)))
@@ -194,7 +194,7 @@ def read_concat(folder: Path) -> Any:
 
 
 def read_concat_of_files(folder: Path) -> Any:
-    return sources.concat({name: sources.csv(folder / f"{name}.csv") for name in ("a", "b")}, field="half")
+    return sources.concat({name: sources.jsonl(folder / f"{name}.jsonl") for name in ("a", "b")}, field="half")
 
 
 def read_pack(folder: Path) -> Any:
@@ -226,7 +226,7 @@ CASES = {
     "arrays": Case(write_npy, read_arrays),
     "arrays of np.memmap": Case(write_npy, read_mapped, "x.npy"),
     "concat": Case(write_npy, read_concat),
-    "concat, of files": Case(write_csv, read_concat_of_files, "b.csv", columns_of_x, True),
+    "concat, of files": Case(write_jsonl, read_concat_of_files, "b.jsonl", has_groups=True),
     "csv": Case(write_csv, lambda folder: sources.csv(str(folder / "*.csv")), "b.csv", columns_of_x, True),
     "dataset": Case(write_npy, read_dataset, "", PAIR),
     "flat_map": Case(write_npy, read_pieces, has_groups=True),
