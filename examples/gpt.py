@@ -65,14 +65,14 @@ def add_target(row):
     return {**row, "target": np.where(has_next, np.append(row["tokens"][1:], 0), -100)}
 
 
-def spec(data: str = "imdb", samples: int = 500, epochs: int = 2, length: int = 256, members: int = 4):
+def spec(data: str = "imdb", samples: int = 300, epochs: int = 2, length: int = 256, members: int = 4):
     train, test = (sources.parquet(f"{data}/{x}.parquet", columns=("text",)) for x in ("train", "test"))
     train, valid = train.take(samples).split(0.9, seed=0)  # reviews first: their rows have none in common
 
     def pipeline(reviews, seed=0):
         return Pipeline(sources.pack(reviews, encode, length), seed=seed).map(add_target)
 
-    shapes = [(width, layers) for width in (64, 96) for layers in (2, 3)]
+    shapes = [(width, layers) for width in (32, 64) for layers in (2, 3)]
     return Ensemble(
         name="gpt",
         recipe=Recipe(
@@ -89,7 +89,6 @@ def spec(data: str = "imdb", samples: int = 500, epochs: int = 2, length: int = 
         test=pipeline(test.take(len(valid))),
         epochs=epochs,
         batch_size=16,
-        precision="bf16",
         objective="loss",
         resources=Resources(cpus_per_worker=0.5, gpus_per_worker=0.25),
     )
