@@ -88,7 +88,7 @@ def spec(data: str = "imdb", samples: int = 300, epochs: int = 2, length: int = 
         valid=pipeline(valid),
         test=pipeline(test.take(len(valid))),
         epochs=epochs,
-        batch_size=16,
+        batch_size=8,
         objective="loss",
         resources=Resources(cpus_per_worker=0.5, gpus_per_worker=0.25),
     )

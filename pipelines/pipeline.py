@@ -88,7 +88,7 @@ class Pipeline(PipelineDescription):
         """Returns the pipeline over the records of its source for which a function is true.
 
         Args:
-            function: of a record as the source has it. It is called once for each record, now; the fingerprint
+            function: takes a record as the source has it. It is called once for each record, now; the fingerprint
                 covers which records are kept.
 
         Raises:

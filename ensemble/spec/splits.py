@@ -223,8 +223,7 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
     if any(one.source is not pipeline.source and share_steps(one.source, pipeline.source) for one in train):
         return (
             f"{split} has windows that have steps in common with those of train: split the table by time first, "
-            "as by table.split(0.8, by='hour'), and make windows of each part; or leave a gap of a window's "
-            "length; split records before pack() and flat_map()"
+            "as by table.split(0.8, by='hour'), and make windows (or packed rows) of each part"
         )
     is_trained = np.any([find_shared_records(one.source, pipeline.source) for one in train], axis=0)
     for stage in (stage for one in (*train, pipeline) for stage in one.stages):

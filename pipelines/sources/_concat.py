@@ -170,6 +170,6 @@ def concat(parts: Mapping[str, Source], field: str = "source") -> Concat:
 
 
 def _find_kind(value: Any) -> str:
-    if value is None or isinstance(value, str | bytes | dict | list | tuple):
-        return {str: "a text", bytes: "bytes"}.get(type(value), f"a {type(value).__name__}")
-    return "numbers"
+    if isinstance(value, str | bytes):
+        return "a text" if isinstance(value, str) else "bytes"
+    return type(value).__name__ if value is None or isinstance(value, dict | list | tuple) else "numbers"

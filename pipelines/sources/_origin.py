@@ -77,7 +77,7 @@ class Origin:
             return np.asarray(self.indices)
         changes = np.zeros(len(self.steps.indices) + 1, np.int64)
         np.add.at(changes, np.asarray(self.indices), 1)
-        np.add.at(changes, np.asarray(self.indices) + self.width, -1)
+        np.add.at(changes, (np.asarray(self.indices) + self.width).astype(np.int64), -1)
         return np.asarray(self.steps.indices)[np.cumsum(changes[:-1]) > 0]
 
     def have(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -143,9 +143,9 @@ def pack(
     if isinstance(tokens, str) and tokens not in source[0]:
         raise source._missing_field(tokens, source[0])
     length, buffer = check_integer("pack(): length", length, 1), check_integer("pack(): buffer", buffer, 1)
-    pad, order = check_any_integer("pack(): pad", pad), np.arange(len(source))
+    pad, order = check_any_integer("pack(): pad", pad), np.arange(len(source), dtype=np.uint64)
     if seed is not None:
-        order = permute(order.astype(np.uint64), len(source), "pack", check_any_integer("pack(): seed", seed))
+        order = permute(order, len(source), "pack", check_any_integer("pack(): seed", seed))
     documents = [_read_tokens(source, tokens, index) for index in range(len(source))]
     counts = ((index, len(documents[index])) for index in order.tolist())
     rows = list(pack_pieces(counts, length, buffer))

@@ -310,7 +310,9 @@ DERIVED = [
     ),
     wrong("flat_map: no function", lambda: sources.flat_map(numbers(), 3), "needs a function of a record, got 3"),
     wrong("flat_map: nothing", lambda: sources.flat_map(numbers(), lambda _: []), "makes nothing of the records"),
-    bad_record("flat_map: no dicts", lambda: sources.flat_map(numbers(), lambda one: one), "must make dicts"),
+    wrong(
+        "flat_map: texts", lambda: sources.flat_map(numbers(), lambda one: one), "flat_map(): record 0", "names="
+    ),
     bad_record(
         "flat_map: it fails", lambda: sources.flat_map(numbers(), divide), "sample 2 (", "ZeroDivisionError"
     ),
