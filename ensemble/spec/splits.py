@@ -244,13 +244,12 @@ def check_fold_windows(record: Mapping[str, Any] | None, train: Sequence[Pipelin
 
     if record is None or record["kind"] != "fold" or "by" in record:
         return
-    for pipeline in train:
-        if find_windows(pipeline.source):
-            fields = {name: record.get(name) for name in ("stratify", "group")}
-            try:
-                pipeline.source.number_folds(record["k"], record["seed"], **fields)
-            except PipelineError as error:
-                raise SpecError(f"Folds: {error}") from error
+    for pipeline in (one for one in train if find_windows(one.source)):
+        fields = {name: record.get(name) for name in ("stratify", "group")}
+        try:
+            pipeline.source.number_folds(record["k"], record["seed"], **fields)
+        except PipelineError as error:
+            raise SpecError(f"Folds: {error}") from error
 
 
 #: What is wrong with samples that two splits share.

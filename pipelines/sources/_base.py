@@ -394,9 +394,6 @@ class Source(ABC):
         Raises:
             PipelineError: it is true for none.
             SampleError: a record cannot be read, or the function fails.
-
-        Examples:
-            >>> long = source.filter(lambda record: len(record["text"]) > 200)
         """
         from pipelines.sources._subset import filter_records
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,27 +49,12 @@ class Origin:
             chosen = self.indices[indices.start : indices.stop : indices.step]
         else:
             chosen = np.asarray(self.indices)[indices]
-        width = self.width
-        if not isinstance(width, int):
-            width = (
-                width[indices.start : indices.stop : indices.step]
-                if isinstance(indices, range)
-                else width[indices]
-            )
+        width = self.width if isinstance(self.width, int) else self.width[np.asarray(indices)]
         return dataclasses.replace(self, indices=chosen, width=width)
 
-    def divide(self) -> Iterator[tuple[Any, Origin]]:
-        """Yields its parts that are of one root each, and before them which of the records they have."""
-        if not self.parts:
-            yield slice(None), self
-            return
-        indices = np.asarray(self.indices)
-        ends = np.cumsum([len(part.indices) for part in self.parts])
-        which = np.searchsorted(ends, indices, side="right")
-        for number, part in enumerate(self.parts):
-            places = np.flatnonzero(which == number)
-            own = part.select(indices[places] - (ends[number] - len(part.indices)))
-            yield from ((places[inner], origin) for inner, origin in own.divide())
+    def divide(self) -> Iterable[tuple[Any, Origin]]:
+        """Its parts that are of one root each, and before them which of the records they have."""
+        return _divide(self) if self.parts else [(slice(None), self)]
 
     def list_rows(self) -> npt.NDArray[Any]:
         """The records of the root, or of windows the rows of their table's root, that the records have, [rows]."""
@@ -85,6 +70,15 @@ class Origin:
             return np.isin(np.asarray(self.indices), rows)
         count = np.concatenate([[0], np.cumsum(np.isin(np.asarray(self.steps.indices), rows))])
         return np.asarray(count[np.asarray(self.indices) + self.width] > count[np.asarray(self.indices)])
+
+
+def _divide(whole: Origin) -> Iterator[tuple[Any, Origin]]:
+    indices, ends = np.asarray(whole.indices), np.cumsum([len(part.indices) for part in whole.parts])
+    which = np.searchsorted(ends, indices, side="right")
+    for number, part in enumerate(whole.parts):
+        places = np.flatnonzero(which == number)
+        own = part.select(indices[places] - (ends[number] - len(part.indices)))
+        yield from ((places[inner], origin) for inner, origin in own.divide())
 
 
 def count_shared_records(one: Any, other: Any) -> int:

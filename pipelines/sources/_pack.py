@@ -92,9 +92,7 @@ class Pack(Source):
 
     def where(self, index: int) -> str:
         documents = self._pieces[self._bounds[index] : self._bounds[index + 1], 0].tolist()
-        return f"pack: row {index}, of the documents {', '.join(map(str, documents[:5]))}" + " ..." * (
-            len(documents) > 5
-        )
+        return f"pack: row {index}, of the documents {str(documents)[1:-1]}"
 
     def find_origin(self) -> Origin:
         own = super().find_origin()
