@@ -155,7 +155,7 @@ def test_packed_rows_of_valid_have_no_document_of_the_training_rows() -> None:
     assert declare(train, valid=valid).list_overlaps() == []
     mixture = Pipeline(sources.concat({"early": train.source, "late": valid.source}))
     for one, other in ((train, whole), (mixture, valid)):
-        with pytest.raises(SpecError, match="Ensemble.valid has windows .*packed rows"):
+        with pytest.raises(SpecError, match=r"Ensemble.valid has windows .*packed rows"):
             declare(one, valid=other)
     for one in (train, mixture):
         with pytest.raises(SpecError, match="Folds: pieces of one record would be in several parts"):
