@@ -35,7 +35,8 @@ from pipelines.stage import Stage, find_slots
 from pipelines.stages._batched import Batched
 
 if TYPE_CHECKING:
-    from pipelines.sampling import SampledOrder, Sampling
+    from pipelines.order.sampled_order import SampledOrder
+    from pipelines.sampling import Sampling
 
 SHUFFLE_WINDOW = 8
 MAX_SKIPPED = 0.01
@@ -146,14 +147,17 @@ class PipelineDescription(ABC):
         Raises:
             PipelineError: the source has fewer than `n` records, or the pipeline has `sampling`.
         """
+        return self._select("take", "(n)", lambda source: source.take(n))
+
+    def _select(self, name: str, arguments: str, choose: Callable[[Any], Any]) -> Self:
         if self.sampling is not None:
             raise PipelineError(
-                "take() of a pipeline with sampling=: take records with Pipeline(source.take(n), sampling=...), "
-                "or draw fewer of them with samples="
+                f"{name}() of a pipeline with sampling=: choose records with Pipeline(source.{name}{arguments}, "
+                "sampling=...), or draw fewer of them with samples="
             )
         shorter = self._copy()
         shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
-        shorter.source = self.source.take(n)
+        shorter.source = choose(self.source)
         shorter.poison_records = PoisonRecords()
         shorter._declared = self._declared
         return shorter

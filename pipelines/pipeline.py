@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pipelines.checks import check_epochs, check_flag
 from pipelines.description import PipelineDescription
+from pipelines.errors import PipelineError
 from pipelines.loader.batch import ReadRange
 from pipelines.loader.collate import Collate
 from pipelines.loader.loader import Loader
@@ -82,6 +83,24 @@ class Pipeline(PipelineDescription):
             PipelineError: `call` is not callable, or `random` is invalid.
         """
         return self._append(make_stage(call, field, random, id, version), fields)
+
+    def filter(self, function: Callable[[dict[str, Any]], Any]) -> Self:
+        """Returns the pipeline over the records of its source for which a function is true.
+
+        Args:
+            function: takes a record as the source has it. It is called once for each record, now; the fingerprint
+                covers which records are kept.
+
+        Raises:
+            PipelineError: it is true for none, or the pipeline has `sampling` or stages.
+            SampleError: a record cannot be read, or the function fails.
+
+        Examples:
+            >>> pipe = Pipeline(source, seed=0).filter(lambda record: record["label"] != 2)
+        """
+        if self.stages:
+            raise PipelineError("filter() is given the records of the source: put it before map()")
+        return self._select("filter", "(function)", lambda source: source.filter(function))
 
     def map_batches(
         self,

@@ -1,4 +1,4 @@
-"""Sampled orders: the positions of an epoch draw records by weight, equally from each class, or by length.
+"""Sampled orders: the positions of an epoch draw records by weight, from each class its share, or by length.
 
 A record may have several *positions* in an epoch, or none; each position comes exactly once. The record at a
 position is a function of (seed, epoch, position). All processes share a table of up to 8 bytes for each record.
@@ -7,7 +7,6 @@ position is a function of (seed, epoch, position). All processes share a table o
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,21 @@ import numpy.typing as npt
 
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
-from pipelines.fingerprint import describe_array, describe_ours, digest, known_as
-from pipelines.order.epoch_order import Indices, Words, derive_bytes, mix, permute
-from pipelines.sources._labels import Records, Values, encode_classes, format_classes, pack_values, read_values
+from pipelines.fingerprint import describe_array, digest, known_as
+from pipelines.order.epoch_order import Indices, Words, permute
+from pipelines.order.mixed_order import MixedOrder, count_positions
+from pipelines.order.sampled_order import SampledOrder, draw_words
+from pipelines.sources._labels import (
+    Records,
+    Values,
+    encode_classes,
+    encode_keys,
+    format_classes,
+    pack_values,
+    read_values,
+)
 
 _BITS = 53  # of a double's mantissa
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -30,37 +38,6 @@ class Sampling:
     """How an epoch chooses its records; made by `weighted` and others, used by one or several pipelines."""
 
     resolve: Callable[[Records, int], SampledOrder]  # (source, seed) -> the order over a source
-
-
-class SampledOrder(ABC):
-    """The order of the epochs of one pipeline: a function (epoch, start, stop) -> indices, int64 [stop - start].
-
-    Attributes:
-        positions: number of positions in an epoch.
-        digest: identifies the weights or labels.
-    """
-
-    positions: int
-    digest: str
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__.removesuffix('Order').lower()}({self.positions} positions)"
-
-    @abstractmethod
-    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
-        """The indices of the records at the positions [start, stop) of an epoch."""
-
-    def describe(self) -> Any:
-        """Describes the order as a JSON value, for fingerprints."""
-        return [describe_ours(type(self)), self.digest, self.positions]
-
-    def find_positions(self, epoch: int, index: int) -> list[int]:
-        step = 16 * _CHUNK
-        return [
-            start + int(place)
-            for start in range(0, self.positions, step)
-            for place in np.flatnonzero(self(epoch, start, min(self.positions, start + step)) == index)
-        ]
 
 
 @known_as("pipelines.sampling.weighted")
@@ -82,7 +59,7 @@ class WeightedOrder(SampledOrder):
         self._bounds: Words = below.astype(np.uint64)
 
     def __call__(self, epoch: int, start: int, stop: int) -> Indices:
-        draws = _draw_words(start, stop, "weighted", self._seed, epoch) >> np.uint64(64 - _BITS)
+        draws = draw_words(start, stop, "weighted", self._seed, epoch) >> np.uint64(64 - _BITS)
         return np.searchsorted(self._bounds, draws, side="right")
 
 
@@ -99,7 +76,7 @@ class BalancedOrder(SampledOrder):
         self.positions = positions
         self.digest = digest(describe_array(codes))
         self._seed, self._classes = seed, classes
-        mixed = np.argsort(_draw_words(0, len(codes), "balanced", seed))  # no two words are equal
+        mixed = np.argsort(draw_words(0, len(codes), "balanced", seed))  # no two words are equal
         mixed = mixed.astype(np.int32 if len(codes) < 1 << 31 else np.int64)
         # numpy sorts numbers of 16 bits by their digits, many times faster.
         codes = codes.astype(np.uint16 if classes < 1 << 16 else np.int64)
@@ -295,6 +272,42 @@ def _resolve_balanced(labels: Values, samples: int | None, source: Records, seed
     return BalancedOrder(codes, len(classes), samples or len(source), seed)
 
 
+def mixed(shares: Mapping[Any, float], samples: int | None = None, *, field: str = "source") -> Sampling:
+    """Draws from each class its share: exactly in each epoch, up to rounding in each batch.
+
+    The classes follow each other in a fixed, even pattern; the records that they draw differ between epochs. Each
+    record of a class is used before any is used again: the next epoch goes on where this one has ended.
+
+    Args:
+        shares: label or name of each class -> its share, a number of at least 0; they need not sum to 1.
+        samples: number of positions in an epoch; unless given, as many as give no record twice: an epoch ends with
+            the class that is used up first.
+        field: has the labels, and is read once.
+
+    Returns:
+        An order for `Pipeline(source, sampling=...)`. Its table takes 8 bytes for each record, and up to 6 for
+        each position: fewer for round shares.
+
+    Raises:
+        PipelineError: an argument is invalid; some are checked when the pipeline is made.
+
+    Examples:
+        >>> both = sources.concat({"reviews": reviews, "plots": plots})
+        >>> pipe = Pipeline(both, sampling=sampling.mixed({"reviews": 0.7, "plots": 0.3}))
+    """
+    if not isinstance(shares, Mapping):
+        raise PipelineError(f"sampling.mixed() needs a mapping of classes to shares, got {shares!r:.60}")
+    return Sampling(functools.partial(_resolve_mixed, dict(shares), _check_samples(samples), field))
+
+
+def _resolve_mixed(
+    shares: dict[Any, float], samples: int | None, field: str, source: Records, seed: int
+) -> SampledOrder:
+    codes, keys = encode_keys(source, field, shares, "share")
+    counts = count_positions([shares[key] for key in keys], np.bincount(codes).tolist(), samples)
+    return MixedOrder(codes, counts, seed)
+
+
 def bucketed(lengths: Values, *, bucket: int = 256, window: int = 64) -> Sampling:
     """Puts records of about equal length beside each other, so that little of a padded batch is padding.
 
@@ -360,7 +373,7 @@ def check_sampling(sampling: Any, shuffle: Any) -> None:
             "of positions, which all members read whatever their batch sizes (by length: sampling.bucketed)"
         )
         raise PipelineError(
-            "sampling must be made by sampling.weighted, balanced, bucketed or consecutive, got "
+            "sampling must be made by sampling.weighted, balanced, mixed, bucketed or consecutive, got "
             f"{sampling!r:.60}{hint * is_foreign}"
         )
     if shuffle == "blocks":
@@ -374,14 +387,3 @@ def check_sampling(sampling: Any, shuffle: Any) -> None:
 
 def _check_samples(samples: int | None) -> int | None:
     return None if samples is None else check_integer("samples", samples, 1)
-
-
-@functools.lru_cache(maxsize=256)
-def _derive_words(*key: str | int) -> tuple[np.uint64, np.uint64]:
-    first, second = np.frombuffer(derive_bytes(*key, size=16), np.uint64)
-    return first, second
-
-
-def _draw_words(start: int, stop: int, *key: str | int) -> Words:
-    first, second = _derive_words(*key)
-    return mix(mix(np.arange(start, stop, dtype=np.uint64) + first) + second)

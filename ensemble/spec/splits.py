@@ -223,7 +223,7 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
     if any(one.source is not pipeline.source and share_steps(one.source, pipeline.source) for one in train):
         return (
             f"{split} has windows that have steps in common with those of train: split the table by time first, "
-            "as by table.split(0.8, by='hour'), and make windows of each part; or leave a gap of a window's length"
+            "as by table.split(0.8, by='hour'), and make windows (or packed rows) of each part"
         )
     is_trained = np.any([find_shared_records(one.source, pipeline.source) for one in train], axis=0)
     for stage in (stage for one in (*train, pipeline) for stage in one.stages):
@@ -240,16 +240,16 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
 def check_fold_windows(record: Mapping[str, Any] | None, train: Sequence[Pipeline]) -> None:
     """Raise SpecError where the folds of a member's identity would part windows that have steps in common."""
     from pipelines.errors import PipelineError
+    from pipelines.sources._origin import find_windows
 
     if record is None or record["kind"] != "fold" or "by" in record:
         return
-    for pipeline in train:
-        if hasattr(pipeline.source, "find_origin") and pipeline.source.find_origin().steps is not None:
-            fields = {name: record.get(name) for name in ("stratify", "group")}
-            try:
-                pipeline.source.number_folds(record["k"], record["seed"], **fields)
-            except PipelineError as error:
-                raise SpecError(f"Folds: {error}") from error
+    for pipeline in (one for one in train if find_windows(one.source)):
+        fields = {name: record.get(name) for name in ("stratify", "group")}
+        try:
+            pipeline.source.number_folds(record["k"], record["seed"], **fields)
+        except PipelineError as error:
+            raise SpecError(f"Folds: {error}") from error
 
 
 #: What is wrong with samples that two splits share.

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import Description, describe, is_ours
-from pipelines.sources._labels import Values, encode_classes, format_classes, pack_values, read_values
-from pipelines.sources._origin import Indices, Origin
+from pipelines.sources._labels import Values, encode_classes, encode_keys, pack_values, read_values
+from pipelines.sources._origin import Indices, Origin, check_apart
 
 if TYPE_CHECKING:
     from pipelines.sources._classes import ClassNames
@@ -141,9 +141,7 @@ class Source(ABC):
         inner = getattr(self, "source", None)
         if not (is_ours(type(self)) and isinstance(inner, Source)):
             return self
-        if id(inner) not in renewed:
-            renewed[id(inner)] = inner.renew(renewed)
-        if (new := renewed[id(inner)]) is inner:
+        if (new := inner.renew_in(renewed)) is inner:
             return self
         if len(new) != len(inner):
             raise PipelineError(
@@ -153,6 +151,12 @@ class Source(ABC):
         other.__dict__.pop("groups", None)
         other.__dict__["source"] = new
         return other
+
+    def renew_in(self, renewed: dict[int, Source]) -> Source:
+        """Returns what `renew` returns, once for all sources that have this one as a part."""
+        if id(self) not in renewed:
+            renewed[id(self)] = self.renew(renewed)
+        return renewed[id(self)]
 
     def forget(self) -> None:  # noqa: B027 - most sources keep nothing
         """Frees what was cached for further reads, because this process may not read again."""
@@ -293,8 +297,11 @@ class Source(ABC):
         self._check_parts(parts)
         return parts
 
-    def _check_parts(self, parts: Sequence[Subset]) -> None:  # noqa: B027 - most sources can be divided in any way
+    def _check_parts(self, parts: Sequence[Subset]) -> None:
         """Raise PipelineError for parts of which one would tell what is in another."""
+        check_apart(
+            parts, "pieces of one record would be in several parts: split the records first, then make pieces"
+        )
 
     def folds(
         self, k: int, seed: int = 0, *, stratify: Values | None = None, group: Values | None = None
@@ -361,22 +368,12 @@ class Source(ABC):
         Raises:
             PipelineError: a value is no class, a class has no weight, or no record is of a class that has one.
         """
-        codes, classes = encode_classes(read_values(self, field, "weigh_classes()"), f"the field {field!r}")
         if isinstance(weights, str):
+            codes, classes = encode_classes(read_values(self, field, "weigh_classes()"), f"the field {field!r}")
             if weights != "balanced":
                 raise PipelineError(f"weigh_classes(): weights are 'balanced' or class -> weight, got {weights!r}")
             return (len(codes) / (len(classes) * np.bincount(codes)))[codes]
-        names = self.find_class_names(field)
-        numbered = dict(enumerate(names.union)) if names is not None and names.which is None else {}
-        keys = [label if label in weights else numbered.get(label, label) for label in classes]
-        if missing := [key for key in keys if key not in weights]:
-            raise PipelineError(
-                f"the class {missing[0]!r} of the field {field!r} has no weight, {list(weights)} have"
-            )
-        if foreign := [key for key in weights if key not in keys]:
-            raise PipelineError(
-                f"no record has the class {foreign[0]!r} in the field {field!r}; there are {format_classes(keys)}"
-            )
+        codes, keys = encode_keys(self, field, weights, "weight")
         return np.array([weights[key] for key in keys], np.float64)[codes]
 
     def take(self, n: int) -> Subset:
@@ -390,3 +387,14 @@ class Source(ABC):
         return Subset(
             self, range(check_integer(f"take(n) of a source of {len(self)} records: n", n, 1, len(self)))
         )
+
+    def filter(self, function: Callable[[dict[str, Any]], Any]) -> Subset:
+        """Returns a source of the records for which a function is true; it is called once for each record, now.
+
+        Raises:
+            PipelineError: it is true for none.
+            SampleError: a record cannot be read, or the function fails.
+        """
+        from pipelines.sources._subset import filter_records
+
+        return filter_records(self, function)

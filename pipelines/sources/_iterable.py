@@ -83,12 +83,12 @@ class IterableRecords(FileRecords):
             for count, record in enumerate(self._iterate(), 1):
                 number = count - 1
                 if count > length:
-                    raise PipelineError(f"iterable(): yields more records than length={length}")
+                    raise PipelineError(f"{self.kind}(): yields more records than length={length}")
                 try:
                     data = encode(record)
                 except NotStorable as error:
                     raise PipelineError(
-                        f"iterable(): record {number}: {error}; yield arrays, numbers, texts, bytes, or dicts, "
+                        f"{self.kind}(): record {number}: {error}; yield arrays, numbers, texts, bytes, or dicts, "
                         "lists and tuples of these"
                     ) from None
                 digest = xxhash.xxh3_64_intdigest(data)
@@ -96,12 +96,12 @@ class IterableRecords(FileRecords):
                     self._digests[number], offsets[count] = digest, offsets[number] + len(data)
                 elif digest != self._digests[number]:
                     raise PipelineError(
-                        f"iterable(): record {number} is another than in the first pass: a stream must yield the "
+                        f"{self.kind}(): record {number} is another than in the first pass: yield the "
                         "same records each time (no shuffling, no random transform, no clock)"
                     )
                 file.write(data)
         if count < length:
-            raise PipelineError(f"iterable(): ended after {count} records, but length={length}")
+            raise PipelineError(f"{self.kind}(): ended after {count} records, but length={length}")
 
     def _iterate(self) -> Iterator[dict[str, Any]]:
         iterator = None
@@ -113,11 +113,11 @@ class IterableRecords(FileRecords):
             except StopIteration:
                 return
             except UnnamedValues as error:
-                raise PipelineError(f"iterable(): record {count}: {error}") from None
+                raise PipelineError(f"{self.kind}(): record {count}: {error}") from None
             except (PipelineError, MemoryError):
                 raise
             except Exception as error:
-                raise PipelineError(f"iterable(): record {count}: {type(error).__name__}: {error}") from error
+                raise PipelineError(f"{self.kind}(): record {count}: {type(error).__name__}: {error}") from error
             yield record
 
     def _read(self, index: int) -> dict[str, Any]:

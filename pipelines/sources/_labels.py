@@ -103,6 +103,30 @@ def encode_classes(values: Array, what: str) -> tuple[npt.NDArray[np.int64], lis
     return np.fromiter(map(numbers.__getitem__, listed), np.int64, len(listed)), list(numbers)
 
 
+def encode_keys(source: Any, field: str, by_class: Mapping[Any, Any], what: str) -> tuple[Array, list[Any]]:
+    """Numbers the classes of a field, each of which is a key of a mapping: by its label, or by its name.
+
+    Args:
+        what: the mapping has of each class, for error messages.
+
+    Returns:
+        The number of each record's class, int64 [n], and the keys.
+    """
+    codes, classes = encode_classes(read_values(source, field, f"the field {field!r}"), f"the field {field!r}")
+    names = source.find_class_names(field)
+    numbered = dict(enumerate(names.union)) if names is not None and names.which is None else {}
+    keys = [label if label in by_class else numbered.get(label, label) for label in classes]
+    if missing := [key for key in keys if key not in by_class]:
+        raise PipelineError(
+            f"the class {missing[0]!r} of the field {field!r} has no {what}, {list(by_class)} have"
+        )
+    if foreign := [key for key in by_class if key not in keys]:
+        raise PipelineError(
+            f"no record has the class {foreign[0]!r} in the field {field!r}; there are {format_classes(keys)}"
+        )
+    return codes, keys
+
+
 def format_classes(classes: list[Any]) -> str:
     shown = ", ".join(f"{name!r:.40}" for name in classes[:_CLASSES_SHOWN])
     return shown if len(classes) <= _CLASSES_SHOWN else f"{shown}, ... ({len(classes)} in all)"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.errors import PipelineError
 from pipelines.fingerprint import Description
 
 Indices = np.ndarray[Any, Any] | range
@@ -28,14 +30,18 @@ class Origin:
         root: what all of them are of: a source, a table, a Dataset of another library.
         describe: describes the root; equal without gaps only for roots with equal records.
         indices: of the records in the root, int64 [n] or a range.
-        steps: of windows: where the rows of their table are from; record i has `width` rows from `indices[i]` on.
+        steps: of windows, packed rows and pieces: where the rows of their table are from; record i has `width`
+            rows from `indices[i]` on.
+        width: of all records, or of each, int64 [n].
+        parts: of sources one after the other: the origin of each.
     """
 
     root: Any
     describe: Callable[[], Description]
     indices: Indices
     steps: Origin | None = None
-    width: int = 1
+    width: int | npt.NDArray[np.int64] = 1
+    parts: tuple[Origin, ...] = ()
 
     def select(self, indices: Indices) -> Origin:
         """That of some of the records."""
@@ -43,7 +49,12 @@ class Origin:
             chosen = self.indices[indices.start : indices.stop : indices.step]
         else:
             chosen = np.asarray(self.indices)[indices]
-        return dataclasses.replace(self, indices=chosen)
+        width = self.width if isinstance(self.width, int) else self.width[np.asarray(indices)]
+        return dataclasses.replace(self, indices=chosen, width=width)
+
+    def divide(self) -> Iterable[tuple[Any, Origin]]:
+        """Its parts that are of one root each, and before them which of the records they have."""
+        return _divide(self) if self.parts else [(slice(None), self)]
 
     def list_rows(self) -> npt.NDArray[Any]:
         """The records of the root, or of windows the rows of their table's root, that the records have, [rows]."""
@@ -51,7 +62,7 @@ class Origin:
             return np.asarray(self.indices)
         changes = np.zeros(len(self.steps.indices) + 1, np.int64)
         np.add.at(changes, np.asarray(self.indices), 1)
-        np.add.at(changes, np.asarray(self.indices) + self.width, -1)
+        np.add.at(changes, (np.asarray(self.indices) + self.width).astype(np.int64), -1)
         return np.asarray(self.steps.indices)[np.cumsum(changes[:-1]) > 0]
 
     def have(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -59,6 +70,15 @@ class Origin:
             return np.isin(np.asarray(self.indices), rows)
         count = np.concatenate([[0], np.cumsum(np.isin(np.asarray(self.steps.indices), rows))])
         return np.asarray(count[np.asarray(self.indices) + self.width] > count[np.asarray(self.indices)])
+
+
+def _divide(whole: Origin) -> Iterator[tuple[Any, Origin]]:
+    indices, ends = np.asarray(whole.indices), np.cumsum([len(part.indices) for part in whole.parts])
+    which = np.searchsorted(ends, indices, side="right")
+    for number, part in enumerate(whole.parts):
+        places = np.flatnonzero(which == number)
+        own = part.select(indices[places] - (ends[number] - len(part.indices)))
+        yield from ((places[inner], origin) for inner, origin in own.divide())
 
 
 def count_shared_records(one: Any, other: Any) -> int:
@@ -72,16 +92,30 @@ def count_shared_records(one: Any, other: Any) -> int:
 
 
 def find_shared_records(one: Any, other: Any) -> npt.NDArray[np.bool_]:
-    mine, theirs = (one if isinstance(one, Origin) else _find_origin(one)), _find_origin(other)
-    if not _is_same_root(mine.steps or mine, theirs.steps or theirs):
-        return np.zeros(len(theirs.indices), bool)
-    return theirs.have(mine.list_rows())
+    theirs = _find_origin(other)
+    shared = np.zeros(len(theirs.indices), bool)
+    for places, part in theirs.divide():
+        for _, mine in _find_origin(one).divide():
+            if _is_same_root(mine.steps or mine, part.steps or part):
+                shared[places] |= part.have(mine.list_rows())
+    return shared
+
+
+def find_windows(source: Any) -> list[Origin]:
+    """Where the records are from that have rows of a table in common with others."""
+    return [part for _, part in _find_origin(source).divide() if part.steps is not None]
 
 
 def share_steps(one: Any, other: Any) -> bool:
     """Whether both are of windows that have steps in common."""
-    are_windows = all(_find_origin(source).steps is not None for source in (one, other))
-    return are_windows and bool(find_shared_records(one, other).any())
+    pairs = itertools.product(find_windows(one), find_windows(other))
+    return any(find_shared_records(mine, theirs).any() for mine, theirs in pairs)
+
+
+def check_apart(parts: Sequence[Any], message: str) -> None:
+    """Raises PipelineError if two parts of a source are of windows that have steps in common."""
+    if any(share_steps(one, other) for one, other in itertools.combinations(parts, 2)):
+        raise PipelineError(message)
 
 
 def is_same_records(one: Any, other: Any) -> bool:
@@ -91,6 +125,8 @@ def is_same_records(one: Any, other: Any) -> bool:
 
 
 def _find_origin(source: Any) -> Origin:
+    if isinstance(source, Origin):
+        return source
     if hasattr(source, "find_origin"):
         origin: Origin = source.find_origin()
         return origin

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import SampleError
+from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, known_as
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._origin import Indices, Origin, digest_indices
 
 if TYPE_CHECKING:
     from pipelines.sources._classes import ClassNames
+
+
+def call_on_record(source: Source, index: int, function: Callable[[dict[str, Any]], Any]) -> Any:
+    """Returns what a function of the user's returns for a record; an error of it is a `SampleError`."""
+    record = source[index]
+    try:
+        return function(record)
+    except (PipelineError, MemoryError):
+        raise
+    except Exception as error:
+        raise SampleError(index, source.where(index), f"{type(error).__name__}: {error}") from error
 
 
 class Derived(Source):
@@ -166,3 +177,14 @@ class Subset(Derived):
             group = np.searchsorted(whole, np.asarray(self.indices), side="right")
             inner = np.flatnonzero(np.diff(group)) + 1
         return np.concatenate([[0], inner, [len(self)]]).astype(np.int64)
+
+
+def filter_records(source: Source, function: Callable[[dict[str, Any]], Any]) -> Subset:
+    """See `Source.filter`."""
+    if not callable(function):
+        raise PipelineError(f"filter() needs a function of a record, got {function!r:.60}")
+    indices = range(len(source))
+    kept = [index for index in indices if call_on_record(source, index, lambda record: bool(function(record)))]
+    if not kept:
+        raise PipelineError(f"filter(): the function is true for none of the records of {source!r}")
+    return Subset(source, np.array(kept))

@@ -20,7 +20,7 @@ from pipelines.fingerprint import known_as
 from pipelines.sources._arrays import Arrays, arrays
 from pipelines.sources._base import Source
 from pipelines.sources._files import check_names
-from pipelines.sources._origin import Origin, digest_indices, share_steps
+from pipelines.sources._origin import Origin, check_apart, digest_indices
 from pipelines.sources._subset import Subset
 
 #: Where steps in time are regular, nearly all are at most so many times the median, and a gap is as much longer.
@@ -72,13 +72,13 @@ class Windows(Source):
         return replace(own, indices=self._starts, steps=self._table, width=self.length + self.horizon)
 
     def _check_parts(self, parts: Sequence[Subset]) -> None:
-        if any(share_steps(one, other) for one, other in itertools.combinations(parts, 2)):
-            raise PipelineError(
-                "windows that overlap would be in several parts, and tell one part what is in another: split the "
-                "table by time first, such as table.split(0.8, by='hour'), and make windows of each part; divide "
-                "by series (group=); or give stride= of at least length + horizon "
-                f"({self.length + self.horizon})"
-            )
+        check_apart(
+            parts,
+            "windows that overlap would be in several parts, and tell one part what is in another: split the "
+            "table by time first, such as table.split(0.8, by='hour'), and make windows of each part; divide "
+            "by series (group=); or give stride= of at least length + horizon "
+            f"({self.length + self.horizon})",
+        )
 
     def identity(self) -> Any:
         how = [self.length, self.horizon, digest_indices(self._starts)]

@@ -131,6 +131,16 @@ def test_two_members_train_on_the_real_data(example: str, settings: dict[str, An
 
 
 @SLOW
+def test_small_gpts_learn_from_packed_rows(downloads: Path, tmp_path: Path) -> None:
+    small = {"samples": 40, "epochs": 3, "length": 64, "members": 2}
+    state, rows = run("gpt", tmp_path, data=downloads / "imdb", **small)
+    assert [row["state"] for row in rows] == ["finished"] * 2 and state.combined is not None
+    assert state.combined.metrics["ensemble"]["accuracy"] > 0.6, "texts that repeat themselves"
+    reuse = ledger(read_events(tmp_path / "events.jsonl")).reuse
+    assert reuse.consumed >= 2 * reuse.prepared, "rows are packed and prepared once"
+
+
+@SLOW
 def test_members_share_what_torchvision_augments_and_add_noise_of_their_own(
     downloads: Path, tmp_path: Path
 ) -> None:

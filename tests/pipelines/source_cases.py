@@ -184,6 +184,35 @@ def read_windows(folder: Path) -> Any:
     return sources.windows(table, x.shape[1], stride=steps.shape[1], inputs=["value"], target=["more", "value"])
 
 
+def read_concat(folder: Path) -> Any:
+    (x, label), half = read_npy(folder), 9
+    parts = {
+        name: sources.arrays(x=x[part], label=label[part])
+        for name, part in (("a", slice(half)), ("b", slice(half, None)))
+    }
+    return sources.concat(parts)
+
+
+def read_concat_of_files(folder: Path) -> Any:
+    return sources.concat({name: sources.jsonl(folder / f"{name}.jsonl") for name in ("a", "b")}, field="half")
+
+
+def read_pack(folder: Path) -> Any:
+    x, label = read_npy(folder)
+    # As many rows as there are documents, each filled by one: they have no document in common.
+    return sources.pack(sources.arrays(x=x.astype(np.int64), label=label), "x", x.shape[1])
+
+
+def keep_some(record: Rows) -> list[Rows]:
+    return [{"x": record["x"]}] if record["label"] % 2 == 0 else []
+
+
+def read_pieces(folder: Path) -> Any:
+    x, label = read_npy(folder)
+    # As many pieces as there are rows; every second record has none.
+    return sources.flat_map(sources.arrays(x=np.repeat(x, 2, axis=0), label=np.arange(2 * len(label))), keep_some)
+
+
 def from_bytes(field: str) -> Any:
     return lambda record: np.frombuffer(record[field], np.float32)
 
@@ -196,8 +225,11 @@ IMAGE, PAIR = from_bytes("image"), operator.itemgetter("image")
 CASES = {
     "arrays": Case(write_npy, read_arrays),
     "arrays of np.memmap": Case(write_npy, read_mapped, "x.npy"),
+    "concat": Case(write_npy, read_concat),
+    "concat, of files": Case(write_jsonl, read_concat_of_files, "b.jsonl", has_groups=True),
     "csv": Case(write_csv, lambda folder: sources.csv(str(folder / "*.csv")), "b.csv", columns_of_x, True),
     "dataset": Case(write_npy, read_dataset, "", PAIR),
+    "flat_map": Case(write_npy, read_pieces, has_groups=True),
     "hdf5": Case(write_hdf5, lambda folder: read_hdf5(folder, "x", "label", "text"), "data.h5", has_groups=True),
     "hdf5, not chunked": Case(
         functools.partial(write_hdf5, chunks=False), lambda folder: read_hdf5(folder, "x", "label"), "data.h5"
@@ -211,6 +243,7 @@ CASES = {
     "iterable": Case(write_npy, read_stream, "", PAIR, True),
     "jsonl": Case(write_jsonl, lambda at: sources.jsonl(str(at / "*.jsonl")), "b.jsonl", has_groups=True),
     "memmap": Case(write_npy, lambda at: sources.memmap(x=at / "x.npy", label=at / "label.npy"), "x.npy"),
+    "pack": Case(write_npy, read_pack, "", operator.itemgetter("tokens")),
     "parquet": Case(write_parquet, read_parquet, "data.parquet", has_groups=True),
     "tar": Case(write_tar, lambda at: sources.tar(at / "data.tar"), "data.tar", from_bytes("x"), True),
     "windows": Case(write_npy, read_windows, "", lambda record: record["x"][:, 0]),

@@ -48,6 +48,52 @@ def test_a_balanced_epoch_uses_classes_and_records_equally_often(
 
 
 @given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 9)), min_size=1, max_size=5).filter(
+        lambda parts: any(share for _, share in parts)
+    ),
+    st.none() | st.integers(1, 200),
+    st.integers(0, 3),
+    st.integers(1, 9),
+)
+def test_a_mixed_epoch_has_each_class_by_its_share_and_so_has_each_part_of_it(
+    parts: list[tuple[int, int]], samples: int | None, number: int, step: int
+) -> None:
+    sizes, shares = zip(*parts, strict=True)
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(parts)), sizes))
+    made = sampling.mixed({label: share / 10 for label, share in enumerate(shares)}, samples, field="label")
+    pipeline = Pipeline(source(len(labels), label=labels), seed=step, sampling=made)
+    total, epochs = len(pipeline), [np.array(epoch(pipeline, at)) for at in range(number + 1)]
+    part_of = np.array(shares) / sum(shares)
+    counts = np.bincount(labels[epochs[-1]], minlength=len(parts))
+    assert counts.sum() == total == (samples or total) and (np.abs(counts - total * part_of) < 1).all()
+    so_far = np.cumsum(labels[epochs[-1]][:, None] == np.arange(len(parts)), axis=0)
+    even = np.arange(1, total + 1)[:, None] * counts / total
+    assert (np.abs(so_far - even) <= 0.5 + np.maximum(0, len(parts) - 2) / 2 * counts / total + 1e-9).all()
+    uses = np.bincount(np.concatenate(epochs), minlength=len(labels))
+    assert all(np.ptp(uses[labels == label]) <= 1 for label in range(len(parts))), "records of a class take turns"
+    if samples is None:
+        assert np.bincount(epochs[-1]).max() == 1 and any((total + 1) * part_of > np.array(sizes) - 1e-9)
+    order = pipeline.order()
+    pieces = [
+        i for start in range(0, total, step) for i in order(number, start, min(total, start + step)).tolist()
+    ]
+    assert pieces == epochs[-1].tolist()
+
+
+def test_epochs_of_a_mixture_differ_in_their_records_and_a_round_share_needs_a_small_table() -> None:
+    pipeline = Pipeline(
+        source(100, label=np.arange(100) % 2), sampling=sampling.mixed({0: 0.7, 1: 0.3}, 20, field="label")
+    )
+    first, second = (set(epoch(pipeline, number)) for number in (0, 1))
+    assert not first & second and len(first) == 20, "the next epoch goes on where the first has ended"
+    assert Counter(index % 2 for index in first) == {0: 14, 1: 6}
+    huge = Pipeline(
+        source(4, label=[0, 1, 1, 0]), sampling=sampling.mixed({0: 0.7, 1: 0.3}, 10**12, field="label")
+    )
+    assert huge.order()(5, 10**12 - 3, 10**12).shape == (3,) and len(pickle.dumps(huge.order())) < 2000
+
+
+@given(
     st.lists(st.floats(0, 1e6) | st.just(0.0), min_size=1, max_size=60).filter(lambda w: sum(w) > 0),
     st.integers(1, 200),
     st.integers(0, 3),
@@ -94,6 +140,9 @@ def test_the_orders_are_those_of_every_machine_and_version() -> None:
     others = [sampling.bucketed("length", bucket=2, window=2), sampling.consecutive(3)]
     orders = [epoch(Pipeline(lengths, seed=11, sampling=made), 2) for made in others]
     assert orders == [[4, 6, 7, 3, 1, 5, 0, 2], [7, 0, 6]]
+    mixed = sampling.mixed({0: 1, 1: 1, 2: 2}, 8, field="label")
+    labelled = source(8, label=[0, 0, 0, 1, 0, 2, 1, 2])
+    assert epoch(Pipeline(labelled, seed=11, sampling=mixed), 2) == [5, 2, 6, 5, 7, 1, 3, 7]
     for made in (weighted, balanced):
         pipelines = [
             Pipeline(source(8), seed=seed, sampling=pickle.loads(pickle.dumps(made))) for seed in (11, 12)

@@ -148,6 +148,20 @@ def test_windows_of_valid_have_no_steps_of_the_training_windows() -> None:
     assert declare(train, weights=Folds(5), allow_overlap=True)
 
 
+def test_packed_rows_of_valid_have_no_document_of_the_training_rows() -> None:
+    documents = sources.arrays(tokens=np.arange(60).reshape(10, 6), more=np.arange(10))
+    early, late = documents.split(0.7, by="more")
+    train, valid, whole = (Pipeline(sources.pack(part, "tokens", 4)) for part in (early, late, documents))
+    assert declare(train, valid=valid).list_overlaps() == []
+    mixture = Pipeline(sources.concat({"early": train.source, "late": valid.source}))
+    for one, other in ((train, whole), (mixture, valid)):
+        with pytest.raises(SpecError, match=r"Ensemble.valid has windows .*packed rows"):
+            declare(one, valid=other)
+    for one in (train, mixture):
+        with pytest.raises(SpecError, match="Folds: pieces of one record would be in several parts"):
+            declare(one, weights=Folds(5))
+
+
 def test_a_stage_that_was_fitted_to_validation_records_is_refused() -> None:
     pytest.importorskip("sklearn")
     rows = sources.arrays(a=np.arange(10.0), label=np.arange(10) % 2)

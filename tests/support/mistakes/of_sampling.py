@@ -91,7 +91,7 @@ def batch_by_torch() -> Any:
     return BatchSampler(range(4), 2, False)
 
 
-BALANCED, WEIGHTED = sampling.balanced, sampling.weighted
+BALANCED, MIXED, WEIGHTED = sampling.balanced, sampling.mixed, sampling.weighted
 CLASSES = {0: "a", 1: "b", 2: "b", 3: "b"}
 SAMPLINGS = [
     wrong(f"sampling: {what}", do, *words)
@@ -116,7 +116,22 @@ SAMPLINGS = [
         ("None as class", sampled(BALANCED, [None, "a", "b", "b"]), "but record 0 has None"),
         ("classes of two types", sampled(BALANCED, ["a", 1, "b", "b"]), "classes of one type"),
         ("1.5 samples", sampled(BALANCED, FOUR, samples=1.5), "samples must be an integer"),
-        ("a", sampled(lambda: "balanced"), "sampling.weighted, balanced, bucketed or consecutive, got 'balanced'"),
+        (
+            "a",
+            sampled(lambda: "balanced"),
+            "sampling.weighted, balanced, mixed, bucketed or consecutive, got 'balanced'",
+        ),
+        ("shares that are no mapping", lambda: sampling.mixed([0.5, 0.5]), "needs a mapping of classes to shares"),
+        ("no share", sampled(MIXED, {0: 1}, field="label"), "the class 1 of the field 'label' has no share"),
+        ("a share of none", sampled(MIXED, {0: 1, 1: 1, 2: 1}, field="label"), "no record has the class 2"),
+        (
+            "a share below 0",
+            sampled(MIXED, {0: 1, 1: -1}, field="label"),
+            "finite shares of at least 0, not all 0",
+        ),
+        ("shares of 0", sampled(MIXED, {0: 0, 1: 0}, field="label"), "not all 0, got [0, 0]"),
+        ("nan as a share", sampled(MIXED, {0: 1, 1: np.nan}, field="label"), "finite shares"),
+        ("no source", sampled(MIXED, {0: 1}), "has no field 'source'"),
         ("a bucket of 0", lambda: sampling.bucketed("label", bucket=0), "bucket must be"),
         ("nan as length", sampled(sampling.bucketed, np.full(4, np.nan)), "a finite number"),
         ("a batch sampler", sampled(batch_by_torch), "of torch decides"),
@@ -125,6 +140,11 @@ SAMPLINGS = [
         ("blocks", sample_blocks, "groups cannot be read one after the other: leave shuffle='blocks' out"),
         ("resident", lambda: sampled(BALANCED, FOUR)().resident(), "each record once", "balanced(4 positions)"),
         ("take", lambda: sampled(BALANCED, FOUR)().take(2), "take() of a pipeline with sampling="),
+        (
+            "filter",
+            lambda: sampled(BALANCED, FOUR)().filter(bool),
+            "Pipeline(source.filter(function), sampling=...)",
+        ),
     )
 ]
 

@@ -254,4 +254,71 @@ WINDOWS = [
     ),
 ]
 
-ROWS = [*ARRAYS, *MEMMAP, *DATASET, *ITERABLE, *IMAGES, *WINDOWS]
+
+# --- sources of other sources
+
+
+def numbers(**columns: Any) -> Any:
+    return sources.arrays(x=np.array([1, 2, 0]), **columns)
+
+
+def divide(record: dict[str, Any]) -> Any:
+    return [{"x": 1 // int(record["x"])}]
+
+
+TEXTS = sources.arrays(x=["a", "b"])
+DERIVED = [
+    wrong(f"concat: {what}", lambda parts=parts, options=options: sources.concat(parts, **options), *words)
+    for what, parts, options, *words in (
+        ("a list", [numbers()], {}, "needs a mapping of names to sources"),
+        ("none", {}, {}, "needs a mapping of names to sources"),
+        ("a Dataset", {"a": [1, 2]}, {}, "needs a mapping of names to sources"),
+        ("a number as a name", {1: numbers()}, {}, "the name of a source must be a text"),
+        ("no field", {"a": numbers()}, {"field": ""}, "field must be a text"),
+        ("its field is taken", {"a": numbers()}, {"field": "x"}, "'a' have a field 'x': give field="),
+        (
+            "texts and numbers",
+            {"a": numbers(), "b": TEXTS},
+            {},
+            "numbers in 'a'",
+            "a text in 'b' (arrays(x):row 0)",
+        ),
+        (
+            "another field",
+            {"a": numbers(), "b": numbers(y=[1, 2, 3])},
+            {},
+            "'y' has nothing in 'a'",
+            "numbers in 'b'",
+        ),
+    )
+] + [
+    wrong(
+        "pack: a number", lambda: sources.pack(numbers(), 3, 8), "tokens must be the name of a field or a function"
+    ),
+    wrong("pack: another field", lambda: sources.pack(numbers(), "text", 8), "has no field 'text' (it has: x)"),
+    wrong("pack: length 0", lambda: sources.pack(numbers(), "x", 0), "pack(): length must be at least 1"),
+    wrong(
+        "pack: buffer 0", lambda: sources.pack(numbers(), "x", 8, buffer=0), "pack(): buffer must be at least 1"
+    ),
+    wrong("pack: 0.5 as pad", lambda: sources.pack(numbers(), "x", 8, pad=0.5), "pack(): pad must be an integer"),
+    wrong(
+        "pack: a text as seed", lambda: sources.pack(numbers(), "x", 8, seed="0"), "pack(): seed must be an int"
+    ),
+    wrong("pack: no token", lambda: sources.pack(numbers(), lambda _: [], 8), "no document of arrays(3 records)"),
+    bad_record(
+        "pack: a number a document", lambda: sources.pack(numbers(), "x", 8), "tokens must be integers [n]"
+    ),
+    wrong("flat_map: no function", lambda: sources.flat_map(numbers(), 3), "needs a function of a record, got 3"),
+    wrong("flat_map: nothing", lambda: sources.flat_map(numbers(), lambda _: []), "makes nothing of the records"),
+    wrong(
+        "flat_map: texts", lambda: sources.flat_map(numbers(), lambda one: one), "flat_map(): record 0", "names="
+    ),
+    bad_record(
+        "flat_map: it fails", lambda: sources.flat_map(numbers(), divide), "sample 2 (", "ZeroDivisionError"
+    ),
+    wrong("filter: no function", lambda: numbers().filter("x"), "needs a function of a record, got 'x'"),
+    bad_record("filter: it fails", lambda: numbers().filter(divide), "sample 2 (", "ZeroDivisionError"),
+    bad_record("filter: an array", lambda: numbers().filter(lambda _: np.arange(2)), "sample 0 (", "ambiguous"),
+]
+
+ROWS = [*ARRAYS, *MEMMAP, *DATASET, *ITERABLE, *IMAGES, *WINDOWS, *DERIVED]
