@@ -131,7 +131,7 @@ class PipelineDescription(ABC):
             PipelineError: there are fewer stages.
         """
         if not 0 <= stages <= len(self.stages):
-            raise PipelineError(f"take_stages({stages!r}) of a pipeline of {len(self.stages)} stages")
+            raise PipelineError(f"take_stages({stages!r}): the pipeline has {len(self.stages)} stages")
         if stages == len(self.stages) and not is_cut:
             return self
         cut = self._copy()
@@ -148,8 +148,8 @@ class PipelineDescription(ABC):
         """
         if self.sampling is not None:
             raise PipelineError(
-                "take() of a pipeline with sampling=: take records with Pipeline(source.take(n), sampling=...), "
-                "or draw fewer of them with samples="
+                "take() does not go with sampling=: take records with Pipeline(source.take(n), sampling=...), or "
+                "draw fewer of them with samples="
             )
         shorter = self._copy()
         shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)

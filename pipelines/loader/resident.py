@@ -245,7 +245,7 @@ def explain_failures(pipeline: PipelineDescription, errors: Sequence[SampleError
 
 def _check_reached(ok: bytes) -> None:
     if UNREACHED in ok:
-        raise DataOutOfReach("records were out of reach where they were prepared")
+        raise DataOutOfReach("the process that prepares the set could not reach the records")
 
 
 def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Sequence[int]) -> None:

@@ -149,9 +149,9 @@ ARGUMENTS = [
         ("binary", ("x", True), {}, "must be an integer, at least 1"),
         ("ragged", ("x", 2.5), {}, "must be an integer, at least 1"),
         ("ragged", ("x", None), {}, "must be an integer, at least 1"),
-        ("ragged", ("x", 4), {"dtype": "object"}, "is none of numbers"),
-        ("ragged", ("x", 4), {"dtype": "datetime64[s]"}, "is none of numbers"),
-        ("ragged", ("x", 4), {"dtype": "U3"}, "is none of numbers"),
+        ("ragged", ("x", 4), {"dtype": "object"}, "is not numeric"),
+        ("ragged", ("x", 4), {"dtype": "datetime64[s]"}, "is not numeric"),
+        ("ragged", ("x", 4), {"dtype": "U3"}, "is not numeric"),
         (
             "tv_transform",
             (abs,),
@@ -290,15 +290,15 @@ def read_other_version() -> Any:
 TABLE = [
     wrong(f"fit: {what}", do, word)
     for what, do, word in (
-        ("a target as input", fit(numbers=["area", "price"]), "'price' is a target, and no input"),
+        ("a target as input", fit(numbers=["area", "price"]), "'price' is a target, not an input"),
         ("a target of another name", fit(target="prize"), "no target 'prize'; did you mean 'price'"),
         ("texts as numbers", fit(numbers=["city"]), "column 'city' holds 'Lyon', which is no number"),
-        ("nothing", fit(numbers=[]), "there is no column to make numbers of"),
+        ("nothing", fit(numbers=[]), "there is no column to turn into numbers"),
         ("no such column", fit(numbers=["c"]), "has no field 'c' (it has: area, city, price)"),
         ("no value", fit_nothing, "'a' has no value at all"),
         ("a name of the target", fit(numbers=["area"], to="price"), "have a field 'price' already"),
         ("a name of a column", fit(numbers=["area"], to="city"), "have a field 'city' already"),
-        ("another version", read_other_version, "the steps of a table are not known; another version has fitted"),
+        ("another version", read_other_version, "another version of ray-ensemble fitted this table"),
         ("the mean of texts", lambda: stages.mean_std(HOMES, "city"), "the field 'city' holds no numbers"),
         ("the mean of nothing", lambda: stages.mean_std(HOMES, "nothing"), "has no field 'nothing' (it has: "),
     )
