@@ -79,9 +79,7 @@ def _check_numbers(params: dict[str, Any], members: list[dict[str, Any]]) -> Non
     for name, value in params.items():
         numbers = [member[name] for member in members if name in member]
         if isinstance(value, str) and numbers and all(type(number) in (int, float) for number in numbers):
-            raise SpecError(
-                f"{name}={value} is not a number, but {name} is one in each member: {name}={numbers[0]!r} ..."
-            )
+            raise SpecError(f"{name}={value} is not a number; all members have numbers: {name}={numbers[0]!r} ...")
 
 
 def _parse_value(text: str) -> Any:

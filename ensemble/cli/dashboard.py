@@ -159,8 +159,8 @@ def _explain(address: str, number: int, hosts: set[str]) -> Iterator[str]:
     if not is_loopback(address):
         names = ", ".join(sorted(hosts))
         yield (
-            f"plain HTTP on {address}: others can reach port {number}, and who sees the traffic can act as you; "
-            f"`{tunnel}` needs no open port. Names: {names} (--allow-host adds one)"
+            f"plain HTTP on {address}: others can reach port {number}, and whoever sees the traffic can act as "
+            f"you; `{tunnel}` needs no open port. Names: {names} (--allow-host adds one)"
         )
     elif os.environ.get("SSH_CONNECTION"):
         yield f"from your own machine: `{tunnel}`, then open the address there"

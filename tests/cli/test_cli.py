@@ -339,7 +339,7 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
         words = [*ENSEMBLE, "logs", run_dir, "--follow"]
         logs = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
         hyperparameters = ("lr=.1", f'hold="{hold}"', "broken=false")
-        assert "lr=fast is not a number, but lr is one" in refused("add", run_dir, "lr=fast", *hyperparameters[1:])
+        assert "lr=fast is not a number; all members" in refused("add", run_dir, "lr=fast", *hyperparameters[1:])
         assert call("add", run_dir, *hyperparameters, "--epochs", 60).stdout == "member-2 is waiting\n"
         assert "name it with --from MEMBER" in refused("add", run_dir, "--warm", *hyperparameters)
         assert "did you mean 'member-0'" in refused("add", run_dir, "--from", "member-00", "lr=.2")
