@@ -108,7 +108,7 @@ def by_function(function: Any) -> Any:
 
 def test_what_a_function_gives_sums_to_one_and_is_checked_for_each_batch() -> None:
     values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
-    says = "across_samples gives other values for a sample when the batch has other"
+    says = "across_samples gives one sample different values in different batches"
     with pytest.raises(CombineError, match=says):
         call_function(across_samples, values, CLASSIFICATION)
     assert call_function(nearly, values, CLASSIFICATION).sum(axis=1) == pytest.approx(1, abs=1e-6)
