@@ -97,7 +97,7 @@ def test_what_no_clone_can_be_is_refused_with_its_reason(tmp_path: Path) -> None
         (clone("member-1"), "it would be member-1 once more"),
         (clone("member-1", {"params": {"n": 1}, "cpus_per_worker": 0.5}), "it would be member-1 once more"),
         (clone("member-1", {"params": {"nn": 3}}), "member-1 has no hyperparameter 'nn'; did you mean 'n'?"),
-        (clone("member-1", {"params": {"n": "many"}}), "n=many is not a number, but n is one in member-1: 1"),
+        (clone("member-1", {"params": {"n": "many"}}), "n=many is not a number; member-1 has n=1"),
         (clone("member-11", {"seed": 1}), "there is no member 'member-11'; did you mean 'member-1'?"),
         (clone("member-1", {"epoks": 3}), "epoks"),
         (clone("member-1", {"workers": 64}), "64 workers"),
