@@ -177,7 +177,7 @@ def test_what_cannot_be_distilled_is_refused_with_the_reason(teacher: Path, tmp_
     alone = digits(epochs=1, valid=None, test=None, members=[{"width": 4, "lr": 0.1}])
     for made, options, why in (
         (of_task("quantiles", epochs=1), {}, "predicts quantiles, which is not distilled: the distance between"),
-        (of_task("regression", epochs=1), {"temperature": 3.0}, "a temperature softens probabilities; the task"),
+        (of_task("regression", epochs=1), {"temperature": 3.0}, "temperature= is for probabilities, not for"),
         (alone, {}, "has no ensemble to learn from: there is no validation split"),
     ):
         ensemble.submit(made, tmp_path / made.name, "inline").wait()

@@ -110,7 +110,7 @@ def test_predictions_and_figures_of_a_converged_model_are_those_of_cross_val_pre
     assert combined.metrics["ensemble"]["accuracy"] == pytest.approx(accuracy, abs=1e-12)
     low, high = combined.intervals["ensemble"]["nll"]
     assert low < combined.metrics["ensemble"]["nll"] < high
-    assert combined.note.startswith("cross-validation: reported on the training samples")
+    assert combined.note.startswith("cross-validation: measured on the training samples")
     assert combined.uncertainty is None  # the members of a fold's sample are one, and cannot disagree
 
 
