@@ -202,7 +202,7 @@ def predict_otherwise(model: Any, batch: Any) -> Any:
 
 ALONE = "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
 WITHOUT = "function calls the model of member-0: declare Recipe.predict"
-OTHERWISE = "member-0: predict_all(function) predicts otherwise than a loaded model would"
+OTHERWISE = "member-0: predict_all(function) predicts differently from a loaded model"
 RECIPES = [(loop, ALONE), (Recipe(model=build, train=loop), WITHOUT)]
 RECIPES += [(Recipe(model=build, train=loop, predict=predict), "")]
 RECIPES += [(Recipe(model=build, train=loop, predict=predict_otherwise), OTHERWISE)]
