@@ -202,7 +202,7 @@ class Feeders:
         unreached = next((node.name for node in nodes if node.interface is None), None)
         if unreached is not None:
             log.warning(
-                "stream group %d: each node prepares its own: no network interface of node %s has its address",
+                "stream group %d: nodes share no samples, as no network interface of node %s has its address",
                 cohort,
                 unreached,
             )
