@@ -237,7 +237,7 @@ class MemberTrainer(Trainer):
             )
         if averages and args.eval_strategy == "steps" and every % updates:
             raise TrainingError(
-                f"averaging= with eval_steps={args.eval_steps}: averages are those of epochs' ends"
+                f"averaging= with eval_steps={args.eval_steps}: averages exist at the ends of epochs only"
             )
         if stops and args.eval_strategy == "steps" and every % updates:
             raise TrainingError(
