@@ -149,7 +149,7 @@ ROWS = [
          "member-3, attempt 1: failed (lost): killed by signal 9 (SIGKILL); it will be tried again\n",
          "member-3, attempt 2: goes on at epoch 4, step 0\n")),
     says("skipped", "notices", alone("epoch", member="member-1", epoch=1, skipped_steps=1, private_skipped=2),
-         ("member-1, epoch 2: 1 step skipped, gradients were not finite\n"
+         ("member-1, epoch 2: 1 step skipped because gradients were not finite\n"
           "member-1, epoch 2: 2 records could not be prepared\n",)),
 ]  # fmt: skip
 

@@ -93,10 +93,7 @@ def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Fee
     # The time that records took which ended or hung a worker is part of the levels.
     bad = sum(event.cohort == cohort for event in state.bad_records.values())
     if bad:
-        return (
-            f"this includes the time lost on {text.count(bad, 'bad record')}, "
-            "mend or remove these before anything else"
-        )
+        return f"this includes the time lost on {text.count(bad, 'bad record')}, repair or remove these first"
     if busy < IDLE:
         return f"its workers had work only {busy:.0%}, try a larger capacity"
     infos = (state.nodes[node].info for node in feeders if node in state.nodes)
