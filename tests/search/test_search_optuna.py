@@ -66,7 +66,7 @@ def test_what_lies_outside_of_a_space_is_explained() -> None:
 
     branching = make_space(branches)
     assert branching.explain_outside({"p": 0.5}) is None, "in one of its branches"
-    assert branching.explain_outside({"q": 0.5}) == "the space asks for no 'q'"
+    assert branching.explain_outside({"q": 0.5}) == "the space does not suggest 'q'"
     assert choice(RandomSampler, accuracy, 3) == choice("RandomSampler", "accuracy", 3), (
         "a class stands for its name"
     )
