@@ -219,7 +219,7 @@ def _as_dimension(key: object, declared: Any) -> Any:
         if is_several:
             shown = ", ".join(map(repr, declared.tolist() if hasattr(declared, "tolist") else declared)) or "..."
             meant = f"choice({shown:.60}) tries each of them, choice([{declared!r:.60}]) is this one fixed value"
-        raise SpecError(f"{where} is {' '.join(repr(declared).split()):.80}, which is not clear: {meant}")
+        raise SpecError(f"{where} is {' '.join(repr(declared).split()):.80}, which is ambiguous: {meant}")
     return as_json_value(where, declared, tuples=True)
 
 
