@@ -162,8 +162,7 @@ def load_initial_state(
     own_digest = weights_sha256(state["model"])
     if own_digest != digest:
         raise StoreError(
-            f"{path} has other weights ({own_digest[:12]}) than those with which {member} is to start "
-            f"({digest[:12]})"
+            f"{path} has other weights ({own_digest[:12]}) than {member} is to start with ({digest[:12]})"
         )
     return state
 

@@ -97,8 +97,8 @@ class ObjectStore:
         if content is None:
             if self.call("ls", "manifests"):
                 raise StoreError(
-                    f"{self.url} was written by an earlier version of ray-ensemble: fetch it with that one, or "
-                    "give another address for a mirror"
+                    f"{self.url} was written by an earlier version of ray-ensemble: fetch it with that version, "
+                    "or give another address for a mirror"
                 )
             return None
         with contextlib.suppress(msgspec.MsgspecError):

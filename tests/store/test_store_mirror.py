@@ -184,7 +184,7 @@ def test_a_driver_that_comes_back_does_not_disturb_another(copied: Path, capsys:
     before = read_files(copied / "mirror")
     with pytest.raises(TakenOverError, match="the run went on elsewhere"):
         first.copy(is_last=True)
-    with pytest.raises(TakenOverError, match=rf"{run_dir.path} does not continue.*ensemble fetch {url}"):
+    with pytest.raises(TakenOverError, match=rf"{run_dir.path} cannot continue it.*ensemble fetch {url}"):
         ensemble.resume(run_dir, epochs=3)
     assert main(["resume", str(run_dir.path)]) == 75, "it has finished, and its result is shown"
     assert "the run went on elsewhere" in capsys.readouterr().err
