@@ -137,5 +137,5 @@ def describe_unmeasured(recipe: Recipe, metrics: Iterable[SplitMetricLike], why:
     asked = [name for name in names if name not in map(name_of, recipe.split_metrics)]  # by the objective alone
     hint = ""
     if asked and recipe.metrics is not None:
-        hint = f"; a figure of Recipe.metrics needs another name than {asked[0]!r}: rank by that name, with mode="
+        hint = f"; name the figure of Recipe.metrics differently from {asked[0]!r}, and rank by it, with mode="
     return f"{', '.join(names)}: {why}{hint}"
