@@ -155,7 +155,7 @@ NODES = refused(
     (
         lambda: declare_nodes({"gpu_type": "H100"}, Member({}, gpus_per_worker=0.0)),
         "members[0]",
-        "(gpu_type=H100), and gpus_per_worker=0",
+        "(gpu_type=H100), but gpus_per_worker=0",
     ),
     (
         lambda: declare_nodes(None, {}, Member({}, nodes={"gpu_memory_gb": 8}), devices="cpu"),
