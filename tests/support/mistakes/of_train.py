@@ -91,12 +91,7 @@ MODELS = [
             ("a frozen model", "model", lambda params: cases.Net().requires_grad_(False), *FROZEN),
             ("no parameters", "model", lambda params: nn.Flatten(), "none of the model's 0 parameters is trained"),
             ("a class of models", "model", lambda params: nn.Flatten, NO_MODULE),
-            (
-                "a state for no checkpoint",
-                "model",
-                lambda params: Extra(),
-                "'_extra_state', which is not a tensor",
-            ),
+            ("a state for no checkpoint", "model", lambda params: Extra(), "'_extra_state', which is not a"),
             ("layers that do not fit each other", "model", lambda params: nn.Linear(9, 3), LAYERS),
             ("a text", "metrics", lambda *_: {"note": "fine"}, "the metric 'note' must be a number, got 'fine'"),
             ("a tensor", "metrics", lambda outputs, _: outputs, "Recipe.metrics must return a dict, got Tensor"),
