@@ -190,7 +190,7 @@ def _add_log_options(parser: argparse.ArgumentParser) -> None:
 def _add_add_options(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
     parser.add_argument("--from", dest="source", metavar="MEMBER", help="the member that is cloned")
-    text = "start with the weights of that member's last checkpoint; the optimizer and the epochs start anew"
+    text = "start with the weights of that member's last checkpoint, with a new optimizer, from epoch 1"
     parser.add_argument("--warm", action="store_true", help=text)
     text = "hyperparameters; a value is JSON or text"
     parser.add_argument("params", nargs="*", metavar="NAME=VALUE", help=text)
