@@ -285,5 +285,5 @@ def _check_alike(split: str, first: PredictionMatrix, other: PredictionMatrix) -
         )
     raise CombineError(
         f"{two} predicts values of shape {list(theirs.shape[1:])} for each {split} sample, {one} of "
-        f"{list(own.shape[1:])}: members of one ensemble must predict alike"
+        f"{list(own.shape[1:])}: members of one ensemble must predict the same shape"
     )
