@@ -58,7 +58,7 @@ def import_horovod() -> Any:
             raise PipelineError(f"horovod.torch cannot be imported: {error}") from error
         raise PipelineError(INSTALL_HINT) from None
     except (ImportError, OSError) as error:
-        raise PipelineError(f"horovod.torch cannot be imported: {error}; build it anew: make horovod") from error
+        raise PipelineError(f"horovod.torch cannot be imported: {error}; build it again: make horovod") from error
     return hvd
 
 
