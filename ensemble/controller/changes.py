@@ -41,7 +41,7 @@ _LIBRARIES = {
     "optuna": "what the sampler proposes",
 }
 _USED_BY_ALL = {"torch", "numpy"}
-_ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
+_ANEW = "--fresh starts a new run beside this one (fresh=True in Python)"
 
 
 @dataclass(frozen=True)

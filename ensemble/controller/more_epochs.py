@@ -132,7 +132,7 @@ def _refuse_functions(ensemble: Ensemble) -> None:
     elif loop is not None and reads_attribute(loop, "steps"):
         raise StoreError(
             "the train function reads `member.steps`, the number of all steps, which a longer training changes: "
-            f"what it computes from that has ended; {_INSTEAD}"
+            f"what it computed from that is over; {_INSTEAD}"
         )
 
 
