@@ -36,7 +36,7 @@ from ensemble.train.job import TrainingError
 if TYPE_CHECKING:
     from ensemble.train.member import TrainContext
 
-_WHERE = "the order is that of the shared pipeline, for all members alike"
+_WHERE = "all members have the order of the shared pipeline"
 #: Of TrainingArguments.
 ARGUMENTS = Options(
     "TrainingArguments",
