@@ -153,7 +153,7 @@ class KeptStudy:
                     raise StoreError(f"{message}; a resume goes on with the search") from None
                 _log.warning("%s; it is tried again in %g s", message, pause_s)
                 time.sleep(pause_s)
-        raise StoreError(self._explain("cannot be written", "somebody else ends its trials"))
+        raise StoreError(self._explain("cannot be written", "another program ends its trials"))
 
     def _save(self, trials: Mapping[int, FrozenTrial]) -> None:
         amended = {number: trial for number, trial in trials.items() if not self._create(number, trial)}
