@@ -276,7 +276,7 @@ class DrawnTrial:
         before = self._requests.setdefault(name, dimension)
         if not before.is_compatible(dimension):
             raise SpecError(
-                f"{name!r} is asked for as {before} and as {dimension}, which no sampler can compare: give the "
+                f"{name!r} is suggested as {before} and as {dimension}, which no sampler can compare: give the "
                 f"two different names, such as {name + '_a'!r} and {name + '_b'!r}, and return one as {name!r}"
             )
         return self.params.setdefault(name, dimension.draw(self._rng))

@@ -143,9 +143,9 @@ def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str,
     if foreign is not None:
         index, name = foreign
         raise SpecError(
-            f"Ensemble.{split}: the class {name!r} ({source.where(index)}) is none of the training data's, which "
-            f"are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out of "
-            f"{split}="
+            f"Ensemble.{split}: the class {name!r} ({source.where(index)}) is not in the training data, whose "
+            f"classes are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out "
+            f"of {split}="
         )
     has_arrays = False
     with contextlib.suppress(PipelineError):  # whoever reads the record says so

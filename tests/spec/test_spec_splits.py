@@ -87,7 +87,7 @@ def test_a_class_that_the_training_data_lack_is_named(split: str, tmp_path: Path
     folders = {"train": "ab", "other": "bdd"}
     train, other = (Pipeline(make_folder(tmp_path / name, letters)) for name, letters in folders.items())
     says = (
-        rf"Ensemble.{split}: the class 'd' \({tmp_path}/other/d/1.png\) is none of .* 'a', 'b' \({tmp_path}/train"
+        rf"Ensemble.{split}: the class 'd' \({tmp_path}/other/d/1.png\) is not in .* 'a', 'b' \({tmp_path}/train"
     )
     with pytest.raises(SpecError, match=says):
         declare(train, **{split: other})
