@@ -337,7 +337,7 @@ def test_what_is_secret_or_not_of_the_run_is_not_copied() -> None:
             check_url(url)
         assert "secret" not in str(refused.value)
     for url in ("runs/x", "s3://", "file:///"):
-        with pytest.raises(SpecError, match="no address for a mirror"):
+        with pytest.raises(SpecError, match="not an address for a mirror"):
             check_url(url)
     assert check_url("s3://bucket/run/") == "s3://bucket/run"
 
