@@ -44,8 +44,8 @@ def find_class_axis(outputs: tuple[int, ...], target: tuple[int, ...] | None) ->
         if outputs == target[:1] and all(size == 1 for size in target[1:]):
             return 0
         raise OutputError(
-            f"outputs {list(outputs)} are no scores of classes for the target {list(target)}: "
-            f"[b, classes, ...] or [b, ..., classes]; {PREDICT}"
+            f"outputs {list(outputs)} are not scores of classes for the target {list(target)}: [b, classes, ...] "
+            f"or [b, ..., classes]; {PREDICT}"
         )
     return -1 if last else 1
 

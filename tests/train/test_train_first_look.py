@@ -340,14 +340,14 @@ def expect_remark(events: list[dict[str, Any]], *parts: str, member: str = "memb
 
 
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is held: validation data are prepared anew at each pass."""
+    """Nothing is held: validation data are prepared again at each pass."""
     monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
 
 
 UNTAKEN = {"test": LABEL, "valid": LABEL.astype(np.int8), "of several": np.stack([LABEL, LABEL], axis=1)}
 
 
-STREAMED = pytest.param("streamed", marks=pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass"))
+STREAMED = pytest.param("streamed", marks=pytest.mark.filterwarnings("ignore:.*is prepared again at each pass"))
 
 
 @pytest.mark.parametrize("name", [*UNTAKEN, STREAMED])
@@ -422,7 +422,7 @@ class Mend:
         return {name: value for name, value in sample.items() if name != "row"}
 
 
-@pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass")
+@pytest.mark.filterwarnings("ignore:.*is prepared again at each pass")
 def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,6 +522,6 @@ def test_figures_are_the_same_of_streamed_validation_data(tmp_path: Path, monkey
 
     held = figures("held")
     stream(monkeypatch)
-    with pytest.warns(UserWarning, match="'valid' is prepared anew at each pass"):
+    with pytest.warns(UserWarning, match="'valid' is prepared again at each pass"):
         streamed = figures("streamed")
     assert streamed == held and held[0][1]
