@@ -131,7 +131,7 @@ def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
         main([*command, "1", "--accept-data"])
     assert "--accept-data" in capsys.readouterr().err, "it is not offered: a student's data are those of the run"
     assert main([*command, "1"]) == 0 and "1 member, 1 epoch, " in capsys.readouterr().err
-    assert main([*command, "2"]) == 2 and "--fresh starts anew beside this run" in capsys.readouterr().err
+    assert main([*command, "2"]) == 2 and "--fresh starts a new run beside this one" in capsys.readouterr().err
     assert main([*command, "2", "--fresh"]) == 0 and "1 member, 2 epochs, " in capsys.readouterr().err
     assert read_state(tmp_path / "student-2").members["member-0"].epoch == 2
     assert read_state(tmp_path / "student").members["member-0"].epoch == 1

@@ -170,7 +170,7 @@ def test_weights_that_could_not_be_read_are_read_again_by_a_resume(
     file, path = tmp_path / "w.safetensors", tmp_path / "run"
     file.write_text("no weights")
     made = make([WIDE, Member(WIDE, start=file)])
-    for why in ("is no safetensors file", "is no safetensors file", "is neither a file of weights"):
+    for why in ("is not a safetensors file", "is not a safetensors file", "is neither a file of weights"):
         if "neither" in why:
             file.unlink()
         run = train(path, made)

@@ -205,7 +205,7 @@ def _read_number(value: Any, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise PipelineError(f"column {name!r} holds {value!r:.60}, which is no number") from None
+        raise PipelineError(f"column {name!r} holds {value!r:.60}, which is not a number") from None
 
 
 def _read_text(value: Any, name: str) -> str | None:
@@ -217,7 +217,7 @@ def _read_text(value: Any, name: str) -> str | None:
 def _read_value(value: Any, name: str) -> str | None:
     """A category of a column of numbers or booleans, the same however it was read; None for a missing one."""
     if isinstance(value, bytes | np.ndarray | list | dict):
-        raise PipelineError(f"column {name!r} holds {type(value).__name__}, which is no category")
+        raise PipelineError(f"column {name!r} holds {type(value).__name__}, which is not a category")
     if isinstance(value, str):
         if value.strip() in _MISSING:
             return None

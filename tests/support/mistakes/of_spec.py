@@ -124,7 +124,7 @@ LOGGERS = calls(
     (lambda: declare(loggers="wandb"), "must be a list such as ['tensorboard'], got 'wandb'"),
     (lambda: declare(loggers=["mlflow", MLflow(uri="http://x")]), "has 'mlflow' twice"),
     (lambda: declare(loggers=[7]), "Ensemble.loggers has no logger '7'"),
-    (lambda: declare(loggers=["webhook"]), "'webhook' is no logger of Ensemble.loggers: give `submit` notify="),
+    (lambda: declare(loggers=["webhook"]), "'webhook' is not a logger of Ensemble.loggers: give `submit` notify="),
     (lambda: declare(loggers=[{"name": "mlflow", "url": "x"}]), "MLflow has no option", "did you mean 'uri'?"),
     (lambda: WandB(mode="ofline"), "WandB.mode cannot be 'ofline'; did you mean 'offline'?"),
     (lambda: MLflow(url="x"), "MLflow has no option 'url'; did you mean 'uri'?"),

@@ -292,7 +292,7 @@ TABLE = [
     for what, do, word in (
         ("a target as input", fit(numbers=["area", "price"]), "'price' is a target, not an input"),
         ("a target of another name", fit(target="prize"), "no target 'prize'; did you mean 'price'"),
-        ("texts as numbers", fit(numbers=["city"]), "column 'city' holds 'Lyon', which is no number"),
+        ("texts as numbers", fit(numbers=["city"]), "column 'city' holds 'Lyon', which is not a number"),
         ("nothing", fit(numbers=[]), "there is no column to turn into numbers"),
         ("no such column", fit(numbers=["c"]), "has no field 'c' (it has: area, city, price)"),
         ("no value", fit_nothing, "'a' has no value at all"),
