@@ -222,7 +222,7 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
 
     if any(one.source is not pipeline.source and share_steps(one.source, pipeline.source) for one in train):
         return (
-            f"windows of {split} share steps with windows of train: split the table by time first, as by "
+            f"{split} has windows that share steps with those of train: split the table by time first, as by "
             "table.split(0.8, by='hour'), and make windows of each part; or leave a gap of a window's length"
         )
     is_trained = np.any([find_shared_records(one.source, pipeline.source) for one in train], axis=0)

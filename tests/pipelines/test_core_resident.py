@@ -91,7 +91,7 @@ def test_a_set_is_given_up_when_others_take_the_memory_while_it_is_prepared(monk
         with pytest.warns(UserWarning, match="prepared again at each pass"):
             held = resident(None, "valid", pipeline)
         assert rows(held.loader(8)) == expected(pipeline)
-    with pytest.warns(UserWarning, match="prepared anew"):
+    with pytest.warns(UserWarning, match="prepared again"):
         held = resident(None, "valid", failing)
     with pytest.raises(SampleError, match="sample"):
         rows(held.loader(8))

@@ -58,7 +58,7 @@ def test_what_lies_outside_of_a_space_is_explained() -> None:
     assert space.explain_outside({"a": 0.8}) == "a=0.8 is outside uniform(0.0, 1.0, step=0.25)"
     assert space.explain_outside({"d": 5}) == "d=5 is outside integer(2, 10, step=4)"
     space = make_space(lambda trial: {"lr": trial.suggest_float("lr", 0.0, 1.0) / 10})
-    assert space.explain_outside({"lr": 0.5}) == "the space makes lr=0.05 of lr=0.5"
+    assert space.explain_outside({"lr": 0.5}) == "the space turns lr=0.5 into lr=0.05"
 
     def branches(trial: Any) -> None:
         if trial.suggest_categorical("a", ["x", "y"]) == "x":
