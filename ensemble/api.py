@@ -203,7 +203,7 @@ def _apply_budget(ensemble: Ensemble, state: RunState, budget: Mapping[str, floa
     if budget is not None:
         check_budget("budget", budget)
         if ensemble.search is None:
-            raise SpecError("budget= is of a search, and the run trains a list of members")
+            raise SpecError("budget= limits a search, and this run trains a list of members: leave it out")
     if ensemble.search is None or not (limits := state.header.budget if budget is None else budget):
         return ensemble
     return dataclasses.replace(ensemble, search=dataclasses.replace(ensemble.search, budget=limits))
@@ -221,8 +221,8 @@ def read_begun(run_dir: RunDir) -> FoldedLog:
     if not run_dir.events.exists() or begun.update().started is None:
         again = format_command("run", "SPEC.py", "--run-dir", run_dir.path)
         raise StoreError(
-            f"no run has begun in {run_dir.path}; one that was ended in its first seconds is started by its spec "
-            f"again: {again}"
+            f"no run has begun in {run_dir.path}; if it was ended in its first seconds, start its spec again: "
+            f"{again}"
         )
     return begun
 

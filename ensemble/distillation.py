@@ -125,7 +125,7 @@ def declare_student(
             "(ensemble.load) and add the distance to its predictions"
         )
     if temperature is not None and task.kind not in PROBABILITIES:
-        raise SpecError(f"a temperature softens probabilities; the task is {task.kind}")
+        raise SpecError(f"temperature= is for probabilities, not for the task {task.kind}")
     check_number("temperature", temperature, low=0, above=True, optional=True)
     check_number("weight", weight, low=0)
     if weight > 1:

@@ -96,7 +96,7 @@ def declare_refit(run: RunDir, state: RunState, ensemble: Ensemble) -> Ensemble:
     from ensemble.combine.combination import read_calibration
 
     if not ensemble.out_of_fold:
-        raise SpecError(f"{run.path} is no cross-validation: refit() needs a run of Ensemble(out_of_fold=True)")
+        raise SpecError(f"{run.path} is not a cross-validation: refit() needs a run of Ensemble(out_of_fold=True)")
     combined = state.combined or NOT_COMBINED
     if not combined.weights:
         raise StoreError(

@@ -130,7 +130,7 @@ class Request:
             return f"the run has ended; nothing was done ({self.verb})"
         loss = find_loss(self._run_dir, state)
         if loss is None and late:
-            done = "it will still be done" if self.verb == "stop" else "nothing was done"
+            done = "the request is kept" if self.verb == "stop" else "nothing was done"
             return f"the run's controller has not answered yet; {done} ({self.verb})"
         return loss
 

@@ -107,15 +107,15 @@ def check_pipeline(what: str, value: object) -> None:
     if isinstance(value, type) or not hasattr(value, "describe_for_peers"):
         hint = ""
         if isinstance(value, str | os.PathLike):
-            hint = ", a path: make one of a source that reads it, Pipeline(pipelines.sources...)"
+            hint = ", a path: give it to a source, as in Pipeline(pipelines.sources...)"
         elif hasattr(value, "where"):
-            hint = ", a source: make one of it, Pipeline(source)"
+            hint = ", a source: write Pipeline(source)"
         raise PipelineError(f"{what} must be a Pipeline, got {shorten_repr(value)}{hint}")
 
 
 def check_source(value: Any) -> None:
     if not hasattr(value, "where"):
-        raise PipelineError(f"a Pipeline starts from a pipelines.sources source, got {type(value).__name__}")
+        raise PipelineError(f"Pipeline() takes a source of pipelines.sources, got {type(value).__name__}")
     if len(value) == 0:
         raise PipelineError(f"the source is empty: {value!r}")
 
@@ -133,17 +133,15 @@ def check_shuffle(value: Any, source: Any) -> None:
         raise PipelineError(f"shuffle must be True, False or 'blocks', got {value!r}")
     if value == "blocks" and getattr(source, "groups", None) is None:
         raise PipelineError(
-            f"shuffle='blocks' is for a source that is read in groups (parquet, tar), not for {source!r}, "
-            "which gives any record at the same cost: leave shuffle=True"
+            f"shuffle='blocks' is for a source that is read in groups (parquet, tar), not for {source!r}, which "
+            "reads every record at the same cost: use shuffle=True"
         )
 
 
 def check_repeatable(pipeline: Any) -> None:
     """Check that a pipeline gives each record once and the same in each epoch, for a set that is prepared once."""
     if pipeline.sampling is not None:
-        raise PipelineError(
-            f"a resident set has each record once, not drawn by {pipeline.sampling!r}: leave sampling= out"
-        )
+        raise PipelineError(f"a resident set holds each record once, so leave out sampling={pipeline.sampling!r}")
     if (stage := pipeline.random_stage) is not None:
         raise PipelineError(f"a resident set is prepared once, but the stage {stage.name} is random: leave it out")
 

@@ -132,7 +132,7 @@ class PipelineDescription(ABC):
             PipelineError: there are fewer stages.
         """
         if not 0 <= stages <= len(self.stages):
-            raise PipelineError(f"take_stages({stages!r}) of a pipeline of {len(self.stages)} stages")
+            raise PipelineError(f"take_stages({stages!r}): the pipeline has {len(self.stages)} stages")
         if stages == len(self.stages) and not is_cut:
             return self
         cut = self._copy()
@@ -152,7 +152,7 @@ class PipelineDescription(ABC):
     def _select(self, name: str, arguments: str, choose: Callable[[Any], Any]) -> Self:
         if self.sampling is not None:
             raise PipelineError(
-                f"{name}() of a pipeline with sampling=: choose records with Pipeline(source.{name}{arguments}, "
+                f"{name}() does not go with sampling=: choose records with Pipeline(source.{name}{arguments}, "
                 "sampling=...), or draw fewer of them with samples="
             )
         shorter = self._copy()

@@ -91,8 +91,8 @@ class TooManySkipped(PipelineError):
         """
         which = "; ".join(named[:MOST_NAMES])
         return cls(
-            f"{skipped} records of an epoch of {n} cannot be prepared, and at most {limit} may be left out: the "
-            "epoch would be a biased one. Mend them, or allow as many with Pipeline(max_skipped=)"
+            f"{skipped} of the {n} records of an epoch cannot be prepared; at most {limit} may be left out, "
+            "because the epoch would be biased. Repair them, or allow more with Pipeline(max_skipped=)"
             + (f". Among them: {which}" if which else "")
         )
 

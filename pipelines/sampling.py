@@ -143,7 +143,9 @@ class ConsecutiveOrder(SampledOrder):
 
     def __init__(self, positions: int, records: int, seed: int) -> None:
         if positions > records:
-            raise PipelineError(f"sampling.consecutive({positions}) of {records} records: an epoch has each once")
+            raise PipelineError(
+                f"sampling.consecutive({positions}): there are {records} records, and an epoch has each once"
+            )
         self.positions, self._records, self._seed = positions, records, seed
         self.digest = digest([self._records])
 
@@ -369,8 +371,8 @@ def check_sampling(sampling: Any, shuffle: Any) -> None:
     if not isinstance(sampling, Sampling):
         is_foreign = hasattr(sampling, "__iter__") and not isinstance(sampling, str)
         hint = (
-            ": a sampler, or batch sampler, of torch decides for one process and one batch size; an order here is "
-            "of positions, which all members read whatever their batch sizes (by length: sampling.bucketed)"
+            ": a sampler or batch sampler of torch serves one process and one batch size; here all members read "
+            "the same order, whatever their batch sizes (to sort by length: sampling.bucketed)"
         )
         raise PipelineError(
             "sampling must be made by sampling.weighted, balanced, mixed, bucketed or consecutive, got "

@@ -61,7 +61,7 @@ def find_shared_stages(pipelines: Iterable[Pipeline]) -> Pipeline:
         reason = _find_obstacle(first.take_stages(stages))
         if reason is None:
             if reasons:
-                text = f"only what comes up to {_name_end(first, stages)} is prepared in common: {reasons[0]}"
+                text = f"only the stages up to {_name_end(first, stages)} are shared: {reasons[0]}"
                 warnings.warn(text, stacklevel=2)
             return first.take_stages(stages, is_cut=all(len(pipeline.stages) > stages for pipeline in pipelines))
         reasons.append(f"after {_name_end(first, stages)} {reason}")
@@ -99,11 +99,11 @@ def _find_obstacle(cut: Pipeline) -> str | None:
         sample = prepare_first_sample(cut, start=probe * (len(cut.source) - 1) // (_PROBES - 1))
         inferred = infer_from_sample(sample, find_slots(cut.stages))
         if inferred.structure != structure:
-            return "the samples are not nested alike"
+            return "samples have different structures"
         for name in {**fields, **inferred.fields}:
             if fields.get(name) != inferred.fields.get(name):
                 both = f"{_format_field(fields.get(name))}, {_format_field(inferred.fields.get(name))}"
-                return f"the field {name!r} is not alike in all samples: {both}"
+                return f"the field {name!r} differs between samples: {both}"
     return None
 
 

@@ -111,8 +111,8 @@ def make_stage(
         random = "numpy" if found_random is None and has_generator_parameter(call) else found_random
     elif random not in (False, "numpy") and found_random is False:
         warnings.warn(
-            f"{_name(call)} draws nothing at random: leave out random={random!r}, with which what it makes cannot "
-            "be cached, nor a validation set be prepared once",
+            f"{_name(call)} draws nothing at random: leave out random={random!r}, which keeps its samples from "
+            "being cached, and a validation set from being prepared once",
             stacklevel=3,
         )
     return Stage(adapt(call, field, is_still=not random), field, random or None, id, version)

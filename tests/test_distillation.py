@@ -131,7 +131,7 @@ def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
         main([*command, "1", "--accept-data"])
     assert "--accept-data" in capsys.readouterr().err, "it is not offered: a student's data are those of the run"
     assert main([*command, "1"]) == 0 and "1 member, 1 epoch, " in capsys.readouterr().err
-    assert main([*command, "2"]) == 2 and "--fresh starts anew beside this run" in capsys.readouterr().err
+    assert main([*command, "2"]) == 2 and "--fresh starts a new run beside this one" in capsys.readouterr().err
     assert main([*command, "2", "--fresh"]) == 0 and "1 member, 2 epochs, " in capsys.readouterr().err
     assert read_state(tmp_path / "student-2").members["member-0"].epoch == 2
     assert read_state(tmp_path / "student").members["member-0"].epoch == 1
@@ -177,7 +177,7 @@ def test_what_cannot_be_distilled_is_refused_with_the_reason(teacher: Path, tmp_
     alone = digits(epochs=1, valid=None, test=None, members=[{"width": 4, "lr": 0.1}])
     for made, options, why in (
         (of_task("quantiles", epochs=1), {}, "predicts quantiles, which is not distilled: the distance between"),
-        (of_task("regression", epochs=1), {"temperature": 3.0}, "a temperature softens probabilities; the task"),
+        (of_task("regression", epochs=1), {"temperature": 3.0}, "temperature= is for probabilities, not for"),
         (alone, {}, "has no ensemble to learn from: there is no validation split"),
     ):
         ensemble.submit(made, tmp_path / made.name, "inline").wait()

@@ -156,7 +156,7 @@ def test_a_started_member_is_added_to_a_run_in_progress(
     assert [each for each, _ in sorted(answers)] == [False, False, True]
     said = " ".join(text for _, text in answers)
     assert f"it starts with the weights of {tmp_path}/here/w.safetensors" in said
-    assert "absent.safetensors' is neither a file of weights" in said and "leave out start, or from" in said
+    assert "absent.safetensors' is neither a file of weights" in said and "leave out start= or from=" in said
     assert same(weights_of(path, "member-1"), state)
     assert run.members["member-1"].identity["lineage"]["weights_sha256"] == weights_sha256(state)
     assert main(["status", str(path)]) == 0 and "w.safetensors (warm)" in capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_weights_that_could_not_be_read_are_read_again_by_a_resume(
     file, path = tmp_path / "w.safetensors", tmp_path / "run"
     file.write_text("no weights")
     made = make([WIDE, Member(WIDE, start=file)])
-    for why in ("is no safetensors file", "is no safetensors file", "is neither a file of weights"):
+    for why in ("is not a safetensors file", "is not a safetensors file", "is neither a file of weights"):
         if "neither" in why:
             file.unlink()
         run = train(path, made)

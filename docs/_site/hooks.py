@@ -7,11 +7,15 @@ the section's entries, and its second-level headings the groups. A page that it 
 outside `docs/` becomes a page of the site, other text files a page that shows them.
 
 *Tables.* A line `{{ commands }}` or `{{ api MODULE }}` is replaced by what `_site/tables.py` makes.
+
+*For language models.* `llms.txt` lists the pages, `llms-full.txt` has the text of all.
 """
 
 from __future__ import annotations
 
+import inspect
 import posixpath
+import pydoc
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +24,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -184,3 +189,32 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return tables.TABLES[match[1]](*match[2].split())
 
     return re.sub(r"^\{\{ (\w+)(.*) \}\}$", fill, markdown, flags=re.MULTILINE)
+
+
+IN_NAV: list[Page] = []
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    IN_NAV[:] = nav.pages
+    return nav
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Writes the index and the text of all pages, in the order of the navigation."""
+    lines, texts, heading = [f"# {config.site_name}", "", f"> {config.site_description}"], [], ""
+    for page in IN_NAV:
+        folder = page.url.partition("/")[0]
+        if heading != (heading := SECTIONS.get(folder, "Project" if folder == "project" else "Start")):
+            lines += ["", f"## {heading}", ""]
+        text = re.sub(r"^::: (\S+)(?:\n    .*)*$", _show_name, page.markdown or "", flags=re.MULTILINE)
+        first = next((part for part in text.split("\n\n") if re.match(r"[\w`*\[]", part)), "")
+        sentence = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", " ".join(first.split())).partition(". ")[0].rstrip(".")
+        lines.append(f"- [{page.title}]({page.url}): {sentence}")
+        texts.append(f"<!-- {page.url} -->\n\n{text.strip()}\n")
+    (Path(config.site_dir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (Path(config.site_dir) / "llms-full.txt").write_text("\n\n".join(texts), encoding="utf-8")
+
+
+def _show_name(match: re.Match[str]) -> str:
+    """A name of the reference with its docstring."""
+    return f"## {match[1]}\n\n~~~~text\n{inspect.getdoc(pydoc.locate(match[1])) or ''}\n~~~~"

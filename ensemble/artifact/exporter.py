@@ -107,9 +107,8 @@ def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
     assert isinstance(ensemble.recipe, Recipe)
     if ensemble.recipe.collate is not None:
         raise layout.ArtifactError(
-            "Recipe.collate, which makes the batches that the models take, is a function and no part of a "
-            "program: predict from the run (ensemble predict RUN DATA), or move what it does into stages of the "
-            "pipeline or into the model"
+            "an exported program cannot contain Recipe.collate, which makes the models' batches: predict from the "
+            "run (ensemble predict RUN DATA), or do its work in stages of the pipeline or in the model"
         )
     pipeline = ensemble.valid if ensemble.valid is not None else ensemble.pipeline(_params(state, model))
     pipeline = _find_samples(pipeline)

@@ -140,10 +140,10 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
     if target.is_dir() or not target.parent.is_dir():
         raise ArtifactError(f"cannot write {target}: it is a folder, or its folder does not exist")
     if data is not None and _is_among(target.parent.resolve() / target.name, Path(data).expanduser().absolute()):
-        raise ArtifactError(f"{target} would lie among the data, like one of them: choose another folder")
+        raise ArtifactError(f"{target} would be read as one of the files with data: choose another folder")
     if os.path.lexists(target) and not _is_ours(target):
         is_unmarked = target.is_file() and target.suffix.lower() in (".csv", ".jsonl")
-        what = "may hold anything, as such files have no mark of ours" if is_unmarked else "holds no predictions"
+        what = "may hold anything, because such files are not marked" if is_unmarked else "holds no predictions"
         raise ArtifactError(f"{target} exists and {what}: choose another file, or remove it")
 
 

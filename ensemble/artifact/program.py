@@ -153,7 +153,7 @@ def explain(error: BaseException) -> str:
     reason = " ".join(str(error).split())
     return (
         f"the model cannot be exported{where}: {type(error).__name__}: {reason[:200]}; its shapes and branches "
-        "must depend neither on values nor on the batch size, and torch computes all of it; `ensemble predict "
+        "must depend neither on values nor on the batch size, and torch must compute all of it; `ensemble predict "
         "RUN_DIR` needs no export"
     )
 
@@ -242,8 +242,8 @@ def check_equal(path: Path, reference: Callable[[Batch], Outputs], batches: Sequ
             if not _has_same_bits(exported[name], value):
                 apart = (exported[name].double() - value.double()).abs().max().item()
                 raise ArtifactError(
-                    f"the exported program gives other {name} than load(): by {apart:.3g} at most, for a batch of "
-                    f"{len(value)}; a part of the model computes otherwise when it is exported"
+                    f"the exported program and load() give different {name} (by {apart:.3g} at most, for a batch "
+                    f"of {len(value)}): a part of the model computes differently when it is exported"
                 )
 
 

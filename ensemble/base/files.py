@@ -51,8 +51,8 @@ class BaseFile(msgspec.Struct, frozen=True, kw_only=True):
                 pass
         except (FileNotFoundError, DamagedError) as error:
             raise DamagedError(
-                f"the base {self.digest} of the run, which came from {self.source}, is not what it was: {error}; "
-                "bring its file back, or begin another run"
+                f"the base {self.digest} of the run (from {self.source}) has changed: {error}; restore its file, "
+                "or begin another run"
             ) from None
 
     def describe_share(self) -> str:

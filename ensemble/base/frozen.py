@@ -66,7 +66,7 @@ class FrozenBase:
                 _forget()
                 raise SpecError(
                     f"Recipe.model has cast or moved {name} of the base ({self.source}), which all members share: "
-                    "cast what is the member's own, and what it gives to the base"
+                    "cast only the member's own parts, and the tensors that it passes to the base"
                 )
         for name, parameter in built.named_parameters():
             if parameter.requires_grad and not self.is_own(parameter):

@@ -116,7 +116,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--accept-code": {**_FLAG, "help": "continue although members were trained with other code"},
     "--accept-data": {
         **_FLAG,
-        "help": "continue although members were trained on other data; other data to evaluate on need it not",
+        "help": "continue although members were trained on other data (not needed for other valid= or test=)",
     },
     "--trust-folder": {
         "metavar": "FOLDER",
@@ -132,17 +132,17 @@ SHARED: dict[str, dict[str, Any]] = {
     "--max-gpus": {
         "type": int,
         "metavar": "N",
-        "help": "let the members have so many GPUs together at most (default: as declared)",
+        "help": "let all members together use at most N GPUs (default: as declared)",
     },
     "--max-cpus": {
         "type": float,
         "metavar": "N",
-        "help": "let the members have so many cores together at most (default: as declared)",
+        "help": "let all members together use at most N cores (default: as declared)",
     },
     "--mirror": {
         "metavar": "URL",
         "help": "copy new and changed files of the run there while it goes on: s3://BUCKET/PATH, gs://..., "
-        "file:///...; `ensemble fetch` brings it back; 'none' ends that (default: the address of before)",
+        "file:///...; `ensemble fetch` brings it back; 'none' ends the copying (default: as before)",
     },
     "--notify": {
         "metavar": "URL|@FILE",
@@ -159,8 +159,8 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "--dashboard": {
         **_FLAG,
-        "help": "serve a live page of the run, until it has ended and, on a terminal, no browser is connected any "
-        "more; `ensemble dashboard RUN_DIR`, beside the run, has options for other hosts and proxies",
+        "help": "serve a live page of the run until it has ended and, on a terminal, no browser is connected; "
+        "`ensemble dashboard RUN_DIR`, started beside the run, has options for other hosts and proxies",
     },
     "--dashboard-port": {
         "type": port,

@@ -79,9 +79,7 @@ def _check_numbers(params: dict[str, Any], members: list[dict[str, Any]]) -> Non
     for name, value in params.items():
         numbers = [member[name] for member in members if name in member]
         if isinstance(value, str) and numbers and all(type(number) in (int, float) for number in numbers):
-            raise SpecError(
-                f"{name}={value} is not a number, but {name} is one in each member: {name}={numbers[0]!r} ..."
-            )
+            raise SpecError(f"{name}={value} is not a number; all members have numbers: {name}={numbers[0]!r} ...")
 
 
 def _parse_value(text: str) -> Any:
@@ -192,7 +190,7 @@ def _add_log_options(parser: argparse.ArgumentParser) -> None:
 def _add_add_options(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
     parser.add_argument("--from", dest="source", metavar="MEMBER", help="the member that is cloned")
-    text = "start with the weights of that member's last checkpoint; the optimizer and the epochs start anew"
+    text = "start with the weights of that member's last checkpoint, with a new optimizer, from epoch 1"
     parser.add_argument("--warm", action="store_true", help=text)
     text = "hyperparameters; a value is JSON or text"
     parser.add_argument("params", nargs="*", metavar="NAME=VALUE", help=text)

@@ -44,10 +44,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=port, help=text)
     text = "address to listen on (default: 127.0.0.1, which only this machine reaches)"
     parser.add_argument("--host", default="127.0.0.1", help=text)
-    text = "a further name by which browsers reach the page, such as behind a proxy; with a port if it is another"
+    text = "a further name by which browsers reach the page, such as that of a proxy; with a port if that differs"
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME[:PORT]", help=text)
     text = (
-        "path at which a proxy serves the page, such as /team/run; the proxy takes it away from what it passes on"
+        "path at which a proxy serves the page, such as /team/run; the proxy removes it from requests that it "
+        "passes on"
     )
     parser.add_argument("--prefix", type=prefix, default="", metavar="PATH", help=text)
     text = "file with the bearer token for /metrics, which only its owner may read"
@@ -159,8 +160,8 @@ def _explain(address: str, number: int, hosts: set[str]) -> Iterator[str]:
     if not is_loopback(address):
         names = ", ".join(sorted(hosts))
         yield (
-            f"plain HTTP on {address}: others can reach port {number}, and who sees the traffic can act as you; "
-            f"`{tunnel}` needs no open port. Names: {names} (--allow-host adds one)"
+            f"plain HTTP on {address}: others can reach port {number}, and whoever sees the traffic can act as "
+            f"you; `{tunnel}` needs no open port. Names: {names} (--allow-host adds one)"
         )
     elif os.environ.get("SSH_CONNECTION"):
         yield f"from your own machine: `{tunnel}`, then open the address there"

@@ -243,7 +243,7 @@ def _extensions() -> Iterator[Row]:
 def _decoded_parts() -> Iterator[Row]:
     from pipelines.prepare.decoded_part import LIBRARY, load_library
 
-    reason = "the package's libjpeg-turbo cannot be loaded, or decodes otherwise than simplejpeg"
+    reason = "the package's libjpeg-turbo cannot be loaded, or decodes differently from simplejpeg"
     if not LIBRARY.exists():
         reason = "decoded whole: a C compiler or libjpeg-turbo (libjpeg-dev) was absent at the installation"
     is_loaded = load_library() is not None

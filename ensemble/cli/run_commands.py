@@ -154,7 +154,7 @@ def resume(options: argparse.Namespace) -> int:
     apply_trust(options)
     run_dir = RunDir(options.run_dir)
     if is_locked(run_dir.events) and options.member is None and _is_ending(read_events(run_dir.events)):
-        print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
+        print(f"{run_dir.path} is stopping; this command waits, then continues it", file=sys.stderr)
         while is_locked(run_dir.events):
             time.sleep(POLL_S)
     if is_locked(run_dir.events) and read_limits(options):

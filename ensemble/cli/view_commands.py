@@ -80,7 +80,7 @@ def fetch_run(options: argparse.Namespace) -> int:
     """Bring a run back from its mirror."""
     run_dir = import_object("ensemble.store.mirror_fetch:fetch")(options.url, options.run_dir)
     command = format_command("resume", run_dir)
-    print_lines(options, f"{options.url} was fetched into {run_dir}; {command} goes on, and is copied there again")
+    print_lines(options, f"{options.url} was fetched into {run_dir}; {command} continues and copies it again")
     write_json(options, [{"url": options.url, "run_dir": str(run_dir)}])
     return 0
 

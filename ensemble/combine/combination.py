@@ -104,9 +104,8 @@ def call_function(function: Combine, values: Sequence[Array], task: Task) -> Arr
     rounding = 1e-5 * np.max([np.abs(own).max(axis=axes) for own in values], axis=0)
     if again.shape != made[::2].shape or not np.allclose(again, made[::2], rtol=1e-3, atol=rounding):
         raise CombineError(
-            f"Ensemble.combine={name} gives other values for a sample when the batch has other samples: a "
-            "sample's result must depend on the members' values of that sample alone, [m, n, ...] -> [n, ...] "
-            "for any n"
+            f"Ensemble.combine={name} gives one sample different values in different batches: a sample's result "
+            "must depend on the members' values of that sample alone, [m, n, ...] -> [n, ...] for any n"
         )
     return np.asarray(find_math(task).normalise(made), dtype=np.float64)
 

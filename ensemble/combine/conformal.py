@@ -132,7 +132,7 @@ def load_conformal(record: Mapping[str, Any]) -> Conformal:
         CombineError: a former version recorded a method that there is no more.
     """
     if record["method"] == "raps" or record.get("randomised"):
-        raise CombineError(f"sets by {record['method']!r} of a former version are not predicted any more")
+        raise CombineError(f"an earlier version made these sets by {record['method']!r}, which is gone")
     kind: type[Conformal] = ConformalSets if record["kind"] == "sets" else ConformalInterval
     parts: dict[str, Any] = {field.name: record[field.name] for field in fields(kind) if field.name in record}
     for name in set(parts) & {"thresholds", "columns"}:
@@ -233,7 +233,7 @@ def measure(conformal: Conformal, values: Array, target: Array) -> dict[str, flo
         figures = {"coverage": (low <= target) & (target <= high), "size": high - low}
     weight = weigh_positions(takes_part)
     if not len(weight):
-        raise CombineError("no position of the target takes part")
+        raise CombineError("all positions of the target are ignored")
     samples = float(weight.sum())
     return {name: float((one[takes_part] * weight).sum() / samples) for name, one in figures.items()}
 

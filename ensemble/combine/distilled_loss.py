@@ -82,7 +82,7 @@ class Teacher:
             digest = digest_combination(read_state(RunDir(self.run_dir).events))
             if digest != self.digest:
                 raise TrainingError(
-                    f"the ensemble of {self.run_dir} is another one than the student began to learn from (it was "
+                    f"the ensemble of {self.run_dir} has changed since the student began to learn from it (it was "
                     f"{self.digest}, is {digest}): distill it into a new run directory"
                 )
             model = load(self.run_dir)

@@ -106,7 +106,7 @@ def load(
     seen = {name: read_observation(run, state.members[name]) for name in names}
     task = _find_task(run, state, ensemble, seen)
     if uncertainty and task.kind == "free":
-        raise CombineError("load(uncertainty=True): nothing says what outputs of the task free mean")
+        raise CombineError("load(uncertainty=True): outputs of the task free have no declared meaning")
     if task.kind == "free" and combination.function is None:
         raise CombineError(NO_MIX)
     if combination.reason:
@@ -178,8 +178,8 @@ def _read_event(state: RunState, method: str | Combine) -> Combined | None:
         return None
     if callable(method) and event.code != fingerprint_function(method):
         warnings.warn(
-            "load: Ensemble.combine has changed since the run was combined: its calibration is fitted anew, and "
-            "the figures of the run are of the earlier function",
+            "load: Ensemble.combine has changed since the run was combined: its calibration is fitted again, and "
+            "the figures of the run are those of the earlier function",
             stacklevel=4,
         )
         return None

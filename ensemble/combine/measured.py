@@ -22,7 +22,7 @@ from ensemble.spec.split_metrics import bind_fields, list_fields, name_of
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
-TOO_MANY = "there are too many predictions to compute it again for other samples"
+TOO_MANY = "there are too many predictions to resample"
 
 UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
 
@@ -50,7 +50,7 @@ def measure(
         wanted = list_split_metrics(recipe, str(ensemble.objective), task_math.task)
     for metric in [one for one in wanted if not report.fields.keys() >= set(list_fields(one))]:
         wanted.remove(metric)
-        notes.append(f"the metric {name_of(metric)!r} is not computed: no member has kept the fields it asks for")
+        notes.append(f"the metric {name_of(metric)!r} is not computed: no member saved the fields that it needs")
     more = [bind_fields(metric, report.fields) for metric in wanted]
     at, is_part = valid.members.index(best), combined.values.shape != report.values[0].shape
 

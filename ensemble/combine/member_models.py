@@ -57,8 +57,8 @@ def load_recipe(run: RunDir, state: RunState, ensemble: Ensemble, code: str | No
     changed = current.changed(kept) if kept.python == current.python else []
     if changed:
         raise CombineError(
-            f"{member} was trained with other code: {', '.join(changed)} changed since; "
-            f"what it was is in {run.code(code)}, which PYTHONPATH may name first"
+            f"{member} was trained with other code: {', '.join(changed)} changed since; to use the earlier code, "
+            f"put {run.code(code)} first on PYTHONPATH"
         )
     return ensemble.recipe
 

@@ -73,7 +73,7 @@ def flatten(values: Array, target: Array) -> Positions:
     if takes_part.all() and len(takes_part):
         return Positions(rows, target.reshape(-1), sample, samples)
     if not takes_part.any():
-        raise CombineError(f"none of the {target.size} targets takes part: all are NaN or {IGNORED}")
+        raise CombineError(f"no target can be used: all {target.size} are NaN or {IGNORED}")
     return Positions(rows[takes_part], target.reshape(-1)[takes_part], sample[takes_part], samples)
 
 

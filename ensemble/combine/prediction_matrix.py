@@ -260,8 +260,8 @@ def _check_alike(split: str, first: PredictionMatrix, other: PredictionMatrix) -
     kept = [np.empty(0) if matrix.positions is None else matrix.positions for matrix in (first, other)]
     if not np.array_equal(kept[0], kept[1]):
         raise CombineError(
-            f"{one} and {two} keep other positions of the {split} samples: they were evaluated with another "
-            "Ensemble.keep_predictions_gb, or other splits; a change of it evaluates all again"
+            f"{one} and {two} keep different positions of the {split} samples, as they were evaluated with "
+            "different splits or Ensemble.keep_predictions_gb; changing that option evaluates all members again"
         )
     target, target_too = first.target, other.target
     if (target is None) != (target_too is None):
@@ -285,5 +285,5 @@ def _check_alike(split: str, first: PredictionMatrix, other: PredictionMatrix) -
         )
     raise CombineError(
         f"{two} predicts values of shape {list(theirs.shape[1:])} for each {split} sample, {one} of "
-        f"{list(own.shape[1:])}: members of one ensemble must predict alike"
+        f"{list(own.shape[1:])}: members of one ensemble must predict the same shape"
     )

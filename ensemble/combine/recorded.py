@@ -99,7 +99,7 @@ def read_combined(
     if combined.method == FUNCTION:
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine
         if not callable(function) or combined.code != fingerprint_function(function):
-            raise CombineError(f"{run_dir.path}: the function by which the run was combined is another one now")
+            raise CombineError(f"{run_dir.path}: the function by which the run was combined has changed")
     values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
     if values is None:
         raise CombineError(f"{run_dir.path}: the saved predictions do not determine the combined ones any more")

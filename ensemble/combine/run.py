@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
 
 OPTIMISTIC = (
-    "reported on the validation split, on which members were selected and calibrated: optimistic; "
-    "declare Ensemble.test for figures on samples that took no part"
+    "measured on the validation split, on which members were also selected and calibrated, so optimistic; declare "
+    "Ensemble.test for figures on samples that were used for neither"
 )
 
 OUT_OF_FOLD = (
-    "cross-validation: reported on the training samples, each predicted by members that have not learnt from it; "
+    "cross-validation: measured on the training samples, each predicted by members that did not train on it; "
     "weights and calibration were fitted on the same predictions"
 )
 
@@ -233,7 +233,7 @@ def _describe_calibration(combination: Combination, valid: PredictionMatrix, ens
         if reason is None and target is None:
             reason = "the validation predictions have no target"
         elif reason is None and target is not None and not is_enough(target):
-            reason = f"{target.size} validation samples are fewer than the {CALIBRATION_SAMPLES} that it needs"
+            reason = f"it needs {CALIBRATION_SAMPLES} validation samples, there are {target.size}"
     if reason is not None:
         return {"method": None, "value": None, "reason": reason}
     return {"method": name, "value": combination.calibration, "reason": None}

@@ -42,7 +42,7 @@ def fit_thresholds(task: Task, values: Array, target: Array, by: str) -> Array:
             [_fit_label(p[takes_part], y[takes_part] != 0, by) for p, y in pairs for takes_part in [find_known(y)]]
         )
     if task.kind != "classification":
-        raise CombineError(f"thresholds are of classes and labels; the task is {task.kind}")
+        raise CombineError(f"thresholds are for classes and labels, not for the task {task.kind}")
     takes_part = find_known(np.asarray(target))
     p = np.maximum(np.asarray(values, np.float64)[takes_part], LEAST)
     y = np.asarray(target)[takes_part].astype(np.int64)

@@ -69,7 +69,7 @@ def connect(
     with open_rendezvous(rendezvous, rank, world, grace_s) as (store, detector):
         # First, for it is what takes long: the others then wait for a rank that is late, not for its imports.
         if horovod_start.import_horovod().is_initialized():
-            raise PipelineError("Horovod was begun in this process already; a member's worker needs its own")
+            raise PipelineError("Horovod runs in this process already; a member's worker needs its own")
         detector.meet(rendezvous_timeout_s, store.path)
         if backend == "horovod-mpi":
             started = horovod_start.start_under_mpi(timeout_s)
@@ -202,7 +202,7 @@ class HorovodCommunicator:
             kind: the same for calls that Horovod does in the same way, of equal `lent`, on every rank.
         """
         if lent.numel() > horovod_start.MAX_ELEMENTS // (self.world if what == "all_gather" else 1):
-            raise ValueError(f"{what} of {lent.numel()} elements is more than Horovod counts: send it in parts")
+            raise ValueError(f"{what} of {lent.numel()} elements is more than Horovod supports: send it in parts")
         self._sent += count_sent_bytes(what, lent.nbytes, self.world)
         name = self._next_name(f"{what} {kind}")
         words = what.replace("_", "-")

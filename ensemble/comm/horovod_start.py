@@ -58,7 +58,7 @@ def import_horovod() -> Any:
             raise PipelineError(f"horovod.torch cannot be imported: {error}") from error
         raise PipelineError(INSTALL_HINT) from None
     except (ImportError, OSError) as error:
-        raise PipelineError(f"horovod.torch cannot be imported: {error}; build it anew: make horovod") from error
+        raise PipelineError(f"horovod.torch cannot be imported: {error}; build it again: make horovod") from error
     return hvd
 
 
@@ -332,7 +332,7 @@ def start(store: Any, *, rank: int, world: int, interface: str | None, timeout_s
     except (RuntimeError, ValueError) as error:
         if server is not None:
             server.close()
-        raise PipelineError(f"rank {rank} of {world} could not begin Horovod: {error}") from error
+        raise PipelineError(f"rank {rank} of {world} could not start Horovod: {error}") from error
     return HorovodSession(hvd, timeout_s, server)
 
 
@@ -359,5 +359,5 @@ def start_under_mpi(timeout_s: float) -> HorovodSession:
     try:
         hvd.init()
     except (RuntimeError, ValueError) as error:
-        raise PipelineError(f"Horovod could not begin over MPI: {error}") from error
+        raise PipelineError(f"Horovod could not start over MPI: {error}") from error
     return HorovodSession(hvd, timeout_s)

@@ -275,8 +275,8 @@ class TorchCommunicator:
         """See `Communicator`; of the communicator of all ranks only, for torch makes a group with all of them."""
         if self.world < dist.get_world_size():
             raise CommunicatorError(
-                f"ranks {self._ranks} cannot make a group, for which torch needs all {dist.get_world_size()}: "
-                "compressed gradients are exchanged, and groups made, by the communicator of all"
+                f"ranks {self._ranks} cannot make a group: torch needs all {dist.get_world_size()} ranks for "
+                "that, so use the communicator of all ranks, also for compressed gradients"
             )
         members = [self._ranks[rank] for rank in sorted(ranks)]
         with self._peers.attribute_failure("the making of a group"):

@@ -285,8 +285,8 @@ class Attempt:
     def describe_failure(self, event: dict[str, Any], log_file: Path, hang_timeout_s: float) -> str:
         """Describe a failure that no worker reported, by the `exited` event of one of its ranks."""
         if self.kill_reason == "hang":
-            return f"no event of it for {hang_timeout_s:g} s; see {log_file}"
-        detail = event.get("detail") or f"exited with outcome {event['outcome']!r} and no report"
+            return f"it sent no event for {hang_timeout_s:g} s; see {log_file}"
+        detail = event.get("detail") or f"ended without a report (outcome {event['outcome']!r})"
         return f"rank {event['rank']} {detail}"
 
 

@@ -90,7 +90,7 @@ class AttemptCommands:
             **({"nodes": list(placement.nodes)} if placement.nodes else {}),
         )
         if before not in (None, live.device):
-            log.warning("%s trains on another device than before: %s, and not %s", member, live.device, before)
+            log.warning("%s trains on another device than before: %s instead of %s", member, live.device, before)
             self._session.log(
                 "device_changed", member=member, attempt=live.number, device=live.device, before=before
             )

@@ -41,7 +41,7 @@ _LIBRARIES = {
     "optuna": "what the sampler proposes",
 }
 _USED_BY_ALL = {"torch", "numpy"}
-_ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
+_ANEW = "--fresh starts a new run beside this one (fresh=True in Python)"
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,16 @@ def check_code(state: RunState, code: Code, run_dir: RunDir, *, accept: bool) ->
     kept = load_code(run_dir.code(state.header.code)) if state.header.code else None
     if kept is not None and kept.scheme != code.scheme:
         log.warning(
-            "%s: a change of code cannot be detected: another version of ray-ensemble recorded it in another form",
+            "%s: whether the code changed is not known: another version of ray-ensemble recorded it",
             run_dir.path,
         )
     change = find_code_change(state, code, run_dir)
     if change is None:
         return
     if change.unsure:
-        log.warning("%s: a change of code cannot be detected: another version of Python recorded it", run_dir.path)
+        log.warning(
+            "%s: whether the code changed is not known: another version of Python recorded it", run_dir.path
+        )
     elif change.trained and not accept:
         raise StoreError(
             f"{run_dir.path}: {change} since {abbreviate(change.trained)} trained with it; --accept-code goes on "
@@ -243,7 +245,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, accepts_data:
         if member.reason == "impossible":
             continue  # the searcher proposed it, and no pipeline could be made for it
         if ensemble.search is None and not listed:
-            raise StoreError(f"{path} has {member.id}, which this ensemble does not; {_ANEW}")
+            raise StoreError(f"{path} has {member.id}, which this ensemble does not declare; {_ANEW}")
         returns = member.state not in ("finished", "pruned", "cancelled")
         begins = member.checkpoint is None and returns and not member.identity.get("added")
         if begins:

@@ -72,7 +72,7 @@ def declare_clone(
         if name not in valid:
             raise SpecError(unknown_name(f"{parent.id} has no hyperparameter", name, valid))
         if isinstance(value, str) and type(before := base.params.get(name)) in (int, float):
-            raise SpecError(f"{name}={value} is not a number, but {name} is one in {parent.id}: {before!r}")
+            raise SpecError(f"{name}={value} is not a number; {parent.id} has {name}={before!r}")
     fields = {field.name: getattr(changed, field.name) for field in dataclasses.fields(Member)}
     fields = {name: value for name, value in fields.items() if name != "params" and value is not None}
     if changed.nodes is not None:
@@ -83,7 +83,7 @@ def declare_clone(
     same = (ensemble.identify(parent.number, declaration).compared_fields() for declaration in (base, made))
     if not warm and not began_warm and next(same) == next(same):
         raise SpecError(
-            f"nothing that decides its weights has changed, so it would be {parent.id} once more: change a "
+            f"nothing that decides its weights has changed, so it would repeat {parent.id}: change a "
             "hyperparameter or an option, give it another seed, or start it warm"
         )
     return made

@@ -265,7 +265,7 @@ class Controller:
         try:
             used = self.status.read_used().read().run
         except StoreError as error:
-            log.warning("what is used of the budget could not be read: %s", error)
+            log.warning("what the run has used of its budget could not be read: %s", error)
             return
         why = import_object("ensemble.search.budget:explain_end")(
             search.budget, self.state, used, self.events.read_clock()

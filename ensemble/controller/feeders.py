@@ -47,7 +47,7 @@ class SharedStream:
         self.sample_bytes, self.repeated, self._batch_unit = 1, 0, 1
 
     def check(self) -> None:
-        """Prepare one sample to learn its size and whether it can be cached: errors are reported before training."""
+        """Prepare one sample: learn its size, whether it can be cached, and errors in the data before training."""
         if self.sharing and callable(self._ensemble.train):
             self._find_common()
         if self.sharing:
@@ -206,7 +206,7 @@ class Feeders:
         unreached = next((node.name for node in nodes if node.interface is None), None)
         if unreached is not None:
             log.warning(
-                "stream group %d: each node prepares its own: no network interface of node %s has its address",
+                "stream group %d: nodes share no samples, as no network interface of node %s has its address",
                 cohort,
                 unreached,
             )

@@ -45,7 +45,7 @@ class FirstOutputs:
                 elif (why := find_math(own.task).no_stack) is not None and self._is_stack:
                     return f"combine='stack' is not for these members: {why}"
             if self._has_thresholds and own.task.kind not in LABELS:
-                raise CombineError(f"thresholds are of classes and labels; the task is {own.task.kind}")
+                raise CombineError(f"thresholds are for classes and labels, not for the task {own.task.kind}")
             if self._calibrator is not None:
                 load_calibrator(self._calibrator, own.task)
             pair = [self._first[1], own]

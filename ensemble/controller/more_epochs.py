@@ -38,10 +38,10 @@ def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epoch
     if not able:
         raise StoreError(f"{run_dir.path}: no member finished or can go on, so none can have more epochs")
     if any(member.identity.get("population") for member in able):
-        raise StoreError(f"{run_dir.path}: the generations of a population have their epochs; {_INSTEAD}")
+        raise StoreError(f"{run_dir.path}: the generations of a population have fixed epochs; {_INSTEAD}")
     able = [member for member in able if member.early_stopping is None]
     if not able:
-        raise StoreError(f"{run_dir.path}: its members stopped early, so they have no use for more epochs")
+        raise StoreError(f"{run_dir.path}: its members stopped early, and would do so again")
     present = {member.id: int(member.identity["epochs"]) for member in able}
     shorter = [member for member in able if present[member.id] < epochs]
     if ensemble.search is not None and any("epochs" in member.params for member in shorter):
@@ -99,12 +99,12 @@ def _check_schedule(member: MemberState) -> str | None:
     name, before = declared["name"], member.identity.get("epochs_before") or member.identity["epochs"]
     if not options["end"]:
         raise StoreError(
-            f"the schedule {name!r} of {member.id} ends with the learning rate 0 after its {before} epochs: in "
-            f"further ones nothing would be learnt; {_INSTEAD}"
+            f"the schedule {name!r} of {member.id} ends with the learning rate 0 after its {before} epochs: "
+            f"further epochs would change nothing; {_INSTEAD}"
         )
     return (
         f"the schedule {name!r} has ended after {before} epochs: the learning rate stays at {options['end']:g} of "
-        "the declared one, which is not what a training declared with all epochs would do"
+        "the declared one, unlike in a training declared with all epochs"
     )
 
 
@@ -132,7 +132,7 @@ def _refuse_functions(ensemble: Ensemble) -> None:
     elif loop is not None and reads_attribute(loop, "steps"):
         raise StoreError(
             "the train function reads `member.steps`, the number of all steps, which a longer training changes: "
-            f"what it computes from that has ended; {_INSTEAD}"
+            f"what it computed from that is over; {_INSTEAD}"
         )
 
 

@@ -132,7 +132,7 @@ def log_start(run: Controller) -> None:
 
 
 def refuse_early_requests(run: Controller) -> None:
-    why = "it was made before this start of the run"
+    why = "it was made before the run was started this time: repeat it"
     run.process([{"type": "request", "request": request, "refused": why} for request in run.opening.requests])
 
 

@@ -197,7 +197,7 @@ class Placer:
             return
         self._session.log("memory_awaited", detail=detail)
         if detail:
-            log.warning("no member can start now: %s; the run goes on when others give memory back", detail)
+            log.warning("no member can start now: %s; the run waits until others free memory", detail)
 
     def say_demand(self, left_out: Sequence[Identity]) -> None:
         """Say for which members resources are missing, and which places are taken, if either has changed.

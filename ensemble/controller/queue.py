@@ -243,9 +243,7 @@ class MemberQueue:
         points = [] if search is None else search.sample(search.seed)
         names = [name for params in (*(member.params for member in members.values()), *points) for name in params]
         if (request.get("declared") or {}).get("start") is not None:
-            raise RefusedError(
-                "a clone starts as its member did, or warm with its weights: leave out start, or from"
-            )
+            raise RefusedError("a clone starts as its member did, or with its weights: leave out start= or from=")
         declared = declare_clone(parent, request.get("declared") or {}, self._ensemble, warm=warm, names=names)
         if not warm:
             begun = select_warm(parent.identity.get("lineage"))
@@ -286,7 +284,7 @@ class MemberQueue:
         unknown = _list_unknown(identity.params, others)
         note = f"; no other member has {unknown}" if unknown and not self._streaming else ""
         note += describe_lineage(identity.lineage)
-        note += f"; the search learns nothing from it, {identity.outside}" if identity.outside else ""
+        note += f"; the search does not learn from it: {identity.outside}" if identity.outside else ""
         return f"{identity.member} is waiting{note}"
 
     def _let_return(self, identity: Identity, cohort: int | None) -> None:

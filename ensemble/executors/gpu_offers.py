@@ -52,10 +52,10 @@ def offer_gpus(
         if is_exclusive:
             reasons.append((gpu, f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS: one rank at a time"))
         if is_exclusive and state.is_shared:
-            reasons.append((gpu, f"a process of others is on GPU {gpu}"))
+            reasons.append((gpu, f"another program is using GPU {gpu}"))
             held = 1.0
         elif held >= _LEAST:
-            reasons.append((gpu, f"others hold {state.held_gb:.1f} of {total_gb:.1f} GiB of GPU {gpu}"))
+            reasons.append((gpu, f"other programs hold {state.held_gb:.1f} of {total_gb:.1f} GiB of GPU {gpu}"))
         kept.append(i)
         free.append(1.0 if held < _LEAST else 0.0 if 1.0 - held < _LEAST else round(1.0 - held, 3))
         exclusive.append(is_exclusive)

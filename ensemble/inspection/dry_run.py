@@ -226,9 +226,9 @@ def _measure(
     largest = max((row["predictions_bytes"] or 0 for row in rows), default=0) / 1e9
     if largest > ensemble.keep_predictions_gb:
         notes.append(
-            f"a member's predictions take {largest:.3g} GB, more than Ensemble.keep_predictions_gb="
-            f"{ensemble.keep_predictions_gb:g}: of each sample a part of its positions is kept, or nothing "
-            "where it has none or combine is a function"
+            f"a member's predictions take {largest:.3g} GB, more than "
+            f"Ensemble.keep_predictions_gb={ensemble.keep_predictions_gb:g}: only a part of each sample's "
+            "positions is kept, or nothing if samples have none or combine= is a function"
         )
     return rows, max((row["_prepare_s"] for row in rows if row["error"] is None), default=None), power
 

@@ -100,7 +100,7 @@ def _data(result: DryRun, width: int | None) -> Iterator[str]:
         yield "prepared once for all members: " + " -> ".join([pipeline["source"], *pipeline["shared"]])
     for own in pipeline["own"]:
         yield f"by {_name_group(own['members'])} alone: {' -> '.join(own['stages'])}"
-    sure = pipeline["why_unsure"] or ("sure" if pipeline["fingerprint"] else "sure, of each member its own")
+    sure = pipeline["why_unsure"] or ("certain" if pipeline["fingerprint"] else "certain, one for each member")
     yield f"fingerprint of the data: {sure}"
     if pipeline["prepare_s"] is not None:
         yield f"preparation: {1e3 * pipeline['prepare_s']:.3g} ms of CPU time a sample, measured"

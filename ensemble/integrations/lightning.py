@@ -40,8 +40,8 @@ OPTIONS = Options(
     """,
     refused={
         "accelerator devices num_nodes strategy": "it follows from the member; leave it out: Ensemble(devices=)",
-        "max_epochs": "Ensemble(epochs=) says it; leave it out",
-        "precision": "Ensemble(precision=) says it; leave it out",
+        "max_epochs": "Ensemble(epochs=) sets it; leave it out",
+        "precision": "Ensemble(precision=) sets it; leave it out",
         "fast_dev_run": "`ensemble run --dry-run`, or ensemble.dry_run(...), trains a few steps",
         "overfit_batches limit_train_batches max_steps min_steps": _EACH_SAMPLE,
         "max_time": "a member trains whole epochs: callbacks=[Timer(..., interval='epoch')]",
@@ -119,7 +119,7 @@ def fit(
     if trainer is None:
         trainer = _make_trainer(lightning, member, options)
     elif options:
-        raise TrainingError(f"fit(): {', '.join(options)} are options of a new Trainer, and one is given")
+        raise TrainingError(f"fit(): {', '.join(options)} : set them on the Trainer that is given")
     if trainer.strategy.root_device.type != member.device.type:
         raise TrainingError(f"the Trainer is on {trainer.strategy.root_device}, the member on {member.device}")
     for name in ("train_dataloader", "val_dataloader"):

@@ -36,7 +36,7 @@ from ensemble.train.job import TrainingError
 if TYPE_CHECKING:
     from ensemble.train.member import TrainContext
 
-_WHERE = "the order is that of the shared pipeline, for all members alike"
+_WHERE = "all members have the order of the shared pipeline"
 #: Of TrainingArguments.
 ARGUMENTS = Options(
     "TrainingArguments",
@@ -237,7 +237,7 @@ class MemberTrainer(Trainer):
             )
         if averages and args.eval_strategy == "steps" and every % updates:
             raise TrainingError(
-                f"averaging= with eval_steps={args.eval_steps}: averages are those of epochs' ends"
+                f"averaging= with eval_steps={args.eval_steps}: averages exist at the ends of epochs only"
             )
         if stops and args.eval_strategy == "steps" and every % updates:
             raise TrainingError(

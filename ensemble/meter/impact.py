@@ -57,10 +57,10 @@ class Work:
         if self.best is None:
             return f"no model has finished with a value of {self.objective}"
         if not self.maximized:
-            return f"{self.objective} is minimized: it has no points to reach"
+            return f"{self.objective} is minimized, so it has no percentage points"
         outside = next((value for value in (*self.reported, self.best) if not 0 <= value <= 1), None)
         if outside is not None:
-            return f"{self.objective} is not a share of 1: {outside:.4g} was reported"
+            return f"{self.objective} is not between 0 and 1: {outside:.4g} was reported"
         return 100 * self.best or f"the best {self.objective} is 0"
 
 

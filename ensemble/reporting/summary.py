@@ -137,7 +137,7 @@ def _next_steps(run: RunProjection, where: str) -> Iterator[Line]:
     if run.reason is not None:
         yield "next", f"{resume} goes on"
     elif is_finished and failed is not None:
-        yield "next", f"{resume} tries what failed again"
+        yield "next", f"{resume} tries failed members again"
     elif is_finished and run.counts["finished"] and not is_population:
         yield "next", f"{epochs} continues the training to N epochs in all"
 

@@ -117,8 +117,8 @@ class KeptStudy:
         if self._storage.get_study_directions(study) != self._directions or before != self._objectives:
             raise SpecError(
                 f"the Optuna study {self.name!r} optimizes {', '.join(before)}, and the search "
-                f"{', '.join(self._objectives)}, or in another direction: resume with what the search began "
-                "with, or take another run directory"
+                f"{', '.join(self._objectives)}, or one of them in the other direction: resume with the "
+                "objectives that the search began with, or use another run directory"
             )
 
     def read(self) -> dict[int, FrozenTrial]:
@@ -134,7 +134,7 @@ class KeptStudy:
     def refuse(self, number: int) -> NoReturn:
         """Raise the StoreError of a trial that the run has and the study lacks."""
         what = f"has no trial {number} of the study {self.name!r}, which the run has"
-        raise StoreError(self._explain(what, "put it back, or train anew with --fresh"))
+        raise StoreError(self._explain(what, "restore the study, or train again with --fresh"))
 
     def save(self, trials: Mapping[int, FrozenTrial]) -> None:
         """Write what has changed of trials; into a journal together."""
@@ -153,7 +153,7 @@ class KeptStudy:
                     raise StoreError(f"{message}; a resume goes on with the search") from None
                 _log.warning("%s; it is tried again in %g s", message, pause_s)
                 time.sleep(pause_s)
-        raise StoreError(self._explain("cannot be written", "somebody else ends its trials"))
+        raise StoreError(self._explain("cannot be written", "another program ends its trials"))
 
     def _save(self, trials: Mapping[int, FrozenTrial]) -> None:
         amended = {number: trial for number, trial in trials.items() if not self._create(number, trial)}

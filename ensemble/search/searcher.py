@@ -118,7 +118,7 @@ class Searcher:
             self._load(number, trials[number], members.get(number))
         if trials and self._own_sampler is not None and not self._own_sampler.is_of_optuna:
             _log.warning(
-                "what Search.sampler (%s) keeps in itself is lost: it goes on by what the study has",
+                "the own state of Search.sampler (%s) is lost: it continues from the trials in the study",
                 type(self.search.sampler).__name__,
             )
         for member in members.values():

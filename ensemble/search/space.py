@@ -115,13 +115,13 @@ class FunctionSpace:
             return str(error)
         for name, value in params.items():
             if name not in trial.params:
-                return f"the space asks for no {name!r}"
+                return f"the space does not suggest {name!r}"
             try:
                 create_trial(value=0.0, params={name: value}, distributions={name: trial.distributions[name]})
             except ValueError:
                 return f"{name}={value!r} is outside {trial.distributions[name]}"
             if name in made and not is_equal(made[name], value):
-                return f"the space makes {name}={made[name]!r} of {name}={value!r}"
+                return f"the space turns {name}={value!r} into {name}={made[name]!r}"
         return None
 
 

@@ -173,7 +173,7 @@ class SearchTrials(Trials):
         differs = [
             name for name, value in identity.compared_fields().items() if value != usual[name] and name != "seed"
         ]
-        return f"it trains with another {', '.join(differs)} than the trials" if differs else None
+        return f"its {', '.join(differs)} differs from that of the trials" if differs else None
 
     def prune_decision(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> PruneDecision:
         value, is_ranked = as_finite(metrics.get(self._objective)), self._searcher.is_ranked(number)
@@ -194,7 +194,7 @@ class SearchTrials(Trials):
             try:
                 metrics = {**metrics, "gain": self._gains.compute(f"member-{number}", self._finished())}
             except (CombineError, StoreError) as error:
-                _log.warning("member-%d has no gain, the search learns nothing from it: %s", number, error)
+                _log.warning("member-%d has no gain, so the search does not learn from it: %s", number, error)
         constraints = None
         if self._searcher.is_ranked(number):
             self._unjudged = self._unjudged or self._explain_absent(number, metrics)

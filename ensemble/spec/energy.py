@@ -49,7 +49,7 @@ class Energy:
             object.__setattr__(self, "idle_w", {part: float(watts) for part, watts in self.idle_w.items()})
         check_number("Energy.measure_idle_s", self.measure_idle_s, low=0)
         if self.measure_idle_s > LONGEST_IDLE_S:
-            most = f"must be at most {LONGEST_IDLE_S:g}, for which no member runs"
+            most = f"must be at most {LONGEST_IDLE_S:g}, while no member runs"
             raise SpecError(f"Energy.measure_idle_s {most}, got {self.measure_idle_s!r}")
         check_number("Energy.intensity_g_per_kwh", self.intensity_g_per_kwh, low=0, optional=True)
         check_number("Energy.pue", self.pue, low=1)

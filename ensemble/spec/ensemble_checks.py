@@ -72,7 +72,7 @@ def check_values(ensemble: Ensemble) -> None:
     check_limits("Ensemble.limits", ensemble.limits)
     task = getattr(ensemble.recipe, "known_task", None)
     if ensemble.thresholds is not None and task is not None and task.kind not in LABELS:
-        raise SpecError(f"Ensemble.thresholds are of classes and labels; the task is {task.kind}")
+        raise SpecError(f"Ensemble.thresholds are for classes and labels, not for the task {task.kind}")
     if ensemble.cache_bytes is not None and ensemble.cache is None:
         raise SpecError("Ensemble.cache_bytes is given without a cache: give cache='memory' or 'disk' too")
     if (ensemble.cache == "disk") != (ensemble.cache_dir is not None):

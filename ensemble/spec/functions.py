@@ -73,7 +73,7 @@ def check_function(where: str, function: Any, call: str | None) -> None:
     except ValueError:  # it has none
         return
     except TypeError as error:
-        raise SpecError(f"{where} is called as {call}, and what is given cannot be: {error}") from None
+        raise SpecError(f"{where} is called as {call}, which this function does not accept: {error}") from None
 
 
 #: What people call options of optimizers.

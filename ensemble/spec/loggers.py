@@ -141,7 +141,7 @@ def _resolve(name: Any, options: dict[str, Any]) -> LoggerOptions:
     if name in _OURS:
         return _OURS[name](**options)
     if name in OF_RUN:
-        raise SpecError(f"{name!r} is no logger of Ensemble.loggers: give `submit` {OF_RUN[name]}=")
+        raise SpecError(f"{name!r} is not a logger of Ensemble.loggers: give `submit` {OF_RUN[name]}=")
     if not isinstance(name, str) or LOGGERS.find(name) is None:
         valid = [other for other in LOGGERS.names() if other not in OF_RUN]
         raise SpecError(unknown_name("Ensemble.loggers has no logger", str(name), valid))

@@ -143,8 +143,8 @@ def as_loss(
         for option, value in (("inputs", inputs), ("label_smoothing", label_smoothing)):
             if value:
                 raise SpecError(
-                    f"Recipe.{option} is for a loss that is given by its name ({', '.join(LOSSES)}); a function "
-                    "does that itself"
+                    f"Recipe.{option} is for a loss that is given by its name ({', '.join(LOSSES)}); do that in "
+                    "your function"
                 )
         return declared
     check_choice("Recipe.loss", name, list(LOSSES))
@@ -270,7 +270,7 @@ def _move_classes(scores: Tensor, target: Tensor, model: Any) -> Tensor:
     elif model is not None and target.dim() > 1:
         remember_class_axis(model, axis)
     if axis is None:
-        why = "both axis 1 and the last may be that of the classes" if at_1 else "they do not fit"
+        why = "either axis 1 or the last may hold the classes" if at_1 else "they do not fit"
         raise SpecError(
             f"cross_entropy: scores of shape {list(scores.shape)} for a target of shape {list(target.shape)}: "
             f"{why}; give a loss function of your own"

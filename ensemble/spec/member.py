@@ -210,7 +210,7 @@ def apply_hyperparameters(
             is_start = name == "start"
             what = "weights to start with" if is_start else "a need of a node"
             none = ", which a search does not choose" if searches and is_start else f": give it as {line}"
-            raise SpecError(f"{name!r} is no hyperparameter but {what}{none}")
+            raise SpecError(f"{name!r} is not a hyperparameter but {what}{none}")
         value, set_here = params[name], getattr(member, name)
         if has_own_loop and not _is_valid(name, value):
             continue

@@ -64,7 +64,7 @@ def as_selection(where: str, declared: object) -> dict[str, Any]:
         word = _check_word(where, word)
         key = _SHORT.get(word, word)
         if key in selection:
-            raise SpecError(f"{where} has {word!r} and another word for the same: give one of them")
+            raise SpecError(f"{where} has {word!r} and another name of the same property: give one of them")
         selection[key] = None if value is None else _check_value(f"{where}[{word!r}]", word, value)
     return selection
 
@@ -73,7 +73,7 @@ def _check_word(where: str, word: object) -> str:
     if not isinstance(word, str) or not _KEY.fullmatch(word) or len(word.rpartition("/")[0]) > 253:
         raise SpecError(f"{where} has {word!r}, which is neither one of {', '.join(_SHORT)} nor a node's label")
     if word == NODE_ID:
-        raise SpecError(f"{where}: nodes are not chosen by {NODE_ID}, which is new at each start of one")
+        raise SpecError(f"{where}: nodes cannot be chosen by {NODE_ID}, which changes whenever a node starts")
     valid = _OF_RAY if word.startswith("ray.io/") else () if "/" in word else _SHORT
     near = difflib.get_close_matches(word.lower(), valid, 1, 0.8)
     if near and near[0] != word:
@@ -106,8 +106,8 @@ def check_selection(where: str, nodes: Mapping[str, Any] | None, gpus_per_worker
     selection = as_items(nodes)
     if gpus_per_worker == 0 and selects_gpus(selection):
         raise SpecError(
-            f"{where} asks for GPUs ({describe_selection(selection)}), and gpus_per_worker=0 or devices='cpu' for "
-            "none: leave one of them out (a member leaves out what its ensemble selects by None)"
+            f"{where} asks for GPUs ({describe_selection(selection)}), but gpus_per_worker=0 or devices='cpu' "
+            "uses none: leave one of them out (in a member, by None)"
         )
     least = dict(selection).get(GPU_MEMORY, 0.0)
     excludes, kinds = parse_selector(dict(selection)[GPU_TYPE]) if GPU_TYPE in dict(selection) else (True, ())

@@ -143,8 +143,8 @@ def check_direction(objective: str, mode: str) -> None:
         is_max = implied == "max"
         raise SpecError(
             f"mode={mode!r} ranks the worst member first: {objective!r} is better where it is "
-            f"{'higher' if is_max else 'lower'}; leave mode= out, or, if that is meant, report the metric "
-            f"under a name that says so, such as '{objective}_to_{'minimize' if is_max else 'maximize'}'"
+            f"{'higher' if is_max else 'lower'}; leave mode= out, or, if you mean that, report the metric under a "
+            f"name that says so, such as '{objective}_to_{'minimize' if is_max else 'maximize'}'"
         )
 
 

@@ -92,7 +92,7 @@ def make_evaluated(train: Any, valid: Pipeline | None, search: Any) -> Pipeline:
         return valid
     why = None
     if callable(train) or not hasattr(train, "without_randomness"):
-        why = "is no single pipeline"
+        why = "is not a single pipeline"
     elif (stage := train.random_stage) is not None:
         why = f"draws random numbers in its stage {stage.name}"
     elif train.sampling is not None:

@@ -62,7 +62,7 @@ def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any
     most = math.prod(shape) * gb * 1e9 / size
     kept = None if callable(ensemble.combine) else choose_positions(task, shape, most)
     if kept is None:
-        return None, f"{why}, and a part of a sample would not do: none are kept; declare a larger one"
+        return None, f"{why}, and a part of a sample cannot be used: none are saved; declare a larger limit"
     return kept, f"{why}: {len(kept):,} of the {count_positions(task, shape):,} positions of each sample are kept"
 
 

@@ -193,7 +193,7 @@ class Search:
                     f"{what} ranks a population by its objective alone: leave out {option}=",
                 )
             yield gain, f"{what} needs objective='metric'"
-            yield prunes, f"{what} needs no pruner: the worst of a population are replaced"
+            yield prunes, f"{what} replaces the worst of a population: leave out pruner= and stop="
             yield (
                 len(self.enqueue) > options["population"],
                 f"enqueue has {len(self.enqueue)} trials, more than the first generation: {options['population']}"
@@ -205,15 +205,15 @@ class Search:
         yield gain and not name, "objective='gain' needs a sampler by name: tpe or gp"
         yield (
             gain and name not in ("tpe", "gp"),
-            f"objective='gain' needs a sampler that learns from values that change (valid: tpe, gp), not {name!r}",
+            f"objective='gain' needs a sampler that accepts changing values (valid: tpe, gp), not {name!r}",
         )
         is_whole = name in ("cmaes", "grid")
         yield is_whole and callable(self.space), f"{what} needs a space that is a dict"
-        yield name == "grid" and self.enqueue, f"{what} needs no enqueue=: it has all points"
+        yield name == "grid" and self.enqueue, f"{what} tries all points: leave out enqueue="
         knows: Sequence[str] = SAMPLERS_WITH_CONSTRAINTS if name else ("",)
         yield (
             self.constraints is not None and name not in knows,
-            f"constraints needs a sampler that knows them (valid: {', '.join(knows)}), not {name!r}",
+            f"constraints needs a sampler that supports them (valid: {', '.join(knows)}), not {name!r}",
         )
         if (size := options.get("population_size")) is not None:
             yield (
@@ -221,7 +221,7 @@ class Search:
                 f"{what} draws its first {size} trials at random (population_size): {self.trials} trials are too "
                 "few",
             )
-            yield prunes, f"{what} needs no pruner: it breeds from trials that have finished"
+            yield prunes, f"{what} needs finished trials: leave out pruner= and stop="
         knows = SAMPLERS_OF_SEVERAL if name else ("",)
         yield (
             several and name not in knows,

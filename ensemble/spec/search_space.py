@@ -219,7 +219,7 @@ def _as_dimension(key: object, declared: Any) -> Any:
         if is_several:
             shown = ", ".join(map(repr, declared.tolist() if hasattr(declared, "tolist") else declared)) or "..."
             meant = f"choice({shown:.60}) tries each of them, choice([{declared!r:.60}]) is this one fixed value"
-        raise SpecError(f"{where} is {' '.join(repr(declared).split()):.80}, which is not clear: {meant}")
+        raise SpecError(f"{where} is {' '.join(repr(declared).split()):.80}, which is ambiguous: {meant}")
     return as_json_value(where, declared, tuples=True)
 
 
@@ -276,7 +276,7 @@ class DrawnTrial:
         before = self._requests.setdefault(name, dimension)
         if not before.is_compatible(dimension):
             raise SpecError(
-                f"{name!r} is asked for as {before} and as {dimension}, which no sampler can compare: give the "
+                f"{name!r} is suggested as {before} and as {dimension}, which no sampler can compare: give the "
                 f"two different names, such as {name + '_a'!r} and {name + '_b'!r}, and return one as {name!r}"
             )
         return self.params.setdefault(name, dimension.draw(self._rng))

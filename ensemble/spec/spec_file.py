@@ -72,7 +72,7 @@ def import_file(path: Path) -> ModuleType:
     name, root = _name_module(path)
     module_spec = importlib.util.spec_from_file_location(name, path.resolve())
     if module_spec is None or module_spec.loader is None:
-        raise SpecError(f"{path} is no Python file: a spec file defines spec(**options) -> Ensemble")
+        raise SpecError(f"{path} is not a Python file: a spec file defines spec(**options) -> Ensemble")
     if _shadows_module(name, path):
         raise SpecError(f"{path} has the name of another Python module, which it would hide: rename it")
     check_hidden_modules(path.resolve().parent)

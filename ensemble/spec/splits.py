@@ -135,17 +135,17 @@ def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str,
         return pipeline
     if trace == "changed" and not _are_stages_of(pipeline, train):
         raise SpecError(
-            f"Ensemble.{split}: {source!r} numbers the classes of {raw!r} otherwise than the training data do "
+            f"Ensemble.{split}: {source!r} numbers the classes of {raw!r} differently from the training data "
             f"({_format(classes.union if classes else ())} instead of {_format(names)}), and its stages change "
-            "the numbers otherwise than those of train= do: leave those out, as classes get their numbers by name"
+            "them differently from those of train=: leave these stages out; classes are numbered by their names"
         )
     foreign = find_foreign_class(source, raw, names)
     if foreign is not None:
         index, name = foreign
         raise SpecError(
-            f"Ensemble.{split}: the class {name!r} ({source.where(index)}) is none of the training data's, which "
-            f"are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out of "
-            f"{split}="
+            f"Ensemble.{split}: the class {name!r} ({source.where(index)}) is not in the training data, whose "
+            f"classes are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out "
+            f"of {split}="
         )
     has_arrays = False
     with contextlib.suppress(PipelineError):  # whoever reads the record says so
@@ -222,8 +222,8 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
 
     if any(one.source is not pipeline.source and share_steps(one.source, pipeline.source) for one in train):
         return (
-            f"{split} has windows that have steps in common with those of train: split the table by time first, "
-            "as by table.split(0.8, by='hour'), and make windows (or packed rows) of each part"
+            f"{split} has windows that share steps with those of train: split the table by time first, as by "
+            "table.split(0.8, by='hour'), and make windows (or packed rows) of each part"
         )
     is_trained = np.any([find_shared_records(one.source, pipeline.source) for one in train], axis=0)
     for stage in (stage for one in (*train, pipeline) for stage in one.stages):

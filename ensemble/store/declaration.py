@@ -139,7 +139,7 @@ class DeclarationUnpickler(pickle.Unpickler):
         if python != PYTHON and self._has_functions:
             raise OtherPythonError(
                 f"it holds functions as Python {python} compiled them, which Python {PYTHON} cannot run: use "
-                f"Python {python}, or submit the declaration again (ensemble run SPEC), which compiles them anew"
+                f"Python {python}, or submit the declaration again (ensemble run SPEC), which compiles them again"
             )
         if self._takes_settings:
             apply_settings(settings)

@@ -105,10 +105,8 @@ class EventLog:
                 if error.errno not in _NO_LOCKS:
                     raise
                 self.has_locks = False
-                text = "this file system has no locks (flock); start no second controller"
-                warnings.warn(
-                    f"{self.path}: {text}, and feeders of several nodes will share nothing", stacklevel=4
-                )
+                text = "this file system has no locks (flock); do not start a second controller"
+                warnings.warn(f"{self.path}: {text}; feeders of several nodes will not share", stacklevel=4)
                 return
             try:  # the shared lock of an `is_locked` call ends within milliseconds
                 fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -81,13 +81,13 @@ def find_stamp(path: Path) -> Stamp:
 
     Raises:
         OSError: it is unreadable.
-        StoreError: it is no regular file.
+        StoreError: it is not a regular file.
     """
     # It is opened, as on NFS that alone shows what another machine has written; a named pipe is not waited for.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{path} is no regular file")
+        raise StoreError(f"{path} is not a regular file")
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 

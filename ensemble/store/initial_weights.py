@@ -115,7 +115,7 @@ def read_weights(file: Path) -> dict[str, Any]:
     """The part `model`, and of a checkpoint also `base`, `loose` and `position`.
 
     Raises:
-        StoreError: it is no safetensors file.
+        StoreError: it is not a safetensors file.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -126,7 +126,7 @@ def read_weights(file: Path) -> dict[str, Any]:
                 return {"model": {name: opened.get_tensor(name).clone() for name in names}}
     except (OSError, SafetensorError, ValueError) as error:
         raise StoreError(
-            f"{file} is no safetensors file ({error}); safetensors.torch.save_file(model.state_dict(), path) "
+            f"{file} is not a safetensors file ({error}); safetensors.torch.save_file(model.state_dict(), path) "
             "writes one"
         ) from None
     return load_checkpoint(file, parts=("model", "base", "loose", "position"))
@@ -162,8 +162,7 @@ def load_initial_state(
     own_digest = weights_sha256(state["model"])
     if own_digest != digest:
         raise StoreError(
-            f"{path} has other weights ({own_digest[:12]}) than those with which {member} is to start "
-            f"({digest[:12]})"
+            f"{path} has other weights ({own_digest[:12]}) than {member} is to start with ({digest[:12]})"
         )
     return state
 

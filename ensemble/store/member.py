@@ -18,9 +18,9 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 #: How remarks begin that hold only for what a member predicts.
 UNCOMBINED = "there will be no combined model"
 #: How the remark begins of a member whose predictions no loaded model would make.
-OTHERWISE = "predict_all(function) predicts otherwise than a loaded model would"
+OTHERWISE = "predict_all(function) predicts differently from a loaded model"
 #: How the remark begins of a member with `outdated`.
-OUTDATED = "it could not be evaluated again, so that its figures are those of before and it is not combined"
+OUTDATED = "it could not be evaluated again, so it keeps its earlier figures and is not combined"
 
 #: Why a member failed for good: the same batches give the same loss with the same code, and what a search proposed
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the

@@ -122,7 +122,7 @@ def _check_continues(run_dir: RunDir, manifest: Manifest, url: str) -> None:
         if not size or digest_blocks(read_blocks(events, size)) == digest:
             return
     raise TakenOverError(
-        f"{url} has a state of the run that {run_dir.path} does not continue: the run went on elsewhere. "
+        f"the run at {url} went on elsewhere, so {run_dir.path} cannot continue it. "
         f"{format_command('fetch', url, 'NEW_DIR')} brings it here; or give another address, or --mirror none"
     )
 
@@ -226,7 +226,7 @@ class Copier:
     def _check_is_gone(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.stat(self._run_dir.path / path)
-            raise MirrorError(f"{self._run_dir.path / path} is there, but was not listed")
+            raise MirrorError(f"{self._run_dir.path / path} exists, but was not listed")
 
     def _read_own_manifest(self) -> Manifest:
         manifest = self._store.read_manifest()

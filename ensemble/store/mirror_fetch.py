@@ -56,7 +56,7 @@ def fetch(url: str, run_dir: str | os.PathLike[str]) -> Path:
         raise
     if damaged:
         command = format_command("resume", target)
-        raise DamagedError(f"{damaged}; all other files are in {target}; {command} makes again what it can")
+        raise DamagedError(f"{damaged}; all other files are in {target}; {command} restores what it can")
     return target
 
 

@@ -49,7 +49,7 @@ def check_url(url: str) -> str:
     parts, shown = urlsplit(url), re.sub(r"//[^/]*@", "//...@", url).partition("?")[0]
     is_address = "://" in url and parts.scheme not in ("http", "https", "memory")
     if not is_address or not (parts.netloc + parts.path).strip("/"):
-        raise SpecError(f"{shown!r} is no address for a mirror: give s3://BUCKET/PATH, gs://..., file:///...")
+        raise SpecError(f"{shown!r} is not an address for a mirror: give s3://BUCKET/PATH, gs://..., file:///...")
     if parts.scheme in ("file", "local") and parts.netloc:
         raise SpecError(f"{shown!r} names no folder: write its whole path after three slashes, as file:///backup")
     if "@" in parts.netloc or parts.query or parts.fragment or re.search(r"[*?\[\]]", url):
@@ -97,8 +97,8 @@ class ObjectStore:
         if content is None:
             if self.call("ls", "manifests"):
                 raise StoreError(
-                    f"{self.url} was written by an earlier version of ray-ensemble: fetch it with that one, or "
-                    "give another address for a mirror"
+                    f"{self.url} was written by an earlier version of ray-ensemble: fetch it with that version, "
+                    "or give another address for a mirror"
                 )
             return None
         with contextlib.suppress(msgspec.MsgspecError):

@@ -23,7 +23,7 @@ from ensemble.store.predictions import DTYPES, Part, map_file, read_others, writ
 
 #: What to do where samples of unlike length are not kept.
 PAD = (
-    'only positions with a target can be fewer or more: pad all batches to one length, as by padding="max_length"'
+    'only the number of positions with targets can vary: pad all batches to one length, as by padding="max_length"'
 )
 _SPOOL_BYTES, _PIECE_BYTES = 2**24, 2**22  # of rows: in memory at most; read at a time
 

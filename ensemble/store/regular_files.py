@@ -22,7 +22,7 @@ def open_regular(path: str | os.PathLike[str], *, follows_link: bool = False) ->
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
     return open(descriptor, "rb")
 
 

@@ -118,14 +118,14 @@ def _validate(request: Any) -> dict[str, Any]:
         ValueError: it has not.
     """
     if not isinstance(request, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     version, t, verb, member, by = (request.get(name) for name in ("v", "t", "verb", "member", "by"))
     if version != VERSION:
         raise ValueError(f"it has the format {version!r:.20}, and this controller reads {VERSION}")
     if not isinstance(t, (int, float)) or not -1e15 < t < 1e15 or not math.isfinite(t):
-        raise ValueError("its `t` is no time in Unix seconds")
+        raise ValueError("its `t` is not a time in Unix seconds")
     if not isinstance(verb, str) or not all(isinstance(text, (str, type(None))) for text in (member, by)):
-        raise ValueError("its `verb`, its `member`, or its `by`, is no text")
+        raise ValueError("its `verb`, its `member`, or its `by`, is not text")
     request["by"] = by and by[:LONGEST_BY]
     json.dumps(request, ensure_ascii=False, allow_nan=False).encode()  # what the log and the study can hold
     return request

@@ -135,5 +135,5 @@ class RunPaths:
 
 def _check_name(what: str, name: str) -> str:
     if not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise StoreError(f"{name[:100]!r} is no name of a {what}: it is not one part of a path")
+        raise StoreError(f"{name[:100]!r} is not a name of a {what}: it must be one part of a path")
     return name

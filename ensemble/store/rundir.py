@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 VERSION = 5
 
 #: What to do about a declaration that is damaged and that nothing else has.
-ANEW = "`ensemble run SPEC` on this directory writes it anew"
+ANEW = "`ensemble run SPEC` on this directory writes it again"
 
 log = logging.getLogger(__name__)
 
@@ -225,8 +225,8 @@ class RunDir(RunPaths):
         if foreign:
             more = ", ..." if len(foreign) > 3 else ""
             raise StoreError(
-                f"{self.path} is no run directory and not empty ({', '.join(foreign[:3])}{more}): "
-                "choose another one for the run, such as a new one below it"
+                f"{self.path} is not a run directory and not empty ({', '.join(foreign[:3])}{more}): choose "
+                "another one for the run, such as a new one below it"
             )
 
     def _make_directory(self, needed_bytes: int) -> None:
@@ -276,8 +276,8 @@ class RunDir(RunPaths):
                 raise
             ensemble = self._unpickle(self.ensemble_file, takes_settings=takes_settings)
             log.warning(
-                "%s: another Python compiled the code of members; the code that was submitted last builds them, "
-                "and whether it has changed cannot be detected",
+                "%s: another Python compiled the code of members; they are built by the code that was submitted "
+                "last, and whether it has changed is not known",
                 self.path,
             )
             return ensemble

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _WITH_STATISTICS = (*BATCH_NORMS, nn.SyncBatchNorm)
 _UNKNOWN_CALL = (
-    "averaged weights need running statistics of their own, and it is not known how the model is called: they "
-    "have the average of those in training, unless the train function computes them within member.evaluating(); "
-    "use member.evaluate(measure), or call member.validate_with(measure) before the loop"
+    "averaged weights need running statistics of their own, which cannot be computed, as it is not known how the "
+    "model is called: they get the average of those in training, unless the train function computes them within "
+    "member.evaluating(); use member.evaluate(measure), or call member.validate_with(measure) before the loop"
 )
 
 

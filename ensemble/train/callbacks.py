@@ -74,7 +74,7 @@ class Callbacks:
         """Refuse a train function that leaves out what a callback makes of its loss."""
         names = [type(one).__name__ for one in self._declared if overrides(one, "wrap_loss")]
         if names and not self._is_wrapped:
-            raise TrainingError(f"{', '.join(names)}: train on loss = member.wrap_loss(loss), which has it")
+            raise TrainingError(f"{', '.join(names)}: their loss is left out: train on member.wrap_loss(loss)")
 
     def check_foreign(self) -> None:
         """Refuse callbacks whose hooks a loop over `member.dataloader()` does not call."""

@@ -210,14 +210,14 @@ def read(
     if other := [name for name in other if not allowed.get(name)]:
         differences = "; ".join(f"{name} was {saved[name]!r}, is {current[name]!r}" for name in other)
         raise TrainingError(
-            f"{path} belongs to another identity of {identity.member}: {differences}. "
-            "Declare it as it was, or take a new run directory"
+            f"{path} belongs to another identity of {identity.member}: {differences}. Declare it as it was, or "
+            "use a new run directory"
         )
     changed = None if data is None else describe_difference(state["data"], data)
     if changed:
         raise TrainingError(
-            f"{path} was trained on other data: {changed}. Read what was read before, accept these data "
-            "(--accept-data), or take a new run directory"
+            f"{path} was trained on other data: {changed}. Read the earlier data, accept these (--accept-data), "
+            "or use a new run directory"
         )
     return state
 

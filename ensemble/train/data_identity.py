@@ -87,7 +87,7 @@ def why_unsure(before: Mapping[str, Any], present: Mapping[str, Any]) -> str | N
     A trial's pipeline is compared with that in its checkpoint.
     """
     if not _is_comparable(before, present):
-        return "they were recorded by another version of ray-ensemble, which describes data otherwise"
+        return "they were recorded by another version of ray-ensemble, which describes data differently"
     pairs = _pair_fingerprints(before, present).values()
     if any(None in pair for pair in pairs):
         return "the fingerprint could not be determined when the run began"
@@ -134,14 +134,14 @@ def describe_difference(before: Mapping[str, Any], present: Mapping[str, Any]) -
         if name in before and before[name] != present[name]:
             return f"{meaning} was {before[name]}, is {present[name]}"
     if (before.get("numbering") or {}).get("train") != (present.get("numbering") or {}).get("train"):
-        return "the classes of train have other numbers than before"
+        return "the classes of train are numbered differently from before"
     comparable = _is_comparable(before, present) and not _is_of_another_python(before, present)
     pairs = _pair_fingerprints(before, present) if comparable else {}
     for name, (first, second) in pairs.items():
         if None not in (first, second) and first != second:
             of = f" of {name}" if name else ""
             return (
-                f"the training pipeline{of} is another one (its source, seed, shuffle, sampling or stages): "
-                f"its fingerprint was {first}, is {second}"
+                f"the training pipeline{of} has changed (its source, seed, shuffle, sampling or stages): its "
+                f"fingerprint was {first}, is {second}"
             )
     return None

@@ -115,8 +115,8 @@ class _SplitRows:
                 raise TrainingError(f"Recipe.metrics must return a dict, got {type(own).__name__}")
             for name in sorted(own.keys() & set(map(name_of, self._wanted))):
                 self._member.remark(
-                    f"the figure {name!r} of Recipe.metrics is not used: a metric of the whole split has this "
-                    "name, and is computed from the predictions; for your own take another name, and give mode="
+                    f"the figure {name!r} of Recipe.metrics is not used: a metric of the whole split, which is "
+                    "computed from the predictions, has this name; give yours another name, and mode="
                 )
             self._names -= own.keys()
             figures.update(own)

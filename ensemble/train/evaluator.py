@@ -160,15 +160,15 @@ class Evaluator:
         state = self._state
         if state.optimization.kept.is_in_use and not state.is_over:
             raise TrainingError(
-                "member.predictions() comes after the end of member.epochs(): only then are the weights known "
-                "that are kept"
+                "call member.predictions() after the end of member.epochs(): only then is it known which weights "
+                "are kept"
             )
         held_out = state.data.find_held_out(split)
         wrong = held_out is not None and not held_out[rows.index].all()
         if find_first(state.comm, wrong or None):
             raise TrainingError(
-                "with Ensemble.out_of_fold a member predicts on 'valid' only what it has not learnt from: the "
-                "samples that member.batches('valid') gives"
+                "with Ensemble.out_of_fold a member predicts only the samples of 'valid' on which it did not "
+                "train: those that member.batches('valid') gives"
             )
         self._kept_bytes += rows.nbytes
         with contextlib.closing(self.make_rows()) as together:

@@ -209,7 +209,7 @@ def _explain_lengths(
     if len(shapes) > 1:
         what = f"samples of Ensemble.{split} have predictions of the shapes {', '.join(map(str, sorted(shapes)))}"
         lost = UNCOMBINED if split == "valid" else f"no predictions on {split!r} are saved"
-        zeros = "no target is NaN, so that what a batch is padded by counts as one: pad targets by NaN"
+        zeros = "no target is NaN, so that padding counts as a target: pad targets by NaN"
         yield f"{what}, and {zeros}" if is_paddable else f"{lost}: {what}; {PAD}"
 
 
@@ -219,20 +219,18 @@ def explain_values(task: Task, values: Any, target: Tensor | None) -> str | None
         return f"returned {describe(values)}, not a tensor [b, ...]"
     kind = task.kind
     if not values.is_floating_point() and kind in LABELS:
-        return f"returned {describe(values)}, as argmax does: return the probabilities, scores.softmax(-1)"
+        return f"returned {describe(values)}, like argmax: return the probabilities, scores.softmax(-1)"
     if kind == "classification" and values.dim() > 1 and values.shape[-1] > 1:
         rows = values.float()
         if is_probability(rows):
             return None
         if target is not None and values.dim() > 2 and values.shape[:1] + values.shape[2:] == target.shape:
             end = "movedim(1, -1)" if is_probability(rows.movedim(1, -1)) else "softmax(1).movedim(1, -1)"
-            return (
-                f"returned values with the classes on axis 1, and the task has them on the last: end it by .{end}"
-            )
+            return f"returned values with the classes on axis 1, and the task has them on the last: append .{end}"
         what, end = ("log-probabilities", "exp()") if is_probability(rows.exp()) else ("scores", "softmax(-1)")
-        return f"returned {what}, and the task needs probabilities: end it by .{end}"
+        return f"returned {what}, and the task needs probabilities: append .{end}"
     if kind == "multilabel" and bool(((values < 0) | (values > 1)).any()):
-        return "returned scores, and the task needs probabilities: end it by .sigmoid()"
+        return "returned scores, and the task needs probabilities: append .sigmoid()"
     return None
 
 
@@ -258,9 +256,9 @@ def _explain_scores(task: Task, seen: Observation, outputs: Any) -> Iterator[str
     if not seen.is_probability and (end := _find_end(task, seen, outputs)) is not None:
         shown, loss = ENDS[end]
         yield (
-            f"the model ends in a {end} ({shown}), and one is applied to its outputs again, so that predictions "
-            f"are nearly uniform: leave it out, as {loss} takes scores; or declare Recipe.predict, which returns "
-            "the model's outputs"
+            f"the model ends in a {end} ({shown}), and a second one is applied to its outputs, so that "
+            f"predictions are nearly uniform: leave it out, as {loss} takes scores; or declare Recipe.predict, "
+            "which returns the model's outputs"
         )
 
 
@@ -294,11 +292,11 @@ def _explain_inputs(batch: Batch, valid: Batch | None, seen: Observation) -> Ite
         shown = " and ".join(f"{value.dtype} ± {spread:.2g} in {split}" for (split, value), spread in rows)
         is_float = all(kind.is_floating_point for kind in kinds)
         if len(kinds) > 1 or (is_float and max(spreads) > UNLIKE * min(spreads) > 0):
-            yield f"the field {name!r} is {shown}: both need the same stages"
+            yield f"the field {name!r} is {shown}: give both splits the same stages"
         elif is_float and values["train"].dim() > 3 and 0 < min(spreads) < NARROW:
             yield (
                 f"images of the field {name!r} hardly differ ({shown}): they may be scaled twice, or by means "
-                "of 0 to 255, where stages.scale takes those of 0 to 1"
+                "from 0 to 255, though stages.scale takes means from 0 to 1"
             )
 
 

@@ -128,9 +128,9 @@ class ForeignLoop:
         self._passes += 1
         if self._passes > (epochs := state.identity.epochs):
             raise TrainingError(
-                f"member.dataloader('train') is read beyond the last of {epochs} epochs: declare more epochs=, "
-                f"or end the loop after {epochs} passes, or {epochs * state.steps_per_epoch} steps; those before "
-                "a resume count, and member.position says where it begins"
+                f"member.dataloader('train') is read beyond the last of {epochs} epochs: declare more epochs=, or "
+                f"end the loop after {epochs} passes or {epochs * state.steps_per_epoch} steps, of which "
+                "member.position says how many were done before a resume"
             )
         if self._passes <= self._first or state.is_over:
             if self._has_trained and self._own is None:
@@ -196,8 +196,8 @@ class ForeignLoop:
         self._state.callbacks.check_foreign()
         if wrong := [name for name, is_declared in declared.items() if is_declared]:
             raise TrainingError(
-                f"{', '.join(f'{name}=' for name in wrong)}: a loop over member.dataloader() computes its own "
-                "steps, and has to do that itself; loops over member.batches() have it"
+                f"{', '.join(f'{name}=' for name in wrong)}: has no effect on a loop over member.dataloader(), "
+                "which computes its own steps: do it in the loop, or loop over member.batches()"
             )
 
 

@@ -114,8 +114,8 @@ class FrameworkMember:
         """
         if self._is_idle and isinstance(weights, Mapping):
             raise TrainingError(
-                "member.use_weights() needs the module itself here, such as averaged.module: its weights of "
-                "before the resume, or of before the member ended, are loaded first"
+                "member.use_weights() needs the module itself here, such as averaged.module: the weights that it "
+                "had before the resume, or before the member ended, are loaded first"
             )
         self._end_loop()
         self._life.use_weights(weights.state_dict() if isinstance(weights, nn.Module) else weights, metrics)

@@ -316,7 +316,7 @@ class Lifecycle:
     def use_weights(self, weights: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None) -> None:
         """See `TrainContext.use_weights`."""
         if not self._state.is_over:
-            raise TrainingError("member.use_weights() comes after the end of member.epochs()")
+            raise TrainingError("call member.use_weights() after the end of member.epochs()")
         self._state.optimization.replace_weights(weights)
         self._state.at.handed_over = {name: float(value) for name, value in (metrics or {}).items()}
         self._state.saved_at, self._digest = None, ""

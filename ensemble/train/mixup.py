@@ -63,7 +63,7 @@ class Mixup(MemberCallback):
         parts = member._state.micro_batches
         is_left_out = not self._has_mixed and parts is not None and len(parts.batch["index"])
         if is_left_out and not member._state.global_step:  # later a loop may leave it out
-            raise TrainingError("mixup= is declared, and nothing is mixed: train on member.mixup(batch)")
+            raise TrainingError("mixup= is declared, but the loop mixes nothing: train on member.mixup(batch)")
 
 
 class MixedBatch(Batch):

@@ -55,7 +55,7 @@ class Optimization:
     ) -> None:
         if not hasattr(optimizer, "param_groups"):
             raise TrainingError(
-                f"a member has one optimizer, maybe of several groups of parameters, got "
+                "a member has one optimizer (which may have several groups of parameters), got "
                 f"{type(optimizer).__name__}; {OWN_STEPS}"
             )
         closure = inspect.signature(optimizer.step).parameters.get("closure")
@@ -298,8 +298,8 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     odd = next((name for name, value in model.state_dict().items() if not isinstance(value, Tensor)), None)
     if odd is not None:
         raise TrainingError(
-            f"the model's state has {odd!r}, which is no tensor, and checkpoints hold tensors: make it a buffer, "
-            "or leave out get_extra_state"
+            f"the model's state has {odd!r}, which is not a tensor, as checkpoints need: make it a buffer, or "
+            "leave out get_extra_state"
         )
 
 

@@ -44,8 +44,8 @@ def find_class_axis(outputs: tuple[int, ...], target: tuple[int, ...] | None) ->
         if outputs == target[:1] and all(size == 1 for size in target[1:]):
             return 0
         raise OutputError(
-            f"outputs {list(outputs)} are no scores of classes for the target {list(target)}: "
-            f"[b, classes, ...] or [b, ..., classes]; {PREDICT}"
+            f"outputs {list(outputs)} are not scores of classes for the target {list(target)}: [b, classes, ...] "
+            f"or [b, ..., classes]; {PREDICT}"
         )
     return -1 if last else 1
 
@@ -137,5 +137,5 @@ def describe_unmeasured(recipe: Recipe, metrics: Iterable[SplitMetricLike], why:
     asked = [name for name in names if name not in map(name_of, recipe.split_metrics)]  # by the objective alone
     hint = ""
     if asked and recipe.metrics is not None:
-        hint = f"; a figure of Recipe.metrics needs another name than {asked[0]!r}: rank by that name, with mode="
+        hint = f"; name the figure of Recipe.metrics differently from {asked[0]!r}, and rank by it, with mode="
     return f"{', '.join(names)}: {why}{hint}"

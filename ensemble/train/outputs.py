@@ -261,7 +261,7 @@ def explain_label_error(
     at = tuple(wrong[0].tolist())
     label, remedy = int(target[at]), ""
     if label in (-1, 255):  # as public benchmarks mark what has no label
-        remedy = f"; where {label} is no class, let a stage replace it by {IGNORED}, torch's ignore_index"
+        remedy = f"; if {label} means no class, let a stage replace it by {IGNORED}, torch's ignore_index"
     return (
         f"{describe_sample(int(batch['index'][at[0]]))} has the label {label} in {recipe.target!r}, and the "
         f"model has the classes 0 ... {classes - 1}{remedy}"

@@ -84,8 +84,8 @@ def to_plain(value: Any, where: str = "the state") -> Any:
         content, tensors = split_tensors(value)
     except Exception as error:  # objects raise whatever they like from __reduce__
         raise TrainingError(
-            f"a checkpoint cannot hold {where}, a {type(value).__name__} that cannot be pickled: {error}; "
-            "state_dict(), or a hook such as on_save_checkpoint, puts it there"
+            f"a checkpoint cannot hold {where}, a {type(value).__name__} that cannot be pickled: {error}; it "
+            "comes from state_dict(), or from a hook such as on_save_checkpoint"
         ) from None
     if b"cloudpickle" in content:  # the class would come back as it was, whatever the code has become
         raise TrainingError(

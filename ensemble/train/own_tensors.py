@@ -106,8 +106,8 @@ def refuse_shared(model: nn.Module) -> None:
     if shared:
         more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
         raise SpecError(
-            f"the model has a parameter that was there before it was built, {shared[0]}{more}: members would "
-            "train it one after the other. Build the network inside Recipe.model, take copy.deepcopy() of it "
-            "there, or freeze it (requires_grad_(False))"
+            f"the model has a parameter that existed before it was built, {shared[0]}{more}: all members would "
+            "train the same one. Build the network inside Recipe.model, take copy.deepcopy() of it there, or "
+            "freeze it (requires_grad_(False))"
         )
     TRAINED.update(dict.fromkeys(model.parameters()))

@@ -107,8 +107,8 @@ class Resumption:
         check_fit(self._state.optimization.model, inherited, source)
         if own := inherited.get("own"):
             raise TrainingError(
-                f"{self._identity.member} cannot go on from {source} with hyperparameters of its own: those of "
-                f"{source} may be in what its train function keeps by member.state(): {', '.join(own)}"
+                f"{self._identity.member} cannot go on from {source} with hyperparameters of its own: what the "
+                f"train function keeps by member.state() may hold those of {source}: {', '.join(own)}"
             )
         self._reporter.log(f"goes on from {source} after {inherited['position']['epoch']} epochs")
         own_states = [pair for pair in inherited["callbacks"] if pair[0] != _STOP_EARLY]
@@ -132,7 +132,7 @@ class Resumption:
         """Give the model and all else the states of the checkpoint once more, by which the position is."""
         saved = self._checkpointer.load(lambda file, error: None)
         if saved is None:
-            raise TrainingError("the checkpoint from which the member has resumed is gone")
+            raise TrainingError("the checkpoint from which the member has resumed is missing")
         self._state.optimization.load(saved)
         set_loose(self._state.optimization.model, saved.get("loose", {}))
         self._state.own.load(saved.get("own", {}), self._checkpointer.check_code)

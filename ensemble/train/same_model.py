@@ -138,7 +138,7 @@ def explain_other_answers(
     batch, expected, seed = _unpack(saved["batch"], device), saved["values"], saved["seed"]
     values = compute(batch, seed).cpu()
     if values.shape != expected.shape:
-        return f"it gives values of shape {list(values.shape)}, and gave {list(expected.shape)}"
+        return f"it gives values of shape {list(values.shape)}, before {list(expected.shape)}"
     difference = _difference(values, expected)
     rounding = max(saved["rounding"], _LAYERS * _ROUNDING[device.type])  # of either device
     allowed = rounding * float(expected.nan_to_num(0, 0, 0).abs().max())
@@ -155,7 +155,7 @@ def explain_other_answers(
     )
     return (
         f"its predictions of {len(expected)} samples of validation data differ by up to {difference:.3g} from "
-        f"those before it was saved, and rounding explains {allowed:.1g} ({cause})"
+        f"those before it was saved; rounding explains only {allowed:.1g} ({cause})"
     )
 
 

@@ -151,8 +151,8 @@ class SplitData:
                     target = getattr(self._ensemble.recipe, "target", "")
                     return (
                         f"Ensemble.{split}: {self.describe_sample(split, index)} has the label {label:g} in "
-                        f"{target!r}, and labels are {valid}: where it stands for none, let a stage replace it by "
-                        f"{IGNORED}, torch's ignore_index, which takes no part; or leave out {split}="
+                        f"{target!r}, and labels are {valid}: if it means that there is no label, let a stage "
+                        f"replace it by {IGNORED} (torch's ignore_index), which is ignored; or leave out {split}="
                     )
         return ""
 
@@ -190,7 +190,7 @@ class SplitData:
         self.on_finding(split=split, action=action, **finding.as_record())
         if action in ("anew", "fails"):
             raise SharingDiffers(
-                f"what it was served of {split} is not what its own pipeline prepares, {finding.describe()}",
+                f"shared samples of {split} differ from what its own pipeline prepares: {finding.describe()}",
                 begins_anew=action == "anew",
             )
         if action == "alone" and split == "train":

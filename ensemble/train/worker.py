@@ -166,7 +166,7 @@ def _report_failure(reporter: EventReporter, job: Job, error: BaseException, pos
     if reason == "oom" and not isinstance(error, torch.OutOfMemoryError):
         line = f"{line} ({describe_memory()})"
     if retry and reason == "error" and _is_first_step(job, position) and is_repeatable(error):
-        line, retry = f"{line} (in the first step, in which another attempt would fail alike)", False
+        line, retry = f"{line} (in the first step, where another attempt would fail in the same way)", False
     reporter.log("".join(traceback.format_exception(error)), any_rank=True)
     note = FailureNote(RunDir(job.run_dir), job.identity.member, job.attempt)
     if job.rank == 0:

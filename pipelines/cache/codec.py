@@ -92,7 +92,7 @@ def _describe_tree(value: Any, path: Path, leaves: list[tuple[Any, Any]]) -> Any
             return ["tuple", [_describe_tree(part, (*path, i), leaves) for i, part in enumerate(value)]]
         odd = next((name for name in value if type(name) is not str), None)
         if odd is not None:
-            raise TypeError(f"the field name {odd!r} is no text")
+            raise TypeError(f"the field name {odd!r} is not a str")
         return ["dict", [[name, _describe_tree(part, (*path, name), leaves)] for name, part in value.items()]]
     leaves.append((join_path(path), value))
     return ["leaf"]
@@ -107,7 +107,7 @@ def _build_tree(tree: Any, leaves: Iterator[Any]) -> Any:
 
 def _encode_value(name: Any, value: Any) -> tuple[_Field, Any] | str:
     if type(name) is not str:
-        return f"the field name {name!r} is no text"
+        return f"the field name {name!r} is not a str"
     if type(value) is np.ndarray or isinstance(value, np.generic):
         if value.dtype.kind not in "biufc":
             return f"the field {name!r} is an array of {value.dtype}"
@@ -145,7 +145,7 @@ def read_record(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
             raise CorruptRecord("it ends too early")
         mark, length, whose, size, digest, check = _HEADER.unpack_from(begin)
         if mark != _MAGIC or whose != index or size > limit or length > limit:
-            raise CorruptRecord("it is not this sample's")
+            raise CorruptRecord("it belongs to another sample")
         description = begin[_HEADER.size : _HEADER.size + length]
         if len(description) < length:
             description = os.pread(fd, length, offset + _HEADER.size)
@@ -158,7 +158,7 @@ def read_record(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
     except OSError as error:
         raise CorruptRecord(str(error)) from error
     if _compute_digest(index, description, [_view_bytes(b) for b in buffers]) != digest:
-        raise CorruptRecord("its digest is another")
+        raise CorruptRecord("its digest does not match")
     if tree is None:
         return {field.name: _decode_value(field, buffer) for field, buffer in zip(fields, buffers, strict=True)}
     values = (_decode_value(field, buffer) for field, buffer in zip(fields, buffers, strict=True))

@@ -35,19 +35,19 @@ def count_cached_stages(pipeline: PipelineDescription) -> int:
     still = next((i for i, stage in enumerate(pipeline.stages) if stage.random), len(pipeline.stages))
     if not still:
         what = f"its first stage, {pipeline.stages[0].name}, is random" if pipeline.stages else "it has no stages"
-        raise PipelineError(f"the cache has nothing to keep of this pipeline: {what}")
+        raise PipelineError(f"nothing of this pipeline can be cached: {what}")
     reasons: list[str] = []
     for stages in range(still, 0, -1):
         encoded = codec.encode(0, prepare_first_sample(pipeline, stages))
         if not isinstance(encoded, str):
             if reasons:
                 warnings.warn(
-                    f"kept are samples up to {pipeline.stages[stages - 1].name}: {reasons[0]}", stacklevel=5
+                    f"the cache keeps samples up to {pipeline.stages[stages - 1].name}: {reasons[0]}", stacklevel=5
                 )
             return stages
         reasons.append(f"after {pipeline.stages[stages - 1].name} {encoded}, which cannot be kept")
     raise PipelineError(
-        f"the cache has nothing to keep of this pipeline: {reasons[0]}; return numpy arrays, numbers or texts there"
+        f"nothing of this pipeline can be cached: {reasons[0]}; return numpy arrays, numbers or texts there"
     )
 
 

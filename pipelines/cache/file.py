@@ -88,7 +88,7 @@ class Cache:
         except OSError as error:
             self._too_large = 0
             self._next = self._end
-            warnings.warn(f"nothing is added to the cache any more: {error}", stacklevel=3)
+            warnings.warn(f"no more samples are added to the cache: {error}", stacklevel=3)
 
     def _write(self, index: int, buffers: list[Any]) -> None:
         size = sum(memoryview(buffer).nbytes for buffer in buffers)

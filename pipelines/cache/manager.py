@@ -69,7 +69,7 @@ class CacheManager:
             if where == "memory":
                 self.limit = find_limit(where, limit)
                 if self.limit > (free := available_bytes()):
-                    request = f"cache_bytes asks for {self.limit / 2**20:.0f} MiB of memory"
+                    request = f"cache_bytes asks for {self.limit / 2**20:.0f} MiB of memory: take less"
                     raise PipelineError(f"{request}, {free / 2**20:.0f} MiB are free")
                 self.fd = os.memfd_create("cache", os.MFD_CLOEXEC)
                 file.initialize(self.fd, self._n)
@@ -99,7 +99,7 @@ class CacheManager:
         key = compute_key(pipeline, self.stages)
         if key is None:
             raise PipelineError(
-                f"cache='disk' is for pipelines whose samples are identified: {pipeline.why_unsure}; or take "
+                f"cache='disk' cannot recognize the samples of this pipeline: {pipeline.why_unsure}; or use "
                 "cache='memory'"
             )
         path = os.path.abspath(os.path.expanduser(directory))
@@ -113,8 +113,8 @@ class CacheManager:
                 self._release()
                 self.fd, _ = folder.open(*what, is_new=True, machine=describe_machine())
                 warnings.warn(
-                    f"the samples kept in {path} are not what the pipeline prepares now, and are prepared anew; "
-                    f"{self.difference.describe()}",
+                    f"the samples kept in {path} differ from what the pipeline prepares now, so all are prepared "
+                    f"again; {self.difference.describe()}",
                     stacklevel=6,
                 )
         except OSError as error:
@@ -229,7 +229,7 @@ def check_options(where: Any, limit: Any, directory: Any, directory_limit: Any) 
         raise PipelineError(f"cache must be 'memory', 'disk' or None, got {where!r}")
     if where is None and (limit, directory) != (None, None):
         name = "cache_bytes" if directory is None else "cache_dir"
-        raise PipelineError(f"{name}= is for a feeder that keeps samples: give cache='memory' or cache='disk' too")
+        raise PipelineError(f"{name}= needs a cache: give cache='memory' or cache='disk' too")
     for name, value in (("cache_bytes", limit), ("cache_dir_bytes", directory_limit)):
         if value is not None:
             check_integer(name, value, 1)

@@ -174,6 +174,6 @@ def check_default_device() -> None:
     device = "cpu" if torch is None else str(torch.get_default_device())
     if device != "cpu":
         raise PipelineError(
-            f"torch's default device is {device}, which a run cannot have: its members and feeders are placed by "
-            "the scheduler; remove torch.set_default_device, and use member.device or the device of the batch"
+            f"torch's default device is {device}, but the run chooses the devices of its members and feeders: "
+            "remove torch.set_default_device, and use member.device or the device of the batch"
         )

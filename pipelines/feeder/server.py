@@ -373,7 +373,7 @@ class Feeder:
             memory = self._buffers.create_ring()
         except MemoryError as error:
             if not self._has_warned_memory:
-                warnings.warn(f"other consumers wait for {stalled[0].name!r}: {error}", stacklevel=2)
+                warnings.warn(f"{stalled[0].name!r} keeps the other consumers waiting: {error}", stacklevel=2)
             self._has_warned_memory = True
             return _RETRY_S
         if self._group is not None:

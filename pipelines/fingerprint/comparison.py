@@ -61,7 +61,7 @@ def explain_unsure(parts: Sequence[Part]) -> str | None:
         return None
     more = f" (and {len(part.gaps) - 1} more)" if len(part.gaps) > 1 else ""
     remedy = "id= to Pipeline()" if part.name == "source" else "id= or version= to map()"
-    return f"{part.name} has no sure identity: {part.gaps[0]}{more}; give {remedy}"
+    return f"{part.name} cannot be identified reliably: {part.gaps[0]}{more}; give {remedy}"
 
 
 def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Mapping[str, Any]) -> int:
@@ -97,8 +97,8 @@ def find_difference(
     """
     if theirs.get("scheme", 1) != SCHEME:
         return Difference(
-            "the consumer runs another version of ray-ensemble than the feeder, which describes pipelines "
-            "otherwise: install the same version on all nodes"
+            "the consumer and the feeder run versions of ray-ensemble that describe pipelines differently: "
+            "install the same version on all nodes"
         )
     stages, others, common = len(tokens) - 1, len(theirs["tokens"]) - 1, count_common_stages(tokens, parts, theirs)
     if common == stages == others:

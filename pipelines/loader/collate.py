@@ -120,7 +120,7 @@ class Collator:
         if drawn := find_draws(lambda: self._apply(batch.clone(), is_training), self._find_own, names):
             raise ForeignRandomness(
                 f"{self._name} draws from {' and '.join(sorted(drawn))}: its batches would differ from run to run "
-                "or after a resume; draw from the generator of f(batch, rng), or leave a seed= out and use "
+                "or after a resume; draw from the generator of f(batch, rng), or leave out its own seed= and use "
                 'pipelines.from_samples(f, random="torch") for a function that draws from torch'
             )
 
@@ -163,8 +163,8 @@ class Collator:
         is_index = isinstance(index, torch.Tensor) and index.dtype == own.dtype and index.shape == own.shape
         if not is_index or not torch.equal(index.cpu().sort().values, own.sort().values):
             raise PipelineError(
-                f"{self._name} changed 'index': it has to name each sample of the batch once, so that all are "
-                "counted; leave it out, and keep the number of rows in a field of another name"
+                f"{self._name} changed 'index', which must name each sample of the batch once: do not return it, "
+                "and put row numbers into a field of another name"
             )
         if self._weighted:
             weight = kept[_WEIGHT].clone()
@@ -172,8 +172,8 @@ class Collator:
             weights = result.setdefault(_WEIGHT, weight)
             if not isinstance(weights, torch.Tensor) or not torch.equal(weights.cpu(), weight):
                 raise PipelineError(
-                    f"{self._name} changed 'weight', which holds the weights= of the samples: leave it out, and "
-                    "keep what you compute in a field of another name"
+                    f"{self._name} changed 'weight', which holds the weights= of the samples: do not return it, "
+                    "and put what you compute into a field of another name"
                 )
 
 

@@ -41,7 +41,7 @@ _CHECKS, LEAST_CHECKED = 64, 2**20  # while a set is prepared, at most so many, 
 
 
 class _WholeSet:
-    """What a set in memory and one that is prepared anew at each pass have in common."""
+    """What a set in memory and one that is prepared again at each pass have in common."""
 
     pipeline: PipelineDescription
 
@@ -245,7 +245,7 @@ def explain_failures(pipeline: PipelineDescription, errors: Sequence[SampleError
 
 def _check_reached(ok: bytes) -> None:
     if UNREACHED in ok:
-        raise DataOutOfReach("records were out of reach where they were prepared")
+        raise DataOutOfReach("the process that prepares the set could not reach the records")
 
 
 def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Sequence[int]) -> None:
@@ -368,7 +368,7 @@ def resident(
     try:
         return Resident.prepare(still, check)
     except MemoryError as error:
-        warnings.warn(f"{key!r} is prepared anew at each pass: {error}", stacklevel=2)
+        warnings.warn(f"{key!r} is prepared again at each pass: {error}", stacklevel=2)
         return StreamedSet(still)
 
 

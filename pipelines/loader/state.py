@@ -239,7 +239,7 @@ def _find_place(state: Any, pipeline: PipelineDescription, reading: ReadRange) -
 def _check_pipeline(state: Mapping[str, Any], pipeline: PipelineDescription) -> None:
     if state["n"] != len(pipeline):
         raise PipelineError(
-            f"the loader's state is of another pipeline: its epochs had {state['n']} samples, here they have "
+            f"the loader's state belongs to another pipeline: its epochs had {state['n']} samples, here they have "
             f"{len(pipeline)}"
         )
     theirs, mine = state["pipeline"], pipeline.describe_identity()
@@ -247,23 +247,21 @@ def _check_pipeline(state: Mapping[str, Any], pipeline: PipelineDescription) -> 
         return
     if theirs["scheme"] != SCHEME:
         warnings.warn(
-            "the loader's state was saved by a version of ray-ensemble that describes pipelines otherwise: it "
-            "cannot be checked whether it is of this pipeline",
+            "the loader's state was saved by a version of ray-ensemble that describes pipelines differently: "
+            "whether it belongs to this pipeline cannot be checked",
             stacklevel=4,
         )
         return
     pairs = list(itertools.zip_longest(theirs["parts"], mine["parts"], fillvalue=("no stage", "")))
     for (their_name, their_digest, *_), (name, digest, *_) in pairs:
         if (their_name, their_digest) != (name, digest):
-            difference = (
-                f"the {name} is another" if their_name == name else f"it has {their_name} where here is {name}"
-            )
+            difference = f"the {name} differs" if their_name == name else f"it has {their_name} in place of {name}"
             raise PipelineError(
-                f"the loader's state is of another pipeline: {difference}. "
-                "Load it into a loader of the same pipeline"
+                f"the loader's state belongs to another pipeline: {difference}. Load it into a loader of the same "
+                "pipeline"
             )
     if why := theirs["why_unsure"] or mine["why_unsure"]:
-        warnings.warn(f"whether the loader's state is of this pipeline cannot be checked: {why}", stacklevel=4)
+        warnings.warn(f"cannot check that the loader's state is of this pipeline: {why}", stacklevel=4)
 
 
 def _iterate_batches(epochs: Iterator[Epoch]) -> Iterator[Batch]:

@@ -87,7 +87,7 @@ def _request(
             details = {key: answer[key] for key in ("retry", "unsure", "first_epoch")}
             raise StreamRefused(answer["reason"], **details)
         if len(descriptors) < sent:
-            raise messages.ConnectionLost(f"no descriptor is left for what the feeder at {address} sent")
+            raise messages.ConnectionLost(f"no file descriptor is left for the memory of the feeder at {address}")
     except BaseException:
         connection.close()
         for descriptor in descriptors:

@@ -149,8 +149,8 @@ def _explain_difference(pipeline: PipelineDescription, stop: int, index: int) ->
         "its calls or reads the clock"
     )
     if not stop:
-        return f"reading {where} twice gives two different records: {why}; leave this out of the source"
+        return f"reading {where} twice gives two different records: {why}; move this from the source to a stage"
     return (
-        f"the stage {pipeline.stages[stop - 1].name} makes two different samples of {where}, called twice: {why}; "
-        "draw from the generator of f(sample, rng)"
+        f"the stage {pipeline.stages[stop - 1].name} returns two different samples for {where} when it is called "
+        f"twice: {why}; draw from the generator of f(sample, rng)"
     )

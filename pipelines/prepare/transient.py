@@ -66,8 +66,8 @@ class Outages:
         what, limit = f"{error.where} is out of reach ({name}: {error.reason})", f"{sum(PAUSES_S):.0f} seconds"
         if self._trial == len(PAUSES_S):
             raise DataOutOfReach(
-                f"sample {error.index}: {what} for longer than the {limit} in which it was read again; it is not "
-                "left out; continue when it can be read again"
+                f"sample {error.index}: {what} although it was tried again for {limit}; it is not skipped: start "
+                "again when it can be read"
             ) from error
         self.is_on = True
         if self._trial == 0:

@@ -145,7 +145,7 @@ class Source(ABC):
             return self
         if len(new) != len(inner):
             raise PipelineError(
-                f"{inner!r} has {len(new):,} records now, so that its parts are others: declare them again"
+                f"{inner!r} has {len(new):,} records now, so its parts have changed: declare them again"
             )
         other = copy.copy(self)
         other.__dict__.pop("groups", None)
@@ -180,7 +180,7 @@ class Source(ABC):
         position = operator.index(index)
         count = len(self)
         if not -count <= position < count:
-            raise IndexError(f"record {position} of a source of {count}")
+            raise IndexError(f"there is no record {position}: the source has {count}")
         return self._read(position % count)
 
     def find_reader(self) -> Callable[[int], dict[str, Any]]:

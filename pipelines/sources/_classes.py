@@ -121,7 +121,7 @@ class ClassNumbers(Derived):
         if name is None:
             return value
         if name not in self._numbers:
-            reason = f"the class {name!r} is none of {format_classes(list(self.classes))}"
+            reason = f"the class {name!r} is not one of {format_classes(list(self.classes))}"
             raise SampleError(index, self.where(index), reason)
         return self._numbers[name] if isinstance(value, int | str) else np.int64(self._numbers[name])
 

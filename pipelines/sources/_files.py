@@ -86,7 +86,7 @@ class File:
             if not is_proven or _digest(self.path, _Stamp.of(status), is_whole=True) != self.digest:
                 file.close()
                 raise PipelineError(
-                    f"{self.path}: was changed after its records were indexed; make the source anew"
+                    f"{self.path}: was changed after its records were indexed; make the source again"
                 )
         return file
 
@@ -182,7 +182,7 @@ def _digest(path: str, stamp: _Stamp, *, is_whole: bool) -> str:
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read: {error.strerror}") from error
     if not before == after == stamp:
-        raise PipelineError(f"{path}: was changed while it was read; make the source anew")
+        raise PipelineError(f"{path}: was changed while it was read; make the source again")
     return digest.hexdigest()
 
 

@@ -71,7 +71,7 @@ class IterableRecords(FileRecords):
         except PipelineError as error:
             raise DataOutOfReach(str(error)) from error  # nothing is wrong with the record
         if os.fstat(spool.fileno()).st_size != self._bytes:
-            raise DataOutOfReach(f"{spool.name}: was changed after it was written; make the source anew")
+            raise DataOutOfReach(f"{spool.name}: was changed after it was written; make the source again")
         return spool, 1
 
     def _write(self, offsets: npt.NDArray[np.int64] | None, path: str) -> None:
@@ -96,8 +96,8 @@ class IterableRecords(FileRecords):
                     self._digests[number], offsets[count] = digest, offsets[number] + len(data)
                 elif digest != self._digests[number]:
                     raise PipelineError(
-                        f"{self.kind}(): record {number} is another than in the first pass: yield the "
-                        "same records each time (no shuffling, no random transform, no clock)"
+                        f"{self.kind}(): record {number} differs from that of the first pass: a stream must yield "
+                        "the same records each time (no shuffling, no random transform, no clock)"
                     )
                 file.write(data)
         if count < length:

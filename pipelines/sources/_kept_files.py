@@ -51,7 +51,7 @@ class SourcesFolder:
                 status = os.stat(folder)
                 if status.st_uid != os.geteuid() or status.st_mode & 0o022:  # others could put files there
                     raise PipelineError(
-                        f"{folder}, where sources keep files, is not a folder that you alone write to"
+                        f"{folder}, where sources keep files, must be a folder that only you can write to"
                     )
             own_bytes = sum(size for *_, size, _ in _list_files(path))
             limit = int(float(limit_text)) if limit_text else own_bytes // 2 + shutil.disk_usage(path).free // 2
@@ -59,8 +59,8 @@ class SourcesFolder:
             raise PipelineError(f"{BYTES} must be a number of bytes, got {limit_text!r}") from None
         except OSError as error:
             raise PipelineError(
-                f"{path}, where sources keep files, cannot be made: {error.strerror}; say with {FOLDER}= where "
-                "it can be"
+                f"{path}, where sources keep files, cannot be made: {error.strerror}; set {FOLDER} to another "
+                "folder"
             ) from error
         return cls(path, limit)
 
@@ -98,8 +98,8 @@ class SourcesFolder:
                             return _open(path, is_owned)
             except OSError as error:
                 raise PipelineError(
-                    f"{self.path}: {label} cannot be kept: {error.strerror or error}; say with {FOLDER}= where "
-                    "there is room"
+                    f"{self.path}: cannot write {label}: {error.strerror or error}; set {FOLDER} to a folder with "
+                    "room"
                 ) from error
 
     @contextlib.contextmanager

@@ -48,7 +48,7 @@ def _describe(value: Any, parts: list[bytes], name: str) -> Any:
     if kind is dict:
         for key in value:
             if type(key) is not str:
-                raise NotStorable(f"{name} has the key {key!r:.60}, which is no text")
+                raise NotStorable(f"{name} has the key {key!r:.60}, which is not a str")
         return ["d", list(value), [_describe(part, parts, f"{key!r} of {name}") for key, part in value.items()]]
     raise NotStorable(f"{name} is {kind.__module__}.{kind.__qualname__}")
 

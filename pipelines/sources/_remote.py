@@ -64,7 +64,7 @@ def fetch(url: str, size: int, tag: str, path: str) -> None:
     except Exception as error:  # of the library for the protocol
         raise PipelineError(f"{url}: cannot be fetched: {type(error).__name__}: {error}") from error
     if not is_same:
-        raise PipelineError(f"{url}: was changed after its records were indexed; make the source anew")
+        raise PipelineError(f"{url}: was changed after its records were indexed; make the source again")
 
 
 def open_in_parts(url: str) -> BinaryIO | None:

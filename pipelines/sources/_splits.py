@@ -27,8 +27,8 @@ Hashes = npt.NDArray[np.uint64]
 # A part that is further than this from what was asked for, relative to it, is warned of.
 _FAR_OFF = 0.25
 _WHY_FAR = {
-    "groups": "their groups are too large or too few to come nearer",
-    "keys": "their keys are too few, or too often the same, to come nearer by chance",
+    "groups": "the groups are too large or too few to meet the fractions",
+    "keys": "there are too few different keys to meet the fractions",
 }
 
 
@@ -48,13 +48,13 @@ def split(
     shares = _check_fractions(fractions)
     if key is not None:
         if any(other is not None for other in (stratify, group, by)):
-            raise PipelineError("split(key=) looks at the key alone: it goes with no stratify=, group= or by=")
+            raise PipelineError("split(key=) divides by the key alone: leave out stratify=, group= and by=")
         keys = read_values(source, key, "key=")
         digests = np.fromiter(_digest_keys(keys), np.uint64, count)
         return _collect(_assign_digests(digests, shares, seed), shares, fractions, what="keys")
     if by is not None:
         if stratify is not None or group is not None:
-            raise PipelineError("split(by=) orders the records: it goes with neither stratify= nor group=")
+            raise PipelineError("split(by=) divides the ordered records: leave out stratify= and group=")
         order = _rank(read_values(source, by, "by="))
     elif stratify is None and group is None:
         order = _shuffle(count, seed)

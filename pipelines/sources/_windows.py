@@ -74,10 +74,9 @@ class Windows(Source):
     def _check_parts(self, parts: Sequence[Subset]) -> None:
         check_apart(
             parts,
-            "windows that overlap would be in several parts, and tell one part what is in another: split the "
-            "table by time first, such as table.split(0.8, by='hour'), and make windows of each part; divide "
-            "by series (group=); or give stride= of at least length + horizon "
-            f"({self.length + self.horizon})",
+            "overlapping windows would be in several parts, so that one part contains steps of another: split the "
+            "table by time first, such as table.split(0.8, by='hour'), and make windows of each part; divide by "
+            f"series (group=); or give stride= of at least length + horizon ({self.length + self.horizon})",
         )
 
     def identity(self) -> Any:
@@ -216,7 +215,7 @@ def _find_left_out(table: Source, is_end: npt.NDArray[np.bool_]) -> npt.NDArray[
         row = int(np.flatnonzero(is_left_out)[0]) + 1
         warnings.warn(
             f"windows(): {int(is_left_out.sum()):,} gaps where the split of the table left rows out, the first "
-            f"before {table.where(row)}: no window goes across; split it by time",
+            f"before {table.where(row)}: no window crosses them; split the table by time",
             stacklevel=4,
         )
     return np.asarray(is_left_out)
@@ -232,8 +231,8 @@ def _warn_of_counts(table: Source, is_end: npt.NDArray[np.bool_]) -> None:
             usual = np.median(passed)
             if passed.min() > 0 and np.mean(passed == usual) > 0.9 and passed.max() > usual:
                 warnings.warn(
-                    f"windows(): {field!r} counts with gaps, and no field is known to be the time: windows go "
-                    f"across them; give time={field!r}, or gaps=False",
+                    f"windows(): {field!r} has gaps, and windows cross them, as time= is not given; give "
+                    f"time={field!r}, or gaps=False",
                     stacklevel=4,
                 )
 
@@ -278,7 +277,7 @@ def _find_gaps(
         row = int(np.flatnonzero(is_gap)[0]) + 1
         warnings.warn(
             f"windows(): {int(is_gap.sum()):,} gaps in {name!r}, the first from {times[row - 1]} to {times[row]} "
-            f"({table.where(row)}): no window goes across, unless gaps=False",
+            f"({table.where(row)}): no window crosses them, unless gaps=False",
             stacklevel=4,
         )
     return is_gap

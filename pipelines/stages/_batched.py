@@ -134,7 +134,7 @@ class Batched(Transform):
         try:
             return list(column.clone(memory_format=torch.contiguous_format).cpu().numpy())
         except TypeError:
-            raise PipelineError(f"it returned {column.dtype}, which numpy has not: return .float()") from None
+            raise PipelineError(f"it returned {column.dtype}, which numpy lacks: return .float()") from None
 
 
 def make_batched(call: Callable[..., Any], batch_size: int, device: str) -> Batched:

@@ -148,8 +148,8 @@ class RaggedField(_Declared):
         wrong = np.isinf(made) & np.isfinite(values) if is_rounded else made != values
         if wrong.any():
             raise PipelineError(
-                f"field {self.field!r} holds {values[wrong][0]}, which {self.dtype} cannot: declare another "
-                "dtype, or convert it before, as numpy does, with stages.cast"
+                f"field {self.field!r} holds {values[wrong][0]}, which {self.dtype} cannot hold: declare another "
+                "dtype, or convert it first with stages.cast"
             )
         return made
 
@@ -223,7 +223,7 @@ def ragged(
     except TypeError:
         raise PipelineError(f"ragged: dtype {dtype!r} is not known to numpy") from None
     if declared is not None and declared.kind not in _NUMBERS:
-        raise PipelineError(f"ragged: dtype {dtype!r} is none of numbers")
+        raise PipelineError(f"ragged: dtype {dtype!r} is not numeric")
     name = None if declared is None else declared.name
     entry = None if shape is None else tuple(check_integer("ragged: an axis of shape", axis, 0) for axis in shape)
     return RaggedField(field, check_integer("ragged: most", most, 1), entry, name, truncate)

@@ -214,8 +214,8 @@ def find_orientation(data: bytes, orient: bool | None) -> int:
     orientation = 1 if orient is False else _image_size.read_orientation(data)
     if orient is None and orientation != 1:
         warnings.warn(
-            "a JPEG file says that its picture is to be turned (EXIF orientation), and is decoded as it lies: "
-            "orient=True of the stage that decodes turns such pictures, orient=False says that they stay",
+            "a JPEG file has an EXIF orientation, by which its picture is not turned: declare orient=True for the "
+            "decoding stage to turn such pictures, orient=False to leave them",
             stacklevel=2,
         )
         return 1

@@ -45,7 +45,7 @@ class Table(Transform):
 
     def __post_init__(self) -> None:
         if any([step[0] for step in steps] not in (_NUMBERS, _CATEGORIES) for _, _, steps in self.blocks):
-            raise PipelineError("the steps of a table are not known; another version has fitted it")
+            raise PipelineError("another version of ray-ensemble fitted this table: fit it again")
 
     def __call__(self, sample: Sample) -> Sample:
         made: list[float] = []
@@ -136,9 +136,9 @@ def fit(
         categories = [name for name, kind in inputs.items() if kind not in "iuf"]
     columns = (*(numbers or ()), *(categories or ()))
     if not columns:
-        raise PipelineError("fit(): there is no column to make numbers of")
+        raise PipelineError("fit(): there is no column to turn into numbers")
     if shown := [name for name in columns if name in targets]:
-        raise PipelineError(f"fit(): the column {shown[0]!r} is a target, and no input")
+        raise PipelineError(f"fit(): the column {shown[0]!r} is a target, not an input")
     blocks = [_fit_numbers(source, tuple(numbers))] if numbers else []
     blocks += [_fit_categories(source, tuple(categories))] if categories else []
     made = Table(to, tuple(blocks))
@@ -205,7 +205,7 @@ def _read_number(value: Any, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise PipelineError(f"column {name!r} holds {value!r:.60}, which is no number") from None
+        raise PipelineError(f"column {name!r} holds {value!r:.60}, which is not a number") from None
 
 
 def _read_text(value: Any, name: str) -> str | None:
@@ -217,7 +217,7 @@ def _read_text(value: Any, name: str) -> str | None:
 def _read_value(value: Any, name: str) -> str | None:
     """A category of a column of numbers or booleans, the same however it was read; None for a missing one."""
     if isinstance(value, bytes | np.ndarray | list | dict):
-        raise PipelineError(f"column {name!r} holds {type(value).__name__}, which is no category")
+        raise PipelineError(f"column {name!r} holds {type(value).__name__}, which is not a category")
     if isinstance(value, str):
         if value.strip() in _MISSING:
             return None

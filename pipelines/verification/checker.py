@@ -127,10 +127,10 @@ class SampleChecker:
         index = int(maker.pipeline.order()(served.epoch, served.place, served.place + 1)[0])
         if index != served.index:
             size = float(abs(index - served.index))
-            detail = f"the sample there is {served.index} where it was prepared, {index} here"
+            detail = f"this position has sample {served.index} where it was prepared, {index} here"
             return CheckResult(kind="different", field="index", size=size, detail=detail)
         if index in maker.pipeline.poison_records.codes:
-            return CheckResult(kind="left_out", detail="it ends or hangs whoever prepares it")
+            return CheckResult(kind="left_out", detail="it ends or hangs every process that prepares it")
         try:
             own = _select_used(served, _store(served, self._prepare(maker, served)))
         except ForeignRandomness as error:
@@ -169,7 +169,7 @@ class SampleChecker:
                 return "a spooled iterable is read from one file by all"
             source = getattr(source, "source", None)
         if served.status not in (FAILED, GOOD, ODD):
-            return "it ends or hangs whoever prepares it, or does not fit"
+            return "it ends or hangs every process that prepares it, or does not fit"
         if served.status == ODD and served.stages < len(self._pipeline.stages):
             return "its reader prepares it in full"
         if served.status == FAILED and self._pipeline.on_error == "raise":

@@ -115,8 +115,9 @@ class Verification:
         self._later = epoch, None
         if (finding := self._compare(read(place), is_late=True)) is not None:
             raise SamplesDiffer(
-                f"what {self._name} has read is not what its own pipeline prepares, in {finding.describe()}; "
-                "begin anew and alone (pipeline.loader), and find what differs: the environment, files, versions",
+                f"what {self._name} has read differs from what its own pipeline prepares, in "
+                f"{finding.describe()}; begin again without sharing (pipeline.loader), and find what differs: the "
+                "environment, files, versions",
                 finding,
             )
 
@@ -177,9 +178,9 @@ def verify_here(pipeline: PipelineDescription, name: str, what: str = "the feede
         if kind == "left_out":
             log.info("%s is not compared, %s", what, where)
         elif kind == "rounding":
-            warnings.warn(f"{what} is rounded otherwise than here, and is read, {where}", stacklevel=2)
+            warnings.warn(f"{what} is used; it differs by rounding only, {where}", stacklevel=2)
         elif not finding.is_late:  # else an error is raised
-            warnings.warn(f"{what} is not what is prepared here, {name} prepares alone, {where}", stacklevel=2)
+            warnings.warn(f"{what} differs from what {name} prepares, so it works alone: {where}", stacklevel=2)
 
     def make(stream: StreamOrigin) -> Verification | None:
         if stream.is_same_object and stream.is_in_process and not stream.has_peers:

@@ -288,15 +288,15 @@ class WorkerPool:
         self.restarts += 1
         if worker.is_late and worker.late + 1 >= _MAX_LATE:
             raise PipelineError(
-                f"{_MAX_LATE} preparation workers in a row, forks of this process, had not begun in time, the "
-                f"last within {self._limit_s(worker):g} s: what the stages and the source do when they are "
-                "unpickled waits for something, or takes too long"
+                f"{_MAX_LATE} preparation workers in a row, forks of this process, did not start in time, the "
+                f"last within {self._limit_s(worker):g} s: unpickling the stages or the source takes too long, or "
+                "waits for something"
             )
         if not worker.is_late and (worker.blocks or not worker.cpu_s):
             self._fruitless_restarts += 1
         if self._fruitless_restarts >= _MAX_FRUITLESS_RESTARTS:
             raise PipelineError(
-                f"{_MAX_FRUITLESS_RESTARTS} preparation workers in a row ended, or did not begin in time, before "
+                f"{_MAX_FRUITLESS_RESTARTS} preparation workers in a row ended, or did not start in time, before "
                 "they had prepared a sample; see their output above"
             )
         self._start(worker.late + 1 if worker.is_late else 0)
@@ -322,10 +322,10 @@ class WorkerPool:
             for worker in [worker for worker in self._workers if worker.is_hung]:
                 if worker.is_late:
                     warnings.warn(
-                        "a preparation worker, a fork of this process, had not begun within "
-                        f"{self._limit_s(worker):g} s (process {worker.process.pid}) and is replaced, with twice "
-                        "that time: it waits for a lock that another thread held at the fork, or has a large "
-                        "source to copy; make loaders before threads of your own",
+                        "a preparation worker, a fork of this process, did not start within "
+                        f"{self._limit_s(worker):g} s (process {worker.process.pid}). Another one gets twice that "
+                        "time. It waits for a lock that another thread held at the fork, or copies a large "
+                        "source: make loaders before you start threads",
                         stacklevel=2,
                     )
                 self._replace(worker)

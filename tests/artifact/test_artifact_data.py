@@ -270,7 +270,7 @@ def test_predictions_do_not_go_among_the_data(numbers: dict[str, Path], tmp_path
     pq.write_table(pa.table({"a": X[:, 0], "id": np.arange(40)}), tmp_path / "a.parquet")
     (tmp_path / "out").mkdir()
     (tmp_path / "other").symlink_to(tmp_path)
-    refused = "would lie among the data, like one of them: choose another folder"
+    refused = "would be read as one of the files with data: choose another folder"
     linked = tmp_path / "other" / "*.parquet"
     for data in (tmp_path, tmp_path / "*.parquet", tmp_path / "**" / "*.parquet", tmp_path / "[aop]*", linked):
         for out in (tmp_path / "p.parquet", tmp_path / "other" / "p.parquet"):
@@ -287,11 +287,11 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(numbers: dict[str, Pat
     pq.write_table(pa.table({"a": X[:, 0], "id": np.arange(40)}), data)
     link.symlink_to(data)
     for source, out in ((data, data), (link, data), (link, link)):
-        with pytest.raises(ArtifactError, match="would lie among the data"):
+        with pytest.raises(ArtifactError, match="would be read as one of"):
             predict(numbers["artifact"], source, out)
     assert predict(numbers["artifact"], data, tmp_path / "a1.parquet") == 40
     (tmp_path / "b[1]").mkdir()
     (tmp_path / "b").symlink_to(tmp_path / "b[1]")
     data.rename(tmp_path / "b[1]" / "a.parquet")
-    with pytest.raises(ArtifactError, match="would lie among the data"):
+    with pytest.raises(ArtifactError, match="would be read as one of"):
         predict(numbers["artifact"], tmp_path / "b" / "*.parquet", tmp_path / "b" / "p.parquet")

@@ -41,9 +41,6 @@ from ensemble.spec import SpecError
 
 ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
 ROOT = Path(__file__).parents[2]
-COLUMNS = ["member", "state", "epoch", "metric", "node", "attempts"]
-COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin", "full_cpu_s", "full_energy_j"]
-COLUMNS += ["full_energy_origin", "mean_w", "gpu_s", "metrics", "params", "seed"]
 HEAVY = ["torch", "ray", "optuna", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy", "psutil"]
 
 SPEC = """
@@ -218,7 +215,6 @@ def test_a_directory_of_another_run_is_refused(finished: tuple[Path, Any, Path],
 def test_a_run_writes_the_rows_that_status_writes(finished: tuple[Path, Any, Path], tmp_path: Path) -> None:
     run_dir, _, file = finished
     rows = json.loads(file.read_text())
-    assert isinstance(rows, list) and [list(row) for row in rows] == [COLUMNS, COLUMNS]
     assert [row["member"] for row in rows] == ["member-0", "member-1"]
     assert {(row["state"], row["epoch"], row["attempts"]) for row in rows} == {("finished", 2, 1)}
     assert call("status", run_dir, "--json", tmp_path / "rows.json").returncode == 0
@@ -339,7 +335,7 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
         words = [*ENSEMBLE, "logs", run_dir, "--follow"]
         logs = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
         hyperparameters = ("lr=.1", f'hold="{hold}"', "broken=false")
-        assert "lr=fast is not a number, but lr is one" in refused("add", run_dir, "lr=fast", *hyperparameters[1:])
+        assert "lr=fast is not a number; all members" in refused("add", run_dir, "lr=fast", *hyperparameters[1:])
         assert call("add", run_dir, *hyperparameters, "--epochs", 60).stdout == "member-2 is waiting\n"
         assert "name it with --from MEMBER" in refused("add", run_dir, "--warm", *hyperparameters)
         assert "did you mean 'member-0'" in refused("add", run_dir, "--from", "member-00", "lr=.2")

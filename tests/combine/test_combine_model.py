@@ -280,7 +280,7 @@ def test_a_function_combines_what_nothing_is_known_of_and_it_has_no_uncertainty(
     run = run_of(tmp_path / "a", project, **of)
     with pytest.raises(CombineError, match=r"declare Ensemble\.combine as a function"):
         load(run.path)
-    with pytest.raises(CombineError, match="nothing says what outputs of the task free mean"):
+    with pytest.raises(CombineError, match="outputs of the task free have no declared"):
         load(run.path, uncertainty=True)
     x = torch.randn(4, 5)
     for path, given in ((run.path, largest), (run_of(tmp_path / "b", project, combine=largest, **of).path, None)):

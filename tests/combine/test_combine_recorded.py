@@ -108,7 +108,7 @@ def by_function(function: Any) -> Any:
 
 def test_what_a_function_gives_sums_to_one_and_is_checked_for_each_batch() -> None:
     values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
-    says = "across_samples gives other values for a sample when the batch has other"
+    says = "across_samples gives one sample different values in different batches"
     with pytest.raises(CombineError, match=says):
         call_function(across_samples, values, CLASSIFICATION)
     assert call_function(nearly, values, CLASSIFICATION).sum(axis=1) == pytest.approx(1, abs=1e-6)
@@ -202,7 +202,7 @@ def predict_otherwise(model: Any, batch: Any) -> Any:
 
 ALONE = "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
 WITHOUT = "function calls the model of member-0: declare Recipe.predict"
-OTHERWISE = "member-0: predict_all(function) predicts otherwise than a loaded model would"
+OTHERWISE = "member-0: predict_all(function) predicts differently from a loaded model"
 RECIPES = [(loop, ALONE), (Recipe(model=build, train=loop), WITHOUT)]
 RECIPES += [(Recipe(model=build, train=loop, predict=predict), "")]
 RECIPES += [(Recipe(model=build, train=loop, predict=predict_otherwise), OTHERWISE)]

@@ -219,7 +219,7 @@ def share(trains: bool) -> Any:
 
 def test_members_share_no_parameter_that_trains(tmp_path: Path) -> None:
     ended = train(tmp_path / "shared", declare(share(trains=True)))
-    assert all("0.weight and 1 more: members would train it" in each["error"] for each in ended.members)
+    assert all("0.weight and 1 more: all members would train" in each["error"] for each in ended.members)
     assert all(each["attempts"] == 1 for each in ended.members)
     ended = train(tmp_path / "frozen", declare(share(trains=False)))
     assert [member["state"] for member in ended.members] == ["finished", "finished"]

@@ -229,7 +229,7 @@ def test_a_calibrator_of_another_distribution_calibrates_a_run_its_model_and_its
 
 def test_thresholds_and_calibrators_that_a_task_has_not_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
     points = Recipe(model=len, loss="mse", inputs=("x",))
-    with pytest.raises(SpecError, match="thresholds are of classes and labels; the task is regression"):
+    with pytest.raises(SpecError, match="thresholds are for classes and labels, not for the task regression"):
         Ensemble(name="a", recipe=points, members=[{"lr": 1}], train=declare().train, thresholds="f1")
     with pytest.raises(SpecError, match="True, False or one of 'temperature', 'variance_scale'"):
         declare_calibrators(calibrate="isotonic")

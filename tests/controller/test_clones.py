@@ -68,7 +68,7 @@ def test_a_cold_clone_of_a_member_that_began_warm_needs_no_change() -> None:
     cold, warm = (made.identify(0).as_dict() | lineage for lineage in lineages)
     declared = declare_clone(MemberState("member-0", 0, identity=warm), {}, made, warm=False, names=[])
     assert declared_as(made.identify(0, declared)) == declared_as(made.identify(0))
-    with pytest.raises(SpecError, match="it would be member-0 once more"):
+    with pytest.raises(SpecError, match="it would repeat member-0"):
         declare_clone(MemberState("member-0", 0, identity=cold), {}, made, warm=False, names=[])
 
 
@@ -94,10 +94,10 @@ def test_a_clone_of_a_member_trains_with_its_changes_and_its_lineage_is_recorded
 def test_what_no_clone_can_be_is_refused_with_its_reason(tmp_path: Path) -> None:
     path = tmp_path / "run"
     refused = [
-        (clone("member-1"), "it would be member-1 once more"),
-        (clone("member-1", {"params": {"n": 1}, "cpus_per_worker": 0.5}), "it would be member-1 once more"),
+        (clone("member-1"), "it would repeat member-1"),
+        (clone("member-1", {"params": {"n": 1}, "cpus_per_worker": 0.5}), "it would repeat member-1"),
         (clone("member-1", {"params": {"nn": 3}}), "member-1 has no hyperparameter 'nn'; did you mean 'n'?"),
-        (clone("member-1", {"params": {"n": "many"}}), "n=many is not a number, but n is one in member-1: 1"),
+        (clone("member-1", {"params": {"n": "many"}}), "n=many is not a number; member-1 has n=1"),
         (clone("member-11", {"seed": 1}), "there is no member 'member-11'; did you mean 'member-1'?"),
         (clone("member-1", {"epoks": 3}), "epoks"),
         (clone("member-1", {"workers": 64}), "64 workers"),

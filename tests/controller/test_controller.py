@@ -586,7 +586,7 @@ def test_all_refusals_are_shown_at_once_and_nothing_is_written(tmp_path: Path) -
             start(declared, foreign, "inline")
         messages.append(str(refused.value))
     assert messages[0] == messages[1]
-    for text in ("the inline executor is one process", "no run directory and not empty", "nowhere' is neither"):
+    for text in ("the inline executor is one process", "not a run directory and not empty", "nowhere' is neither"):
         assert text in messages[0]
     assert [file.name for file in foreign.iterdir()] == ["notes.txt"]
 

@@ -204,7 +204,7 @@ def test_trials_are_added_to_a_search_and_those_from_outside_its_space_teach_it_
     added = {m.params["lr"]: m for m in state.members.values() if m.identity["added"]}
     assert set(added) == {0.5, 7.0}
     said = {words for _, done, words in answers(path) if done}
-    outside = "the search learns nothing from it, lr=7.0 is outside uniform(0, 1)"
+    outside = "the search does not learn from it: lr=7.0 is outside uniform(0, 1)"
     assert {f"{added[0.5].id} is waiting", f"{added[7.0].id} is waiting; {outside}"} <= said
     state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), Simulated(after=executor))
     assert len(state.members) == 5, "on top of the three that were to be proposed"

@@ -44,6 +44,14 @@ def test_every_page_of_the_documentation_is_in_the_site_and_in_its_navigation(si
             assert page.stem == "index" or f'href="{page.name}"' in entries, page
 
 
+def test_language_models_find_an_index_and_the_text_of_all_pages(site: Path) -> None:
+    links = set(re.findall(r"^- \[.+\]\((\S+)\): \S", (site / "llms.txt").read_text(), re.MULTILINE))
+    pages = {str(path.relative_to(ROOT / "docs").with_suffix(".html")) for path in (ROOT / "docs").rglob("*.md")}
+    whole = (site / "llms-full.txt").read_text()
+    assert pages <= links == set(re.findall(r"^<!-- (\S+\.html) -->$", whole, re.MULTILINE))
+    assert "\n## ensemble.submit\n" in whole and "\n::: " not in whole
+
+
 def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
     foreign = []
     for path in site.rglob("*.html"):

@@ -110,7 +110,7 @@ def test_predictions_and_figures_of_a_converged_model_are_those_of_cross_val_pre
     assert combined.metrics["ensemble"]["accuracy"] == pytest.approx(accuracy, abs=1e-12)
     low, high = combined.intervals["ensemble"]["nll"]
     assert low < combined.metrics["ensemble"]["nll"] < high
-    assert combined.note.startswith("cross-validation: reported on the training samples")
+    assert combined.note.startswith("cross-validation: measured on the training samples")
     assert combined.uncertainty is None  # the members of a fold's sample are one, and cannot disagree
 
 
@@ -201,7 +201,7 @@ def test_a_train_function_is_evaluated_on_its_fold_and_may_predict_nothing_else(
     with_test = declare(members=members, test=Pipeline(cancer()), allow_overlap=True, **options)
     ensemble.submit(with_test, tmp_path / "wrong", executor="inline").wait()
     failed = of_kind(tmp_path / "wrong", "failed")
-    assert failed and "predicts on 'valid' only what it has not learnt from" in failed[0]["error"]
+    assert failed and "predicts only the samples of 'valid' on which it did not train" in failed[0]["error"]
 
 
 def grain(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

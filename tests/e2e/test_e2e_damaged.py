@@ -169,7 +169,7 @@ def test_a_resume_that_is_refused_leaves_the_run_as_it_was(frame: Frame) -> None
     frame.submit()
     write_image(frame.image("train", 1), 77)
     before = frame.read_kept()
-    with pytest.raises(SpecError, match="no address for a mirror"):
+    with pytest.raises(SpecError, match="not an address for a mirror"):
         ensemble.resume(frame.run, epochs=3, accept_data=True, mirror="nonsense")
     frame.spec.write_text(frame.spec.read_text() + "\nEDITED = 1\n")
     with pytest.raises(StoreError, match="a resume uses the code that is kept"):

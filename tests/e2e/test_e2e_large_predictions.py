@@ -170,7 +170,7 @@ def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_
     assert [member.state for member in read_state(tmp_path / "run").members.values()] == ["finished"] * 2
     assert result.combined.metrics is None
     remarks = find_remarks(tmp_path / "run")
-    assert any("none are kept" in text and "keep_predictions_gb=0.0001" in text for text in remarks)
+    assert any("none are saved" in text and "keep_predictions_gb=0.0001" in text for text in remarks)
     order = [event.type for event in read_events(tmp_path / "run" / "events.jsonl")]
     assert order.index("remark") < order.index("epoch")
     assert not RunDir(tmp_path / "run").predictions("member-0").exists()

@@ -210,7 +210,7 @@ def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
     [failed] = run.of_kind("failed")
     assert failed["retry"] and failed["reason"] == "lost" and f"GPU {gpu} is quarantined" in failed["error"]
     assert gpu not in run.of_kind("node")[-1]["gpu_ids"]
-    said = f"GPU {gpu} is used no more: "
+    said = f"GPU {gpu} is not used any more: "
     assert said in "\n".join(status_notes(RunProjection(run.state, ledger([]))))
     assert said in (run.path / "report.html").read_text()
 

@@ -124,7 +124,7 @@ def test_what_needs_locks_is_refused_there_before_anything_starts_and_what_needs
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.warns(UserWarning, match=r"this file system has no locks \(flock\); start no second controller"):
+    with pytest.warns(UserWarning, match=r"this file system has no locks \(flock\); do not start a second"):
         ensemble.submit(an_ensemble(), where / "run", "inline").wait()
     check_trained(where / "run")
     wide = an_ensemble(resources=Resources(workers=2, cpus_per_worker=0.5, memory_gb=0.3))
@@ -151,7 +151,7 @@ def test_processes_train_there_and_several_workers_elsewhere_and_a_cache_there_i
     command = [sys.executable, "-c", RUNS + program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "this file system has no locks (flock); start no second controller" in done.stderr
+    assert "this file system has no locks (flock); do not start a second controller" in done.stderr
     assert "its file system has no locks (flock)" in done.stderr
     check_trained(where / "run")
     check_trained(tmp_path / "run")

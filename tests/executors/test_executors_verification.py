@@ -119,7 +119,7 @@ def test_a_late_difference_makes_a_member_begin_anew_and_alone(
     last = {event["member"]: event for event in of_kind(tmp_path / "run", "started")}
     assert all((event["epoch"], event["step"], event["attempt"]) == (0, 0, 1) for event in last.values())
     text = RunDir(tmp_path / "run").report.read_text()
-    assert "are not what its own pipeline prepares" in text and "it begins anew" in text
+    assert "differ from what its own pipeline prepares" in text and "it begins again" in text
 
 
 @pytest.mark.more  # what a difference does, in one process: tests/pipelines/test_verification.py
@@ -131,7 +131,7 @@ def test_a_late_difference_ends_a_member_or_nothing_is_compared_where_that_is_as
     assert [(row["state"], row["attempts"]) for row in result.members] == [(state, 1)] * 2
     assert {event["action"] for event in of_kind(tmp_path / "run", "sample_difference")} == actions
     errors = [event["error"] for event in of_kind(tmp_path / "run", "failed")]
-    assert all("what it was served of train is not what its own pipeline prepares" in error for error in errors)
+    assert all("shared samples of train differ from what its own pipeline prepares" in error for error in errors)
     if not mode:
         assert "verify" not in ledger(read_events(tmp_path / "run" / "events.jsonl")).cpu_by_role()
         assert finished_hashes(tmp_path / "run") != weights_alone, "it trains on what it is served"

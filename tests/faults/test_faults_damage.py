@@ -247,7 +247,7 @@ def test_damaged_code_is_not_run_and_written_anew_by_the_spec_also_of_a_run_that
             ):
                 run.load_ensemble()
         assert call("resume", run.path) == (2 if is_needed else 0), file
-        assert not is_needed or "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
+        assert not is_needed or "`ensemble run SPEC` on this directory writes it again" in capsys.readouterr().err
         capsys.readouterr()
         assert main(command) == 0 and f"{file.name} is damaged" in capsys.readouterr().err
         assert call("verify", run.path) == 0
@@ -268,7 +268,7 @@ def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
         run.log_files(log, {old / "ensemble.pkl": content}, None)
     flip(old / "ensemble.pkl")
     assert call("resume", run.path) == 0
-    assert "the run continues without it" in caplog.text and "writes it anew" not in caplog.text
+    assert "the run continues without it" in caplog.text and "writes it again" not in caplog.text
 
 
 def test_results_that_are_gone_or_empty_are_written_again(run: RunDir) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import tempfile
 import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +312,51 @@ def test_figures_of_a_whole_split_are_measured_in_the_dry_run_too(tmp_path: Path
     declared = inspected_runs.declare(recipe=recipe, train=pipe, valid=pipe, test=None)
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
     assert [row["error"] for row in found.members] == [None] and found.members[0]["evaluate_s"] > 0
+
+
+RUN = "run dry_spec.py --executor inline --run-dir a"
+CALLS = (RUN + " --dry-run", RUN, RUN + " --fresh", "status a", "nodes a", "list .", "usage .", "compare a a-2")
+CALLS += (
+    "logs a",
+    "verify a",
+    "stop a",
+    "report a",
+    "export a out",
+    "predict a --split test --out p.parquet",
+    "doctor",
+)
+TYPES = {"text": str, "integer": int, "number": int | float, "boolean": bool, "list": list, "object": dict}
+TYPES |= {f"{name}?": kind | None for name, kind in TYPES.items()}
+
+
+def read_reference(command: str) -> dict[str, tuple[str, str]]:
+    """The keys of a command's JSON, as (its type, an asterisk where it is not always there)."""
+    keys: dict[str, tuple[str, str]] = {}
+    page = Path(inspected_runs.__file__).parents[2] / "docs" / "reference" / "cli.md"
+    for section in page.read_text().split("\n### JSON of ")[1:]:
+        for row in re.findall(r"^\| (.*`.*) \|$", section, re.MULTILINE):
+            *commands, names, types, _ = row.split(" | ")
+            found = re.findall(r"(\*?)`([\w.]+)`", names)
+            kinds = types.split(", ") if ", " in types else [types] * len(found)
+            if f"`{command}`" in (commands[0] if commands else section.partition("\n")[0]):
+                keys |= {name: (kind, star) for (star, name), kind in zip(found, kinds, strict=True)}
+    return keys
+
+
+def walk(value: Any, keys: Collection[str], above: str = "") -> Iterator[tuple[str, Any]]:
+    for row in value if isinstance(value, list) else [value]:
+        for name, held in row.items():
+            yield above + name, held
+            if any(key.startswith(f"{above}{name}.") for key in keys):
+                yield from walk(held, keys, f"{above}{name}.")
+
+
+@pytest.mark.more
+def test_the_reference_has_the_keys_and_types_of_the_json_of_each_command(spec: Path, capsys: Any) -> None:
+    for call in CALLS:
+        assert main([*call.split(), "--json"]) == 0, call
+        keys = read_reference("run --dry-run" if "--dry-run" in call else call.split()[0])
+        found = list(walk(json.loads(capsys.readouterr().out), keys))
+        missing = {name for name, (_, star) in keys.items() if not star} - {name for name, _ in found}
+        wrong = [(name, it) for name, it in found if name not in keys or not isinstance(it, TYPES[keys[name][0]])]
+        assert (missing, wrong) == (set(), []), call

@@ -88,7 +88,7 @@ def test_an_estimate_has_no_idle_part_whatever_was_given_and_is_not_waited_for()
         meter.start()
         found.append(meter.describe()["idle"])
     assert time.monotonic() - before < 300.0
-    assert found[0]["origin"] == "unavailable" and "given is of no part that is measured" in found[0]["reason"]
+    assert found[0]["origin"] == "unavailable" and "names no part that is measured" in found[0]["reason"]
     assert found[1] == {"origin": "unavailable", "watts": {"cpu": 0.0}, "reason": NO_SOURCE}
 
 

@@ -70,7 +70,7 @@ def test_what_is_not_given_is_not_computed_and_origins_are_those_of_the_energy(n
     ("change", "says"),
     [
         *(({"maximized": False, "objective": "nll"}, "nll is minimized"), ({"best": 0.0}, "is 0")),
-        *(({"best": 3.5, "reported": (3.5,)}, ": 3.5"), ({"reported": (0.2, 0.8, -0.1)}, "a share of 1: -0.1")),
+        *(({"best": 3.5, "reported": (3.5,)}, ": 3.5"), ({"reported": (0.2, 0.8, -0.1)}, "between 0 and 1: -0.1")),
         ({"best": None}, "no model has finished with a value"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_counter_that_starts_anew_is_no_wrap(tmp_path: Path) -> None:
     assert rapl.read()[0].energy_j == pytest.approx(300.0), "a wrap at 300 W"
     now[0] = 2.0
     file.write_text("5000000\n")
-    with pytest.raises(PowerError, match=r"started anew.* 261992 J in 1.0 s"):
+    with pytest.raises(PowerError, match=r"restarted: .* 261992 J in 1.0 s"):
         rapl.read()
     now[0] = 3.0
     file.write_text("305000000\n")

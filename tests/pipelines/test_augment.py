@@ -233,7 +233,7 @@ RNG, OWN = np.random.default_rng(5), r"the stage Own draws from Own.parts, a .* 
         (shifted, {}, r"or declare it, map\(..., random=\"python\"\)"),
         *((Own(rng), {}, OWN) for rng in (RNG, np.random.RandomState(), random.Random(), torch.Generator())),
         (from_a_global, {}, r"from_a_global draws from RNG, a numpy.random._generator.Generator"),
-        (fresh, {}, r"fresh makes two different samples of .*default_rng\(\)"),
+        (fresh, {}, r"fresh returns two different samples for .*default_rng\(\)"),
     ],
 )
 def test_a_draw_from_what_is_not_declared_or_not_seeded_is_refused(stage: Any, options: Any, words: str) -> None:

@@ -237,7 +237,7 @@ def without_label(sample: dict[str, Any]) -> dict[str, Any]:
     return {"image": sample["image"]}
 
 
-NAMELESS = r"identified: .*nameless reads the environment.*cache='memory'"
+NAMELESS = r"recognize .*: .*nameless reads the environment.*cache='memory'"
 WITH_SET = pipe("plain").map(as_set).map(pipes.noise).map(without_label)
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (kept_pipe(), {"cache": "ram"}, "cache must be 'memory', 'disk' or None, got 'ram'"),
@@ -247,9 +247,9 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (kept_pipe(), {"cache": "disk"}, "needs cache_dir="),
     (kept_pipe(), {"cache_dir": "x"}, "cache_dir= is for cache='disk'"),
     (pipe("plain").map(pipes.nameless).map(pipes.noise), {"cache": "disk", "cache_dir": "x"}, NAMELESS),
-    (pipe("numpy"), {}, "nothing to keep .*: its first stage, noise, is random"),
-    (pipe("plain"), {}, "nothing to keep .*: it has no stages"),
-    (WITH_SET, {}, "nothing to keep .*after as_set the field 'label' is builtins.set"),
+    (pipe("numpy"), {}, "nothing of .* can be cached: its first stage, noise, is random"),
+    (pipe("plain"), {}, "nothing of .* can be cached: it has no stages"),
+    (WITH_SET, {}, "nothing of .* can be cached: after as_set the field 'label' is builtins.set"),
 ]
 
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_meant_or_has_nothing_to_keep_is_refused(
 
 def test_an_earlier_stage_is_kept_where_the_last_cannot_be() -> None:
     pipeline = pipe("plain").map(pipes.laid_out).map(as_set).map(pipes.noise).map(without_label)
-    with pytest.warns(UserWarning, match="kept are samples up to laid_out: after as_set"):
+    with pytest.warns(UserWarning, match="the cache keeps samples up to laid_out: after as_set"):
         feeder = Feeder(pipeline, cache="memory")
     with feeder:
         assert len(list(attach(feeder.address, pipeline, 8, range(2)))) == 16

@@ -115,7 +115,7 @@ def test_classes_have_the_numbers_of_other_data_by_name(kind: str, tmp_path: Pat
     assert numbered.identity() not in (here.identity(), here.number_classes("label", names[::-1]).identity())
     foreign = find_foreign_class(here, "label", names[:2])
     assert foreign is not None and foreign[1] not in names[:2]
-    with pytest.raises(SampleError, match=f"the class '{foreign[1]}' is none of '{names[0]}', '{names[1]}'"):
+    with pytest.raises(SampleError, match=f"the class '{foreign[1]}' is not one of '{names[0]}', '{names[1]}'"):
         here.number_classes("label", names[:2])[foreign[0]]
 
 

@@ -131,7 +131,7 @@ def test_another_pipeline_is_refused_and_the_difference_named() -> None:
 
 def test_what_cannot_be_compared_works_alone_with_a_warning() -> None:
     with Feeder(numpy_pipe(pipes.nameless), capacity=24) as feeder:
-        with pytest.warns(UserWarning, match=r"working alone: .*nameless has no sure identity: .*give id="):
+        with pytest.warns(UserWarning, match=r"working alone: .*nameless cannot be identified .*give id="):
             loaders = [attach(feeder.address, numpy_pipe(pipes.nameless), 8, 1)]
         loaders.append(attach(feeder.address, feeder.pipeline, 8, 1))  # the very same object needs no comparison
         for loader, way in zip(loaders, ("private_batches", "shared_batches"), strict=True):

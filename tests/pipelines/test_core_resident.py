@@ -69,7 +69,7 @@ def test_a_set_that_memory_does_not_hold_is_prepared_batch_by_batch_with_the_sam
     monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 2 * PAGE)
     with (
         Feeder(pipe("numpy"), resident={"valid": pipe("plain")}, workers=1, capacity=16) as feeder,
-        pytest.warns(UserWarning, match="'valid' is prepared anew at each pass: .* half of the memory"),
+        pytest.warns(UserWarning, match="'valid' is prepared again at each pass: .* half of the memory"),
     ):
         held = resident(feeder.address if with_feeder else None, "valid", pipe("plain"))
     for batch_size in (1, 7, N, 100):
@@ -88,10 +88,10 @@ def test_a_set_is_given_up_when_others_take_the_memory_while_it_is_prepared(monk
     monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: next(free, PAGE))
     failing, skipping = bad_sets()
     for pipeline in (pipe("plain"), skipping):  # the second finds no memory from its start
-        with pytest.warns(UserWarning, match="prepared anew at each pass"):
+        with pytest.warns(UserWarning, match="prepared again at each pass"):
             held = resident(None, "valid", pipeline)
         assert rows(held.loader(8)) == expected(pipeline)
-    with pytest.warns(UserWarning, match="prepared anew"):
+    with pytest.warns(UserWarning, match="prepared again"):
         held = resident(None, "valid", failing)
     with pytest.raises(SampleError, match="sample"):
         rows(held.loader(8))

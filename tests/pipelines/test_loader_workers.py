@@ -316,8 +316,8 @@ def test_slow_workers_get_twice_the_time_and_as_long_as_samples_may_take_is_no_l
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert read(pipeline.loader(8, 1, workers=1)) == read(pipeline.loader(8, 1))
-    replaced = [str(w.message) for w in caught if "is replaced, with twice" in str(w.message)]
-    assert bool(replaced) == (start_s == 0.4) and all("not begun within" in message for message in replaced)
+    replaced = [str(w.message) for w in caught if "Another one gets twice" in str(w.message)]
+    assert bool(replaced) == (start_s == 0.4) and all("did not start within" in message for message in replaced)
 
 
 def test_a_pause_of_the_training_loop_is_no_hang_of_a_worker() -> None:

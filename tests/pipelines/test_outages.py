@@ -98,7 +98,7 @@ def test_an_outage_that_lasts_is_an_error_of_its_own_and_loses_no_record(
     on_error: Any, tmp_path: Path, pauses: list[float]
 ) -> None:
     made = pipeline(Share(tmp_path / "n", 10**6, errno.EIO), on_error=on_error, max_skipped=1.0)
-    loader, words = made.loader(8, epochs=1), r"EIO.*for longer than .* seconds"
+    loader, words = made.loader(8, epochs=1), r"EIO.*although it was tried again for .* seconds"
     with pytest.warns(RuntimeWarning) as caught, pytest.raises(DataOutOfReach, match=words):
         rows(loader)
     assert pauses == list(transient.PAUSES_S) and len(caught) == 1, "no record was left out"
@@ -144,7 +144,7 @@ def test_no_more_records_are_skipped_than_is_allowed_nor_is_another_error_waited
     options = {"max_skipped": limit} if limit is not None else {}  # by default a hundredth, also in a copy
     made = pickle.loads(pickle.dumps(pipeline(stage, on_error="skip", **options)))
     assert made.max_skipped == (limit or 0.01)
-    words = rf"^{bad} records of an epoch of {N} .* at most {bad - 1} .*max_skipped=.*5 \(arrays"
+    words = rf"^{bad} of the {N} records of an epoch .* at most {bad - 1} .*max_skipped=.*5 \(arrays"
     for use in (made.resident, lambda: rows(made.loader(N, epochs=1))):
         with contextlib.nullcontext() if passes else pytest.raises(TooManySkipped, match=words):
             assert len(use()) == N - bad

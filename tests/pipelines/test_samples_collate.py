@@ -159,7 +159,7 @@ def test_a_function_that_seeds_its_own_generator_by_the_batch_is_a_function_of_i
 
 
 NUMBERS = Pipeline(sources.arrays(x=np.zeros((6, 2)), y=np.arange(6)))
-INDEX = "changed 'index': it has to name each sample of the batch once"
+INDEX = "changed 'index', which must name each sample of the batch once"
 ADAPTED = "takes a list of samples, is collate=pipelines.from_samples("
 
 

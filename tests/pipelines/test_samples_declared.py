@@ -151,11 +151,11 @@ JOB = Job(spoil=False)
 
 def test_a_sample_of_a_class_of_its_own_is_not_kept_and_the_reason_is_said() -> None:
     with pytest.raises(
-        PipelineError, match=r"nothing to keep .* after Halved the sample is .*Halved, not a plain"
+        PipelineError, match=r"nothing of .* can be cached: after Halved the sample is .*Halved, not a plain"
     ):
         Feeder(numbers().map(Halved).map(drawn), cache="memory")
     pipeline = numbers().map(copied).map(Halved).map(drawn)
-    with pytest.warns(UserWarning, match="kept are samples up to copied"):
+    with pytest.warns(UserWarning, match="the cache keeps samples up to copied"):
         feeder = Feeder(pipeline, cache="memory")
     with feeder:
         assert read(attach(feeder.address, pipeline, 8, range(2)), JOB) == read(pipeline.loader(8, range(2)), JOB)
@@ -176,7 +176,7 @@ def test_where_a_later_sample_is_of_a_class_of_its_own_the_others_are_kept_or_sh
 
 def test_no_pipeline_is_cut_behind_a_sample_of_a_class_of_its_own() -> None:
     begun = numbers().map(copied).map(Halved)
-    with pytest.warns(UserWarning, match=r"only what comes up to copied .* the sample is Halved, not a plain"):
+    with pytest.warns(UserWarning, match=r"only the stages up to copied .* the sample is Halved, not a plain"):
         assert len(find_shared_stages([begun.map(weighed), begun.map(drawn)]).stages) == 1
     with Feeder(begun) as feeder:
         with pytest.warns(UserWarning, match=r"working alone: .*not a plain dict"):

@@ -299,5 +299,5 @@ def test_a_shared_part_ends_where_declared_fields_can_be_held() -> None:
     cut = find_shared_stages([declared.map(jitter), declared.map(jitter, id="other")])
     assert len(cut.stages) == len(declared.stages)
     ends = [plain.map(jitter, id=name).map(stages.select("image")) for name in ("one", "other")]
-    with pytest.warns(UserWarning, match=r"only what comes up to the source .*stages\.text"):
+    with pytest.warns(UserWarning, match=r"only the stages up to the source .*stages\.text"):
         assert not find_shared_stages(ends).stages

@@ -146,7 +146,7 @@ def test_a_cut_is_made_only_where_a_ring_can_hold_the_samples() -> None:
         find_shared_stages([decoded, other])
     unlike = Pipeline(jpegs([48, 48, 48, 48, 48, 64])).map(stages.decode_jpeg("image"))
     ends = [unlike.map(stages.resize("image", size=s)).map(noise) for s in (32, 16)]
-    with pytest.raises(PipelineError, match=r"'image' is not alike in all samples: uint8\[3, 40, 48\], uint8"):
+    with pytest.raises(PipelineError, match=r"'image' differs between samples: uint8\[3, 40, 48\], uint8"):
         find_shared_stages(ends)
 
 

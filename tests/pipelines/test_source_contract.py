@@ -78,7 +78,7 @@ def test_records_are_the_plain_rows_in_any_order(case: str, folder: Path) -> Non
         assert np.array_equal(row, x[order[index]]) and len(row) == x.shape[1]
         assert canonical(source[index - N]) == canonical(source[index])
     for outside in (N, -N - 1):
-        with pytest.raises(IndexError, match=f"of a source of {N}"):
+        with pytest.raises(IndexError, match=f"the source has {N}"):
             source[outside]
     with pytest.raises(TypeError):
         source["3"]

@@ -65,7 +65,7 @@ def test_values_come_back_to_the_last_bit_and_may_be_changed() -> None:
 
 
 def test_a_process_elsewhere_reads_the_stream_again_and_refuses_one_that_differs(kept: Path) -> None:
-    for stream, said in ((number, ""), (Shifting(), "record 2 is another than in the first pass")):
+    for stream, said in ((number, ""), (Shifting(), "record 2 differs from that of the first pass")):
         source = sources.iterable(stream, length=4)
         copy, another = (pickle.loads(pickle.dumps(source)) for _ in range(2))
         (spool,) = kept.glob("*-records~")

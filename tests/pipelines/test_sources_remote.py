@@ -190,7 +190,7 @@ def test_what_cannot_be_read_and_a_folder_that_others_write_to_are_refused(
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("ENSEMBLE_SOURCES_DIR", str(tmp_path / "open"))
-    with pytest.raises(PipelineError, match="is not a folder that you alone write to"):
+    with pytest.raises(PipelineError, match="must be a folder that only you can write to"):
         sources.csv(f"{server.url}/a.csv")
 
 

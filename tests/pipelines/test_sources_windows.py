@@ -118,6 +118,6 @@ def test_rows_that_a_split_left_out_are_a_gap_unless_it_was_by_time() -> None:
     early, late = table(20, hour=np.arange(20)).split(0.5, by="hour")
     assert forecast(early)[-1]["target"].tolist() == [8.0, 9.0] and forecast(late)[0]["x"][0] == 10.0
     early, _ = table(60).split(0.9, seed=3)
-    with pytest.warns(UserWarning, match=r"gaps where the split of the table left rows out.*split it by time"):
+    with pytest.warns(UserWarning, match=r"gaps where the split of the table left rows out.*split the table"):
         made = sources.windows(early, 3, 1, inputs=["load"], target="load")
     assert all(record["target"][0] == record["x"][0, 0] + 3 for record in made)

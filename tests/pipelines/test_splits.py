@@ -177,7 +177,7 @@ def test_keys_are_divided_alike_on_every_machine_by_what_they_say() -> None:
     names = ["a", "b", "", "7", "-1", "\u00e4", "cat/1.jpg", "\ud800"]
     expected = [1, 2, 1, 1, 2, 1, 0, 1]  # computed apart from this code
     for keys in (names, [name.encode("utf-8", "surrogatepass") for name in names]):
-        with pytest.warns(UserWarning, match="of 8 records: their keys are too few"):
+        with pytest.warns(UserWarning, match="of 8 records: there are too few different keys"):
             parts = source(8).split((0.4, 0.4, 0.2), 2, key=keys)
         assert parts_of(parts, 8).tolist() == expected
     numbers = np.array([10, 700, -3, 2**62], np.int64)

@@ -165,12 +165,12 @@ def test_an_attacher_in_another_environment_prepares_alone_from_the_start(monkey
     try:
         monkeypatch.setenv("LOOK", "2")
         loader = attach(feeder.address, looking(), 16, epochs=range(1), name="me")
-        with pytest.warns(UserWarning, match=r"not what is prepared here, me prepares alone, epoch 0.*'x'"):
+        with pytest.warns(UserWarning, match=r"differs from what me prepares, so it works alone: epoch 0.*'x'"):
             batches = [batch["x"].clone() for batch in loader]
         for mine, alone in zip(batches, looking().loader(16, range(1)), strict=True):
             assert torch.equal(mine, alone["x"])
         assert loader.stats()["shared_batches"] == 0
-        with pytest.warns(UserWarning, match="the resident set 'valid' is not what is prepared here"):
+        with pytest.warns(UserWarning, match="the resident set 'valid' differs from what"):
             held = resident(feeder.address, "valid", looking())
         assert next(iter(held.loader(1)))["x"][0, 1] == 2.0
         believing = attach(feeder.address, looking(), 16, epochs=range(1), verify=False)
@@ -228,5 +228,5 @@ def test_a_cache_of_a_file_that_has_changed_is_renewed(tmp_path: Path) -> None:
 
     check("1", False)
     check("1", False)  # from the cache
-    with pytest.warns(UserWarning, match=r"are not what the pipeline prepares now.*'x'.*a difference of 1"):
+    with pytest.warns(UserWarning, match=r"differ from what the pipeline prepares now.*'x'.*a difference of 1"):
         check("2", True)

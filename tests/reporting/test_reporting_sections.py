@@ -155,7 +155,7 @@ def test_the_report_has_the_full_cost_of_each_member_and_both_of_each_role() -> 
         assert re.fullmatch(r"CPU time \d\d%, reservation \d\d%", row["split by"])
     by_role = {row["role"]: row for row in roles}
     assert list(roles[0])[:4] == ["role", "J (attributed)", "direct J", "full J"]
-    preparing, idle = by_role["preparing samples"], by_role["idle, reserved by nobody"]
+    preparing, idle = by_role["preparing samples"], by_role["idle, not reserved"]
     assert preparing["direct J"] is None and preparing["J (attributed)"] == preparing["full J"] is not None
     assert idle["direct J"] is idle["full J"] is None, "in neither view a member's"
     assert idle["split by"] == "reservation 100%"

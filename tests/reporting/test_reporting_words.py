@@ -92,9 +92,9 @@ ROWS = [
     says("a cause", "summary", RUN, ("failed member-6: failed (nan): loss is nan at epoch 5, step 12",
          "log `ensemble logs 'runs/a digit'"), ("(lost)",)),
     says("a model", "summary", RUN, ('model `ensemble.load("runs/a digit")` in Python\n`ensemble export ',
-         "next `ensemble resume 'runs/a digit'` tries what failed again\n")),
+         "next `ensemble resume 'runs/a digit'` tries failed members again\n")),
     says("all went well", "summary", WELL,
-         ("`ensemble resume 'runs/a digit' --epochs N` continues", "to N epochs in all"), ("failed again",)),
+         ("`ensemble resume 'runs/a digit' --epochs N` continues", "to N epochs in all"), ("failed members",)),
     says("no model", "summary", change("combined", unloadable=WHY), (f"cannot be loaded as one model: {WHY}",),
          ("ensemble export",)),
     says("no members trained", "summary", NOT_COMBINED, ("sharing no samples were prepared",),
@@ -122,7 +122,7 @@ ROWS = [
     says("a node that is usable again", "nodes", add("node_unusable", {"type": "node",
          **Node("full", 4.0, (), 8.0, "full").as_event()}, events=BEGUN, **FULL), (), ("full:",)),
     says("split", "energy", MEASURED, (
-         f"{joules(LEDGER.run.energy_j)} attributed, of {joules(LEDGER.total.energy_j)} measured for the whole",
+         f"{joules(LEDGER.run.energy_j)} attributed, of {joules(LEDGER.total.energy_j)} measured for all nodes, ",
          f"\nidle {joules(LEDGER.run.idle_j)} by reservation, "
          f"dynamic {joules(LEDGER.run.energy_j - LEDGER.run.idle_j)} by CPU time\n")),
     says("idle energy not known", "energy", split_energy(idle_j=None),
@@ -149,7 +149,7 @@ ROWS = [
          "member-3, attempt 1: failed (lost): killed by signal 9 (SIGKILL); it will be tried again\n",
          "member-3, attempt 2: goes on at epoch 4, step 0\n")),
     says("skipped", "notices", alone("epoch", member="member-1", epoch=1, skipped_steps=1, private_skipped=2),
-         ("member-1, epoch 2: 1 step skipped, gradients were not finite\n"
+         ("member-1, epoch 2: 1 step skipped because gradients were not finite\n"
           "member-1, epoch 2: 2 records could not be prepared\n",)),
 ]  # fmt: skip
 

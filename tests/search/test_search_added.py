@@ -93,7 +93,7 @@ OUTSIDE: tuple[tuple[Any, str], ...] = (
     ({"width": 8.5}, r"width=8.5 is outside integer\(4, 64\)"),
     ({"depth": 3}, "depth=3 is not the 2 of the space"),
     ({"dropout": 0.1}, "the space has no 'dropout'"),
-    (Member({"lr": 0.1}, batch_size=8, epochs=5, seed=1), "it trains with another epochs, batch_size than"),
+    (Member({"lr": 0.1}, batch_size=8, epochs=5, seed=1), "its epochs, batch_size differs from"),
 )
 
 

@@ -196,5 +196,5 @@ def test_a_gain_needs_validation_data_and_a_task() -> None:
     points, values_of_points = make_members(Task("regression"), 0, 2)
     with pytest.raises(CombineError, match=r"'accuracy' has no meaning for regression \(it has: rmse, mae\)"):
         compute_gains(points, values_of_points, "accuracy", task=Task("regression"))
-    with pytest.raises(CombineError, match="nothing says how outputs of the task free are combined"):
+    with pytest.raises(CombineError, match="outputs of the task free have no declared way of combining"):
         compute_gains([DIFFERENT], TARGET, "nll", task=Task("free"))

@@ -58,7 +58,7 @@ def test_what_lies_outside_of_a_space_is_explained() -> None:
     assert space.explain_outside({"a": 0.8}) == "a=0.8 is outside uniform(0.0, 1.0, step=0.25)"
     assert space.explain_outside({"d": 5}) == "d=5 is outside integer(2, 10, step=4)"
     space = make_space(lambda trial: {"lr": trial.suggest_float("lr", 0.0, 1.0) / 10})
-    assert space.explain_outside({"lr": 0.5}) == "the space makes lr=0.05 of lr=0.5"
+    assert space.explain_outside({"lr": 0.5}) == "the space turns lr=0.5 into lr=0.05"
 
     def branches(trial: Any) -> None:
         if trial.suggest_categorical("a", ["x", "y"]) == "x":
@@ -66,7 +66,7 @@ def test_what_lies_outside_of_a_space_is_explained() -> None:
 
     branching = make_space(branches)
     assert branching.explain_outside({"p": 0.5}) is None, "in one of its branches"
-    assert branching.explain_outside({"q": 0.5}) == "the space asks for no 'q'"
+    assert branching.explain_outside({"q": 0.5}) == "the space does not suggest 'q'"
     assert choice(RandomSampler, accuracy, 3) == choice("RandomSampler", "accuracy", 3), (
         "a class stands for its name"
     )

@@ -261,11 +261,11 @@ def test_a_state_that_may_hold_hyperparameters_is_not_inherited(tmp_path: Path) 
     state = run(tmp_path / "run", own)
     first, second = generations_of(state)
     assert {m.state for m in first} == {"finished"} and {m.state for m in second} == {"failed"}
-    assert "may be in what its train function keeps by member.state(): rates" in str(second[0].error)
+    assert str(second[0].error).endswith(": rates")
 
 
 def test_the_epochs_of_a_population_are_its_own_and_no_fewer_than_its_generations(undisturbed: Path) -> None:
-    with pytest.raises(StoreError, match="the generations of a population have their epochs"):
+    with pytest.raises(StoreError, match="the generations of a population have fixed epochs"):
         ensemble.resume(undisturbed, epochs=9)
     with pytest.raises(SpecError, match="generations'\\] is 3, but there are 2 epochs"):
         declare(epochs=2)

@@ -246,7 +246,7 @@ def test_what_is_no_spec_file_is_named(written: Any, tmp_path: Path) -> None:
     written(WHOLE)
     for name in ("a_spec", "a_spce.py", "aspec.py"):
         assert refusal(tmp_path / name).endswith(f"; did you mean '{tmp_path}/a_spec.py'?")
-    assert "no Python file" in refusal(written(WHOLE, "a_spec.yaml"))
+    assert "not a Python file" in refusal(written(WHOLE, "a_spec.yaml"))
 
 
 def test_a_spec_file_is_imported_under_its_own_name_which_may_have_a_dot(written: Any) -> None:

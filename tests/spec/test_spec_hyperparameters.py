@@ -231,9 +231,9 @@ def test_choices_that_depend_on_another_choice_are_refused_with_the_way_out() ->
         trial.suggest_float("width", 1, 2) if trial.suggest_int("n", 0, 1) else trial.suggest_int("width", 1, 2)
 
     way_out = "give the two different names, such as 'width_a' and 'width_b'"
-    with pytest.raises(SpecError, match=rf"'width' is asked for as choice\(.*and as choice\(.*{way_out}"):
+    with pytest.raises(SpecError, match=rf"'width' is suggested as choice\(.*and as choice\(.*{way_out}"):
         Search(ask)
-    with pytest.raises(SpecError, match=rf"'width' is asked for as .*{way_out}"):
+    with pytest.raises(SpecError, match=rf"'width' is suggested as .*{way_out}"):
         Search(ask_in_two_kinds)
 
     def ask_in_intervals(trial: Any) -> None:

@@ -87,7 +87,7 @@ def test_a_class_that_the_training_data_lack_is_named(split: str, tmp_path: Path
     folders = {"train": "ab", "other": "bdd"}
     train, other = (Pipeline(make_folder(tmp_path / name, letters)) for name, letters in folders.items())
     says = (
-        rf"Ensemble.{split}: the class 'd' \({tmp_path}/other/d/1.png\) is none of .* 'a', 'b' \({tmp_path}/train"
+        rf"Ensemble.{split}: the class 'd' \({tmp_path}/other/d/1.png\) is not in .* 'a', 'b' \({tmp_path}/train"
     )
     with pytest.raises(SpecError, match=says):
         declare(train, **{split: other})
@@ -143,7 +143,7 @@ def test_windows_of_valid_have_no_steps_of_the_training_windows() -> None:
     assert declare(train, valid=overlapping, allow_overlap=True).list_overlaps()[0]["shared"] == 70
     with pytest.raises(SpecError, match=r"Ensemble.test shares 10 of its 75 samples with train"):
         declare(valid, valid=train, test=overlapping)
-    with pytest.raises(SpecError, match=r"Folds: windows that overlap would be in several parts.*stride="):
+    with pytest.raises(SpecError, match=r"Folds: overlapping windows would be in several parts.*stride="):
         declare(train, weights=Folds(5))
     assert declare(train, weights=Folds(5), allow_overlap=True)
 

@@ -78,7 +78,7 @@ def test_what_is_no_log_is_said_and_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run here"):
         read(follower)
     os.mkfifo(tmp_path / "events.jsonl")
-    with pytest.raises(StoreError, match="no regular file"):
+    with pytest.raises(StoreError, match="not a regular file"):
         read(follower)
     (tmp_path / "events.jsonl").unlink()
     (tmp_path / "events.jsonl").write_bytes(lines(EVENTS))

@@ -201,7 +201,7 @@ def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> N
 def test_a_directory_with_other_files_in_it_is_no_place_for_a_run(tmp_path: Path) -> None:
     (tmp_path / "code/mine").mkdir(parents=True)
     (tmp_path / "code/mine/a.py").touch()
-    with pytest.raises(StoreError, match=r"is no run directory and not empty \(code\)"):
+    with pytest.raises(StoreError, match=r"is not a run directory and not empty \(code\)"):
         RunDir.create(tmp_path, ensemble())
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.py"]
     (tmp_path / "volume" / "lost+found").mkdir(parents=True)

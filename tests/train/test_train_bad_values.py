@@ -82,7 +82,7 @@ def test_targets_without_the_metric_that_ranks_are_refused_at_the_first_step(tmp
     outcome, events = train(tmp_path, recipe, **options)
     failed = loop_cases.failed(outcome, events)
     assert "f1: multilabel: the target has fractions" in failed["error"] and not of(events, "epoch")
-    assert "needs another name than 'f1': rank by that name, with mode=" in failed["error"]
+    assert "differently from 'f1', and rank by it, with mode=" in failed["error"]
     assert "no figures of the predictions" not in read_log(tmp_path)
     renamed = replace(recipe, metrics=totals, objective="mine", mode="max")
     outcome, events = train(tmp_path / "renamed", renamed, **options)

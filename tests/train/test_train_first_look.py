@@ -88,7 +88,7 @@ def dense(change: Any) -> Recipe:
 
 
 BOTH = np.stack([LABEL, LABEL], 1)
-ON_THE_LAST = "the task has them on the last: end it by"
+ON_THE_LAST = "the task has them on the last: append"
 
 
 SOFT = Recipe(model=lambda params: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), loss="cross_entropy")
@@ -98,9 +98,9 @@ SOFT = Recipe(model=lambda params: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
     ("recipe", "label", "says"),
     [
         (SOFT, LABEL, "the model ends in a softmax"),
-        (predicting(lambda s: s), LABEL, "end it by .softmax(-1)"),
-        (predicting(lambda s: s.log_softmax(-1)), LABEL, "end it by .exp()"),
-        (predicting(lambda s: s.argmax(-1)), LABEL, "as argmax does"),
+        (predicting(lambda s: s), LABEL, "append .softmax(-1)"),
+        (predicting(lambda s: s.log_softmax(-1)), LABEL, "append .exp()"),
+        (predicting(lambda s: s.argmax(-1)), LABEL, "like argmax"),
         (dense(lambda s: s), BOTH, f"{ON_THE_LAST} .softmax(1).movedim(1, -1)"),
         (dense(lambda s: s.softmax(1)), BOTH, f"{ON_THE_LAST} .movedim(1, -1)"),
         (Recipe(model=number, loss=broadcast, task="regression"), NUMBER, "changes with the other samples"),
@@ -115,7 +115,7 @@ def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, sa
     notices = [notice.text for notice in collect_notices(events)]
     for texts in (remarks(ran), notices, status_notes(ran)):
         assert any(says in text for text in texts)
-    if says == "end it by .softmax(-1)":
+    if says == "append .softmax(-1)":
         assert "not probabilities" in (describe_failed_combination(ran.state) or "")
         assert any(text.startswith("there is no combined model: ") for text in notices)
 
@@ -340,14 +340,14 @@ def expect_remark(events: list[dict[str, Any]], *parts: str, member: str = "memb
 
 
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is held: validation data are prepared anew at each pass."""
+    """Nothing is held: validation data are prepared again at each pass."""
     monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
 
 
 UNTAKEN = {"test": LABEL, "valid": LABEL.astype(np.int8), "of several": np.stack([LABEL, LABEL], axis=1)}
 
 
-STREAMED = pytest.param("streamed", marks=pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass"))
+STREAMED = pytest.param("streamed", marks=pytest.mark.filterwarnings("ignore:.*is prepared again at each pass"))
 
 
 @pytest.mark.parametrize("name", [*UNTAKEN, STREAMED])
@@ -422,7 +422,7 @@ class Mend:
         return {name: value for name, value in sample.items() if name != "row"}
 
 
-@pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass")
+@pytest.mark.filterwarnings("ignore:.*is prepared again at each pass")
 def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,6 +522,6 @@ def test_figures_are_the_same_of_streamed_validation_data(tmp_path: Path, monkey
 
     held = figures("held")
     stream(monkeypatch)
-    with pytest.warns(UserWarning, match="'valid' is prepared anew at each pass"):
+    with pytest.warns(UserWarning, match="'valid' is prepared again at each pass"):
         streamed = figures("streamed")
     assert streamed == held and held[0][1]

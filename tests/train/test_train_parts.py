@@ -333,7 +333,7 @@ def test_the_axis_of_the_classes_follows_from_the_targets_shape() -> None:
     for axis, shapes in AXES.items():
         for outputs, target in shapes:
             assert find_class_axis(outputs, target) == axis, (outputs, target)
-    no_scores = "no scores of classes for the target"
+    no_scores = "not scores of classes for the target"
     for outputs, target, message in (
         ((8, 5, 5), (8, 5), "along axis 1 or along the last one"),
         *(((8, 3), (8, 5), no_scores), ((8, 3, 3), (8,), no_scores)),

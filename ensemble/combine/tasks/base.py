@@ -99,7 +99,7 @@ class TaskMath(ABC):
                 f"{list(values.shape)} and {list(target.shape)}"
             )
         if not find_known(target).any():
-            raise CombineError(f"none of the {target.size} targets takes part: all are ignored")
+            raise CombineError(f"no target can be used: all {target.size} are ignored")
 
     # Metrics
 
@@ -158,7 +158,7 @@ class TaskMath(ABC):
                 total = replace(statistic, columns=np.zeros((len(statistic.columns), len(target))))
             total.columns[:, rows] += statistic.columns
         if total is None:
-            raise CombineError(f"none of the {target.size} targets takes part: all are ignored")
+            raise CombineError(f"no target can be used: all {target.size} are ignored")
         return [total]
 
     def reliability(self, values: Array, target: Array) -> Curve | None:

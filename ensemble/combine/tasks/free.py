@@ -9,7 +9,7 @@ from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks.base import Statistic, TaskMath
 
 NO_MIX = (
-    "nothing says how outputs of the task free are combined: declare Ensemble.combine as a function "
+    "outputs of the task free have no declared way of combining: declare Ensemble.combine as a function "
     "combine(values [m, n, ...]) -> [n, ...]"
 )
 
@@ -19,7 +19,7 @@ class FreeMath(TaskMath):
 
     no_stack: ClassVar[str | None] = NO_MIX
     no_calibration: ClassVar[str | None] = (
-        "nothing says what outputs of the task free mean, so nothing is calibrated"
+        "outputs of the task free have no declared meaning, so they are not calibrated"
     )
 
     def check_target(self, values: Array, target: Array) -> None:

@@ -169,7 +169,7 @@ def find_idle(energy: Energy, read: Read, node: str) -> Idle:
 def _use_given(idle_w: Mapping[str, float], parts: Sequence[EnergyPart]) -> Idle:
     watts = spread_given(idle_w, parts)
     if not set(watts) - set(_find_estimated(parts)):
-        return Idle("unavailable", watts, f"what was given is of no part that is measured: {NO_SOURCE}")
+        return Idle("unavailable", watts, f"Energy.idle_w names no part that is measured: {NO_SOURCE}")
     return Idle("given", watts)
 
 

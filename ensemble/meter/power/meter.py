@@ -66,7 +66,7 @@ def _open(name: str, open_source: Callable[[], PowerSource | Absent], level: int
     try:
         source = open_source()
         if not isinstance(source, PowerSource | Absent):
-            raise PowerError(f"a {type(source).__name__} was opened, which is no PowerSource")
+            raise PowerError(f"it opened a {type(source).__name__}, not a PowerSource")
     except Exception as error:
         log.log(level, "power source %s cannot be opened: %s", name, error)
         return Absent(name, str(error))

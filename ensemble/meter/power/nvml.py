@@ -45,7 +45,7 @@ def count_energy(total_mj: Callable[[], int], clock: Callable[[], float] = time.
             return 0.0
         last_mj, changed_s = now_mj, now_s
         if used_j < 0:
-            raise ImplausibleEnergy("its energy counter went back (was its driver loaded anew?)")
+            raise ImplausibleEnergy("its energy counter went back (was its driver reloaded?)")
         if used_j > MOST_W * max(1.0, length_s):
             raise ImplausibleEnergy(f"its energy counter jumped by {used_j:g} J in {length_s:.1f} s")
         return used_j

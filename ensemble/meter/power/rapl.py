@@ -43,7 +43,7 @@ def open_rapl(
     names = [zone.name for zone in zones]
     missing = sorted(set(expected) - set(names))
     if missing:
-        return Absent("rapl", f"zones that were there are not there now: {', '.join(missing)}")
+        return Absent("rapl", f"zones have disappeared: {', '.join(missing)}")
     return PowerSource(
         "rapl",
         "cpu",

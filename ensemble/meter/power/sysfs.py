@@ -50,8 +50,8 @@ class Counter:
             used_uj += self.range_uj
             if used_uj / 1e6 > MOST_W * (length_s + _STEP_S):
                 raise PowerError(
-                    f"{self.file} started anew: had it wrapped, it would have counted {used_uj / 1e6:.0f} J "
-                    f"in {length_s:.1f} s"
+                    f"{self.file} restarted: had it wrapped, it would have counted {used_uj / 1e6:.0f} J in "
+                    f"{length_s:.1f} s"
                 )
         return used_uj / 1e6
 
@@ -82,4 +82,4 @@ def read_int(file: Path) -> int:
     try:
         return int(text)
     except ValueError:
-        raise PowerError(f"{file} holds {text[:40]!r}, which is no number") from None
+        raise PowerError(f"{file} holds {text[:40]!r}, which is not a number") from None

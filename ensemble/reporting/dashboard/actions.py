@@ -56,7 +56,7 @@ def parse_action(body: bytes, members: Collection[str]) -> tuple[str, dict[str, 
     try:
         action = _DECODER.decode(body)
     except (ValueError, RecursionError) as error:
-        raise ActionError(400, f"this is no action: {error}"[:200]) from None
+        raise ActionError(400, f"this is not an action: {error}"[:200]) from None
     fields = {name: getattr(action, name) for name in action.__struct_fields__ if name != "verb"}
     fields = {name: value for name, value in fields.items() if value is not None}
     if unknown := sorted(set(fields) - _FIELDS.get(action.verb, {"member", "members"})):

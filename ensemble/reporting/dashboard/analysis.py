@@ -233,7 +233,7 @@ def _tabulate_models(evaluated: Evaluated, state: RunState) -> Table:
         cell = None if weight is None else (f"{weight:.1%}", weight)
         name = f"{member} (best)" if member == evaluated.best else member
         rows.append([name, *(scored(own.get(figure.name)) for figure in figures), cell])
-    about = 'On the same samples; "best" is the member with the best objective on validation.'
+    about = 'On the same samples; "best" is the best member by the objective on validation.'
     return Table("models", "Combined model and members", about, head, rows)
 
 

@@ -26,13 +26,13 @@ RELIABILITY = {
     "classification": (
         "confidence",
         "accuracy",
-        "How often a model is right when it is so sure. On the diagonal it is calibrated, below it too sure; "
+        "How often a model is right, by how sure it is. On the diagonal it is calibrated, below it too sure; "
         "larger dots hold more samples.",
     ),
     "multilabel": (
         "predicted probability",
         "share of labels that are there",
-        "How often a label is there when a model gives it such a probability. On the diagonal it is calibrated; "
+        "How often a label is there, by the probability that a model gives it. On the diagonal it is calibrated; "
         "larger dots hold more labels.",
     ),
 }

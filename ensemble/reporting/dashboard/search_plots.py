@@ -109,7 +109,7 @@ def _plot_slice(state: RunState, name: str) -> Document:
     axes = draw_axis(shown, kind=kind), _axis(state, [value for *_, value in points])
     series = _draw_phases(state, points, aside=kind == "category")
     plot = draw_plot(f"slice {name}", f"{text.visible(state.objective)} over {shown}", "", *axes, series)
-    return plot | {"said": f"{len(points)} trials", "absent": None if points else "No trial with a value has it."}
+    return plot | {"said": f"{len(points)} trials", "absent": None if points else "No trial with a value used it."}
 
 
 def _plot_pruning(state: RunState) -> Document:
@@ -134,8 +134,8 @@ def _plot_pruning(state: RunState) -> Document:
         if (value := metric(member, state.objective)) is not None
     ]
     reading = (
-        f"Pruned: {', '.join(counts[:8])}{' …' if len(counts) > 8 else ''}. Crosses lie where trials were ended, "
-        "rings are the values there of those that went on."
+        f"Pruned: {', '.join(counts[:8])}{' …' if len(counts) > 8 else ''}. Crosses are trials that were pruned, "
+        "rings are the values of the others at that epoch."
     )
     most = max([state.epochs or 1, *rungs])
     series = [
@@ -157,9 +157,9 @@ def _plot_fronts(state: RunState) -> Iterator[Document]:
     titles = [_title(objective.name, origin) for objective in further]
     several = len(further) > 1
     beaten = (
-        "Of those that stand out none is beaten in all objectives."
+        "No other trial is better in all objectives than one that stands out."
         if several
-        else "Of those on the line none is beaten in both."
+        else "No other trial is better in both than one on the line."
     )
     names = [objective.name for objective in further]
     estimated = f" {text.ESTIMATED}" if "energy_j" in names and "estimated" in origin else ""

@@ -40,8 +40,8 @@ SHORTEST_TOKEN = 16
 SCRAPED = "/metrics"
 
 LOG_IN = """<!doctype html><meta charset="utf-8"><title>ensemble</title>
-<p>This page needs the address that <code>ensemble</code> printed where it was started. If this browser has opened
-it before, its history has the page itself, below <code>/p/</code>; if that led here: <a href=".">open it</a>.
+<p>Open the address that <code>ensemble</code> printed where it was started: it has the key. If this browser
+has opened it before, its history has the page, below <code>/p/</code>; if that led here: <a href=".">open it</a>.
 """
 
 

@@ -11,7 +11,7 @@ from ensemble.reporting import text
 from ensemble.reporting.model_figures import Ranking, compare
 from ensemble.reporting.run_projection import RunProjection
 
-NO_COMBINATION = "not before members have finished"
+NO_COMBINATION = "the run has not combined its members"
 NO_POWER = "no node has a power source that could be read"
 
 
@@ -58,7 +58,7 @@ def _describe_combined(combined: Combined | None, ranking: Ranking) -> Tile:
     """The tile of the combined model: its objective, else the figure that says most."""
     shown = compare(combined, ranking)
     if combined is None or not shown:
-        why = NO_COMBINATION if combined is None else "no figure of it is known"
+        why = NO_COMBINATION if combined is None else "it has no figures"
         reason = combined.reason if combined is not None and not combined.metrics else None
         return Tile("combined", "Combined", text.ABSENT, reason or why)
     chosen = next((comparison for comparison in shown if comparison.figure.name == ranking[0]), shown[0])
@@ -67,9 +67,9 @@ def _describe_combined(combined: Combined | None, ranking: Ranking) -> Tile:
     label = f"Combined {chosen.figure.label}{f', on {split}' if split else ''}"
     used = [member for member, weight in combined.weights.items() if weight > 0]
     if len(used) == 1:
-        note = f"{used[0]} alone: no other member is part of it"
+        note = f"it is {used[0]} alone"
         return Tile("combined", label, text.score(chosen.value), note)
-    best = "" if chosen.best is None else f", which has {text.score(chosen.best)} there"
+    best = "" if chosen.best is None else f"; that one has {text.score(chosen.best)}"
     return Tile("combined", label, text.score(chosen.value), chosen.describe_difference() + best, chosen.tone)
 
 
@@ -79,15 +79,15 @@ def _list_use(run: RunProjection) -> Iterator[Tile]:
     note = f"{text.number(reuse.consumed)} consumed of {text.number(reuse.prepared)} prepared"
     yield Tile("reuse", "Reuse of prepared samples", factor, note)
     is_open, wall_s = state.ended is None, state.wall_s
-    cores = f"{text.number(used.cpu_s / wall_s)} cores on average" if is_open and wall_s else "in all"
+    cores = f"{text.number(used.cpu_s / wall_s)} cores on average" if is_open and wall_s else "all processes"
     yield Tile("cpu", "CPU time (measured)", text.cpu(used.cpu_s), cores)
     yield Tile("energy", f"Energy ({used.origin})", text.joules(used.energy_j), _describe_energy(run))
     if is_open:
         yield _describe_power(run)
-        note = "all running members, while training: without validation"
+        note = "all running members, without validation"
         yield Tile("rate", "Samples a second", text.number(run.samples_per_s if run.is_driven else None), note)
     else:
-        yield Tile("wall", "Wall time", text.duration(wall_s), "in all")
+        yield Tile("wall", "Wall time", text.duration(wall_s), "from start to end")
 
 
 def _describe_power(run: RunProjection) -> Tile:
@@ -102,7 +102,7 @@ def _describe_energy(run: RunProjection) -> str:
     if run.used.energy_j is None:
         return NO_POWER
     whole_j, mean_w = run.ledger.total.energy_j, run.used.mean_w
-    parts = [] if whole_j is None else [f"of {text.joules(whole_j)} for the whole of the nodes"]
+    parts = [] if whole_j is None else [f"of {text.joules(whole_j)} for all nodes, other programs included"]
     return ", ".join(parts + ([f"{text.watts(mean_w)} on average"] if mean_w else []))
 
 

@@ -226,7 +226,7 @@ class Follower(RunObserver):
         if not self._is_open:
             self._is_open = True
             if self._written > self._events:
-                raise LostRecordsError("the log is shorter than what was written of it")
+                raise LostRecordsError("the log is shorter than the part that was written before")
             self._logger.open(self._reader.state, self._ids)
         if points:
             self._save(self._logger.write(points))

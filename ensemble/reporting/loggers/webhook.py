@@ -31,7 +31,7 @@ class DeliveryError(RuntimeError):
 class WebhookLogger(Logger):
     """Posts one message at the end of each start of the run."""
 
-    missing: ClassVar[str] = "the end of the run was not told"
+    missing: ClassVar[str] = "the end of the run was not sent"
     tells_loss: ClassVar[bool] = True
 
     @classmethod

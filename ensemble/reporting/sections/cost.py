@@ -117,7 +117,7 @@ ROLE_WORDS = {
     "base": "making the base",
     "orchestrate": "orchestrating",
     "ray": "Ray",
-    "idle": "idle, reserved by nobody",
+    "idle": "idle, not reserved",
     "other": "other processes",
 }
 IDLE = "reservation"
@@ -182,7 +182,7 @@ def describe_energy(ledger: Ledger) -> str:
     line = f"{text.joules(total.energy_j)} {total.origin}"
     whole = ledger.total
     if whole.energy_j is not None and whole.energy_j > total.energy_j * 1.001:
-        line += f", of {text.joules(whole.energy_j)} {whole.origin} for the whole of the nodes"
+        line += f", of {text.joules(whole.energy_j)} {whole.origin} for all nodes, other programs included"
     return line + (f" (source: {', '.join(sources)})" if sources else "")
 
 
@@ -207,8 +207,8 @@ def _join(words: Iterable[str]) -> str:
 
 
 ROLE = (
-    "Of a role's energy, direct is what members used themselves, full what they bear when the rest is shared out. "
-    "Mean watts are over the time that was metered."
+    "Of a role's energy, direct is what members used themselves, full adds their shares of all other use. Mean "
+    "watts are over the time that was metered."
 )
 
 

@@ -33,7 +33,7 @@ def _describe_reuse(ledger: Ledger, *, has_ended: bool) -> str:
         return "no samples were prepared" if has_ended else "no samples are prepared yet"
     many = text.number(reuse.prepared)
     if reuse.private == reuse.prepared:
-        return f"none: members prepared their own samples, {many} in all"
+        return f"none: members prepared their own samples ({many})"
     line = f"{many} samples were prepared, {text.number(reuse.consumed)} were used: nothing was saved"
     if reuse.consumed > reuse.prepared:
         line = f"{many} samples were prepared instead of {text.number(reuse.consumed)}"
@@ -93,12 +93,9 @@ def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Fee
     # The time that records took which ended or hung a worker is part of the levels.
     bad = sum(event.cohort == cohort for event in state.bad_records.values())
     if bad:
-        return (
-            f"this includes the time lost on {text.count(bad, 'bad record')}, "
-            "mend or remove these before anything else"
-        )
+        return f"this includes the time lost on {text.count(bad, 'bad record')}, repair or remove these first"
     if busy < IDLE:
-        return f"its workers had work only {busy:.0%}, try a larger capacity"
+        return f"its workers had work only {busy:.0%} of the time, try a larger capacity"
     infos = (state.nodes[node].info for node in feeders if node in state.nodes)
     cpus = min((info.cpus for info in infos if info is not None), default=None)
     workers = max(int(event.workers or 1) for event in feeders.values())

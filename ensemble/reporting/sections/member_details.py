@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ensemble.store import MemberState
 
 TIME = (
-    "Where its time went. All epochs of a member added up, as its first worker saw them, without evaluation. "
-    "Shared batches come from the stream, own ones the member has prepared for itself."
+    "Where its time went: all epochs added up, as its first worker saw them, without evaluation. Shared batches "
+    "come from the stream; own ones were prepared by the member itself."
 )
 PACKING = "How it was packed: what was measured of it alone, and what it was given."
 COST = (
-    "What it cost. Full adds to what a member used itself its part of what serves several: of preparing and "
-    "feeding by the samples that it consumed, of all else by the time for which its ranks held places. Mean watts "
-    "are over the time in which it held a place."
+    "What it cost. Full adds the member's share of common work: of preparing and feeding by the samples that it "
+    "consumed, of all else by the time for which its ranks held places. Mean watts are over the time in which it "
+    "held a place."
 )
 
 

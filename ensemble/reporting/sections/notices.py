@@ -46,11 +46,11 @@ def _where(event: Any) -> str:
 
 
 _ACTIONS = {
-    "none": "that is rounding, they are shared",
-    "alone": "it prepares them itself from the start",
-    "anew": "it begins anew and prepares its own batches",
-    "fails": "it fails, as verify_sharing='fail' says",
-    "renewed": "the cache begins anew",
+    "none": "they differ by rounding only and are used",
+    "alone": "so it prepares its own from the start",
+    "anew": "so it begins again with batches of its own",
+    "fails": "so it fails (verify_sharing='fail')",
+    "renewed": "so the cache is filled again",
 }
 _LOGGERS = {"failing": "fails, the run goes on", "works": "works again", "ended": "has ended, the run goes on"}
 
@@ -63,12 +63,12 @@ def describe(event: Event) -> str:
             return f"{', '.join(event.members)}: not measured, placed by default estimates: {why}"
         case events.BadRecord():
             which = f"sample {event.index} of {event.split} ({event.where})"
-            return f"{which}: {event.reason}; nobody prepares it any more"
+            return f"{which}: {event.reason}; it is left out from now on"
         case events.LoggerChanged():
             what = event.logger if event.logger == "mirror" else f"logger {event.logger}"
             return f"the {what} {_LOGGERS[event.state]}{f': {event.detail}' if event.detail else ''}"
         case events.GpuQuarantined():
-            return f"{event.node}: GPU {event.gpu} is used no more: {event.detail}"
+            return f"{event.node}: GPU {event.gpu} is not used any more: {event.detail}"
         case events.NodeUnusable():
             again = f"; it is tried again after {event.retry_s:g} s" if event.retry_s is not None else ""
             return f"{event.node}: nothing can be started there: {event.detail}{again}"
@@ -88,9 +88,9 @@ def _describe_difference(event: events.SampleDifference) -> str:
     if event.result == "left_out":
         return f"{event.member}: shared samples of {event.split} are not compared, {where}: {event.detail}"
     if event.member is None:
-        who = f"samples of {event.split} kept in a cache are not what the pipeline prepares"
+        who = f"samples of {event.split} kept in a cache differ from what the pipeline prepares"
     else:
-        who = f"{event.member}: shared samples of {event.split} are not what its own pipeline prepares"
+        who = f"{event.member}: shared samples of {event.split} differ from what its own pipeline prepares"
     return f"{who}, {where}: {event.detail}; {_ACTIONS[event.action]}"
 
 
@@ -195,14 +195,14 @@ class NoticeCollector:
                 where = f"goes on at epoch {epoch + 1}, step {step}" if epoch or step else "starts again"
                 yield "info", f"{member}, attempt {self._attempts[member]}: {where}"
             case events.Damaged():
-                yield "warning", f"{member}: {event.error}: it goes on from what is whole"
+                yield "warning", f"{member}: {event.error}: it goes on from undamaged files"
             case events.MemoryIncrease():
                 amounts = [(event.memory_gb, "GiB"), (event.gpus_per_worker, "of a GPU")]
                 more = " and ".join(f"{value:g} {unit}" for value, unit in amounts if value is not None)
-                yield "info", f"{member} and those like it get {more} for each worker from here on"
+                yield "info", f"{member} and members like it get {more} for each worker from now on"
             case events.Cost() if self._minimizes_energy and event.energy_origin == "estimated":
                 self._minimizes_energy = False  # once is enough
-                yield "info", f"the search minimizes joules that are estimated. {text.ESTIMATED}"
+                yield "info", f"the search minimizes estimated joules. {text.ESTIMATED}"
             case events.UnusedHyperparameters():
                 yield "warning", f"{functions.describe_unused(event.params, event.meant)} ({member})"
             case events.Remark():
@@ -215,14 +215,14 @@ class NoticeCollector:
                 where = f"{member}, epoch {event.epoch + 1}"
                 if event.skipped_steps:
                     steps = text.count(event.skipped_steps, "step")
-                    yield "info", f"{where}: {steps} skipped, gradients were not finite"
+                    yield "info", f"{where}: {steps} skipped because gradients were not finite"
                 if event.private_skipped:
                     yield (
                         "warning",
                         f"{where}: {text.count(event.private_skipped, 'record')} could not be prepared",
                     )
             case events.DeviceChanged():
-                changed = f"{event.device}, and not {event.before}"
+                changed = f"{event.device} instead of {event.before}"
                 yield "warning", f"{member}: trains on another device than before: {changed}"
 
     def _describe_run(self, event: Event) -> Iterator[tuple[str, str]]:
@@ -231,7 +231,7 @@ class NoticeCollector:
                 yield "warning", describe(event)
             case events.Remedy():
                 what = _REMEDIES[event.what](event)
-                yield "info", f"{', '.join(event.members)}: {what}, for the run to end sooner"
+                yield "info", f"{', '.join(event.members)}: {what}, so that the run ends sooner"
             case events.Feeder():
                 yield from self._describe_feeder(event)
             case events.BadRecord() if (event.split, event.index) not in self._bad:
@@ -249,7 +249,7 @@ class NoticeCollector:
                 what = "the cluster drains it: its members write checkpoints and move to other nodes"
                 yield "info", f"{event.node}: {what}"
             case events.CodeChanged():
-                parts = ", ".join(event.changed) or "it is not known which parts"
+                parts = ", ".join(event.changed) or "which parts is not known"
                 earlier = f"; weights of the earlier code: {', '.join(event.trained)}" if event.trained else ""
                 yield "warning", f"the code changed ({parts}){earlier}"
             case events.LoggerChanged() if event.state != "works":
@@ -279,4 +279,4 @@ class NoticeCollector:
         if (again := event.restarts - before.restarts) > 0:
             yield "warning", f"{where}: preparation workers restarted {again}×"
         if (alone := event.detached - before.detached) > 0:
-            yield "info", f"{where}: a member kept the others waiting and went on alone, {alone}×"
+            yield "info", f"{where}: a member kept the others waiting and now prepares its own batches, {alone}×"

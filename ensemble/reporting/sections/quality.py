@@ -25,8 +25,8 @@ MOST_FIGURES = 3
 #: What the parts of the uncertainty mean.
 PARTS = {
     "total": "of the combined prediction",
-    "aleatoric": "in the data, as the members see it: no further member removes it",
-    "epistemic": "between the members: more data or members would lower it",
+    "aleatoric": "in the data: more members do not reduce it",
+    "epistemic": "between the members: more data or members reduce it",
     "disagreement": "the probability that two members name different classes",
 }
 #: Of the parts of the uncertainty but the disagreement, which is a probability.
@@ -179,7 +179,7 @@ def _describe_decision(combined: Combined) -> Iterator[str]:
         f"{_word(name)} {text.score(value)} ({text.score(decision['metrics']['usual'].get(name))})"
         for name, value in decision["metrics"]["thresholds"].items()
     )
-    yield f"decides by thresholds for {by}, in brackets by what is most probable: {shown}"
+    yield f"decides by thresholds for {by} (in brackets: by the largest probability): {shown}"
     names = combined.classes or range(len(of))
     pairs = [f"{name} {text.score(value)}" for name, value in zip(names, of, strict=True)]
     yield f"thresholds: {', '.join(pairs[:20])}{', ...' if len(pairs) > 20 else ''}"

@@ -251,10 +251,10 @@ def test_the_tile_of_the_combined_model_says_where_it_was_measured_and_whether_i
 
     tile = tile_of({"m0": 0.6, "m1": 0.4})
     assert (tile.label, tile.figure, tile.tone) == ("Combined accuracy, on test", "0.9300", "good")
-    assert tile.note == "+0.0200 to the best member, which has 0.9100 there"
+    assert tile.note == "+0.0200 to the best member; that one has 0.9100"
     noisy = tile_of({"m0": 0.6, "m1": 0.4}, noise=["accuracy"])
     assert "within noise" in noisy.note and noisy.tone == ""
-    assert tile_of({"m0": 1.0, "m1": 0.0}).note == "m0 alone: no other member is part of it"
+    assert tile_of({"m0": 1.0, "m1": 0.0}).note == "it is m0 alone"
 
 
 def trial(number: int, value: float | None, state: str = "finished", epoch: int = 8, **more: Any) -> MemberState:

@@ -147,7 +147,7 @@ def test_what_is_wrong_with_a_log_is_said_in_place_of_the_run(tmp_path: Path) ->
         assert "another version of ray-ensemble" in (await load(feed))["run"]["driver"]
         (run / "events.jsonl").unlink()
         os.mkfifo(run / "events.jsonl")
-        assert "no regular file" in (await load(feed))["run"]["driver"]
+        assert "not a regular file" in (await load(feed))["run"]["driver"]
 
     async def use_odd(feed: Feed) -> None:
         assert (await load(feed))["members"]["rows"]

@@ -47,7 +47,7 @@ ROWS = [
         "submit",
     ),
     wrong("more cores than any node has", submit_too_wide, "the largest that would fit is cpus_per_worker"),
-    Mistake("a cache of raw samples", submit_with_cache, PipelineError, ("nothing to keep", "it has no stages")),
+    Mistake("a cache of raw samples", submit_with_cache, PipelineError, ("be cached", "it has no stages")),
     wrong("a member beyond the limits", submit_beyond_limits, "member-0 needs 2 cores, and limits allow 1"),
     *(
         wrong(f"{option}={value}", lambda option=option, value=value: an_ensemble(**{option: value}), words)

@@ -41,7 +41,7 @@ ROWS = [
     wrong("one other member", {"members": [{"lr": 0.5}] * 3 + [{"lr": 0.1}]}, LEFT_OUT, "cross_validated"),
     wrong("repeats without members", {"weights": Folds(K, repeats=2)}, "partition 2 of 2"),
     wrong("random training stages", {"train": Pipeline(records()).map(noisy)}, "valid=", "its stage noisy"),
-    wrong("a pipeline by member", {"train": lambda params: Pipeline(records())}, "valid=", "no single pipeline"),
+    wrong("a pipeline by member", {"train": lambda params: Pipeline(records())}, "valid=", "not a single"),
     wrong("a shorter valid", {"valid": Pipeline(records().take(30))}, "the records of train= in their order"),
     wrong("valid of another source", {"valid": Pipeline(records(("x", "label")))}, "the same source object"),
     wrong("a search", {"search": ensemble.Search({"lr": ensemble.uniform(0, 1)}, trials=K)}, "needs members="),

@@ -37,8 +37,8 @@ def add(call: Callable[..., Any], cases: Any, name: str) -> None:
 add(
     lambda **options: Feeder(**{"pipeline": PIPE, **options}),
     (
-        ({"pipeline": "data"}, "pipeline must be a Pipeline, got 'data', a path: make one of a source"),
-        ({"pipeline": DATA}, "a source: make one of it, Pipeline(source)"),
+        ({"pipeline": "data"}, "pipeline must be a Pipeline, got 'data', a path: give it to a source"),
+        ({"pipeline": DATA}, "a source: write Pipeline(source)"),
         ({"pipeline": None}, "must be a Pipeline, got None"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"workers": True}, "workers must be an integer, at least 1, got True"),
@@ -62,8 +62,8 @@ add(
         ({"resident": {1: STILL}}, "resident must have str for names, got 1"),
         ({"resident": {"valid": "data"}}, "resident['valid'] must be a Pipeline, got 'data'"),
         ({"address": 7}, "address must be a path (str or os.PathLike), got 7"),
-        ({"cache_bytes": 1 << 20}, "cache_bytes= is for a feeder that keeps samples: give cache="),
-        ({"cache_dir": "kept"}, "cache_dir= is for a feeder that keeps samples: give cache="),
+        ({"cache_bytes": 1 << 20}, "cache_bytes= needs a cache: give cache="),
+        ({"cache_dir": "kept"}, "cache_dir= needs a cache: give cache="),
         ({"cache": "disk", "cache_dir": 7}, "cache_dir must be a path (str or os.PathLike), got 7"),
     ),
     "Feeder",
@@ -137,6 +137,6 @@ ROWS += [
     ),  # type: ignore[list-item]
     wrong("stages of none", lambda: find_shared_stages([]), "find_shared_stages() takes at least one pipeline"),
     wrong("other seeds", lambda: find_shared_stages([PIPE, Pipeline(DATA, seed=4)]), "nothing in common", "seed"),
-    wrong("more stages than there are", lambda: PIPE.take_stages(3), "take_stages(3) of a pipeline of 0 stages"),
+    wrong("more stages than there are", lambda: PIPE.take_stages(3), "take_stages(3): the pipeline has 0 stages"),
     wrong("blocks of arrays", lambda: Pipeline(DATA, shuffle="blocks"), "shuffle='blocks' is for a source"),
 ]

@@ -138,7 +138,7 @@ ITERABLE = [
         ("values without names", [1, 2], 2, "record 0: an item of 1 value (int)"),
         ("a set", [{"x": {1, 2}}], 1, "record 0: 'x' of the record is builtins.set; yield arrays"),
         ("objects", [{"x": np.array([None])}], 1, "'x' of the record is an array of object"),
-        ("a number for a name", [{1: 2}], 1, "the key 1, which is no text"),
+        ("a number for a name", [{1: 2}], 1, "the key 1, which is not a str"),
     )
 ]
 

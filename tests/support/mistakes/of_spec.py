@@ -124,7 +124,7 @@ LOGGERS = calls(
     (lambda: declare(loggers="wandb"), "must be a list such as ['tensorboard'], got 'wandb'"),
     (lambda: declare(loggers=["mlflow", MLflow(uri="http://x")]), "has 'mlflow' twice"),
     (lambda: declare(loggers=[7]), "Ensemble.loggers has no logger '7'"),
-    (lambda: declare(loggers=["webhook"]), "'webhook' is no logger of Ensemble.loggers: give `submit` notify="),
+    (lambda: declare(loggers=["webhook"]), "'webhook' is not a logger of Ensemble.loggers: give `submit` notify="),
     (lambda: declare(loggers=[{"name": "mlflow", "url": "x"}]), "MLflow has no option", "did you mean 'uri'?"),
     (lambda: WandB(mode="ofline"), "WandB.mode cannot be 'ofline'; did you mean 'offline'?"),
     (lambda: MLflow(url="x"), "MLflow has no option 'url'; did you mean 'uri'?"),
@@ -140,8 +140,8 @@ NODES = refused(
     ({"ray.io/accelerator_type": "H100"}, f"did you mean '{TYPE}'?"),
     ({"my label": "a"}, "has 'my label', which is neither one of gpu_type, spot, gpu_memory_gb nor"),
     ({5: "a"}, "has 5, which is neither"),
-    ({"ray.io/node-id": "ab"}, "nodes are not chosen by ray.io/node-id, which is new at each start of one"),
-    ({"gpu_type": "H100", TYPE: "T4"}, f"has '{TYPE}' and another word for the same: give one of them"),
+    ({"ray.io/node-id": "ab"}, "nodes cannot be chosen by ray.io/node-id, which changes whenever a node starts"),
+    ({"gpu_type": "H100", TYPE: "T4"}, f"has '{TYPE}' and another name of the same property: give one of them"),
     ({"gpu_type": ["H100", "T4"]}, "nodes['gpu_type'] must be 'value', '!value', 'in(a,b)' or '!in(a,b)', got ['"),
     ({"team": "in(a,b"}, "nodes['team'] must be 'value', '!value', 'in(a,b)' or '!in(a,b)', got 'in(a,b'"),
     ({"team": ""}, "must be 'value'"),
@@ -155,7 +155,7 @@ NODES = refused(
     (
         lambda: declare_nodes({"gpu_type": "H100"}, Member({}, gpus_per_worker=0.0)),
         "members[0]",
-        "(gpu_type=H100), and gpus_per_worker=0",
+        "(gpu_type=H100), but gpus_per_worker=0",
     ),
     (
         lambda: declare_nodes(None, {}, Member({}, nodes={"gpu_memory_gb": 8}), devices="cpu"),

@@ -172,7 +172,7 @@ ROWS: list[Mistake] = [
     *refused(
         "a loss by its name",
         lambda name, *given: NamedLoss(name, "y", levels=(0.1, 0.9)).compute(*given, training=False),
-        ("cross_entropy", seeded(4, 3, 3), torch.zeros(4, 3, dtype=torch.int64), "both axis 1 and the last"),
+        ("cross_entropy", seeded(4, 3, 3), torch.zeros(4, 3, dtype=torch.int64), "either axis 1 or the last"),
         ("cross_entropy", seeded(4, 3), torch.zeros(4, 5, dtype=torch.int64), "they do not fit"),
         ("mse", seeded(4, 3), seeded(4), "mse: outputs of shape [4, 3] for a target of shape [4]"),
         ("gaussian_nll", seeded(4), seeded(4), "the model returns (mean, variance)"),

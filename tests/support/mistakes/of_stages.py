@@ -149,9 +149,9 @@ ARGUMENTS = [
         ("binary", ("x", True), {}, "must be an integer, at least 1"),
         ("ragged", ("x", 2.5), {}, "must be an integer, at least 1"),
         ("ragged", ("x", None), {}, "must be an integer, at least 1"),
-        ("ragged", ("x", 4), {"dtype": "object"}, "is none of numbers"),
-        ("ragged", ("x", 4), {"dtype": "datetime64[s]"}, "is none of numbers"),
-        ("ragged", ("x", 4), {"dtype": "U3"}, "is none of numbers"),
+        ("ragged", ("x", 4), {"dtype": "object"}, "is not numeric"),
+        ("ragged", ("x", 4), {"dtype": "datetime64[s]"}, "is not numeric"),
+        ("ragged", ("x", 4), {"dtype": "U3"}, "is not numeric"),
         (
             "tv_transform",
             (abs,),
@@ -254,7 +254,7 @@ DECLARED = [
         ("a scalar", RAGGED, [TWO, np.float64(3)], "float64[], not an array [n, ...]"),
         ("empty", RAGGED, [[1], []], "an empty list, which says neither dtype nor shape", "give ragged shape="),
         ("entries", stages.ragged("x", 4, shape=(2,)), [[[1, 2]], [[1]]], "entries of [1], not [2]"),
-        ("256", ragged("uint8"), [[1], [256]], "'x' holds 256, which uint8 cannot: ", "stages.cast"),
+        ("256", ragged("uint8"), [[1], [256]], "'x' holds 256, which uint8 cannot hold: ", "stages.cast"),
         ("-1", ragged("uint64"), [[1], [-1]], "'x' holds -1, which uint64 cannot"),
         ("1.5", ragged("int64"), [[1.0], [2.0, 1.5]], "'x' holds 1.5, which int64 cannot"),
         ("nan", ragged("int32"), [[1.0], [np.nan]], "'x' holds nan, which int32 cannot"),
@@ -290,15 +290,15 @@ def read_other_version() -> Any:
 TABLE = [
     wrong(f"fit: {what}", do, word)
     for what, do, word in (
-        ("a target as input", fit(numbers=["area", "price"]), "'price' is a target, and no input"),
+        ("a target as input", fit(numbers=["area", "price"]), "'price' is a target, not an input"),
         ("a target of another name", fit(target="prize"), "no target 'prize'; did you mean 'price'"),
-        ("texts as numbers", fit(numbers=["city"]), "column 'city' holds 'Lyon', which is no number"),
-        ("nothing", fit(numbers=[]), "there is no column to make numbers of"),
+        ("texts as numbers", fit(numbers=["city"]), "column 'city' holds 'Lyon', which is not a number"),
+        ("nothing", fit(numbers=[]), "there is no column to turn into numbers"),
         ("no such column", fit(numbers=["c"]), "has no field 'c' (it has: area, city, price)"),
         ("no value", fit_nothing, "'a' has no value at all"),
         ("a name of the target", fit(numbers=["area"], to="price"), "have a field 'price' already"),
         ("a name of a column", fit(numbers=["area"], to="city"), "have a field 'city' already"),
-        ("another version", read_other_version, "the steps of a table are not known; another version has fitted"),
+        ("another version", read_other_version, "another version of ray-ensemble fitted this table"),
         ("the mean of texts", lambda: stages.mean_std(HOMES, "city"), "the field 'city' holds no numbers"),
         ("the mean of nothing", lambda: stages.mean_std(HOMES, "nothing"), "has no field 'nothing' (it has: "),
     )

@@ -91,7 +91,7 @@ MODELS = [
             ("a frozen model", "model", lambda params: cases.Net().requires_grad_(False), *FROZEN),
             ("no parameters", "model", lambda params: nn.Flatten(), "none of the model's 0 parameters is trained"),
             ("a class of models", "model", lambda params: nn.Flatten, NO_MODULE),
-            ("a state for no checkpoint", "model", lambda params: Extra(), "'_extra_state', which is no tensor"),
+            ("a state for no checkpoint", "model", lambda params: Extra(), "'_extra_state', which is not a"),
             ("layers that do not fit each other", "model", lambda params: nn.Linear(9, 3), LAYERS),
             ("a text", "metrics", lambda *_: {"note": "fine"}, "the metric 'note' must be a number, got 'fine'"),
             ("a tensor", "metrics", lambda outputs, _: outputs, "Recipe.metrics must return a dict, got Tensor"),
@@ -175,7 +175,7 @@ def spoil(array: Any, place: Any, value: Any) -> Any:
 
 LABELS = (X[:, :3] > 0).astype(np.int64)
 MULTILABEL = Recipe(model=cases.plain, loss="binary_cross_entropy", inputs="x", task="multilabel")
-NO_CLASS = "; where -1 is no class, let a stage replace it by -100, torch's ignore_index"
+NO_CLASS = "; if -1 means no class, let a stage replace it by -100, torch's ignore_index"
 
 
 def own_multilabel(model: nn.Module, batch: Any) -> Any:

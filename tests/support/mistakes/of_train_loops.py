@@ -139,7 +139,7 @@ LOOPS = [
     fails("no epoch", cases.ending("break before", -1), "has trained no epoch"),
     fails("a stop without a reason", own_loop(lambda member, epoch: member.stop(0.5)), "reason as text, got 0.5"),
     fails("accumulation without parts", own_loop(), "member.parts(batch)", accumulate=2),
-    fails("mixup without mixing", cases.own_loop, "nothing is mixed: train on member.mixup(batch)", mixup=0.3),
+    fails("mixup without mixing", cases.own_loop, "mixes nothing: train on member.mixup(batch)", mixup=0.3),
     fails("no measure", cases.own_loop, "call member.validate_with(measure) before the loop", validate_every=2),
     fails("no objective", own_loop(report_los), NO_LOSS, keep="best", objective="loss"),
 ]
@@ -170,10 +170,8 @@ HANDED_OVER = [
         *("the weights are not this model's", 'Unexpected key(s) in state_dict: "net.'),
     ),
     fails("no weights", hand_over(lambda model: None), "needs a state_dict on rank 0"),
-    fails("weights before the end", own_loop(weigh_early), "comes after the end of member.epochs()"),
-    fails(
-        "early predictions", own_loop(predict_early), "comes after the end of member.epochs()", averaging=SWA(1)
-    ),
+    fails("weights before the end", own_loop(weigh_early), "after the end of member.epochs()"),
+    fails("early predictions", own_loop(predict_early), "after the end of member.epochs()", averaging=SWA(1)),
     fails(
         "predictions that do not fit their task",
         own_loop(at_the_end=lambda member: member.predictions("valid", torch.zeros(13), torch.arange(13))),
@@ -207,7 +205,7 @@ CALLBACKS = [
         fails(
             f"a loss that a callback does not wrap: {kind.__name__}",
             own_loop(lambda member, epoch: member.report(loss=1.0)),
-            f"{kind.__name__}: train on loss = member.wrap_loss(loss)",
+            f"{kind.__name__}: their loss is left out: train on member.wrap_loss(loss)",
             callbacks=[kind()],
         )
         for kind in (Wraps, Mixup)

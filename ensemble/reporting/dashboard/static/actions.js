@@ -5,9 +5,9 @@ import { h, setText } from "./dom.js";
 import { count, visible } from "./format.js";
 
 const QUESTIONS = {
-  pause: "Each writes a checkpoint and gives up its place; the run lives on, and it goes on when it is resumed.",
-  resume: "Each goes on from its checkpoint as soon as there is a place.",
-  cancel: "Each ends for good and will not be part of the combined model. To go on later, pause instead.",
+  pause: "Each writes a checkpoint and frees its place. The run goes on; a paused member goes on when you resume it.",
+  resume: "Each continues from its checkpoint as soon as a place is free.",
+  cancel: "Each ends for good and is left out of the combined model. To continue it later, pause it instead.",
 };
 const ACTIVE = new Set(["waiting", "measuring", "placed", "running", "moved"]);
 
@@ -116,7 +116,7 @@ function askStop(page) {
     title: "Stop the run?", confirm: "Stop the run", danger: true,
     body: [
       h("p", {}, "Members write a checkpoint and end. ", h("kbd", {}, "ensemble resume"), " goes on from there."),
-      h("label", { class: "check" }, atOnce, "At once: no checkpoint is written, work since the last one is lost"),
+      h("label", { class: "check" }, atOnce, "At once: without a checkpoint; work since the last checkpoint is lost"),
     ],
     onConfirm: () => void page.act("stop", atOnce.checked ? { at_once: true } : {}),
   });
@@ -142,7 +142,7 @@ function askClone(page, id) {
       h("div", { class: "fields" }, fields.map((field) => h("label", {}, h("span", {}, visible(field.name)), field.input))),
       h("fieldset", { class: "plain" }, h("legend", {}, "Starts"),
         h("label", { class: "check" }, scratch, "from scratch"),
-        h("label", { class: "check" }, warm, member.checkpoint === null ? "warm: it has no checkpoint yet" : `warm: with its weights after ${count(member.checkpoint, "epoch")}; optimizer and epochs begin anew`)),
+        h("label", { class: "check" }, warm, member.checkpoint === null ? "warm: it has no checkpoint yet" : `warm: starts with its weights after ${count(member.checkpoint, "epoch")}, a new optimizer and epoch 1`)),
       problem, progress,
     ],
     onConfirm: async () => {

@@ -5,9 +5,9 @@ import { h } from "./dom.js";
 
 const KEYS = [
   ["/", "the filter"],
-  ["Esc", "clears the filter while it is written, else the selection"],
+  ["Esc", "clears the filter while you type in it, otherwise the selection"],
   ["↑ ↓ Home End", "another row of the table"],
-  ["Space", "selects the row's member; a click does, too, and Shift and a click all between"],
+  ["Space", "selects the row's member, as a click does; Shift and a click select all members in between"],
   ["Enter", "opens the member's page"],
   ["?", "this help"],
 ];
@@ -15,7 +15,7 @@ const FILTERS = [
   ["cnn", "the name, the state, the place or a hyperparameter contains the text"],
   ["state:failed,paused", "the value contains one of the texts"],
   ["lr<0.1", "compares a number: < <= > >= = !="],
-  ["-state:finished", "all for which the term does not hold"],
+  ["-state:finished", "leaves out those for which the term holds"],
   ["accuracy>0.9 width=64", "several terms, with blanks between them, must all hold"],
   ['"two words"', "quotes keep blanks together"],
 ];

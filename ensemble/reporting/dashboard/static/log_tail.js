@@ -33,7 +33,7 @@ export class LogTail {
   begin(page, member) {
     if (!page.source.live) {
       const frozen = page.source.log(member);
-      if (frozen === null) setText(this.about, "not in this page; it lies in the run directory");
+      if (frozen === null) setText(this.about, "not in this report; it is in the run directory");
       this.text.hidden = frozen === null;
       this.receive(frozen ?? "");
       return;

@@ -180,7 +180,8 @@ async function copyAddress(page) {
 }
 
 function nextTheme(button) {
-  const next = THEMES[(THEMES.indexOf(button.dataset.theme) + 1) % THEMES.length];
+  const order = matchMedia("(prefers-color-scheme: dark)").matches ? THEMES : ["auto", "dark", "light"]; // the first click is seen
+  const next = order[(order.indexOf(button.dataset.theme) + 1) % order.length];
   write("theme", next);
   applyTheme(next, button);
 }

@@ -6,6 +6,12 @@ import { filterProblem, matcher } from "./filter.js";
 export const SERIES = [
   "#3b82c4", "#d97a2b", "#207380", "#926c0b", "#3f9f8f", "#406e41", "#515cb2", "#b981ad", "#c7107b", "#bc6871", "#8a81f9", "#50a457",
 ];
+/** Black or white, whichever is read better on a colour. */
+export function inkOn(colour) {
+  const [red, green, blue] = [1, 3, 5].map((at) => (parseInt(colour.slice(at, at + 2), 16) / 255) ** 2.2);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 ? "#0b0f14" : "#fff";
+}
+
 export const HIGHLIGHT = "#d97a2b";
 export const NEUTRAL = "#8a94a3";
 export const STATES = {

@@ -156,10 +156,11 @@ export class CurvePanels {
   /** Which members are drawn one by one: those selected, all while they are few, and the best. */
   strong(ids) {
     const { store } = this;
+    this.few = [];
     if (this.only !== null) return new Set(ids);
     const chosen = ids.filter((id) => store.selection.has(id));
-    const few = store.selection.size === 0 && store.members.size <= SERIES.length;
-    return new Set([...(few ? ids : chosen.slice(0, MOST_STRONG)), store.best()].filter((id) => id !== null));
+    if (store.selection.size === 0 && ids.length <= SERIES.length) this.few = ids;
+    return new Set([...(this.few.length ? ids : chosen.slice(0, MOST_STRONG)), store.best()].filter((id) => id !== null));
   }
 
   drawLegend(ids) {
@@ -183,6 +184,7 @@ export class CurvePanels {
   colour(id) {
     const { store } = this;
     if (store.selection.has(id) || store.members.size <= SERIES.length) return store.colour(id);
+    if (this.few.includes(id)) return SERIES[this.few.indexOf(id)];
     return id === store.best() ? HIGHLIGHT : SERIES[0];
   }
 
@@ -269,7 +271,7 @@ export class CurvePanels {
       paleness: lines.length <= 30 ? 0.5 : store.selection.size || quartiles ? Math.max(0.04, Math.min(0.22, 12 / lines.length)) : 0.5, // many do not hide the band
       zoomed: settings.zoom !== null,
     });
-    if (!shown) box.read(`${this.reading(metric, lines, front, quartiles)} Triangles: lines that leave the axis; "outliers" shows them whole.`);
+    if (!shown) box.read(`${this.reading(metric, lines, front, quartiles)} Triangles mark lines that leave the axis; tick "outliers" to see them whole.`);
     return shown;
   }
 
@@ -289,11 +291,11 @@ export class CurvePanels {
   reading(metric, lines, front, quartiles) {
     const { axis, halflife } = this.settings;
     const others = lines.length - front.length;
-    const parts = [this.only === null && count(lines.length, "member"), findFigure(this.store.run.figures, metric).direction].filter(Boolean);
-    if (others && front.length) parts.push(`${number(others)} of them pale`);
-    if (quartiles) parts.push("band: quartiles and median of those that came so far");
+    const parts = [this.only === null && count(lines.length, "member"), this.store.run.metrics.includes(metric) && "on validation", findFigure(this.store.run.figures, metric).direction].filter(Boolean);
+    if (others && front.length) parts.push(`${number(others)} of them drawn pale`);
+    if (quartiles) parts.push("band: quartiles and median of the members that came so far");
     if (metric === "loss" && front.some((line) => this.series(line.id, "train_loss").ys.length)) parts.push("dotted: loss on the training batches");
-    if (halflife) parts.push(`smoothed with a half-life of ${number(halflife)} ${AXES[axis][2]}; behind it as measured`);
+    if (halflife) parts.push(`smoothed with a half-life of ${number(halflife)} ${AXES[axis][2]}; pale lines: as measured`);
     if (this.store.curves.thinned) parts.push("long curves are thinned");
     return `${parts.join("; ")}.`;
   }

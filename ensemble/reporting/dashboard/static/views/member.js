@@ -85,7 +85,6 @@ class MemberPage {
 
   drawLead(member) {
     const parts = [member.place ? visible(member.place) : "no place", count(member.workers ?? 1, "worker"), member.options ? visible(member.options) : null];
-    if (member.first_epoch) parts.push(`joined at epoch ${member.first_epoch}`);
     const text = parts.filter(Boolean).join(" · ");
     const from = member.lineage?.from;
     const key = `${text}|${from}`;
@@ -101,11 +100,11 @@ class MemberPage {
     const cost = costOf(store);
     const best = store.best();
     const isBest = best === this.id;
-    const against = best === null || isBest ? "" : `best of all members, ${visible(best)}: ${score(store.run.best.value)}`;
-    const note = [isBest ? "the best of all members so far" : against, this.ownBest()].filter(Boolean).join("; ");
+    const against = best === null || isBest ? "" : `the best member, ${visible(best)}, has ${score(store.run.best.value)}`;
+    const note = [isBest ? "the best member so far" : against, this.ownBest()].filter(Boolean).join("; ");
     const tiles = [
       [visible(store.run.objective ?? "metric"), score(member.metric), note, isBest ? "good" : ""],
-      ["Epochs", `${number(member.epoch ?? 0)}${member.epochs === null ? "" : ` of ${number(member.epochs)}`}`, member.left_s === null ? (member.steps ? `step ${member.step ?? 0} of ${member.steps}` : "") : `about ${duration(member.left_s)} left`],
+      ["Epochs", `${number(member.epoch ?? 0)}${member.epochs === null ? "" : ` of ${number(member.epochs)}`}`, member.left_s === null ? (member.steps && member.state === "running" ? `step ${member.step ?? 0} of ${member.steps}` : "") : `about ${duration(member.left_s)} left`],
       ["Samples a second", number(member.samples_per_s), "while training"],
       ["Waits for samples", share(member.waited), `exchanging gradients ${share(member.synced)}`],
       ["CPU time", cpu(cost(this.id, "cpu_s")), `${cpu(cost(this.id, "full_cpu_s"))} with its share of all work`],
@@ -123,7 +122,7 @@ class MemberPage {
     const values = curve?.values[run.objective] ?? [];
     const isBetter = run.direction === "min" ? (a, b) => a < b : (a, b) => a > b;
     values.forEach((each, i) => each !== null && (at < 0 || isBetter(each, values[at])) && (at = i));
-    return at < 0 ? null : `its own best ${score(values[at])} after epoch ${curve.epoch[at] + 1}`;
+    return at < 0 ? null : `this one's best epoch: ${curve.epoch[at] + 1}, with ${score(values[at])}`;
   }
 
   drawParams(member) {

@@ -24,14 +24,14 @@ export function allColumns(store) {
     { id: "id", title: "member", about: "Name", width: 168, fixed: true, text: true, value: (row) => row.id, show: name(store) },
     { id: "state", title: "state", about: "State", width: 118, text: true, value: (row) => row.state, show: state },
     { id: "error", title: "error", about: "Why it failed", width: 220, text: true, value: (row) => row.error, show: clipped((row) => row.error) },
-    { id: "epoch", title: "epoch", about: "Finished epochs of all", width: 104, value: (row) => row.done, show: epoch },
+    { id: "epoch", title: "epoch", about: "Epochs finished, of those declared", width: 104, value: (row) => row.done, show: epoch },
     { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${visible(findFigure(run?.figures, run?.objective ?? "").title)}, in validation`, width: widthOf(Math.max(8, (run?.objective ?? "").length + 2), 190), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
     ...others,
     ...params,
     ...(run?.columns ?? []).map((each) => declared(each, cost)),
     energy(store, cost),
     ...further(store),
-    { id: "options", title: "options", about: "How it is trained beside its hyperparameters", width: 210, text: true, value: (row) => row.options, show: clipped((row) => row.options) },
+    { id: "options", title: "options", about: "Training options besides the hyperparameters", width: 210, text: true, value: (row) => row.options, show: clipped((row) => row.options) },
   ];
 }
 
@@ -76,7 +76,7 @@ function energy(store, cost) {
   origins.delete("unavailable");
   const one = origins.size === 1 ? [...origins][0] : null;
   return {
-    id: "energy_j", title: one === null ? "energy" : `energy (${one})`, about: "Energy that its own work used, and how that is known", width: 172,
+    id: "energy_j", title: one === null ? "energy" : `energy (${one})`, about: "Energy that its own work used, and the origin of the figure", width: 172,
     value: (row) => cost(row.id, "energy_j"),
     show: plain((row) => joules(cost(row.id, "energy_j"), one === null ? cost(row.id, "origin") : null)),
   };

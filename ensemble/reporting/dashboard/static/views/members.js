@@ -99,7 +99,7 @@ class Members {
       return h("label", { title: column.about }, box, column.title);
     });
     this.chooser.querySelector("fieldset")?.remove();
-    const usual = h("button", { type: "button", onclick: () => this.chooseUsual() }, "As at first");
+    const usual = h("button", { type: "button", onclick: () => this.chooseUsual() }, "Default columns");
     this.chooser.appendChild(h("fieldset", { class: "menu" }, h("legend", { class: "soft" }, "Columns shown"), boxes, usual));
   }
 

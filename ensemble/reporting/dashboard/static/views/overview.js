@@ -88,7 +88,7 @@ class Overview {
     if (facts === this.known) return;
     this.known = facts;
     const items = run.facts.map((fact) => h("div", { "data-mark": "fact" }, h("dt", {}, visible(fact.label)), h("dd", { class: fact.tone || null }, longText(fact.text))));
-    fill(this.facts, items.length ? items : h("p", { class: "absent" }, "Nothing is known to hold it up."));
+    fill(this.facts, items.length ? items : h("p", { class: "absent" }, "Nothing that limits it is known."));
   }
 
   drawNotices({ notices }) {

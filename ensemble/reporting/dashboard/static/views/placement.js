@@ -5,6 +5,7 @@ import { clock, count, hyperparameters, number, share, visible, watts } from "..
 import { card, makeTip, roving } from "../card.js";
 import { plainTable } from "../plain_table.js";
 import { busiest, holders, layOut, rowsOf } from "../places.js";
+import { inkOn } from "../store.js";
 
 const PER_ROW = 16; // cores side by side
 const MOST_PIECES = 400; // members drawn one by one on a device
@@ -77,7 +78,7 @@ class PlacementView {
     const free = here.reduce((sum, each) => sum + Math.max(0, each.cores.capacity - each.cores.held), 0);
     const gpus = here.flatMap((each) => each.gpus);
     const when = this.isPresent ? "" : ` at ${clock(at - begin)}, when most were at work`;
-    const parts = [`${count(ids.size, "member")} on ${count(here.length, "node")}${when}`, `${number(free)} of ${count(cores, "core")} reserved by nobody`];
+    const parts = [`${count(ids.size, "member")} on ${count(here.length, "node")}${when}`, `${number(free)} of ${count(cores, "core")} not reserved`];
     if (gpus.length) parts.push(`${number(gpus.filter((each) => each.pieces.length === 0).length)} of ${count(gpus.length, "GPU")} without a member`);
     return `${parts.join("; ")}. Widths are the shares that members asked for; cores are not pinned.`;
   }
@@ -178,7 +179,7 @@ class PlacementView {
     const text = [name, name.replace(/^member-/, "")].find((each) => each.length <= letters) ?? "";
     return h("button", {
       type: "button", class: `piece ${starting ? "starting" : ""} ${store.isPale(id) || !shown.has(id) ? "pale" : ""}`, "data-member": id, "data-place": `${place} ${id}`,
-      "data-mark": "piece", "aria-pressed": String(store.selection.has(id)), "aria-label": `${name} on ${visible(place)}`, style: { width: `${percent}%`, background: store.colour(id) },
+      "data-mark": "piece", "aria-pressed": String(store.selection.has(id)), "aria-label": `${name} on ${visible(place)}`, style: { width: `${percent}%`, background: store.colour(id), color: inkOn(store.colour(id)) },
     }, text);
   }
 
@@ -210,7 +211,7 @@ class PlacementView {
         }
       }
     }
-    return { caption: "Who is where.", head: ["member", "node", "device", ["share", number], ["GiB", number], "state"], rows };
+    return { caption: "Members and their places.", head: ["member", "node", "device", ["share", number], ["GiB", number], "state"], rows };
   }
 }
 
