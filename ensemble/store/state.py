@@ -98,6 +98,11 @@ class RunState:
         ]
 
     @property
+    def has_data(self) -> bool:
+        """Whether its members read a pipeline: train functions may do without."""
+        return (self.header.data or {}).get("samples") != 0
+
+    @property
     def waits_for(self) -> str | None:
         """What the run waits for that it has not got yet, in words."""
         parts = [f"Ray: {self.missing}"] * bool(self.missing)

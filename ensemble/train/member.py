@@ -79,6 +79,8 @@ class TrainContext(FrameworkMember):
     def __init__(self, state: TrainState) -> None:
         job, ensemble, comm, self._state = state.job, state.ensemble, state.comm, state
         state.callbacks = Callbacks(ensemble, job.identity, self, state.checkpointer.check_code)
+        if ensemble.train is None:
+            state.prepare_nothing = self._prepare_nothing
         self._evaluator = Evaluator(state)
         self._life = Lifecycle(state, self._evaluator)
         self._steps = TrainingSteps(state, self._life)
@@ -120,7 +122,25 @@ class TrainContext(FrameworkMember):
         state.callbacks.check_states()
         if own.compile is not None:
             compile_forward(model, own.compile, Path(state.job.run_dir))
+        if state.ensemble.train is None:
+            self._life.begin()
         return model, optimizer
+
+    def _prepare_nothing(self) -> None:
+        """Go on with an empty model, where a train function that reads no pipeline has none of torch."""
+        if self.identity.keep == "best" or self.identity.averaging is not None:
+            raise TrainingError("keep='best' and averaging= are of a model's weights: give it to member.prepare()")
+        self.prepare(nn.Module(), torch.optim.SGD([{"params": []}]))
+
+    def begin_without_data(self) -> None:
+        """Let all count as training that a train function does which reads no pipeline."""
+        state = self._state
+        state.callbacks.check_foreign()
+        state.open()
+        if state.job.checkpoints:  # `prepare` finds out where it goes on
+            state.reporter.training_begins(state.data.stats()["prepare_cpu_s"])
+        else:
+            self._life.begin()
 
     @property
     def model(self) -> nn.Module:
@@ -240,14 +260,19 @@ class TrainContext(FrameworkMember):
         """Report the member's metrics after this epoch; the values of rank 0 are recorded.
 
         An epoch without a report keeps the metrics of the one before, and does not count for early stopping.
+        Without `Ensemble.train` and outside of `epochs()` each report ends an epoch; those that an earlier attempt
+        has made are passed over.
 
         Args:
             metrics: by name, means over the validation split; a NaN is recorded as unknown.
         """
         if self._is_idle:
             return
-        at = self._state.at
-        at.metrics, at.is_reported = {name: read_metric(name, value) for name, value in metrics.items()}, True
+        named = {name: read_metric(name, value) for name, value in metrics.items()}
+        if self._state.ensemble.train is None and not self._life.is_looping:
+            self._life.end_reported_epoch(named)
+        else:
+            self._state.at.metrics, self._state.at.is_reported = named, True
 
     def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
         """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such

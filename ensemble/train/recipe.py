@@ -78,6 +78,8 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
     else:
         loop = recipe.train if isinstance(recipe, Recipe) else recipe
         assert loop is not None
+        if member._state.ensemble.train is None:
+            member.begin_without_data()
         loop(member)
         member.report_unused()
 
