@@ -221,6 +221,13 @@ def test_examples_of_other_tasks_end_in_a_combined_model_that_says_how_sure_it_i
         assert held_out == [0, 1, 2], "each leaves out a fold of its own"
 
 
+def test_a_forest_and_networks_without_a_pipeline_are_combined(tmp_path: Path) -> None:
+    state, rows = run("without_data", tmp_path, epochs=2)
+    assert {row["state"] for row in rows} == {"finished"} and min(row["metric"] for row in rows) > 0.7
+    assert state.combined is not None and state.combined.metrics["ensemble"]["accuracy"] > 0.8
+    assert list(state.members["member-0"].files or ()) == ["forest.joblib"]
+
+
 @MORE
 def test_the_best_trials_of_a_search_become_an_artifact_that_answers_with_torch_alone(tmp_path: Path) -> None:
     script = ROOT / "examples/search_to_artifact.py"
