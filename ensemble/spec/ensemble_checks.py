@@ -51,19 +51,21 @@ def check_types(ensemble: Ensemble) -> None:
 def _check_without_train(ensemble: Ensemble) -> None:
     if not has_own_loop(ensemble.recipe):
         raise SpecError(
-            "Ensemble.train is missing: a Recipe trains on the batches of a pipeline: give train=Pipeline(source). "
+            "Ensemble.train is missing: a Recipe trains on batches of a pipeline: give train=Pipeline(source). "
             "Only a train function, recipe=train or Recipe(train=train), may read its own data"
         )
     for name in ("out_of_fold", "drop_last", "elastic"):
         if getattr(ensemble, name):
-            raise SpecError(f"Ensemble.{name} is for members that train on a pipeline: give train=, or leave it out")
+            raise SpecError(
+                f"Ensemble.{name} is of members that train on a pipeline: give train=, or leave it out"
+            )
 
 
 def explain_no_batches(own: Identity) -> str | None:
     """Which options of a member need `Ensemble.train`; None where none does."""
     needs = own.list_step_options() + ["workers"] * (own.workers > 1 or "workers" in own.auto)
     options = ", ".join(f"{name}=" for name in needs)
-    return f"{options}: only for members that train on a pipeline (Ensemble.train); leave it out" if needs else None
+    return f"{options}: only with a pipeline to train on (Ensemble.train); leave it out" if needs else None
 
 
 def check_pipelines(ensemble: Ensemble) -> None:

@@ -32,8 +32,8 @@ class FileCheck:
 
     Attributes:
         file: its path in the run directory.
-        kind: "log", "code", "data", "base", "checkpoint", "predictions", "initial weights", "result", or "file": what
-            a train function has saved in `member.folder`.
+        kind: "log", "code", "data", "base", "checkpoint", "predictions", "initial weights", "result", or "file" of
+            a `member.folder`.
         member: whose it is; None where it is nobody's.
         condition: "not known" where there is no digest of it, as of a study, into which Optuna may write.
         detail: what is wrong; empty where nothing is.

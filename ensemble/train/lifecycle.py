@@ -201,11 +201,10 @@ class Lifecycle:
         elif not self._state.is_over:
             if not at.epoch:
                 raise TrainingError(
-                    "the member has reported nothing: its train function calls member.report(NAME=VALUE), at its "
-                    "end or within member.epochs()"
-                    if not has_steps
-                    else "the member has trained no epoch: its train function never entered member.epochs(), or left "
+                    "the member has trained no epoch: its train function never entered member.epochs(), or left "
                     "it before the first step; train each epoch's member.batches(), with member.step() after each"
+                    if has_steps
+                    else "the member has reported nothing: its train function calls member.report(NAME=VALUE)"
                 )
             at.stop_reason = reason
         self._conclude()
