@@ -19,13 +19,14 @@ from kit.leftovers import wait_until
 from kit.once import is_first
 
 import ensemble
-from ensemble import EarlyStopping, Ensemble, Member, Resources, Search, uniform
+from ensemble import EarlyStopping, Ensemble, Member, Search, uniform
 from ensemble.inspection import dry_run
 from ensemble.reporting import summary_text
 from ensemble.store import DamagedError, RunDir, StoreError
 from ensemble.store.verification import verify
 from pipelines import Pipeline, sources
 
+MORE = pytest.mark.more
 pytestmark = pytest.mark.usefixtures("no_report", "requests_are_seen_at_once")
 
 
@@ -35,9 +36,12 @@ def burn(cpu_s: float) -> None:
         pass
 
 
-def once_killed(member: Any, at: int, number: int) -> None:
-    """Kill this process where it comes to a number for the first time."""
-    if number == at and is_first(member.directory / "killed"):
+def fail_once(member: Any, number: int) -> None:
+    """Raise, or kill this process, where it comes to the number 3 for the first time."""
+    fault = member.params.get("fault")
+    if number == 3 and fault and is_first(member.directory / "failed"):
+        if fault == "raise":
+            raise OSError("a file was not there")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -55,7 +59,7 @@ def climb(member: Any) -> None:
     place = torch.nn.ParameterDict({"x": torch.nn.Parameter(torch.zeros(3))})
     member.state("place", place)
     for epoch in member.epochs():
-        once_killed(member, member.params.get("kill", -1), epoch)
+        fail_once(member, epoch)
         while epoch == 3 and not Path(member.params.get("awaits", "/")).exists():
             time.sleep(0.01)
         rng = np.random.default_rng((member.identity.seed, epoch))
@@ -68,7 +72,7 @@ def call_back(member: Any) -> None:
     """A loop of its own, which reports as a callback of XGBoost would."""
     with open(member.directory / "rounds", "a") as file:
         for number in range(member.identity.epochs):
-            once_killed(member, member.params.get("kill", -1), number)
+            fail_once(member, number)
             print(number, file=file, flush=True)
             member.report(height=number * member.params.get("slope", 1.0))
 
@@ -117,18 +121,22 @@ def test_a_file_that_was_damaged_is_named_and_made_again(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("recipe", [climb, call_back])
-def test_a_member_that_is_killed_is_tried_again_and_ends_as_it_would_have(tmp_path: Path, recipe: Any) -> None:
-    for name, kill in (("killed", 3), ("alone", -1)):
-        ensemble.submit(declare(recipe, {"kill": kill}, epochs=5), tmp_path / name, "local").wait()
-    killed, alone = (read_state(tmp_path / name).members["member-0"] for name in ("killed", "alone"))
-    assert (killed.state, killed.attempts, alone.attempts) == ("finished", 2, 1)
-    assert [event.epoch for event in killed.history] == [0, 1, 2, 3, 4]
-    assert heights(tmp_path / "killed") == heights(tmp_path / "alone")
+@pytest.mark.parametrize(("fault", "executor"), [("raise", "inline"), pytest.param("kill", "local", marks=MORE)])
+def test_a_member_that_fails_is_tried_again_and_ends_as_it_would_have(
+    tmp_path: Path, recipe: Any, fault: str, executor: str
+) -> None:
+    for name in (fault, ""):
+        ensemble.submit(declare(recipe, {"fault": name}, epochs=5), tmp_path / f"run {name}", executor).wait()
+    failed, alone = (read_state(tmp_path / f"run {name}").members["member-0"] for name in (fault, ""))
+    assert (failed.state, failed.attempts, alone.attempts) == ("finished", 2, 1)
+    assert [event.epoch for event in failed.history] == [0, 1, 2, 3, 4]
+    assert heights(tmp_path / f"run {fault}") == heights(tmp_path / "run ")
     if recipe is call_back:  # the second attempt begins again
-        rounds = (RunDir(tmp_path / "killed").member("member-0") / "rounds").read_text().split()
+        rounds = (RunDir(tmp_path / f"run {fault}").member("member-0") / "rounds").read_text().split()
         assert rounds == ["0", "1", "2", "0", "1", "2", "3", "4"]
 
 
+@MORE
 def test_a_run_whose_driver_is_killed_goes_on_from_the_checkpoints_of_its_members(tmp_path: Path) -> None:
     script = "import sys, test_without_data as t; t.drive(*sys.argv[1:])"
     search_path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent / "support"), *sys.path])
@@ -142,7 +150,8 @@ def test_a_run_whose_driver_is_killed_goes_on_from_the_checkpoints_of_its_member
     assert ensemble.resume(run).wait().members[0]["state"] == "finished"
     ensemble.submit(declare(climb, {}, epochs=5), tmp_path / "alone", "inline").wait()
     assert heights(run) == heights(tmp_path / "alone")
-    assert read_state(run).members["member-0"].attempts == 2 and len(of_kind(run, "epoch")) == 5
+    member = read_state(run).members["member-0"]
+    assert member.attempts == 2 and [event.epoch for event in member.history] == [0, 1, 2, 3, 4]
 
 
 def drive(run_dir: str, go_on: str) -> None:
@@ -222,7 +231,7 @@ def test_predictions_on_validation_data_are_combined_and_the_weights_of_torch_ar
     label = np.arange(60) % 3
     valid = Pipeline(sources.arrays(x=np.zeros((60, 2), np.float32), label=label))
     members = Member({"torch": True}, epochs=3, keep="best"), {"torch": False}
-    result = ensemble.submit(declare(predict, *members, valid=valid, combine="average"), tmp_path, "local").wait()
+    result = ensemble.submit(declare(predict, *members, valid=valid, combine="average"), tmp_path, "inline").wait()
     assert result.combined is not None and result.combined["metrics"]["ensemble"]["accuracy"] == 1.0
     assert set(result.combined["weights"]) == {"member-0", "member-1"}
     members_of = read_state(tmp_path).members
@@ -230,13 +239,11 @@ def test_predictions_on_validation_data_are_combined_and_the_weights_of_torch_ar
     assert "shar" not in result.summary()
 
 
-def test_many_members_share_the_cores_and_nothing_is_measured_before(tmp_path: Path) -> None:
-    made = declare(report_once, *({} for _ in range(6)), resources=Resources(cpus_per_worker=0.5))
-    open_needs = declare(report_once, *({} for _ in range(6)))
-    for name, one in (("declared", made), ("open", open_needs)):
-        result = ensemble.submit(one, tmp_path / name, "local").wait()
-        assert {row["state"] for row in result.members} == {"finished"}
-        assert not of_kind(tmp_path / name, "measuring") and not of_kind(tmp_path / name, "feeder")
+def test_more_members_than_cores_wait_for_places_and_nothing_is_measured_before(tmp_path: Path) -> None:
+    many = 2 * len(os.sched_getaffinity(0))
+    result = ensemble.submit(declare(report_once, *({} for _ in range(many))), tmp_path, "local").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * many
+    assert not of_kind(tmp_path, "measuring") and not of_kind(tmp_path, "feeder")
 
 
 def fail_at_once(member: Any) -> None:

@@ -123,8 +123,8 @@ def _members(result: DryRun, width: int | None) -> Iterator[str]:
         if row["error"] is not None:
             failed.setdefault(row["error"], []).extend(row["members"])
     for error, names in failed.items():
-        failed = f"{'fails' if len(names) == 1 else 'fail'} in the first steps"
-        yield f"{_name_group(names)} {'not measured' if error == UNMEASURED else failed}: {error}"
+        verb = f"{'fails' if len(names) == 1 else 'fail'} in the first steps"
+        yield f"{_name_group(names)} {'not measured' if error == UNMEASURED else verb}: {error}"
 
 
 def _name_group(names: Sequence[str]) -> str:

@@ -271,9 +271,9 @@ class Ensemble(MemberPipelines):
             check_search(self, self._probes)
             identities = self._probes
         batch_size = max(identity.batch_size for identity in identities)
-        if hasattr(self.train, "__len__") and batch_size > len(self.train):
+        if not callable(self.train) and 0 < self.samples < batch_size:
             warnings.warn(
-                f"batch_size is {batch_size}, more than the {len(self.train)} training samples: an epoch is one "
+                f"batch_size is {batch_size}, more than the {self.samples} training samples: an epoch is one "
                 "step; take a smaller batch_size if that is not meant",
                 stacklevel=1,  # one place, so that it is shown once, also where the declaration is copied
             )

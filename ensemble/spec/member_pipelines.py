@@ -36,8 +36,9 @@ def make_pipeline(train: Any, params: Mapping[str, Any]) -> Pipeline:
     Raises:
         SpecError: the function `train` fails, or does not return a pipeline.
     """
+    pipeline: Pipeline = train
     if not callable(train):
-        return train
+        return pipeline
     try:
         pipeline = train(dict(params))
     except Exception as error:
