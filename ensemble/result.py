@@ -88,7 +88,7 @@ class Result:
 
         Args:
             member: its name.
-            name: of the file, with folders within `member.folder`.
+            name: the path of the file in `member.folder`.
 
         Raises:
             StoreError: the member has not finished, or has no such file, or it is damaged.

@@ -70,19 +70,6 @@ def flush_and_digest(path: Path, descriptor: int) -> str:
         return digest.result()
 
 
-def digest_folder(folder: Path) -> dict[str, str]:
-    """Flushes the files of a folder, and returns their digests by their paths in it; empty where there is none.
-
-    Raises:
-        OSError: one cannot be read.
-    """
-    digests = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with open(path, "rb") as file:
-            digests[str(path.relative_to(folder))] = flush_and_digest(path, file.fileno())
-    return digests
-
-
 @contextmanager
 def pin_file(path: str | os.PathLike[str], *, follows_link: bool = True) -> Iterator[str]:
     """Yields a name that stays that of the present file at `path`, even if `path` is replaced meanwhile.

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import RunDir, weights_sha256
-from ensemble.store.digests import digest_folder
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import NO_IMPROVEMENT, Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
@@ -47,7 +46,6 @@ class Lifecycle:
     def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
         self._state, self._evaluator, self._answers = state, evaluator, Answers(state)
         self.has_left = self.is_looping = self._has_begun = self._stops_at_epoch_end = False
-        self._reports = 0  # outside of `epochs`
         minutes = state.ensemble.checkpoint_minutes
         self._save_every_s = float("inf") if minutes is None else 60 * minutes
         self._save_due = self._saved_s = float("inf")  # by the monotonic clock of this rank
@@ -193,9 +191,8 @@ class Lifecycle:
         if not self.has_left:
             return
         self.has_left = False
-        at, has_steps = self._state.at, self._state.steps_per_epoch > 0
-        reason = f"its train function {'left member.epochs()' if self.is_looping or has_steps else 'returned'}"
-        if at.step or (at.is_reported and not has_steps):
+        at, reason = self._state.at, "its train function left member.epochs()"
+        if at.step or (at.is_reported and not self._state.steps_per_epoch):
             at.stop_asked = at.stop_asked or reason
             self.end_epoch()
         elif not self._state.is_over:
@@ -203,36 +200,13 @@ class Lifecycle:
                 raise TrainingError(
                     "the member has trained no epoch: its train function never entered member.epochs(), or left "
                     "it before the first step; train each epoch's member.batches(), with member.step() after each"
-                    if has_steps
-                    else "the member has reported nothing: its train function calls member.report(NAME=VALUE)"
                 )
             at.stop_reason = reason
         self._conclude()
 
-    def end_reported_epoch(self, metrics: dict[str, float]) -> None:
-        """End an epoch by its report, of a train function that reads no pipeline and has no `epochs`."""
-        state, self._reports = self._state, self._reports + 1
-        _ = state.optimization  # it goes on from its checkpoint
-        at, epochs = state.at, state.identity.epochs
-        if self._reports > epochs:
-            raise TrainingError(
-                f"member.report() was called {self._reports} times, and each call ends one of {epochs} epochs: "
-                "declare epochs= for the number of reports, or write `for _ in member.epochs():` around them"
-            )
-        if self._reports > at.epoch and not state.is_over:
-            at.metrics, at.is_reported = metrics, True
-            state.callbacks.call("begin_epoch", at.epoch)
-            self.end_epoch()
-            state.throughput.begin_epoch(state.data.stats())
-        elif self._reports == at.epoch:  # what it is evaluated on may have changed since
-            at.metrics = metrics
-
     def end_epoch(self) -> None:
         """Report an epoch whose steps are all done, wait for the pruner's decision, and save."""
         state, at, optimization = self._state, self._state.at, self._state.optimization
-        if not state.steps_per_epoch:  # all of it was training
-            state.throughput.add_step(0)
-            state.throughput.end_training()
         state.on_trained()
         at.stop_asked = find_first(state.comm, at.stop_asked)
         if at.step != state.steps_per_epoch:
@@ -362,15 +336,14 @@ class Lifecycle:
         if state.saved_at != (state.at.epoch, state.at.step):
             self.save()
         if state.comm.rank == 0:
-            predictions = self._evaluator.predictions
-            files = digest_folder(RunDir(state.job.run_dir).files(state.identity.member))
+            files = RunDir(state.job.run_dir).digest_files(state.identity.member)
+            saved = {"predictions": self._evaluator.predictions, "files": files}
             state.reporter.event(
                 "finished",
                 epoch=state.at.epoch - 1,
                 weights_sha256=self._digest or weights_sha256(own_state(optimization.model)),
                 **self._describe_end(),
-                **({"predictions": predictions} if predictions else {}),
-                **({"files": files} if files else {}),
+                **{name: digests for name, digests in saved.items() if digests},
             )
 
     def _describe_end(self) -> dict[str, Any]:

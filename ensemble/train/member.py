@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 #: Loaded where a member uses them.
 NOT_MIXED = "ensemble.train.mixup:not_mixed"
+PROGRAM = "ensemble.train.program:Program"
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -74,16 +75,16 @@ class TrainContext(FrameworkMember):
             and predict all of them.
         objective: the metric that ranks members.
         observer: what is known of a Recipe's model: how it is called, what it predicts.
+        program: ends its epochs where it reads no pipeline (`Ensemble.train`); else None.
     """
 
     def __init__(self, state: TrainState) -> None:
         job, ensemble, comm, self._state = state.job, state.ensemble, state.comm, state
         state.callbacks = Callbacks(ensemble, job.identity, self, state.checkpointer.check_code)
-        if ensemble.train is None:
-            state.prepare_nothing = self._prepare_nothing
         self._evaluator = Evaluator(state)
         self._life = Lifecycle(state, self._evaluator)
         self._steps = TrainingSteps(state, self._life)
+        self.program = None if ensemble.train is not None else import_object(PROGRAM)(self, state, self._life)
         own = self.identity = job.identity
         params = ensemble.as_declared(own.params)
         self.params: dict[str, Any] = Hyperparameters(params, used=list_member_options(ensemble.recipe))
@@ -122,25 +123,9 @@ class TrainContext(FrameworkMember):
         state.callbacks.check_states()
         if own.compile is not None:
             compile_forward(model, own.compile, Path(state.job.run_dir))
-        if state.ensemble.train is None:
+        if self.program is not None:
             self._life.begin()
         return model, optimizer
-
-    def _prepare_nothing(self) -> None:
-        """Go on with an empty model, where a train function that reads no pipeline has none of torch."""
-        if self.identity.keep == "best" or self.identity.averaging is not None:
-            raise TrainingError("keep='best' and averaging= are of a model's weights: give it to member.prepare()")
-        self.prepare(nn.Module(), torch.optim.SGD([{"params": []}]))
-
-    def begin_without_data(self) -> None:
-        """Let all count as training that a train function does which reads no pipeline."""
-        state = self._state
-        state.callbacks.check_foreign()
-        state.open()
-        if state.job.checkpoints:  # `prepare` finds out where it goes on
-            state.reporter.training_begins(state.data.stats()["prepare_cpu_s"])
-        else:
-            self._life.begin()
 
     @property
     def model(self) -> nn.Module:
@@ -269,8 +254,8 @@ class TrainContext(FrameworkMember):
         if self._is_idle:
             return
         named = {name: read_metric(name, value) for name, value in metrics.items()}
-        if self._state.ensemble.train is None and not self._life.is_looping:
-            self._life.end_reported_epoch(named)
+        if self.program is not None and not self._life.is_looping:
+            self.program.report(named)
         else:
             self._state.at.metrics, self._state.at.is_reported = named, True
 

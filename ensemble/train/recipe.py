@@ -78,9 +78,11 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
     else:
         loop = recipe.train if isinstance(recipe, Recipe) else recipe
         assert loop is not None
-        if member._state.ensemble.train is None:
-            member.begin_without_data()
+        if member.program is not None:
+            member.program.begin()
         loop(member)
+        if member.program is not None:
+            member.program.end()
         member.report_unused()
 
 
