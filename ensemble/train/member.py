@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Loaded where a member uses them.
 NOT_MIXED = "ensemble.train.mixup:not_mixed"
-PROGRAM = "ensemble.train.program:Program"
+PROGRAM = "ensemble.train.own_program:OwnProgram"
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ensemble.train.member import TrainContext
 
 
-class Program:
+class OwnProgram:
     """The reports of such a member, from `begin` to `end`; an epoch has no steps."""
 
     def __init__(self, member: TrainContext, state: TrainState, life: Lifecycle) -> None:
