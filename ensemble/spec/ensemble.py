@@ -356,8 +356,6 @@ class Ensemble(MemberPipelines):
             Resources(**needs)
             check_selection("nodes", needs["nodes"], 0.0 if self.devices == "cpu" else None)
             weighting = value_of("weights", self.weights)
-            if self.train is None and weighting != "uniform":
-                raise SpecError("weights= are of the samples of a pipeline: give Ensemble.train, or leave it out")
             weights = as_record(weighting, number, self.seed, self.records)
             if weights is not None and weights["kind"] == "classes" and weights["field"] is None:
                 weights["field"] = find_raw_name(self.first_pipeline(), self.target)

@@ -54,8 +54,10 @@ def _check_without_train(ensemble: Ensemble) -> None:
             "Ensemble.train is missing: a Recipe trains on batches of a pipeline: give train=Pipeline(source). "
             "Only a train function, recipe=train or Recipe(train=train), may read its own data"
         )
-    for name in ("out_of_fold", "drop_last", "elastic"):
-        if getattr(ensemble, name):
+    declared = {name: getattr(ensemble, name) for name in ("out_of_fold", "drop_last", "elastic")}
+    weights = [getattr(one, "weights", None) for one in (ensemble, *(ensemble.members or ()))]
+    for name, is_declared in {**declared, "weights": any(one not in (None, "uniform") for one in weights)}.items():
+        if is_declared:
             raise SpecError(
                 f"Ensemble.{name} is of members that train on a pipeline: give train=, or leave it out"
             )

@@ -96,7 +96,6 @@ class RunPaths:
         return self.member(id) / "initial-weights.safetensors"
 
     def files(self, id: str) -> Path:
-        """The folder of what a member's train function saves itself (`member.folder`)."""
         return self.member(id) / "files"
 
     def log(self, id: str) -> Path:

@@ -99,7 +99,6 @@ class RunState:
 
     @property
     def has_data(self) -> bool:
-        """Whether its members read a pipeline: train functions may do without."""
         return (self.header.data or {}).get("samples") != 0
 
     @property

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from pipelines.loader.collate import Collate
 
 
+ONE_PASS = "member.batches() is one pass in each declared epoch: write `for _ in member.epochs():` around it"
+NO_TRAIN = (
+    "the Ensemble has no train=: its train function makes its own batches, with loss.backward() and "
+    "optimizer.step(); or give train=Pipeline(source)"
+)
+
+
 def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | None:
     """A target as predictions are measured and saved with it: int64 of classes and labels, float64 of numbers.
 
@@ -191,16 +198,9 @@ class Data(SplitData):
 
     def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield the batches of the stream's next epoch, which is this own epoch, on the member's device."""
-        if self._ensemble.train is None:
-            raise TrainingError(
-                "the Ensemble has no train=: its train function makes its own batches, with loss.backward() and "
-                "optimizer.step(); or give train=Pipeline(source)"
-            )
         epoch = next(self._epochs, None)
         if epoch is None or self.first_epoch is None or epoch.epoch != self.first_epoch + own_epoch:
-            raise TrainingError(
-                "member.batches() is one pass in each declared epoch: write `for _ in member.epochs():` around it"
-            )
+            raise TrainingError(NO_TRAIN if self._ensemble.train is None else ONE_PASS)
         return self._on_device(self._apply_collate(epoch.all_batches(), collate))
 
     def leave(self) -> None:

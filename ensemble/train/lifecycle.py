@@ -44,12 +44,11 @@ class Lifecycle:
     """
 
     def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
-        self._state, self._evaluator, self._answers = state, evaluator, Answers(state)
+        self._state, self._evaluator, self._answers, self._digest = state, evaluator, Answers(state), ""
         self.has_left = self.is_looping = self._has_begun = self._stops_at_epoch_end = False
         minutes = state.ensemble.checkpoint_minutes
         self._save_every_s = float("inf") if minutes is None else 60 * minutes
         self._save_due = self._saved_s = float("inf")  # by the monotonic clock of this rank
-        self._digest = ""
         state.data.on_wait = self._wait
         self.resumption = Resumption(state, self._answers)
 
@@ -166,7 +165,8 @@ class Lifecycle:
         """See `TrainContext.epochs`."""
         state, self.is_looping = self._state, True
         _ = state.optimization  # raises where it is not prepared
-        state.open()
+        if not state.steps_elsewhere:  # else it is open
+            state.open()
         while not state.is_over:
             self.begin_epoch()
             try:
@@ -336,14 +336,15 @@ class Lifecycle:
         if state.saved_at != (state.at.epoch, state.at.step):
             self.save()
         if state.comm.rank == 0:
-            files = RunDir(state.job.run_dir).digest_files(state.identity.member)
-            saved = {"predictions": self._evaluator.predictions, "files": files}
+            predictions, member = self._evaluator.predictions, state.identity.member
+            has_files = (run_dir := RunDir(state.job.run_dir)).files(member).is_dir()
             state.reporter.event(
                 "finished",
                 epoch=state.at.epoch - 1,
                 weights_sha256=self._digest or weights_sha256(own_state(optimization.model)),
                 **self._describe_end(),
-                **{name: digests for name, digests in saved.items() if digests},
+                **({"predictions": predictions} if predictions else {}),
+                **({"files": run_dir.digest_files(member)} if has_files else {}),
             )
 
     def _describe_end(self) -> dict[str, Any]:

@@ -123,8 +123,6 @@ class TrainContext(FrameworkMember):
         state.callbacks.check_states()
         if own.compile is not None:
             compile_forward(model, own.compile, Path(state.job.run_dir))
-        if self.program is not None:
-            self._life.begin()
         return model, optimizer
 
     @property
@@ -245,19 +243,15 @@ class TrainContext(FrameworkMember):
         """Report the member's metrics after this epoch; the values of rank 0 are recorded.
 
         An epoch without a report keeps the metrics of the one before, and does not count for early stopping.
-        Without `Ensemble.train` and outside of `epochs()` each report ends an epoch; those that an earlier attempt
-        has made are passed over.
+        Without `Ensemble.train` each report outside of `epochs()` ends an epoch.
 
         Args:
             metrics: by name, means over the validation split; a NaN is recorded as unknown.
         """
-        if self._is_idle:
-            return
         named = {name: read_metric(name, value) for name, value in metrics.items()}
-        if self.program is not None and not self._life.is_looping:
-            self.program.report(named)
-        else:
-            self._state.at.metrics, self._state.at.is_reported = named, True
+        if self._is_idle or (self.program is not None and self.program.takes(named)):
+            return
+        self._state.at.metrics, self._state.at.is_reported = named, True
 
     def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
         """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ensemble.spec import Recipe
 from ensemble.train.job import TrainingError
 from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.optimization import Optimization
 from ensemble.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -16,38 +18,50 @@ if TYPE_CHECKING:
 
 
 class OwnProgram:
-    """The reports of such a member, from `begin` to `end`; an epoch has no steps."""
+    """Runs such a train function, and takes its reports; an epoch has no steps."""
 
     def __init__(self, member: TrainContext, state: TrainState, life: Lifecycle) -> None:
         self._member, self._state, self._life = member, state, life
         self._reports = 0
         state.prepare_nothing, state.on_trained = self._prepare_nothing, self._end_training
 
-    def begin(self) -> None:
-        """Let all count as training that the function does."""
-        state = self._state
+    def run(self, member: TrainContext) -> None:
+        """Call the function; all that it does counts as training."""
+        state, recipe = self._state, self._state.ensemble.recipe
         state.callbacks.check_foreign()
         state.open()
-        if state.job.checkpoints:  # `prepare` finds out where it goes on
+        if state.job.checkpoints:  # where it goes on is known once it is prepared
             state.reporter.training_begins(state.data.stats()["prepare_cpu_s"])
         else:
             self._life.begin()
+        (recipe.train if isinstance(recipe, Recipe) else recipe)(member)
+        at = state.at
+        if not (at.epoch or at.is_reported):
+            raise TrainingError(
+                "the member has reported nothing: its train function calls member.report(NAME=VALUE)"
+            )
+        if not (self._life.is_looping or state.is_over):
+            at.stop_reason = "its train function returned"
 
-    def _prepare_nothing(self) -> None:
+    def _prepare_nothing(self) -> Optimization:
         """Go on with an empty model, where the function has given none."""
         own = self._state.identity
         if own.keep == "best" or own.averaging is not None:
             raise TrainingError("keep='best' and averaging= are of a model's weights: give it to member.prepare()")
         self._member.prepare(nn.Module(), torch.optim.SGD([{"params": []}]))
+        return self._state.optimization
 
     def _end_training(self) -> None:
         self._state.throughput.add_step(0)
         self._state.throughput.end_training()
 
-    def report(self, metrics: dict[str, float]) -> None:
-        """End an epoch by its report, outside of `TrainContext.epochs`."""
+    def takes(self, metrics: dict[str, float]) -> bool:
+        """End an epoch by its report outside of `TrainContext.epochs`; returns whether it was outside."""
+        if self._life.is_looping:
+            return False
         state, self._reports = self._state, self._reports + 1
         _ = state.optimization  # it goes on from its checkpoint
+        self._life.begin()
         at, epochs = state.at, state.identity.epochs
         if self._reports > epochs:
             raise TrainingError(
@@ -61,13 +75,4 @@ class OwnProgram:
             state.throughput.begin_epoch(state.data.stats())
         elif self._reports == at.epoch:  # what it is evaluated on may have changed since
             at.metrics = metrics
-
-    def end(self) -> None:
-        """End the member after its last report; its function has returned."""
-        at = self._state.at
-        if not (at.epoch or at.is_reported):
-            raise TrainingError(
-                "the member has reported nothing: its train function calls member.report(NAME=VALUE)"
-            )
-        if not (self._life.is_looping or self._state.is_over):
-            at.stop_reason = "its train function returned"
+        return True

@@ -78,11 +78,7 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
     else:
         loop = recipe.train if isinstance(recipe, Recipe) else recipe
         assert loop is not None
-        if member.program is not None:
-            member.program.begin()
-        loop(member)
-        if member.program is not None:
-            member.program.end()
+        (loop if member.program is None else member.program.run)(member)
         member.report_unused()
 
 

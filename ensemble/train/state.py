@@ -25,6 +25,10 @@ from ensemble.train.reporter import EventReporter
 from ensemble.train.throughput import Throughput
 
 
+def _refuse_unprepared() -> Optimization:
+    raise TrainingError("call member.prepare(model, optimizer) before anything else")
+
+
 class TrainState:
     """What one rank of a member trains now.
 
@@ -39,7 +43,7 @@ class TrainState:
         saved_at: epoch and step of the checkpoint that has the weights that count; None where none has.
         gpu_busy: measures how long its GPU is busy; None on the CPU.
         is_looked_at: whether `ensemble.train.first_look` has seen a batch.
-        prepare_nothing: called where the model is needed of a member that has none: it reads no pipeline.
+        prepare_nothing: called where a model is needed before `TrainContext.prepare`.
         predictions_bytes: what its predictions of all splits would take as a whole; None: not known.
         forward: calls the model on a training batch, as far as that is known; for averaged batch normalization.
         on_trained: called where the steps of an epoch are done, before it is evaluated for good.
@@ -80,18 +84,15 @@ class TrainState:
         self.micro_batches: MicroBatches | None = None
         self.saved_at: tuple[int, int] | None = None
         self.gpu_busy = open_gpu_busy(self.device)
-        self.is_looked_at = self.is_open = False
+        self.is_looked_at = False
         self.predictions_bytes: int | None = None
         self.forward: Callable[[Any, Any], Any] | None = None
         self.on_trained: Callable[[], None] = lambda: None
-        self.prepare_nothing: Callable[[], None] = lambda: None
+        self.prepare_nothing: Callable[[], Optimization] = _refuse_unprepared
         self.ends_at_nan = True
 
     def open(self) -> None:
-        """Prepare the other splits, then read the stream, unless no epoch is left to be trained; once."""
-        if self.is_open:
-            return
-        self.is_open = True
+        """Prepare the other splits, then read the stream, unless no epoch is left to be trained."""
         self.data.start(self.job, self.inbox, self.reporter.event)
         if not self.is_over:
             self.data.open(self.at.epoch, self.at.step)
@@ -99,11 +100,7 @@ class TrainState:
     @property
     def optimization(self) -> Optimization:
         """Model and optimizer."""
-        if self.prepared is None:
-            self.prepare_nothing()
-        if self.prepared is None:
-            raise TrainingError("call member.prepare(model, optimizer) before anything else")
-        return self.prepared
+        return self.prepared or self.prepare_nothing()
 
     @property
     def ends_early(self) -> bool:

@@ -202,8 +202,7 @@ ROWS = [
                 "Ensemble.out_of_fold": {"out_of_fold": True},
                 "Ensemble.drop_last": {"drop_last": True},
                 "Ensemble.elastic": {"elastic": True},
-                "members[0]: weights=": {"weights": "bootstrap"},
-                "members[1]: weights=": {"members": [{}, Member({}, weights=Folds(2, stratify="label"))]},
+                "Ensemble.weights": {"members": [{}, Member({}, weights=Folds(2, stratify="label"))]},
                 "members[0]: workers=": {"resources": Resources(workers=2)},
                 "members[0]: accumulate=, mixup=": {"mixup": 0.1, "accumulate": 2},
             }.items()
