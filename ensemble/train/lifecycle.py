@@ -46,8 +46,7 @@ class Lifecycle:
     def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
         self._state, self._evaluator, self._answers, self._digest = state, evaluator, Answers(state), ""
         self.has_left = self.is_looping = self._has_begun = self._stops_at_epoch_end = False
-        minutes = state.ensemble.checkpoint_minutes
-        self._save_every_s = float("inf") if minutes is None else 60 * minutes
+        self._save_every_s = 60 * (state.ensemble.checkpoint_minutes or float("inf"))
         self._save_due = self._saved_s = float("inf")  # by the monotonic clock of this rank
         state.data.on_wait = self._wait
         self.resumption = Resumption(state, self._answers)

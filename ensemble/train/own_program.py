@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,13 +28,14 @@ class OwnProgram:
     def run(self, member: TrainContext) -> None:
         """Call the function; all that it does counts as training."""
         state, recipe = self._state, self._state.ensemble.recipe
+        function: Any = recipe.train if isinstance(recipe, Recipe) else recipe
         state.callbacks.check_foreign()
         state.open()
         if state.job.checkpoints:  # where it goes on is known once it is prepared
             state.reporter.training_begins(state.data.stats()["prepare_cpu_s"])
         else:
             self._life.begin()
-        (recipe.train if isinstance(recipe, Recipe) else recipe)(member)
+        function(member)
         at = state.at
         if not (at.epoch or at.is_reported):
             raise TrainingError(
