@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import to_dict
 from ensemble.spec.frames import Row, Rows
+from ensemble.spec.validation import unknown_name
 from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.mirror_status import explain_incomplete
 from pipelines.providers import import_object
@@ -81,6 +82,23 @@ class Result:
         from ensemble.combine.per_class import read_per_class
 
         return read_per_class(RunDir(self.run_dir))
+
+    def file(self, member: str, name: str) -> Path:
+        """A file that a member's train function has saved in `member.folder`, once its digest was compared.
+
+        Args:
+            member: its name.
+            name: the path of the file in `member.folder`.
+
+        Raises:
+            StoreError: the member has not finished, or has no such file, or it is damaged.
+        """
+        from ensemble.store.member_files import find_file
+
+        members = RunStatus.load(RunDir(self.run_dir)).state.members
+        if member not in members:
+            raise StoreError(unknown_name(f"{self.run_dir} has no member", member, list(members)))
+        return find_file(RunDir(self.run_dir), members[member], name)
 
     def __repr__(self) -> str:
         try:

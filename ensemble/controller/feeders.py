@@ -42,7 +42,7 @@ class SharedStream:
     def __init__(self, ensemble: Ensemble, *, spans_nodes: bool = True, is_possible: bool = True) -> None:
         self._ensemble, self.spans_nodes = ensemble, spans_nodes
         self._readers: dict[str, bool] = {}
-        self.sharing = is_possible and ensemble.sharing != "independent"
+        self.sharing = is_possible and ensemble.sharing != "independent" and ensemble.train is not None
         self.unshared: str | None = None
         self.sample_bytes, self.repeated, self._batch_unit = 1, 0, 1
 

@@ -103,7 +103,7 @@ class Planner(PlainPlanner):
     ) -> tuple[list[Identity], list[PendingRetry]]:
         added = [identity for identity, _ in returning if not self._has_begun(identity)]
         new = [*waiting, *added]
-        if not self._profiler.is_busy and cluster.nodes:
+        if self._ensemble.train is not None and not self._profiler.is_busy and cluster.nodes:
             wanted = self._profiler.select_members(
                 new, cluster.nodes, coming, bool(self._shares), cluster.devices, self._ensemble.samples
             )

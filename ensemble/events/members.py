@@ -235,6 +235,7 @@ class Finished(AttemptEvent):
         early_stopping: `patience`, `min_delta`, `epochs` that were declared, `best` with the keys of
             `kept`; or `reason` and `epochs`, where its train function has ended it.
         predictions: digests by split.
+        files: digests of what its train function has saved in `member.folder`, by path.
         checkpoint: the last.
         constraints: of a trial whose search has some: *name*: by how much it is violated, at most 0 where not.
         outdated: the error for which it could not be evaluated again: what it had finished with still holds.
@@ -248,6 +249,7 @@ class Finished(AttemptEvent):
     kept: Json | None = None
     early_stopping: Json | None = None
     predictions: dict[str, str] | None = None
+    files: dict[str, str] | None = None
     checkpoint: Checkpoint | None = None
     outdated: str | None = None
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.inspection.batches import describe_first_batch, describe_pipelines, find_bad_records
-from ensemble.inspection.dry_run_result import DryRun, Table
+from ensemble.inspection.dry_run_result import UNMEASURED, DryRun, Table
 from ensemble.inspection.estimates import estimate_members, estimate_run
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble
 from ensemble.spec.identity import compute_cost_key
@@ -80,7 +80,8 @@ def dry_run(
     identities = _list_members(ensemble)
     if executor == "ray":  # which nodes they select is checked in the cluster
         identities = [dataclasses.replace(identity, nodes=None) for identity in identities]
-    fields = describe_first_batch(ensemble, identities[0])
+    fields = [] if ensemble.train is None else describe_first_batch(ensemble, identities[0])
+    pipeline = {} if ensemble.train is None else describe_pipelines(ensemble, identities, unshared)
     notes = _list_notes(ensemble, executor, start.state)
     base_gb = 0.0
     with _make_folder() as folder:
@@ -104,7 +105,7 @@ def dry_run(
         | {"gpus": list(node.gpus), "power": power["source"]},
         splits=_count_splits(ensemble),
         fields=fields,
-        pipeline=describe_pipelines(ensemble, identities, unshared) | {"data": data, "prepare_s": prepare_s},
+        pipeline=pipeline | {"data": data, "prepare_s": prepare_s},
         members=[{name: value for name, value in row.items() if not name.startswith("_")} for row in groups],
         run=run,
         notes=notes,
@@ -123,7 +124,8 @@ def _read_data(ensemble: Ensemble, identity: Identity) -> list[str]:
     splits = {split: getattr(ensemble, split) for split in PREDICTED_SPLITS}
     pipelines = {split: pipe.without_randomness() for split, pipe in splits.items() if pipe is not None}
     notes, bad = [], []
-    for split, pipeline in (pipelines | {"train": ensemble.pipeline(identity.params)}).items():
+    train = {} if ensemble.train is None else {"train": ensemble.pipeline(identity.params)}
+    for split, pipeline in (pipelines | train).items():
         errors = find_bad_records(pipeline)
         if errors and pipeline.on_error == "skip":
             notes.append(
@@ -242,6 +244,8 @@ def _measure_group(
     first = members[0]
     row = _describe_group(ensemble, members) | dict.fromkeys((*FIGURES, *SIZES, "evaluate_s", "error"))
     row["_members"] = list(members)
+    if ensemble.train is None:  # its function is a whole program, which knows no single step
+        return row | {"error": UNMEASURED}
     part = dataclasses.replace(first, batch_size=-(-first.batch_size // first.workers))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
@@ -268,7 +272,7 @@ def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str
     within = steps // first.validate_every if first.validate_every else 0
     # The validation split after each epoch, and within it; at the end each split is predicted once.
     evaluations = (
-        first.epochs * (1 + within) * held_out.get("valid", 0) + sum(held_out.values()) - held_out["train"]
+        first.epochs * (1 + within) * held_out.get("valid", 0) + sum(held_out.values()) - held_out.get("train", 0)
     )
     return {
         "members": [member.member for member in members],
@@ -329,4 +333,5 @@ def _describe_state(state: RunState) -> str | None:
 
 def _count_splits(ensemble: Ensemble) -> dict[str, int]:
     splits = {name: getattr(ensemble, name) for name in PREDICTED_SPLITS}
-    return {"train": ensemble.samples, **{name: len(pipe) for name, pipe in splits.items() if pipe is not None}}
+    train = {} if ensemble.train is None else {"train": ensemble.samples}
+    return {**train, **{name: len(pipe) for name, pipe in splits.items() if pipe is not None}}

@@ -10,6 +10,8 @@ from ensemble.reporting import text
 from ensemble.reporting.tables import format_table
 
 Table = list[dict[str, Any]]
+#: Why there are no figures of a member that reads no pipeline.
+UNMEASURED = "what a train function takes that reads its own data is known once it has run"
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,10 @@ def _head(result: DryRun) -> Iterator[str]:
 
 
 def _data(result: DryRun, width: int | None) -> Iterator[str]:
-    yield "samples: " + ", ".join(f"{name} {many:,}" for name, many in result.splits.items())
+    samples = ", ".join(f"{name} {many:,}" for name, many in result.splits.items())
+    yield f"samples: {samples or 'none, train functions read their own data'}"
+    if not result.fields:
+        return
     rows = [
         [
             row["name"],
@@ -118,7 +123,8 @@ def _members(result: DryRun, width: int | None) -> Iterator[str]:
         if row["error"] is not None:
             failed.setdefault(row["error"], []).extend(row["members"])
     for error, names in failed.items():
-        yield f"{_name_group(names)} {'fails' if len(names) == 1 else 'fail'} in the first steps: {error}"
+        verb = f"{'fails' if len(names) == 1 else 'fail'} in the first steps"
+        yield f"{_name_group(names)} {'not measured' if error == UNMEASURED else verb}: {error}"
 
 
 def _name_group(names: Sequence[str]) -> str:

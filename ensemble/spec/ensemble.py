@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ensemble.spec.callbacks import MemberCallback, as_callbacks, describe_callback
 from ensemble.spec.energy import Energy
 from ensemble.spec.ensemble_checks import PREDICTED_SPLITS as PREDICTED_SPLITS
-from ensemble.spec.ensemble_checks import check_pipelines, check_types, check_values
+from ensemble.spec.ensemble_checks import check_pipelines, check_types, check_values, explain_no_batches
 from ensemble.spec.identity import Identity, Precision, find_declared, make_lineage
 from ensemble.spec.loggers import LoggerOptions, resolve_loggers
 from ensemble.spec.loops import (
@@ -72,7 +72,7 @@ class Ensemble(MemberPipelines):
         search: a `Search` that proposes them.
         train: the pipeline of the training data, or a function `train(params) -> Pipeline`, which makes
             augmentation a hyperparameter. The stages that all members' pipelines start with run once, in the
-            feeder; the others run in each member.
+            feeder; the others run in each member. None: a train function reads its own data, or needs none.
         valid: the pipeline of the validation data, by which members are ranked, selected and calibrated.
         test: the pipeline of the test data, used only for the final figures.
         out_of_fold: cross-validation: with `Folds`, each member is evaluated on the training samples of the fold
@@ -181,7 +181,7 @@ class Ensemble(MemberPipelines):
 
     name: str
     recipe: Recipe | Callable[..., Any]
-    train: Pipeline | Callable[[dict[str, Any]], Pipeline]
+    train: Pipeline | Callable[[dict[str, Any]], Pipeline] | None = None
     members: Sequence[Member | Mapping[str, Any]] | None = None
     search: Search | None = None
     valid: Pipeline | None = None
@@ -271,9 +271,9 @@ class Ensemble(MemberPipelines):
             check_search(self, self._probes)
             identities = self._probes
         batch_size = max(identity.batch_size for identity in identities)
-        if hasattr(self.train, "__len__") and batch_size > len(self.train):
+        if not callable(self.train) and 0 < self.samples < batch_size:
             warnings.warn(
-                f"batch_size is {batch_size}, more than the {len(self.train)} training samples: an epoch is one "
+                f"batch_size is {batch_size}, more than the {self.samples} training samples: an epoch is one "
                 "step; take a smaller batch_size if that is not meant",
                 stacklevel=1,  # one place, so that it is shown once, also where the declaration is copied
             )
@@ -305,6 +305,8 @@ class Ensemble(MemberPipelines):
     def check_identity(self, number: int, identity: Identity) -> None:
         """Raise SpecError for a member that trains no step, or averages no weights."""
         why = explain_no_averages(identity.averaging, identity.epochs)
+        if self.train is None:
+            why = why or explain_no_batches(identity)
         if self.drop_last and identity.batch_size > self.samples:
             why = (
                 f"an epoch of {self.samples} samples has no whole batch of {identity.batch_size}: take a smaller "

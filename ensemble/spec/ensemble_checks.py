@@ -17,6 +17,7 @@ from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
     from ensemble.spec.ensemble import Ensemble
+    from ensemble.spec.identity import Identity
 
 #: The splits on which every member predicts; a run has those that are declared.
 PREDICTED_SPLITS = ("valid", "test")
@@ -35,6 +36,8 @@ def check_types(ensemble: Ensemble) -> None:
         raise SpecError(f"Ensemble.members must be a list of dicts or Members, got {members!r:.60}")
     if (members is None) == (search is None):
         raise SpecError("Ensemble needs exactly one of members= and search=")
+    if ensemble.train is None:
+        _check_without_train(ensemble)
     kinds: dict[str, type] = {"resources": Resources, "energy": Energy}
     if search is not None:
         from ensemble.spec.search import Search
@@ -43,6 +46,28 @@ def check_types(ensemble: Ensemble) -> None:
     for option, kind in kinds.items():
         if not isinstance(value := getattr(ensemble, option), kind):
             raise SpecError(f"Ensemble.{option} must be {kind.__name__}(...), got {value!r:.60}")
+
+
+def _check_without_train(ensemble: Ensemble) -> None:
+    if not has_own_loop(ensemble.recipe):
+        raise SpecError(
+            "Ensemble.train is missing: a Recipe trains on batches of a pipeline: give train=Pipeline(source). "
+            "Only a train function, recipe=train or Recipe(train=train), may read its own data"
+        )
+    declared = {name: getattr(ensemble, name) for name in ("out_of_fold", "drop_last", "elastic")}
+    weights = [getattr(one, "weights", None) for one in (ensemble, *(ensemble.members or ()))]
+    for name, is_declared in {**declared, "weights": any(one not in (None, "uniform") for one in weights)}.items():
+        if is_declared:
+            raise SpecError(
+                f"Ensemble.{name} is of members that train on a pipeline: give train=, or leave it out"
+            )
+
+
+def explain_no_batches(own: Identity) -> str | None:
+    """Which options of a member need `Ensemble.train`; None where none does."""
+    needs = own.list_step_options() + ["workers"] * (own.workers > 1 or "workers" in own.auto)
+    options = ", ".join(f"{name}=" for name in needs)
+    return f"{options}: only with a pipeline to train on (Ensemble.train); leave it out" if needs else None
 
 
 def check_pipelines(ensemble: Ensemble) -> None:
@@ -60,7 +85,7 @@ def check_pipelines(ensemble: Ensemble) -> None:
                 f"Ensemble.{name} draws its records by {order!r}, but must have each once: use sampling= only "
                 "in train="
             )
-        if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
+        if value is not None and not hasattr(value, "loader") and not (name == "train" and callable(value)):
             function = " or a function train(params) of one" if name == "train" else ""
             hint = ", a source: write Pipeline(source)" if hasattr(value, "where") else ""
             raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}{hint}")

@@ -102,6 +102,18 @@ class Identity:
         """The number of epochs by which what depends on the length of a training goes."""
         return int(self.population["epochs"]) if self.population else self.epochs_before or self.epochs
 
+    def list_step_options(self) -> list[str]:
+        """Names of its options that `member.step` executes, which a loop with steps of its own does not call."""
+        declared = {
+            "accumulate": self.accumulate != 1,
+            "compression": self.compression is not None,
+            "mixup": bool(self.mixup),
+            "validate_every": bool(self.validate_every),
+            "weights": self.weights is not None and self.weights["kind"] != "fold",
+            "loss_scale": self.loss_scale != "dynamic",
+        }
+        return [name for name, is_declared in declared.items() if is_declared]
+
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
         return dataclasses.asdict(self)

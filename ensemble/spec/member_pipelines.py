@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from pipelines import Pipeline
 
 
-def make_pipeline(train: Pipeline | Callable[[dict[str, Any]], Pipeline], params: Mapping[str, Any]) -> Pipeline:
-    """The training pipeline of a member with these hyperparameters.
+def make_pipeline(train: Any, params: Mapping[str, Any]) -> Pipeline:
+    """The training pipeline of a member with these hyperparameters; None where there is no `train`.
 
     Raises:
         SpecError: the function `train` fails, or does not return a pipeline.
     """
+    pipeline: Pipeline = train
     if not callable(train):
-        return train
+        return pipeline
     try:
         pipeline = train(dict(params))
     except Exception as error:
@@ -60,7 +61,7 @@ def _with_tuples(value: Any, like: Any) -> Any:
 class MemberPipelines:
     """The part of an `Ensemble` that knows its members' training pipelines."""
 
-    train: Pipeline | Callable[[dict[str, Any]], Pipeline]
+    train: Pipeline | Callable[[dict[str, Any]], Pipeline] | None
     valid: Pipeline | None
     test: Pipeline | None
     recipe: Any
@@ -178,7 +179,7 @@ class MemberPipelines:
 
     @functools.cached_property
     def samples(self) -> int:
-        """Number of training samples of an epoch, the same for all members.
+        """Number of training samples of an epoch, the same for all members; 0 without `train`.
 
         Raises:
             SpecError: the members' pipelines cannot be made, or differ in length.
@@ -186,7 +187,7 @@ class MemberPipelines:
         lengths = sorted({len(pipeline) for pipeline in self._distinct_pipelines()})
         if len(lengths) > 1:
             raise SpecError(f"Ensemble.train(params) must have as many samples for every member, has {lengths}")
-        return lengths[0]
+        return lengths[0] if lengths else 0
 
     @functools.cached_property
     def stream(self) -> Pipeline:
@@ -232,7 +233,7 @@ class MemberPipelines:
     def _distinct_pipelines(self) -> list[Pipeline]:
         """The members' pipelines without repetitions; of a search, those of a few points of its space."""
         if not callable(self.train):
-            return [self.train]
+            return [] if self.train is None else [self.train]
         distinct = {json.dumps(params, sort_keys=True): params for params in self._list_params()}
         return [self.pipeline(params) for params in distinct.values()]
 

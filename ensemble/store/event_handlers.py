@@ -291,7 +291,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             run.failures_in_row = 0
             member.end("finished", t)
             member.weights_sha256 = event.weights_sha256
-            member.predictions = event.predictions
+            member.predictions, member.files = event.predictions, event.files
             if event.checkpoint is not None:  # the event about it may have been lost
                 member.add_checkpoint(event.checkpoint)
             member.checkpoint_before = None

@@ -32,7 +32,8 @@ class FileCheck:
 
     Attributes:
         file: its path in the run directory.
-        kind: "log", "code", "data", "base", "checkpoint", "predictions", "initial weights" or "result".
+        kind: "log", "code", "data", "base", "checkpoint", "predictions", "initial weights", "result", or "file" of
+            a `member.folder`.
         member: whose it is; None where it is nobody's.
         condition: "not known" where there is no digest of it, as of a study, into which Optuna may write.
         detail: what is wrong; empty where nothing is.
@@ -104,6 +105,8 @@ def _check_member(run_dir: RunDir, member: MemberState) -> Iterator[FileCheck]:
     if member.predictions and member.state == "finished":
         digest = next(iter(member.predictions.values()))
         yield _check(run_dir, run_dir.predictions(member.id), digest, "predictions", member.id)
+    for name, digest in (member.files or {}).items() if member.state == "finished" else ():
+        yield _check(run_dir, run_dir.files(member.id) / name, digest, "file", member.id)
 
 
 def list_digests(run_dir: RunDir, state: RunState) -> dict[str, str]:

@@ -115,6 +115,7 @@ class MemberState:
             before it, whose file is there until the member has ended.
         is_checkpoint_removed: whether it has ended, and its last checkpoint was not to be kept.
         predictions: the digest of its saved predictions, by split; None where the log has none.
+        files: the digests of what it has saved itself (`member.folder`), by path; None: nothing.
         is_alone: whether it prepares its own batches because shared ones were not those of its pipeline.
         kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
         remarks: sentences of `remark` events, each once.
@@ -154,6 +155,7 @@ class MemberState:
     checkpoint_before: events.Checkpoint | None = None
     is_checkpoint_removed: bool = False
     predictions: dict[str, str] | None = None
+    files: dict[str, str] | None = None
     weights_sha256: str | None = None
     error: str | None = None
     reason: str | None = None

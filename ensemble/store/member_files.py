@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from ensemble.spec.validation import unknown_name
 from ensemble.store.checkpoint import load_checkpoint
-from ensemble.store.errors import DamagedError
+from ensemble.store.digests import open_checked
+from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.member import MemberState
 from ensemble.store.predictions import Predictions, list_splits, load_predictions
 from ensemble.store.rundir import RunDir
@@ -48,6 +52,22 @@ def read_predictions(run_dir: RunDir, member: MemberState, split: str, *, mapped
     digest = (member.predictions or {}).get(split)
     with _naming_remedy(run_dir):
         return load_predictions(run_dir.predictions(member.id), split, mapped=mapped, digest=digest)
+
+
+def find_file(run_dir: RunDir, member: MemberState, name: str) -> Path:
+    """A file that a member has saved itself.
+
+    Raises:
+        DamagedError: it is not what was saved, or gone.
+        StoreError: the member has saved no such file, or has not finished.
+    """
+    if name not in (files := member.files or {}):
+        what = f"{run_dir.path}: {member.id} ({member.state}) has finished with no file"
+        raise StoreError(unknown_name(what, name, list(files)))
+    path = run_dir.files(member.id) / name
+    with _naming_remedy(run_dir), contextlib.suppress(FileNotFoundError), open_checked(path, files[name]):
+        return path
+    raise DamagedError(f"{path} is gone; `ensemble resume {run_dir.path}` makes it again")
 
 
 def has_predictions(run_dir: RunDir, member: MemberState, split: str) -> bool:

@@ -48,7 +48,7 @@ _OF_RUN = re.compile(
     r"events\.jsonl|run\.json|ensemble\.pkl|spec\.py|optuna\.journal"
     r"|report\.html|(?:ledger|results)\.json|(?:ledger|metrics)\.csv"
     r"|code/[0-9a-f]{16}/.+|data/[^/]+\.npy|base/(?:[0-9a-f]{64}\.pt|base\.json)"
-    r"|members/[^/]+/(?:log\.txt|(?:checkpoint|initial-weights|predictions)[^/]*\.safetensors)"
+    r"|members/[^/]+/(?:log\.txt|files/.+|(?:checkpoint|initial-weights|predictions)[^/]*\.safetensors)"
 )
 _IN_PROGRESS = re.compile(r"members/[^/]+/predictions-(?:.*-)?\d+\.safetensors")  # written in place by an attempt
 

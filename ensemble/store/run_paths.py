@@ -95,6 +95,9 @@ class RunPaths:
         """The weights with which a warm clone, or a member with a declared start, begins."""
         return self.member(id) / "initial-weights.safetensors"
 
+    def files(self, id: str) -> Path:
+        return self.member(id) / "files"
+
     def log(self, id: str) -> Path:
         return self.member(id) / "log.txt"
 

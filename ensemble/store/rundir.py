@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.user_imports import find_import_folder, without_bytecode
 from ensemble.store.declaration import DeclarationUnpickler
-from ensemble.store.digests import digest_bytes, open_checked
+from ensemble.store.digests import digest_bytes, flush_and_digest, open_checked
 from ensemble.store.errors import DamagedError, explain_format
 from ensemble.store.event_log import EventLog, read_files
 from ensemble.store.files import (
@@ -179,6 +179,14 @@ class RunDir(RunPaths):
         except OSError as error:
             raise make_write_error(run_dir.path, error, PROBE_BYTES + needed) from None
         return run_dir
+
+    def digest_files(self, id: str) -> dict[str, str]:
+        """Flush what a member has saved itself, and return the digests by paths in its folder."""
+        digests, folder = {}, self.files(id)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            with open(path, "rb") as file:
+                digests[str(path.relative_to(folder))] = flush_and_digest(path, file.fileno())
+        return digests
 
     def log_files(
         self,

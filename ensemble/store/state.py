@@ -98,6 +98,10 @@ class RunState:
         ]
 
     @property
+    def has_data(self) -> bool:
+        return (self.header.data or {}).get("samples") != 0
+
+    @property
     def waits_for(self) -> str | None:
         """What the run waits for that it has not got yet, in words."""
         parts = [f"Ray: {self.missing}"] * bool(self.missing)

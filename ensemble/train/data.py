@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from pipelines.loader.collate import Collate
 
 
+ONE_PASS = "member.batches() is one pass in each declared epoch: write `for _ in member.epochs():` around it"
+NO_TRAIN = (
+    "the Ensemble has no train=: its train function makes its own batches, with loss.backward() and "
+    "optimizer.step(); or give train=Pipeline(source)"
+)
+
+
 def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | None:
     """A target as predictions are measured and saved with it: int64 of classes and labels, float64 of numbers.
 
@@ -65,7 +72,7 @@ def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
     from pipelines.order.epoch_order import steps_per_epoch as count
 
     steps = count(ensemble.samples, identity.batch_size, drop_last=ensemble.drop_last)
-    if steps == 0:
+    if steps == 0 and ensemble.train is not None:
         raise TrainingError(
             f"an epoch of {ensemble.samples} samples has no batch of {identity.batch_size}: "
             "take a smaller batch_size or drop_last=False"
@@ -98,15 +105,15 @@ class Data(SplitData):
 
     def start(self, job: Job, inbox: Inbox, emit: Callable[..., None]) -> None:
         """Prepare the splits, without records at which earlier attempts died."""
-        splits = [split for split in PREDICTED_SPLITS if getattr(self._ensemble, split) is not None]
-        pipelines = {split: self.pipeline(split) for split in ("train", *splits)}
+        splits = [split for split in ("train", *PREDICTED_SPLITS) if getattr(self._ensemble, split) is not None]
+        pipelines = {split: self.pipeline(split) for split in splits}
         PoisonRecords(job, self._ensemble, self._comm, pipelines, emit).start(inbox)
         self.prepare_splits()
 
     def open(self, epoch: int, step: int) -> None:
         """Open the stream at a step of an own epoch; all ranks call it."""
         own = self._identity
-        if epoch >= own.epochs:
+        if epoch >= own.epochs or self._ensemble.train is None:
             return
         if self.first_epoch is None:
             # Only the feeder knows the position of the stream: rank 0 asks, and all ranks begin there.
@@ -193,9 +200,7 @@ class Data(SplitData):
         """Yield the batches of the stream's next epoch, which is this own epoch, on the member's device."""
         epoch = next(self._epochs, None)
         if epoch is None or self.first_epoch is None or epoch.epoch != self.first_epoch + own_epoch:
-            raise TrainingError(
-                "member.batches() is one pass in each declared epoch: write `for _ in member.epochs():` around it"
-            )
+            raise TrainingError(NO_TRAIN if self._ensemble.train is None else ONE_PASS)
         return self._on_device(self._apply_collate(epoch.all_batches(), collate))
 
     def leave(self) -> None:

@@ -32,6 +32,8 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     if params is None:
         others = ((split, getattr(ensemble, split)) for split in PREDICTED_SPLITS)
         common |= {"splits": {split: _identify(pipeline) for split, pipeline in others if pipeline is not None}}
+    if ensemble.train is None:
+        return {"fingerprint": "no data", **common}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}
     numbers = range(len(ensemble.members or ()))

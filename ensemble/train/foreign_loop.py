@@ -10,7 +10,6 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.sample_weights import needs_weighing
 from ensemble.store import weights_sha256
 from ensemble.train.call import take
 from ensemble.train.evaluator import Evaluator
@@ -184,17 +183,8 @@ class ForeignLoop:
 
     def _check_options(self) -> None:
         """Refuse options that are executed by `member.step`, which such a loop does not call."""
-        own = self._state.identity
-        declared = {
-            "accumulate": own.accumulate != 1,
-            "compression": own.compression is not None,
-            "mixup": bool(own.mixup),
-            "validate_every": bool(own.validate_every),
-            "weights": needs_weighing(own.weights),
-            "loss_scale": own.loss_scale != "dynamic",
-        }
         self._state.callbacks.check_foreign()
-        if wrong := [name for name, is_declared in declared.items() if is_declared]:
+        if wrong := self._state.identity.list_step_options():
             raise TrainingError(
                 f"{', '.join(f'{name}=' for name in wrong)}: has no effect on a loop over member.dataloader(), "
                 "which computes its own steps: do it in the loop, or loop over member.batches()"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ensemble.spec import Identity
 from ensemble.store import RunDir
+from ensemble.store.files import make_directory
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.job import TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -138,6 +139,15 @@ class FrameworkMember:
     def describe_sample(self, split: str, index: int) -> str:
         """A sample by its number in a split, and where its record lies: the file, and the row."""
         return self._state.data.describe_sample(split, index)
+
+    @property
+    def folder(self) -> Path:
+        """For files of its own, such as a model of scikit-learn: they are kept with the run, and get digests when
+        the member finishes; `Result.file` finds them. What an earlier attempt has left is still there.
+        """
+        folder = RunDir(self._state.job.run_dir).files(self.identity.member)
+        make_directory(folder)
+        return folder
 
     @property
     def directory(self) -> Path:

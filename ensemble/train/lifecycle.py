@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ensemble.spec.objectives import describe_missing_objective
-from ensemble.store import weights_sha256
+from ensemble.store import RunDir, weights_sha256
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import NO_IMPROVEMENT, Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
@@ -40,15 +40,14 @@ class Lifecycle:
     Attributes:
         resumption: what gives the member the state of its checkpoint.
         has_left: whether its train function has left `epochs` early, and nothing has followed from it yet.
+        is_looping: whether it has entered `epochs`.
     """
 
     def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
-        self._state, self._evaluator, self._answers = state, evaluator, Answers(state)
-        self.has_left = self._has_begun = self._stops_at_epoch_end = False
-        minutes = state.ensemble.checkpoint_minutes
-        self._save_every_s = float("inf") if minutes is None else 60 * minutes
+        self._state, self._evaluator, self._answers, self._digest = state, evaluator, Answers(state), ""
+        self.has_left = self.is_looping = self._has_begun = self._stops_at_epoch_end = False
+        self._save_every_s = 60 * (state.ensemble.checkpoint_minutes or float("inf"))
         self._save_due = self._saved_s = float("inf")  # by the monotonic clock of this rank
-        self._digest = ""
         state.data.on_wait = self._wait
         self.resumption = Resumption(state, self._answers)
 
@@ -163,9 +162,10 @@ class Lifecycle:
 
     def epochs(self) -> Iterator[int]:
         """See `TrainContext.epochs`."""
-        state = self._state
+        state, self.is_looping = self._state, True
         _ = state.optimization  # raises where it is not prepared
-        state.open()
+        if not state.steps_elsewhere:  # else it is open
+            state.open()
         while not state.is_over:
             self.begin_epoch()
             try:
@@ -191,7 +191,7 @@ class Lifecycle:
             return
         self.has_left = False
         at, reason = self._state.at, "its train function left member.epochs()"
-        if at.step:
+        if at.step or (at.is_reported and not self._state.steps_per_epoch):
             at.stop_asked = at.stop_asked or reason
             self.end_epoch()
         elif not self._state.is_over:
@@ -335,13 +335,15 @@ class Lifecycle:
         if state.saved_at != (state.at.epoch, state.at.step):
             self.save()
         if state.comm.rank == 0:
-            predictions = self._evaluator.predictions
+            predictions, member = self._evaluator.predictions, state.identity.member
+            has_files = (run_dir := RunDir(state.job.run_dir)).files(member).is_dir()
             state.reporter.event(
                 "finished",
                 epoch=state.at.epoch - 1,
                 weights_sha256=self._digest or weights_sha256(own_state(optimization.model)),
                 **self._describe_end(),
                 **({"predictions": predictions} if predictions else {}),
+                **({"files": run_dir.digest_files(member)} if has_files else {}),
             )
 
     def _describe_end(self) -> dict[str, Any]:

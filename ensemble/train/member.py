@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 #: Loaded where a member uses them.
 NOT_MIXED = "ensemble.train.mixup:not_mixed"
+PROGRAM = "ensemble.train.own_program:OwnProgram"
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -74,6 +75,7 @@ class TrainContext(FrameworkMember):
             and predict all of them.
         objective: the metric that ranks members.
         observer: what is known of a Recipe's model: how it is called, what it predicts.
+        program: ends its epochs where it reads no pipeline (`Ensemble.train`); else None.
     """
 
     def __init__(self, state: TrainState) -> None:
@@ -82,6 +84,7 @@ class TrainContext(FrameworkMember):
         self._evaluator = Evaluator(state)
         self._life = Lifecycle(state, self._evaluator)
         self._steps = TrainingSteps(state, self._life)
+        self.program = None if ensemble.train is not None else import_object(PROGRAM)(self, state, self._life)
         own = self.identity = job.identity
         params = ensemble.as_declared(own.params)
         self.params: dict[str, Any] = Hyperparameters(params, used=list_member_options(ensemble.recipe))
@@ -240,14 +243,15 @@ class TrainContext(FrameworkMember):
         """Report the member's metrics after this epoch; the values of rank 0 are recorded.
 
         An epoch without a report keeps the metrics of the one before, and does not count for early stopping.
+        Without `Ensemble.train` each report outside of `epochs()` ends an epoch.
 
         Args:
             metrics: by name, means over the validation split; a NaN is recorded as unknown.
         """
-        if self._is_idle:
+        named = {name: read_metric(name, value) for name, value in metrics.items()}
+        if self._is_idle or (self.program is not None and self.program.takes(named)):
             return
-        at = self._state.at
-        at.metrics, at.is_reported = {name: read_metric(name, value) for name, value in metrics.items()}, True
+        self._state.at.metrics, self._state.at.is_reported = named, True
 
     def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
         """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such

@@ -110,7 +110,7 @@ class Optimization:
         shares: list[float] = gather_json(self._comm, self._sent - before)
         norm = self._precision.grad_norm
         return {
-            "lr": self.lr,
+            "lr": self.lr if self._everything else None,
             "loss_scale": self._precision.loss_scale if self._precision.may_skip else None,
             "grad_norm": None if norm is None else float(norm),
             "sent_bytes": sum(shares) / len(shares),

@@ -78,7 +78,7 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
     else:
         loop = recipe.train if isinstance(recipe, Recipe) else recipe
         assert loop is not None
-        loop(member)
+        (loop if member.program is None else member.program.run)(member)
         member.report_unused()
 
 

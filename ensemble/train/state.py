@@ -25,6 +25,10 @@ from ensemble.train.reporter import EventReporter
 from ensemble.train.throughput import Throughput
 
 
+def _refuse_unprepared() -> Optimization:
+    raise TrainingError("call member.prepare(model, optimizer) before anything else")
+
+
 class TrainState:
     """What one rank of a member trains now.
 
@@ -39,6 +43,7 @@ class TrainState:
         saved_at: epoch and step of the checkpoint that has the weights that count; None where none has.
         gpu_busy: measures how long its GPU is busy; None on the CPU.
         is_looked_at: whether `ensemble.train.first_look` has seen a batch.
+        prepare_nothing: called where a model is needed before `TrainContext.prepare`.
         predictions_bytes: what its predictions of all splits would take as a whole; None: not known.
         forward: calls the model on a training batch, as far as that is known; for averaged batch normalization.
         on_trained: called where the steps of an epoch are done, before it is evaluated for good.
@@ -74,7 +79,7 @@ class TrainState:
         self.is_own_loop = has_own_loop(recipe)
         self.collate: Any = recipe.collate
         self.prepared: Optimization | None = None
-        self.own, self.steps_elsewhere, self.reports_later = OwnStates(), False, False
+        self.own, self.steps_elsewhere, self.reports_later = OwnStates(), ensemble.train is None, False
         self.at, self.selection, self.throughput = Position(), Selection(), Throughput()
         self.micro_batches: MicroBatches | None = None
         self.saved_at: tuple[int, int] | None = None
@@ -83,6 +88,7 @@ class TrainState:
         self.predictions_bytes: int | None = None
         self.forward: Callable[[Any, Any], Any] | None = None
         self.on_trained: Callable[[], None] = lambda: None
+        self.prepare_nothing: Callable[[], Optimization] = _refuse_unprepared
         self.ends_at_nan = True
 
     def open(self) -> None:
@@ -94,9 +100,7 @@ class TrainState:
     @property
     def optimization(self) -> Optimization:
         """Model and optimizer."""
-        if self.prepared is None:
-            raise TrainingError("call member.prepare(model, optimizer) before anything else")
-        return self.prepared
+        return self.prepared or self.prepare_nothing()
 
     @property
     def ends_early(self) -> bool:

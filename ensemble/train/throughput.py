@@ -87,7 +87,7 @@ class Throughput:
         return {
             "wall_s": time.perf_counter() - self._start,
             "train_s": train_s,
-            "samples_per_s": self._samples / train_s if train_s else 0.0,
+            "samples_per_s": (self._samples / train_s if train_s else 0.0) or None,
             "sync_s": self._sync_s,
             "queued_s": self._queued_s,
             "cpus": self._cpu_s / train_s if train_s else 0.0,

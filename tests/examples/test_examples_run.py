@@ -82,7 +82,7 @@ def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "example",
-    [*(pytest.param(each, marks=MORE) for each in EXAMPLES), ROOT / "README.md"],
+    [*(pytest.param(each, marks=MORE) for each in EXAMPLES if each.stem != "without_data"), ROOT / "README.md"],
     ids=lambda path: path.stem,
 )
 def test_the_defaults_suit_the_data_as_they_are_downloaded(
@@ -229,6 +229,16 @@ def test_examples_of_other_tasks_end_in_a_combined_model_that_says_how_sure_it_i
     if example == "committee":
         held_out = [member.identity["weights"]["held_out"] for member in state.members.values()]
         assert held_out == [0, 1, 2], "each leaves out a fold of its own"
+
+
+@MORE
+def test_a_forest_and_networks_without_a_pipeline_are_combined_and_a_pole_is_balanced(tmp_path: Path) -> None:
+    _, rows = run("without_data", tmp_path / "pole", what="pole", trials=4)
+    assert max(row["metric"] for row in rows if row["state"] == "finished") > 100
+    state, rows = run("without_data", tmp_path / "digits", epochs=2)
+    assert {row["state"] for row in rows} == {"finished"} and min(row["metric"] for row in rows) > 0.7
+    assert state.combined is not None and state.combined.metrics["ensemble"]["accuracy"] > 0.8
+    assert list(state.members["member-0"].files or ()) == ["forest.joblib"]
 
 
 @MORE

@@ -77,13 +77,15 @@ def _list_use(run: RunProjection) -> Iterator[Tile]:
     state, used, reuse = run.state, run.used, run.ledger.reuse
     factor = text.ABSENT if reuse.factor is None else f"{reuse.factor:.2f}×"
     note = f"{text.number(reuse.consumed)} consumed of {text.number(reuse.prepared)} prepared"
-    yield Tile("reuse", "Reuse of prepared samples", factor, note)
+    if state.has_data:
+        yield Tile("reuse", "Reuse of prepared samples", factor, note)
     is_open, wall_s = state.ended is None, state.wall_s
     cores = f"{text.number(used.cpu_s / wall_s)} cores on average" if is_open and wall_s else "all processes"
     yield Tile("cpu", "CPU time (measured)", text.cpu(used.cpu_s), cores)
     yield Tile("energy", f"Energy ({used.origin})", text.joules(used.energy_j), _describe_energy(run))
     if is_open:
         yield _describe_power(run)
+    if is_open and state.has_data:
         note = "all running members, without validation"
         yield Tile("rate", "Samples a second", text.number(run.samples_per_s if run.is_driven else None), note)
     else:

@@ -20,7 +20,7 @@ IDLE = 0.5  # workers busy for less than this share of the time do not limit the
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     """Returns what sharing has saved, and what held the streams up."""
-    lines = [("sharing", _describe_reuse(ledger, has_ended=state.ended is not None))]
+    lines = [("sharing", _describe_reuse(ledger, has_ended=state.ended is not None))] * state.has_data
     return lines + [("" if number else "bottleneck", line) for number, line in enumerate(bottleneck_lines(state))]
 
 

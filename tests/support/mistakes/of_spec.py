@@ -195,7 +195,18 @@ ROWS = [
         ({"members": None, "search": {"lr": 1}}, "search must be Search("),
         ({"drop_last": "no"}, "drop_last must be True or False, got 'no'"),
         ({"drop_last": True, "batch_size": 9}, "an epoch of 8 samples has no whole batch of 9"),
-        ({"train": None}, "train must be a pipelines.Pipeline or a function train(params) of one, got None"),
+        ({"train": None, "recipe": RECIPE}, "train is missing: ", "train=Pipeline(source)", "recipe=train"),
+        *(
+            ({"train": None, **options}, f"{name}", "pipeline")
+            for name, options in {
+                "Ensemble.out_of_fold": {"out_of_fold": True},
+                "Ensemble.drop_last": {"drop_last": True},
+                "Ensemble.elastic": {"elastic": True},
+                "Ensemble.weights": {"members": [{}, Member({}, weights=Folds(2, stratify="label"))]},
+                "members[0]: workers=": {"resources": Resources(workers=2)},
+                "members[0]: accumulate=, mixup=": {"mixup": 0.1, "accumulate": 2},
+            }.items()
+        ),
         ({"recipe": 1}, "recipe must be a Recipe or a function train(member), got 1"),
         ({"valid": AUGMENTED}, "Ensemble.valid draws random numbers in its stage RandomCrop, but"),
         ({"test": AUGMENTED}, "Ensemble.test draws random numbers in its stage RandomCrop"),

@@ -218,4 +218,38 @@ CALLBACKS = [
     ),
 ]
 
-ROWS = [*LOOPS, *HANDED_OVER, *CALLBACKS]
+# --- no pipeline
+
+
+def alone(do: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A train function without a pipeline."""
+
+    def train(member: Any) -> None:
+        do(member)
+
+    return train
+
+
+def report_twice(member: Any) -> None:
+    member.report(loss=1.0)
+    member.report(loss=1.0)
+
+
+def read_batches(member: Any) -> None:
+    for _ in member.epochs():
+        list(member.batches())
+
+
+NOTHING: dict[str, Any] = {"train": None, "epochs": 1}
+NO_PIPELINE = [
+    fails("no report", alone(lambda member: None), "has reported nothing", "member.report(", **NOTHING),
+    fails("more reports than epochs", alone(report_twice), "was called 2 times", "epochs=", **NOTHING),
+    fails("batches of no pipeline", alone(read_batches), "no train=", "train=Pipeline(source)", **NOTHING),
+    fails("passes over no pipeline", alone(lambda member: list(member.dataloader())), "no train=", **NOTHING),
+    *(
+        fails("weights without a model", alone(report_twice), "member.prepare()", **{**NOTHING, **options})
+        for options in ({"keep": "best", "objective": "loss"}, {"averaging": "ema"})
+    ),
+]
+
+ROWS = [*LOOPS, *HANDED_OVER, *CALLBACKS, *NO_PIPELINE]
