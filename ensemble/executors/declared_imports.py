@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from ensemble.store.declaration import read_named_modules
+from pipelines.workers.processes import list_threads
 
-_JEMALLOC = "jemalloc_bg_thd"  # of pyarrow; forks do without it
 _FORK_S = 5.0  # time limit of a fork that does nothing
 _IMPORTED: set[str] = set()
 _UNSEEDED: list[Any] = []  # generators that packages made at their import
@@ -128,9 +128,9 @@ def _find_obstacle(files: Iterable[int], memory: Iterable[str]) -> str | None:
         files: descriptors that were open before the imports.
         memory: mappings that were shared before them.
     """
-    threads = _list_threads()
+    threads = list_threads()
     if threads and _fork_once():  # libraries that know of forks, as OpenBLAS does, end their threads before one
-        threads = _list_threads()
+        threads = list_threads()
     if threads:
         return f"threads ({', '.join(threads)})"
     if opened := {number: name for number, name in _list_files().items() if number not in files}:
@@ -147,15 +147,6 @@ def _find_obstacle(files: Iterable[int], memory: Iterable[str]) -> str | None:
     if socket.getdefaulttimeout() is not None:
         return "a time limit of sockets"
     return None
-
-
-def _list_threads() -> list[str]:
-    """The names of this process's threads, without the main one's."""
-    names = []
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # it has just ended
-            names.append((int(thread), Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip()))
-    return [name for thread, name in names if thread != os.getpid() and name != _JEMALLOC]
 
 
 def _fork_once() -> bool:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Set
+from pathlib import Path
 from typing import Any
 
 from pipelines.description import PipelineDescription
@@ -32,7 +33,8 @@ from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.sources import Source
 from pipelines.sources._subset import Subset
 
-_OWN_THREADS = 2  # of a feeder's process before it serves: the main thread, and the one that watches its parent
+_JEMALLOC = "jemalloc_bg_thd"  # of pyarrow; forks do without it
+_OWN_THREADS = 1  # of a feeder's process before it serves, without the main one: that which watches its parent
 
 
 class CannotStart(OSError):
@@ -112,6 +114,15 @@ def list_descriptors() -> set[int]:
     return descriptors
 
 
+def list_threads() -> list[str]:
+    """The names of this process's threads that a fork would lack and miss, without the main one."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((int(thread), Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip()))
+    return [name for thread, name in names if thread != os.getpid() and name != _JEMALLOC]
+
+
 def prepare_to_fork(pipeline: PipelineDescription, known: Set[int]) -> bool:
     """Get a feeder's process ready to fork its workers: run all stages, to import here once what they need.
 
@@ -132,7 +143,7 @@ def prepare_to_fork(pipeline: PipelineDescription, known: Set[int]) -> bool:
     with contextlib.suppress(Exception), limit_torch_threads(), preserve_states(find_global()):
         _ = pipeline.layouts  # the feeder reports an error
         SampleMaker(pipeline).make(0, 0)
-    if len(os.listdir("/proc/self/task")) > _OWN_THREADS or not list_descriptors() <= known:
+    if len(list_threads()) > _OWN_THREADS or not list_descriptors() <= known:
         return False
     gc.collect()
     gc.freeze()  # a collection here would write to pages that the workers share

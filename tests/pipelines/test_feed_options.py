@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from core_pipes import LIMIT_S, Feeder, N, gone, leaves_nothing, pipe, wait_until  # noqa: F401
 from kit.once import is_first
@@ -78,14 +80,23 @@ def tar_rows(folder: Path) -> Pipeline:
     return Pipeline(part, seed=0).map(stages.binary("cls", most_bytes=8)).map(stages.drop("key"))
 
 
-@pytest.mark.parametrize("kind", ["a file that a stage keeps open", "a thread", "a tar file", "nothing"])
+def parquet_rows(folder: Path) -> Pipeline:
+    """Of a library that begins a thread when it is imported, which forks do without."""
+    pq.write_table(pa.table({"x": np.arange(32)}), folder / "rows.parquet")
+    return Pipeline(sources.parquet(str(folder / "rows.parquet")), seed=0)
+
+
+FILES = {"a tar file": tar_rows, "a Parquet file": parquet_rows}
+
+
+@pytest.mark.parametrize("kind", ["a file that a stage keeps open", "a thread", *FILES, "nothing"])
 def test_workers_are_forked_from_the_feeders_process_but_where_a_stage_has_begun_a_thread_or_keeps_a_file_open(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "table").write_bytes(np.arange(1000, dtype="<u4").tobytes())
     monkeypatch.setenv("TABLE", str(tmp_path / "table"))
     stage = {"a thread": begin_thread, "a file that a stage keeps open": look_up}.get(kind)
-    made = tar_rows(tmp_path) if kind == "a tar file" else pipe("plain")
+    made = FILES[kind](tmp_path) if kind in FILES else pipe("plain")
     held = MappingProxyType({"valid": pipe("still")})  # any mapping of resident sets reaches it
     options = {"resident": held} if kind == "nothing" else {}
     batches, are_forked = read_by_workers(made.map(stage, id=kind) if stage else made, **options)
