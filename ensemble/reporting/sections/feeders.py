@@ -43,7 +43,9 @@ def _describe_reuse(ledger: Ledger, *, has_ended: bool) -> str:
         alone_s = prepare_s * (reuse.consumed - reuse.private)
         alone_s /= reuse.prepared - reuse.private
         if alone_s >= 0.1:
-            line += f", in {used_s:,.1f} CPU-seconds instead of about {alone_s:,.1f}"
+            alone = f"about {alone_s:,.1f}"
+            alone = f" instead of {alone}" if used_s < alone_s else f", no fewer than without sharing ({alone})"
+            line += f", in {used_s:,.1f} CPU-seconds{alone}"
     if reuse.private:
         line += f" ({text.number(reuse.private)} were prepared by a member for itself)"
     return line + (f"; {text.number(reuse.skipped)} could not be prepared" if reuse.skipped else "")
