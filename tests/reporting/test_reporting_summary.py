@@ -90,7 +90,8 @@ def test_costs_name_reuse_roles_and_the_origin_of_the_energy(tmp_path: Path) -> 
     assert "estimated" in energy and "12 W per busy core" in energy and "measured" not in energy
     assert str(tmp_path) in shown.replace("\n", "")
     costly = [event | {"cpu_s": 1e4} if event.get("role") == "feed" else event for event in RUN]
-    assert f"CPU-seconds, no fewer than without sharing (about {alone:.1f})" in summary_text(project(costly))
+    unwrapped = " ".join(summary_text(project(costly)).split())
+    assert f"CPU-seconds, no fewer than without sharing (about {alone:.1f})" in unwrapped
 
 
 def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help() -> None:
