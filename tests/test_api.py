@@ -99,7 +99,7 @@ def twice(sample: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path) -> None:
     stopped(tmp_path / "run")
     before = RunDir(tmp_path / "run").events.read_bytes()
-    changed = "the training pipeline is another one"
+    changed = "the training pipeline has changed"
     for options, said in (
         ({"train": samples(25)}, "samples of train was 24, is 25"),
         ({"drop_last": True}, "drop_last was False, is True"),
@@ -113,7 +113,7 @@ def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path) -> None:
     assert {state for state, _ in members(tmp_path / "run").values()} == {"finished"}
     stopped(tmp_path / "own", train=lambda params: samples())
     other = an_ensemble(epochs=6, train=lambda params: samples().map(twice))
-    with pytest.raises(StoreError, match="the training pipeline of member-0 is another one"):
+    with pytest.raises(StoreError, match="the training pipeline of member-0 has changed"):
         ensemble.submit(other, tmp_path / "own", "inline")
 
 
@@ -131,7 +131,7 @@ def test_a_run_goes_on_with_its_data_from_where_they_were_copied_to(tmp_path: Pa
     shutil.rmtree(there)
     values = np.load(here / "label.npy")
     np.save(here / "label.npy", values[::-1])
-    with pytest.raises(StoreError, match="the training pipeline is another one"):
+    with pytest.raises(StoreError, match="the training pipeline has changed"):
         ensemble.submit(an_ensemble(epochs=6, train=read(here)), run, "inline")
     np.save(here / "label.npy", values)
     ensemble.submit(an_ensemble(epochs=6, train=read(here)), run, "inline").wait()

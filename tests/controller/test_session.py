@@ -648,7 +648,9 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
     changed = [(e["member"], e["before"], e["device"]) for e in world.log if e["type"] == "device_changed"]
     assert changed == [("member-0", "A100", "H100"), ("member-1", "A100", "H100")]
     notices = [notice.text for notice in collect_notices(world.log) if "another device" in notice.text]
-    assert len(notices) == 2 and notices[0] == "member-0: trains on another device than before: H100, and not A100"
+    assert (
+        len(notices) == 2 and notices[0] == "member-0: trains on another device than before: H100 instead of A100"
+    )
     world.finish()
 
 

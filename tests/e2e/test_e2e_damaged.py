@@ -185,7 +185,7 @@ def test_other_training_data_ask_to_be_accepted_and_rows_of_other_parts_do_not_c
     ensemble.resume(frame.run).wait()
     assert len(frame.events("epoch")) == 4 and list(frame.events("run_started")[-1]["changed_splits"]) == ["valid"]
     write_image(Path(parts[0][1]), 79)
-    with pytest.raises(StoreError, match=r"the training pipeline is another one .*--accept-data"):
+    with pytest.raises(StoreError, match=r"the training pipeline has changed .*--accept-data"):
         ensemble.resume(frame.run, epochs=3)
     ensemble.resume(frame.run, epochs=3, accept_data=True).wait()
     assert len(frame.events("epoch")) == 6

@@ -61,7 +61,7 @@ BYTES = stages.scale("image", mean=127.0, std=60.0)
 REMARKED: dict[str, tuple[Any, Any, str | None]] = {
     "none": (ONCE, ONCE, None),
     "scaled twice": (ONCE.map(SCALE), ONCE.map(SCALE), "scaled twice"),
-    "means from 0 to 255": (Pipeline(RECORDS).map(BYTES), Pipeline(RECORDS).map(BYTES), "of 0 to 255"),
+    "means from 0 to 255": (Pipeline(RECORDS).map(BYTES), Pipeline(RECORDS).map(BYTES), "from 0 to 255"),
     "valid is not scaled": (ONCE, Pipeline(RECORDS).map(stages.cast("image", "float32")), "the same stages"),
     "valid is of bytes": (ONCE, Pipeline(RECORDS), "torch.uint8"),
 }

@@ -253,7 +253,7 @@ offers.check()
 def test_a_driver_holds_memory_as_others_do_and_a_rank_without_environment_does_not(tmp_path: Path) -> None:
     environment = make_machine(tmp_path, "A100:80,A100:80,A100:80")
     found = subprocess.check_output([sys.executable, "-c", OFFERS], env=environment, text=True)
-    reason = (("GPU-0", "0"), "others hold 60.0 of 80.0 GiB of GPU GPU-0")
+    reason = (("GPU-0", "0"), "other programs hold 60.0 of 80.0 GiB of GPU GPU-0")
     broken = "gpu_quarantined\nnode GPU-0 GPU-2\n"
     assert found == f"0.25 1.0 1.0\n{reason}\n{broken}"
 
@@ -280,10 +280,10 @@ def test_a_cause_is_warned_of_once_however_much_others_hold(caplog: pytest.LogCa
         nodes.warn_of_gpus("a", offer_gpus(host, {"g0": GpuState(held_gb=held_gb)}, {}, with_mps=False)[0].no_gpus)
     states = {"g0": GpuState(held_gb=40.0), "g1": GpuState("exclusive", 20.0)}
     nodes.warn_of_gpus("a", offer_gpus(host, states, {}, with_mps=False)[0].no_gpus)
-    nodes.warn_of_gpus("b", "others hold 40.0 of 80.0 GiB of GPU g0")
+    nodes.warn_of_gpus("b", "other programs hold 40.0 of 80.0 GiB of GPU g0")
     assert caplog.messages == [
-        "node a: others hold 20.0 of 80.0 GiB of GPU g0",
+        "node a: other programs hold 20.0 of 80.0 GiB of GPU g0",
         "node a: GPU g1 is in compute mode EXCLUSIVE_PROCESS: one rank at a time; "
-        "others hold 20.0 of 80.0 GiB of GPU g1",
-        "node b: others hold 40.0 of 80.0 GiB of GPU g0",
+        "other programs hold 20.0 of 80.0 GiB of GPU g1",
+        "node b: other programs hold 40.0 of 80.0 GiB of GPU g0",
     ]

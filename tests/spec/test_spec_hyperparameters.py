@@ -59,11 +59,11 @@ def test_a_hyperparameter_with_the_name_of_an_option_sets_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_hyperparameter_sets_is_refused_with_the_line_to_write(name: str) -> None:
-    says = rf"^members\[0\]: '{name}' is no hyperparameter .*Member\({{...}}, {name}="
+    says = rf"^members\[0\]: '{name}' is not a hyperparameter .*Member\({{...}}, {name}="
     with pytest.raises(SpecError, match=says):
         declare(members=[{"lr": 0.1, name: REFUSED[name]}])
     way_out = "does not choose" if name.startswith("start") else rf"give it as resources=Resources\({name}=...\)"
-    with pytest.raises(SpecError, match=rf"^Search.space: '{name}' is no hyperparameter .*{way_out}"):
+    with pytest.raises(SpecError, match=rf"^Search.space: '{name}' is not a hyperparameter .*{way_out}"):
         declare(members=None, search=Search({"lr": choice(0.1, 0.2), name: choice(REFUSED[name], None)}))
     assert declare(members=[{"lr": 0.1, "nodes": 64}]).identify(0).params["nodes"] == 64  # of a layer
 

@@ -281,7 +281,7 @@ def test_a_mirror_of_another_format_is_not_called_damaged(copied: Path, tmp_path
         ensemble.fetch(f"file://{copied}/mirror", tmp_path / "fetched")
     (copied / "first/manifests").mkdir(parents=True)
     (copied / "first/manifests/00000001-0123").touch()
-    with pytest.raises(StoreError, match="earlier version of ray-ensemble: fetch it with that one"):
+    with pytest.raises(StoreError, match="earlier version of ray-ensemble: fetch it with that version"):
         ensemble.fetch(f"file://{copied}/first", tmp_path / "fetched")
 
 
