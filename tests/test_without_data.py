@@ -121,6 +121,23 @@ def test_a_file_that_was_damaged_is_named_and_made_again(tmp_path: Path) -> None
         again.file("member-0", "made/values.npy")
 
 
+def write_in_epochs(member: Any) -> None:
+    for epoch in member.epochs():
+        (member.folder / "checkpoint-1.safetensors").write_text(f"epoch {epoch}")
+        member.report(height=epoch)
+
+
+def test_a_damaged_file_that_is_written_within_epochs_is_made_again_from_the_first_one(tmp_path: Path) -> None:
+    made = declare(write_in_epochs, {}, {}, epochs=2, keep_checkpoints="selected")
+    result = ensemble.submit(made, tmp_path, "inline").wait()
+    for member in ("member-0", "member-1"):
+        result.file(member, "checkpoint-1.safetensors").write_text("damaged")
+    again = ensemble.resume(tmp_path).wait()
+    for member in ("member-0", "member-1"):
+        assert again.file(member, "checkpoint-1.safetensors").read_text() == "epoch 1"
+    assert [row["attempts"] for row in again.members] == [2, 2]
+
+
 @pytest.mark.parametrize("recipe", [climb, call_back])
 @pytest.mark.parametrize(("fault", "executor"), [("raise", "inline"), pytest.param("kill", "local", marks=MORE)])
 def test_a_member_that_fails_is_tried_again_and_ends_as_it_would_have(
