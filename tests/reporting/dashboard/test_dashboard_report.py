@@ -60,7 +60,7 @@ def test_every_view_is_drawn_and_nothing_is_fetched(alone: Any, full: Path) -> N
     alone.goto(full.as_uri() + "#member?member=member-6")
     alone.wait_for_selector("pre.log:has-text('FloatingPointError: loss is nan')")
     alone.goto(full.as_uri() + "#member?member=member-0")
-    alone.wait_for_selector("text=not in this page; it lies in the run directory")
+    alone.wait_for_selector("text=not in this report; it is in the run directory")
 
 
 def test_a_search_and_a_run_without_members_are_drawn(alone: Any, tmp_path: Path) -> None:
