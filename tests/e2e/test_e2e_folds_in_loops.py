@@ -82,6 +82,6 @@ def test_a_loop_with_a_backward_of_its_own_cross_validates(tmp_path: Path, decla
 
 def test_an_error_that_no_member_escapes_ends_the_run_before_they_start(tmp_path: Path) -> None:
     declared = declare(weights="bootstrap", out_of_fold=False, resources=Resources())
-    with pytest.raises(SpecError, match="weights=: a loop over member"):
+    with pytest.raises(SpecError, match="weights=: has no effect on a loop over member"):
         ensemble.submit(declared, tmp_path / "run", executor="local").wait()
     assert not of_kind(tmp_path / "run", "launched")
