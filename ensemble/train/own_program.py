@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +49,9 @@ class OwnProgram:
     def epochs(self) -> Iterator[int]:
         """See `TrainContext.epochs`; what is drawn in an epoch is the same after a resume."""
         self._is_looping, own = True, self._state.identity
-        with contextlib.closing(self._life.epochs()) as epochs:
-            for epoch in epochs:
-                seed_everything(step_seed(own.seed, 0, epoch), self._state.device)
-                yield epoch
+        for epoch in self._life.epochs():
+            seed_everything(step_seed(own.seed, 0, epoch), self._state.device)
+            yield epoch
 
     def _prepare_nothing(self) -> Optimization:
         """Go on with an empty model, where the function has given none."""
