@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
+
 from pipelines import fingerprint
 from pipelines.checks import (
     check_any_integer,
@@ -160,6 +162,9 @@ class PipelineDescription(ABC):
         shorter.source = choose(self.source)
         shorter.poison_records = PoisonRecords()
         shorter._declared = self._declared
+        if self.id is not None:  # which stands for the records of the whole source
+            chosen = fingerprint.digest(fingerprint.describe_array(np.asarray(shorter.source.indices)))
+            shorter.id = f"{self.id}, records {chosen}"
         return shorter
 
     def renew(self, renewed: dict[int, Any]) -> Self:

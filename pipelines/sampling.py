@@ -307,6 +307,11 @@ def _resolve_mixed(
 ) -> SampledOrder:
     codes, keys = encode_keys(source, field, shares, "share")
     counts = count_positions([shares[key] for key in keys], np.bincount(codes).tolist(), samples)
+    if lost := [key for key, count in zip(keys, counts, strict=True) if shares[key] and not count]:
+        raise PipelineError(
+            f"sampling.mixed(): the share of {lost[0]!r} is less than one of {sum(counts)} positions, so it would "
+            "never be drawn: give more samples=, or leave the class out by the share 0"
+        )
     return MixedOrder(codes, counts, seed)
 
 

@@ -73,6 +73,7 @@ def call_back(member: Any) -> None:
     with open(member.directory / "rounds", "a") as file:
         for number in range(member.identity.epochs):
             fail_once(member, number)
+            time.sleep(member.params.get("pause_s", 0))
             print(number, file=file, flush=True)
             member.report(height=number * member.params.get("slope", 1.0))
 
@@ -120,6 +121,23 @@ def test_a_file_that_was_damaged_is_named_and_made_again(tmp_path: Path) -> None
         again.file("member-0", "made/values.npy")
 
 
+def write_in_epochs(member: Any) -> None:
+    for epoch in member.epochs():
+        (member.folder / "checkpoint-1.safetensors").write_text(f"epoch {epoch}")
+        member.report(height=epoch)
+
+
+def test_a_damaged_file_that_is_written_within_epochs_is_made_again_from_the_first_one(tmp_path: Path) -> None:
+    made = declare(write_in_epochs, {}, {}, epochs=2, keep_checkpoints="selected")
+    result = ensemble.submit(made, tmp_path, "inline").wait()
+    for member in ("member-0", "member-1"):
+        result.file(member, "checkpoint-1.safetensors").write_text("damaged")
+    again = ensemble.resume(tmp_path).wait()
+    for member in ("member-0", "member-1"):
+        assert again.file(member, "checkpoint-1.safetensors").read_text() == "epoch 1"
+    assert [row["attempts"] for row in again.members] == [2, 2]
+
+
 @pytest.mark.parametrize("recipe", [climb, call_back])
 @pytest.mark.parametrize(("fault", "executor"), [("raise", "inline"), pytest.param("kill", "local", marks=MORE)])
 def test_a_member_that_fails_is_tried_again_and_ends_as_it_would_have(
@@ -134,6 +152,30 @@ def test_a_member_that_fails_is_tried_again_and_ends_as_it_would_have(
     if recipe is call_back:  # the second attempt begins again
         rounds = (RunDir(tmp_path / f"run {fault}").member("member-0") / "rounds").read_text().split()
         assert rounds == ["0", "1", "2", "0", "1", "2", "3", "4"]
+
+
+def draw(member: Any) -> None:
+    total = torch.nn.ParameterDict({"x": torch.nn.Parameter(torch.zeros(1))})
+    member.state("total", total)
+    for epoch in member.epochs():
+        fail_once(member, epoch)
+        with torch.no_grad():
+            total["x"] += torch.rand(1) + np.random.random()
+        member.report(height=float(total["x"].detach()))
+
+
+def test_what_an_epoch_draws_at_random_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    for fault in ("raise", ""):
+        ensemble.submit(declare(draw, {"fault": fault}, epochs=5), tmp_path / f"run {fault}", "inline").wait()
+    assert heights(tmp_path / "run raise") == heights(tmp_path / "run ")
+
+
+def test_a_function_that_begins_again_is_heard_while_its_reports_are_passed_over(tmp_path: Path) -> None:
+    heard: list[str] = []
+    made = declare(call_back, {"fault": "raise", "pause_s": 0.6}, epochs=4)
+    ensemble.submit(made, tmp_path, "inline", on_event=lambda event: heard.append(event["type"])).wait()
+    second = heard[len(heard) - heard[::-1].index("started") : len(heard) - heard[::-1].index("epoch")]
+    assert "progress" in second, "it would be taken to hang"
 
 
 @MORE

@@ -145,11 +145,11 @@ def report_damage(
         if check.is_sound or check.member is None:
             continue
         member = state.members[check.member]
-        is_needed = member.state == "finished" and not member.is_checkpoint_removed
+        is_needed = member.state == "finished" and (check.kind == "file" or not member.is_checkpoint_removed)
         consequence = "the member makes it again" if is_needed else "nothing needs it, and it is removed"
         log.warning("%s: %s; %s", run_dir.path, check.detail, consequence)
         event: Report = {"type": "damaged", "member": member.id, "attempt": member.attempt, "code": code}
-        event |= {"file": check.file.rpartition("/")[2], "error": check.detail}
+        event |= {"file": check.file.split("/", 2)[2], "error": check.detail}
         events.append(event)
         apply_event(state, make_event(**event, t=t))
     state.updated = updated  # when the run was at work last

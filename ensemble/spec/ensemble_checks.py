@@ -54,7 +54,9 @@ def _check_without_train(ensemble: Ensemble) -> None:
             "Ensemble.train is missing: a Recipe trains on batches of a pipeline: give train=Pipeline(source). "
             "Only a train function, recipe=train or Recipe(train=train), may read its own data"
         )
-    declared = {name: getattr(ensemble, name) for name in ("out_of_fold", "drop_last", "elastic")}
+    declared = {
+        name: getattr(ensemble, name) for name in ("out_of_fold", "drop_last", "elastic", "cache", "capacity")
+    }
     weights = [getattr(one, "weights", None) for one in (ensemble, *(ensemble.members or ()))]
     for name, is_declared in {**declared, "weights": any(one not in (None, "uniform") for one in weights)}.items():
         if is_declared:

@@ -346,6 +346,8 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
 def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged) -> None:
     """A file of a member is damaged: it goes on from the checkpoint before, or begins anew."""
     member.drop_checkpoint(event.file)
+    if event.file.startswith("files/"):  # only its function makes it, perhaps in its first epoch
+        member.checkpoint, member.checkpoint_before, member.is_checkpoint_removed = None, None, False
     if member.is_checkpoint_removed:
         member.predictions = None  # nothing needs them: it takes no part in a later combination
     elif member.state == "finished":

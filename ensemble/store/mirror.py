@@ -62,8 +62,15 @@ class TakenOverError(StoreError):
 
 def is_of_run(path: str) -> bool:
     """Whether a path is copied and fetched: requests, sockets, caches, loggers' and users' own files are not."""
-    is_plain = not any(not part or part[0] == "." or "\0" in part for part in path.split("/"))
-    return is_plain and _OF_RUN.fullmatch(path) is not None and _IN_PROGRESS.fullmatch(path) is None
+    parts = path.split("/")
+    is_plain = "\0" not in path and not {"", ".", ".."} & {*parts}
+    ours = parts[:3] if parts[2:3] == ["files"] else parts  # in `member.folder` names may begin with a dot
+    return (
+        is_plain
+        and not any(part[0] == "." for part in ours)
+        and _OF_RUN.fullmatch(path) is not None
+        and _IN_PROGRESS.fullmatch(path) is None
+    )
 
 
 def begin_mirror(run_dir: RunDir, url: str | None) -> MirrorOptions | None:

@@ -40,18 +40,17 @@ class Lifecycle:
     Attributes:
         resumption: what gives the member the state of its checkpoint.
         has_left: whether its train function has left `epochs` early, and nothing has followed from it yet.
-        is_looping: whether it has entered `epochs`.
     """
 
     def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
         self._state, self._evaluator, self._answers, self._digest = state, evaluator, Answers(state), ""
-        self.has_left = self.is_looping = self._has_begun = self._stops_at_epoch_end = False
+        self.has_left = self._has_begun = self._stops_at_epoch_end = False
         self._save_every_s = 60 * (state.ensemble.checkpoint_minutes or float("inf"))
         self._save_due = self._saved_s = float("inf")  # by the monotonic clock of this rank
-        state.data.on_wait = self._wait
+        state.data.on_wait = self.wait
         self.resumption = Resumption(state, self._answers)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Report progress and execute commands while the stream keeps this rank waiting.
 
         Several ranks execute a command after a step only, when they have agreed on it.
@@ -162,7 +161,7 @@ class Lifecycle:
 
     def epochs(self) -> Iterator[int]:
         """See `TrainContext.epochs`."""
-        state, self.is_looping = self._state, True
+        state = self._state
         _ = state.optimization  # raises where it is not prepared
         if not state.steps_elsewhere:  # else it is open
             state.open()

@@ -150,7 +150,7 @@ class TrainContext(FrameworkMember):
         Afterwards the model has the weights that are kept: predictions are made then. A loop that is left after a
         whole epoch ends the member there, as `stop` does.
         """
-        return self._life.epochs()
+        return (self.program or self._life).epochs()
 
     def stop(self, reason: str = "its train function ended it") -> None:
         """End the member after the epoch in progress: `epochs()` yields no more; a resume trains no further epoch.

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from pipelines.checks import check_name
 from pipelines.errors import PipelineError, SampleError
-from pipelines.fingerprint import Description, known_as
+from pipelines.fingerprint import Description, is_ours, known_as
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._classes import ClassNames, join_names
 from pipelines.sources._labels import pack_values
 from pipelines.sources._origin import Origin
+from pipelines.sources._subset import Subset
 
 
 @known_as("pipelines.sources.concat")
@@ -29,7 +30,8 @@ class Concat(Source):
 
     def __init__(self, parts: Mapping[str, Source], field: str) -> None:
         self.names, self.parts, self.field = tuple(parts), tuple(parts.values()), field
-        self.is_fork_safe = all(part.is_fork_safe for part in self.parts)
+        wholes = [part.source if type(part) is Subset else part for part in self.parts]
+        self.is_fork_safe = all(whole.is_fork_safe and is_ours(type(whole)) for whole in wholes)
         self._bounds = np.cumsum([0, *map(len, self.parts)])
 
     def __len__(self) -> int:
@@ -166,7 +168,15 @@ def concat(parts: Mapping[str, Source], field: str = "source") -> Concat:
                 f"concat(): the records differ: the field {differing[0]!r} has {one} and {other}; give both the "
                 "same, or leave the field out, such as by columns="
             )
-    return Concat(parts, field)
+    made = Concat(parts, field)
+    for key, kind in first[1].items() if first is not None else ():
+        names = made.find_class_names(key) if kind == "numbers" else None
+        if names is not None and not names.are_numbered_by(names.union):
+            raise PipelineError(
+                f"concat(): a number in {key!r} is not the same class in all sources: they have the classes "
+                f"{' and '.join(map(str, names.lists))}; give each source.number_classes({key!r}, names)"
+            )
+    return made
 
 
 def _find_kind(value: Any) -> str:

@@ -47,7 +47,7 @@ class FlatMap(IterableRecords):
 
     def find_origin(self) -> Origin:
         owners = self._find_owners(range(len(self)))
-        return replace(super().find_origin(), indices=owners, steps=self._source.find_origin())
+        return replace(super().find_origin(), steps=self._source.find_origin().select(owners))
 
     def renew(self, renewed: dict[int, Source]) -> Source:
         source = self._source.renew_in(renewed)

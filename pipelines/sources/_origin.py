@@ -56,19 +56,30 @@ class Origin:
         """Its parts that are of one root each, and before them which of the records they have."""
         return _divide(self) if self.parts else [(slice(None), self)]
 
-    def list_rows(self) -> npt.NDArray[Any]:
-        """The records of the root, or of windows the rows of their table's root, that the records have, [rows]."""
-        if self.steps is None:
-            return np.asarray(self.indices)
-        changes = np.zeros(len(self.steps.indices) + 1, np.int64)
-        np.add.at(changes, np.asarray(self.indices), 1)
-        np.add.at(changes, (np.asarray(self.indices) + self.width).astype(np.int64), -1)
-        return np.asarray(self.steps.indices)[np.cumsum(changes[:-1]) > 0]
+    def list_roots(self) -> Iterator[Origin]:
+        """What the records have of each root: of windows the rows of their table, of pieces their records."""
+        if self.parts:
+            for _, part in self.divide():
+                yield from part.list_roots()
+        elif self.steps is None:
+            yield self
+        else:
+            changes = np.zeros(len(self.steps.indices) + 1, np.int64)
+            np.add.at(changes, np.asarray(self.indices), 1)
+            np.add.at(changes, (np.asarray(self.indices) + self.width).astype(np.int64), -1)
+            yield from self.steps.select(np.flatnonzero(np.cumsum(changes[:-1]))).list_roots()
 
-    def have(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    def have(self, roots: Sequence[Origin]) -> npt.NDArray[np.bool_]:
+        """Whether each record has something of these, as `list_roots` lists them."""
+        if self.parts:
+            made = np.zeros(len(self.indices), bool)
+            for places, part in self.divide():
+                made[places] = part.have(roots)
+            return made
         if self.steps is None:
-            return np.isin(np.asarray(self.indices), rows)
-        count = np.concatenate([[0], np.cumsum(np.isin(np.asarray(self.steps.indices), rows))])
+            rows = [np.asarray(one.indices) for one in roots if _is_same_root(one, self)]
+            return np.isin(np.asarray(self.indices), np.concatenate([*rows, np.empty(0, np.int64)]))
+        count = np.concatenate([[0], np.cumsum(self.steps.have(roots))])
         return np.asarray(count[np.asarray(self.indices) + self.width] > count[np.asarray(self.indices)])
 
 
@@ -92,13 +103,7 @@ def count_shared_records(one: Any, other: Any) -> int:
 
 
 def find_shared_records(one: Any, other: Any) -> npt.NDArray[np.bool_]:
-    theirs = _find_origin(other)
-    shared = np.zeros(len(theirs.indices), bool)
-    for places, part in theirs.divide():
-        for _, mine in _find_origin(one).divide():
-            if _is_same_root(mine.steps or mine, part.steps or part):
-                shared[places] |= part.have(mine.list_rows())
-    return shared
+    return _find_origin(other).have([*_find_origin(one).list_roots()])
 
 
 def find_windows(source: Any) -> list[Origin]:

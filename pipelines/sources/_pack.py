@@ -161,5 +161,5 @@ def _read_tokens(source: Source, tokens: Tokens, index: int) -> npt.NDArray[Any]
     if values.ndim != 1 or values.dtype.kind not in "iu":
         found = f"{values.dtype} {list(values.shape)}"
         raise SampleError(index, source.where(index), f"tokens must be integers [n], got {found}")
-    bounds = (np.min_scalar_type(bound) for bound in (values.min(), values.max()))
-    return values.astype(np.result_type(*bounds))
+    least = np.result_type(*(np.min_scalar_type(bound) for bound in (values.min(), values.max())))
+    return values.astype(least if least.itemsize < 8 else np.int64)  # else signed and unsigned ones make floats

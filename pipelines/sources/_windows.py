@@ -165,6 +165,10 @@ def _find_starts(
             raise PipelineError(
                 f"windows(): records of a series, by {series!r}, must lie together: sort the table"
             )
+    part = np.zeros(len(table), np.int64)  # of a concatenation, of which no window has steps of two sources
+    for number, (places, _) in enumerate(table.find_origin().divide()):
+        part[places] = number
+    is_end = is_end | (part[1:] != part[:-1])
     is_end = is_end | _find_left_out(table, is_end)
     times = _read_times(table, time) if gaps or time is not None else None
     if times is None and gaps:

@@ -141,7 +141,7 @@ def test_a_program_that_computes_something_else_is_refused(run: Path, artifact: 
     images = torch.from_numpy(make_images(3)["image"])
     model = ensemble.load(run)
     other = prepared(make_images(3)["image"]) + 1e-3
-    with pytest.raises(ArtifactError, match=r"load\(\) give different values \(by .* for a batch of 60"):
+    with pytest.raises(ArtifactError, match=r"load\(\) give different values \(by .* for a batch of 60\)"):
         programs.check_equal(artifact / "model.pt2", model, [({"image": images}, {"image": other})])
 
 

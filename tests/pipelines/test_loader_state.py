@@ -140,7 +140,7 @@ def test_what_has_no_sure_identity_is_said() -> None:
         return Pipeline(sources.dataset([{"x": np.float32(i)} for i in range(N)]))
 
     state = unsure().loader(B).state_dict()
-    with pytest.warns(UserWarning, match="cannot check that.*id="):
+    with pytest.warns(UserWarning, match="cannot check that .*id="):
         unsure().loader(B).load_state_dict(state)
     same = unsure()
     with warnings.catch_warnings():

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, sampling, sources
-from pipelines.sources._origin import count_shared_records, find_shared_records
+from pipelines.sources._origin import count_shared_records, find_shared_records, is_same_records
+from pipelines.sources._subset import Subset
 
 
 def numbers(*values: int, **columns: Any) -> Any:
@@ -91,7 +92,7 @@ def test_records_of_one_source_in_two_concatenations_are_seen() -> None:
     early, late = a.split(0.5, by=np.arange(10))
     inner = sources.concat({"b": b, "late": late}, field="inner")
     one, other = sources.concat({"early": early, "c": c}), sources.concat({"c": c, "a": a})
-    nested = sources.concat({"inner": inner, "more": sources.concat({"early": early}, field="inner")})
+    nested = sources.concat({"inner": inner, "more": sources.concat({"b": early}, field="inner")})
     assert find_shared_records(one, other).tolist() == [True, *[True] * 5, *[False] * 5]
     assert (
         count_shared_records(one, late) == 0 == count_shared_records(one, inner)
@@ -99,6 +100,34 @@ def test_records_of_one_source_in_two_concatenations_are_seen() -> None:
     )
     assert find_shared_records(a, nested).tolist() == [False] * 4 + [True] * 10
     assert find_shared_records(nested.take(6), a).tolist() == [False] * 5 + [True] * 2 + [False] * 3
+
+
+def test_records_that_are_packed_or_cut_after_a_concatenation_are_seen() -> None:
+    docs = numbers(*range(20))
+    train, valid = docs.take(15), docs.split(0.5, by=np.arange(20))[1]
+    both = sources.concat({"train": train, "c": numbers(99)})
+    pack = functools.partial(sources.pack, tokens=lambda one: [int(one["x"])] * 4, length=4)
+    assert count_shared_records(pack(both), pack(valid)) == 5 == count_shared_records(valid, pack(both))
+    pieces = [sources.flat_map(part, lambda one: [one, one]) for part in (both, valid)]
+    assert count_shared_records(*pieces) == 10 == count_shared_records(*map(pack, pieces))
+    left, right = (Subset(pieces[0], np.arange(side, 32, 2)) for side in (0, 1))
+    assert is_same_records(left, left) and not is_same_records(left, right), "they are of the same documents"
+
+
+def test_windows_over_a_concatenation_are_of_one_source_each() -> None:
+    both = sources.concat({"a": numbers(*range(5)), "b": numbers(*range(10, 15))})
+    made = sources.windows(both, 3, inputs=["x"], target="x")
+    assert [int(one["x"][0, 0]) for one in made] == [0, 1, 10, 11]
+
+
+class Opened(type(numbers(1))):  # type: ignore[misc]
+    """A user's, of a kind of ours."""
+
+
+def test_forks_may_read_a_concatenation_of_parts_but_not_of_sources_of_the_users() -> None:
+    part, theirs = numbers(1, 2).take(1), Opened({"x": np.arange(2)}, None)
+    assert sources.concat({"a": part}).is_fork_safe
+    assert not sources.concat({"a": part, "b": theirs}).is_fork_safe
 
 
 # --- filter
@@ -127,6 +156,9 @@ def test_a_filter_is_given_records_and_can_be_divided() -> None:
     ]
     assert read(pipe.take(3).source) == [1, 3, 5] == read(pickle.loads(cloudpickle.dumps(pipe.take(3))).source)
     assert pipe.source.where(1) == "arrays(x):row 3"
+    named = Pipeline(numbers(*range(4)), id="mine")
+    chosen = [named, named.take(2), named.filter(lambda one: one["x"] % 2), named.filter(lambda one: one["x"] > 1)]
+    assert len({one.fingerprint for one in chosen}) == 4, "the id is of all records"
     with pytest.raises(
         PipelineError, match=r"filter\(\) is given the records of the source: put it before map\(\)"
     ):

@@ -120,6 +120,8 @@ def test_rows_are_known_by_their_tokens_and_pickled_in_the_smallest_numbers() ->
     assert [row["tokens"].tolist() for row in copy] == [row["tokens"].tolist() for row in made[0]]
     signed = sources.pack(sources.arrays(tokens=[np.array([-1, 200]), np.array([70_000])]), "tokens", 3)
     assert signed[0]["tokens"].tolist() == [-1, 200, 70_000]
+    hashes = sources.pack(sources.arrays(tokens=[np.array([-1, 2**60 + 1]), np.array([-3])]), "tokens", 3)
+    assert hashes[0]["tokens"].tolist() == [-1, 2**60 + 1, -3]
 
 
 def test_rows_are_divided_where_no_document_is_cut_else_the_documents_are() -> None:

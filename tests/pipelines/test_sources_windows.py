@@ -87,7 +87,7 @@ def test_no_window_goes_across_a_gap_in_time(times: Any, options: dict[str, Any]
 
 def test_a_field_that_counts_with_gaps_is_warned_of_unless_it_is_known_what_tells_the_time() -> None:
     steps = table(24, hour=hours((0, 10), (15, 29)))
-    with pytest.warns(UserWarning, match=r"'hour' counts with gaps.*give time='hour', or gaps=False") as caught:
+    with pytest.warns(UserWarning, match=r"'hour' has gaps.*give time='hour', or gaps=False") as caught:
         assert len(forecast(steps)) == 19
     assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
     with warnings.catch_warnings():

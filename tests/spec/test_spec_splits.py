@@ -105,7 +105,7 @@ def test_labels_that_stages_change_are_those_of_the_training_data_or_refused(tmp
     assert read_labels(declare(both[0], valid=both[1]).valid) == [1, 2]
     by_hand = valid.map(count_from_one, field="label")
     for other in (by_hand, both[1]):
-        says = r"numbers the classes of 'label' otherwise .*'b', 'c' instead of 'a', 'b'"
+        says = r"numbers the classes of 'label' differently .*'b', 'c' instead of 'a', 'b'"
         with pytest.raises(SpecError, match=says):
             declare(train, valid=other)
 

@@ -332,6 +332,7 @@ SECRET_URLS = "s3://key:secret@bucket/run s3://bucket/run?token=secret gs://buck
 
 def test_what_is_secret_or_not_of_the_run_is_not_copied() -> None:
     assert not any(map(is_of_run, OTHER_FILES.split()))
+    assert is_of_run("members/m/files/.cache/x") and not is_of_run("members/m/files/.cache/../x")
     for url in SECRET_URLS.split():
         with pytest.raises(SpecError) as refused:
             check_url(url)

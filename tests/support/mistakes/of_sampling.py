@@ -121,6 +121,7 @@ SAMPLINGS = [
             sampled(lambda: "balanced"),
             "sampling.weighted, balanced, mixed, bucketed or consecutive, got 'balanced'",
         ),
+        ("a share of no position", sampled(MIXED, {0: 1, 1: 0.1}, 4, field="label"), "the share of 1 is less"),
         ("shares that are no mapping", lambda: sampling.mixed([0.5, 0.5]), "needs a mapping of classes to shares"),
         ("no share", sampled(MIXED, {0: 1}, field="label"), "the class 1 of the field 'label' has no share"),
         ("a share of none", sampled(MIXED, {0: 1, 1: 1, 2: 1}, field="label"), "no record has the class 2"),

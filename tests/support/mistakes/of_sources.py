@@ -290,6 +290,13 @@ DERIVED = [
             "'y' has nothing in 'a'",
             "numbers in 'b'",
         ),
+        (
+            "classes of other numbers",
+            {name: TEXTS.number_classes("x", names) for name, names in (("a", "ab"), ("b", "ba"))},
+            {},
+            "('a', 'b') and ('b', 'a')",
+            "source.number_classes('x', names)",
+        ),
     )
 ] + [
     wrong(

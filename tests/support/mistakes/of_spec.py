@@ -202,6 +202,7 @@ ROWS = [
                 "Ensemble.out_of_fold": {"out_of_fold": True},
                 "Ensemble.drop_last": {"drop_last": True},
                 "Ensemble.elastic": {"elastic": True},
+                "Ensemble.cache": {"cache": "memory"},
                 "Ensemble.weights": {"members": [{}, Member({}, weights=Folds(2, stratify="label"))]},
                 "members[0]: workers=": {"resources": Resources(workers=2)},
                 "members[0]: accumulate=, mixup=": {"mixup": 0.1, "accumulate": 2},

@@ -235,6 +235,17 @@ def report_twice(member: Any) -> None:
     member.report(loss=1.0)
 
 
+def keep_and_report(member: Any) -> None:
+    member.state("kept", torch.nn.Linear(1, 1))
+    member.report(loss=1.0)
+
+
+def prepare_and_report(member: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    member.report(loss=1.0)
+
+
 def read_batches(member: Any) -> None:
     for _ in member.epochs():
         list(member.batches())
@@ -244,6 +255,10 @@ NOTHING: dict[str, Any] = {"train": None, "epochs": 1}
 NO_PIPELINE = [
     fails("no report", alone(lambda member: None), "has reported nothing", "member.report(", **NOTHING),
     fails("more reports than epochs", alone(report_twice), "was called 2 times", "epochs=", **NOTHING),
+    *(
+        fails(f"{train.__name__} on its own", alone(train), "begins again", "member.epochs()", **NOTHING)
+        for train in (keep_and_report, prepare_and_report)
+    ),
     fails("batches of no pipeline", alone(read_batches), "no train=", "train=Pipeline(source)", **NOTHING),
     fails("passes over no pipeline", alone(lambda member: list(member.dataloader())), "no train=", **NOTHING),
     *(
