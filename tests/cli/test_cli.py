@@ -339,7 +339,7 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
         assert call("add", run_dir, *hyperparameters, "--epochs", 60).stdout == "member-2 is waiting\n"
         assert "name it with --from MEMBER" in refused("add", run_dir, "--warm", *hyperparameters)
         assert "did you mean 'member-0'" in refused("add", run_dir, "--from", "member-00", "lr=.2")
-        assert "it would be member-0 once more" in refused("add", run_dir, "--from", "member-0", "lr=.3")
+        assert "it would repeat member-0" in refused("add", run_dir, "--from", "member-0", "lr=.3")
         assert call("pause", run_dir, "member-0").stdout == "pausing member-0\n"
         wait_until(lambda: states(run_dir)["member-0"] == "paused", "a pause")
         cloned = call("add", run_dir, "--from", "member-0", "--warm", "lr=.2", "--epochs", 60, "--json", "-")
