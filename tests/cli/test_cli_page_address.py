@@ -25,7 +25,7 @@ def test_elsewhere_the_token_is_in_a_private_file(capsys: pytest.CaptureFixture[
     with announced(f"{URL}?token=one", is_shown=False):
         said = capsys.readouterr().out
         assert URL in said and "token=" not in said and said.count("\n") == 1
-        file = Path(said.split()[-2])
+        file = Path(said.split()[-1].rstrip(")"))
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         assert file.read_text() == f"{URL}?token=one\n"
     assert not file.parent.exists()

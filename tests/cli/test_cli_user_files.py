@@ -27,11 +27,12 @@ SPEC = """
 import numpy as np, torch
 from ensemble import Ensemble, Recipe, Search, choice
 from ensemble.spec import TensorBoard
-from pipelines import Pipeline, sources
+from pipelines import Pipeline, sources, stages
 
 def samples(seed):
     label = np.arange(48) % 3
-    return Pipeline(sources.arrays(x=np.eye(4, dtype=np.float32)[label], label=label), seed=seed)
+    pipe = Pipeline(sources.arrays(x=np.eye(4)[label], label=label), seed=seed)
+    return pipe.map(stages.cast("x", "float32"))
 
 def spec(storage: str = "", dir: str = "", cache: str = ""):
     chosen = {"search": Search({"lr": choice(0.1, 0.2)}, trials=2, storage=storage)} if storage else {}

@@ -309,7 +309,7 @@ NO_TARGETS += [
     (POINTS, TWOS, [1.0, 1.0], r"got \[2, 2\] and \[2\]"),
     (POINTS, ONES, [np.nan] * 2, "ignored"),
 ]
-NO_TARGETS += [(NORMAL, TWOS, TWOS, r"\[n, ..., 2\]"), (ONE, TWOS / 2, [IGNORED] * 2, "all are ignored")]
+NO_TARGETS += [(NORMAL, TWOS, TWOS, r"\[n, ..., 2\]"), (ONE, TWOS / 2, [IGNORED] * 2, "all 2 are ignored")]
 
 
 def test_what_is_no_prediction_or_target_of_a_task_is_refused() -> None:
