@@ -216,7 +216,7 @@ ODD: list[tuple[str, Any, str]] = [
     ("epochs", 1.5, "epochs must be an integer"),
     ("epochs", 1 << 80, "epochs must be in"),
     ("place", N + 1, f"place must be in 0..{N}"),
-    ("scheme", SCHEME - 1, "another version of ray-ensemble"),
+    ("scheme", SCHEME - 1, "install the same version"),
 ]
 
 

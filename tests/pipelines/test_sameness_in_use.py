@@ -44,7 +44,7 @@ def test_an_unsure_stage_that_is_no_common_object_is_not_shared_and_it_is_said_w
     monkeypatch.delenv("NAMELESS", raising=False)
     base = Pipeline(sources.arrays(id="eight", x=np.arange(8)))
     with pytest.warns(
-        UserWarning, match=r"up to the source is .*nameless reads the environment.* id= or version="
+        UserWarning, match=r"up to the source are .*nameless reads the environment.* id= or version="
     ):
         assert not find_shared_stages([base.map(nameless), base.map(nameless)]).stages
     begun = base.map(nameless)
