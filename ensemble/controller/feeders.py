@@ -18,6 +18,7 @@ from ensemble.schedule.needs import Node
 from ensemble.schedule.placement import Start
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
+from pipelines.providers import import_object
 
 if TYPE_CHECKING:
     from pipelines import Peers
@@ -59,9 +60,7 @@ class SharedStream:
             self.sample_bytes = sample_bytes(stream.fields)
             self.repeated = len(stream) if stream.repeats and self._ensemble.cache is None else 0
         if self.sharing and self._ensemble.cache is not None:
-            from pipelines.cache.content import count_cached_stages
-
-            count_cached_stages(self._ensemble.stream)
+            import_object("pipelines.cache.content:count_cached_stages")(self._ensemble.stream)
 
     def _find_common(self) -> None:
         from pipelines.errors import DataOutOfReach, PipelineError, SampleError

@@ -77,8 +77,11 @@ class Origin:
                 made[places] = part.have(roots)
             return made
         if self.steps is None:
-            rows = [np.asarray(one.indices) for one in roots if _is_same_root(one, self)]
-            return np.isin(np.asarray(self.indices), np.concatenate([*rows, np.empty(0, np.int64)]))
+            rows = [np.empty(0, np.int64)]
+            for root in roots:
+                if _is_same_root(root, self):
+                    rows.append(np.asarray(root.indices))
+            return np.isin(np.asarray(self.indices), np.concatenate(rows))
         count = np.concatenate([[0], np.cumsum(self.steps.have(roots))])
         return np.asarray(count[np.asarray(self.indices) + self.width] > count[np.asarray(self.indices)])
 
@@ -103,7 +106,9 @@ def count_shared_records(one: Any, other: Any) -> int:
 
 
 def find_shared_records(one: Any, other: Any) -> npt.NDArray[np.bool_]:
-    return _find_origin(other).have([*_find_origin(one).list_roots()])
+    mine = _find_origin(one)
+    is_whole = mine.steps is None and not mine.parts
+    return _find_origin(other).have([mine] if is_whole else [*mine.list_roots()])
 
 
 def find_windows(source: Any) -> list[Origin]:
@@ -113,8 +118,11 @@ def find_windows(source: Any) -> list[Origin]:
 
 def share_steps(one: Any, other: Any) -> bool:
     """Whether both are of windows that have steps in common."""
-    pairs = itertools.product(find_windows(one), find_windows(other))
-    return any(find_shared_records(mine, theirs).any() for mine, theirs in pairs)
+    mine, theirs = map(_find_origin, (one, other))
+    if not ((mine.steps or mine.parts) and (theirs.steps or theirs.parts)):
+        return False
+    pairs = itertools.product(find_windows(mine), find_windows(theirs))
+    return any(find_shared_records(*pair).any() for pair in pairs)
 
 
 def check_apart(parts: Sequence[Any], message: str) -> None:

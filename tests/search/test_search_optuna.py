@@ -85,7 +85,7 @@ def test_what_is_enqueued_lies_in_the_space() -> None:
         (SPACE, {"lr": 2.0}, r"enqueue\[0\]: lr=2.0 is outside loguniform"),
         (SPACE, {"rate": 2.0}, "has no 'rate'"),
         (conditional, {"lr": 2.0}, "lr=2.0 is outside"),
-        (conditional, {"act": "relu", "p": 0.1}, "asks for no 'p'"),
+        (conditional, {"act": "relu", "p": 0.1}, "does not suggest 'p'"),
         (conditional, {"act": "tanh"}, "'tanh' not in"),
     ):
         with pytest.raises(SpecError, match=why):

@@ -67,7 +67,7 @@ ROWS: list[Mistake] = [
         lambda **given: Recipe(**{"model": lambda params: Net(), "loss": "mse", **given}),
         ({"model": Net()}, "model=lambda params: Net(...), which builds a new one for each member"),
         ({"model": nn.Linear(2, 2)}, "model=lambda params: Linear("),
-        ({"model": lambda: Net()}, "Recipe.model is called as model(params), and ", "too many positional"),
+        ({"model": lambda: Net()}, "Recipe.model is called as model(params), which", "too many positional"),
         ({"model": Net}, "called as model(params)"),
         (
             {"loss": nn.CrossEntropyLoss()},

@@ -262,8 +262,11 @@ NO_PIPELINE = [
     fails("batches of no pipeline", alone(read_batches), "no train=", "train=Pipeline(source)", **NOTHING),
     fails("passes over no pipeline", alone(lambda member: list(member.dataloader())), "no train=", **NOTHING),
     *(
-        fails("weights without a model", alone(report_twice), "member.prepare()", **{**NOTHING, **options})
-        for options in ({"keep": "best", "objective": "loss"}, {"averaging": "ema"})
+        fails(f"{option} without a model", alone(report_twice), "member.prepare()", **{**NOTHING, **options})
+        for option, options in (
+            ("the best weights", {"keep": "best", "objective": "loss"}),
+            ("averages", {"averaging": "ema"}),
+        )
     ),
 ]
 
