@@ -119,12 +119,7 @@ class _Splits:
 
 
 def _read_splits(run_dir: RunDir, state: RunState, ensemble: Ensemble, left_out: dict[str, str]) -> _Splits:
-    """Read what the finished members predicted; who takes no part is added to `left_out`.
-
-    Raises:
-        NotCombined: there is nothing to combine.
-        CombineError: members predicted different samples or saw different targets.
-    """
+    """Read what the finished members predicted, of the same samples; the other members are added to `left_out`."""
     left_out |= {m.id: m.state for m in state.members.values() if m.state != "finished"}
     if state.ended is None:  # else the combination is there already, and computed once more
         gone = [m for m in state.members.values() if m.state == "finished" and m.is_checkpoint_removed]

@@ -137,11 +137,7 @@ class MemberPipelines:
                 raise SpecError(f"Ensemble.{leak}. With allow_overlap=True it is taken as it is")
 
     def _number_classes(self) -> None:
-        """Number the classes of all splits by the names in the training data.
-
-        Raises:
-            SpecError: a split has a class that the training data lack.
-        """
+        """Number the classes of all splits by the names in the training data, which have to have each class."""
         if not self.classes:
             return
         train = self.first_pipeline()

@@ -199,14 +199,14 @@ def count_overlaps(splits: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, i
     Args:
         splits: the pipelines of each, in order; of several the largest number counts.
     """
-    from pipelines.sources._origin import count_shared_records
+    from pipelines.sources._origin import find_shared_records
 
     counts: dict[str, dict[str, int]] = {}
     names = list(splits)
     for number, split in enumerate(names):
         for before in names[:number]:
             pairs = ((one.source, other.source) for one in splits[before] for other in splits[split])
-            most = max((count_shared_records(one, other) for one, other in pairs), default=0)
+            most = int(max((find_shared_records(*pair).sum() for pair in pairs), default=0))
             if most:
                 counts.setdefault(split, {})[before] = most
     return counts

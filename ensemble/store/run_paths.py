@@ -16,6 +16,8 @@ from pipelines.sources._remote import is_url
 if TYPE_CHECKING:
     from ensemble.store.member import MemberState
 
+FILES = "files"  # the folder of what a member's train function saves itself
+
 
 class RunPaths:
     """The paths of one run; the constructor does not access the disk.
@@ -96,7 +98,7 @@ class RunPaths:
         return self.member(id) / "initial-weights.safetensors"
 
     def files(self, id: str) -> Path:
-        return self.member(id) / "files"
+        return self.member(id) / FILES
 
     def log(self, id: str) -> Path:
         return self.member(id) / "log.txt"

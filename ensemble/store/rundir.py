@@ -238,11 +238,7 @@ class RunDir(RunPaths):
             )
 
     def _make_directory(self, needed_bytes: int) -> None:
-        """Make the directory, or check that the one that is there can have the run.
-
-        Raises:
-            StoreError: each worker would refuse to load the declaration from it.
-        """
+        """Make the directory, or refuse one from which each worker would refuse to load the declaration."""
         is_new = not self.path.is_dir()
         if is_new:
             self.path.parent.mkdir(parents=True, exist_ok=True)

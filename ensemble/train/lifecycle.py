@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import RunDir, weights_sha256
+from ensemble.store.run_paths import FILES
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import NO_IMPROVEMENT, Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
@@ -130,13 +131,7 @@ class Lifecycle:
         self._select(metrics)
 
     def _select(self, metrics: Mapping[str, float] | None) -> None:
-        """Decide whether the weights that were evaluated are the best so far, by the figures of rank 0.
-
-        A train function need not measure the objective each time, once it has.
-
-        Args:
-            metrics: None where this rank has reported none.
-        """
+        """Decide by the figures of rank 0 whether the evaluated weights are the best; others may have None."""
         own, state = self._state.identity, self._state
         by, selection, at = own.selected_by, state.selection, state.at
         objective = state.ensemble.objective
@@ -335,7 +330,7 @@ class Lifecycle:
             self.save()
         if state.comm.rank == 0:
             predictions, member = self._evaluator.predictions, state.identity.member
-            has_files = (run_dir := RunDir(state.job.run_dir)).files(member).is_dir()
+            has_files = ((run_dir := RunDir(state.job.run_dir)).member(member) / FILES).is_dir()
             state.reporter.event(
                 "finished",
                 epoch=state.at.epoch - 1,

@@ -307,11 +307,7 @@ class Loader(Resumable):
         return self._make_batch(*prepare_rows(preparer, epoch, (start, stop), own, self._weights), epoch, step)
 
     def _make_batch(self, tensors: dict[str, torch.Tensor], good: Good, epoch: int, step: int) -> Batch:
-        """The batch of this rank's prepared samples, without those of weight 0.
-
-        Args:
-            good: which samples of the global batch are prepared; None: all.
-        """
+        """The batch of this rank's samples in `good` (None: all), without those of weight 0."""
         start, stop = self.reading.places(step)
         size = stop - start if good is None else int(np.count_nonzero(good))
         self._skipped = stop - start - size

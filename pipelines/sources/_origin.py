@@ -71,17 +71,20 @@ class Origin:
 
     def have(self, roots: Sequence[Origin]) -> npt.NDArray[np.bool_]:
         """Whether each record has something of these, as `list_roots` lists them."""
-        if self.parts:
+        if self.parts or self.steps is not None:
+            return self._have_parts(roots)
+        rows = [np.empty(0, np.int64)]
+        for root in roots:
+            if _is_same_root(root, self):
+                rows.append(np.asarray(root.indices))
+        return np.isin(np.asarray(self.indices), np.concatenate(rows))
+
+    def _have_parts(self, roots: Sequence[Origin]) -> npt.NDArray[np.bool_]:
+        if self.steps is None:
             made = np.zeros(len(self.indices), bool)
             for places, part in self.divide():
                 made[places] = part.have(roots)
             return made
-        if self.steps is None:
-            rows = [np.empty(0, np.int64)]
-            for root in roots:
-                if _is_same_root(root, self):
-                    rows.append(np.asarray(root.indices))
-            return np.isin(np.asarray(self.indices), np.concatenate(rows))
         count = np.concatenate([[0], np.cumsum(self.steps.have(roots))])
         return np.asarray(count[np.asarray(self.indices) + self.width] > count[np.asarray(self.indices)])
 
@@ -95,17 +98,11 @@ def _divide(whole: Origin) -> Iterator[tuple[Any, Origin]]:
         yield from ((places[inner], origin) for inner, origin in own.divide())
 
 
-def count_shared_records(one: Any, other: Any) -> int:
-    """The number of the other source's records that are records of this one, too.
-
-    They are found by what they are of (`Source.find_origin`): the same source, or sources of one identity, such as
-    those of the same files. Equal records of sources that are not known to be the same do not count. A window is
-    shared by a source that has one of its steps.
-    """
-    return int(find_shared_records(one, other).sum())
-
-
 def find_shared_records(one: Any, other: Any) -> npt.NDArray[np.bool_]:
+    """Which of the other source's records are also records of this one, by `Source.find_origin`.
+
+    Equal records of other sources do not count. A window is shared by a source that has one of its steps.
+    """
     mine = _find_origin(one)
     is_whole = mine.steps is None and not mine.parts
     return _find_origin(other).have([mine] if is_whole else [*mine.list_roots()])
@@ -119,8 +116,11 @@ def find_windows(source: Any) -> list[Origin]:
 def share_steps(one: Any, other: Any) -> bool:
     """Whether both are of windows that have steps in common."""
     mine, theirs = map(_find_origin, (one, other))
-    if not ((mine.steps or mine.parts) and (theirs.steps or theirs.parts)):
-        return False
+    are_plain = not (mine.steps or mine.parts) or not (theirs.steps or theirs.parts)
+    return not are_plain and _share_steps(mine, theirs)
+
+
+def _share_steps(mine: Origin, theirs: Origin) -> bool:
     pairs = itertools.product(find_windows(mine), find_windows(theirs))
     return any(find_shared_records(*pair).any() for pair in pairs)
 
@@ -132,7 +132,7 @@ def check_apart(parts: Sequence[Any], message: str) -> None:
 
 
 def is_same_records(one: Any, other: Any) -> bool:
-    """Whether two sources are known to have the same records in the same order (see `count_shared_records`)."""
+    """Whether two sources are known to have the same records in the same order (see `find_shared_records`)."""
     mine, theirs = map(_find_origin, (one, other))
     return _is_same_root(mine, theirs) and np.array_equal(np.asarray(mine.indices), np.asarray(theirs.indices))
 

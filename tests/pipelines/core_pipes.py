@@ -30,9 +30,14 @@ import pipelines
 from pipelines import Batch, Loader, Pipeline, attach, sources
 from pipelines.ipc.child_processes import child_environment
 from pipelines.shm.ring import Layout, map_writable
+from pipelines.sources._origin import find_shared_records
 
 N = 61
 LIMIT_S = 300.0  # of what hangs
+
+
+def count_shared_records(one: Any, other: Any) -> int:
+    return int(find_shared_records(one, other).sum())
 
 
 def nameless(sample: dict[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from core_pipes import count_shared_records
 from torch.utils.data import ConcatDataset, Subset
 
 from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources import Source
 from pipelines.sources._classes import find_foreign_class, list_classes
-from pipelines.sources._origin import count_shared_records
 
 Make = Callable[[Path, str], Source]  # of a record for each letter, named by it
 

@@ -11,12 +11,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from core_pipes import record, together
+from core_pipes import count_shared_records, record, together
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, sampling, sources
-from pipelines.sources._origin import count_shared_records, find_shared_records, is_same_records
+from pipelines.sources._origin import find_shared_records, is_same_records
 from pipelines.sources._subset import Subset
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from core_pipes import count_shared_records
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Pipeline, PipelineError, SampleError, sources
-from pipelines.sources._origin import count_shared_records
 from pipelines.sources._pack import pack_pieces
 
 COUNTS = st.lists(st.integers(0, 25), min_size=1, max_size=40).filter(any)
