@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ensemble.spec.nodes import Selection, as_items, selects_gpus
 from ensemble.spec.options import OPTIMIZERS, SCHEDULES, TRAINING_OPTIONS, resolve
+from ensemble.spec.sample_weights import needs_weighing
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -109,7 +110,7 @@ class Identity:
             "compression": self.compression is not None,
             "mixup": bool(self.mixup),
             "validate_every": bool(self.validate_every),
-            "weights": self.weights is not None and self.weights["kind"] != "fold",
+            "weights": needs_weighing(self.weights),
             "loss_scale": self.loss_scale != "dynamic",
         }
         return [name for name, is_declared in declared.items() if is_declared]

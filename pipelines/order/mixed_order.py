@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import describe_array, digest, known_as
 from pipelines.order.epoch_order import Indices, permute
-from pipelines.order.sampled_order import SampledOrder, draw_words
+from pipelines.order.sampled_order import SampledOrder, group_by_class
 
 
 @known_as("pipelines.sampling.mixed")
@@ -27,8 +27,7 @@ class MixedOrder(SampledOrder):
         self.positions = sum(counts)
         self.digest = digest([describe_array(codes), list(counts)])
         self._counts, self._seed = counts, seed
-        mixed = np.argsort(draw_words(0, len(codes), "mixed", seed))  # no two words are equal
-        by_class = mixed[np.argsort(codes[mixed], kind="stable")]
+        by_class = group_by_class(codes, len(counts), "mixed", seed)
         self._records = np.split(by_class, np.cumsum(np.bincount(codes, minlength=len(counts)))[:-1])
         # The pattern of classes repeats: of 7,000 and 3,000 positions it is that of 7 and 3.
         self._round = np.array(counts) // math.gcd(*counts)

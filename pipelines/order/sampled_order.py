@@ -53,3 +53,12 @@ def _derive_words(*key: str | int) -> tuple[np.uint64, np.uint64]:
 def draw_words(start: int, stop: int, *key: str | int) -> Words:
     first, second = _derive_words(*key)
     return mix(mix(np.arange(start, stop, dtype=np.uint64) + first) + second)
+
+
+def group_by_class(codes: Indices, classes: int, *key: str | int) -> Indices:
+    """The records of class 0 in a random order, then those of class 1, and so on, of the smallest dtype."""
+    mixed = np.argsort(draw_words(0, len(codes), *key))  # no two words are equal
+    mixed = mixed.astype(np.int32 if len(codes) < 1 << 31 else np.int64)
+    # numpy sorts numbers of 16 bits by their digits, many times faster.
+    codes = codes.astype(np.uint16 if classes < 1 << 16 else np.int64)
+    return mixed[np.argsort(codes[mixed], kind="stable")]
