@@ -55,16 +55,18 @@ def lost_and_doubled(directory: Path, member: str, workers: int, epochs: int) ->
     return sum(count == 0 for count in counts), sum(max(0, count - 1) for count in counts)
 
 
-def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
-    """What befalls a member at its step `after`, once: the marker file says that it has."""
+def trouble(params: dict[str, Any], epoch: int, steps: int, rank: int) -> None:
+    """What befalls a member at its step `after`, once: the marker file says that it has.
+
+    A member that waits for the marker does so from epoch `from_epoch` on, in each attempt.
+    """
     kind = params.get("fault")
-    if kind in (None, "nan") or steps != params["after"] or rank:
+    if kind in (None, "nan") or rank or epoch < params.get("from_epoch", 0):
         return
     marker = Path(params["marker"])
-    if kind == "wait":  # for the marker
-        while not marker.exists():
-            time.sleep(0.01)
-    if not is_first(marker):
+    while kind == "wait" and steps >= params["after"] and not marker.exists():
+        time.sleep(0.01)
+    if kind == "wait" or steps != params["after"] or not is_first(marker):
         return
     import torch
 
@@ -94,7 +96,7 @@ def train(member: Any) -> None:
         for batch in member.batches():
             account.write(at=[epoch, member.position["step"]], index=batch["index"].tolist())
             done += 1
-            trouble(params, done, member.rank)
+            trouble(params, epoch, done, member.rank)
             time.sleep(params["step_s"])
             with member.autocast():
                 losses = nn.functional.cross_entropy(net(batch["x"]), batch["label"], reduction="none")

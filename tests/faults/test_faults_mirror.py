@@ -118,7 +118,7 @@ def test_a_run_goes_on_elsewhere_when_its_machine_is_lost_and_while_the_store_is
     store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, run, after, go_on = "s3://bucket/runs/one", tmp_path / "run", tmp_path / "after", tmp_path / "goes on"
-    waits = {"fault": "wait", "after": 13, "marker": str(go_on)}  # in the third epoch
+    waits = {"fault": "wait", "after": 1, "from_epoch": 2, "marker": str(go_on)}
     told: dict[str, Any] = {"executor": "local", "widths": WIDTHS, "epochs": EPOCHS, "hang_timeout_s": 600.0}
     told |= {"of_member": {0: waits, 1: waits}, "step_s": 0.1}
     (tmp := tmp_path / "tmp").mkdir()
@@ -136,14 +136,17 @@ def test_a_run_goes_on_elsewhere_when_its_machine_is_lost_and_while_the_store_is
     first.process.wait()
     shutil.rmtree(tmp)
     shutil.rmtree(run)
-    go_on.touch()
     assert main(["fetch", url, str(after)]) == 0 and read_state(after).ended is None
     second = Driver(
         after, {**os.environ, "PYTHONPATH": CHILD_PATH, "AWS_ENDPOINT_URL": store.address}, resumes=True
     )
     second.wait_for(lambda: of_kind(after, "started")[3:])
     store.go_away()
-    second.wait_for(lambda: status_of(after).error and read_state(after).ended and of_kind(after, "logger"))
+    (files := after / "members" / "member-0" / "files").mkdir(exist_ok=True)
+    (files / "note").touch()  # what is to be copied now, though all else may have been
+    second.wait_for(lambda: of_kind(after, "logger"))
+    go_on.touch()  # when the run has ended, its log takes no more news of the mirror
+    second.wait_for(lambda: status_of(after).error and read_state(after).ended)
     capsys.readouterr()
     main(["status", str(after)])
     said = capsys.readouterr().out
