@@ -161,7 +161,8 @@ def test_an_installed_wheel_has_all_that_it_needs_and_runs_the_demo(python: Path
     done = run(tmp_path, *PIP, python, "check")
     assert done.returncode == 0, done.stdout
     done = run(tmp_path, python.with_name("ensemble"), "demo")
-    assert done.returncode == 0 and "combined (3 members)" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"combined \([1-8] members?\)", done.stdout), done.stdout  # how many depends on the processor
     report = (tmp_path / "runs/demo/report.html").read_text()
     assert "<script" in report and "<style" in report  # the page's files came along
     done = run(tmp_path, python.with_name("ensemble"), "--version")
