@@ -68,6 +68,7 @@ def _check_without_train(ensemble: Ensemble) -> None:
 def explain_no_batches(own: Identity) -> str | None:
     """Which options of a member need `Ensemble.train`; None where none does."""
     needs = own.list_step_options() + ["workers"] * (own.workers > 1 or "workers" in own.auto)
+    needs += ["averaging"] * (own.averaging is not None)  # of weights after steps, which the run does not see
     options = ", ".join(f"{name}=" for name in needs)
     return f"{options}: only with a pipeline to train on (Ensemble.train); leave it out" if needs else None
 

@@ -55,9 +55,8 @@ class OwnProgram:
 
     def _prepare_nothing(self) -> Optimization:
         """Go on with an empty model, where the function has given none."""
-        own = self._state.identity
-        if own.keep == "best" or own.averaging is not None:
-            raise TrainingError("keep='best' and averaging= are of a model's weights: give it to member.prepare()")
+        if self._state.identity.keep == "best":
+            raise TrainingError("keep='best' is of a model's weights: give it to member.prepare()")
         self._has_model = False
         self._member.prepare(nn.Module(), torch.optim.SGD([{"params": []}]))
         return self._state.optimization

@@ -205,7 +205,7 @@ ROWS = [
                 "Ensemble.cache": {"cache": "memory"},
                 "Ensemble.weights": {"members": [{}, Member({}, weights=Folds(2, stratify="label"))]},
                 "members[0]: workers=": {"resources": Resources(workers=2)},
-                "members[0]: accumulate=, mixup=": {"mixup": 0.1, "accumulate": 2},
+                "members[0]: accumulate=, mixup=, averaging=": {"mixup": 0.1, "accumulate": 2, "averaging": "ema"},
             }.items()
         ),
         ({"recipe": 1}, "recipe must be a Recipe or a function train(member), got 1"),
