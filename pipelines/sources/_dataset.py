@@ -104,8 +104,8 @@ def dataset(
             pipeline over them.
         names: fields of an item that is a tuple, in order, or of the only value; `image` and `label` unless given,
             if there are two values.
-        groups: of consecutive items that are best read together, such as those of a chunk or a shard: their
-            bounds, integers [groups + 1], ascending from 0 to the number of items. They allow `shuffle="blocks"`.
+        groups: bounds of the groups of consecutive items that are best read together, such as those of a chunk:
+            integers [groups + 1] that ascend from 0 to the number of items. They allow `shuffle="blocks"`.
 
     Returns:
         The source; its items are read by the processes that prepare samples.

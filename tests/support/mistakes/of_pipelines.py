@@ -24,7 +24,11 @@ ROWS = [
         "an object in a sample",
         lambda: Pipeline(sources.dataset([{"graph": Exception()}] * 2)).fields,
         PipelineError,
-        ("'graph' is Exception, which a batch cannot hold", "a dict of its arrays", "collate=", "stages.drop('graph')"),
+        (
+            "'graph' is Exception, which a batch cannot hold",
+            "as a dict of its arrays for collate=",
+            "drop('graph')",
+        ),
     ),
 ]
 
