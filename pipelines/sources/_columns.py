@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -170,8 +171,8 @@ def find_storage(field: Any) -> tuple[Any, tuple[int, ...] | None]:
         raise PipelineError(f"column {field.name!r} has {_REFUSED[name]}")
     if name not in _TENSORS:
         return kind, None
-    if not is_numeric(kind):
-        raise PipelineError(f"column {field.name!r} has tensors of {kind.value_type}, not of numbers")
+    if not is_list(kind) or is_list(kind.value_type) or not is_numeric(kind):
+        raise PipelineError(f"column {field.name!r} has tensors stored as {kind}, not as a list of numbers")
     try:
         return kind, tuple(json.loads(metadata[b"ARROW:extension:metadata"]) if shape is None else shape)
     except ValueError:  # some versions of Ray pickle it
@@ -190,8 +191,15 @@ def make_stored_reader(column: Any, shape: tuple[int, ...] | None) -> Callable[[
 
     if _is_stored_otherwise(column.type):
         column = pyarrow.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    if shape is None:
+        return make_reader(column)
+    if column.num_chunks == 1:
+        numbers = column.chunk(0).flatten()
+        if not numbers.null_count and len(numbers) == len(column) * math.prod(shape):
+            values = numbers.to_numpy(zero_copy_only=False).reshape(-1, *shape)
+            return lambda row: values[row].copy()
     read = make_reader(column)
-    return read if shape is None else lambda row: read(row).reshape(shape)
+    return lambda row: read(row).reshape(shape)
 
 
 def is_list(kind: Any) -> bool:

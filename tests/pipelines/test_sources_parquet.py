@@ -129,6 +129,12 @@ def test_tensors_are_arrays_of_their_shape_whatever_types_a_process_knows(tmp_pa
         assert record["ray"].dtype == record["arrow"].dtype == np.uint8
         assert record["ray"].tolist() == record["arrow"].tolist() == [[6, 7], [8, 9], [10, 11]]
         assert record["grid"].tolist() == [3]
+    with_null = pa.table([pa.array([None, range(6)], numbers.type)], schema=pa.schema([schema.field("ray")]))
+    pq.write_table(with_null, tmp_path / "null.parquet")
+    source = sources.parquet(tmp_path / "null.parquet")
+    assert source[1]["ray"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(SampleError, match="column 'ray' is null"):
+        source[0]
     other = tmp_path / "b.parquet"
     pq.write_table(
         pa.table([numbers], schema=pa.schema([ray_field("ray", numbers.type, "tensor", b"[6]")])), other
@@ -146,7 +152,11 @@ def test_tensors_are_arrays_of_their_shape_whatever_types_a_process_knows(tmp_pa
             {"data": [1]},
             "tensors of unequal shapes",
         ),
-        (ray_field("x", pa.list_(pa.string()), "tensor", b"[1]"), ["a"], "tensors of string"),
+        (
+            ray_field("x", pa.list_(pa.string()), "tensor", b"[1]"),
+            ["a"],
+            "tensors stored as list<element: string>",
+        ),
         (ray_field("x", pa.list_(pa.int8()), "tensor", b"\x80\x05K\x01\x85."), [1], "of an unknown shape"),
         (pa.field("x", pa.fixed_shape_tensor(pa.int8(), (1, 1), permutation=[1, 0])), [1], "with permuted axes"),
     ],
