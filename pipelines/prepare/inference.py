@@ -79,7 +79,7 @@ def _infer_field(name: str, value: Any) -> Field:
     elif isinstance(value, tuple):
         how = f"turn it into a dict (._asdict()) or a plain tuple, or {drop}"
     else:
-        how = f"turn it into an array, or {drop}"
+        how = f"return numbers or arrays, an object as a dict of its arrays for collate= to rebuild, or {drop}"
     raise PipelineError(f"the field {name!r} is {_name_type(value)}, which a batch cannot hold: {how}")
 
 

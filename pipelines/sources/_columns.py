@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,15 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.sources._file_records import MissingValue
+
+# Of Ray Data and of Arrow; each stores a tensor as the list of its numbers.
+_TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+_REFUSED = {
+    "ray.data.arrow_variable_shaped_tensor": "tensors of unequal shapes: give all of them one shape before they "
+    "are written, or write encoded images, which a stage decodes and resizes",
+    "ray.data.arrow_pickled_object": "pickled Python objects, which are not read: write numbers, texts, bytes or "
+    "arrays, and an object as a flat dict of these",
+}
 
 
 def resolve_type(kind: Any) -> str | None:
@@ -139,6 +150,56 @@ def _make_bytes_reader(array: Any) -> Callable[[int], Any]:
     if is_text(array.type):
         return lambda row: str(values[offsets[row] : offsets[row + 1]], "utf-8")
     return lambda row: bytes(values[offsets[row] : offsets[row + 1]])
+
+
+def find_storage(field: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """The type in which a column's values are stored, and of tensors the shape.
+
+    It is the same in every process; types of Ray Data and `datasets` are known only where these are imported.
+
+    Raises:
+        PipelineError: the values cannot be read.
+    """
+    kind, metadata, shape = field.type, field.metadata or {}, None
+    name = metadata.get(b"ARROW:extension:name", b"").decode()
+    if _is_stored_otherwise(kind):
+        name, shape, order = kind.extension_name, getattr(kind, "shape", None), getattr(kind, "permutation", None)
+        kind = kind.storage_type
+        if order is not None and order != sorted(order):
+            raise PipelineError(f"column {field.name!r} has tensors with permuted axes: write them without")
+    if name in _REFUSED:
+        raise PipelineError(f"column {field.name!r} has {_REFUSED[name]}")
+    if name not in _TENSORS:
+        return kind, None
+    if not is_list(kind) or is_list(kind.value_type) or not is_numeric(kind):
+        raise PipelineError(f"column {field.name!r} has tensors stored as {kind}, not as a list of numbers")
+    try:
+        return kind, tuple(json.loads(metadata[b"ARROW:extension:metadata"]) if shape is None else shape)
+    except ValueError:  # some versions of Ray pickle it
+        raise PipelineError(f"column {field.name!r} has tensors of an unknown shape: write them anew") from None
+
+
+def _is_stored_otherwise(kind: Any) -> bool:
+    import pyarrow
+
+    return isinstance(kind, pyarrow.ExtensionType | pyarrow.FixedShapeTensorType)
+
+
+def make_stored_reader(column: Any, shape: tuple[int, ...] | None) -> Callable[[int], Any]:
+    """Returns what `make_reader` does, for values as they are stored; `shape` is that of tensors."""
+    import pyarrow
+
+    if _is_stored_otherwise(column.type):
+        column = pyarrow.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    if shape is None:
+        return make_reader(column)
+    if column.num_chunks == 1:
+        numbers = column.chunk(0).flatten()
+        if not numbers.null_count and len(numbers) == len(column) * math.prod(shape):
+            values = numbers.to_numpy(zero_copy_only=False).reshape(-1, *shape)
+            return lambda row: values[row].copy()
+    read = make_reader(column)
+    return lambda row: read(row).reshape(shape)
 
 
 def is_list(kind: Any) -> bool:

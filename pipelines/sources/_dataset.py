@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, known_as
-from pipelines.sources._base import Source
+from pipelines.sources._base import Groups, Source
 from pipelines.sources._classes import ClassNames, find_names_of_items
 from pipelines.sources._files import check_names
 from pipelines.sources._origin import Origin
@@ -26,7 +27,9 @@ class Dataset(Source):
     kind = "dataset"
     _opened: Any = None  # what this process reads
 
-    def __init__(self, items: Any, id: str | None, names: Sequence[str] | None) -> None:
+    def __init__(
+        self, items: Any, id: str | None, names: Sequence[str] | None, groups: npt.ArrayLike | None
+    ) -> None:
         if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
             hint = "; a stream is for iterable()" if hasattr(items, "__iter__") else ""
             raise PipelineError(
@@ -40,6 +43,7 @@ class Dataset(Source):
         self._given = check_names(self.kind, names, "names= must name each value of an item")
         self.names = self._given or NAMES
         self._id = id
+        self._groups = None if groups is None else _check_groups(groups, self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -61,6 +65,11 @@ class Dataset(Source):
         except Exception as error:
             raise SampleError(index, self.where(index), f"{type(error).__name__}: {error}") from error
 
+    @property
+    def groups(self) -> Groups | None:
+        """See `Source.groups`."""
+        return self._groups
+
     def find_class_names(self, field: str) -> ClassNames | None:
         return None if len(self.names) == 2 and field == self.names[0] else find_names_of_items(self.items)
 
@@ -76,7 +85,13 @@ class Dataset(Source):
         return {"source": self._describe_class(), "id": self._id, "count": self._count, "names": list(self.names)}
 
 
-def dataset(map_style: Any, id: str | None = None, names: Sequence[str] | None = None) -> Dataset:
+def dataset(
+    map_style: Any,
+    id: str | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    groups: npt.ArrayLike | None = None,
+) -> Dataset:
     """Makes a source from any object with `__len__` and `__getitem__`, such as a map-style torch Dataset.
 
     Items that are dicts, named tuples or objects of dataclasses have their own names. Tensors become numpy arrays,
@@ -89,17 +104,32 @@ def dataset(map_style: Any, id: str | None = None, names: Sequence[str] | None =
             pipeline over them.
         names: fields of an item that is a tuple, in order, or of the only value; `image` and `label` unless given,
             if there are two values.
+        groups: bounds of the groups of consecutive items that are best read together, such as those of a chunk:
+            integers [groups + 1] that ascend from 0 to the number of items. They allow `shuffle="blocks"`.
 
     Returns:
         The source; its items are read by the processes that prepare samples.
 
     Raises:
-        PipelineError: the object is not map-style, or is empty, or `names` are not distinct.
+        PipelineError: the object is not map-style, or is empty, `names` are not distinct, or `groups` are no such
+            bounds.
 
     Examples:
         >>> source = dataset(torchvision.datasets.CIFAR10("data"), id="cifar10-train")
     """
-    return Dataset(map_style, id, names)
+    return Dataset(map_style, id, names, groups)
+
+
+def _check_groups(groups: npt.ArrayLike, count: int) -> Groups:
+    bounds = np.asarray(groups)
+    is_ascending = (
+        bounds.ndim == 1 and len(bounds) > 1 and bounds.dtype.kind in "iu" and (np.diff(bounds) > 0).all()
+    )
+    if not is_ascending or (bounds[0], bounds[-1]) != (0, count):
+        raise PipelineError(
+            f"dataset(): groups must be integers that ascend from 0 to {count}, got {groups!r:.60}"
+        )
+    return bounds.astype(np.int64)
 
 
 def copy_reader(items: Any) -> Any:

@@ -21,7 +21,7 @@ from pipelines.environment.machine_limits import available_bytes
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.sources._classes import ClassNames, Names, join_names
-from pipelines.sources._columns import is_image, is_text, make_reader
+from pipelines.sources._columns import find_storage, is_image, is_text, make_stored_reader
 from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords, Readers, format_error
 from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
 from pipelines.sources._recent import OwnDict
@@ -73,7 +73,9 @@ class Parquet(GroupedRecords):
                     bounds.append(bounds[-1] + rows)
             counts.append(bounds[-1] - sum(counts))
         super().__init__(files, counts, bounds, cache_bytes)
-        self._texts = frozenset(name for name in self.columns if is_text(schema.field(name).type))
+        stored = {name: find_storage(schema.field(name)) for name in self.columns}
+        self._texts = frozenset(name for name, (kind, _) in stored.items() if is_text(kind))
+        self._shapes = {name: shape for name, (_, shape) in stored.items() if shape is not None}
         # What is read for each column.
         self._leaves = [f"{name}.bytes" if kind == _IMAGE else name for name, kind in types.items()]
         self._metadata = OwnDict[int, Any]()  # of files that were decoded from
@@ -94,7 +96,8 @@ class Parquet(GroupedRecords):
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
         if table.nbytes > _LARGE_BYTES:  # decoding took several times as much, which Arrow would keep
             pyarrow.default_memory_pool().release_unused()
-        return [(name, make_reader(table.column(name))) for name in self.columns], table.nbytes
+        readers = [(name, make_stored_reader(table.column(name), self._shapes.get(name))) for name in self.columns]
+        return readers, table.nbytes
 
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self.columns:
@@ -124,7 +127,8 @@ class Parquet(GroupedRecords):
                 self._cache.get(group, self._decode)
 
     def identity(self) -> Any:
-        return {**super().identity(), "columns": list(self.columns)}
+        tensors = {"tensors": self._shapes} if self._shapes else {}
+        return {**super().identity(), "columns": list(self.columns), **tensors}
 
 
 def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:
@@ -139,12 +143,13 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: 
     Returns:
         A source of records with a field for each column. Numbers are numpy scalars, texts `str`. A list of
         numbers is an array [n] of the file's dtype, a list of lists of equal lengths an array [n, m], as for a
-        time series of several channels; other lists are lists. Image columns of Hugging Face datasets, structs
-        of `bytes` and `path`, are the bytes.
+        time series of several channels; other lists are lists. Tensors of Ray Data and of Arrow are arrays of
+        their shape. Image columns of Hugging Face datasets, structs of `bytes` and `path`, are the bytes.
 
     Raises:
         PipelineError: a file is missing, not a Parquet file, or has other columns than the first; a pattern
-            matches no file; a column does not exist; there is no row.
+            matches no file; a column does not exist, or has pickled objects or tensors of unequal shapes; there is
+            no row.
 
     Examples:
         >>> source = parquet("train-*.parquet", columns=("image", "label"))
@@ -205,6 +210,10 @@ def _find_types(file: File, schema: Any, columns: tuple[str, ...]) -> dict[str, 
             raise PipelineError(f"{file.path}: two columns are called {name!r}")
         if name not in schema.names:
             raise PipelineError(f"{file.path}: has no column {name!r} (it has: {', '.join(schema.names)})")
-        kind = schema.field(name).type
-        types[name] = _IMAGE if is_image(kind) else str(kind)
+        try:
+            kind, shape = find_storage(schema.field(name))
+        except PipelineError as error:
+            raise PipelineError(f"{file.path}: {error}") from None
+        of_shape = "" if shape is None else f" as tensors of shape {list(shape)}"
+        types[name] = _IMAGE if is_image(kind) else f"{kind}{of_shape}"
     return types

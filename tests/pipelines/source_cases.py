@@ -159,7 +159,7 @@ class Sized:
 
 def read_dataset(folder: Path) -> Any:
     made = Sized(folder)
-    return sources.dataset(made, id=made.identity)
+    return sources.dataset(made, id=made.identity, groups=[*range(0, len(made), 8), len(made)])
 
 
 def read_stream(folder: Path) -> Any:
@@ -228,7 +228,7 @@ CASES = {
     "concat": Case(write_npy, read_concat),
     "concat, of files": Case(write_jsonl, read_concat_of_files, "b.jsonl", has_groups=True),
     "csv": Case(write_csv, lambda folder: sources.csv(str(folder / "*.csv")), "b.csv", columns_of_x, True),
-    "dataset": Case(write_npy, read_dataset, "", PAIR),
+    "dataset": Case(write_npy, read_dataset, "", PAIR, True),
     "flat_map": Case(write_npy, read_pieces, has_groups=True),
     "hdf5": Case(write_hdf5, lambda folder: read_hdf5(folder, "x", "label", "text"), "data.h5", has_groups=True),
     "hdf5, not chunked": Case(

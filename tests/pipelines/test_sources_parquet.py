@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import Pipeline, sources
-from pipelines.errors import SampleError
+from pipelines.errors import PipelineError, SampleError
 from pipelines.prepare.inference import prepare_first_sample
 
 
@@ -79,6 +79,99 @@ def test_lists_of_lists_are_arrays_of_the_files_dtype(tmp_path: Path) -> None:
         assert record["flags"].dtype == bool and record["flags"].tolist() == [[True, False]]
         record["ct"][:] = -1  # the reader's own
     np.testing.assert_array_equal(source[2]["ct"], series[2])
+
+
+def ray_field(name: str, storage: Any, kind: str, described: bytes = b"") -> Any:
+    """A column as Ray Data writes it, for a process that does not know Ray's types."""
+    about = {b"ARROW:extension:name": b"ray.data.arrow_" + kind.encode(), b"ARROW:extension:metadata": described}
+    return pa.field(name, storage, metadata=about)
+
+
+class Grid(pa.ExtensionType):  # type: ignore[misc]
+    """As `datasets` registers a type, in processes that import it."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.list_(pa.int64()), "tests.grid")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: Any, described: bytes) -> Grid:
+        return cls()
+
+
+def test_tensors_are_arrays_of_their_shape_whatever_types_a_process_knows(tmp_path: Path) -> None:
+    numbers = pa.array([range(6), range(6, 12)], pa.large_list(pa.uint8()))
+    fixed = pa.fixed_shape_tensor(pa.uint8(), (3, 2))
+    grid = pa.array([[1, 2], [3]], pa.list_(pa.int64()))
+    schema = pa.schema(
+        [
+            ray_field("ray", numbers.type, "tensor_v2", b"[3, 2]"),
+            pa.field("arrow", fixed),
+            pa.field("grid", Grid()),
+        ]
+    )
+    arrow, own = (
+        pa.ExtensionArray.from_storage(kind, values.cast(kind.storage_type))
+        for kind, values in ((fixed, numbers), (Grid(), grid))
+    )
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table([numbers, arrow, own], schema=schema), path)
+    pa.register_extension_type(Grid())
+    try:
+        registered, where_known = sources.parquet(path), sources.parquet(path)[1]
+    finally:
+        pa.unregister_extension_type("tests.grid")
+    source = sources.parquet(path)
+    assert source.identity() == registered.identity() and source.column("ray").shape == (2, 3, 2)
+    for record in (source[1], where_known):
+        assert record["ray"].dtype == record["arrow"].dtype == np.uint8
+        assert record["ray"].tolist() == record["arrow"].tolist() == [[6, 7], [8, 9], [10, 11]]
+        assert record["grid"].tolist() == [3]
+    with_null = pa.table([pa.array([None, range(6)], numbers.type)], schema=pa.schema([schema.field("ray")]))
+    pq.write_table(with_null, tmp_path / "null.parquet")
+    source = sources.parquet(tmp_path / "null.parquet")
+    assert source[1]["ray"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(SampleError, match="column 'ray' is null"):
+        source[0]
+    other = tmp_path / "b.parquet"
+    pq.write_table(
+        pa.table([numbers], schema=pa.schema([ray_field("ray", numbers.type, "tensor", b"[6]")])), other
+    )
+    with pytest.raises(PipelineError, match=r"'ray' is .* of shape \[6\], not .* of shape \[3, 2\], unlike in"):
+        sources.parquet([path, other], columns="ray")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        (ray_field("x", pa.binary(), "pickled_object"), b"cos\nsystem\n.", "pickled Python objects"),
+        (
+            ray_field("x", pa.struct({"data": pa.list_(pa.int8())}), "variable_shaped_tensor", b"2"),
+            {"data": [1]},
+            "tensors of unequal shapes",
+        ),
+        (
+            ray_field("x", pa.list_(pa.string()), "tensor", b"[1]"),
+            ["a"],
+            "tensors stored as list<element: string>",
+        ),
+        (ray_field("x", pa.list_(pa.int8()), "tensor", b"\x80\x05K\x01\x85."), [1], "of an unknown shape"),
+        (pa.field("x", pa.fixed_shape_tensor(pa.int8(), (1, 1), permutation=[1, 0])), [1], "with permuted axes"),
+    ],
+)
+def test_columns_that_are_no_arrays_of_one_shape_are_refused_when_the_source_is_made(
+    tmp_path: Path, field: Any, value: Any, reason: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    values = pa.array([value], getattr(field.type, "storage_type", field.type))
+    if isinstance(field.type, pa.BaseExtensionType):
+        values = pa.ExtensionArray.from_storage(field.type, values)
+    pq.write_table(pa.table([values, pa.array([1])], schema=pa.schema([field, pa.field("y", pa.int64())])), path)
+    with pytest.raises(PipelineError, match=rf"a\.parquet: column 'x' has .*{reason}"):
+        sources.parquet(path)
+    assert sources.parquet(path, columns="y")[0] == {"y": 1}
 
 
 def test_only_the_asked_columns_are_read(tmp_path: Path) -> None:

@@ -19,7 +19,17 @@ ROWS = [
         lambda: Pipeline(sources.arrays(x=[1.0, 2.0], label=[1]), seed=0),
         PipelineError,
         ("the columns differ in length: x 2, label 1",),
-    )
+    ),
+    Mistake(
+        "an object in a sample",
+        lambda: Pipeline(sources.dataset([{"graph": Exception()}] * 2)).fields,
+        PipelineError,
+        (
+            "'graph' is Exception, which a batch cannot hold",
+            "as a dict of its arrays for collate=",
+            "drop('graph')",
+        ),
+    ),
 ]
 
 DATA = sources.arrays(x=np.zeros((64, 3), np.float32), label=np.arange(64))

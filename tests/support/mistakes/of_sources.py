@@ -107,6 +107,11 @@ class Shrinking(list[Any]):
 DATASET = [
     wrong("dataset: an iterator", lambda: sources.dataset(iter([1, 2])), "map-style"),
     wrong("dataset: no record", lambda: sources.dataset([]), "list holds no record"),
+    *(
+        wrong(f"dataset: groups {groups}", lambda groups=groups: sources.dataset(["a"] * 3, groups=groups), words)
+        for words in ("dataset(): groups must be integers that ascend from 0 to 3, got ",)
+        for groups in ([0, 2], [1, 3], [0, 2, 2, 3], [0, 1.5, 3], [], 3)
+    ),
     bad_record("dataset: more values", lambda: sources.dataset([(1, 2, 3)])[0], "sample 0 (list[0])", "3 values"),
     bad_record(
         "dataset: it fails", lambda: sources.dataset(Shrinking([{"a": 1}]))[1], "1 (Shrinking[1]): IndexError"
