@@ -266,6 +266,8 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.epoch, member.step = event.epoch, event.step
             member.steps = event.steps or member.steps
             member.samples_per_s = event.samples_per_s or member.samples_per_s
+            if event.metrics:
+                member.evaluations.append(replace(event, metrics=_drop_missing(event.metrics)))
         case events.Epoch():
             _end_epoch(run, member, event)
         case events.Checkpoint():
@@ -368,7 +370,7 @@ def _start_attempt(run: RunState, member: MemberState, event: events.Started) ->
     if member.state not in ENDED:
         member.state = "running"
     epoch, last = event.epoch or 0, event.last_epoch
-    member.drop_epochs_from(epoch)  # what came after its checkpoint is trained again
+    member.drop_epochs_from(epoch, event.step or 0)  # what came after its checkpoint is trained again
     if last and last["epoch"] not in [epoch_event.epoch for epoch_event in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
         known_fields = {"t": event.t, "member": event.member, "attempt": event.attempt, **last}
@@ -382,8 +384,23 @@ def _end_epoch(run: RunState, member: MemberState, event: events.Epoch) -> None:
     if None in event.metrics.values():
         event = replace(event, metrics=_drop_missing(event.metrics))
     run.failures_in_row = 0
+    shown = {(evaluation.epoch, evaluation.step): evaluation for evaluation in member.evaluations}
     member.drop_epochs_from(event.epoch)
     member.history.append(event)
+    for (
+        step,
+        metrics,
+    ) in event.validations:  # the event of one may have been lost with a controller that was killed
+        lost = events.StepsDone(
+            t=event.t,
+            member=event.member,
+            attempt=event.attempt,
+            epoch=event.epoch,
+            step=step,
+            steps=event.step,
+            metrics=_drop_missing(metrics),
+        )
+        member.evaluations.append(shown.get((event.epoch, step), lost))
     member.metrics, member.epoch, member.step = event.metrics, event.epoch + 1, 0
     member.samples_per_s = event.samples_per_s or member.samples_per_s
 

@@ -108,6 +108,7 @@ class MemberState:
             start.
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
+        evaluations: the `progress` event of each evaluation within an epoch, in order.
         earlier: finished epochs before those of `history`; None unless `drop_epochs` was called.
         plan: what was measured for its exchange (`ensemble.comm.exchange_plan.ExchangePlan`); None where nothing
             was.
@@ -145,6 +146,7 @@ class MemberState:
     steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[events.Epoch] = field(default_factory=list)
+    evaluations: list[events.StepsDone] = field(default_factory=list)
     earlier: EpochSums | None = None
     plan: dict[str, Any] | None = None
     code: str | None = None
@@ -171,6 +173,17 @@ class MemberState:
     def value_of(self, objective: events.Objective) -> float | None:
         """Its value of a further objective of a search; None where that is not known."""
         return objective.read(self.cost, self.metrics)
+
+    @property
+    def latest_metrics(self) -> dict[str, float]:
+        """Those of the last evaluation, which may be within the epoch in progress; others of the last epoch."""
+        last = self.evaluations[-1] if self.evaluations else None
+        return {**self.metrics, **last.metrics} if last is not None and last.epoch == self.epoch else self.metrics
+
+    def list_measured(self) -> list[events.Epoch | events.StepsDone]:
+        """Its finished epochs and the evaluations within epochs, in order."""
+        both = [*self.evaluations, *self.history]
+        return sorted(both, key=lambda event: (event.epoch, isinstance(event, events.Epoch), event.step))
 
     @property
     def place(self) -> str:
@@ -201,14 +214,17 @@ class MemberState:
         if self.history:
             last = self.history[-1]
             self.earlier = EpochSums(last.epoch + 1, *self._samples_and_seconds(), last.metrics)
-            self.history = []
+            self.history, self.evaluations = [], []
 
-    def drop_epochs_from(self, epoch: int) -> None:
-        """Removes this epoch and all after it from `history`: they will be trained again.
+    def drop_epochs_from(self, epoch: int, step: int = 0) -> None:
+        """Removes this epoch and all after it from `history`, and evaluations after this step of it: they will be
+        trained again.
 
         Raises:
             UnknownEpochsError: it is one of the `earlier` ones.
         """
+        while self.evaluations and (self.evaluations[-1].epoch, self.evaluations[-1].step) > (epoch, step):
+            self.evaluations.pop()
         while self.history and self.history[-1].epoch >= epoch:
             self.history.pop()
         earlier = self.earlier

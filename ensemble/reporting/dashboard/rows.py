@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import NodeChanged, Power
+from ensemble.events import Epoch, NodeChanged, Power, StepsDone
 from ensemble.reporting.columns import COLUMNS, OF_PAGE
 from ensemble.reporting.ranking import finite_or_none, metric, rounded
 from ensemble.reporting.run_projection import NOTHING, RunProjection
@@ -13,7 +13,6 @@ from ensemble.reporting.sections import cost
 from ensemble.reporting.time_left import fraction_done, member_epochs
 
 if TYPE_CHECKING:
-    from ensemble.events import Epoch
     from ensemble.meter.ledger_rows import Total
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
@@ -64,7 +63,7 @@ def member_row(run: RunProjection, member: MemberState) -> list[Any]:
         "steps": member.steps,
         "done": round(fraction_done(state, member), 4),
         "metric": rounded(metric(member, state.objective), DIGITS),
-        "metrics": {name: rounded(value, DIGITS) for name, value in member.metrics.items()},
+        "metrics": {name: rounded(value, DIGITS) for name, value in member.latest_metrics.items()},
         "params": {name: _plain(value) for name, value in params.items()},
         "options": _describe_options(own),
         "node": member.node,
@@ -204,29 +203,33 @@ CURVE_DIGITS = 6
 
 
 def describe_curves(state: RunState) -> dict[str, Any]:
-    """Returns the document `curves`: the epochs of each member's final lineage.
+    """Returns the document `curves`: the epochs of each member's final lineage, and evaluations within them.
 
     Returns:
         `members`: of each `epoch` and `t` (Unix seconds), and `values` by figure; `thinned`: whether only every
-        k-th epoch and the last are in it, as of long runs.
+        k-th evaluation and the last are in it, as of long runs. After a quarter of its first epoch `epoch` of a
+        member is -0.75, after all of it 0.
     """
-    members = [member for member in state.members.values() if member.history]
-    numbers = sum(len(member.history) * (9 + len(member.metrics)) for member in members)
+    measured = {member.id: member.list_measured() for member in state.members.values()}
+    numbers = sum(len(points) * (9 + len(state.members[name].metrics)) for name, points in measured.items())
     every = -(-numbers // MOST_NUMBERS) or 1
-    return {
-        "thinned": every > 1,
-        "members": {
-            member.id: _describe_epochs([*member.history[:-1:every], member.history[-1]]) for member in members
-        },
+    curves = {
+        name: _describe_points([*points[:-1:every], points[-1]]) for name, points in measured.items() if points
     }
+    return {"thinned": every > 1, "members": curves}
 
 
-def _describe_epochs(epochs: list[Epoch]) -> dict[str, Any]:
-    values = [_read_figures(epoch) for epoch in epochs]
+def _describe_points(points: list[Epoch | StepsDone]) -> dict[str, Any]:
+    values = [_read_figures(point) if isinstance(point, Epoch) else _round(point.metrics) for point in points]
     names = dict.fromkeys(name for figures in values for name in figures)
     return {
-        "epoch": [epoch.epoch for epoch in epochs],
-        "t": [round(epoch.t, 3) for epoch in epochs],
+        "epoch": [
+            point.epoch
+            if isinstance(point, Epoch)
+            else round(point.epoch + point.step / (point.steps or 1) - 1, 4)
+            for point in points
+        ],
+        "t": [round(point.t, 3) for point in points],
         "values": {name: [figures.get(name) for figures in values] for name in names},
     }
 
@@ -237,5 +240,9 @@ def _read_figures(epoch: Epoch) -> dict[str, float]:
     for name, part in (("waited", epoch.waited_s), ("synced", epoch.sync_s)):
         figures[name] = part / seconds if part and seconds else None
     figures |= epoch.metrics or {}  # what the user's code calls by one of these names is shown as theirs
+    return _round(figures)
+
+
+def _round(figures: Mapping[str, Any]) -> dict[str, float]:
     finite = {name: finite_or_none(value) for name, value in figures.items()}
     return {name: float(f"{value:.{CURVE_DIGITS}g}") for name, value in finite.items() if value is not None}
