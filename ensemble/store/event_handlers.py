@@ -16,7 +16,16 @@ from ensemble.events import Event
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.errors import StoreError
 from ensemble.store.event_log import add_files
-from ensemble.store.member import ENDED, OTHERWISE, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
+from ensemble.store.member import (
+    ENDED,
+    OTHERWISE,
+    OUTDATED,
+    UNCOMBINED,
+    Exclusion,
+    MemberState,
+    Span,
+    drop_missing,
+)
 from ensemble.store.state import RunState
 
 
@@ -267,7 +276,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.steps = event.steps or member.steps
             member.samples_per_s = event.samples_per_s or member.samples_per_s
             if event.metrics:
-                member.evaluations.append(replace(event, metrics=_drop_missing(event.metrics)))
+                member.evaluations.append(replace(event, metrics=drop_missing(event.metrics)))
         case events.Epoch():
             _end_epoch(run, member, event)
         case events.Checkpoint():
@@ -297,7 +306,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             if event.checkpoint is not None:  # the event about it may have been lost
                 member.add_checkpoint(event.checkpoint)
             member.checkpoint_before = None
-            member.metrics = _drop_missing(event.metrics or {}) or member.metrics
+            member.metrics = drop_missing(event.metrics or {}) or member.metrics
             member.kept, member.early_stopping = event.kept, event.early_stopping
             member.constraints = event.constraints
             member.trained, member.outdated = None, event.outdated
@@ -381,29 +390,5 @@ def _start_attempt(run: RunState, member: MemberState, event: events.Started) ->
 
 
 def _end_epoch(run: RunState, member: MemberState, event: events.Epoch) -> None:
-    if None in event.metrics.values():
-        event = replace(event, metrics=_drop_missing(event.metrics))
     run.failures_in_row = 0
-    shown = {(evaluation.epoch, evaluation.step): evaluation for evaluation in member.evaluations}
-    member.drop_epochs_from(event.epoch)
-    member.history.append(event)
-    for (
-        step,
-        metrics,
-    ) in event.validations:  # the event of one may have been lost with a controller that was killed
-        lost = events.StepsDone(
-            t=event.t,
-            member=event.member,
-            attempt=event.attempt,
-            epoch=event.epoch,
-            step=step,
-            steps=event.step,
-            metrics=_drop_missing(metrics),
-        )
-        member.evaluations.append(shown.get((event.epoch, step), lost))
-    member.metrics, member.epoch, member.step = event.metrics, event.epoch + 1, 0
-    member.samples_per_s = event.samples_per_s or member.samples_per_s
-
-
-def _drop_missing(metrics: dict[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if value is not None}
+    member.end_epoch(event)

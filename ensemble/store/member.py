@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 import ensemble.events as events
 
@@ -232,6 +232,21 @@ class MemberState:
             raise UnknownEpochsError(self.id)
         self.metrics = self.history[-1].metrics if self.history else earlier.metrics if earlier else {}
 
+    def end_epoch(self, event: events.Epoch) -> None:
+        """Takes note of a finished epoch; evaluations whose events were lost with a controller are in it, too."""
+        if None in event.metrics.values():
+            event = replace(event, metrics=drop_missing(event.metrics))
+        before = {(evaluation.epoch, evaluation.step): evaluation for evaluation in self.evaluations}
+        self.drop_epochs_from(event.epoch)
+        self.history.append(event)
+        for step, metrics in event.validations:
+            fields = {**asdict(event), "step": step, "steps": event.step, "metrics": drop_missing(metrics)}
+            self.evaluations.append(
+                before.get((event.epoch, step)) or events.select_fields(events.StepsDone, fields)
+            )
+        self.metrics, self.epoch, self.step = event.metrics, event.epoch + 1, 0
+        self.samples_per_s = event.samples_per_s or self.samples_per_s
+
     def is_resumable(self, code: str | None) -> bool:
         """Whether a start of the run with this code trains the member further, from its checkpoint where it has
         one.
@@ -312,3 +327,7 @@ class MemberState:
         """Ends the present span of the timeline at time `t`."""
         if self.spans and self.spans[-1].ended is None:
             self.spans[-1].ended, self.spans[-1].outcome = t, outcome
+
+
+def drop_missing(metrics: dict[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}
