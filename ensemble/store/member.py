@@ -182,7 +182,7 @@ class MemberState:
 
     def list_measured(self) -> list[events.Epoch | events.StepsDone]:
         """Its finished epochs and the evaluations within epochs, in order."""
-        both = [*self.evaluations, *self.history]
+        both: list[events.Epoch | events.StepsDone] = [*self.evaluations, *self.history]
         return sorted(both, key=lambda event: (event.epoch, isinstance(event, events.Epoch), event.step))
 
     @property
