@@ -55,7 +55,7 @@ def with_fields(source: Source, **fields: Any) -> WithFields:
     """Makes a source of the records of another one with more fields, such as the fold of each from a file.
 
     Args:
-        source: of the records.
+        source: the source to whose records the fields are added.
         fields: field -> array or sequence, as in `arrays`, with a value for each record in the source's order.
 
     Returns:

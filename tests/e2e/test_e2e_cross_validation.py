@@ -71,6 +71,7 @@ def declare(**options: Any) -> Ensemble:
     return Ensemble(name="cv", **{**usual, **options})
 
 
+@pytest.mark.more
 def test_members_leave_out_the_folds_of_a_file(tmp_path: Path) -> None:
     """Each prediction is of the member that left out the record's fold: of scikit-learn's model of all others."""
     given = np.random.default_rng(0).choice(["a", "b", "c", "d"], len(CANCER_Y), p=[0.1, 0.2, 0.3, 0.4])
