@@ -270,7 +270,10 @@ class Ensemble(MemberPipelines):
             self._compare_splits()
             check_search(self, self._probes)
             identities = self._probes
-        check_assigned_folds(identities, self._distinct_pipelines)
+        for identity in identities:
+            if "assigned" in (identity.weights or {}):
+                check_assigned_folds(identities, self._distinct_pipelines())
+                break
         batch_size = max(identity.batch_size for identity in identities)
         if not callable(self.train) and 0 < self.samples < batch_size:
             warnings.warn(

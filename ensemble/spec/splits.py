@@ -9,7 +9,7 @@ part of its fingerprint. Labels that are texts are numbered in sorted order, in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec.sample_weights import list_fold_fields
@@ -253,14 +253,14 @@ def check_fold_windows(record: Mapping[str, Any] | None, train: Sequence[Pipelin
             raise SpecError(f"Folds: {error}") from error
 
 
-def check_assigned_folds(identities: Sequence[Identity], list_train: Callable[[], Sequence[Pipeline]]) -> None:
+def check_assigned_folds(identities: Sequence[Identity], train: Sequence[Pipeline]) -> None:
     """Raise SpecError where a field does not have the fold of each training record (`Folds.assigned`)."""
     from pipelines.errors import PipelineError
 
     records = [one.weights or {} for one in identities]
     wanted = {(record["k"], record["assigned"]) for record in records if "assigned" in record}
     for k, field in sorted(wanted):
-        for pipeline in list_train():
+        for pipeline in train:
             try:
                 pipeline.source.number_folds(k, assigned=field)
             except PipelineError as error:

@@ -278,7 +278,8 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             if event.metrics:
                 member.evaluations.append(replace(event, metrics=drop_missing(event.metrics)))
         case events.Epoch():
-            _end_epoch(run, member, event)
+            run.failures_in_row = 0
+            member.end_epoch(event)
         case events.Checkpoint():
             member.add_checkpoint(event)
         case events.Placed():
@@ -383,12 +384,8 @@ def _start_attempt(run: RunState, member: MemberState, event: events.Started) ->
     if last and last["epoch"] not in [epoch_event.epoch for epoch_event in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
         known_fields = {"t": event.t, "member": event.member, "attempt": event.attempt, **last}
-        _end_epoch(run, member, events.select_fields(events.Epoch, known_fields))
+        run.failures_in_row = 0
+        member.end_epoch(events.select_fields(events.Epoch, known_fields))
     member.epoch, member.step = epoch, event.step or 0
     if member.spans:
         member.spans[-1].started = event.t
-
-
-def _end_epoch(run: RunState, member: MemberState, event: events.Epoch) -> None:
-    run.failures_in_row = 0
-    member.end_epoch(event)

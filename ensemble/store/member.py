@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,9 @@ OUTDATED = "it could not be evaluated again, so it keeps its earlier figures and
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
 #: recipe, no memory, no room on the disk) may have been mended before a resume.
 UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
+
+
+_POSITION = operator.attrgetter("epoch", "step")
 
 
 @dataclass(slots=True)
@@ -182,8 +186,8 @@ class MemberState:
 
     def list_measured(self) -> list[events.Epoch | events.StepsDone]:
         """Its finished epochs and the evaluations within epochs, in order."""
-        both: list[events.Epoch | events.StepsDone] = [*self.evaluations, *self.history]
-        return sorted(both, key=lambda event: (event.epoch, isinstance(event, events.Epoch), event.step))
+        both: list[events.Epoch | events.StepsDone] = [*self.history, *self.evaluations]
+        return sorted(both, key=_POSITION) if self.evaluations else both
 
     @property
     def place(self) -> str:
@@ -217,8 +221,7 @@ class MemberState:
             self.history, self.evaluations = [], []
 
     def drop_epochs_from(self, epoch: int, step: int = 0) -> None:
-        """Removes this epoch and all after it from `history`, and evaluations after this step of it: they will be
-        trained again.
+        """Removes this epoch and later ones from `history`, and evaluations after this step: it trains them again.
 
         Raises:
             UnknownEpochsError: it is one of the `earlier` ones.
@@ -232,18 +235,23 @@ class MemberState:
             raise UnknownEpochsError(self.id)
         self.metrics = self.history[-1].metrics if self.history else earlier.metrics if earlier else {}
 
+    def _list_evaluations(self, epoch: events.Epoch) -> list[events.StepsDone]:
+        """All evaluations within an epoch that has ended, those too whose events were lost with a controller."""
+        reported = {one.step: one for one in reversed(self.evaluations) if one.epoch == epoch.epoch}
+        of_epoch = asdict(epoch) | {"steps": epoch.step}
+        return [
+            reported.get(step)
+            or events.select_fields(events.StepsDone, {**of_epoch, "step": step, "metrics": drop_missing(metrics)})
+            for step, metrics in epoch.validations
+        ]
+
     def end_epoch(self, event: events.Epoch) -> None:
-        """Takes note of a finished epoch; evaluations whose events were lost with a controller are in it, too."""
         if None in event.metrics.values():
             event = replace(event, metrics=drop_missing(event.metrics))
-        before = {(evaluation.epoch, evaluation.step): evaluation for evaluation in self.evaluations}
+        evaluations = self._list_evaluations(event) if event.validations else []
         self.drop_epochs_from(event.epoch)
         self.history.append(event)
-        for step, metrics in event.validations:
-            fields = {**asdict(event), "step": step, "steps": event.step, "metrics": drop_missing(metrics)}
-            self.evaluations.append(
-                before.get((event.epoch, step)) or events.select_fields(events.StepsDone, fields)
-            )
+        self.evaluations += evaluations
         self.metrics, self.epoch, self.step = event.metrics, event.epoch + 1, 0
         self.samples_per_s = event.samples_per_s or self.samples_per_s
 

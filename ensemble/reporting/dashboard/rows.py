@@ -206,9 +206,8 @@ def describe_curves(state: RunState) -> dict[str, Any]:
     """Returns the document `curves`: the epochs of each member's final lineage, and evaluations within them.
 
     Returns:
-        `members`: of each `epoch` and `t` (Unix seconds), and `values` by figure; `thinned`: whether only every
-        k-th evaluation and the last are in it, as of long runs. After a quarter of its first epoch `epoch` of a
-        member is -0.75, after all of it 0.
+        `members`: of each `epoch` (-0.75 after a quarter of the first, 0 after all of it), `t` (Unix seconds), and
+        `values` by figure; `thinned`: whether only every k-th point and the last are in it, as of long runs.
     """
     measured = {member.id: member.list_measured() for member in state.members.values()}
     numbers = sum(len(points) * (9 + len(state.members[name].metrics)) for name, points in measured.items())
@@ -220,29 +219,25 @@ def describe_curves(state: RunState) -> dict[str, Any]:
 
 
 def _describe_points(points: list[Epoch | StepsDone]) -> dict[str, Any]:
-    values = [_read_figures(point) if isinstance(point, Epoch) else _round(point.metrics) for point in points]
+    values = list(map(_read_figures, points))
     names = dict.fromkeys(name for figures in values for name in figures)
     return {
-        "epoch": [
-            point.epoch
-            if isinstance(point, Epoch)
-            else round(point.epoch + point.step / (point.steps or 1) - 1, 4)
-            for point in points
-        ],
+        "epoch": [point.epoch if isinstance(point, Epoch) else _find_place(point) for point in points],
         "t": [round(point.t, 3) for point in points],
         "values": {name: [figures.get(name) for figures in values] for name in names},
     }
 
 
-def _read_figures(epoch: Epoch) -> dict[str, float]:
-    figures: dict[str, Any] = {name: getattr(epoch, name) for name in OTHERS}
-    seconds = epoch.train_s or epoch.wall_s
-    for name, part in (("waited", epoch.waited_s), ("synced", epoch.sync_s)):
-        figures[name] = part / seconds if part and seconds else None
-    figures |= epoch.metrics or {}  # what the user's code calls by one of these names is shown as theirs
-    return _round(figures)
+def _find_place(evaluation: StepsDone) -> float:
+    return round(evaluation.epoch + evaluation.step / (evaluation.steps or 1) - 1, 4)
 
 
-def _round(figures: Mapping[str, Any]) -> dict[str, float]:
+def _read_figures(point: Epoch | StepsDone) -> dict[str, float]:
+    figures: dict[str, Any] = {name: getattr(point, name, None) for name in OTHERS}
+    if isinstance(point, Epoch):
+        seconds = point.train_s or point.wall_s
+        for name, part in (("waited", point.waited_s), ("synced", point.sync_s)):
+            figures[name] = part / seconds if part and seconds else None
+    figures |= point.metrics or {}  # what the user's code calls by one of these names is shown as theirs
     finite = {name: finite_or_none(value) for name, value in figures.items()}
     return {name: float(f"{value:.{CURVE_DIGITS}g}") for name, value in finite.items() if value is not None}

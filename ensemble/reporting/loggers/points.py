@@ -148,8 +148,7 @@ class PointReader:
 
 
 def epoch_values(epoch: Epoch | StepsDone) -> dict[str, float]:
-    """The metrics of an epoch, or of an evaluation within it, by their names in loggers; what is not known or not
-    finite is left out.
+    """The metrics of an epoch, or of an evaluation in it, by their names in loggers; only finite ones.
 
     `train/waited_share` is the share of the seconds of training in which the member waited for batches.
     """
