@@ -165,11 +165,12 @@ class Run:
         return status_rows(RunProjection.from_status(status, driver))
 
     def history(self) -> Rows:
-        """What members reported epoch by epoch: the rows of `metrics.csv`, also while members train.
+        """What members reported: the rows of `metrics.csv`, also while members train.
 
         Returns:
-            Of each epoch of the members' final lineages `member`, `epoch`, `attempt`, `t`, `samples`, `wall_s`,
-            and the metrics by their names in loggers, such as `valid/accuracy`. `history().to_frame()` is a
+            Of each epoch of the members' final lineages, and of each evaluation within one, `member`, `epoch`,
+            `step`, `attempt`, `t`, `samples`, `wall_s` (None within an epoch), and the metrics by their names in
+            loggers, such as `valid/accuracy`. `history().to_frame()` is a
             DataFrame.
         """
         from ensemble.reporting.results import list_epochs

@@ -103,7 +103,7 @@ class Attempts:
         elif not live.advance(kind):
             log.warning("%s: dropped a %r event of an attempt that is %s", identity.member, kind, live.phase)
             return
-        if kind == "progress" and not self._is_progress_due(live):
+        if kind == "progress" and not (self._is_progress_due(live) or event.get("metrics")):
             return
         member = self._state.members[live.member]
         self._session.log_report(outcome, {**event, "checkpoint": member.checkpoint})

@@ -151,9 +151,10 @@ class ExchangeMeasured(AttemptEvent, tag="plan"):
 
 
 class StepsDone(AttemptEvent, tag="progress"):
-    """From time to time within an epoch.
+    """From time to time within an epoch, and after each evaluation in it (`validate_every`).
 
     Attributes:
+        metrics: of an evaluation after `step` of `steps` steps: *metric*: value.
         saves_bytes: where it begins to write a checkpoint of 1 GiB or more.
     """
 
@@ -161,6 +162,7 @@ class StepsDone(AttemptEvent, tag="progress"):
     step: int
     steps: int | None = None
     samples_per_s: float | None = None
+    metrics: Json = {}
     saves_bytes: int | None = None
 
 

@@ -81,7 +81,7 @@ COLUMNS: Mapping[str, MemberColumn] = {
     "hyperparameters": MemberColumn("hyperparameters", "text", lambda run, m: text.hyperparameters(m.params)),
     "state": MemberColumn("state", "text", lambda run, m: text.attempted(run.member_word(m), m.attempts)),
     "epoch": MemberColumn("epoch", "whole", lambda run, m: f"{m.epoch}/{member_epochs(run.state, m)}"),
-    "metric": MemberColumn("", "score", lambda run, m: m.metrics.get(run.state.objective)),
+    "metric": MemberColumn("", "score", lambda run, m: m.latest_metrics.get(run.state.objective)),
     "rate": MemberColumn("samples/s", "number", lambda run, m: m.samples_per_s if m.state == "running" else None),
     "error": MemberColumn("", "text", lambda run, m: f"{m.reason}: {m.error}" if m.state == "failed" else ""),
     "place": MemberColumn("place", "text", lambda run, m: m.place, "Node and device"),

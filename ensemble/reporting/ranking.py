@@ -37,7 +37,7 @@ def add_up(member: MemberState, name: str) -> float:
 
 def metric(member: MemberState, name: str) -> float | None:
     """The member's last value of a metric on the validation split."""
-    return finite_or_none(member.metrics.get(name))
+    return finite_or_none(member.latest_metrics.get(name))
 
 
 def metric_of(epoch: Epoch, name: str) -> float | None:
@@ -47,7 +47,7 @@ def metric_of(epoch: Epoch, name: str) -> float | None:
 
 def other_metrics(state: RunState) -> list[str]:
     """Names of what members reported besides the objective, in the order in which they first did."""
-    names = dict.fromkeys(name for member in state.members.values() for name in member.metrics)
+    names = dict.fromkeys(name for member in state.members.values() for name in member.latest_metrics)
     return [name for name in names if name != state.objective]
 
 

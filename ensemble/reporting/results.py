@@ -1,7 +1,7 @@
 """Writes what a run has found as two files for programs, derived from the event log.
 
-`metrics.csv` has a row for each member and epoch, `results.json` the run, its members as `ensemble status --json`
-has them, the combined model and totals.
+`metrics.csv` has a row for each evaluation of a member, `results.json` the run, its members as
+`ensemble status --json` has them, the combined model and totals.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ VERSION = 1
 EPOCH_COLUMNS = {
     "member": "name of the member",
     "epoch": "its own epoch, from 0",
+    "step": "steps of the epoch that were done: all of them, or some where it was evaluated within it",
     "attempt": "the attempt that trained it",
-    "t": "when it ended, in Unix seconds",
+    "t": "when it was evaluated, in Unix seconds",
     "samples": "samples in it",
     "wall_s": "seconds that it took, evaluation included",
 }
 
 
 def list_epochs(state: RunState) -> list[dict[str, Any]]:
-    """A row for each epoch of the members' final lineages, member by member: `EPOCH_COLUMNS` and the metrics that
-    it has.
+    """A row for each epoch of the members' final lineages, and for each evaluation within one, member by member:
+    `EPOCH_COLUMNS` and the metrics that it has.
     """
     return [
         {"member": member.id}
-        | {name: getattr(epoch, name) for name in EPOCH_COLUMNS if name != "member"}
-        | epoch_values(epoch)
+        | {name: getattr(event, name, None) for name in EPOCH_COLUMNS if name != "member"}
+        | epoch_values(event)
         for member in state.members.values()
-        for epoch in member.history
+        for event in member.list_measured()
     ]
 
 

@@ -129,14 +129,15 @@ def status_rows(run: RunProjection) -> list[dict[str, Any]]:
     """Returns one row for each member: what `ensemble status` prints and writes, and what a `Result` holds.
 
     Returns:
-        `epoch` counts finished epochs, `metric` is the objective after the last of them, `metrics` all that was
-        reported then, `samples_per_s` the rate of training over all epochs (`MemberState.training_rate`). `cpu_s`
-        (all roles of the member), `energy_j` and its origin, the mean and the highest power and the busy
-        GPU-seconds are the ledger's; `full_cpu_s`, `full_energy_j` and its origin include the member's part of the
-        work that serves several members. None where not known. `params` and `seed` are as it was declared. A
-        member that failed has its `error` as well, a clone its `lineage` (`ensemble.spec.Identity`). One that
-        keeps its best weights has `kept`, the evaluation that they are of, and `metric` and `metrics` are of
-        that; one that stopped early has `early_stopping`.
+        `epoch` counts finished epochs, `metric` is the objective at the last evaluation, `metrics` all that was
+        reported then; with `validate_every` this may be within an epoch. `samples_per_s` is the rate of training
+        over all epochs (`MemberState.training_rate`). `cpu_s` (all roles of the member), `energy_j` and its
+        origin, the mean and the highest power and the busy GPU-seconds are the ledger's; `full_cpu_s`,
+        `full_energy_j` and its origin include the member's part of the work that serves several members. None
+        where not known. `params` and `seed` are as it was declared. A member that failed has its `error` as well,
+        a clone its `lineage` (`ensemble.spec.Identity`). One that keeps its best weights has `kept`, the
+        evaluation that they are of, and `metric` and `metrics` are of that; one that stopped early has
+        `early_stopping`.
     """
     state, own, full = run.state, run.own, run.full
     return [
@@ -144,7 +145,7 @@ def status_rows(run: RunProjection) -> list[dict[str, Any]]:
             "member": member.id,
             "state": run.member_word(member),
             "epoch": member.epoch,
-            "metric": member.metrics.get(state.objective),
+            "metric": member.latest_metrics.get(state.objective),
             "node": member.node,
             **({"nodes": member.nodes} if member.nodes else {}),
             **({"lineage": lineage} if (lineage := member.identity.get("lineage")) else {}),
@@ -158,7 +159,7 @@ def status_rows(run: RunProjection) -> list[dict[str, Any]]:
             "full_energy_origin": full.get(member.id, NOTHING).origin,
             "mean_w": own.get(member.id, NOTHING).mean_w,
             "gpu_s": own.get(member.id, NOTHING).gpu_s,
-            "metrics": member.metrics,
+            "metrics": member.latest_metrics,
             "params": member.params,
             "seed": member.identity.get("seed"),
             **({"kept": member.kept} if member.kept else {}),

@@ -48,7 +48,7 @@ from ensemble.spec.recipe import (
     list_member_options,
 )
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
-from ensemble.spec.splits import check_fold_windows, find_raw_name
+from ensemble.spec.splits import check_assigned_folds, check_fold_windows, find_raw_name
 from ensemble.spec.validation import SpecError, as_json_value, option_class
 
 if TYPE_CHECKING:
@@ -270,6 +270,10 @@ class Ensemble(MemberPipelines):
             self._compare_splits()
             check_search(self, self._probes)
             identities = self._probes
+        for identity in identities:
+            if "assigned" in (identity.weights or {}):
+                check_assigned_folds(identities, self._distinct_pipelines())
+                break
         batch_size = max(identity.batch_size for identity in identities)
         if not callable(self.train) and 0 < self.samples < batch_size:
             warnings.warn(
@@ -359,7 +363,7 @@ class Ensemble(MemberPipelines):
             weights = as_record(weighting, number, self.seed, self.records)
             if weights is not None and weights["kind"] == "classes" and weights["field"] is None:
                 weights["field"] = find_raw_name(self.first_pipeline(), self.target)
-            if isinstance(weighting, Folds) and (weighting.stratify or weighting.group or weighting.by):
+            if isinstance(weighting, Folds) and weighting.named_fields:
                 weighting.check_fields(self.record_fields)
             if self.out_of_fold:
                 weights = mark_out_of_fold(weights)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from pipelines.sources import Source
 
+#: Of `Folds`, what names a field of the records.
+FOLD_FIELDS = ("stratify", "group", "assigned", "by")
 WEIGHTINGS = ("balanced", "bootstrap", "uniform")
 
 
@@ -54,6 +56,8 @@ class Folds:
         seed: the seed of the partition into folds, the same for all members; None takes the ensemble's.
         stratify: a field of the training records: each fold has its share of every class in it.
         group: a field of the training records: those with equal values (a patient's) are in one fold.
+        assigned: a field of the training records with the fold of each, such as a column of a file of splits. It
+            must have k different values; fold j is the j-th of them in sorted order.
         by: a field of the training records, times: fold j is the j-th of k equal blocks in their order, and a
             member learns only from what is before its block, as in scikit-learn's `TimeSeriesSplit`.
         gap: with `by`: how many samples directly before the block are left out, too.
@@ -66,6 +70,7 @@ class Folds:
     seed: int | None = None
     stratify: str | None = None
     group: str | None = None
+    assigned: str | None = None
     by: str | None = None
     gap: int = 0
     repeats: int = 1
@@ -84,7 +89,9 @@ class Folds:
             raise SpecError("Folds.by= has one partition, by time alone: leave stratify=, group= and repeats= out")
         if self.held_out is not None and self.repeats > 1:
             raise SpecError("Folds.held_out names a fold of one partition: leave repeats= out, and give its seed=")
-        for name, value in self._describe_fields().items():
+        if self.assigned is not None and (self.repeats > 1 or len(self.named_fields) > 1):
+            raise SpecError("Folds.assigned= is the partition: leave stratify=, group=, by= and repeats= out")
+        for name, value in self.named_fields.items():
             if not isinstance(value, str):
                 raise SpecError(f"Folds.{name} must be the name of a field of the records, got {value!r:.60}")
 
@@ -101,7 +108,7 @@ class Folds:
             "k": self.k,
             "held_out": held_out,
             "seed": (seed if self.seed is None else self.seed) + repeat,
-            **self._describe_fields(),
+            **self.named_fields,
             **({"gap": self.gap} if self.gap else {}),
         }
 
@@ -112,12 +119,14 @@ class Folds:
 
     def check_fields(self, fields: Sequence[str]) -> None:
         """Raise SpecError for a field that the training records do not have."""
-        for name, field in self._describe_fields().items():
+        for name, field in self.named_fields.items():
             if field not in fields:
                 raise SpecError(unknown_name(f"Folds.{name}: no field of the training records is", field, fields))
 
-    def _describe_fields(self) -> dict[str, str]:
-        return {name: value for name in ("stratify", "group", "by") if (value := getattr(self, name)) is not None}
+    @property
+    def named_fields(self) -> dict[str, str]:
+        """Which field of the training records each argument names that is given."""
+        return {name: value for name in FOLD_FIELDS if (value := getattr(self, name)) is not None}
 
 
 @option_class
@@ -222,11 +231,15 @@ def make_weight_function(record: dict[str, Any] | None, source: Source) -> Any:
     if "by" in record:
         places = source.rank(record["by"])
         return weights.expanding_window(places, record["k"], record["held_out"], record.get("gap", 0))
-    if "stratify" in record or "group" in record:
-        fields = {name: record.get(name) for name in ("stratify", "group")}
+    if fields := list_fold_fields(record):
         folds = source.number_folds(record["k"], record["seed"], **fields)
         return weights.assigned_fold(folds, record["held_out"])
     return weights.fold(len(source), record["k"], record["held_out"], record["seed"])
+
+
+def list_fold_fields(record: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments of `Source.number_folds` in the identity's record of a member with folds."""
+    return {name: record[name] for name in ("stratify", "group", "assigned") if name in record}
 
 
 def list_held_out(record: dict[str, Any] | None, source: Source) -> npt.NDArray[np.bool_]:

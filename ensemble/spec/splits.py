@@ -12,9 +12,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ensemble.spec.sample_weights import list_fold_fields
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
+    from ensemble.spec.identity import Identity
     from pipelines import Pipeline
     from pipelines.stage import Stage
 
@@ -245,11 +247,24 @@ def check_fold_windows(record: Mapping[str, Any] | None, train: Sequence[Pipelin
     if record is None or record["kind"] != "fold" or "by" in record:
         return
     for pipeline in (one for one in train if find_windows(one.source)):
-        fields = {name: record.get(name) for name in ("stratify", "group")}
         try:
-            pipeline.source.number_folds(record["k"], record["seed"], **fields)
+            pipeline.source.number_folds(record["k"], record["seed"], **list_fold_fields(record))
         except PipelineError as error:
             raise SpecError(f"Folds: {error}") from error
+
+
+def check_assigned_folds(identities: Sequence[Identity], train: Sequence[Pipeline]) -> None:
+    """Raise SpecError where a field does not have the fold of each training record (`Folds.assigned`)."""
+    from pipelines.errors import PipelineError
+
+    records = [one.weights or {} for one in identities]
+    wanted = {(record["k"], record["assigned"]) for record in records if "assigned" in record}
+    for k, field in sorted(wanted):
+        for pipeline in train:
+            try:
+                pipeline.source.number_folds(k, assigned=field)
+            except PipelineError as error:
+                raise SpecError(f"Folds.assigned={field!r}: {error}") from error
 
 
 #: What is wrong with samples that two splits share.

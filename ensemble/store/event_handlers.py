@@ -16,7 +16,16 @@ from ensemble.events import Event
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.errors import StoreError
 from ensemble.store.event_log import add_files
-from ensemble.store.member import ENDED, OTHERWISE, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
+from ensemble.store.member import (
+    ENDED,
+    OTHERWISE,
+    OUTDATED,
+    UNCOMBINED,
+    Exclusion,
+    MemberState,
+    Span,
+    drop_missing,
+)
 from ensemble.store.state import RunState
 
 
@@ -266,8 +275,11 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.epoch, member.step = event.epoch, event.step
             member.steps = event.steps or member.steps
             member.samples_per_s = event.samples_per_s or member.samples_per_s
+            if event.metrics:
+                member.evaluations.append(replace(event, metrics=drop_missing(event.metrics)))
         case events.Epoch():
-            _end_epoch(run, member, event)
+            run.failures_in_row = 0
+            member.end_epoch(event)
         case events.Checkpoint():
             member.add_checkpoint(event)
         case events.Placed():
@@ -295,7 +307,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             if event.checkpoint is not None:  # the event about it may have been lost
                 member.add_checkpoint(event.checkpoint)
             member.checkpoint_before = None
-            member.metrics = _drop_missing(event.metrics or {}) or member.metrics
+            member.metrics = drop_missing(event.metrics or {}) or member.metrics
             member.kept, member.early_stopping = event.kept, event.early_stopping
             member.constraints = event.constraints
             member.trained, member.outdated = None, event.outdated
@@ -368,25 +380,12 @@ def _start_attempt(run: RunState, member: MemberState, event: events.Started) ->
     if member.state not in ENDED:
         member.state = "running"
     epoch, last = event.epoch or 0, event.last_epoch
-    member.drop_epochs_from(epoch)  # what came after its checkpoint is trained again
+    member.drop_epochs_from(epoch, event.step or 0)  # what came after its checkpoint is trained again
     if last and last["epoch"] not in [epoch_event.epoch for epoch_event in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
         known_fields = {"t": event.t, "member": event.member, "attempt": event.attempt, **last}
-        _end_epoch(run, member, events.select_fields(events.Epoch, known_fields))
+        run.failures_in_row = 0
+        member.end_epoch(events.select_fields(events.Epoch, known_fields))
     member.epoch, member.step = epoch, event.step or 0
     if member.spans:
         member.spans[-1].started = event.t
-
-
-def _end_epoch(run: RunState, member: MemberState, event: events.Epoch) -> None:
-    if None in event.metrics.values():
-        event = replace(event, metrics=_drop_missing(event.metrics))
-    run.failures_in_row = 0
-    member.drop_epochs_from(event.epoch)
-    member.history.append(event)
-    member.metrics, member.epoch, member.step = event.metrics, event.epoch + 1, 0
-    member.samples_per_s = event.samples_per_s or member.samples_per_s
-
-
-def _drop_missing(metrics: dict[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if value is not None}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 import ensemble.events as events
 
@@ -26,6 +27,9 @@ OUTDATED = "it could not be evaluated again, so it keeps its earlier figures and
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
 #: recipe, no memory, no room on the disk) may have been mended before a resume.
 UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
+
+
+_POSITION = operator.attrgetter("epoch", "step")
 
 
 @dataclass(slots=True)
@@ -108,6 +112,7 @@ class MemberState:
             start.
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
+        evaluations: the `progress` event of each evaluation within an epoch, in order.
         earlier: finished epochs before those of `history`; None unless `drop_epochs` was called.
         plan: what was measured for its exchange (`ensemble.comm.exchange_plan.ExchangePlan`); None where nothing
             was.
@@ -145,6 +150,7 @@ class MemberState:
     steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[events.Epoch] = field(default_factory=list)
+    evaluations: list[events.StepsDone] = field(default_factory=list)
     earlier: EpochSums | None = None
     plan: dict[str, Any] | None = None
     code: str | None = None
@@ -171,6 +177,17 @@ class MemberState:
     def value_of(self, objective: events.Objective) -> float | None:
         """Its value of a further objective of a search; None where that is not known."""
         return objective.read(self.cost, self.metrics)
+
+    @property
+    def latest_metrics(self) -> dict[str, float]:
+        """Those of the last evaluation, which may be within the epoch in progress; others of the last epoch."""
+        last = self.evaluations[-1] if self.evaluations else None
+        return {**self.metrics, **last.metrics} if last is not None and last.epoch == self.epoch else self.metrics
+
+    def list_measured(self) -> list[events.Epoch | events.StepsDone]:
+        """Its finished epochs and the evaluations within epochs, in order."""
+        both: list[events.Epoch | events.StepsDone] = [*self.history, *self.evaluations]
+        return sorted(both, key=_POSITION) if self.evaluations else both
 
     @property
     def place(self) -> str:
@@ -201,20 +218,42 @@ class MemberState:
         if self.history:
             last = self.history[-1]
             self.earlier = EpochSums(last.epoch + 1, *self._samples_and_seconds(), last.metrics)
-            self.history = []
+            self.history, self.evaluations = [], []
 
-    def drop_epochs_from(self, epoch: int) -> None:
-        """Removes this epoch and all after it from `history`: they will be trained again.
+    def drop_epochs_from(self, epoch: int, step: int = 0) -> None:
+        """Removes this epoch and later ones from `history`, and evaluations after this step: it trains them again.
 
         Raises:
             UnknownEpochsError: it is one of the `earlier` ones.
         """
+        while self.evaluations and (self.evaluations[-1].epoch, self.evaluations[-1].step) > (epoch, step):
+            self.evaluations.pop()
         while self.history and self.history[-1].epoch >= epoch:
             self.history.pop()
         earlier = self.earlier
         if earlier is not None and epoch < earlier.epochs:
             raise UnknownEpochsError(self.id)
         self.metrics = self.history[-1].metrics if self.history else earlier.metrics if earlier else {}
+
+    def _list_evaluations(self, epoch: events.Epoch) -> list[events.StepsDone]:
+        """All evaluations within an epoch that has ended, those too whose events were lost with a controller."""
+        reported = {one.step: one for one in reversed(self.evaluations) if one.epoch == epoch.epoch}
+        of_epoch = asdict(epoch) | {"steps": epoch.step}
+        return [
+            reported.get(step)
+            or events.select_fields(events.StepsDone, {**of_epoch, "step": step, "metrics": drop_missing(metrics)})
+            for step, metrics in epoch.validations
+        ]
+
+    def end_epoch(self, event: events.Epoch) -> None:
+        if None in event.metrics.values():
+            event = replace(event, metrics=drop_missing(event.metrics))
+        evaluations = self._list_evaluations(event) if event.validations else []
+        self.drop_epochs_from(event.epoch)
+        self.history.append(event)
+        self.evaluations += evaluations
+        self.metrics, self.epoch, self.step = event.metrics, event.epoch + 1, 0
+        self.samples_per_s = event.samples_per_s or self.samples_per_s
 
     def is_resumable(self, code: str | None) -> bool:
         """Whether a start of the run with this code trains the member further, from its checkpoint where it has
@@ -296,3 +335,7 @@ class MemberState:
         """Ends the present span of the timeline at time `t`."""
         if self.spans and self.spans[-1].ended is None:
             self.spans[-1].ended, self.spans[-1].outcome = t, outcome
+
+
+def drop_missing(metrics: dict[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}

@@ -124,10 +124,11 @@ class Lifecycle:
 
     def add_validation(self, metrics: Mapping[str, float]) -> None:
         """Take note of an evaluation within an epoch."""
-        at = self._state.at
+        state, at = self._state, self._state.at
         at.validations.append([at.step, to_json_metrics(metrics)])
         shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        self._state.reporter.log(f"epoch {at.epoch}, step {at.step}: {shown}")
+        state.reporter.log(f"epoch {at.epoch}, step {at.step}: {shown}")
+        state.reporter.event("progress", **state.describe_progress(), metrics=at.validations[-1][1])
         self._select(metrics)
 
     def _select(self, metrics: Mapping[str, float] | None) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipelines.sources._parquet import parquet
     from pipelines.sources._tar import tar
     from pipelines.sources._windows import windows
+    from pipelines.sources._with_fields import with_fields
 
 #: name -> function that makes a source; those of other distributions are attributes of this package as well.
 SOURCES = Providers(
@@ -48,12 +49,13 @@ SOURCES = Providers(
         "parquet": "pipelines.sources._parquet:parquet",
         "tar": "pipelines.sources._tar:tar",
         "windows": "pipelines.sources._windows:windows",
+        "with_fields": "pipelines.sources._with_fields:with_fields",
     },
 )
 
 __all__ = [
     "Source", "Subset", "arrays", "concat", "csv", "dataset", "flat_map", "hdf5", "huggingface", "image_folder",
-    "iterable", "jsonl", "memmap", "pack", "parquet", "tar", "windows",
+    "iterable", "jsonl", "memmap", "pack", "parquet", "tar", "windows", "with_fields",
 ]  # fmt: skip
 
 

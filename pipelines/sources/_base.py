@@ -332,13 +332,11 @@ class Source(ABC):
             for held_out in range(k)
         ]
 
-    def number_folds(
-        self, k: int, seed: int = 0, *, stratify: Values | None = None, group: Values | None = None
-    ) -> npt.NDArray[np.int64]:
+    def number_folds(self, k: int, seed: int = 0, **options: Values | None) -> npt.NDArray[np.int64]:
         from pipelines.sources import _splits
         from pipelines.sources._subset import Subset
 
-        folds = _splits.assign_folds(self, k, seed, stratify, group)
+        folds = _splits.assign_folds(self, k, seed, **options)
         self._check_parts([Subset(self, np.flatnonzero(folds == number)) for number in range(k)])
         return folds
 

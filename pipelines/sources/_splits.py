@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.order.epoch_order import mix
-from pipelines.sources._labels import Records, Values, encode_classes, read_values
+from pipelines.sources._labels import Records, Values, encode_classes, format_classes, read_values
 
 Indices = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -69,12 +69,22 @@ def split(
 
 
 def assign_folds(
-    source: Records, k: int, seed: int, stratify: Values | None, group: Values | None
+    source: Records,
+    k: int,
+    seed: int,
+    stratify: Values | None = None,
+    group: Values | None = None,
+    assigned: Values | None = None,
 ) -> npt.NDArray[np.int64]:
     count, seed = len(source), check_integer("folds(): seed", seed, 0)
     k = check_integer("k", k, 2)
     if k > count:
         raise PipelineError(f"folds({k}) of {count} records leaves folds empty")
+    if assigned is not None:
+        folds, names = encode_classes(read_values(source, assigned, "assigned="), "assigned=")
+        if len(names) != k:
+            raise PipelineError(f"assigned= must have {k} folds, it has {len(names)}: {format_classes(names)}")
+        return folds
     if stratify is None and group is None:
         folds = np.empty(count, np.int64)
         folds[_shuffle(count, seed)] = np.arange(count) * k // count

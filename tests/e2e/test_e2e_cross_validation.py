@@ -21,7 +21,7 @@ import ensemble
 from ensemble import EarlyStopping, Ensemble, Folds, Member, Recipe, Resources
 from ensemble.combine import prediction_matrix
 from ensemble.store import DamagedError, RunDir, fold, read_events
-from pipelines import Pipeline, sources
+from pipelines import Pipeline, sources, stages
 
 K, PENALTY = 4, 0.05
 
@@ -69,6 +69,32 @@ def declare(**options: Any) -> Ensemble:
     usual |= {"weights": Folds(K, stratify="label"), "out_of_fold": True, "epochs": 2, "checkpoint_every": 100}
     usual |= {"batch_size": len(CANCER_Y), "resources": Resources(cpus_per_worker=0.1)}
     return Ensemble(name="cv", **{**usual, **options})
+
+
+@pytest.mark.more
+def test_members_leave_out_the_folds_of_a_file(tmp_path: Path) -> None:
+    """Each prediction is of the member that left out the record's fold: of scikit-learn's model of all others."""
+    given = np.random.default_rng(0).choice(["a", "b", "c", "d"], len(CANCER_Y), p=[0.1, 0.2, 0.3, 0.4])
+    np.save(tmp_path / "folds.npy", given)
+    source = sources.with_fields(cancer(), scaffold=np.load(tmp_path / "folds.npy"))
+    train = Pipeline(source, seed=0).map(stages.drop("scaffold"))
+    declared = declare(train=train, weights=Folds(K, assigned="scaffold"), epochs=30, members=[{"lr": 1.0}] * K)
+    run(declared, tmp_path / "run")
+    found = ensemble.load_predictions(tmp_path / "run", "valid")
+    assert len(found) == len(CANCER_Y)
+    for number, fold_name in enumerate("abcd"):
+        own = ensemble.load_predictions(tmp_path / "run", "valid", f"member-{number}")
+        outside = np.flatnonzero(given == fold_name)
+        assert sorted(own.index) == outside.tolist(), "fold j is the j-th name in sorted order"
+        kept = np.flatnonzero(given != fold_name)
+        theirs = LogisticRegression(C=1 / (len(kept) * PENALTY), tol=1e-8).fit(CANCER_X[kept], CANCER_Y[kept])
+        expected = theirs.predict_proba(CANCER_X[outside])
+        np.testing.assert_allclose(own.values[np.argsort(own.index)], expected, atol=2e-3)
+    executed = tmp_path / "local"
+    run(declared, executed, "local")
+    assert finished_hashes(executed) == finished_hashes(tmp_path / "run"), (
+        "the same bits in processes of their own"
+    )
 
 
 def run(declared: Ensemble, run_dir: Path, executor: str = "inline") -> Any:

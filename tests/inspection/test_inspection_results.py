@@ -23,9 +23,11 @@ from ensemble import Member
 from ensemble.combine import CombineError
 from ensemble.combine.per_class import compute_per_class
 from ensemble.combine.tasks import find_math
+from ensemble.reporting.dashboard.projection import RunView
 from ensemble.result import make_result
 from ensemble.spec.task import CLASSIFICATION, IGNORED, Task
 from ensemble.store import RunDir
+from ensemble.store.follower import LogFollower
 
 
 def test_rows_are_dicts_whose_keys_and_metrics_are_attributes(trained: Path) -> None:
@@ -60,6 +62,45 @@ def test_the_history_is_what_metrics_csv_has(trained: Path) -> None:
     for row, cells in zip(rows, table, strict=True):
         assert {name: str(value) for name, value in row.items()} == {k: v for k, v in cells.items() if v}
     assert rows.to_frame()["valid/accuracy"].tolist() == [row["valid/accuracy"] for row in rows]
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_an_evaluation_within_an_epoch_is_seen_while_the_epoch_lasts(tmp_path: Path, executor: str) -> None:
+    seen: list[tuple[float, ...]] = []
+
+    def look(event: dict[str, Any]) -> None:
+        if event["type"] == "progress" and event["metrics"] and event["epoch"] == 1:
+            name, value = event["member"], event["metrics"]["accuracy"]
+            view = RunView(run_dir)
+            for events, offset in LogFollower(run_dir).read():
+                view.apply(events, offset)
+            rows = view.state_document()["members"]
+            shown = dict(zip(rows["columns"], rows["rows"][name], strict=True))
+            curve = view.curves_document()["members"][name]
+            at = curve["epoch"].index(event["step"] / event["steps"])  # the second epoch is between 0 and 1
+            (row,) = [row for row in run.status() if row["member"] == name]
+            history = [(r["epoch"], r["step"], r["valid/accuracy"]) for r in run.history() if r["member"] == name]
+            if executor == "inline":  # else it trains on meanwhile
+                assert row["metric"] == value and history[-1] == (1, event["step"], value)
+            assert (1, event["step"], value) in history and shown["metrics"]["accuracy"] is not None
+            seen.append((curve["values"]["accuracy"][at], pytest.approx(value, rel=1e-5)))
+
+    run_dir = RunDir(tmp_path / "run")
+    declared = inspected_runs.declare(validate_every=4, members=ensemble.seeds(1, {"width": 8, "lr": 0.2}))
+    run = ensemble.submit(declared, run_dir.path, executor, on_event=look)
+    result = run.wait()
+    assert [shown for shown, _ in seen] == [value for _, value in seen] and len(seen) == 2
+    with open(run_dir.path / "metrics.csv") as file:
+        table = list(csv.DictReader(file))
+    assert [(row["epoch"], row["step"]) for row in table] == [
+        ("0", "4"), ("0", "8"), ("0", "10"), ("1", "2"), ("1", "6"), ("1", "10")
+    ]  # fmt: skip
+    assert [bool(row["samples"]) for row in table] == [False, False, True] * 2, "those of a whole epoch"
+    assert float(table[-1]["valid/accuracy"]) == result.members[0].metric
+    again = ensemble.submit(
+        inspected_runs.declare(members=declared.members), tmp_path / "plain", executor="inline"
+    ).wait()
+    assert again.members[0].metrics == result.members[0].metrics, "it changes no weight"
 
 
 def test_seeds_differ_in_their_seed_only_and_are_recorded(trained: Path) -> None:

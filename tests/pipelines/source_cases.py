@@ -246,6 +246,11 @@ CASES = {
     "pack": Case(write_npy, read_pack, "", operator.itemgetter("tokens")),
     "parquet": Case(write_parquet, read_parquet, "data.parquet", has_groups=True),
     "tar": Case(write_tar, lambda at: sources.tar(at / "data.tar"), "data.tar", from_bytes("x"), True),
+    "with_fields": Case(
+        write_npy,
+        lambda at: sources.with_fields(sources.memmap(x=at / "x.npy"), label=np.load(at / "label.npy")),
+        "x.npy",
+    ),
     "windows": Case(write_npy, read_windows, "", lambda record: record["x"][:, 0]),
 }
 

@@ -4,7 +4,7 @@ import pytest
 from kit.event_dicts import apply_event, fold, ledger, project, typed
 
 from ensemble.reporting import status_rows
-from ensemble.store import RunState
+from ensemble.store import MemberState, RunState
 
 Event = tuple[str, dict[str, Any]]
 
@@ -123,6 +123,41 @@ def test_an_epoch_that_a_killed_controller_did_not_hear_of_is_told_by_the_next_a
     assert [(e.epoch, e.metrics["accuracy"]) for e in member.history] == [(0, 0.5), (1, 0.6)]
     assert (member.epoch, member.step, member.metrics) == (2, 3, {"accuracy": 0.6})
     assert all(event.t > 0 and event.member == "member-0" and event.attempt in (0, 1) for event in member.history)
+
+
+def evaluated(done: int, step: int, accuracy: float, attempt: int = 0) -> Event:
+    return of("progress", 0, attempt, epoch=done, step=step, steps=10, metrics={"accuracy": accuracy, "f1": None})
+
+
+def list_values(member: MemberState) -> list[tuple[int, int | None, float]]:
+    return [(event.epoch, event.step, event.metrics["accuracy"]) for event in member.list_measured()]
+
+
+def test_an_evaluation_within_an_epoch_is_shown_before_the_epoch_has_ended() -> None:
+    steps = of("progress", epoch=1, step=5, steps=10)
+    events = [*BEGUN, epoch(0, 0.5), evaluated(1, 4, 0.6), steps]
+    member = fold(story(*events)).members["member-0"]
+    assert member.metrics == {"accuracy": 0.5} and member.latest_metrics == {"accuracy": 0.6}
+    (row, _) = rows_of(story(*events))
+    assert (row["epoch"], row["metric"], row["metrics"]) == (1, 0.6, {"accuracy": 0.6})
+    assert list_values(member) == [(0, 10, 0.5), (1, 4, 0.6)]
+    ended = fold(story(*events, evaluated(1, 8, 0.7), epoch(1, 0.65))).members["member-0"]
+    assert ended.latest_metrics == {"accuracy": 0.65}, "of the end of the epoch, once it is there"
+
+
+def test_evaluations_that_are_repeated_or_were_lost_are_listed_once() -> None:
+    before = [*BEGUN, evaluated(0, 2, 0.1), epoch(0, 0.5), evaluated(1, 2, 0.6), evaluated(1, 4, 0.7)]
+    lost = of("failed", error="killed", reason="lost", retry=True)
+    again = [*before, lost, placed(attempt=1), of("started", attempt=1, epoch=1, step=3)]
+    resumed = fold(story(*again)).members["member-0"]
+    assert list_values(resumed) == [(0, 10, 0.5), (1, 2, 0.6)], "of the first epoch its own event names none"
+    assert resumed.latest_metrics == {"accuracy": 0.6}
+    kind, fields = epoch(1, 0.8, attempt=1)
+    named = {"validations": [[2, {"accuracy": 0.6}], [4, {"accuracy": 0.7, "f1": None}]]}
+    ended = fold(story(*again, (kind, {**fields, **named}))).members["member-0"]
+    assert list_values(ended) == [(0, 10, 0.5), (1, 2, 0.6), (1, 4, 0.7), (1, 10, 0.8)]
+    first, second = ended.evaluations
+    assert (first.attempt, second.attempt, second.metrics) == (0, 1, {"accuracy": 0.7}) and first.t < second.t
 
 
 def used(cpu_s: float, pid: int = 1, role: str = "train", number: int | None = 0) -> Event:

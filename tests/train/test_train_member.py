@@ -546,6 +546,11 @@ def test_a_member_is_evaluated_within_epochs(tmp_path: Path) -> None:
     seen = [[step for step, _ in event["validations"]] for event in of(events, "epoch")]
     assert seen == [[2, 4], [1, 3], [2, 4]]
     assert set(of(events, "epoch")[0]["validations"][0][1]) == {"loss", "accuracy"}
+    for epoch, ended in enumerate(of(events, "epoch")):
+        within = events[: events.index(ended)]  # each is reported when it happens, not with the epoch
+        reported = [e for e in within if e["type"] == "progress" and "metrics" in e and e["epoch"] == epoch]
+        assert [[e["step"], e["metrics"]] for e in reported] == ended["validations"]
+        assert {e["steps"] for e in reported} == {5}
     end = of(events, "finished")[0]
     assert {**end, "attempt": 0} == plain, "it changes no weight"
     assert "epoch 0, step 2: loss" in RunDir(tmp_path / "often").log("member-0").read_text()

@@ -144,7 +144,7 @@ class LogReader:
         """The present state; what happens later changes its members no more."""
         state = copy.copy(self.view.state)
         state.members = {
-            name: dataclasses.replace(member, history=list(member.history))
+            name: dataclasses.replace(member, history=[*member.history], evaluations=[*member.evaluations])
             for name, member in state.members.items()
         }
         return state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import Epoch, Power, RequestAnswered, RunStarted, Started
+from ensemble.events import Epoch, Power, RequestAnswered, RunStarted, Started, StepsDone
 from ensemble.meter import LedgerView
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.member_log import excerpt
@@ -71,7 +71,9 @@ class RunView:
         self._used.apply(event)
         apply_event(self.state, event)
         self._notices += self._collector.apply(event)
-        self.stamps["curves"] += isinstance(event, Epoch | Started)
+        self.stamps["curves"] += isinstance(event, Epoch | Started) or (
+            isinstance(event, StepsDone) and bool(event.metrics)
+        )
         for name, types in STALE_AFTER.items():
             self.stamps[name] += event.type in types
         if isinstance(event, Power):

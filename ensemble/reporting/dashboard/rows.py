@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import NodeChanged, Power
+from ensemble.events import Epoch, NodeChanged, Power, StepsDone
 from ensemble.reporting.columns import COLUMNS, OF_PAGE
 from ensemble.reporting.ranking import finite_or_none, metric, rounded
 from ensemble.reporting.run_projection import NOTHING, RunProjection
@@ -13,7 +13,6 @@ from ensemble.reporting.sections import cost
 from ensemble.reporting.time_left import fraction_done, member_epochs
 
 if TYPE_CHECKING:
-    from ensemble.events import Epoch
     from ensemble.meter.ledger_rows import Total
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
@@ -64,7 +63,7 @@ def member_row(run: RunProjection, member: MemberState) -> list[Any]:
         "steps": member.steps,
         "done": round(fraction_done(state, member), 4),
         "metric": rounded(metric(member, state.objective), DIGITS),
-        "metrics": {name: rounded(value, DIGITS) for name, value in member.metrics.items()},
+        "metrics": {name: rounded(value, DIGITS) for name, value in member.latest_metrics.items()},
         "params": {name: _plain(value) for name, value in params.items()},
         "options": _describe_options(own),
         "node": member.node,
@@ -204,38 +203,41 @@ CURVE_DIGITS = 6
 
 
 def describe_curves(state: RunState) -> dict[str, Any]:
-    """Returns the document `curves`: the epochs of each member's final lineage.
+    """Returns the document `curves`: the epochs of each member's final lineage, and evaluations within them.
 
     Returns:
-        `members`: of each `epoch` and `t` (Unix seconds), and `values` by figure; `thinned`: whether only every
-        k-th epoch and the last are in it, as of long runs.
+        `members`: of each `epoch` (-0.75 after a quarter of the first, 0 after all of it), `t` (Unix seconds), and
+        `values` by figure; `thinned`: whether only every k-th point and the last are in it, as of long runs.
     """
-    members = [member for member in state.members.values() if member.history]
-    numbers = sum(len(member.history) * (9 + len(member.metrics)) for member in members)
+    measured = {member.id: member.list_measured() for member in state.members.values()}
+    numbers = sum(len(points) * (9 + len(state.members[name].metrics)) for name, points in measured.items())
     every = -(-numbers // MOST_NUMBERS) or 1
-    return {
-        "thinned": every > 1,
-        "members": {
-            member.id: _describe_epochs([*member.history[:-1:every], member.history[-1]]) for member in members
-        },
+    curves = {
+        name: _describe_points([*points[:-1:every], points[-1]]) for name, points in measured.items() if points
     }
+    return {"thinned": every > 1, "members": curves}
 
 
-def _describe_epochs(epochs: list[Epoch]) -> dict[str, Any]:
-    values = [_read_figures(epoch) for epoch in epochs]
+def _describe_points(points: list[Epoch | StepsDone]) -> dict[str, Any]:
+    values = list(map(_read_figures, points))
     names = dict.fromkeys(name for figures in values for name in figures)
     return {
-        "epoch": [epoch.epoch for epoch in epochs],
-        "t": [round(epoch.t, 3) for epoch in epochs],
+        "epoch": [point.epoch if isinstance(point, Epoch) else _find_place(point) for point in points],
+        "t": [round(point.t, 3) for point in points],
         "values": {name: [figures.get(name) for figures in values] for name in names},
     }
 
 
-def _read_figures(epoch: Epoch) -> dict[str, float]:
-    figures: dict[str, Any] = {name: getattr(epoch, name) for name in OTHERS}
-    seconds = epoch.train_s or epoch.wall_s
-    for name, part in (("waited", epoch.waited_s), ("synced", epoch.sync_s)):
-        figures[name] = part / seconds if part and seconds else None
-    figures |= epoch.metrics or {}  # what the user's code calls by one of these names is shown as theirs
+def _find_place(evaluation: StepsDone) -> float:
+    return round(evaluation.epoch + evaluation.step / (evaluation.steps or 1) - 1, 4)
+
+
+def _read_figures(point: Epoch | StepsDone) -> dict[str, float]:
+    figures: dict[str, Any] = {name: getattr(point, name, None) for name in OTHERS}
+    if isinstance(point, Epoch):
+        seconds = point.train_s or point.wall_s
+        for name, part in (("waited", point.waited_s), ("synced", point.sync_s)):
+            figures[name] = part / seconds if part and seconds else None
+    figures |= point.metrics or {}  # what the user's code calls by one of these names is shown as theirs
     finite = {name: finite_or_none(value) for name, value in figures.items()}
     return {name: float(f"{value:.{CURVE_DIGITS}g}") for name, value in finite.items() if value is not None}

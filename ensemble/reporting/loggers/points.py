@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.events import NOT_COMBINED, Combined, Epoch, Event, MemberDeclared, RunFinished, Started
+from ensemble.events import NOT_COMBINED, Combined, Epoch, Event, MemberDeclared, RunFinished, Started, StepsDone
 from ensemble.meter.ledger_rows import Total
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.run_projection import NOTHING, RunProjection
@@ -147,13 +147,15 @@ class PointReader:
         return points
 
 
-def epoch_values(epoch: Epoch) -> dict[str, float]:
-    """The metrics of an `epoch` event by their names in loggers; what is not known or not finite is left out.
+def epoch_values(epoch: Epoch | StepsDone) -> dict[str, float]:
+    """The metrics of an epoch, or of an evaluation in it, by their names in loggers; only finite ones.
 
     `train/waited_share` is the share of the seconds of training in which the member waited for batches.
     """
-    train_s, waited_s = epoch.train_s or epoch.wall_s, epoch.waited_s
     values = {f"valid/{name}": value for name, value in epoch.metrics.items()}
+    if isinstance(epoch, StepsDone):
+        return _drop_missing(values)
+    train_s, waited_s = epoch.train_s or epoch.wall_s, epoch.waited_s
     values |= {f"train/{name}": getattr(epoch, name) for name in ("lr", "samples_per_s")}
     values["train/loss"] = epoch.train_loss
     values["train/waited_share"] = waited_s / train_s if train_s and waited_s is not None else None

@@ -101,6 +101,30 @@ def test_a_change_lengthens_a_line_and_takes_back_epochs_that_are_trained_again(
     tab.wait_for_function("([s, n]) => document.querySelectorAll(s).length === n", arg=[dots, 1])
 
 
+def test_an_evaluation_within_an_epoch_is_a_point_between_and_breaks_no_other_line(
+    tab: Any, open_page: Open
+) -> None:
+    documents = make_documents(8)
+    name, curve = max(documents["curves"]["members"].items(), key=lambda item: len(item[1]["epoch"]))
+    within = {"accuracy": 0.99, "loss": 0.5}
+    server = open_page(documents, f"#curves?select={name}")
+    dots = f"{ACCURACY} g[data-member={name}] circle:not(.best-ring)"
+    before = tab.locator(dots).count()
+    changed = renew(documents, 1)
+    curve = changed["curves"]["members"][name]
+    curve["epoch"].insert(3, 2.4)
+    curve["t"].insert(3, (curve["t"][2] + curve["t"][3]) / 2)
+    for figure, values in curve["values"].items():
+        values.insert(3, within.get(figure))
+    server.push(changed)
+    tab.wait_for_function("([s, n]) => document.querySelectorAll(s).length === n", arg=[dots, before + 1])
+    training = f"{VIEW} figure[data-metric=loss] [data-mark=training][data-member={name}] path"
+    assert [path.count("M") for path in list_of(tab, training, "each.getAttribute('d')")] == [1], "no gap"
+    tab.locator(ACCURACY).get_by_role("button", name="as a table").click()
+    row = tab.locator(f"{ACCURACY} tr[data-member={name}]").inner_text()
+    assert "0.99" in row and "3.4" in row, "the highest, and at which epoch"
+
+
 def test_controls_change_the_figure_axis_scale_and_smoothing(tab: Any, open_page: Open) -> None:
     documents = make_documents(8)
     documents["state"]["run"]["samples"] = 1000

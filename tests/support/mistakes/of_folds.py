@@ -10,7 +10,7 @@ from kit.mistakes import Mistake
 
 import ensemble
 from ensemble import Folds, SpecError
-from pipelines import Pipeline, sources
+from pipelines import Pipeline, PipelineError, sources
 
 K, N = 4, 96
 
@@ -18,6 +18,10 @@ K, N = 4, 96
 def records(fields: tuple[str, ...] = ("x", "label", "day")) -> Any:
     columns = {"x": np.zeros((N, 4), np.float32), "label": np.arange(N) % 3, "day": np.arange(N)}
     return sources.arrays(**{name: columns[name] for name in fields})
+
+
+def with_folds(folds: Any) -> Any:
+    return sources.with_fields(records(), fold=folds)
 
 
 def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -50,6 +54,22 @@ ROWS = [
     ),
     wrong("a misspelt field", {"weights": Folds(K, stratify="lable")}, "'lable'; did you mean 'label'"),
     wrong("no such field", {"weights": Folds(K, by="hour")}, "no field", "'hour'"),
+    wrong("a fold too few", {"weights": Folds(K, assigned="label")}, "must have 4 folds, it has 3: 0, 1, 2"),
+    wrong("a fold too many", {"weights": Folds(K, assigned="day")}, "Folds.assigned='day'", "it has 96"),
+    wrong("no such file's column", {"weights": Folds(K, assigned="fold")}, "no field", "'fold'"),
+    wrong(
+        "a record without a fold",
+        {"train": Pipeline(with_folds(np.where(np.arange(N) == 7, np.nan, np.arange(N) % K)))}
+        | {"weights": Folds(K, assigned="fold")},
+        *("Folds.assigned='fold'", "record 7", "nan"),
+    ),
+    Mistake("with_fields: a shorter file", lambda: with_folds(np.arange(N - 1)), PipelineError, ("96", "got 95")),
+    Mistake(
+        "with_fields: a field twice",
+        lambda: sources.with_fields(records(), label=np.arange(N)),
+        PipelineError,
+        ("'label' already",),
+    ),
     wrong("a gap as long as all", {"weights": Folds(K, by="day", gap=60)}, "before the first of 4 blocks"),
     *(
         Mistake(f"folds: {what}", lambda options=options: Folds(3, **options), SpecError, (word,))
@@ -59,6 +79,8 @@ ROWS = [
             ("strata in time", {"by": "day", "stratify": "label"}, "by time alone"),
             ("repeats in time", {"by": "day", "repeats": 2}, "by time alone"),
             ("a fold of repeats", {"held_out": 1, "repeats": 2}, "a fold of one partition"),
+            ("two partitions", {"assigned": "fold", "group": "label"}, "Folds.assigned= is the partition"),
+            ("an array of folds", {"assigned": [0, 1]}, "Folds.assigned must be the name of a field"),
             ("no repeats", {"repeats": 0}, "Folds.repeats"),
         )
     ),

@@ -201,8 +201,11 @@ export class CurvePanels {
       const { run, spans } = this.store;
       const first = spans.get(id)?.[0];
       const origins = { run: run.started ?? curve.t[0], own: first?.[5] ?? first?.[4] ?? curve.t[0], samples: run.samples };
-      const xs = positions(curve, axis, origins).slice(0, values.length);
-      found = { key, xs, raw: values, ys: smooth(values, xs, halflife) };
+      // An evaluation within an epoch has not all figures: it breaks no line of the others.
+      const at = [...values.keys()].filter((i) => values[i] !== null || Number.isInteger(curve.epoch[i]));
+      const all = positions(curve, axis, origins);
+      const [xs, raw] = [at.map((i) => all[i]), at.map((i) => values[i])];
+      found = { key, at, xs, raw, ys: smooth(raw, xs, halflife) };
       this.cache.set(name, found);
     }
     return found;
@@ -276,16 +279,16 @@ export class CurvePanels {
   }
 
   line(id, metric, strong) {
-    const { xs, ys, raw } = this.series(id, metric);
+    const { at, xs, ys, raw } = this.series(id, metric);
     const best = id === this.store.best();
     const front = strong.has(id);
     const colour = front ? this.colour(id) : this.store.colour(id);
-    return { id, xs, ys, colour, strong: front, best, width: best || this.store.selection.has(id) ? 2.4 : 1.6, behind: front && this.settings.halflife ? raw : null };
+    return { id, at, xs, ys, colour, strong: front, best, width: best || this.store.selection.has(id) ? 2.4 : 1.6, behind: front && this.settings.halflife ? raw : null };
   }
 
   trainingLine(line) {
-    const { xs, ys } = this.series(line.id, "train_loss");
-    return ys.length ? { ...line, xs, ys, behind: null, best: false, dash: "2 3", width: 1.2 } : null;
+    const { at, xs, ys } = this.series(line.id, "train_loss");
+    return ys.length ? { ...line, at, xs, ys, behind: null, best: false, dash: "2 3", width: 1.2 } : null;
   }
 
   reading(metric, lines, front, quartiles) {
@@ -302,11 +305,12 @@ export class CurvePanels {
 
   describe(metric, series, index) {
     const member = this.store.members.get(series.id);
-    const raw = this.series(series.id, metric).raw[index];
     const curve = this.curve(series.id);
+    const place = series.at[index];
+    const raw = curve?.values[metric]?.[place];
     const value = series.ys[index] === raw ? score(raw) : `${score(series.ys[index])} smoothed, ${score(raw)} measured`;
-    const at = (curve?.t[index] ?? 0) - (this.store.run.started ?? 0);
-    return [series.id, `${figureName(metric)} ${value}`, `epoch ${(curve?.epoch[index] ?? 0) + 1}, ${clock(at)} after the start`, hyperparameters(member?.params)];
+    const at = (curve?.t[place] ?? 0) - (this.store.run.started ?? 0);
+    return [series.id, `${figureName(metric)} ${value}`, `epoch ${number((curve?.epoch[place] ?? 0) + 1)}, ${clock(at)} after the start`, hyperparameters(member?.params)];
   }
 
   tabulate(metric) {
@@ -321,7 +325,7 @@ export class CurvePanels {
       values.forEach((value, i) => value !== null && (best < 0 || (up ? value > values[best] : value < values[best])) && (best = i));
       if (best < 0) continue;
       const last = values.findLast((value) => value !== null);
-      rows.push({ key: id, member: id, cells: [visible(id), curve.epoch.length, last, values[best], curve.epoch[best] + 1, curve.t.at(-1) - (this.store.run.started ?? 0)] });
+      rows.push({ key: id, member: id, cells: [visible(id), curve.epoch.at(-1) + 1, last, values[best], number(curve.epoch[best] + 1), curve.t.at(-1) - (this.store.run.started ?? 0)] });
     }
     return { caption: `${figureName(metric)} of each member, as measured.`, head: ["member", ["epochs", number], ["last", score], [up ? "highest" : "lowest", score], "at epoch", ["last after", clock]], rows };
   }
@@ -330,7 +334,7 @@ export class CurvePanels {
   tabulateEpochs(metric) {
     const { epoch, t, values } = this.curve(this.only);
     const names = [metric, "train_loss"].filter((name, i) => Object.hasOwn(values, name) && (i === 0 || metric === "loss"));
-    const rows = epoch.map((each, i) => ({ key: each, cells: [each + 1, ...names.map((name) => values[name][i]), t[i] - (this.store.run.started ?? 0)] }));
+    const rows = epoch.map((each, i) => ({ key: each, cells: [number(each + 1), ...names.map((name) => values[name][i]), t[i] - (this.store.run.started ?? 0)] }));
     return { head: ["epoch", ...names.map((name) => [figureName(name), score]), ["after", clock]], rows: rows.reverse() };
   }
 

@@ -122,7 +122,7 @@ class MemberPage {
     const values = curve?.values[run.objective] ?? [];
     const isBetter = run.direction === "min" ? (a, b) => a < b : (a, b) => a > b;
     values.forEach((each, i) => each !== null && (at < 0 || isBetter(each, values[at])) && (at = i));
-    return at < 0 ? null : `this one's best epoch: ${curve.epoch[at] + 1}, with ${score(values[at])}`;
+    return at < 0 ? null : `this one's best epoch: ${number(curve.epoch[at] + 1)}, with ${score(values[at])}`;
   }
 
   drawParams(member) {
