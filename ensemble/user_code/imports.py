@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.machinery
+import itertools
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -46,8 +48,49 @@ def find_late_imports(uses: Iterable[tuple[Use, str]]) -> dict[str, Path]:
             if path is not None and name not in files:
                 files[name] = path
                 package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-                imports += _read_imports(path, package)
+                imports += _read_imports(ast.walk(_parse(path)), package)
     return files
+
+
+def list_imports(modules: Iterable[str]) -> list[str]:
+    """These modules, and what those that are the user's import first of all when they are imported themselves.
+
+    Nothing is imported. What a module imports after it has done something else, such as setting a variable of the
+    environment, is not listed. `from package import name` gives `package.name` too, which may be no module.
+    """
+    listed: dict[str, bool] = {}  # whether the module only imports and defines
+
+    def add(module: str) -> bool:
+        if module not in listed:
+            listed[module], path = True, _find_file(module)
+            package = module if path is None or path.name == "__init__.py" else module.rpartition(".")[0]
+            body = [] if path is None else _parse(path).body
+            listed[module] = all(map(add, _read_first_imports(body, package))) and all(map(_only_defines, body))
+        return listed[module]
+
+    for module in modules:
+        add(module)
+    return list(listed)
+
+
+def _read_first_imports(body: Iterable[ast.stmt], package: str) -> Iterator[str]:
+    for node in itertools.takewhile(_only_defines, body):
+        for name, parts in _read_imports([node], package):
+            yield from (name, *(f"{name}.{part}" for part in parts if part != "*"))
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    """Whether a statement of a module only imports, or defines something without calling anything."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            names = [name for target in targets for name in getattr(target, "elts", [target])]
+            is_plain = all(isinstance(name, ast.Name) for name in names)
+            return is_plain and not any(isinstance(part, ast.Call) for part in ast.walk(value))
+        case ast.If(test=test):
+            return bool(re.match(r"__name__ ==|(typing\.)?TYPE_CHECKING$", ast.unparse(test)))
+        case ast.Expr(value=value):
+            return isinstance(value, ast.Constant)
+    return isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
 
 
 def _resolve(name: str, level: int, package: str) -> str:
@@ -57,9 +100,9 @@ def _resolve(name: str, level: int, package: str) -> str:
     return ".".join([*base, *([name] if name else [])])
 
 
-def _read_imports(path: Path, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(module, names) that a file imports anywhere."""
-    for node in ast.walk(_parse(path)):
+def _read_imports(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(module, names) of the imports among these nodes of a file."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
