@@ -77,6 +77,7 @@ class _SplitRows:
             self._rows.fields = {name: [] for name in list_asked(recipe.split_metrics)}
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
+        self._classes = 0  # that predictions are of
         has_own = recipe.predict is not None or recipe.metrics is not None or list_asked(recipe.split_metrics)
         is_plain = recipe.valid_loss and not has_own
         self._loss = make_loss(recipe, member, "valid")
@@ -85,7 +86,6 @@ class _SplitRows:
         self._held_bytes = 0
 
     def close(self) -> None:
-        """Remove what was collected."""
         if self._rows is not None:
             self._rows.close()
 
@@ -147,14 +147,12 @@ class _SplitRows:
         return self._measure_plain(model, {self._recipe.target: target, "index": index}, outputs)
 
     def _measure_plain(self, model: nn.Module, batch: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
-        """The figures of a loss by name, of the model's outputs."""
         losses = self._loss(model, batch, outputs)
         return self._measure_values(model, batch, losses, FirstCall(is_seen=True, returned=outputs))
 
     def _measure_values(
         self, model: nn.Module, batch: Mapping[str, Any], losses: Any, first: FirstCall
     ) -> dict[str, Any]:
-        """Loss and figures of the task; what metrics of the whole split need is collected."""
         recipe = self._recipe
         target = find_target(batch, recipe.target)
         figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)} if recipe.valid_loss else {}
@@ -182,6 +180,7 @@ class _SplitRows:
             return {}
         figures = measure_batch(self._task, values, target)
         self._names |= figures.keys()
+        self._classes = values.shape[-1] if self._task.kind == "classification" else 0
         return figures
 
     def _predict(self, model: nn.Module, batch: Mapping[str, Any], first: FirstCall) -> Tensor | None:
@@ -215,6 +214,11 @@ class _SplitRows:
             describe = partial(member.describe_sample, "valid")
             causes = (describe_not_finite(batch, describe) for batch in member.batches("valid"))
             member.remark(f"the loss of Ensemble.valid is NaN{next(filter(None, causes), '')}")
+        accuracy, classes = figures.get("accuracy", 1.0), self._classes
+        is_chance = classes and loss >= 0.99 * math.log(classes) and accuracy * classes < 1.5
+        if is_chance and member.position["epoch"] >= max(2, member._state.identity.epochs // 10):  # warmed up
+            chance = f"a constant guess of {classes} classes, {math.log(classes):.4g}"
+            member.remark(f"learns nothing: the loss on 'valid' is no better than that of {chance}")
         return {name: value for name, value in figures.items() if name not in dropped}
 
     def split_metrics(self) -> dict[str, float]:
