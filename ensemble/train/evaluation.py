@@ -77,13 +77,12 @@ class _SplitRows:
             self._rows.fields = {name: [] for name in list_asked(recipe.split_metrics)}
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
-        self._classes = 0  # that predictions are of
         has_own = recipe.predict is not None or recipe.metrics is not None or list_asked(recipe.split_metrics)
         is_plain = recipe.valid_loss and not has_own
         self._loss = make_loss(recipe, member, "valid")
         self._plain_loss = recipe.loss if is_plain and isinstance(recipe.loss, NamedLoss) else None
         self._held: list[tuple[Tensor, Tensor, Tensor]] = []  # outputs, targets and indices of small batches
-        self._held_bytes = 0
+        self._held_bytes = self._classes = 0
 
     def close(self) -> None:
         if self._rows is not None:
