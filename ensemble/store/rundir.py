@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import pickle
+import re
+import shlex
 import sys
 import time
 import uuid
@@ -32,11 +34,7 @@ from ensemble.store.files import (
     make_write_error,
     write_bytes,
 )
-from ensemble.store.frozen_arrays import (
-    name_to_digest,
-    remove_unused_arrays,
-    save_array,
-)
+from ensemble.store.frozen_arrays import name_to_digest, remove_unused_arrays, save_array
 from ensemble.store.kept_code import (
     list_code,
     modules_folder,
@@ -164,6 +162,10 @@ class RunDir(RunPaths):
                     "versions": versions(),
                     "revision": revision(folder),
                     "code": str(folder),
+                    "spec": None if spec is None else str(spec.absolute()),
+                    "command": shlex.join(
+                        re.sub("://.*", "://…", word) for word in sys.argv
+                    ),  # no secret of a URL
                     "executor": executor,
                 }
                 files[run_dir.info_file] = encode_json(info)
