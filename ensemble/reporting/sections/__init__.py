@@ -41,13 +41,14 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as JSON holds it: no number is NaN or infinite, and each has all its digits."""
+        """Returns it as JSON holds it, without empty columns: no number is NaN, and each has all its digits."""
         rows = [[plain_cell(cell) for cell in row] for row in self.rows]
-        return {**vars(self), "head": [list(column) for column in self.head], "rows": rows}
+        kept = [at for at in range(len(self.head)) if any(row[at] not in (None, "") for row in rows) or not rows]
+        head = [list(self.head[at]) for at in kept]
+        return {**vars(self), "head": head, "rows": [[row[at] for at in kept] for row in rows]}
 
 
 def plain_cell(cell: Cell) -> Any:
-    """A cell as JSON holds it."""
     if isinstance(cell, tuple):
         shown, key = cell
         return [shown, key if isinstance(key, str) else plain_cell(key)]
