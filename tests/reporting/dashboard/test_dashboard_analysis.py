@@ -243,7 +243,7 @@ def test_odd_values_are_categories(odd: Any) -> None:
 
 def test_the_tile_of_the_combined_model_says_where_it_was_measured_and_whether_it_is_one_member_alone() -> None:
     def tile_of(weights: dict[str, float], **more: Any) -> Any:
-        metrics = {"ensemble": {"nll": 0.3, "accuracy": 0.93}, "best": {"accuracy": 0.91}}
+        metrics = {"ensemble": {"nll": 0.3, "accuracy": 0.93}, "best": {"accuracy": 0.91, "nll": 0.4}}
         given = {"metrics": metrics, "weights": weights, "split": "test", **more}
         combined = Combined(method="greedy", members=["m0", "m1"], **given)
         state = RunState(objective="accuracy", direction="max", combined=combined)
@@ -251,7 +251,7 @@ def test_the_tile_of_the_combined_model_says_where_it_was_measured_and_whether_i
 
     tile = tile_of({"m0": 0.6, "m1": 0.4})
     assert (tile.label, tile.figure, tile.tone) == ("Combined accuracy, on test", "0.9300", "good")
-    assert tile.note == "+0.0200 to the best member; that one has 0.9100"
+    assert tile.note == "+0.0200 to the best member's 0.9100" and "−0.1000 to" in tile.about
     noisy = tile_of({"m0": 0.6, "m1": 0.4}, noise=["accuracy"])
     assert "within noise" in noisy.note and noisy.tone == ""
     assert tile_of({"m0": 1.0, "m1": 0.0}).note == "it is m0 alone"

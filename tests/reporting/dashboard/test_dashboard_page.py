@@ -212,7 +212,7 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_too_wide(tab: Any,
     for ended in (False, True):
         documents = make_documents(40, hostile=True, ended=ended)
         documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
-        documents["state"]["cost"]["lines"].append(["energy", HOSTILE[0]])
+        documents["tables"]["lines"].append(["energy", HOSTILE[0]])
         tab.set_viewport_size(NARROW)
         open_page(documents, keys=("aa", "bb"))
         box = tab.locator("tr[data-member] >> nth=0 >> td:nth-child(4)").bounding_box()
