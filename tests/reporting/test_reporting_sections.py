@@ -99,7 +99,7 @@ def test_what_was_measured_of_a_member_stands_beside_what_was_given() -> None:
     profile |= {"step_s": {"1": 0.0125}, "samples_per_s": {"1": 5120.0}, "cpus": {"1": 0.9}, "memory_gb": 0.25}
     rows = read_members([*RUN, profile], "packing")
     one = rows["member-1"]
-    assert (one["a step alone, ms"], one["samples/s alone"], one["memory, GiB"]) == (12.5, 5120.0, 0.25)
+    assert (one["a step alone, ms"], one["samples/s alone"], "memory, GiB" in one) == (12.5, 5120.0, False)
     assert rows["member-2"]["a step alone, ms"] is None
     assert set(map(len, read_members(RUN, "packing").values())) == {0}, "nothing was measured: no columns"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import Epoch, Power, RequestAnswered, RunStarted, Started
+from ensemble.events import CodeSaved, Epoch, Power, RequestAnswered, RunStarted, Started
 from ensemble.meter import LedgerView
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.member_log import excerpt
@@ -76,6 +76,8 @@ class RunView:
             self.stamps[name] += event.type in types
         if isinstance(event, Power):
             self._power[event.node] = event
+        elif isinstance(event, CodeSaved):
+            self._info |= event.info or {}
         elif isinstance(event, RequestAnswered):
             names = ("request", "verb", "member", "done", "message")
             self._answers.append({name: getattr(event, name) for name in names})
@@ -111,7 +113,6 @@ class RunView:
 
     def _describe_run(self, run: RunProjection) -> dict[str, Any]:
         left_s = self._estimator.estimate(self.state) if run.is_driven else None
-        self._info = self._info or self.run_dir.find_info()
         described = describe_run(self.run_dir.path.name, run, left_s, self._info)
         for failure in described["failures"]:
             key = (failure["members"][0], failure["attempt"])

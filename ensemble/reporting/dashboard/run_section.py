@@ -74,7 +74,7 @@ def explain_failure(part: str, error: Exception) -> str:
 
 
 def _list_configuration(state: RunState, info: Mapping[str, Any]) -> list[list[str]]:
-    """Returns what a run is and was made with as [label, text]; `info`: of `RunDir`."""
+    """Returns what a run is and was made with as [label, text]."""
     combined = state.combined or NOT_COMBINED
     pairs = {
         **{name: info.get(name) for name in ("spec", "command")},
@@ -155,7 +155,7 @@ def describe_run(
     Args:
         directory: see `describe_head`.
         left_s: time left, where it can be estimated.
-        info: see `RunDir.find_info`.
+        info: of its `code_saved` events.
     """
     state, members = run.state, run.state.members.values()
     head = describe_head(directory, run)
