@@ -122,6 +122,12 @@ def read_roles(events: list[Event]) -> list[dict[str, Any]]:
     return [{n: c[0] if isinstance(c, list) else c for (n, _), c in zip(*each, strict=True)} for each in cells]
 
 
+def test_other_programs_are_no_role_of_the_run() -> None:
+    busy = [event | {"busy_s": 4 * event["interval_s"]} if event["type"] == "power" else event for event in RUN]
+    assert ledger(busy).by_role().keys() > {"other"} and "other processes" not in str(read_roles(busy))
+    assert "Other programs on the nodes used" in texts(busy)
+
+
 def texts(events: list[Event]) -> str:
     abouts = dict.fromkeys(column["about"] for column in list_details(project(events))[0])
     return " ".join([*abouts, *(table.text for table in cost.tabulate(fold(events), ledger(events)))])

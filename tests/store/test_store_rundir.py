@@ -47,6 +47,7 @@ def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
     folders = [run.path, run.path / "code", *(run.path / "code").rglob("*")]
     assert {folder.stat().st_mode & 0o777 for folder in folders if folder.is_dir()} == {0o700}
     assert run.info["name"] == "digits" and run.info["versions"] == versions() and run.info["run_id"]
+    assert "://" not in run.info["command"].replace("://…", "") and "pytest" in run.info["command"]
     loaded = RunDir(run.path).load_ensemble()
     assert loaded.name == "digits" and isinstance(loaded.recipe, Recipe) and loaded.recipe.model({"width": 3}) == 3
     names = "code ensemble.pkl events.jsonl members requests run.json"

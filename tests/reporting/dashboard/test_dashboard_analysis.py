@@ -289,10 +289,11 @@ def test_the_history_has_every_trial_and_the_best_after_each_finished_one() -> N
 
 
 def test_a_hyperparameter_has_the_axis_that_suits_its_values() -> None:
-    trials = [trial(i, 0.5, params={"lr": 10.0 ** -(i % 5), "act": "relu", "drop": i / 9}) for i in range(9)]
-    found = plot(trials, "lr", "act", "drop")
-    kinds = {id: found[f"slice {id}"]["x"]["kind"] for id in ("lr", "act", "drop")}
-    assert kinds == {"lr": "log", "act": "category", "drop": "linear"}
+    given = [{"lr": 10.0 ** -(i % 5), "act": "relu", "drop": i / 9, "width": 8 << i % 3} for i in range(9)]
+    trials = [trial(i, 0.5, params=params) for i, params in enumerate(given)]
+    found = plot(trials, *given[0])
+    kinds = {id: found[f"slice {id}"]["x"]["kind"] for id in given[0]}
+    assert kinds == {"lr": "log", "act": "category", "drop": "linear", "width": "category"}
     (series,) = found["slice act"]["series"]
     assert len({more["aside"] for *_, more in series["points"]}) > 5, "equal values lie beside each other"
 

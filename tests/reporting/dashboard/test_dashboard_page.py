@@ -290,6 +290,7 @@ def test_the_tables_are_those_of_now_each_time_a_view_is_opened(tab: Any, open_p
     show(tab, "cost")
     tab.wait_for_selector("[data-table='cost_of_roles'] >> text=4,321")
     assert sum(path.endswith("/tables") for path in server.asked) == 2
+    assert "1.2 kJ estimated" in tab.inner_text("#view"), "texts and tables are of one document"
     show(tab, "members")
     tab.click(".chooser summary")
     tab.click(".chooser label:has-text('sent by a worker')")
