@@ -11,8 +11,6 @@ import json
 import logging
 import os
 import pickle
-import re
-import shlex
 import sys
 import time
 import uuid
@@ -163,9 +161,7 @@ class RunDir(RunPaths):
                     "revision": revision(folder),
                     "code": str(folder),
                     "spec": None if spec is None else str(spec.absolute()),
-                    "command": shlex.join(
-                        re.sub("://.*", "://…", word) for word in sys.argv
-                    ),  # no secret of a URL
+                    "command": " ".join(word.partition("://")[0] for word in sys.argv),  # no secrets
                     "executor": executor,
                 }
                 files[run_dir.info_file] = encode_json(info)

@@ -296,8 +296,9 @@ class _Reporter(EventReporter):
     def event(self, type: str, **fields: Any) -> None:
         self.remarks += [fields["text"]] if type == "remark" else []
 
-    def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
+    def progress(self, fields: Callable[[], Mapping[str, Any]]) -> bool:
         self._heartbeat()
+        return False
 
     def log(self, text: str, *, any_rank: bool = False) -> None:
         if self._job.rank == 0:

@@ -67,7 +67,7 @@ def draw_curve(of: str | int, history: Sequence[Epoch], objective: str, label: s
     kept = [*history[: -1 : len(history) // MOST_EPOCHS + 1], *history[-1:]]
     values = ((epoch.epoch + 1, metric_of(epoch, objective)) for epoch in kept)
     points = [(number, value) for number, value in values if value is not None]
-    return draw_series(of, points, shape=None, line=True, label=label)
+    return draw_series(of, points, shape=None if len(points) > 1 else "dot", line=True, label=label)
 
 
 def draw_reference(points: Iterable[Sequence[float]]) -> Document:

@@ -90,8 +90,8 @@ def _list_configuration(state: RunState, info: Mapping[str, Any]) -> list[list[s
 
 
 def _join_values(state: RunState, option: str) -> str:
-    values = {member.identity.get(option) for member in state.members.values()} - {None}
-    return " to ".join(map(str, dict.fromkeys((min(values), max(values))))) if values else ""
+    known = [value for m in state.members.values() if (value := m.identity.get(option)) is not None]
+    return " to ".join(map(str, dict.fromkeys((min(known), max(known))))) if known else ""
 
 
 def _plot_best(state: RunState) -> dict[str, Any]:

@@ -46,7 +46,8 @@ export class Table {
   /** Sets the columns; `width` is in pixels. */
   setColumns(columns) {
     this.columns = columns;
-    const narrow = ({ width }) => (matchMedia("(max-width: 640px)").matches ? Math.max(34, NARROW * width) : width);
+    const isNarrow = matchMedia("(max-width: 640px)").matches;
+    const narrow = ({ width, fixed }) => (isNarrow ? Math.max(34, (fixed ? 0.92 : NARROW) * width) : width);
     fill(this.groups, columns.map((column) => h("col", { style: { width: `${narrow(column)}px` } })));
     fill(this.head, columns.map((column) => this.heading(column)));
     this.grid.style.minWidth = `${columns.reduce((sum, column) => sum + narrow(column), 0)}px`;
