@@ -64,9 +64,10 @@ def draw_series(
 
 def draw_curve(of: str | int, history: Sequence[Epoch], objective: str, label: str | None = None) -> Document:
     """Returns the objective after each epoch of a member; of long curves every k-th and the last one."""
-    kept = [*history[: -1 : len(history) // MOST_EPOCHS + 1], *history[-1:]]
-    values = ((epoch.epoch + 1, metric_of(epoch, objective)) for epoch in kept)
-    points = [(number, value) for number, value in values if value is not None]
+    points = list[tuple[int, float]]()
+    for epoch in (*history[: -1 : len(history) // MOST_EPOCHS + 1], *history[-1:]):
+        if (value := metric_of(epoch, objective)) is not None:
+            points.append((epoch.epoch + 1, value))
     return draw_series(of, points, shape=None if len(points) > 1 else "dot", line=True, label=label)
 
 

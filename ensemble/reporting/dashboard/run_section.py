@@ -61,8 +61,8 @@ def describe_tables(run: RunProjection) -> dict[str, Any]:
                 tables[view] += [table.as_dict() for table in tabulate(run.state, run.ledger)]
             except Exception as error:
                 missing.append(explain_failure(f"a table of {TITLES[view]}", error))
-    tiles = [vars(tile) for tile in list_tiles(run) if tile.key in ("cpu", "energy", "power", "wall")]
-    lines = [list(line) for line in cost.summarize(run.state, run.ledger)]
+    tiles = list(map(vars, list_tiles(run)))
+    lines = cost.summarize(run.state, run.ledger)
     return {"columns": columns, "members": members, **tables, "tiles": tiles, "lines": lines, "missing": missing}
 
 
@@ -75,13 +75,17 @@ def explain_failure(part: str, error: Exception) -> str:
 
 def _list_configuration(state: RunState, info: Mapping[str, Any]) -> list[list[str]]:
     """Returns what a run is and was made with as [label, text]."""
-    combined = state.combined or NOT_COMBINED
+    combined, values = state.combined or NOT_COMBINED, {"batch size": "", "seed": ""}
+    for label in values:
+        key, members = label.replace(" ", "_"), state.members.values()
+        known = sorted({member.identity[key] for member in members if member.identity.get(key) is not None})
+        values[label] = " to ".join(map(str, known[:1] + known[1:][-1:]))
     pairs = {
-        **{name: info.get(name) for name in ("spec", "command")},
+        "spec": info.get("spec"),
+        "command": info.get("command"),
         "git commit": state.header.revision,
         "epochs": state.epochs,
-        "batch size": _join_values(state, "batch_size"),
-        "seed": _join_values(state, "seed"),
+        **values,
         **(state.header.versions or {}),
         "run": state.run_id,
         "combined model": " ".join(filter(None, (combined.note, combined.reason))),
@@ -89,21 +93,15 @@ def _list_configuration(state: RunState, info: Mapping[str, Any]) -> list[list[s
     return [[name.replace("_", "-"), str(value)] for name, value in pairs.items() if value not in (None, "")]
 
 
-def _join_values(state: RunState, option: str) -> str:
-    known = [value for m in state.members.values() if (value := m.identity.get(option)) is not None]
-    return " to ".join(map(str, dict.fromkeys((min(known), max(known))))) if known else ""
-
-
 def _plot_best(state: RunState) -> dict[str, Any]:
-    members = [member for member in rank_members(state) if member.history][:MOST_CURVES]
-    is_few = len(state.members) <= MOST_NAMED  # they have colours of their own
-    series = [
-        draw_curve(member.number if is_few else place, member.history, state.objective, member.id)
-        for place, member in enumerate(members)
-    ]
+    series, is_few = list[dict[str, Any]](), len(state.members) <= MOST_NAMED  # they have colours of their own
+    for place, member in enumerate(rank_members(state)[:MOST_CURVES]):
+        if member.history:
+            colour = member.number if is_few else place
+            series.append(draw_curve(colour, member.history, state.objective, member.id))
     axes = draw_axis("epoch") | {"whole": True}, draw_axis(text.visible(state.objective))
     plot = draw_plot("best", "Best members", "The objective on validation after each epoch.", *axes, series)
-    return plot | {"absent": None if members else "No epoch has ended yet."}
+    return plot | {"absent": None if series else "No epoch has ended yet."}
 
 
 MOST_CAUSES = 20  # of failures
@@ -184,7 +182,7 @@ def describe_run(
         "curves": _plot_best(state),
         "driver": run.driver,
         "actions": _list_actions(head["counts"]) if run.is_driven else [],
-        "tiles": [vars(tile) for tile in list_tiles(run)],
+        "tiles": list(map(vars, list_tiles(run))),
     }
 
 

@@ -62,7 +62,8 @@ def _describe_combined(combined: Combined | None, ranking: Ranking) -> Tile:
         why = NO_COMBINATION if combined is None else "it has no figures"
         reason = combined.reason if combined is not None and not combined.metrics else None
         return Tile("combined", "Combined", text.ABSENT, reason or why)
-    chosen = next((comparison for comparison in shown if comparison.figure.name == ranking[0]), shown[0])
+    by_name = {comparison.figure.name: comparison for comparison in shown}
+    chosen = by_name.get(ranking[0], shown[0])
     validation = "held-out folds" if combined.out_of_fold else "validation"
     split = validation if combined.split == "valid" else combined.split
     label = f"Combined {chosen.figure.label}{f', on {split}' if split else ''}"
@@ -70,7 +71,7 @@ def _describe_combined(combined: Combined | None, ranking: Ranking) -> Tile:
     if len(used) == 1:
         note = f"it is {used[0]} alone"
         return Tile("combined", label, text.score(chosen.value), note)
-    judged = next((one for one in shown if one.figure.name == JUDGED_BY.get(read_task(combined).kind)), chosen)
+    judged = by_name.get(JUDGED_BY.get(read_task(combined).kind, ""), chosen)
     about = f"{judged.figure.label} {text.score(judged.value)}, {judged.describe_difference()}"
     about, note = "" if judged is chosen or judged.best is None else about, chosen.describe_difference()
     return Tile("combined", label, text.score(chosen.value), note, chosen.tone, about=about)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, repeat
 from typing import Any
 
 from ensemble.reporting import text
@@ -42,10 +43,10 @@ class Table:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns it as JSON holds it, without empty columns: no number is NaN, and each has all its digits."""
-        rows = [[plain_cell(cell) for cell in row] for row in self.rows]
-        kept = [at for at in range(len(self.head)) if any(row[at] not in (None, "") for row in rows) or not rows]
-        head = [list(self.head[at]) for at in kept]
-        return {**vars(self), "head": head, "rows": [[row[at] for at in kept] for row in rows]}
+        kept = [cells.count(None) + cells.count("") < len(cells) for cells in zip(*self.rows, strict=True)]
+        head = [list(column) for column in compress(self.head, kept or repeat(True))]
+        rows = [[plain_cell(cell) for cell in compress(row, kept)] for row in self.rows]
+        return {**vars(self), "head": head, "rows": rows}
 
 
 def plain_cell(cell: Cell) -> Any:

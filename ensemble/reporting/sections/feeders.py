@@ -27,7 +27,10 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
 
 def count_hits(feeders: Iterable[Feeder]) -> int:
     """Of the samples that these feeders count as prepared, those that they read from a cache."""
-    return sum((feeder.cache or {}).get("hits", 0) for feeder in feeders)
+    hits = 0
+    for feeder in feeders:
+        hits += (feeder.cache or {}).get("hits", 0)
+    return hits
 
 
 def _describe_reuse(ledger: Ledger, hits: int, *, has_ended: bool) -> str:

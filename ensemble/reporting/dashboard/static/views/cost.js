@@ -5,6 +5,8 @@ import { visible } from "../format.js";
 import { plainTable } from "../plain_table.js";
 import { Tiles } from "../tiles.js";
 
+const TILES = new Set(["cpu", "energy", "power", "wall"]);
+
 export const costView = {
   id: "cost",
   title: "Cost",
@@ -28,7 +30,7 @@ class CostView {
     const { tables } = this.store;
     if (tables === null || tables === this.drawn) return;
     this.drawn = tables;
-    this.tiles.draw(tables.tiles);
+    this.tiles.draw(tables.tiles.filter(({ key }) => TILES.has(key)));
     const row = ([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))];
     fill(this.lines, h("h3", {}, "In words"), h("dl", { class: "said" }, tables.lines.map(row)));
     fill(this.tables, tables.tables.map(plainTable), tables.missing.map((why) => h("p", { class: "absent" }, visible(why))));
