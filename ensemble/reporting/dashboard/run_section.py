@@ -148,13 +148,7 @@ def describe_head(directory: str, run: RunProjection, *, with_used: bool = True)
 def describe_run(
     directory: str, run: RunProjection, left_s: float | None, info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the `run` section of the document.
-
-    Args:
-        directory: see `describe_head`.
-        left_s: time left, where it can be estimated.
-        info: of its `code_saved` events.
-    """
+    """Returns the `run` section of the document; `info`: of the run's `code_saved` events."""
     state, members = run.state, run.state.members.values()
     head = describe_head(directory, run)
     by_seed = ["seed"] if differ_by_seed(members) else []

@@ -24,7 +24,7 @@ export function allColumns(store) {
     { id: "number", title: "#", about: "Number, in the order of declaration", width: 56, value: (row) => row.number, show: plain((row) => String(row.number ?? "")) },
     { id: "id", title: "member", about: "Name", width: widthOf(longest(store, (row) => row.id) + 2, 190), fixed: true, text: true, value: (row) => row.id, show: name(store) },
     { id: "state", title: "state", about: "State", width: widthOf(longest(store, (row) => row.state) + 1, 118), text: true, value: (row) => row.state, show: state },
-    { id: "error", title: "error", about: "Why it failed", width: 220, text: true, value: (row) => row.error, show: clipped((row) => row.error) },
+    { id: "error", title: "error", about: "Why it failed", width: 190, text: true, value: (row) => row.error, show: clipped((row) => row.error) },
     { id: "epoch", title: "epoch", about: "Epochs finished, of those declared", width: 96, value: (row) => row.done, show: epoch },
     { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${visible(findFigure(run?.figures, run?.objective ?? "").title)}, in validation`, width: widthOf(Math.max(8, (run?.objective ?? "").length + 2), 190), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
     ...others,
