@@ -161,8 +161,6 @@ def _emit_usage(job: Job, emit: Emit) -> None:
 
 
 class _Session:
-    """One rank of a session."""
-
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: GpuTimer | None, emit: Emit) -> None:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit

@@ -9,7 +9,7 @@ import { fill, h, setAttribute } from "./dom.js";
 const ROW_PX = 33;
 const SPARE = 8; // rows drawn above and below those in sight
 const PAGE = 20;
-const NARROW = 0.78; // of a column's width, on a phone, where letters are smaller
+const NARROW = 0.75; // of a column's width, on a phone, where letters are smaller
 
 /** Builds a table. `options`: `label`, `onOpen(id)`, `onToggle(id)`, `onRange(ids)`, `onHover(id)`, `isSelected(id)`, `sort`. */
 export function createTable(options) {
@@ -47,7 +47,7 @@ export class Table {
   setColumns(columns) {
     this.columns = columns;
     const isNarrow = matchMedia("(max-width: 640px)").matches;
-    const narrow = ({ width, fixed }) => (isNarrow ? Math.max(34, (fixed ? 0.92 : NARROW) * width) : width);
+    const narrow = ({ width, fixed }) => (isNarrow ? Math.max(27, (fixed ? 0.87 : NARROW) * width) : width);
     fill(this.groups, columns.map((column) => h("col", { style: { width: `${narrow(column)}px` } })));
     fill(this.head, columns.map((column) => this.heading(column)));
     this.grid.style.minWidth = `${columns.reduce((sum, column) => sum + narrow(column), 0)}px`;
