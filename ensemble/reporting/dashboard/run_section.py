@@ -58,7 +58,7 @@ def describe_tables(run: RunProjection) -> dict[str, Any]:
     for view, makers in TABLES.items():
         for tabulate in makers:
             try:
-                tables[view] += [table.as_dict() for table in tabulate(run.state, run.ledger)]
+                tables[view] += map(Table.as_dict, tabulate(run.state, run.ledger))
             except Exception as error:
                 missing.append(explain_failure(f"a table of {TITLES[view]}", error))
     tiles = list(map(vars, list_tiles(run)))

@@ -44,8 +44,8 @@ class Table:
     def as_dict(self) -> dict[str, Any]:
         """Returns it as JSON holds it, without empty columns: no number is NaN, and each has all its digits."""
         kept = [cells.count(None) + cells.count("") < len(cells) for cells in zip(*self.rows, strict=True)]
-        head = [list(column) for column in compress(self.head, kept or repeat(True))]
-        rows = [[plain_cell(cell) for cell in compress(row, kept)] for row in self.rows]
+        head = list(map(list, compress(self.head, kept or repeat(True))))
+        rows = [list(map(plain_cell, compress(row, kept))) for row in self.rows]
         return {**vars(self), "head": head, "rows": rows}
 
 
