@@ -77,9 +77,11 @@ def _list_configuration(state: RunState, info: Mapping[str, Any]) -> list[list[s
     """Returns what a run is and was made with as [label, text]."""
     combined, values = state.combined or NOT_COMBINED, {"batch size": "", "seed": ""}
     for label in values:
-        key, members = label.replace(" ", "_"), state.members.values()
-        known = sorted({member.identity[key] for member in members if member.identity.get(key) is not None})
-        values[label] = " to ".join(map(str, known[:1] + known[1:][-1:]))
+        known = set[Any]()
+        for member in state.members.values():
+            known.add(member.identity.get(label.replace(" ", "_")))
+        ordered = sorted(known - {None})
+        values[label] = " to ".join(map(str, ordered[:1] + ordered[1:][-1:]))
     pairs = {
         "spec": info.get("spec"),
         "command": info.get("command"),
