@@ -99,7 +99,7 @@ COLUMNS: Mapping[str, MemberColumn] = {
         "workers", "number", lambda run, m: m.identity.get("workers", 1), "Data-parallel workers"),
     "cohort": MemberColumn("group", "number", lambda run, m: m.cohort, "The members that share a stream"),
     "memory_gb": MemberColumn(
-        "GB", "number", lambda run, m: m.history[-1].memory_gb if m.history else None, "Memory"),
+        "GiB", "number", lambda run, m: m.history[-1].memory_gb if m.history else None, "Memory"),
     "cpu_s": MemberColumn("CPU-s", "tenths", _own("cpu_s"), "CPU-seconds of its own processes"),
     "mean_w": MemberColumn("mean W", "number", _own("mean_w"), is_usual=False),
     "gpu_s": MemberColumn("GPU-s", "number", _own("gpu_s"), is_usual=False),
@@ -115,7 +115,6 @@ OF_PAGE = (
 
 
 def declare_columns() -> list[dict[str, str]]:
-    """The declarations of `OF_PAGE`: `id`, `title`, `about`, `format`."""
     chosen = {name: COLUMNS[name] for name in OF_PAGE}
     return [
         {"id": name, "title": column.head, "about": column.about, "format": column.format}

@@ -66,7 +66,6 @@ class Figure:
         return value > than if self.better == "higher" else value < than
 
     def as_record(self) -> dict[str, Any]:
-        """The figure as JSON."""
         return dict(vars(self))
 
     def as_document(self) -> dict[str, Any]:
@@ -200,8 +199,8 @@ class ModelComparison:
         return {None: "", True: "good", False: "bad"}[self.is_better]
 
     def describe_difference(self) -> str:
-        """`+0.0123 to the best member`, with "within noise" where that is all it is."""
-        words = f"{text.gain(self.value, self.best)} to the best member"
+        """`+0.0123 to the best member's 0.9100`, with "within noise" where that is all it is."""
+        words = f"{text.gain(self.value, self.best)} to the best member's {text.score(self.best)}"
         return f"{words}, within noise" if self.is_noise else words
 
 

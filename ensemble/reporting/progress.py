@@ -153,7 +153,6 @@ class _Table:
         self._live.draw(table(state, left_s, console.height - 8, console.width))
 
     def _print_failures(self, state: RunState) -> None:
-        """Prints what failed since the last drawing, as lines that stay above the table."""
         failed = [m for m in state.members.values() if m.failures > self._failures.get(m.id, 0)]
         self._failures = {m.id: m.failures for m in state.members.values()}
         for member in failed[:BURST]:

@@ -41,7 +41,6 @@ def metric(member: MemberState, name: str) -> float | None:
 
 
 def metric_of(epoch: Epoch, name: str) -> float | None:
-    """The value of a metric in an epoch."""
     return finite_or_none((epoch.metrics or {}).get(name))
 
 
@@ -63,7 +62,6 @@ def rank_members(state: RunState) -> list[MemberState]:
 
 
 def best_member(state: RunState) -> MemberState | None:
-    """The best member that has a value of the objective."""
     return next((m for m in rank_members(state) if metric(m, state.objective) is not None), None)
 
 

@@ -131,5 +131,4 @@ def compose_report(documents: Mapping[str, Any]) -> str:
 
 @functools.cache  # a program may write the reports of many runs
 def _link_page() -> str:
-    """The page's modules as one script."""
     return link_modules(read_modules(STATIC), "app.js")

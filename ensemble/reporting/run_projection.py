@@ -60,7 +60,6 @@ class RunProjection:
 
     @property
     def is_driven(self) -> bool:
-        """Whether a process drives the run."""
         return self.state.started is not None and self.state.ended is None and self.driver is None
 
     @cached_property
@@ -122,12 +121,10 @@ class RunProjection:
 
     @property
     def best_value(self) -> float | None:
-        """Its value of the objective."""
         return None if self.best is None else metric(self.best, self.state.objective)
 
     @property
     def combined_value(self) -> float | None:
-        """The combined model's value of the objective."""
         measured = ((self.state.combined or NOT_COMBINED).metrics or {}).get("ensemble") or {}
         return finite_or_none(measured.get(self.state.objective))
 
@@ -152,7 +149,6 @@ class RunProjection:
 
     @cached_property
     def used(self) -> Total:
-        """What the run itself used."""
         return self.ledger.run
 
     @cached_property

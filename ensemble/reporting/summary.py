@@ -96,7 +96,6 @@ def _join(parts: Iterable[list[Line]]) -> list[Line]:
 
 
 def _lay_out_lines(lines: Sequence[Line], width: int | None, most: int | None = None) -> list[Line]:
-    """The lines behind their labels."""
     labels = Column("", [label for label, _ in lines])
     texts = Column("", [line for _, line in lines], folds_to=WRAPPED, most_lines=most)
     return [(line, "") for entry in lay_out([labels, texts], width)[1:] for line in entry.split("\n")]

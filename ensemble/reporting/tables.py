@@ -131,7 +131,6 @@ def _fold(text: str, size: int, most: int | None = None) -> list[str]:
 
 
 def _measure(text: str) -> int:
-    """Returns the number of terminal columns of a text."""
     return len(text) + (
         0 if text.isascii() else sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     )

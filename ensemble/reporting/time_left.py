@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
 
 def member_epochs(state: RunState, member: MemberState) -> int:
-    """How many epochs the member is to train."""
     return int(member.identity.get("epochs") or state.epochs or 0)
 
 
 def fraction_done(state: RunState, member: MemberState) -> float:
-    """How far the member is, 0 to 1."""
     if member.state == "finished":
         return 1.0
     epochs = member_epochs(state, member)

@@ -32,11 +32,7 @@ from ensemble.store.files import (
     make_write_error,
     write_bytes,
 )
-from ensemble.store.frozen_arrays import (
-    name_to_digest,
-    remove_unused_arrays,
-    save_array,
-)
+from ensemble.store.frozen_arrays import name_to_digest, remove_unused_arrays, save_array
 from ensemble.store.kept_code import (
     list_code,
     modules_folder,
@@ -164,6 +160,8 @@ class RunDir(RunPaths):
                     "versions": versions(),
                     "revision": revision(folder),
                     "code": str(folder),
+                    "spec": None if spec is None else str(spec.absolute()),
+                    "command": " ".join(word.partition("://")[0] for word in sys.argv),  # no secrets
                     "executor": executor,
                 }
                 files[run_dir.info_file] = encode_json(info)

@@ -82,10 +82,9 @@ class _SplitRows:
         self._loss = make_loss(recipe, member, "valid")
         self._plain_loss = recipe.loss if is_plain and isinstance(recipe.loss, NamedLoss) else None
         self._held: list[tuple[Tensor, Tensor, Tensor]] = []  # outputs, targets and indices of small batches
-        self._held_bytes = 0
+        self._held_bytes = self._classes = 0
 
     def close(self) -> None:
-        """Remove what was collected."""
         if self._rows is not None:
             self._rows.close()
 
@@ -147,14 +146,12 @@ class _SplitRows:
         return self._measure_plain(model, {self._recipe.target: target, "index": index}, outputs)
 
     def _measure_plain(self, model: nn.Module, batch: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
-        """The figures of a loss by name, of the model's outputs."""
         losses = self._loss(model, batch, outputs)
         return self._measure_values(model, batch, losses, FirstCall(is_seen=True, returned=outputs))
 
     def _measure_values(
         self, model: nn.Module, batch: Mapping[str, Any], losses: Any, first: FirstCall
     ) -> dict[str, Any]:
-        """Loss and figures of the task; what metrics of the whole split need is collected."""
         recipe = self._recipe
         target = find_target(batch, recipe.target)
         figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)} if recipe.valid_loss else {}
@@ -182,6 +179,7 @@ class _SplitRows:
             return {}
         figures = measure_batch(self._task, values, target)
         self._names |= figures.keys()
+        self._classes = values.shape[-1] if self._task.kind == "classification" else 0
         return figures
 
     def _predict(self, model: nn.Module, batch: Mapping[str, Any], first: FirstCall) -> Tensor | None:
@@ -215,6 +213,11 @@ class _SplitRows:
             describe = partial(member.describe_sample, "valid")
             causes = (describe_not_finite(batch, describe) for batch in member.batches("valid"))
             member.remark(f"the loss of Ensemble.valid is NaN{next(filter(None, causes), '')}")
+        accuracy, classes = figures.get("accuracy", 1.0), self._classes
+        is_chance = classes and loss >= 0.99 * math.log(classes) and accuracy * classes < 1.5
+        if is_chance and member.position["epoch"] >= max(2, member._state.identity.epochs // 10):  # warmed up
+            chance = f"a constant guess of {classes} classes, {math.log(classes):.4g}"
+            member.remark(f"learns nothing: the loss on 'valid' is no better than that of {chance}")
         return {name: value for name, value in figures.items() if name not in dropped}
 
     def split_metrics(self) -> dict[str, float]:

@@ -161,8 +161,6 @@ def _emit_usage(job: Job, emit: Emit) -> None:
 
 
 class _Session:
-    """One rank of a session."""
-
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: GpuTimer | None, emit: Emit) -> None:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
@@ -296,8 +294,9 @@ class _Reporter(EventReporter):
     def event(self, type: str, **fields: Any) -> None:
         self.remarks += [fields["text"]] if type == "remark" else []
 
-    def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
+    def progress(self, fields: Callable[[], Mapping[str, Any]]) -> bool:
         self._heartbeat()
+        return False
 
     def log(self, text: str, *, any_rank: bool = False) -> None:
         if self._job.rank == 0:

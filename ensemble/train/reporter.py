@@ -54,12 +54,14 @@ class EventReporter:
         if type not in ("progress", "first_outputs"):
             self.log(" ".join([type, *(f"{name}={_format_value(value)}" for name, value in fields.items())]))
 
-    def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """Emit a `progress` event, at most once a second."""
+    def progress(self, fields: Callable[[], Mapping[str, Any]]) -> bool:
+        """Emit a `progress` event, at most once a second; returns whether it was time for one."""
         time_s = time.monotonic()
-        if self._job.rank == 0 and time_s - self._last_progress >= 1.0:
-            self._last_progress = time_s
-            self.event("progress", **fields())
+        if time_s - self._last_progress < 1.0:
+            return False
+        self._last_progress = time_s
+        self.event("progress", **fields())
+        return True
 
     def usage(self, prepare_cpu_s: float = 0.0, *, is_last: bool = False) -> None:
         """Emit the CPU time of this process by role, unless it was emitted shortly before.

@@ -99,7 +99,6 @@ class TrainState:
 
     @property
     def optimization(self) -> Optimization:
-        """Model and optimizer."""
         return self.prepared or self.prepare_nothing()
 
     @property
@@ -123,13 +122,13 @@ class TrainState:
         return self.at.epoch * self.steps_per_epoch + self.at.step
 
     def describe_progress(self) -> dict[str, Any]:
-        """The fields of a `progress` event."""
         rate = self.throughput.samples_per_s()
         return {**self.position, "steps": self.steps_per_epoch, "samples_per_s": rate}
 
     def report_progress(self) -> None:
-        """Emit a progress event, at most once a second. A silent member would be taken to hang."""
-        self.reporter.progress(self.describe_progress)
+        """Emit a progress event, at most once a second, and usage. A silent member would be taken to hang."""
+        if self.reporter.progress(self.describe_progress):
+            self.reporter.usage(self.data.stats()["prepare_cpu_s"])
 
     def remark(self, text: str) -> None:
         """Let the run's status and page show a line about the member, once."""

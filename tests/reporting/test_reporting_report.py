@@ -47,8 +47,11 @@ def test_its_documents_are_those_of_the_live_page(full: Path) -> None:
     of_members = [column["id"] for column in tables["columns"]]
     assert {"exchange waited, s", "cost_of_members full J"} <= set(of_members) and len(tables["members"]) == 8
     assert {len(cells) for cells in tables["members"].values()} == {len(of_members)}
-    made_with = state["run"]["made_with"]
-    assert ["torch", "2.13.0"] in made_with and ["revision", "4f2a91c"] in made_with
+    made_with = state["run"]["configuration"]
+    assert ["torch", "2.13.0"] in made_with and ["git commit", "4f2a91c"] in made_with
+    assert {"epochs", "batch size", "seed"} <= {label for label, _ in made_with}
+    (best, *_) = [series["label"] for series in state["run"]["curves"]["series"]]
+    assert best == state["run"]["best"]["member"]
 
 
 def test_it_holds_the_last_lines_of_the_logs_of_members_that_failed(full: Path, tmp_path: Path) -> None:

@@ -110,6 +110,11 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help() -> None:
     assert "try prep_workers=3" in name_it(feed(3, 2, waiting=0.9, workers=1.0))
     assert "2 workers on 2 cores" in name_it(feed(2, 2, waiting=0.9, workers=1.0))
     assert "try a larger capacity" in name_it(feed(2, 1, waiting=0.9, workers=0.2))
+    kept = feed(2, 1, waiting=0.9, workers=1.0)
+    kept[-1] |= {"cache": {"hits": 20_000}}
+    line = name_it(kept)
+    assert "20,000 of 30,000 samples came from the cache" in line and "try" not in line
+    assert "samples were prepared and 20,000 read from the cache instead of" in summary_text(project(kept))
     fatal = {"type": "bad_record", "node": "node-0", "split": "train", "where": "a.jpg", "reason": "it ended"}
     for levels in ({"workers": 0.2}, {"workers": 1.0}):
         held = feed(8, 1, waiting=0.9, **levels)

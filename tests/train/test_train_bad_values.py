@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import threading
@@ -20,7 +21,7 @@ from kit.loop_cases import of, train
 from torch import Tensor, nn, optim
 
 import ensemble
-from ensemble import Ensemble, Recipe, Resources, Search, SpecError, loguniform, seeds
+from ensemble import EarlyStopping, Ensemble, Recipe, Resources, Search, SpecError, loguniform, seeds
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, load_predictions
 from ensemble.train.node_checks import NODE_DIRECTORY
@@ -102,6 +103,28 @@ def test_a_figure_that_gives_way_to_a_metric_of_the_whole_split_is_remarked(tmp_
     assert figures["mse"] == pytest.approx(figures["rmse"] ** 2)
     (remark,) = [event["text"] for event in of(events, "remark") if "Recipe.metrics" in event["text"]]
     assert remark.startswith("the figure 'mse' of Recipe.metrics is not used: a metric of the whole split")
+
+
+@pytest.mark.parametrize(
+    ("lr", "epochs", "is_said"), [(0.0, 3, True), (0.0, 2, False), (0.0, 39, False), (0.5, 3, False)]
+)
+def test_a_member_that_learns_nothing_for_some_epochs_is_remarked_once(
+    tmp_path: Path, lr: float, epochs: int, is_said: bool
+) -> None:
+    """Of 39 epochs the first three, in which the learning rate may be warming up, say nothing."""
+    guess = nn.Linear(4, 10)
+    nn.init.zeros_(guess.weight), nn.init.zeros_(guess.bias)
+    labels = 1 + np.argmax(X @ np.random.default_rng(1).normal(size=(4, 9)), axis=1)
+    recipe = Recipe(
+        model=lambda params: copy.deepcopy(guess), loss="cross_entropy", target="y", inputs=("x",),
+        optimizer=lambda model, params: optim.SGD(model.parameters(), lr=lr),
+    )  # fmt: skip
+    stops = {"early_stopping": EarlyStopping(patience=2)} if epochs > 3 else {}
+    outcome, events = train(tmp_path, recipe, train=pipe(labels), valid=pipe(labels), epochs=epochs, **stops)
+    assert outcome == "finished"
+    remarks = [event["text"] for event in of(events, "remark") if "learns nothing" in event["text"]]
+    assert bool(remarks) == is_said and len(remarks) <= 1
+    assert all("no better than that of a constant guess of 10 classes, 2.303" in remark for remark in remarks)
 
 
 ROWS = Pipeline(sources.arrays(x=np.eye(16, 3, dtype="float32"), label=np.arange(16) % 2), seed=0)

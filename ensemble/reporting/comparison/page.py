@@ -12,10 +12,9 @@ from typing import Any
 
 from ensemble.reporting.comparison.compare import Declared, compare_runs, read_declared
 from ensemble.reporting.comparison.result import ALIKE, list_tables
-from ensemble.reporting.dashboard.plots import draw_axis, draw_plot, draw_series
+from ensemble.reporting.dashboard.plots import draw_axis, draw_curve, draw_plot
 from ensemble.reporting.dashboard.run_section import TONES
 from ensemble.reporting.model_figures import describe_figure
-from ensemble.reporting.ranking import metric_of
 from ensemble.reporting.sections import Table
 from ensemble.store import StoreError
 from ensemble.store.folding import EVENT_ERRORS
@@ -77,11 +76,8 @@ def _plot_best(keys: Sequence[str], declared: Mapping[str, Declared]) -> list[Do
     series: dict[tuple[str, str], list[Document]] = {}
     for key, one in declared.items():
         best, state = one.run.best, one.state
-        history = [] if best is None else best.history
-        values = [(epoch.epoch + 1, metric_of(epoch, state.objective)) for epoch in history]
-        points = [(number, value) for number, value in values if value is not None]
-        if points:
-            drawn = draw_series(keys.index(key), points, shape=None, line=True)
+        drawn = draw_curve(keys.index(key), [] if best is None else best.history, state.objective)
+        if drawn["points"]:
             series.setdefault((state.objective, state.direction), []).append(drawn)
     reading = "The objective on the validation split after each epoch of the best member."
     return [

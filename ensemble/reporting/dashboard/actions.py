@@ -28,8 +28,6 @@ _Value = Annotated[str, Meta(max_length=10_000)] | bool | int | float | None
 
 
 class _Asked(Struct, forbid_unknown_fields=True):
-    """The body of a POST."""
-
     verb: Literal["stop", "pause", "resume", "cancel", "add"]
     at_once: bool | None = None
     member: str | None = None

@@ -137,7 +137,6 @@ class LogReader:
         return document
 
     def describe_head(self) -> dict[str, Any]:
-        """How the run stands now, for a list of runs."""
         return describe_head(self.run_dir.path.name, self.read().view.project(), with_used=False)
 
     def copy_state(self) -> RunState:
@@ -236,7 +235,6 @@ class Feed:
         self._reader.closing = True
 
     def close(self) -> None:
-        """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -321,7 +319,6 @@ class Runs:
             feed.stop_reading()
 
     def close(self) -> None:
-        """Ends all threads."""
         for feed in self._feeds.values():
             feed.close()
         for thread in (self._thread, self._analyst):

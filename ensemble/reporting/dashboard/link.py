@@ -77,5 +77,4 @@ def link_modules(modules: Mapping[str, str], entry: str) -> str:
 
 
 def _name(path: str, exports: Mapping[str, object]) -> str:
-    """The variable that holds what a linked module exports."""
     return f"$module{list(exports).index(path)}"

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
+from ensemble.reporting.ranking import metric_of
 
 if TYPE_CHECKING:
     from ensemble.combine.metrics import Array
+    from ensemble.events import Epoch
     from ensemble.spec.task import Task
 
 Document = dict[str, Any]
 
 MOST_POINTS = 400  # in a scatter plot, of samples spaced evenly
+MOST_EPOCHS = 200  # in a curve, about
 #: Nominal coverage of central intervals.
 NOMINAL = tuple(round(0.05 * k, 2) for k in range(1, 20))
 #: Of the tasks that have a reliability curve: its axes, and how to read it.
@@ -59,18 +62,25 @@ def draw_series(
     return {"of": of, "label": label, "shape": shape, "line": line, "points": rounded}
 
 
+def draw_curve(of: str | int, history: Sequence[Epoch], objective: str, label: str | None = None) -> Document:
+    """Returns the objective after each epoch of a member; of long curves every k-th and the last one."""
+    points = list[tuple[int, float]]()
+    for epoch in (*history[: -1 : len(history) // MOST_EPOCHS + 1], *history[-1:]):
+        if (value := metric_of(epoch, objective)) is not None:
+            points.append((epoch.epoch + 1, value))
+    return draw_series(of, points, shape=None if len(points) > 1 else "dot", line=True, label=label)
+
+
 def draw_reference(points: Iterable[Sequence[float]]) -> Document:
     """Returns the line on which a right model would lie."""
     return draw_series("reference", points, shape=None, line=True)
 
 
 def draw_axis(title: str, limits: Sequence[float] | None = None, kind: str = "linear") -> Document:
-    """Returns an axis."""
     return {"title": title, "range": limits, "kind": kind}
 
 
 def draw_plot(id: str, title: str, reading: str, x: Document, y: Document, series: list[Document]) -> Document:
-    """Returns a figure."""
     words = {"id": id, "title": title, "reading": reading, "absent": None, "said": None, "table": None}
     return {**words, "x": x, "y": y, "series": series}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import Epoch, Power, RequestAnswered, RunStarted, Started, StepsDone
+from ensemble.events import CodeSaved, Epoch, Power, RequestAnswered, RunStarted, Started, StepsDone
 from ensemble.meter import LedgerView
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.member_log import excerpt
@@ -48,7 +48,7 @@ class RunView:
         self._used, self._estimator = LedgerView(), TimeLeftEstimator()
         self._power = dict[str, Power]()
         self._collector, self._notices = NoticeCollector(), list[Notice]()
-        self._answers: list[dict[str, Any]] = []
+        self._answers, self._info = list[dict[str, Any]](), dict[str, Any]()
         self._excerpts: dict[tuple[str, int], str] = {}  # of logs of members that failed, by member and attempt
 
     def apply(self, events: Iterable[Event], offset: int) -> None:
@@ -78,12 +78,13 @@ class RunView:
             self.stamps[name] += event.type in types
         if isinstance(event, Power):
             self._power[event.node] = event
+        elif isinstance(event, CodeSaved):
+            self._info |= event.info or {}
         elif isinstance(event, RequestAnswered):
             names = ("request", "verb", "member", "done", "message")
             self._answers.append({name: getattr(event, name) for name in names})
 
     def project(self) -> RunProjection:
-        """What is known of the run."""
         return RunProjection(self.state, self._used.read(), self.driver)
 
     def state_document(self) -> dict[str, Any]:
@@ -107,17 +108,14 @@ class RunView:
         }
 
     def curves_document(self) -> dict[str, Any]:
-        """The figures of every epoch."""
         return describe_curves(self.state)
 
     def tables_document(self) -> dict[str, Any]:
-        """Further columns of members, and tables of what was used."""
         return describe_tables(self.project())
 
     def _describe_run(self, run: RunProjection) -> dict[str, Any]:
-        described = describe_run(
-            self.run_dir.path.name, run, self._estimator.estimate(self.state) if run.is_driven else None
-        )
+        left_s = self._estimator.estimate(self.state) if run.is_driven else None
+        described = describe_run(self.run_dir.path.name, run, left_s, self._info)
         for failure in described["failures"]:
             key = (failure["members"][0], failure["attempt"])
             if key not in self._excerpts:

@@ -9,7 +9,6 @@ from ensemble.events import Epoch, NodeChanged, Power, StepsDone
 from ensemble.reporting.columns import COLUMNS, OF_PAGE
 from ensemble.reporting.ranking import finite_or_none, metric, rounded
 from ensemble.reporting.run_projection import NOTHING, RunProjection
-from ensemble.reporting.sections import cost
 from ensemble.reporting.time_left import fraction_done, member_epochs
 
 if TYPE_CHECKING:
@@ -142,21 +141,13 @@ def _describe_node(state: RunState, name: str, power: Power | None, *, is_over: 
 
 
 def describe_cost(run: RunProjection) -> dict[str, Any]:
-    """Returns what was used: by member, and in sentences."""
-    state, own, full = run.state, run.own, run.full
-    lines = cost.summarize(state, run.ledger)
-    return {
-        "members": {
-            "columns": list(COST_COLUMNS),
-            "rows": {
-                name: [*_describe_total(own.get(name, NOTHING)), *_describe_total(total)]
-                for name, total in full.items()
-                if name in state.members
-            },
-        },
-        "lines": [list(line) for line in lines],
-        "reading": cost.METHOD if any(label == "emissions" for label, _ in lines) else None,
+    """Returns what was used, by member."""
+    rows = {
+        name: [*_describe_total(run.own.get(name, NOTHING)), *_describe_total(total)]
+        for name, total in run.full.items()
+        if name in run.state.members
     }
+    return {"members": {"columns": list(COST_COLUMNS), "rows": rows}}
 
 
 def _describe_total(total: Total) -> tuple[float, float | None, str]:

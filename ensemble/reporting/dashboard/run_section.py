@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ensemble.events import NOT_COMBINED
 from ensemble.reporting import text
 from ensemble.reporting.columns import declare_columns
+from ensemble.reporting.dashboard.plots import draw_axis, draw_curve, draw_plot
 from ensemble.reporting.dashboard.rows import ADVICE
 from ensemble.reporting.dashboard.tiles import list_tiles
 from ensemble.reporting.model_figures import list_figures, read_task
-from ensemble.reporting.ranking import differ_by_seed, other_metrics, varied_parameters
+from ensemble.reporting.ranking import differ_by_seed, other_metrics, rank_members, varied_parameters
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections import Table, cost, feeders, nodes
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
@@ -45,7 +46,7 @@ def describe_tables(run: RunProjection) -> dict[str, Any]:
         - `columns` of members: each with `id`, `title`, `about`, `kind` ("text" or ""); `members`: the cells of
           each. A cell is a number, a text, null, or [text, what it is sorted by].
         - `tables` of what was used, and `places`: those of nodes and feeders: each with `id`, `title`, `text`,
-          `head` ([name, class] of each column), `rows`.
+          `head` ([name, class] of each column), `rows`; `tiles` and `lines` of what was used.
         - `missing`: a sentence for each that could not be made.
     """
     columns, members, missing = list[dict[str, str]](), dict[str, list[Any]](), list[str]()
@@ -57,10 +58,12 @@ def describe_tables(run: RunProjection) -> dict[str, Any]:
     for view, makers in TABLES.items():
         for tabulate in makers:
             try:
-                tables[view] += [table.as_dict() for table in tabulate(run.state, run.ledger)]
+                tables[view] += map(Table.as_dict, tabulate(run.state, run.ledger))
             except Exception as error:
                 missing.append(explain_failure(f"a table of {TITLES[view]}", error))
-    return {"columns": columns, "members": members, **tables, "missing": missing}
+    tiles = list(map(vars, list_tiles(run)))
+    lines = cost.summarize(run.state, run.ledger)
+    return {"columns": columns, "members": members, **tables, "tiles": tiles, "lines": lines, "missing": missing}
 
 
 def explain_failure(part: str, error: Exception) -> str:
@@ -70,17 +73,41 @@ def explain_failure(part: str, error: Exception) -> str:
     return f"{part.capitalize()} cannot be shown: {type(error).__name__}: {error}."
 
 
-def list_versions(state: RunState) -> list[list[str]]:
-    """Returns what a run was made with as [label, text]: versions, revision, id, notes on its combined model."""
-    versions: Mapping[str, Any] = state.header.versions or {}
-    pairs = [[name.replace("_", "-"), str(version)] for name, version in versions.items() if version]
-    pairs += [["revision", str(state.header.revision)]] if state.header.revision else []
-    pairs += [["run", state.run_id]] if state.run_id else []
-    combined = state.combined or NOT_COMBINED
-    return pairs + [["combined model", note] for note in (combined.note, combined.reason) if note]
+def _list_configuration(state: RunState, info: Mapping[str, Any]) -> list[list[str]]:
+    """Returns what a run is and was made with as [label, text]."""
+    combined, values = state.combined or NOT_COMBINED, {"batch size": "", "seed": ""}
+    for label in values:
+        known = set[Any]()
+        for member in state.members.values():
+            known.add(member.identity.get(label.replace(" ", "_")))
+        ordered = sorted(known - {None})
+        values[label] = " to ".join(map(str, ordered[:1] + ordered[1:][-1:]))
+    pairs = {
+        "spec": info.get("spec"),
+        "command": info.get("command"),
+        "git commit": state.header.revision,
+        "epochs": state.epochs,
+        **values,
+        **(state.header.versions or {}),
+        "run": state.run_id,
+        "combined model": " ".join(filter(None, (combined.note, combined.reason))),
+    }
+    return [[name.replace("_", "-"), str(value)] for name, value in pairs.items() if value not in (None, "")]
+
+
+def _plot_best(state: RunState) -> dict[str, Any]:
+    series, is_few = list[dict[str, Any]](), len(state.members) <= MOST_NAMED  # they have colours of their own
+    for place, member in enumerate(rank_members(state)[:MOST_CURVES]):
+        if member.history:
+            colour = member.number if is_few else place
+            series.append(draw_curve(colour, member.history, state.objective, member.id))
+    axes = draw_axis("epoch") | {"whole": True}, draw_axis(text.visible(state.objective))
+    plot = draw_plot("best", "Best members", "The objective on validation after each epoch.", *axes, series)
+    return plot | {"absent": None if series else "No epoch has ended yet."}
 
 
 MOST_CAUSES = 20  # of failures
+MOST_CURVES = 5  # on the overview
 #: The tone of how a run stands; others have none.
 TONES = {
     "not started": "soft",
@@ -120,13 +147,10 @@ def describe_head(directory: str, run: RunProjection, *, with_used: bool = True)
     }
 
 
-def describe_run(directory: str, run: RunProjection, left_s: float | None) -> dict[str, Any]:
-    """Returns the `run` section of the document.
-
-    Args:
-        directory: see `describe_head`.
-        left: time left, where it can be estimated.
-    """
+def describe_run(
+    directory: str, run: RunProjection, left_s: float | None, info: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the `run` section of the document; `info`: of the run's `code_saved` events."""
     state, members = run.state, run.state.members.values()
     head = describe_head(directory, run)
     by_seed = ["seed"] if differ_by_seed(members) else []
@@ -150,10 +174,11 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "varied": [*varied_parameters(members), *by_seed],
         "facts": [dict(zip(("label", "text", "tone"), fact, strict=True)) for fact in _list_facts(run)],
         "failures": _group_failures(state),
-        "made_with": list_versions(state),
+        "configuration": _list_configuration(state, info),
+        "curves": _plot_best(state),
         "driver": run.driver,
         "actions": _list_actions(head["counts"]) if run.is_driven else [],
-        "tiles": [vars(tile) for tile in list_tiles(run)],
+        "tiles": list(map(vars, list_tiles(run))),
     }
 
 
@@ -209,7 +234,6 @@ def _list_facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
 
 
 def _list_actions(counts: Mapping[str, int]) -> list[str]:
-    """Returns the requests that a run in progress can fulfil."""
     actions = ["stop", "add"]
     if any(counts.get(state) for state in ("waiting", "measuring", "placed", "running")):
         actions += ["pause", "cancel"]

@@ -147,7 +147,6 @@ class RunList:
         return self._list()
 
     def scan(self) -> None:
-        """Looks for runs."""
         paths = [self._path] if self._is_one or is_run(self._path) else find_runs(self._path)
         self.paths = {make_key(path): path for path in paths}
         self._known = {
@@ -187,7 +186,6 @@ class RunList:
 
 
 def _name_row(key: str, path: Path, word: str = "not read yet") -> dict[str, Any]:
-    """The row of a run of which nothing but its directory is known."""
     row = describe_head(path.name, RunProjection(RunState()), with_used=False)
     nothing = dict.fromkeys(("updated", "best", "objective", "wall_s"))
     return {**row, **nothing, "key": key, "dir": str(path), "state": {"word": word, "tone": "soft"}}

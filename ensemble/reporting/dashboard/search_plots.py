@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ensemble.store import MemberState, RunState
 
 MOST_SLICES = 9  # hyperparameters, the most important first
+MOST_VALUES = 12  # of a hyperparameter, most of them drawn twice, that are categories: `choice(8, 16, 32)`
 MOST_PASSED = 1000  # rings beside what was pruned
 SPREADS = 4.0  # of the middle half, beyond which values are outliers
 DECADES = 1.5  # from which on positive values lie on a logarithmic axis
@@ -50,7 +51,6 @@ def _mark(member: MemberState, x: Any, y: float, *words: str, aside: bool = Fals
 
 
 def _describe(state: RunState, member: MemberState) -> list[str]:
-    """How far a trial came, with what."""
     words = [f"{member.state} after {text.count(member.epoch, 'epoch')}", text.hyperparameters(member.params)]
     return [*words, text.score(metric(member, state.objective))]
 
@@ -94,7 +94,6 @@ def _plot_history(state: RunState) -> Document:
 
 
 def _plot_slice(state: RunState, name: str) -> Document:
-    """The objective over one hyperparameter."""
     points = [
         (member, member.params[name], value)
         for member in state.members.values()
@@ -102,8 +101,9 @@ def _plot_slice(state: RunState, name: str) -> Document:
     ]
     numbers = [finite_or_none(x) for _, x, _ in points]
     finite = [number for number in numbers if number is not None]
-    kind = _choose_kind(finite) if len(finite) == len(points) else "category"
-    if kind == "category":
+    is_choice = len({*finite}) <= MOST_VALUES and 2 * len({*finite}) <= len(points)
+    kind = _choose_kind(finite) if len(finite) == len(points) and not is_choice else "category"
+    if len(finite) < len(points):
         points = [(member, x if isinstance(x, str) else text.value(x), y) for member, x, y in points]
     shown = text.visible(name)
     axes = draw_axis(shown, kind=kind), _axis(state, [value for *_, value in points])
@@ -151,7 +151,6 @@ def _plot_pruning(state: RunState) -> Document:
 
 
 def _plot_fronts(state: RunState) -> Iterator[Document]:
-    """The Pareto front over each further objective."""
     further, origin = state.further_objectives, cost_origin(state)
     judged, front = judged_members(state), {member.id for member in front_members(state)}
     titles = [_title(objective.name, origin) for objective in further]
@@ -224,7 +223,6 @@ def _axis(state: RunState, values: Sequence[float]) -> Document:
 
 
 def _title(name: str, origin: str) -> str:
-    """What an objective beyond the first is called."""
     if name == "energy_j":
         return f"joules ({origin})"
     return "CPU-seconds (measured)" if name == "cpu_s" else text.visible(describe_figure(name).title)

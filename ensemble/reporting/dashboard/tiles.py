@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from ensemble.events import Combined
 from ensemble.meter.origin import weakest
 from ensemble.reporting import text
-from ensemble.reporting.model_figures import Ranking, compare
+from ensemble.reporting.model_figures import JUDGED_BY, Ranking, compare, read_task
 from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.sections.feeders import count_hits
 
-NO_COMBINATION = "the run has not combined its members"
+NO_COMBINATION = "the run combines its members at its end"
 NO_POWER = "no node has a power source that could be read"
 
 
@@ -45,7 +46,7 @@ def list_tiles(run: RunProjection) -> Iterator[Tile]:
         yield Tile("members", "Members finished", finished, f"{failed} failed", "bad", link)
     else:
         yield Tile("members", "Members finished", finished, "none failed")
-    label = f"Best {state.objective}{so_far}, on validation"
+    label = f"Best member{so_far}, by {state.objective} on validation"
     if best is None:
         yield Tile("best", label, text.ABSENT, "no epoch has ended yet")
     else:
@@ -61,7 +62,8 @@ def _describe_combined(combined: Combined | None, ranking: Ranking) -> Tile:
         why = NO_COMBINATION if combined is None else "it has no figures"
         reason = combined.reason if combined is not None and not combined.metrics else None
         return Tile("combined", "Combined", text.ABSENT, reason or why)
-    chosen = next((comparison for comparison in shown if comparison.figure.name == ranking[0]), shown[0])
+    by_name = {comparison.figure.name: comparison for comparison in shown}
+    chosen = by_name.get(ranking[0], shown[0])
     validation = "held-out folds" if combined.out_of_fold else "validation"
     split = validation if combined.split == "valid" else combined.split
     label = f"Combined {chosen.figure.label}{f', on {split}' if split else ''}"
@@ -69,14 +71,18 @@ def _describe_combined(combined: Combined | None, ranking: Ranking) -> Tile:
     if len(used) == 1:
         note = f"it is {used[0]} alone"
         return Tile("combined", label, text.score(chosen.value), note)
-    best = "" if chosen.best is None else f"; that one has {text.score(chosen.best)}"
-    return Tile("combined", label, text.score(chosen.value), chosen.describe_difference() + best, chosen.tone)
+    judged = by_name.get(JUDGED_BY.get(read_task(combined).kind, ""), chosen)
+    about = f"{judged.figure.label} {text.score(judged.value)}, {judged.describe_difference()}"
+    about, note = "" if judged is chosen or judged.best is None else about, chosen.describe_difference()
+    return Tile("combined", label, text.score(chosen.value), note, chosen.tone, about=about)
 
 
 def _list_use(run: RunProjection) -> Iterator[Tile]:
     state, used, reuse = run.state, run.used, run.ledger.reuse
     factor = text.ABSENT if reuse.factor is None else f"{reuse.factor:.2f}×"
-    note = f"{text.number(reuse.consumed)} consumed of {text.number(reuse.prepared)} prepared"
+    hits = count_hits(state.feeders.values())
+    note = f"{text.number(reuse.consumed)} used of {text.number(reuse.prepared - hits)} prepared"
+    note += f" and {text.number(hits)} read from the cache" if hits else ""
     if state.has_data:
         yield Tile("reuse", "Reuse of prepared samples", factor, note)
     is_open, wall_s = state.ended is None, state.wall_s
@@ -158,5 +164,4 @@ def describe_origin(combined: Combined, samples: int = 0, split: str = "", left_
 
 
 def _sentence(words: str) -> str:
-    """A text with an end."""
     return words if words.rstrip().endswith((".", "!", "?")) else f"{words.rstrip()}."

@@ -27,7 +27,6 @@ class MirrorFollower(RunObserver):
         self._copier = Copier(run_dir, MirrorOptions(**options))
 
     def catch_up(self) -> None:
-        """Copy what is new."""
         self._copier.copy()
 
     def end(self, last: Event | None) -> None:

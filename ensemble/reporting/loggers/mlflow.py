@@ -173,7 +173,6 @@ def _milliseconds(t: float) -> int:
 
 
 def _clean(name: str) -> str:
-    """A name with what MLflow does not accept replaced by an underscore."""
     return re.sub(r"[^\w.\- /:]", "_", name, flags=re.ASCII)
 
 

@@ -268,7 +268,6 @@ class Observers:
         return missing | dict.fromkeys(waiting, f"has not ended {when}; the log's end is missing")
 
     def _is_hurried(self) -> bool:
-        """Whether the run was asked to end at once, as by a second Ctrl-C."""
         for path in self._run_dir.requests.glob("stop-*.json"):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 if json.loads(path.read_text(encoding="utf-8")).get("at_once"):

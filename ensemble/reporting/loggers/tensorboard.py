@@ -104,7 +104,6 @@ class TensorBoardLogger(Logger):
         return {"sizes": self._sizes, "ends": self._ends}
 
     def _find_root(self, state: RunState) -> Path:
-        """The folder of this run, in which no other run has files."""
         folder = self.options.get("dir")
         if folder is None:
             return (self.run_dir.path / "tensorboard").absolute()
@@ -127,7 +126,6 @@ class _Encoder:
         self._record_writer = RecordWriter
 
     def version(self) -> bytes:
-        """The first record of a file."""
         return self._encode(self._event.Event(wall_time=0.0, file_version="brain.Event:2"))
 
     def restart(self, t: float, step: int) -> bytes:
@@ -136,7 +134,6 @@ class _Encoder:
         return self._encode(self._event.Event(wall_time=t, step=step, session_log=log))
 
     def scalars(self, t: float, step: int, values: Mapping[str, float]) -> bytes:
-        """Values of one step."""
         made = [self._summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         return self._encode(self._event.Event(wall_time=t, step=step, summary=self._summary.Summary(value=made)))
 

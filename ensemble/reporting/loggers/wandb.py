@@ -111,7 +111,6 @@ class WandBLogger(Logger):
 
 
 def _describe(member: MemberState, end: MemberEnd) -> Iterator[tuple[str, Any]]:
-    """What the run of a member has."""
     options = {name: member.identity[name] for name in OPTIONS if name in member.identity}
     yield "config", options | member.params
     yield "epochs", [[epoch.epoch, epoch.t, epoch_values(epoch)] for epoch in member.history]
@@ -122,7 +121,6 @@ def _describe(member: MemberState, end: MemberEnd) -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def _finishing(run: Any, *, failed: bool) -> Iterator[None]:
-    """Finishes a run of wandb, also after an error."""
     try:
         yield
     except BaseException:

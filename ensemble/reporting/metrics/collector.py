@@ -18,14 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ensemble.reporting.metrics.families import (
-    FAMILIES,
-    MOST_MEMBERS,
-    Family,
-    MetricSample,
-    clean,
-    project,
-)
+from ensemble.reporting.metrics.families import FAMILIES, MOST_MEMBERS, Family, MetricSample, clean, project
 from ensemble.reporting.metrics.scrape import KEPT_S
 from ensemble.store import RunDir, RunStatus, StoreError
 
@@ -43,10 +36,7 @@ class Exposition(Collector):
     """
 
     def __init__(
-        self,
-        list_runs: ListRuns,
-        most_members: int = MOST_MEMBERS,
-        clock: Callable[[], float] = time.time,
+        self, list_runs: ListRuns, most_members: int = MOST_MEMBERS, clock: Callable[[], float] = time.time
     ) -> None:
         self._list_runs, self._most_members, self._clock = list_runs, most_members, clock
         self._statuses: dict[Path, RunStatus] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, repeat
 from typing import Any
 
 from ensemble.reporting import text
@@ -41,13 +42,14 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as JSON holds it: no number is NaN or infinite, and each has all its digits."""
-        rows = [[plain_cell(cell) for cell in row] for row in self.rows]
-        return {**vars(self), "head": [list(column) for column in self.head], "rows": rows}
+        """Returns it as JSON holds it, without empty columns: no number is NaN, and each has all its digits."""
+        kept = [cells.count(None) + cells.count("") < len(cells) for cells in zip(*self.rows, strict=True)]
+        head = list(map(list, compress(self.head, kept or repeat(True))))
+        rows = [list(map(plain_cell, compress(row, kept))) for row in self.rows]
+        return {**vars(self), "head": head, "rows": rows}
 
 
 def plain_cell(cell: Cell) -> Any:
-    """A cell as JSON holds it."""
     if isinstance(cell, tuple):
         shown, key = cell
         return [shown, key if isinstance(key, str) else plain_cell(key)]

@@ -28,7 +28,6 @@ def run_impact(state: RunState, ledger: Ledger) -> Impact:
 
 
 def measure_work(state: RunState) -> Work:
-    """Returns what the members have achieved so far."""
     finished = [member for member in rank_members(state) if member.state == "finished"]
     values = (finite_or_none(e.metrics.get(state.objective)) for e in _epochs(state))
     return Work(
@@ -164,7 +163,6 @@ def knows_full_joules(ledger: Ledger) -> bool:
 
 
 def sum_methods(rows: Iterable[LedgerRow]) -> dict[str, float]:
-    """Returns the joules of rows by the method by which they were shared out."""
     joules: dict[str, float] = {}
     for row in rows:
         for share in row.parts.values():
@@ -214,9 +212,10 @@ ROLE = (
 
 def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
     """Returns a table of roles; none where nothing was used."""
-    if not ledger.rows:
-        return []
     whole, roles = ledger.total, ledger.by_role()
+    strangers = roles.pop("other", None)
+    if not roles:
+        return []
     origins = {total.origin for total in roles.values()} - {"unavailable"}
     rows = []
     for place, (role, total) in enumerate(roles.items()):
@@ -235,6 +234,8 @@ def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
         rows.append(cells)
     head = [(name, "text" if name in ("role", "split by", "J is") else "") for name in rows[0]]
     about = ROLE + (f" All joules and watts are {next(iter(origins))}." if len(origins) == 1 else "")
+    if strangers is not None and strangers.energy_j:
+        about += f" Other programs on the nodes used {text.joules(strangers.energy_j)}, which are in no row."
     return [Table("cost_of_roles", "Cost by role", about, head, [list(row.values()) for row in rows])]
 
 
@@ -247,6 +248,5 @@ def describe_methods(rows: Iterable[LedgerRow]) -> str:
 
 
 def _sum_members(rows: Iterable[LedgerRow], role: str) -> float | None:
-    """The joules of a role's rows that belong to members."""
     joules = [r.energy_j for r in rows if r.role == role and r.member is not None and r.energy_j is not None]
     return sum(joules) if joules else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ensemble.events import Feeder
@@ -20,23 +20,33 @@ IDLE = 0.5  # workers busy for less than this share of the time do not limit the
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     """Returns what sharing has saved, and what held the streams up."""
-    lines = [("sharing", _describe_reuse(ledger, has_ended=state.ended is not None))] * state.has_data
+    hits = count_hits(state.feeders.values())
+    lines = [("sharing", _describe_reuse(ledger, hits, has_ended=state.ended is not None))] * state.has_data
     return lines + [("" if number else "bottleneck", line) for number, line in enumerate(bottleneck_lines(state))]
 
 
-def _describe_reuse(ledger: Ledger, *, has_ended: bool) -> str:
+def count_hits(feeders: Iterable[Feeder]) -> int:
+    """Of the samples that these feeders count as prepared, those that they read from a cache."""
+    hits = 0
+    for feeder in feeders:
+        hits += (feeder.cache or {}).get("hits", 0)
+    return hits
+
+
+def _describe_reuse(ledger: Ledger, hits: int, *, has_ended: bool) -> str:
     """Returns the samples prepared and those that members used as a sentence, with the CPU time for the former,
     and for the latter if each member prepared its own. Feeding and comparing samples is part of the sharing.
     """
     reuse = ledger.reuse
     if not reuse.prepared:
         return "no samples were prepared" if has_ended else "no samples are prepared yet"
-    many = text.number(reuse.prepared)
     if reuse.private == reuse.prepared:
-        return f"none: members prepared their own samples ({many})"
-    line = f"{many} samples were prepared, {text.number(reuse.consumed)} were used: nothing was saved"
+        return f"none: members prepared their own samples ({text.number(reuse.prepared)})"
+    many = f"{text.number(reuse.prepared - hits)} samples were prepared"
+    many += f" and {text.number(hits)} read from the cache" if hits else ""
+    line = f"{many}, {text.number(reuse.consumed)} were used: nothing was saved"
     if reuse.consumed > reuse.prepared:
-        line = f"{many} samples were prepared instead of {text.number(reuse.consumed)}"
+        line = f"{many} instead of {text.number(reuse.consumed)}"
         shared = [row for row in ledger.rows if row.member is None and row.role in (*BY_SAMPLES, "verify")]
         used_s = sum(row.cpu_s for row in shared)
         prepare_s = sum(row.cpu_s for row in shared if row.role in ("prepare", "batch"))
@@ -92,6 +102,9 @@ def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
 
 def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Feeder]) -> str:
     """Returns what would make the feeders of a cohort, by node, prepare faster; `busy`: share of their workers."""
+    if hits := count_hits(feeders.values()):
+        prepared = sum(event.prepared for event in feeders.values())
+        return f"{text.number(hits)} of {text.number(prepared)} samples came from the cache"
     # The time that records took which ended or hung a worker is part of the levels.
     bad = sum(event.cohort == cohort for event in state.bad_records.values())
     if bad:
@@ -125,7 +138,7 @@ def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
     """Returns a table with a row for each feeder; none where nothing is shared."""
     if not state.feeders:
         return []
-    counts = ("prepared", "consumed", "reuse", "busy", "ring", "links", "waited", "sent", "bad")
+    counts = ("prepared", "from cache", "used", "reuse", "busy", "ring", "links", "waited", "sent", "bad")
     head = [("node", "text"), ("stream group", ""), ("workers", ""), ("members", "")]
     rows: list[list[Cell]] = []
     for (node, cohort), event in sorted(state.feeders.items(), key=lambda item: item[0][::-1]):
@@ -133,7 +146,8 @@ def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
         is_lost, has_ended = (node, cohort) in state.unshared, state.ended is not None
         rows.append(
             [
-                *(node, cohort, event.workers, event.members, event.prepared, event.consumed),
+                *(node, cohort, event.workers, event.members),
+                *(event.prepared - count_hits([event]), count_hits([event]) or None, event.consumed),
                 event.consumed / event.prepared if event.prepared else None,
                 *(None if level is None else (f"{level:.0%}", level) for level in levels),
                 (text.memory(event.sent_bytes), event.sent_bytes) if event.sent_bytes else None,

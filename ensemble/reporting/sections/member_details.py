@@ -138,7 +138,6 @@ def measure_packing(member: MemberState, profile: Profiled | None) -> dict[str, 
         "samples/s alone": measured("samples_per_s"),
         "cores alone": measured("cpus"),
         "cores given": None if profile is None else member.identity.get("cpus_per_worker"),
-        "memory, GiB": None if profile is None else profile.memory_gb,
     }
 
 

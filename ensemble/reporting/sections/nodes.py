@@ -96,7 +96,6 @@ def list_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def list_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each node that is left out, and for each GPU that is."""
     notes = []
     for row in rows:
         if row["since"] is not None:

@@ -218,12 +218,10 @@ def tabulate(state: RunState) -> list[Table]:
 
 
 def _word(name: str) -> str:
-    """What a field is called."""
     return WORDS.get(name, name.replace("_", " "))
 
 
 def list_conformal(combined: Combined) -> list[tuple[str, dict[str, float]]]:
-    """Returns the figures of each method of conformal prediction."""
     return [
         (name, {key: value for key, value in _read_numbers(record) if key in SHOWN})
         for name, record in (combined.conformal or {}).items()

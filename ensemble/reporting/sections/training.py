@@ -42,7 +42,6 @@ def list_failures(members: Iterable[MemberState], most: int) -> list[str]:
 
 
 def summarize_failures(state: RunState, ledger: Ledger) -> list[Line]:
-    """Returns a line for each cause for which members failed."""
     lines = list_failures((m for m in state.members.values() if m.state == "failed"), MOST_CAUSES)
     return [("" if at else "failed", line) for at, line in enumerate(lines)]
 

@@ -103,7 +103,8 @@ def _make_tables(names: list[str]) -> Document:
     columns = [{"id": f"exchange {name}", "title": name, "kind": kind, **about} for name, kind in heads]
     tables = [roles | {"rows": [[["training", 0], 1234.5], [["feeding", 1], None]]}]
     missing = ["Packing cannot be shown: KeyError: 'members'."]
-    return {"columns": columns, "members": cells, "tables": tables, "missing": missing}
+    words = {"lines": [["energy", "1.2 kJ estimated"]], "tiles": []}
+    return {"columns": columns, "members": cells, "tables": tables, **words, "missing": missing}
 
 
 def make_change(documents: dict[str, Document], step: int, touched: int = 10) -> dict[str, Document]:

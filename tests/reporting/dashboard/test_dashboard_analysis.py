@@ -243,7 +243,7 @@ def test_odd_values_are_categories(odd: Any) -> None:
 
 def test_the_tile_of_the_combined_model_says_where_it_was_measured_and_whether_it_is_one_member_alone() -> None:
     def tile_of(weights: dict[str, float], **more: Any) -> Any:
-        metrics = {"ensemble": {"nll": 0.3, "accuracy": 0.93}, "best": {"accuracy": 0.91}}
+        metrics = {"ensemble": {"nll": 0.3, "accuracy": 0.93}, "best": {"accuracy": 0.91, "nll": 0.4}}
         given = {"metrics": metrics, "weights": weights, "split": "test", **more}
         combined = Combined(method="greedy", members=["m0", "m1"], **given)
         state = RunState(objective="accuracy", direction="max", combined=combined)
@@ -251,7 +251,7 @@ def test_the_tile_of_the_combined_model_says_where_it_was_measured_and_whether_i
 
     tile = tile_of({"m0": 0.6, "m1": 0.4})
     assert (tile.label, tile.figure, tile.tone) == ("Combined accuracy, on test", "0.9300", "good")
-    assert tile.note == "+0.0200 to the best member; that one has 0.9100"
+    assert tile.note == "+0.0200 to the best member's 0.9100" and "−0.1000 to" in tile.about
     noisy = tile_of({"m0": 0.6, "m1": 0.4}, noise=["accuracy"])
     assert "within noise" in noisy.note and noisy.tone == ""
     assert tile_of({"m0": 1.0, "m1": 0.0}).note == "it is m0 alone"
@@ -289,10 +289,11 @@ def test_the_history_has_every_trial_and_the_best_after_each_finished_one() -> N
 
 
 def test_a_hyperparameter_has_the_axis_that_suits_its_values() -> None:
-    trials = [trial(i, 0.5, params={"lr": 10.0 ** -(i % 5), "act": "relu", "drop": i / 9}) for i in range(9)]
-    found = plot(trials, "lr", "act", "drop")
-    kinds = {id: found[f"slice {id}"]["x"]["kind"] for id in ("lr", "act", "drop")}
-    assert kinds == {"lr": "log", "act": "category", "drop": "linear"}
+    given = [{"lr": 10.0 ** -(i % 5), "act": "relu", "drop": i / 9, "width": 8 << i % 3} for i in range(9)]
+    trials = [trial(i, 0.5, params=params) for i, params in enumerate(given)]
+    found = plot(trials, *given[0])
+    kinds = {id: found[f"slice {id}"]["x"]["kind"] for id in given[0]}
+    assert kinds == {"lr": "log", "act": "category", "drop": "linear", "width": "category"}
     (series,) = found["slice act"]["series"]
     assert len({more["aside"] for *_, more in series["points"]}) > 5, "equal values lie beside each other"
 

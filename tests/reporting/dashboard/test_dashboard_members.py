@@ -31,6 +31,12 @@ def test_every_member_has_a_row_and_a_column_sorts_both_ways_with_unknown_last(t
     assert tab.eval_on_selector_all("thead .sort", cut) == [], "no head is cut"
     head = tab.locator("th[data-column=error]").bounding_box()
     assert head["x"] + head["width"] < 1280, "why a member failed is in sight"
+    tab.set_viewport_size({"width": 400, "height": 800})
+    tab.reload()
+    tab.wait_for_selector(ROWS)
+    head = tab.locator("th[data-column=error]").bounding_box()
+    assert head["x"] + head["width"] <= 400, "on a phone there is more than name and state"
+    tab.set_viewport_size({"width": 1280, "height": 900})
     known = sorted((row["metric"], name) for name, row in rows.items() if row["metric"] is not None)
     unknown = [name for name, row in rows.items() if row["metric"] is None]
     for direction, ranked in (("descending", known[::-1]), ("ascending", known)):
@@ -68,6 +74,8 @@ def test_a_click_selects_shift_all_between_and_keys_go_through_the_table(tab: An
     tab.click("tr[data-member='member-2'] td:nth-child(3)")
     wait_until(tab, lambda: "select=member-2" in tab.url)
     assert tab.get_attribute("tr[data-member='member-2']", "aria-selected") == "true"
+    boxes = [tab.get_by_role("checkbox", name=name, exact=True) for name in ("member-2", "member-3")]
+    assert [box.is_checked() for box in boxes] == [True, False]
     tab.click("tr[data-member='member-5'] td:nth-child(3)", modifiers=["Shift"])
     wait_until(tab, lambda: tab.url.endswith("select=member-2,member-3,member-4,member-5"))
     tab.wait_for_selector("button.chip >> text=4 selected ×")

@@ -212,7 +212,7 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_too_wide(tab: Any,
     for ended in (False, True):
         documents = make_documents(40, hostile=True, ended=ended)
         documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
-        documents["state"]["cost"]["lines"].append(["energy", HOSTILE[0]])
+        documents["tables"]["lines"].append(["energy", HOSTILE[0]])
         tab.set_viewport_size(NARROW)
         open_page(documents, keys=("aa", "bb"))
         box = tab.locator("tr[data-member] >> nth=0 >> td:nth-child(4)").bounding_box()
@@ -290,6 +290,7 @@ def test_the_tables_are_those_of_now_each_time_a_view_is_opened(tab: Any, open_p
     show(tab, "cost")
     tab.wait_for_selector("[data-table='cost_of_roles'] >> text=4,321")
     assert sum(path.endswith("/tables") for path in server.asked) == 2
+    assert "1.2 kJ estimated" in tab.inner_text("#view"), "texts and tables are of one document"
     show(tab, "members")
     tab.click(".chooser summary")
     tab.click(".chooser label:has-text('sent by a worker')")

@@ -9,7 +9,7 @@ export const SERIES = [
 /** Black or white, whichever is read better on a colour. */
 export function inkOn(colour) {
   const [red, green, blue] = [1, 3, 5].map((at) => (parseInt(colour.slice(at, at + 2), 16) / 255) ** 2.2);
-  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 ? "#0b0f14" : "#fff";
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 ? "#000" : "#fff";
 }
 
 export const HIGHLIGHT = "#d97a2b";

@@ -9,13 +9,14 @@ import { fill, h, setAttribute } from "./dom.js";
 const ROW_PX = 33;
 const SPARE = 8; // rows drawn above and below those in sight
 const PAGE = 20;
+const NARROW = 0.75; // of a column's width, on a phone, where letters are smaller
 
 /** Builds a table. `options`: `label`, `onOpen(id)`, `onToggle(id)`, `onRange(ids)`, `onHover(id)`, `isSelected(id)`, `sort`. */
 export function createTable(options) {
   return new Table(options);
 }
 
-class Table {
+export class Table {
   constructor(options) {
     this.options = options;
     this.prefix = `row-${Math.random().toString(36).slice(2, 8)}`;
@@ -45,9 +46,11 @@ class Table {
   /** Sets the columns; `width` is in pixels. */
   setColumns(columns) {
     this.columns = columns;
-    fill(this.groups, columns.map((column) => h("col", { style: { width: `${column.width}px` } })));
+    const isNarrow = matchMedia("(max-width: 640px)").matches;
+    const narrow = ({ width, fixed }) => (isNarrow ? Math.max(27, (fixed ? 0.87 : NARROW) * width) : width);
+    fill(this.groups, columns.map((column) => h("col", { style: { width: `${narrow(column)}px` } })));
     fill(this.head, columns.map((column) => this.heading(column)));
-    this.grid.style.minWidth = `${columns.reduce((sum, column) => sum + column.width, 0)}px`;
+    this.grid.style.minWidth = `${columns.reduce((sum, column) => sum + narrow(column), 0)}px`;
     this.grid.setAttribute("aria-colcount", columns.length);
     for (const spacer of [this.above, this.below]) setAttribute(spacer.firstChild, "colspan", columns.length);
     this.pool.forEach((line) => line.node.remove());
@@ -172,6 +175,13 @@ class Table {
     const kinds = [this.options.rowClass?.(row), id === this.active ? "active" : null, place % 2 ? "odd" : null].filter(Boolean);
     setAttribute(line.node, "class", kinds.join(" ") || null);
     this.columns.forEach((column, i) => column.show(line.cells[i], row, isSelected));
+  }
+
+  /** What a cell shows of a row that can be selected; the row takes the click. */
+  static box(cell, isSelected, name) {
+    if (cell.firstChild === null) cell.appendChild(h("input", { type: "checkbox", tabindex: "-1" }));
+    cell.firstChild.checked = isSelected;
+    setAttribute(cell.firstChild, "aria-label", name);
   }
 
   idAt(target) {

@@ -25,15 +25,15 @@ class CostView {
     fill(root, this.tiles.root, h("div", { class: "grid below" }, this.lines), this.tables);
   }
 
-  update(changed) {
-    const { run, cost, tables } = this.store;
-    if (changed.has("run") || changed.has("view")) {
-      this.tiles.draw(run.tiles.filter(({ key }) => TILES.has(key)));
-      const row = ([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))];
-      fill(this.lines, h("h3", {}, "In words"), cost.reading && h("p", { class: "reading" }, cost.reading), h("dl", { class: "said" }, cost.lines.map(row)));
-    }
-    if (tables !== null && tables !== this.drawn) fill(this.tables, tables.tables.map(plainTable), tables.missing.map((why) => h("p", { class: "absent" }, visible(why))));
+  /** Draws one document, so that all figures on the screen are of one moment. */
+  update() {
+    const { tables } = this.store;
+    if (tables === null || tables === this.drawn) return;
     this.drawn = tables;
+    this.tiles.draw(tables.tiles.filter(({ key }) => TILES.has(key)));
+    const row = ([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))];
+    fill(this.lines, h("h3", {}, "In words"), h("dl", { class: "said" }, tables.lines.map(row)));
+    fill(this.tables, tables.tables.map(plainTable), tables.missing.map((why) => h("p", { class: "absent" }, visible(why))));
   }
 
   close() {}

@@ -5,6 +5,7 @@ import { findFigure } from "../figures.js";
 import { ABSENT, FORMATS, joules, number, score, shorten, value, visible } from "../format.js";
 import { textOf } from "../plain_table.js";
 import { STATES } from "../store.js";
+import { Table } from "../table.js";
 
 const USUAL = ["state", "epoch", "metric", "place", "waited", "left_s", "cpu_s", "energy_j"];
 const MOST_PARAMS = 6; // that are shown at first
@@ -19,27 +20,33 @@ export function allColumns(store) {
   const params = (run?.params ?? []).map((name) => param(store, name));
   const others = (run?.metrics ?? []).slice(1).map((name) => metric(findFigure(run.figures, name)));
   return [
-    { id: "selected", title: "✓", about: "Selected", width: 34, fixed: true, text: true, up: false, value: (row) => Number(store.selection.has(row.id)), show: box },
+    { id: "selected", title: "✓", about: "Selected", width: 34, fixed: true, text: true, up: false, value: (row) => Number(store.selection.has(row.id)), show: (cell, row, isSelected) => Table.box(cell, isSelected, row.id) },
     { id: "number", title: "#", about: "Number, in the order of declaration", width: 56, value: (row) => row.number, show: plain((row) => String(row.number ?? "")) },
-    { id: "id", title: "member", about: "Name", width: 168, fixed: true, text: true, value: (row) => row.id, show: name(store) },
-    { id: "state", title: "state", about: "State", width: 118, text: true, value: (row) => row.state, show: state },
-    { id: "error", title: "error", about: "Why it failed", width: 220, text: true, value: (row) => row.error, show: clipped((row) => row.error) },
-    { id: "epoch", title: "epoch", about: "Epochs finished, of those declared", width: 104, value: (row) => row.done, show: epoch },
+    { id: "id", title: "member", about: "Name", width: widthOf(longest(store, (row) => row.id) + 2, 190), fixed: true, text: true, value: (row) => row.id, show: name(store) },
+    { id: "state", title: "state", about: "State", width: widthOf(longest(store, (row) => row.state) + 1, 118), text: true, value: (row) => row.state, show: state },
+    { id: "error", title: "error", about: "Why it failed", width: 190, text: true, value: (row) => row.error, show: clipped((row) => row.error) },
+    { id: "epoch", title: "epoch", about: "Epochs finished, of those declared", width: 96, value: (row) => row.done, show: epoch },
     { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${visible(findFigure(run?.figures, run?.objective ?? "").title)}, in validation`, width: widthOf(Math.max(8, (run?.objective ?? "").length + 2), 190), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
     ...others,
     ...params,
-    ...(run?.columns ?? []).map((each) => declared(each, cost)),
+    ...(run?.columns ?? []).map((each) => declared(store, each, cost)),
     energy(store, cost),
     ...further(store),
     { id: "options", title: "options", about: "Training options besides the hyperparameters", width: 210, text: true, value: (row) => row.options, show: clipped((row) => row.options) },
   ];
 }
 
+/** The letters of the longest text of members. */
+function longest(store, text) {
+  return Math.max(0, ...[...store.members.values()].slice(0, SAMPLE).map((row) => String(text(row) ?? "").length));
+}
+
 /** A column that Python has declared; what was used is in the document's `cost`. */
-function declared({ id, title, about, format }, cost) {
+function declared(store, { id, title, about, format }, cost) {
   const read = (row) => (Object.hasOwn(row, id) ? row[id] : cost(row.id, id));
   const show = format === "text" ? clipped(read) : plain((row) => FORMATS[format](read(row)));
-  return { id, title, about, text: format === "text", width: format === "text" ? 158 : widthOf(Math.max(6, title.length + 2), 190), value: read, show };
+  const letters = format === "text" ? longest(store, read) : 6;
+  return { id, title, about, text: format === "text", width: widthOf(Math.max(letters, title.length + 2), 190), value: read, show };
 }
 
 /** Columns of the document `tables`; none while it is not here. */
@@ -47,7 +54,7 @@ function further(store) {
   const { tables } = store;
   return (tables?.columns ?? []).map(({ id, title, about, kind }, i) => {
     const cell = (row) => tables.members[row.id]?.[i] ?? null;
-    const letters = Math.max(title.length, ...[...store.members.keys()].slice(0, SAMPLE).map((id) => textOf(cell({ id })).length));
+    const letters = Math.max(title.length, longest(store, (row) => textOf(cell(row))));
     return { id, title: visible(title), about: visible(about), text: kind === "text", width: widthOf(letters, 330), value: (row) => [cell(row)].flat().at(-1), show: clipped((row) => textOf(cell(row)) || null) };
   });
 }
@@ -76,7 +83,7 @@ function energy(store, cost) {
   origins.delete("unavailable");
   const one = origins.size === 1 ? [...origins][0] : null;
   return {
-    id: "energy_j", title: one === null ? "energy" : `energy (${one})`, about: "Energy that its own work used, and the origin of the figure", width: 172,
+    id: "energy_j", title: one === null ? "energy" : `energy (${one})`, about: "Energy that its own work used, and the origin of the figure", width: one === null ? 172 : 158,
     value: (row) => cost(row.id, "energy_j"),
     show: plain((row) => joules(cost(row.id, "energy_j"), one === null ? cost(row.id, "origin") : null)),
   };
@@ -120,11 +127,6 @@ function clipped(text) {
     setAttribute(cell, "title", shown);
     cell.classList.add("clip");
   };
-}
-
-function box(cell, row, isSelected) {
-  if (cell.firstChild === null) cell.appendChild(h("span", { class: "box", "aria-hidden": "true" }));
-  cell.firstChild.classList.toggle("on", isSelected);
 }
 
 function name(store) {

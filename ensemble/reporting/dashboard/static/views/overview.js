@@ -7,6 +7,7 @@ import { longText } from "../long_text.js";
 import { failureList, noticeList } from "./notices.js";
 import { stateBar, stateLegend } from "./state_bar.js";
 import { Tiles } from "../tiles.js";
+import { plotChart } from "./plots.js";
 
 const LAST_NOTICES = 6;
 
@@ -33,9 +34,11 @@ class Overview {
     this.facts = h("dl", { class: "facts" });
     this.limits = h("section", { class: "card", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
     this.notices = h("section", { class: "card", "aria-label": "Last notices" });
-    this.made = h("dl", { class: "made" });
+    this.made = h("dl", { class: "made two" });
     this.failures = h("div", {});
-    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.failures, this.limits, this.notices, h("section", { class: "card", "aria-label": "Made with" }, h("h3", {}, "Made with"), this.made)));
+    this.curves = plotChart(page.store.run.curves, page.store, { height: 190 });
+    const made = h("section", { class: "card", "aria-label": "Configuration" }, h("h3", {}, "Configuration"), this.made);
+    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.curves.root, this.failures, this.limits, this.notices, made));
   }
 
   update(changed) {
@@ -46,6 +49,7 @@ class Overview {
     if (any("run")) this.drawFacts(store);
     if (any("run")) this.drawBenefit(store.run.benefit);
     if (any("run")) this.drawOrigin(store.run);
+    if (any("run", "selection")) this.curves.draw(store.run.curves);
     if (any("notices")) this.drawNotices(store);
   }
 
@@ -56,12 +60,16 @@ class Overview {
     this.benefit.hidden = text === "";
   }
 
-  /** What the run was made with, and why members failed. */
+  close() {
+    this.curves.close();
+  }
+
+  /** What the run is and was made with, and why members failed. */
   drawOrigin(run) {
-    const key = JSON.stringify([run.made_with, run.failures]);
+    const key = JSON.stringify([run.configuration, run.failures]);
     if (key === this.originKey) return;
     this.originKey = key;
-    fill(this.made, run.made_with.map(([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))]));
+    fill(this.made, run.configuration.map(([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))]));
     fill(this.failures, failureList(this.page));
     this.failures.hidden = run.failures.length === 0;
   }

@@ -1,7 +1,7 @@
 /** The view "Placement": each node, its cores and GPUs, and who is on them now; of a run that stands still when most were at work. */
 
 import { fill, h, setAttribute, setText } from "../dom.js";
-import { clock, count, hyperparameters, number, share, visible, watts } from "../format.js";
+import { clock, count, hyperparameters, memory, number, share, visible, watts } from "../format.js";
 import { card, makeTip, roving } from "../card.js";
 import { plainTable } from "../plain_table.js";
 import { busiest, holders, layOut, rowsOf } from "../places.js";
@@ -121,7 +121,7 @@ class PlacementView {
       node.note && part(card, "note", node.note, () => h("p", { class: "reading" }, visible(node.note))),
       part(card, "gauges", [node.gone, this.isPresent, node.cpu_use, used], () => h("div", {},
         this.isPresent && !node.gone && gauge("cores busy", node.cpu_use, cores.capacity, `${number(node.cpu_use)} of ${number(cores.capacity)}`),
-        gpus.length === 0 && node.memory_gb && gauge("memory of members", used, node.memory_gb, `${number(used)} of ${number(node.memory_gb)} GiB`))),
+        gpus.length === 0 && node.memory_gb && gauge("memory of members", used, node.memory_gb, `${memory(used * 2 ** 30)} of ${number(node.memory_gb)} GiB`))),
       cores.capacity + cores.pieces.length > 0 && part(card, "cores", pieces(cores), () => this.drawDevice("Cores", cores, shown, { place: "cores", unit: "core", perRow: PER_ROW })),
       gpus.length > 0 && part(card, "gpus", gpus.length, () => h("div", { class: "gpus" })),
     ]);
@@ -179,7 +179,7 @@ class PlacementView {
     const text = [name, name.replace(/^member-/, "")].find((each) => each.length <= letters) ?? "";
     return h("button", {
       type: "button", class: `piece ${starting ? "starting" : ""} ${store.isPale(id) || !shown.has(id) ? "pale" : ""}`, "data-member": id, "data-place": `${place} ${id}`,
-      "data-mark": "piece", "aria-pressed": String(store.selection.has(id)), "aria-label": `${name} on ${visible(place)}`, style: { width: `${percent}%`, background: store.colour(id), color: inkOn(store.colour(id)) },
+      "data-mark": "piece", "aria-pressed": String(store.selection.has(id)), "aria-label": `${name} on ${visible(place)}`, style: { width: `${percent}%`, background: store.colour(id), color: inkOn(store.colour(id)), "--stripe": inkOn(store.colour(id)) === "#fff" ? "rgb(0 0 0 / 30%)" : "rgb(255 255 255 / 45%)" },
     }, text);
   }
 
@@ -196,7 +196,7 @@ class PlacementView {
     const asked = member?.shares ? [member.shares.cpus && `${number(member.shares.cpus)} cores`, member.shares.gpus && `${number(member.shares.gpus)} of a GPU`].filter(Boolean).join(" and ") : "";
     this.tip.show(box.left - outer.left + box.width / 2, box.top - outer.top, [
       id, `${member?.state ?? ""}${rate}`, asked && `asked for ${asked}${member.workers > 1 ? ` for each of ${member.workers} workers` : ""}`,
-      member?.memory_gb ? `${number(member.memory_gb)} GiB measured` : null, hyperparameters(member?.params),
+      member?.memory_gb ? memory(member.memory_gb * 2 ** 30) : null, hyperparameters(member?.params),
     ]);
   }
 
