@@ -53,10 +53,9 @@ def find_late_imports(uses: Iterable[tuple[Use, str]]) -> dict[str, Path]:
 
 
 def list_imports(modules: Iterable[str]) -> list[str]:
-    """These modules, and what those that are the user's import first of all when they are imported themselves.
+    """These modules, and what those that are the user's import before they do anything else; nothing is imported.
 
-    Nothing is imported. What a module imports after it has done something else, such as setting a variable of the
-    environment, is not listed. `from package import name` gives `package.name` too, which may be no module.
+    `from package import name` gives `package.name` too, which may be no module.
     """
     listed: dict[str, bool] = {}  # whether the module only imports and defines
 
@@ -65,7 +64,9 @@ def list_imports(modules: Iterable[str]) -> list[str]:
             listed[module], path = True, _find_file(module)
             package = module if path is None or path.name == "__init__.py" else module.rpartition(".")[0]
             body = [] if path is None else _parse(path).body
-            listed[module] = all(map(add, _read_first_imports(body, package))) and all(map(_only_defines, body))
+            first = _read_imports(itertools.takewhile(_only_defines, body), package)
+            names = (whole for name, parts in first for whole in (name, *(f"{name}.{part}" for part in parts)))
+            listed[module] = all(map(add, names)) and all(map(_only_defines, body))
         return listed[module]
 
     for module in modules:
@@ -73,24 +74,17 @@ def list_imports(modules: Iterable[str]) -> list[str]:
     return list(listed)
 
 
-def _read_first_imports(body: Iterable[ast.stmt], package: str) -> Iterator[str]:
-    for node in itertools.takewhile(_only_defines, body):
-        for name, parts in _read_imports([node], package):
-            yield from (name, *(f"{name}.{part}" for part in parts if part != "*"))
-
-
 def _only_defines(node: ast.stmt) -> bool:
     """Whether a statement of a module only imports, or defines something without calling anything."""
     match node:
         case ast.Assign(targets=targets, value=value):
             names = [name for target in targets for name in getattr(target, "elts", [target])]
-            is_plain = all(isinstance(name, ast.Name) for name in names)
-            return is_plain and not any(isinstance(part, ast.Call) for part in ast.walk(value))
+            calls = [part for part in ast.walk(value) if isinstance(part, ast.Call)]
+            return not calls and all(isinstance(name, ast.Name) for name in names)
         case ast.If(test=test):
             return bool(re.match(r"__name__ ==|(typing\.)?TYPE_CHECKING$", ast.unparse(test)))
-        case ast.Expr(value=value):
-            return isinstance(value, ast.Constant)
-    return isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_constant or isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
 
 
 def _resolve(name: str, level: int, package: str) -> str:
