@@ -74,7 +74,7 @@ def list_imports(modules: Iterable[str]) -> list[str]:
     return list(listed)
 
 
-def _only_defines(node: ast.stmt) -> bool:
+def _only_defines(node: ast.AST) -> bool:
     """Whether a statement of a module only imports, or defines something without calling anything."""
     match node:
         case ast.Assign(targets=targets, value=value):
