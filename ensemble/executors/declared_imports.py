@@ -1,6 +1,4 @@
-"""Imports once, in the fork server, the installed packages that members of a run will import.
-
-These are the packages that its declaration names, and those that the user's modules in it import at their top.
+"""Imports once, in the fork server, what members of a run will import: installed packages its declaration names.
 
 The user's own modules and the declaration are loaded by each member: what they make when they are loaded (data,
 generators, folders) is the member's own.
@@ -27,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from ensemble.store.declaration import read_named_modules
-from ensemble.user_code.imports import list_imports
 from pipelines.fingerprint.modules import is_foreign
 from pipelines.workers.processes import list_threads
 
@@ -36,23 +33,18 @@ _IMPORTED: set[str] = set()
 _UNSEEDED: list[Any] = []  # generators that packages made at their import
 
 
-def import_declared(run_dir: str, *, only_named: bool) -> str | None:
-    """Import them; returns the first thing that they left behind and that must not be forked, or None.
-
-    Args:
-        only_named: without those that only the user's modules import.
-    """
+def import_declared(run_dir: str) -> str | None:
+    """Import them; returns the first thing that they left behind and that must not be forked, or None."""
     files, memory, generators, modules = (
         _list_files(),
         _list_shared_memory(),
         _list_numpy_generators(),
         {*sys.modules},
     )
-    named = read_named_modules(Path(run_dir))
     with _noting_unseeded():
-        for name in find_installed(named if only_named else list_imports(named)):
+        for name in find_installed(read_named_modules(Path(run_dir))):
             try:
-                _import(name)
+                importlib.import_module(name)
             except BaseException as error:  # SystemExit as well: the members meet it themselves, and report it
                 return f"an error ({name}: {type(error).__name__})"
     earlier = {id(generator) for generator in generators}
@@ -106,21 +98,6 @@ def _is_unseeded(generator: np.random.BitGenerator) -> bool:
     """Whether its seed is of the system: of 128 bits."""
     entropy = getattr(generator.seed_seq, "entropy", None)
     return isinstance(entropy, int) and entropy >= 2**64
-
-
-def _import(name: str) -> None:
-    """Import a module, or what `from package import name` takes of one that has been imported."""
-    package, _, part = name.rpartition(".")
-    if package in sys.modules and hasattr(sys.modules[package], part):
-        return
-    try:
-        is_module = importlib.util.find_spec(name) is not None  # which imports the packages around it
-    except ModuleNotFoundError:
-        if package not in sys.modules:
-            raise
-        is_module = False  # `package` is a module
-    if is_module:
-        importlib.import_module(name)
 
 
 def find_installed(names: Iterable[str]) -> list[str]:

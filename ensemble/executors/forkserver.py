@@ -1,8 +1,7 @@
 """The fork server: it has imported torch once, has one thread, never begins CUDA, and forks a worker for each job.
 
-It has imported, too, the installed packages that members of the run will import. Where a fork would not be as a
-process is that has imported them itself, it begins anew with those alone that the declaration names; if these do
-harm as well, without any: it says `{"not_shared": why, "cpu_s"}`.
+It has imported, too, the installed packages that the run's declaration names. Where a fork would not be as a
+process is that has imported them itself, it says `{"not_shared": why, "cpu_s"}` and begins anew, without them.
 
 Requests arrive over the socket N (JSON): `{"fork": n, "env", "log"}` with the worker's socket attached, `"checks":
 run_dir` for the node's checker. Answers are `{"forked": n, "pid"}` with a pidfd, and at its end `{"ended": n,
@@ -191,7 +190,7 @@ def has_begun_cuda() -> bool:
     return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
-def _import_declared(control: socket.socket, run_dir: str, log: str, only_named: str) -> None:
+def _import_declared(control: socket.socket, run_dir: str, log: str) -> None:
     """Import what the members of a run will import; what this prints is in a log. Begins anew where that harms."""
     from ensemble.executors.declared_imports import import_declared
 
@@ -202,19 +201,17 @@ def _import_declared(control: socket.socket, run_dir: str, log: str, only_named:
     )
     _lead_output(log)
     with _end_with_executor(control), _with_variables({_ASK_NVML: "1", **SINGLE_THREADED}):
-        obstacle = import_declared(run_dir, only_named=bool(only_named))
+        obstacle = import_declared(run_dir)
     for descriptor, usual in zip((1, 2), kept, strict=True):
         os.dup2(usual, descriptor)
         os.close(usual)
     if obstacle is None and not has_begun_cuda():
         return
-    again = [run_dir, log, "only named"]
-    if only_named:
-        message, again = {"not_shared": obstacle or "CUDA", "cpu_s": time.process_time() - began_s}, []
-        with contextlib.suppress(OSError):
-            control.send(json.dumps(message).encode())
+    message = {"not_shared": obstacle or "CUDA", "cpu_s": time.process_time() - began_s}
+    with contextlib.suppress(OSError):
+        control.send(json.dumps(message).encode())
     control.set_inheritable(True)
-    command = [sys.executable, "-P", "-m", "ensemble.executors.forkserver", str(control.fileno()), *again]
+    command = [sys.executable, "-P", "-m", "ensemble.executors.forkserver", str(control.fileno())]
     os.execve(sys.executable, command, environment)
 
 
@@ -242,14 +239,13 @@ def _work(descriptor: int, checks: str | None, executor: int, begun_cuda: bool) 
     return worker_main.main(descriptor, executor)
 
 
-def main(descriptor: int, run_dir: str | None = None, log: str = "", only_named: str = "") -> int:
+def main(descriptor: int, run_dir: str | None = None, log: str = "") -> int:
     """Run the fork server; in its children, the worker.
 
     Args:
         descriptor: of the socket to the executor.
-        run_dir: the run directory; None: what its members will import is not imported.
+        run_dir: the run directory; None: what its declaration names is not imported.
         log: file of what these imports print.
-        only_named: not empty: without what only the user's modules import.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor decides when this process ends
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the program ignores it, nobody learns how workers end
@@ -261,7 +257,7 @@ def main(descriptor: int, run_dir: str | None = None, log: str = "", only_named:
         _preload()
     begun_cuda = has_begun_cuda()
     if run_dir is not None and not begun_cuda:  # else workers on GPUs are new interpreters
-        _import_declared(control, run_dir, log, only_named)
+        _import_declared(control, run_dir, log)
     release_memory()
     gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     gc.enable()

@@ -89,8 +89,10 @@ class Folds:
             raise SpecError("Folds.by= has one partition, by time alone: leave stratify=, group= and repeats= out")
         if self.held_out is not None and self.repeats > 1:
             raise SpecError("Folds.held_out names a fold of one partition: leave repeats= out, and give its seed=")
-        if self.assigned is not None and (self.repeats > 1 or len(self.named_fields) > 1):
-            raise SpecError("Folds.assigned= is the partition: leave stratify=, group=, by= and repeats= out")
+        if self.assigned is not None and (self.repeats > 1 or len(self.named_fields) > 1 or self.seed is not None):
+            raise SpecError(
+                "Folds.assigned= is the partition: leave stratify=, group=, by=, seed= and repeats= out"
+            )
         for name, value in self.named_fields.items():
             if not isinstance(value, str):
                 raise SpecError(f"Folds.{name} must be the name of a field of the records, got {value!r:.60}")

@@ -276,6 +276,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.steps = event.steps or member.steps
             member.samples_per_s = event.samples_per_s or member.samples_per_s
             if event.metrics:
+                member.drop_evaluations_from(event.epoch, event.step)  # a resume repeats that at its checkpoint
                 member.evaluations.append(replace(event, metrics=drop_missing(event.metrics)))
         case events.Epoch():
             run.failures_in_row = 0

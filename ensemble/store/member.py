@@ -226,14 +226,17 @@ class MemberState:
         Raises:
             UnknownEpochsError: it is one of the `earlier` ones.
         """
-        while self.evaluations and (self.evaluations[-1].epoch, self.evaluations[-1].step) > (epoch, step):
-            self.evaluations.pop()
+        self.drop_evaluations_from(epoch, step + 1)
         while self.history and self.history[-1].epoch >= epoch:
             self.history.pop()
         earlier = self.earlier
         if earlier is not None and epoch < earlier.epochs:
             raise UnknownEpochsError(self.id)
         self.metrics = self.history[-1].metrics if self.history else earlier.metrics if earlier else {}
+
+    def drop_evaluations_from(self, epoch: int, step: int) -> None:
+        while self.evaluations and (self.evaluations[-1].epoch, self.evaluations[-1].step) >= (epoch, step):
+            self.evaluations.pop()
 
     def _list_evaluations(self, epoch: events.Epoch) -> list[events.StepsDone]:
         """All evaluations within an epoch that has ended, those too whose events were lost with a controller."""

@@ -161,7 +161,7 @@ class RunDir(RunPaths):
                     "revision": revision(folder),
                     "code": str(folder),
                     "spec": None if spec is None else str(spec.absolute()),
-                    "command": " ".join(word.partition("://")[0] for word in sys.argv),  # no secrets
+                    "command": " ".join(_name_words(sys.argv)),
                     "executor": executor,
                 }
                 files[run_dir.info_file] = encode_json(info)
@@ -352,3 +352,11 @@ class RunDir(RunPaths):
                 return why
             sys.path.append(str(folder))
         return None
+
+
+def _name_words(words: list[str]) -> Iterator[str]:
+    """The program and the names of its options: values may be secrets."""
+    yield from (Path(word).name for word in words[:1])
+    for word in words[1:]:
+        if word.startswith("-"):
+            yield word.partition("=")[0] if word.startswith("--") else word[:2]

@@ -214,7 +214,8 @@ class _SplitRows:
             causes = (describe_not_finite(batch, describe) for batch in member.batches("valid"))
             member.remark(f"the loss of Ensemble.valid is NaN{next(filter(None, causes), '')}")
         accuracy, classes = figures.get("accuracy", 1.0), self._classes
-        is_chance = classes and loss >= 0.99 * math.log(classes) and accuracy * classes < 1.5
+        is_named = classes and getattr(self._recipe.loss, "name", "") == "cross_entropy"
+        is_chance = is_named and loss >= 0.999 * math.log(classes) and accuracy < 1 / classes + 0.05
         if is_chance and member.position["epoch"] >= max(2, member._state.identity.epochs // 10):  # warmed up
             chance = f"a constant guess of {classes} classes, {math.log(classes):.4g}"
             member.remark(f"learns nothing: the loss on 'valid' is no better than that of {chance}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.machinery
-import itertools
-import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -48,43 +46,8 @@ def find_late_imports(uses: Iterable[tuple[Use, str]]) -> dict[str, Path]:
             if path is not None and name not in files:
                 files[name] = path
                 package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-                imports += _read_imports(ast.walk(_parse(path)), package)
+                imports += _read_imports(path, package)
     return files
-
-
-def list_imports(modules: Iterable[str]) -> list[str]:
-    """These modules, and what those that are the user's import before they do anything else; nothing is imported.
-
-    `from package import name` gives `package.name` too, which may be no module.
-    """
-    listed: dict[str, bool] = {}  # whether the module only imports and defines
-
-    def add(module: str) -> bool:
-        if module not in listed:
-            listed[module], path = True, _find_file(module)
-            package = module if path is None or path.name == "__init__.py" else module.rpartition(".")[0]
-            body = [] if path is None else _parse(path).body
-            first = _read_imports(itertools.takewhile(_only_defines, body), package)
-            names = (whole for name, parts in first for whole in (name, *(f"{name}.{part}" for part in parts)))
-            listed[module] = all(map(add, names)) and all(map(_only_defines, body))
-        return listed[module]
-
-    for module in modules:
-        add(module)
-    return list(listed)
-
-
-def _only_defines(node: ast.AST) -> bool:
-    """Whether a statement of a module only imports, or defines something without calling anything."""
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            names = [name for target in targets for name in getattr(target, "elts", [target])]
-            calls = [part for part in ast.walk(value) if isinstance(part, ast.Call)]
-            return not calls and all(isinstance(name, ast.Name) for name in names)
-        case ast.If(test=test):
-            return bool(re.match(r"__name__ ==|(typing\.)?TYPE_CHECKING$", ast.unparse(test)))
-    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_constant or isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
 
 
 def _resolve(name: str, level: int, package: str) -> str:
@@ -94,9 +57,9 @@ def _resolve(name: str, level: int, package: str) -> str:
     return ".".join([*base, *([name] if name else [])])
 
 
-def _read_imports(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(module, names) of the imports among these nodes of a file."""
-    for node in nodes:
+def _read_imports(path: Path, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(module, names) that a file imports anywhere."""
+    for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

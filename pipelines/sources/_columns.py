@@ -187,15 +187,15 @@ def _is_stored_otherwise(kind: Any) -> bool:
 
 def make_stored_reader(column: Any, shape: tuple[int, ...] | None) -> Callable[[int], Any]:
     """Returns what `make_reader` does, for values as they are stored; `shape` is that of tensors."""
-    import pyarrow
+    import pyarrow.compute
 
     if _is_stored_otherwise(column.type):
         column = pyarrow.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     if shape is None:
         return make_reader(column)
     if column.num_chunks == 1:
-        numbers = column.chunk(0).flatten()
-        if not numbers.null_count and len(numbers) == len(column) * math.prod(shape):
+        numbers, lengths = column.chunk(0).flatten(), pyarrow.compute.list_value_length(column.chunk(0))
+        if not numbers.null_count and lengths.to_pylist() == len(column) * [math.prod(shape)]:
             values = numbers.to_numpy(zero_copy_only=False).reshape(-1, *shape)
             return lambda row: values[row].copy()
     read = make_reader(column)

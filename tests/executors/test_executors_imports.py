@@ -118,41 +118,6 @@ def test_an_installed_package_is_imported_once_for_all_members(
     assert weights == run(declared, tmp_path / "inline", "inline")
 
 
-@pytest.mark.parametrize(
-    ("own", "is_named", "most"),
-    [
-        ("import some_package", False, 1),
-        ("import some_package, harmful", True, 2),  # the fork server begins anew with what is named
-        ("import os\nos.environ['CHOICE'] = 'own'\nimport some_package", False, 9),
-    ],
-    ids=["first of all", "beside what harms", "after a variable is set"],
-)
-def test_what_a_module_of_the_users_imports_first_of_all_is_imported_once(
-    own: str,
-    is_named: bool,
-    most: int,
-    declare: Callable[..., Ensemble],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    declared, site = declare(), tmp_path / "site-packages"
-    (site / "harmful.py").write_text(OBSTACLES["thread"])
-    (site / "harmful-1.0.dist-info").mkdir()
-    (tmp_path / "own_models.py").write_text(f"{own}\ndef build(params):\n    return some_package.build(params)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("CHOICE", "none")
-    import own_models  # type: ignore[import-not-found]
-    import some_package
-
-    def model(params: object) -> object:  # by value: it names both
-        return own_models.build(params) or some_package
-
-    recipe = dataclasses.replace(declared.recipe, model=model if is_named else own_models.build)
-    run(dataclasses.replace(declared, recipe=recipe), tmp_path / "run", "local")
-    sys.modules.pop("own_models")
-    assert max(1, most // 3) <= count_imports(tmp_path) <= most
-
-
 def test_a_module_of_the_users_own_is_imported_by_each_member(
     declare: Callable[..., Ensemble], tmp_path: Path
 ) -> None:

@@ -135,6 +135,14 @@ def test_tensors_are_arrays_of_their_shape_whatever_types_a_process_knows(tmp_pa
     assert source[1]["ray"].tolist() == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(SampleError, match="column 'ray' is null"):
         source[0]
+    uneven = pa.array([[1, 2, 3], [4], [5, 6]], pa.list_(pa.int64()))  # of the right number in all
+    schema = pa.schema([ray_field("x", uneven.type, "tensor", b"[2]")])
+    pq.write_table(pa.table([uneven], schema=schema), tmp_path / "uneven.parquet")
+    source = sources.parquet(tmp_path / "uneven.parquet")
+    assert source[2]["x"].tolist() == [5, 6]
+    for read in (lambda: source[0], lambda: source.column("x")):
+        with pytest.raises((SampleError, PipelineError)):
+            read()
     other = tmp_path / "b.parquet"
     pq.write_table(
         pa.table([numbers], schema=pa.schema([ray_field("ray", numbers.type, "tensor", b"[6]")])), other

@@ -39,7 +39,10 @@ def ensemble(name: str = "digits", **options: Any) -> Ensemble:
 
 
 def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["train.py", "--notify", "https://hooks.example.org/secret", "--lr", "0.1"])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["of/train.py", "--notify", "https://hooks.example.org/secret", "--key=secret", "-psecret", "RUN"],
+    )
     before = os.umask(0o002)
     try:
         run = RunDir.create(tmp_path / "runs" / "digits", ensemble())
@@ -48,7 +51,7 @@ def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path, monkeypatch: 
     folders = [run.path, run.path / "code", *(run.path / "code").rglob("*")]
     assert {folder.stat().st_mode & 0o777 for folder in folders if folder.is_dir()} == {0o700}
     assert run.info["name"] == "digits" and run.info["versions"] == versions() and run.info["run_id"]
-    assert run.info["command"] == "train.py --notify https --lr 0.1", "what follows in an address is a secret"
+    assert run.info["command"] == "train.py --notify --key -p", "values may be secrets"
     loaded = RunDir(run.path).load_ensemble()
     assert loaded.name == "digits" and isinstance(loaded.recipe, Recipe) and loaded.recipe.model({"width": 3}) == 3
     names = "code ensemble.pkl events.jsonl members requests run.json"

@@ -152,6 +152,10 @@ def test_evaluations_that_are_repeated_or_were_lost_are_listed_once() -> None:
     resumed = fold(story(*again)).members["member-0"]
     assert list_values(resumed) == [(0, 10, 0.5), (1, 2, 0.6)], "of the first epoch its own event names none"
     assert resumed.latest_metrics == {"accuracy": 0.6}
+    repeated = fold(story(*again, evaluated(1, 2, 0.6, attempt=1))).members["member-0"]
+    assert list_values(repeated) == list_values(resumed), (
+        "a checkpoint is written before the evaluation at its step"
+    )
     kind, fields = epoch(1, 0.8, attempt=1)
     named = {"validations": [[2, {"accuracy": 0.6}], [4, {"accuracy": 0.7, "f1": None}]]}
     ended = fold(story(*again, (kind, {**fields, **named}))).members["member-0"]

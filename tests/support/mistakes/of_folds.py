@@ -80,6 +80,7 @@ ROWS = [
             ("repeats in time", {"by": "day", "repeats": 2}, "by time alone"),
             ("a fold of repeats", {"held_out": 1, "repeats": 2}, "a fold of one partition"),
             ("two partitions", {"assigned": "fold", "group": "label"}, "Folds.assigned= is the partition"),
+            ("a seed of a partition", {"assigned": "fold", "seed": 1}, "leave stratify=, group=, by=, seed= and"),
             ("an array of folds", {"assigned": [0, 1]}, "Folds.assigned must be the name of a field"),
             ("no repeats", {"repeats": 0}, "Folds.repeats"),
         )
