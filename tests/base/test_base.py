@@ -305,7 +305,7 @@ def test_page_and_summary_say_what_the_base_and_a_member_take(heads: Path) -> No
     assert "the base of base_spec.load_base takes" in lines and "once on each node, each member at most" in lines
     last = max(at for at, event in enumerate(events) if isinstance(event, Epoch))
     for part, is_running in ((events, False), (events[: last + 1], True)):
-        facts = describe_run("run", RunProjection.from_events(part), None)["facts"]
+        facts = describe_run("run", RunProjection.from_events(part), None, {})["facts"]
         (fact,) = (fact["text"] for fact in facts if fact["label"] == "memory")
         assert "once on each node" in fact and (" + 1 x " in fact) == is_running, "inline trains one at a time"
 
