@@ -163,9 +163,7 @@ def _read_splits(run_dir: RunDir, state: RunState, ensemble: Ensemble, left_out:
 
 
 def _fit_and_measure(splits: _Splits, state: RunState, ensemble: Ensemble) -> tuple[dict[str, Any], Quantified]:
-    """Fit the combination; returns the fields of the `combined` event that follow from it, and the predictions on
-    the split that the figures are of.
-    """
+    """Fit the combination; returns fields of `combined`, and the predictions that the figures are of."""
     valid, report, task_math = splits.valid, splits.report, find_math(splits.valid.task)
     is_valid = report is valid
     combination, held_out = fit_declared(ensemble, valid)

@@ -115,11 +115,7 @@ def _remove_stale(root: Path, prefix: str, clear: Callable[[Path], object]) -> N
 
 
 def _lock(directory: Path, *, make: bool = True) -> int | None:
-    """Lock a directory of this user; returns the descriptor that holds the lock, None if it cannot be locked.
-
-    Args:
-        make: make the lock file if there is none, and wait for a process that is just releasing it.
-    """
+    """Lock a directory; returns the lock's descriptor or None. `make`: the file, too; waits for a release."""
     until = time.monotonic() + (_HANDOVER_S if make else 0.0)
     try:
         status = directory.lstat()

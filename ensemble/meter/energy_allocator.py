@@ -167,11 +167,7 @@ def _weigh_idle(part: EnergyPart, use: _IntervalUse, capacity: int) -> Weights:
 def _weigh_dynamic(
     part: EnergyPart, use: _IntervalUse, shares: Iterable[EnergyShare]
 ) -> tuple[Method, int, Weights]:
-    """By what the dynamic energy of a part is shared out, its ticks, and the weights.
-
-    Args:
-        shares: of the parts before.
-    """
+    """By what the dynamic energy of a part is divided, its ticks, and the weights."""
     options: list[tuple[Method, Weights]] = [("cpu_time", use.cpu)]
     if part.kind == "gpu":
         gpu = UNNAMED if part.device is None else part.device

@@ -137,9 +137,7 @@ class UsageParser:
     # -- one kind of event each ---------------------------------------------------------------------------------
 
     def _restart(self, event: events.RunStarted | events.RunStopped | events.RunFinished) -> None:
-        """Resets all counts at a start of the run. In a start that ended without an event, members held their
-        devices until its last event.
-        """
+        """Reset all counts; members of a start without an end held their devices until its last event."""
         until = event.t
         if isinstance(event, events.RunStarted):
             until = max([self.started_t, *self.last_power.values(), *(t for t, _ in self.last_usage.values())])

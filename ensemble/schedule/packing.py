@@ -150,11 +150,7 @@ class _PlaceFinder:
         return kinds == [True] or (True in kinds and need.workers <= self._gpu_only_workers)
 
     def _update_bounds(self) -> None:
-        """Update upper bounds on what any node has left, which reject most members once the nodes are full.
-
-        Only nodes with enough for the smallest need of each resource count. Until the next update capacity can
-        only shrink.
-        """
+        """Update upper bounds on what any node has left: they reject most members on full nodes."""
         free, (cpus, memory, share) = self._free, self._least
         open_nodes = (free._members < self._places) & (free._cpus + SLACK >= cpus)
         open_nodes &= free._memory + SLACK >= memory
@@ -189,11 +185,7 @@ class _PlaceFinder:
         return spots
 
     def _reserve_on_nodes(self, need: Need, count: int, *, beside_gpus: bool = True) -> list[Spot]:
-        """Take up to `count` places of one node each, node after node.
-
-        Args:
-            beside_gpus: whether one that declared no share may be on the CPU of a node that has GPUs.
-        """
+        """Take up to `count` places of a node each; `beside_gpus`: also on the CPU of nodes with GPUs."""
         if not count or self._cpus_left < 0 or need.memory > self._memory_left:
             return []
         if need.cpus > self._cpus_left and not need.guessed_cpus:

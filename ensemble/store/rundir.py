@@ -325,11 +325,7 @@ class RunDir(RunPaths):
 
     @contextlib.contextmanager
     def _open_kept(self, path: Path, remedy: str) -> Iterator[str]:
-        """Yields a name of a file of the declaration or the code that is what was written.
-
-        Raises:
-            DamagedError: it is not; the message ends with the remedy.
-        """
+        """Yields a name of a kept file that is what was written; else raises DamagedError with the remedy."""
         files = read_files(self.events).files if self._files is None else self._files
         digests = files.get(str(path.relative_to(self.path)), [])
         try:

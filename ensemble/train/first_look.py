@@ -140,11 +140,7 @@ def _list_remarks(
     few: Mapping[str, Batch],
     predicted: list[tuple[Task, Tensor]],
 ) -> Iterator[str]:
-    """Yield the remarks; what is predicted, and its task, is put into a list.
-
-    Args:
-        few: the first samples of each split on which the member is evaluated.
-    """
+    """Yield the remarks; what is predicted, and its task, is put into a list."""
     recipe, target, first = state.recipe, find_target(batch, state.recipe.target), FirstCall()
     # Of several workers a loss may need all at once.
     has_loss = recipe.loss is not None and not state.is_own_loop and state.comm.world == 1
@@ -185,11 +181,7 @@ def _list_remarks(
 def _explain_lengths(
     state: TrainState, model: nn.Module, split: str, first: Batch, seen: Observation
 ) -> Iterator[str]:
-    """Predict samples of a split; of batches of unlike length what is not kept, or has padding that counts.
-
-    Raises:
-        OutputError: these samples do not have the metrics of the whole split that the member is measured by.
-    """
+    """Predict samples of a split; yield what batches of unlike length keep, and what padding counts."""
     task, objective = state.recipe.find_task(), str(state.ensemble.objective)
     kind, shapes, counts = task.kind, set(), True
     is_measured = split == "valid" and not state.is_own_loop

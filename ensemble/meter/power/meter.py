@@ -74,11 +74,7 @@ def _open(name: str, open_source: Callable[[], PowerSource | Absent], level: int
 
 
 def _read_source(source: PowerSource) -> list[Reading]:
-    """What a source reads, as energies that can be counted.
-
-    Raises:
-        PowerError: it reads something else, or fails.
-    """
+    """The energies that a source reads; raises PowerError if it reads something else, or fails."""
     try:
         readings = list(source.read())
         for reading in readings:

@@ -252,6 +252,7 @@ def read_batches(member: Any) -> None:
 
 
 NOTHING: dict[str, Any] = {"train": None, "epochs": 1}
+BEST = {"keep": "best", "objective": "loss"}
 NO_PIPELINE = [
     fails("no report", alone(lambda member: None), "has reported nothing", "member.report(", **NOTHING),
     fails("more reports than epochs", alone(report_twice), "was called 2 times", "epochs=", **NOTHING),
@@ -261,13 +262,7 @@ NO_PIPELINE = [
     ),
     fails("batches of no pipeline", alone(read_batches), "no train=", "train=Pipeline(source)", **NOTHING),
     fails("passes over no pipeline", alone(lambda member: list(member.dataloader())), "no train=", **NOTHING),
-    *(
-        fails(f"{option} without a model", alone(report_twice), "member.prepare()", **{**NOTHING, **options})
-        for option, options in (
-            ("the best weights", {"keep": "best", "objective": "loss"}),
-            ("averages", {"averaging": "ema"}),
-        )
-    ),
+    fails("best weights without a model", alone(report_twice), "member.prepare()", **{**NOTHING, **BEST}),
 ]
 
 ROWS = [*LOOPS, *HANDED_OVER, *CALLBACKS, *NO_PIPELINE]
