@@ -95,11 +95,13 @@ def run_case(
     case: str, count: int, systems: Sequence[str], options: dict[str, Any], environment: Environment, repeats: int
 ) -> list[Row]:
     """Run members by each system, in turn, `repeats` times; medians."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what a system leaves behind is waited for here
     runs: dict[str, list[Row]] = {system: [] for system in systems}
-    for _ in range(repeats):
-        for system in systems:
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what a system leaves behind is waited for here
+    try:
+        for system in [*systems] * repeats:
             runs[system].append(_run(case, count, system, options, environment))
+    finally:
+        ctypes.CDLL(None).prctl(_SUBREAPER, 0, 0, 0, 0)
     return [_median(rows) for rows in runs.values()]
 
 
