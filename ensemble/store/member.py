@@ -226,7 +226,8 @@ class MemberState:
         Raises:
             UnknownEpochsError: it is one of the `earlier` ones.
         """
-        self.drop_evaluations_from(epoch, step + 1)
+        if self.evaluations:
+            self.drop_evaluations_from(epoch, step + 1)
         while self.history and self.history[-1].epoch >= epoch:
             self.history.pop()
         earlier = self.earlier
