@@ -241,7 +241,7 @@ class MemberState:
 
     def _list_evaluations(self, epoch: events.Epoch) -> list[events.StepsDone]:
         """All evaluations within an epoch that has ended, those too whose events were lost with a controller."""
-        reported = {one.step: one for one in reversed(self.evaluations) if one.epoch == epoch.epoch}
+        reported = {one.step: one for one in self.evaluations if one.epoch == epoch.epoch}
         of_epoch = asdict(epoch) | {"steps": epoch.step}
         return [
             reported.get(step)

@@ -214,9 +214,9 @@ class _SplitRows:
             causes = (describe_not_finite(batch, describe) for batch in member.batches("valid"))
             member.remark(f"the loss of Ensemble.valid is NaN{next(filter(None, causes), '')}")
         accuracy, classes = figures.get("accuracy", 1.0), self._classes
-        is_named = classes and getattr(self._recipe.loss, "name", "") == "cross_entropy"
-        is_chance = is_named and loss >= 0.999 * math.log(classes) and accuracy < 1 / classes + 0.05
-        if is_chance and member.position["epoch"] >= max(2, member._state.identity.epochs // 10):  # warmed up
+        is_named = isinstance(self._recipe.loss, NamedLoss) and self._recipe.loss.name == "cross_entropy"
+        is_chance = classes and is_named and loss >= 0.999 * math.log(classes) and accuracy < 1 / classes + 0.05
+        if is_chance and member.position["epoch"] >= max(2, member.identity.epochs // 10):  # warmed up
             chance = f"a constant guess of {classes} classes, {math.log(classes):.4g}"
             member.remark(f"learns nothing: the loss on 'valid' is no better than that of {chance}")
         return {name: value for name, value in figures.items() if name not in dropped}

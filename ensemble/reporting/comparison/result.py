@@ -110,6 +110,6 @@ def _describe_difference(against: dict[str, Any]) -> str:
 def _shorten(value: Any) -> str:
     if value is None:
         return text.ABSENT
-    round_it = lambda digits: float(f"{float(digits):.12g}")  # noqa: E731
-    words = value if isinstance(value, str) else json.dumps(json.loads(json.dumps(value), parse_float=round_it))
+    plain = json.loads(json.dumps(value), parse_float=lambda digits: float(f"{float(digits):.12g}"))
+    words = plain if isinstance(plain, str) else json.dumps(plain)
     return words if len(words) <= LONGEST else words[: LONGEST - 1] + "…"
