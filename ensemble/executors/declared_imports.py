@@ -35,26 +35,27 @@ _UNSEEDED: list[Any] = []  # generators that packages made at their import
 
 def import_declared(run_dir: str) -> str | None:
     """Import what the declaration of a run names; returns why this process must not be forked then, or None."""
+    name = ""
 
-    def import_named() -> str | None:
+    def import_named() -> None:
+        nonlocal name
         for name in find_installed(read_named_modules(Path(run_dir))):
-            try:
-                importlib.import_module(name)
-            except BaseException as error:  # SystemExit as well: the members meet it themselves, and report it
-                return f"an error ({name}: {type(error).__name__})"
-        return None
+            importlib.import_module(name)
 
-    return import_for_forks(import_named)
+    try:
+        return import_for_forks(import_named)
+    except BaseException as error:  # SystemExit as well: the members meet it themselves, and report it
+        return f"an error ({name}: {type(error).__name__})"
 
 
-def import_for_forks(import_packages: Callable[[], str | None]) -> str | None:
+def import_for_forks(import_packages: Callable[[], object]) -> str | None:
     """Import packages in a process that will be forked, and note what `adapt` has to change in a fork.
 
     Args:
-        import_packages: imports them; returns why the process must not be forked, or None.
+        import_packages: imports them.
 
     Returns:
-        That, or the first thing that the packages left behind and that must not be forked; None: there is nothing.
+        The first thing that the packages left behind and that must not be forked; None: there is nothing.
     """
     files, memory, generators, modules = (
         list_files(),
@@ -63,11 +64,11 @@ def import_for_forks(import_packages: Callable[[], str | None]) -> str | None:
         {*sys.modules},
     )
     with _noting_unseeded():
-        obstacle = import_packages()
+        import_packages()
     earlier = {id(generator) for generator in generators}
     _UNSEEDED.extend(one for one in _list_numpy_generators() if id(one) not in earlier and _is_unseeded(one))
     _IMPORTED.update(sys.modules.keys() - modules)
-    return obstacle or _find_obstacle(files, memory)
+    return _find_obstacle(files, memory)
 
 
 def has_imported() -> bool:

@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,9 @@ from ensemble.executors.spawn import (
     name_import_log,
 )
 from ensemble.interrupts import exit_process, repeat_lost_signals
-from ensemble.spec.user_imports import without_bytecode
+from ensemble.meter.cpu import is_command
+from ensemble.spec.user_imports import check_hidden_modules, without_bytecode
+from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines.ipc import messages
 from pipelines.ipc.child_processes import is_of_launch
 
@@ -65,7 +68,7 @@ class _ForkedProcess:
 
 
 class EarlyServer(ForkServer):
-    """A fork server that waits for `open`, in a fork of this process.
+    """A fork server that waits for `declare`, in a fork of this process.
 
     Attributes:
         directory: of the node.
@@ -78,8 +81,13 @@ class EarlyServer(ForkServer):
             stream.flush()
         pid = os.fork()
         if pid == 0:
-            self.control.close()
-            _serve(theirs, directory.path)
+            try:
+                self.control.close()
+                _serve(theirs, directory.path)
+            except BaseException:  # the command's frames are below this one
+                traceback.print_exc()
+            finally:
+                os._exit(1)
         theirs.close()
         self.process = _ForkedProcess(pid)
         self._set_up()
@@ -122,12 +130,11 @@ def begun_early(spec: Path) -> Iterator[None]:
 def take(ensemble: Ensemble) -> EarlyServer | None:
     """Take over the fork server that has been begun for this run, with its directory; None: there is none.
 
-    Ranks of wide members import packages when they are ranks: a run with such members gets none.
+    A run with members of several ranks gets none: some packages look at the rank when they are imported.
     """
-    widths = [
-        getattr(member, "workers", None) or ensemble.resources.workers for member in ensemble.members or ({},)
-    ]
-    if any(width != 1 for width in widths):  # ranks may not have the packages imported before they are ranks
+    declared = [getattr(member, "workers", None) for member in ensemble.members] or [None]
+    widths = {workers or ensemble.resources.workers for workers in declared}
+    if widths != {1}:
         _discard()
     return _early.pop() if _early else None
 
@@ -142,7 +149,7 @@ def _discard() -> None:
 def _import_for(spec: Path) -> bool:
     """Execute the imports that a spec file begins with; returns whether a fork of this process may be the server.
 
-    Its members would have imported torch themselves: it has to be among the imports.
+    Torch has to be among them: else what the spec does first may be meant for torch's import.
     """
     from ensemble.executors.declared_imports import import_for_forks
     from ensemble.executors.forkserver import has_begun_cuda
@@ -150,18 +157,17 @@ def _import_for(spec: Path) -> bool:
     from ensemble.user_code.preamble import Preamble
 
     folder = spec.resolve().parent
-    if not spec.is_file() or (folder / "__init__.py").exists() or any(map(is_of_launch, os.environ)):
+    if not spec.is_file() or (folder / "__init__.py").exists() or not is_command() or "torch" in sys.modules:
         return False
+    if any(map(is_of_launch, os.environ)):  # which members do not get
+        return False
+    check_hidden_modules(folder)
     if str(folder) not in sys.path:  # as for the spec file
         sys.path.insert(0, str(folder))
-    preamble = Preamble()
-
-    def import_packages() -> None:
-        preamble.execute(spec)
-
     with repeat_lost_signals(), without_bytecode():
-        obstacle = import_for_forks(import_packages)
-    return obstacle is None and "torch" in preamble.packages and not users_modules(folder) and not has_begun_cuda()
+        obstacle = import_for_forks(lambda: Preamble().execute(spec))
+    is_whole = obstacle is None and "torch" in sys.modules and not users_modules(folder)
+    return is_whole and not has_begun_cuda()
 
 
 def _serve(control: socket.socket, directory: Path) -> NoReturn:
@@ -177,6 +183,7 @@ def _serve(control: socket.socket, directory: Path) -> NoReturn:
         except messages.ConnectionLost:
             os._exit(0)
         _take_state(state)
+        _take_title(directory)
         return state["run_dir"], name_import_log(directory)
 
     exit_process(forkserver.run(control, wait_for_declaration))
@@ -202,15 +209,6 @@ def _be_an_interpreter(module: Any, control: int) -> None:
     sys.argv, sys.dont_write_bytecode, sys.modules["__main__"] = [module.__file__], True, module
     warnings.formatwarning = warnings._formatwarning_orig  # type: ignore[attr-defined]
     importlib.import_module("threadpoolctl").threadpool_limits(1)  # of scikit-learn
-    _take_title()
-
-
-def _take_title() -> None:
-    """Have the command line of a fork server, as `ps` and `pkill -f` see it."""
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end; proc(5)
-    if len(_TITLE) <= end - begin:
-        ctypes.memmove(begin, _TITLE.ljust(end - begin, b"\0"), end - begin)
 
 
 def _take_state(state: dict[str, Any]) -> None:
@@ -221,3 +219,16 @@ def _take_state(state: dict[str, Any]) -> None:
     os.chdir(state["folder"])
     os.sched_setaffinity(0, state["cores"])
     os.setpriority(os.PRIO_PROCESS, 0, state["niceness"])
+
+
+def _take_title(directory: Path) -> None:
+    """Show the command line and the directory of a fork server to `ps`, `pkill -f` and `is_of_node`.
+
+    All variables have been set anew, so that none of them is read where they were at the beginning.
+    """
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    shown = (_TITLE, f"{NODE_DIRECTORY}={directory}\0".encode())
+    for text, first in zip(shown, (45, 47), strict=True):  # arg_start, arg_end, env_start, env_end; proc(5)
+        begin, end = int(fields[first]), int(fields[first + 1])
+        if len(text) <= end - begin:
+            ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)

@@ -23,13 +23,9 @@ class Preamble:
 
     Definitions and assignments that call nothing may stand between them. Any other statement ends the preamble of
     all files: later imports may depend on what it does.
-
-    Attributes:
-        packages: the top-level names of what was imported, the user's own modules left out.
     """
 
     def __init__(self) -> None:
-        self.packages: set[str] = set()
         self._walked: set[str] = set()
 
     def execute(self, file: Path, package: str = "") -> bool:
@@ -52,12 +48,11 @@ class Preamble:
 
     def _import(self, name: str, parts: tuple[str, ...], package: str, statement: ast.stmt) -> bool:
         names = name.split(".")
-        modules = [".".join(names[: count + 1]) for count in range(len(names))] + [
-            f"{name}.{part}" for part in parts
-        ]
+        modules = [".".join(names[: count + 1]) for count in range(len(names))]
+        modules += [f"{name}.{part}" for part in parts]
         files = {module: file for module in modules if (file := find_file(module)) is not None}
         if not files:
-            return self._execute_import(names[0], statement)
+            return _execute_import(statement)
         return all(self._walk(module, file) for module, file in files.items())
 
     def _walk(self, module: str, file: Path) -> bool:
@@ -66,14 +61,14 @@ class Preamble:
         self._walked.add(module)
         return self.execute(file, module if file.name == "__init__.py" else module.rpartition(".")[0])
 
-    def _execute_import(self, package: str, statement: ast.stmt) -> bool:
-        alone = ast.fix_missing_locations(ast.Module([statement], type_ignores=[]))
-        try:
-            exec(compile(alone, "<preamble>", "exec"), {"__name__": "preamble"})
-        except (Exception, SystemExit):  # the file raises it again when it is imported
-            return False
-        self.packages.add(package)
-        return True
+
+def _execute_import(statement: ast.stmt) -> bool:
+    alone = ast.fix_missing_locations(ast.Module([statement], type_ignores=[]))
+    try:
+        exec(compile(alone, "<preamble>", "exec"), {"__name__": "preamble"})
+    except (Exception, SystemExit):  # the file raises it again when it is imported
+        return False
+    return True
 
 
 def _only_defines(node: ast.stmt) -> bool:
@@ -89,7 +84,7 @@ def _only_defines(node: ast.stmt) -> bool:
             evaluated = [*arguments.defaults, *arguments.kw_defaults, returns]
             evaluated += [argument.annotation for argument in ast.walk(arguments) if isinstance(argument, ast.arg)]
             return all(expression is None or _is_plain(expression) for expression in evaluated)
-        case ast.If(test=test):
+        case ast.If(test=test, orelse=[]):
             return bool(re.match(r"__name__ ==|(typing\.)?TYPE_CHECKING$", ast.unparse(test)))
     return False
 
