@@ -46,7 +46,8 @@ def model(params):
         threads=some_package.count_threads(), drawn=[str(one.random()) for one in some_package.generators],
         descriptors=[os.readlink(f"/proc/self/fd/{{fd}}") for fd in (2, 1, 0)], group=os.getpgid(0),
         bytecode=sys.dont_write_bytecode, signals=[str(__import__("signal").getsignal(n)) for n in (1, 15)],
-        path=list(dict.fromkeys(p for p in sys.path if '__editable__' not in p)), file=some_package.__file__, opened=len(os.listdir("/proc/self/fd")),
+        path=list(dict.fromkeys(folder for folder in sys.path if "__editable__" not in folder)),
+        file=some_package.__file__, opened=len(os.listdir("/proc/self/fd")),
         main=sys.modules["__main__"].__file__,
     )
     print("SHOWN", json.dumps(shown), file=sys.stderr if params["lr"] == 0.1 else sys.stdout)
