@@ -98,7 +98,7 @@ def _make_environment(device: str) -> dict[str, str]:
     """Of the cases' processes: they find the project, and see one GPU."""
     from ensemble.meter.devices import list_gpus
 
-    paths = [str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), str(HERE), str(HERE.parent / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     if device == "cuda" and len(gpus := list_gpus()) > 1:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0].id

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 QUICK = ("environment", "codecs")
 #: What a machine with a GPU may lack: the checks must not need it.
 NOT_NEEDED = ("ray", "optuna", "cmaes", "simplejpeg", "cv2", "sklearn", "scipy", "pyarrow", "rich")
-NOT_NEEDED += ("pytest", "hypothesis", "torchvision")
+NOT_NEEDED += ("pytest", "hypothesis", "torchvision", "peft")
 
 _WITHOUT = f"""
 import sys
@@ -111,6 +111,7 @@ print(json.dumps([energy.reason, energy.read(), checks._make_environment("cuda")
 
 #: With those of QUICK, all cases.
 SLOW = (("precision", "loss_scaling", "nccl"), ("packing",), ("sharing", "copies", "mps"), ("fused",))
+SLOW += (("adapters", "prefix", "images"),)
 
 
 @pytest.mark.slow

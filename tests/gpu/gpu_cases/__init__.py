@@ -32,6 +32,13 @@ CASES = (
     Case("nccl", "a communicator over NCCL with one rank", 40),
     Case("packing", "1 to 16 members on one GPU: models/min, samples/s, joules a model", 150),
     Case("sharing", "four members on a shared pipeline and on pipelines of their own", 80),
+    Case(
+        "adapters", "low-rank adapters of 8 members on one frozen base and on a copy each: memory, samples/s", 300
+    ),
+    Case("prefix", "8 heads on a frozen network: as a batch stage once for all, and in each member", 150),
+    Case(
+        "images", "JPEG files to four CNNs: prepared once and augmented on the GPU, and by a DataLoader each", 150
+    ),
     Case("copies", "batches to the GPU: pinned and asynchronous against blocking", 30),
     Case("mps", "members on one GPU with the Multi-Process Service", 80),
     Case("fused", "members of one architecture: processes against stacked weights in one process", 360),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -118,6 +121,38 @@ class PeakMemory:
     def megabytes(self) -> float | None:
         """The peak, 10^6 bytes."""
         return (torch.cuda.max_memory_allocated() - self._before) / 1e6 if self._on_gpu else None
+
+
+@contextlib.contextmanager
+def follow_memory(setting: Setting) -> Iterator[Row]:
+    """A context after which the row has the peaks of memory in use, above what was in use when it began.
+
+    `gpu_memory_mb` is of the whole GPU, `host_memory_mb` of this process and all that it started: a page that n of
+    them map counts 1/n in each. Both are looked at twice a second.
+    """
+    from benchmarks.sc18.processes import process_tree, read_memory
+    from ensemble.meter.gpu import GpuUse
+
+    device, host, gpu = GpuUse(0) if setting.on_gpu else None, list[int](), list[Any]()
+
+    def follow() -> None:
+        while not ended.wait(0.5 if host else 0):
+            gpu.append(device and device.used_bytes())
+            host.append(0)
+            for pid in process_tree(os.getpid()):
+                with contextlib.suppress(OSError):  # it has ended
+                    host[-1] += read_memory(pid).get("Pss", 0)
+
+    ended, thread = threading.Event(), threading.Thread(target=follow, daemon=True)
+    figures = Row(reasons={"gpu_memory_mb": "NVML does not say what is in use" if setting.on_gpu else NO_GPU})
+    thread.start()
+    try:
+        yield figures
+    finally:
+        ended.set()
+        thread.join()
+    figures["host_memory_mb"] = (max(host) - host[0]) / 1e6
+    figures["gpu_memory_mb"] = None if None in gpu else (max(gpu) - gpu[0]) / 1e6
 
 
 @dataclass(frozen=True)
