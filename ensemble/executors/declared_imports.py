@@ -1,4 +1,4 @@
-"""Imports once, in the fork server, what members of a run will import: installed packages its declaration names.
+"""Imports installed packages once, in the process that members are forked from.
 
 The user's own modules and the declaration are loaded by each member: what they make when they are loaded (data,
 generators, folders) is the member's own.
@@ -18,7 +18,7 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +34,37 @@ _UNSEEDED: list[Any] = []  # generators that packages made at their import
 
 
 def import_declared(run_dir: str) -> str | None:
-    """Import them; returns the first thing that they left behind and that must not be forked, or None."""
+    """Import what the declaration of a run names; returns why this process must not be forked then, or None."""
+    name = ""
+
+    def import_named() -> None:
+        nonlocal name
+        for name in find_installed(read_named_modules(Path(run_dir))):
+            importlib.import_module(name)
+
+    try:
+        return import_for_forks(import_named)
+    except BaseException as error:  # SystemExit as well: the members meet it themselves, and report it
+        return f"an error ({name}: {type(error).__name__})"
+
+
+def import_for_forks(import_packages: Callable[[], object]) -> str | None:
+    """Import packages in a process that will be forked, and note what `adapt` has to change in a fork.
+
+    Args:
+        import_packages: imports them.
+
+    Returns:
+        The first thing that the packages left behind and that must not be forked; None: there is nothing.
+    """
     files, memory, generators, modules = (
-        _list_files(),
+        list_files(),
         _list_shared_memory(),
         _list_numpy_generators(),
         {*sys.modules},
     )
     with _noting_unseeded():
-        for name in find_installed(read_named_modules(Path(run_dir))):
-            try:
-                importlib.import_module(name)
-            except BaseException as error:  # SystemExit as well: the members meet it themselves, and report it
-                return f"an error ({name}: {type(error).__name__})"
+        import_packages()
     earlier = {id(generator) for generator in generators}
     _UNSEEDED.extend(one for one in _list_numpy_generators() if id(one) not in earlier and _is_unseeded(one))
     _IMPORTED.update(sys.modules.keys() - modules)
@@ -91,7 +109,7 @@ def _noting_unseeded() -> Iterator[None]:
 
 
 def _list_numpy_generators() -> list[np.random.BitGenerator]:
-    return [made for made in gc.get_objects() if isinstance(made, np.random.BitGenerator)]
+    return [made for made in gc.get_objects() if issubclass(type(made), np.random.BitGenerator)]
 
 
 def _is_unseeded(generator: np.random.BitGenerator) -> bool:
@@ -137,7 +155,7 @@ def _find_obstacle(files: Iterable[int], memory: Iterable[str]) -> str | None:
         threads = list_threads()
     if threads:
         return f"threads ({', '.join(threads)})"
-    if opened := {number: name for number, name in _list_files().items() if number not in files}:
+    if opened := {number: name for number, name in list_files().items() if number not in files}:
         return f"an open file ({min(opened.values())})"
     if shared := _list_shared_memory() - {*memory}:
         return f"shared memory ({min(shared)})"
@@ -168,7 +186,7 @@ def _fork_once() -> bool:
     return has_ended
 
 
-def _list_files() -> dict[int, str]:
+def list_files() -> dict[int, str]:
     """The open files, pipes and sockets of this process, without devices, such as those of a GPU."""
     names = {}
     for number in map(int, os.listdir("/proc/self/fd")):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
+from ensemble.executors import early_server
 from ensemble.executors.base import LAST_S
 from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
@@ -106,9 +107,10 @@ class NodeServices:
 
         self.node = node
         raise_descriptor_limit(ensemble)
-        self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, _clear_stale)
+        self._early = early_server.take(ensemble)
+        self._private = make_node_directory() if self._early is None else self._early.directory
         self.directory = self._private.path
-        self.ranks = ProcessPool(node, selector, emit, lambda: ForkServer(self.directory, run_dir), self.directory)
+        self.ranks = ProcessPool(node, selector, emit, lambda: self._connect_forks(run_dir), self.directory)
         search = ensemble.search
         if search is not None and any(objective.is_cost for objective in search.objectives):
             self.ranks.note_end = self._hurry
@@ -148,6 +150,17 @@ class NodeServices:
             self._activity = open_activity(self.gpus.known, with_mps=self._mps is not None and self._mps.running)
         self._described = self._describe_power()
         self._health = HealthWatch(run_dir)
+
+    def _connect_forks(self, run_dir: Path | None) -> ForkServer:
+        early, self._early = self._early, None
+        if early is not None:
+            try:
+                early.declare(run_dir)
+            except OSError:
+                early.close()
+            else:
+                return early
+        return ForkServer(self.directory, run_dir)
 
     def describe(self) -> Node:
         feeds = self._ensemble.sharing != "independent"
@@ -368,6 +381,11 @@ class NodeServices:
     def _make_usage(self, feeder: _Feeder, role: str, cpu_s: float) -> Report:
         used = make_usage(self.node, role, feeder.process.pid, cpu_s, began=feeder.began)
         return {**used, "cohort": feeder.cohort}
+
+
+def make_node_directory() -> PrivateDirectory:
+    """Make the directory of a node."""
+    return PrivateDirectory("ensemble-", _LONGEST_NAME, _clear_stale)
 
 
 def _clear_stale(directory: Path) -> None:

@@ -27,7 +27,7 @@ from ensemble.train.job import Job
 from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines.environment.machine_limits import available_bytes
 from pipelines.ipc import messages
-from pipelines.ipc.child_processes import child_environment, make_rank_environment, reap
+from pipelines.ipc.child_processes import ChildProcess, child_environment, make_rank_environment, reap
 
 if TYPE_CHECKING:
     import psutil
@@ -132,16 +132,19 @@ class ForkServer:
     def __init__(
         self, directory: Path, run_dir: Path | None = None, module: str = "ensemble.executors.forkserver"
     ) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        declared = [] if run_dir is None else [str(run_dir), str(directory / "imports.log")]
+        self.control, theirs = make_control()
+        declared = [] if run_dir is None else [str(run_dir), name_import_log(directory)]
         with theirs:
-            self.process = subprocess.Popen(
+            self.process: ChildProcess = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), *declared],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**child_environment(), **_OUTPUT, **make_node_environment(directory)},
+                env=make_server_environment(directory),
                 process_group=0,
             )
+        self._set_up()
+
+    def _set_up(self) -> None:
         self._idle, self._used_s, self.reported_s = True, 0.0, 0.0
         self._began = read_start(self.process.pid)
 
@@ -195,6 +198,21 @@ class ForkServer:
                     return float(message["waited_s"])
         self.process.kill()
         return None
+
+
+def make_control() -> tuple[socket.socket, socket.socket]:
+    """The two ends of the connection to a fork server."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def name_import_log(directory: Path) -> str:
+    """The file of what packages print that the fork server imports."""
+    return str(directory / "imports.log")
+
+
+def make_server_environment(directory: Path) -> dict[str, str]:
+    """The environment of the fork server of a node."""
+    return {**child_environment(), **_OUTPUT, **make_node_environment(directory)}
 
 
 def make_worker_command(descriptor: int, executor: int) -> list[str]:

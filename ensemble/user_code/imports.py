@@ -36,13 +36,13 @@ def find_late_imports(uses: Iterable[tuple[Use, str]]) -> dict[str, Path]:
     """
     files: dict[str, Path] = {}
     imports = [
-        (_resolve(module, level, package), names or ())
+        (resolve(module, level, package), names or ())
         for use, package in uses
         for module, level, names in sorted(use.imports, key=repr)
     ]
     for module, names in imports:  # which grow meanwhile
         for name in [module, *(f"{module}.{name}" for name in names if name != "*")]:
-            path = _find_file(name)
+            path = find_file(name)
             if path is not None and name not in files:
                 files[name] = path
                 package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -50,7 +50,7 @@ def find_late_imports(uses: Iterable[tuple[Use, str]]) -> dict[str, Path]:
     return files
 
 
-def _resolve(name: str, level: int, package: str) -> str:
+def resolve(name: str, level: int, package: str) -> str:
     if not level:
         return name
     base = package.split(".")[: len(package.split(".")) - level + 1]
@@ -59,14 +59,14 @@ def _resolve(name: str, level: int, package: str) -> str:
 
 def _read_imports(path: Path, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(module, names) that a file imports anywhere."""
-    for node in ast.walk(_parse(path)):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield _resolve(node.module or "", node.level, package), tuple(alias.name for alias in node.names)
+            yield resolve(node.module or "", node.level, package), tuple(alias.name for alias in node.names)
 
 
-def _find_file(name: str) -> Path | None:
+def find_file(name: str) -> Path | None:
     """The file of a user's module, found without importing anything."""
     top = name.partition(".")[0]
     if not top or top in OURS or top in sys.stdlib_module_names:
@@ -88,7 +88,7 @@ def _find_file(name: str) -> Path | None:
 
 def digest_syntax(path: Path) -> str:
     """A digest of a source file's syntax tree: without comments, docstrings, layout."""
-    tree = _parse(path)
+    tree = parse(path)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
@@ -98,7 +98,7 @@ def digest_syntax(path: Path) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
-def _parse(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # Python raises when it is imported
