@@ -132,8 +132,8 @@ def take(ensemble: Ensemble) -> EarlyServer | None:
 
     A run with members of several ranks gets none: some packages look at the rank when they are imported.
     """
-    declared = [getattr(member, "workers", None) for member in ensemble.members] or [None]
-    widths = {workers or ensemble.resources.workers for workers in declared}
+    declared = [getattr(member, "workers", None) for member in ensemble.members or ()]
+    widths = {workers or ensemble.resources.workers for workers in declared or [None]}
     if widths != {1}:
         _discard()
     return _early.pop() if _early else None
