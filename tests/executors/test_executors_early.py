@@ -33,7 +33,7 @@ import torch
 import some_package
 from own import build
 {after}
-from ensemble import Ensemble, Recipe, Resources
+from ensemble import Ensemble, Recipe, Resources, Search, uniform
 from pipelines import Pipeline, sources
 
 
@@ -54,12 +54,14 @@ def model(params):
     return made
 
 
-def spec(workers: int = 1):
+def spec(workers: int = 1, trials: int = 0):
     rng = np.random.default_rng(0)
     records = sources.arrays(x=rng.normal(size=(64, 4)).astype(np.float32), label=rng.integers(0, 3, 64))
     return Ensemble(
         name="early", recipe=Recipe(model=model, loss="cross_entropy"), optimizer="sgd",
-        members=[{{"lr": lr}} for lr in (0.1, 0.2, 0.3)], train=Pipeline(records, seed=0), epochs=2,
+        members=None if trials else [{{"lr": lr}} for lr in (0.1, 0.2, 0.3)],
+        search=Search({{"lr": uniform(0.1, 0.3)}}, trials=trials, pruner="none") if trials else None,
+        train=Pipeline(records, seed=0), valid=Pipeline(records) if trials else None, epochs=2,
         resources=Resources(workers=workers, cpus_per_worker=0.3),
     )
 """
@@ -170,6 +172,12 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLI
         }
         assert early["group"] == early["pid"]
         assert early["descriptors"] == [str(log), str(log), "/dev/null"]
+
+
+def test_a_search_has_such_a_server_too(command: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    process = command("--set", "trials=3")
+    show(tmp_path, process)
+    assert list_importers(tmp_path) == {process.pid}
 
 
 @pytest.mark.parametrize(
