@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ensemble.store.declaration import read_named_modules
+from pipelines.fingerprint import OURS
 from pipelines.fingerprint.modules import is_foreign
 from pipelines.workers.processes import list_threads
 
@@ -127,11 +128,16 @@ def find_installed(names: Iterable[str]) -> list[str]:
     for name in names:
         package = name.partition(".")[0]
         if package not in packages:
-            packages[package] = _is_installed(package)
+            packages[package] = _is_of_a_distribution(package)
     return [name for name in names if packages[name.partition(".")[0]]]
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether a package is Python's, ours or of an installed distribution, and not the user's."""
+    return package in OURS or package in sys.stdlib_module_names or _is_of_a_distribution(package)
+
+
+def _is_of_a_distribution(package: str) -> bool:
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

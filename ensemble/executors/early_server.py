@@ -1,7 +1,7 @@
 """Forks a node's fork server off the command itself, once it has imported what a spec file imports first.
 
-The packages are then imported once for the command and all members. The fork server imports torch, loads no spec,
-and waits until the run is opened: it then gets the environment and the limits that the command has by that time.
+The packages are then imported once for the command and all members. The fork server loads no spec, and waits until
+the run is opened. Where the spec has changed meanwhile what a process inherits, it is given up.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,12 +27,12 @@ from ensemble.executors.declared_imports import list_files
 from ensemble.executors.spawn import (
     ForkServer,
     make_control,
-    make_node_environment,
     make_server_environment,
     name_import_log,
 )
 from ensemble.interrupts import exit_process, repeat_lost_signals
 from ensemble.meter.cpu import is_command
+from ensemble.spec import SpecError
 from ensemble.spec.user_imports import check_hidden_modules, without_bytecode
 from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines.ipc import messages
@@ -43,9 +44,8 @@ if TYPE_CHECKING:
     from ensemble.executors.private_directory import PrivateDirectory
     from ensemble.spec import Ensemble
 
-_LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _TITLE = b"python\0-P\0-m\0ensemble.executors.forkserver\0"
-_MOST_BYTES = 2**20  # of a message with an environment
+_LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 _early: list[EarlyServer] = []
 
 
@@ -58,32 +58,36 @@ class _ForkedProcess:
 
     def kill(self) -> None:
         if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the program has waited for it
+                os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
         if self.returncode is None:
-            _, status = os.waitpid(self.pid, 0)
-            self.returncode = os.waitstatus_to_exitcode(status)
+            self.returncode = 0  # unknown where the program ignores SIGCHLD, or has waited for it
+            with contextlib.suppress(ChildProcessError):
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
 
 class EarlyServer(ForkServer):
     """A fork server that waits for `declare`, in a fork of this process.
 
-    Attributes:
+    Args:
         directory: of the node.
+        state: of the process when it is forked, by `_read_state`.
     """
 
-    def __init__(self, directory: PrivateDirectory) -> None:
-        self.directory = directory
+    def __init__(self, directory: PrivateDirectory, state: dict[str, Any]) -> None:
+        self.directory, self.state = directory, state
         self.control, theirs = make_control()
-        for stream in (sys.stdout, sys.stderr):
+        messages.close_in_children(self.control)
+        descriptors = list_files()
+        for stream in filter(None, (sys.stdout, sys.stderr, sys.__stderr__)):
             stream.flush()
         pid = os.fork()
         if pid == 0:
             try:
-                self.control.close()
-                _serve(theirs, directory.path)
+                _serve(theirs, directory.path, {*descriptors} - {theirs.fileno()})
             except BaseException:  # the command's frames are below this one
                 traceback.print_exc()
             finally:
@@ -93,21 +97,16 @@ class EarlyServer(ForkServer):
         self._set_up()
 
     def declare(self, run_dir: Path | None) -> None:
-        """Give it the state that a process has which is begun now, and let it import what the run declares.
+        """Let it import what the run declares, and fork workers; raises OSError if it is gone."""
+        declared = {"path": sys.path, "limits": _read_limits(), "run_dir": run_dir and str(run_dir)}
+        self.control.send(json.dumps(declared).encode())
 
-        Raises:
-            OSError: it is gone, or the state is too large for a message.
-        """
-        for limit in _LIMITS:
-            resource.prlimit(self.process.pid, limit, resource.getrlimit(limit))
-        state = {
-            "environment": make_server_environment(self.directory.path),
-            "folder": os.getcwd(),
-            "cores": sorted(os.sched_getaffinity(0)),
-            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
-            "run_dir": None if run_dir is None else str(run_dir),
-        }
-        self.control.send(json.dumps(state).encode())
+    def discard(self) -> None:
+        """End it and remove its directory; its CPU time is that of a child of this process."""
+        self.process.kill()
+        self.process.wait()
+        self.control.close()
+        self.directory.close()
 
 
 @contextlib.contextmanager
@@ -120,7 +119,9 @@ def begun_early(spec: Path) -> Iterator[None]:
     from ensemble.executors.node_services import make_node_directory
 
     if _import_for(spec):
-        _early.append(EarlyServer(make_node_directory()))
+        state = _read_state()  # some packages set variables
+        with contextlib.suppress(OSError, SpecError):  # no process or directory can be made: the run will say so
+            _early.append(EarlyServer(make_node_directory(), state))
     try:
         yield
     finally:
@@ -130,20 +131,39 @@ def begun_early(spec: Path) -> Iterator[None]:
 def take(ensemble: Ensemble) -> EarlyServer | None:
     """Take over the fork server that has been begun for this run, with its directory; None: there is none.
 
-    A run with members of several ranks gets none: some packages look at the rank when they are imported.
+    It serves only if the spec has changed nothing that a process inherits, and no member has several ranks: some
+    packages look at the rank when they are imported.
     """
     declared = [getattr(member, "workers", None) for member in ensemble.members or ()]
     widths = {workers or ensemble.resources.workers for workers in declared or [None]}
-    if widths != {1}:
+    if _early and (widths != {1} or _early[0].state != _read_state()):
         _discard()
     return _early.pop() if _early else None
 
 
 def _discard() -> None:
     while _early:
-        server = _early.pop()
-        server.close()
-        server.directory.close()
+        _early.pop().discard()
+
+
+def _read_state() -> dict[str, Any]:
+    """What this process hands down to a process that it starts, without limits and descriptors."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return {
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "umask": umask,
+        "users": (os.getresuid(), os.getresgid(), os.getgroups()),
+        "cores": os.sched_getaffinity(0),
+        "schedule": (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)),
+        "signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "ignored": [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN],
+    }
+
+
+def _read_limits() -> dict[str, tuple[int, int]]:
+    return {name: resource.getrlimit(limit) for name, limit in _LIMITS.items()}
 
 
 def _import_for(spec: Path) -> bool:
@@ -151,7 +171,7 @@ def _import_for(spec: Path) -> bool:
 
     Torch has to be among them: else what the spec does first may be meant for torch's import.
     """
-    from ensemble.executors.declared_imports import import_for_forks
+    from ensemble.executors.declared_imports import import_for_forks, is_installed
     from ensemble.executors.forkserver import has_begun_cuda
     from ensemble.user_code.imports import users_modules
     from ensemble.user_code.preamble import Preamble
@@ -159,38 +179,50 @@ def _import_for(spec: Path) -> bool:
     folder = spec.resolve().parent
     if not spec.is_file() or (folder / "__init__.py").exists() or not is_command() or "torch" in sys.modules:
         return False
-    if any(map(is_of_launch, os.environ)):  # which members do not get
+    flags = {*subprocess._args_from_interpreter_flags()} - {"-B"}  # type: ignore[attr-defined]
+    if flags or any(map(is_of_launch, os.environ)):  # which members do not get
         return False
     check_hidden_modules(folder)
     if str(folder) not in sys.path:  # as for the spec file
         sys.path.insert(0, str(folder))
-    with repeat_lost_signals(), without_bytecode():
-        obstacle = import_for_forks(lambda: Preamble().execute(spec))
+    usual = contextlib.redirect_stderr(sys.__stderr__)  # not the command's own, which the fork closes
+    with repeat_lost_signals(), without_bytecode(), usual:
+        obstacle = import_for_forks(lambda: Preamble(is_installed).execute(spec))
     is_whole = obstacle is None and "torch" in sys.modules and not users_modules(folder)
     return is_whole and not has_begun_cuda()
 
 
-def _serve(control: socket.socket, directory: Path) -> NoReturn:
-    """Be the fork server, in the fork, and end; in a worker of it, be the worker."""
+def _serve(control: socket.socket, directory: Path, inherited: Collection[int]) -> NoReturn:
+    """Be the fork server, in the fork, and end; in a worker of it, be the worker.
+
+    Args:
+        inherited: descriptors of the command, which the fork closes.
+    """
     from ensemble.executors import forkserver
 
-    _be_an_interpreter(forkserver, control.fileno())
-    os.environ.update(make_node_environment(directory))
+    _be_an_interpreter(forkserver, inherited)
+    environment = make_server_environment(directory)
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
 
     def wait_for_declaration() -> tuple[str | None, str]:
         try:
-            state = json.loads(messages.receive(control, _MOST_BYTES))
+            declared = json.loads(messages.receive(control))
         except messages.ConnectionLost:
             os._exit(0)
-        _take_state(state)
+        sys.path[:] = [folder or os.getcwd() for folder in declared["path"]]
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        for name, limit in declared["limits"].items():
+            resource.setrlimit(_LIMITS[name], tuple(limit))
         _take_title(directory)
-        return state["run_dir"], name_import_log(directory)
+        return declared["run_dir"], name_import_log(directory)
 
     exit_process(forkserver.run(control, wait_for_declaration))
 
 
-def _be_an_interpreter(module: Any, control: int) -> None:
-    """Make a fork of the command as a new interpreter is that runs a module, and inherits one descriptor."""
+def _be_an_interpreter(module: Any, inherited: Collection[int]) -> None:
+    """Make a fork of the command as a new interpreter is that runs a module."""
     os.setpgid(0, 0)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if callable(signal.getsignal(number)):
@@ -198,27 +230,19 @@ def _be_an_interpreter(module: Any, control: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.FileIO(descriptor, "w", closefd=False), "utf-8", errors, write_through=True)
-        for descriptor, errors in ((1, "strict"), (2, "backslashreplace"))
-    )
-    for descriptor in list_files():  # such as the command's own standard error, and the lock of the directory
-        if descriptor > 2 and descriptor != control:
-            with contextlib.suppress(OSError):  # it was that of the list
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as the process lives
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # which packages may have kept
+    for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=True, write_through=True)
+    for descriptor in inherited:  # such as the command's own standard error, and the lock of the directory
+        if descriptor > 2:
+            with contextlib.suppress(OSError):  # it was closed with the stream before
                 os.close(descriptor)
     sys.argv, sys.dont_write_bytecode, sys.modules["__main__"] = [module.__file__], True, module
     warnings.formatwarning = warnings._formatwarning_orig  # type: ignore[attr-defined]
+    tempfile._name_sequence = None  # type: ignore[attr-defined]  # as before its first use
     importlib.import_module("threadpoolctl").threadpool_limits(1)  # of scikit-learn
-
-
-def _take_state(state: dict[str, Any]) -> None:
-    os.environ.clear()
-    os.environ.update(state["environment"])
-    sys.path[:] = state["environment"]["PYTHONPATH"].split(os.pathsep)
-    tempfile.tempdir = tempfile._name_sequence = None  # type: ignore[attr-defined]  # as before its first use
-    os.chdir(state["folder"])
-    os.sched_setaffinity(0, state["cores"])
-    os.setpriority(os.PRIO_PROCESS, 0, state["niceness"])
 
 
 def _take_title(directory: Path) -> None:

@@ -6,26 +6,32 @@ The packages are then as if the file itself had been imported: none of the user'
 from __future__ import annotations
 
 import ast
-import re
+from collections.abc import Callable
 from pathlib import Path
 
-from ensemble.user_code.imports import find_file, parse, resolve
+from ensemble.user_code.imports import find_file, resolve
 
 #: What an expression may consist of that calls nothing and looks up no attribute.
 _PLAIN = (
     ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp, ast.Subscript,
     ast.operator, ast.unaryop, ast.expr_context,
 )  # fmt: skip
+#: The conditions of blocks that are not executed when a file is imported.
+_NEVER = {ast.dump(ast.parse(text, mode="eval").body) for text in ("__name__ == '__main__'", "TYPE_CHECKING")}
 
 
 class Preamble:
     """Executes imports as far as they are the first statements of a file, and of the user's modules among them.
 
     Definitions and assignments that call nothing may stand between them. Any other statement ends the preamble of
-    all files: later imports may depend on what it does.
+    all files, as later imports may depend on what it does; so does an import of which it is not clear whose it is.
+
+    Args:
+        is_installed: whether a package, by its name, is Python's, ours or installed, and not the user's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_installed: Callable[[str], bool]) -> None:
+        self._is_installed = is_installed
         self._walked: set[str] = set()
 
     def execute(self, file: Path, package: str = "") -> bool:
@@ -35,25 +41,35 @@ class Preamble:
             file: whose imports are executed; `sys.path` is as when it is imported.
             package: that resolves its relative imports.
         """
-        return all(self._execute_statement(node, package) for node in parse(file).body)
+        try:
+            body = ast.parse(file.read_bytes()).body
+        except (OSError, SyntaxError, ValueError):  # such as a module in an archive
+            return False
+        return all(self._execute_statement(node, file, package) for node in body)
 
-    def _execute_statement(self, node: ast.stmt, package: str) -> bool:
+    def _execute_statement(self, node: ast.stmt, file: Path, package: str) -> bool:
         match node:
             case ast.Import(names=aliases):
-                return all(self._import(alias.name, (), package, ast.Import([alias])) for alias in aliases)
+                alone = [ast.copy_location(ast.Import([alias]), node) for alias in aliases]
+                pairs = zip(aliases, alone, strict=True)
+                return all(self._import(alias.name, (), statement, file) for alias, statement in pairs)
             case ast.ImportFrom(module=module, names=aliases, level=level):
                 name, parts = resolve(module or "", level, package), tuple(alias.name for alias in aliases)
-                return self._import(name, parts, package, node)
+                return self._import(name, parts, node, file)
         return _only_defines(node)
 
-    def _import(self, name: str, parts: tuple[str, ...], package: str, statement: ast.stmt) -> bool:
+    def _import(self, name: str, parts: tuple[str, ...], statement: ast.stmt, file: Path) -> bool:
         names = name.split(".")
-        modules = [".".join(names[: count + 1]) for count in range(len(names))]
-        modules += [f"{name}.{part}" for part in parts]
-        files = {module: file for module in modules if (file := find_file(module)) is not None}
+        packages = [".".join(names[: count + 1]) for count in range(len(names))]
+        files = {module: found for module in packages if (found := find_file(module)) is not None}
         if not files:
-            return _execute_import(statement)
-        return all(self._walk(module, file) for module, file in files.items())
+            return self._is_installed(names[0]) and _execute_import(statement, file)
+        if "*" in parts or name not in files:  # names that decide what is imported; a folder without a file
+            return False
+        inner = {module: found for part in parts if (found := find_file(module := f"{name}.{part}")) is not None}
+        if inner and ast.parse(files[name].read_bytes()).body:  # which may define a name of a module in it
+            return False
+        return all(self._walk(module, found) for module, found in (files | inner).items())
 
     def _walk(self, module: str, file: Path) -> bool:
         if module in self._walked:
@@ -62,10 +78,9 @@ class Preamble:
         return self.execute(file, module if file.name == "__init__.py" else module.rpartition(".")[0])
 
 
-def _execute_import(statement: ast.stmt) -> bool:
-    alone = ast.fix_missing_locations(ast.Module([statement], type_ignores=[]))
+def _execute_import(statement: ast.stmt, file: Path) -> bool:
     try:
-        exec(compile(alone, "<preamble>", "exec"), {"__name__": "preamble"})
+        exec(compile(ast.Module([statement], type_ignores=[]), str(file), "exec"), {"__name__": "preamble"})
     except (Exception, SystemExit):  # the file raises it again when it is imported
         return False
     return True
@@ -77,16 +92,21 @@ def _only_defines(node: ast.stmt) -> bool:
             return True
         case ast.Assign(targets=targets, value=value):
             names = [name for target in targets for name in getattr(target, "elts", [target])]
-            return all(isinstance(name, ast.Name) for name in names) and _is_plain(value)
-        case ast.AnnAssign(target=ast.Name(), annotation=annotation, value=value):
-            return _is_plain(annotation) and (value is None or _is_plain(value))
+            return all(map(_is_own_name, names)) and _is_plain(value)
+        case ast.AnnAssign(target=target, annotation=annotation, value=value):
+            return _is_own_name(target) and _is_plain(annotation) and (value is None or _is_plain(value))
         case ast.FunctionDef(args=arguments, decorator_list=[], returns=returns):
             evaluated = [*arguments.defaults, *arguments.kw_defaults, returns]
             evaluated += [argument.annotation for argument in ast.walk(arguments) if isinstance(argument, ast.arg)]
             return all(expression is None or _is_plain(expression) for expression in evaluated)
         case ast.If(test=test, orelse=[]):
-            return bool(re.match(r"__name__ ==|(typing\.)?TYPE_CHECKING$", ast.unparse(test)))
+            return ast.dump(test) in _NEVER
     return False
+
+
+def _is_own_name(target: ast.expr) -> bool:
+    """Whether it is a variable, and none that imports look at, such as `__path__`."""
+    return isinstance(target, ast.Name) and not target.id.startswith("__")
 
 
 def _is_plain(expression: ast.expr) -> bool:

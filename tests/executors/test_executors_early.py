@@ -48,7 +48,7 @@ def model(params):
         bytecode=sys.dont_write_bytecode, signals=[str(__import__("signal").getsignal(n)) for n in (1, 15)],
         path=list(dict.fromkeys(folder for folder in sys.path if "__editable__" not in folder)),
         file=some_package.__file__, opened=len(os.listdir("/proc/self/fd")),
-        main=sys.modules["__main__"].__file__,
+        main=sys.modules["__main__"].__file__, umask=oct(os.umask(0o027)), hash=str(hash("abc")),
     )
     print("SHOWN", json.dumps(shown), file=sys.stderr if params["lr"] == 0.1 else sys.stdout)
     return made
@@ -110,6 +110,7 @@ def command(tmp_path: Path, temporary: Path) -> Callable[..., subprocess.Popen[s
         arguments = ["run", str(spec), "--executor", "local", "--run-dir", str(tmp_path / "run"), *more]
         return subprocess.Popen(
             [sys.executable, "-m", "ensemble", *arguments],
+            cwd=spec.parent,
             env=environment | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -137,20 +138,13 @@ def read_weights(tmp_path: Path) -> list[str]:
 
 
 #: What a member's process has of its own, or what says whether the fork server is of the command.
-OWN_STATE = ("pid", "parent", "drawn", "descriptors", "group")
+OWN_STATE = ("pid", "parent", "drawn", "descriptors", "group", "hash")
 
 
 def test_members_of_a_server_that_the_command_forked_have_what_others_have(
     command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    after = """
-os.environ["COLOR"] = "red"
-os.environ["TMPDIR"] = os.path.dirname(os.environ["NOTES"])
-os.chdir(os.environ["TMPDIR"])
-os.setpriority(os.PRIO_PROCESS, 0, 3)
-os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-"""
+    after = "resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))"
     shown, weights = {}, {}
     for name, before in (("early", ""), ("usual", "print('first of all')")):
         process = command("--fresh", before=before, after=after)
@@ -166,7 +160,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLI
     assert weights["early"] == weights["usual"]
     for number, (early, usual) in enumerate(zip(shown["early"], shown["usual"], strict=True)):
         log = tmp_path / "run" / "members" / f"member-{number}" / "log.txt"
-        assert early["color"] == "red" and early["niceness"] == 3 and early["files"] == 700
+        assert early["files"] == 700
         assert {key: early[key] for key in early if key not in OWN_STATE} == {
             key: usual[key] for key in usual if key not in OWN_STATE
         }
@@ -180,26 +174,92 @@ def test_a_search_has_such_a_server_too(command: Callable[..., subprocess.Popen[
     assert list_importers(tmp_path) == {process.pid}
 
 
+#: What a spec may do after its imports that a process inherits, and what then shows it.
+CHANGES = {
+    "os.environ['COLOR'] = 'red'": ("color", "red"),
+    "os.environ['PYTHONHASHSEED'] = '42'": ("hash", "3869580338025362921"),
+    "os.umask(0o027)": ("umask", "0o27"),
+    "os.chdir('/')": ("folder", "/"),
+    "os.setpriority(os.PRIO_PROCESS, 0, 3)": ("niceness", 3),
+    "os.environ['TMPDIR'] = '/var/tmp'": ("temporary", "/var/tmp"),
+}
+
+
+@pytest.mark.parametrize("change", [pytest.param(change, marks=pytest.mark.more) for change in CHANGES])
+def test_what_a_spec_changes_members_inherit(
+    change: str, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    shown = show(tmp_path, command(after=change))
+    name, value = CHANGES[change]
+    assert {member[name] for member in shown} == {value}
+
+
 @pytest.mark.parametrize(
-    ("before", "more", "variables"),
+    ("texts", "more", "variables"),
     [
-        ("import os; os.environ['COLOR'] = 'blue'", (), {}),
-        pytest.param("", (), {"SLURM_PROCID": "0"}, marks=pytest.mark.more),
-        pytest.param("", ("--set", "workers=2"), {}, marks=pytest.mark.more),
+        ({"before": "import os; os.environ['COLOR'] = 'blue'"}, (), {}),
+        ({"after": "os.environ['COLOR'] = 'blue'"}, (), {}),
+        pytest.param({}, (), {"SLURM_PROCID": "0"}, marks=pytest.mark.more),
+        pytest.param({}, (), {"PYTHONWARNINGS": "error::ResourceWarning"}, marks=pytest.mark.more),
+        pytest.param({}, ("--set", "workers=2"), {}, marks=pytest.mark.more),
     ],
-    ids=["a variable is set first", "a rank of a job", "members of two ranks"],
+    ids=["a variable is set first", "a variable is set last", "a rank of a job", "a flag", "members of two ranks"],
 )
 def test_where_a_fork_could_differ_the_server_is_a_new_process(
-    before: str,
+    texts: dict[str, str],
     more: tuple[str, ...],
     variables: dict[str, str],
     command: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
+    temporary: Path,
 ) -> None:
-    process = command(*more, before=before, **variables)
+    process = command(*more, **texts, **variables)
     shown = show(tmp_path, process)
     assert list_importers(tmp_path) > {process.pid}
-    assert {member["color"] for member in shown} == {"blue" if before else None}
+    assert {member["color"] for member in shown} == {"blue" if texts else None}
+    assert list(temporary.iterdir()) == [], "the server that was given up leaves nothing"
+
+
+#: What a spec may do with the command's children. The server may die of it: then the next one is a new process.
+TREATS_CHILDREN = {
+    "no child is waited for": "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "children are ended": "import psutil\nfor child in psutil.Process().children(): child.kill(); child.wait()",
+    "a child is left": "os.fork() or (os.setsid(), os.execlp('sleep', 'sleep', '1'))",
+}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("treats", TREATS_CHILDREN)
+def test_a_spec_may_treat_the_children_of_the_command(
+    treats: str, command: Callable[..., subprocess.Popen[str]], tmp_path: Path, temporary: Path
+) -> None:
+    show(tmp_path, command(after=TREATS_CHILDREN[treats]))
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.more
+def test_a_package_keeps_the_streams_and_files_that_it_has_opened(
+    command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "site-packages" / "some_package" / "__init__.py").write_text(f"""{PACKAGE}{COUNTS}
+import logging
+log = logging.getLogger("some")
+log.addHandler(logging.StreamHandler())
+out, err, device = sys.stdout, sys.stderr, open("/dev/zero", "rb")
+""")
+    after = """
+def build(params, build=build):
+    some_package.log.warning("LOGGED")
+    for stream in (some_package.out, some_package.err, sys.__stdout__, sys.__stderr__):
+        print("PRINTED", file=stream)
+    assert some_package.device.read(1) == b"\\0" and not sys.stdin.read()
+    return build(params)
+"""
+    process = command(after=after)
+    show(tmp_path, process)
+    assert list_importers(tmp_path) == {process.pid}
+    log = (tmp_path / "run" / "members" / "member-0" / "log.txt").read_text()
+    assert (log.count("LOGGED"), log.count("PRINTED")) == (1, 4)
 
 
 def find_processes(tmp_path: Path) -> list[psutil.Process]:
