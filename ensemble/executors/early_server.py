@@ -27,6 +27,7 @@ from ensemble.executors.declared_imports import list_files
 from ensemble.executors.spawn import (
     ForkServer,
     make_control,
+    make_node_directory,
     make_server_environment,
     name_import_log,
 )
@@ -116,8 +117,6 @@ def begun_early(spec: Path) -> Iterator[None]:
     Args:
         spec: the file, whose first imports are executed.
     """
-    from ensemble.executors.node_services import make_node_directory
-
     if _import_for(spec):
         state = _read_state()  # some packages set variables
         with contextlib.suppress(OSError, SpecError):  # no process or directory can be made: the run will say so

@@ -22,9 +22,9 @@ from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.node_health import HealthWatch
-from ensemble.executors.private_directory import PrivateDirectory, is_in_use
+from ensemble.executors.private_directory import is_in_use
 from ensemble.executors.process_pool import ProcessPool
-from ensemble.executors.spawn import ForkServer, end_processes
+from ensemble.executors.spawn import ForkServer, end_processes, make_node_directory
 from ensemble.meter.cpu import ReportPace, cpu_seconds, make_usage, read_start
 from ensemble.schedule.needs import Node
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
@@ -50,7 +50,6 @@ _REPORTED = (
     "group",
     "cache",
 )
-_LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
 _PREDECESSOR_S = 30.0  # how long is waited for the end of an agent that was killed
 _RETURN_S = 5.0  # how long the start gate of a feeder that replaces another waits for members that work alone
 
@@ -381,17 +380,6 @@ class NodeServices:
     def _make_usage(self, feeder: _Feeder, role: str, cpu_s: float) -> Report:
         used = make_usage(self.node, role, feeder.process.pid, cpu_s, began=feeder.began)
         return {**used, "cohort": feeder.cohort}
-
-
-def make_node_directory() -> PrivateDirectory:
-    """Make the directory of a node."""
-    return PrivateDirectory("ensemble-", _LONGEST_NAME, _clear_stale)
-
-
-def _clear_stale(directory: Path) -> None:
-    """End what is left of a node whose executor was killed; ranks end by themselves unless they are stopped."""
-    end_processes(directory)
-    stop_stale_daemon(directory)
 
 
 def end_predecessor(directory: Path) -> None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
 from ensemble.executors.base import make_exited
-from ensemble.executors.mps import make_client_environment
+from ensemble.executors.mps import make_client_environment, stop_stale_daemon
+from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.meter.devices import RunProcess
 from ensemble.store.event_log import has_locks
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _ALLOCATION_FAILED = re.compile(rb"memory allocation of \d+ bytes failed|std::bad_alloc")
 _LAST_BYTES = 2**18  # of a log: a backtrace may follow
+_LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
 _CLOSE_S = 10.0  # time limit for a fork server to end
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # A log shows at once what a process prints, in UTF-8 whatever the locale is.
@@ -229,6 +231,16 @@ def kill_group(pid: int) -> None:
     """Kill a process group, if there is one."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def make_node_directory() -> PrivateDirectory:
+    """Make the directory of a node; what killed executors have left of theirs is ended and removed."""
+
+    def clear(directory: Path) -> None:  # ranks end by themselves unless they are stopped
+        end_processes(directory)
+        stop_stale_daemon(directory)
+
+    return PrivateDirectory("ensemble-", _LONGEST_NAME, clear)
 
 
 def make_node_environment(directory: Path) -> dict[str, str]:
