@@ -68,23 +68,13 @@ def run(options: argparse.Namespace) -> int:
     from ensemble.spec.spec_file import load_spec
     from ensemble.store import RunDir
 
-    with _begin_early(options):
-        ensemble = load_spec(options.spec, options.set)
-        run_dir = RunDir(options.run_dir or Path("runs") / ensemble.name)
-        if options.dry_run:
-            apply_trust(options)
-            dry_run = import_object("ensemble.cli.inspect_commands:dry_run")
-            return int(dry_run(apply_limits(ensemble, read_limits(options)), run_dir, options))
-        return _train(ensemble, run_dir, options, spec_file=options.spec)
-
-
-def _begin_early(options: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
-    """Begin the process that members are forked from while the spec is loaded, where the run needs one here."""
-    if options.executor != "local" or options.dry_run:
-        return contextlib.nullcontext()
-    begin: contextlib.AbstractContextManager[object]
-    begin = import_object("ensemble.executors.early_server:begun_early")(Path(options.spec))
-    return begin
+    ensemble = load_spec(options.spec, options.set)
+    run_dir = RunDir(options.run_dir or Path("runs") / ensemble.name)
+    if options.dry_run:
+        apply_trust(options)
+        dry_run = import_object("ensemble.cli.inspect_commands:dry_run")
+        return int(dry_run(apply_limits(ensemble, read_limits(options)), run_dir, options))
+    return _train(ensemble, run_dir, options, spec_file=options.spec)
 
 
 def apply_trust(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Imports installed packages once, in the process that members are forked from.
+"""Imports once, in the fork server, what members of a run will import: installed packages its declaration names.
 
 The user's own modules and the declaration are loaded by each member: what they make when they are loaded (data,
 generators, folders) is the member's own.
@@ -18,14 +18,13 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ensemble.store.declaration import read_named_modules
-from pipelines.fingerprint import OURS
 from pipelines.fingerprint.modules import is_foreign
 from pipelines.workers.processes import list_threads
 
@@ -35,37 +34,19 @@ _UNSEEDED: list[Any] = []  # generators that packages made at their import
 
 
 def import_declared(run_dir: str) -> str | None:
-    """Import what the declaration of a run names; returns why this process must not be forked then, or None."""
-    name = ""
-
-    def import_named() -> None:
-        nonlocal name
-        for name in find_installed(read_named_modules(Path(run_dir))):
-            importlib.import_module(name)
-
-    try:
-        return import_for_forks(import_named)
-    except BaseException as error:  # SystemExit as well: the members meet it themselves, and report it
-        return f"an error ({name}: {type(error).__name__})"
-
-
-def import_for_forks(import_packages: Callable[[], object]) -> str | None:
-    """Import packages in a process that will be forked, and note what `adapt` has to change in a fork.
-
-    Args:
-        import_packages: imports them.
-
-    Returns:
-        The first thing that the packages left behind and that must not be forked; None: there is nothing.
-    """
+    """Import them; returns the first thing that they left behind and that must not be forked, or None."""
     files, memory, generators, modules = (
-        list_files(),
+        _list_files(),
         _list_shared_memory(),
         _list_numpy_generators(),
         {*sys.modules},
     )
     with _noting_unseeded():
-        import_packages()
+        for name in find_installed(read_named_modules(Path(run_dir))):
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # SystemExit as well: the members meet it themselves, and report it
+                return f"an error ({name}: {type(error).__name__})"
     earlier = {id(generator) for generator in generators}
     _UNSEEDED.extend(one for one in _list_numpy_generators() if id(one) not in earlier and _is_unseeded(one))
     _IMPORTED.update(sys.modules.keys() - modules)
@@ -128,16 +109,11 @@ def find_installed(names: Iterable[str]) -> list[str]:
     for name in names:
         package = name.partition(".")[0]
         if package not in packages:
-            packages[package] = _is_of_a_distribution(package)
+            packages[package] = _is_installed(package)
     return [name for name in names if packages[name.partition(".")[0]]]
 
 
-def is_installed(package: str) -> bool:
-    """Whether a package is Python's, ours or of an installed distribution, and not the user's."""
-    return package in OURS or package in sys.stdlib_module_names or _is_of_a_distribution(package)
-
-
-def _is_of_a_distribution(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -161,7 +137,7 @@ def _find_obstacle(files: Iterable[int], memory: Iterable[str]) -> str | None:
         threads = list_threads()
     if threads:
         return f"threads ({', '.join(threads)})"
-    if opened := {number: name for number, name in list_files().items() if number not in files}:
+    if opened := {number: name for number, name in _list_files().items() if number not in files}:
         return f"an open file ({min(opened.values())})"
     if shared := _list_shared_memory() - {*memory}:
         return f"shared memory ({min(shared)})"
@@ -192,7 +168,7 @@ def _fork_once() -> bool:
     return has_ended
 
 
-def list_files() -> dict[int, str]:
+def _list_files() -> dict[int, str]:
     """The open files, pipes and sockets of this process, without devices, such as those of a GPU."""
     names = {}
     for number in map(int, os.listdir("/proc/self/fd")):

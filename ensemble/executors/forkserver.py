@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,24 +247,14 @@ def main(descriptor: int, run_dir: str | None = None, log: str = "") -> int:
         run_dir: the run directory; None: what its declaration names is not imported.
         log: file of what these imports print.
     """
-    gc.disable()  # imports make many objects and little garbage; looking for it takes a quarter of their time
-    return run(socket.socket(fileno=descriptor), lambda: (run_dir, log))
-
-
-def run(control: socket.socket, find_declaration: Callable[[], tuple[str | None, str]]) -> int:
-    """Be the fork server; in its children, the worker.
-
-    Args:
-        control: the socket to the executor.
-        find_declaration: returns the run directory and the log of `main`; called when torch has been imported.
-    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor decides when this process ends
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the program ignores it, nobody learns how workers end
     executor = os.getppid()
+    control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
+    gc.disable()  # imports make many objects and little garbage; looking for it takes a quarter of their time
     with _end_with_executor(control), _with_variables({_ASK_NVML: "1"}):
         _preload()
-    run_dir, log = find_declaration()
     begun_cuda = has_begun_cuda()
     if run_dir is not None and not begun_cuda:  # else workers on GPUs are new interpreters
         _import_declared(control, run_dir, log)

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
-from ensemble.executors import early_server
 from ensemble.executors.base import LAST_S
 from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.node_health import HealthWatch
-from ensemble.executors.private_directory import is_in_use
+from ensemble.executors.private_directory import PrivateDirectory, is_in_use
 from ensemble.executors.process_pool import ProcessPool
-from ensemble.executors.spawn import ForkServer, end_processes, make_node_directory
+from ensemble.executors.spawn import ForkServer, end_processes
 from ensemble.meter.cpu import ReportPace, cpu_seconds, make_usage, read_start
 from ensemble.schedule.needs import Node
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
@@ -50,6 +49,7 @@ _REPORTED = (
     "group",
     "cache",
 )
+_LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
 _PREDECESSOR_S = 30.0  # how long is waited for the end of an agent that was killed
 _RETURN_S = 5.0  # how long the start gate of a feeder that replaces another waits for members that work alone
 
@@ -106,10 +106,9 @@ class NodeServices:
 
         self.node = node
         raise_descriptor_limit(ensemble)
-        self._early = early_server.take(ensemble)
-        self._private = make_node_directory() if self._early is None else self._early.directory
+        self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, _clear_stale)
         self.directory = self._private.path
-        self.ranks = ProcessPool(node, selector, emit, lambda: self._connect_forks(run_dir), self.directory)
+        self.ranks = ProcessPool(node, selector, emit, lambda: ForkServer(self.directory, run_dir), self.directory)
         search = ensemble.search
         if search is not None and any(objective.is_cost for objective in search.objectives):
             self.ranks.note_end = self._hurry
@@ -149,17 +148,6 @@ class NodeServices:
             self._activity = open_activity(self.gpus.known, with_mps=self._mps is not None and self._mps.running)
         self._described = self._describe_power()
         self._health = HealthWatch(run_dir)
-
-    def _connect_forks(self, run_dir: Path | None) -> ForkServer:
-        early, self._early = self._early, None
-        if early is not None:
-            try:
-                early.declare(run_dir)
-            except OSError:
-                early.close()
-            else:
-                return early
-        return ForkServer(self.directory, run_dir)
 
     def describe(self) -> Node:
         feeds = self._ensemble.sharing != "independent"
@@ -380,6 +368,12 @@ class NodeServices:
     def _make_usage(self, feeder: _Feeder, role: str, cpu_s: float) -> Report:
         used = make_usage(self.node, role, feeder.process.pid, cpu_s, began=feeder.began)
         return {**used, "cohort": feeder.cohort}
+
+
+def _clear_stale(directory: Path) -> None:
+    """End what is left of a node whose executor was killed; ranks end by themselves unless they are stopped."""
+    end_processes(directory)
+    stop_stale_daemon(directory)
 
 
 def end_predecessor(directory: Path) -> None:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
 from ensemble.executors.base import make_exited
-from ensemble.executors.mps import make_client_environment, stop_stale_daemon
-from ensemble.executors.private_directory import PrivateDirectory
+from ensemble.executors.mps import make_client_environment
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.meter.devices import RunProcess
 from ensemble.store.event_log import has_locks
@@ -28,14 +27,13 @@ from ensemble.train.job import Job
 from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines.environment.machine_limits import available_bytes
 from pipelines.ipc import messages
-from pipelines.ipc.child_processes import ChildProcess, child_environment, make_rank_environment, reap
+from pipelines.ipc.child_processes import child_environment, make_rank_environment, reap
 
 if TYPE_CHECKING:
     import psutil
 
 _ALLOCATION_FAILED = re.compile(rb"memory allocation of \d+ bytes failed|std::bad_alloc")
 _LAST_BYTES = 2**18  # of a log: a backtrace may follow
-_LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
 _CLOSE_S = 10.0  # time limit for a fork server to end
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # A log shows at once what a process prints, in UTF-8 whatever the locale is.
@@ -134,19 +132,16 @@ class ForkServer:
     def __init__(
         self, directory: Path, run_dir: Path | None = None, module: str = "ensemble.executors.forkserver"
     ) -> None:
-        self.control, theirs = make_control()
-        declared = [] if run_dir is None else [str(run_dir), name_import_log(directory)]
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        declared = [] if run_dir is None else [str(run_dir), str(directory / "imports.log")]
         with theirs:
-            self.process: ChildProcess = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), *declared],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=make_server_environment(directory),
+                env={**child_environment(), **_OUTPUT, **make_node_environment(directory)},
                 process_group=0,
             )
-        self._set_up()
-
-    def _set_up(self) -> None:
         self._idle, self._used_s, self.reported_s = True, 0.0, 0.0
         self._began = read_start(self.process.pid)
 
@@ -202,21 +197,6 @@ class ForkServer:
         return None
 
 
-def make_control() -> tuple[socket.socket, socket.socket]:
-    """The two ends of the connection to a fork server."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def name_import_log(directory: Path) -> str:
-    """The file of what packages print that the fork server imports."""
-    return str(directory / "imports.log")
-
-
-def make_server_environment(directory: Path) -> dict[str, str]:
-    """The environment of the fork server of a node."""
-    return {**child_environment(), **_OUTPUT, **make_node_environment(directory)}
-
-
 def make_worker_command(descriptor: int, executor: int) -> list[str]:
     """The command of a worker that is a new interpreter: for a GPU, where the fork server has begun CUDA.
 
@@ -231,16 +211,6 @@ def kill_group(pid: int) -> None:
     """Kill a process group, if there is one."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def make_node_directory() -> PrivateDirectory:
-    """Make the directory of a node; what killed executors have left of theirs is ended and removed."""
-
-    def clear(directory: Path) -> None:  # ranks end by themselves unless they are stopped
-        end_processes(directory)
-        stop_stale_daemon(directory)
-
-    return PrivateDirectory("ensemble-", _LONGEST_NAME, clear)
 
 
 def make_node_environment(directory: Path) -> dict[str, str]:

@@ -113,11 +113,6 @@ def count_whole_process() -> None:
     _is_command = True
 
 
-def is_command() -> bool:
-    """Whether this process is a command of ours, and no program of the user's own."""
-    return _is_command
-
-
 class CpuClock:
     """CPU time of this process by role.
 

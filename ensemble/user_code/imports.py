@@ -22,7 +22,7 @@ def users_modules(folder: Path) -> dict[str, types.ModuleType]:
         file = getattr(module, "__file__", None)
         script = name in ("__main__", "__mp_main__") or getattr(module, "__name__", None) != name
         if script or not isinstance(file, str) or not file.endswith(".py") or not Path(file).is_absolute():
-            continue  # torch gives some of its modules the bare names of files
+            continue  # torch gives some of its modules bare names of files
         if not is_foreign(name, file) and Path(file).resolve().is_relative_to(folder):
             modules[name] = module
     return modules
@@ -36,13 +36,13 @@ def find_late_imports(uses: Iterable[tuple[Use, str]]) -> dict[str, Path]:
     """
     files: dict[str, Path] = {}
     imports = [
-        (resolve(module, level, package), names or ())
+        (_resolve(module, level, package), names or ())
         for use, package in uses
         for module, level, names in sorted(use.imports, key=repr)
     ]
     for module, names in imports:  # which grow meanwhile
         for name in [module, *(f"{module}.{name}" for name in names if name != "*")]:
-            path = find_file(name)
+            path = _find_file(name)
             if path is not None and name not in files:
                 files[name] = path
                 package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -50,7 +50,7 @@ def find_late_imports(uses: Iterable[tuple[Use, str]]) -> dict[str, Path]:
     return files
 
 
-def resolve(name: str, level: int, package: str) -> str:
+def _resolve(name: str, level: int, package: str) -> str:
     if not level:
         return name
     base = package.split(".")[: len(package.split(".")) - level + 1]
@@ -59,14 +59,14 @@ def resolve(name: str, level: int, package: str) -> str:
 
 def _read_imports(path: Path, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(module, names) that a file imports anywhere."""
-    for node in ast.walk(parse(path)):
+    for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield resolve(node.module or "", node.level, package), tuple(alias.name for alias in node.names)
+            yield _resolve(node.module or "", node.level, package), tuple(alias.name for alias in node.names)
 
 
-def find_file(name: str) -> Path | None:
+def _find_file(name: str) -> Path | None:
     """The file of a user's module, found without importing anything."""
     top = name.partition(".")[0]
     if not top or top in OURS or top in sys.stdlib_module_names:
@@ -88,7 +88,7 @@ def find_file(name: str) -> Path | None:
 
 def digest_syntax(path: Path) -> str:
     """A digest of a source file's syntax tree: without comments, docstrings, layout."""
-    tree = parse(path)
+    tree = _parse(path)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
@@ -98,7 +98,7 @@ def digest_syntax(path: Path) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
-def parse(path: Path) -> ast.Module:
+def _parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # Python raises when it is imported

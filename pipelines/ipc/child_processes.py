@@ -7,10 +7,10 @@ import os
 import re
 import resource
 import select
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Protocol
 
 from pipelines.environment.machine_limits import PINNING, free_pinned_thread
 
@@ -40,15 +40,14 @@ def child_environment() -> dict[str, str]:
     free_pinned_thread()
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return {
-        **{name: value for name, value in os.environ.items() if not is_of_launch(name)},
+        **{name: value for name, value in os.environ.items() if not _is_of_launch(name)},
         **SINGLE_THREADED,
         "PYTHONPATH": path,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 
-def is_of_launch(name: str) -> bool:
-    """Whether a variable comes from a launcher of a job, or pins threads to cores: no child process gets it."""
+def _is_of_launch(name: str) -> bool:
     return name in PINNING or _RANK_VARIABLES.fullmatch(name) is not None
 
 
@@ -90,26 +89,11 @@ def end_with_parent(started: threading.Event | None = None) -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-class ChildProcess(Protocol):
-    """A child of this process, such as a `subprocess.Popen`.
-
-    Attributes:
-        returncode: None until it is waited for.
-    """
-
-    pid: int
-    returncode: int | None
-
-    def kill(self) -> None: ...
-
-    def wait(self) -> int: ...
-
-
 _reaped_s = 0.0
 _reaping = threading.Lock()
 
 
-def reap(process: ChildProcess) -> float | None:
+def reap(process: subprocess.Popen[bytes]) -> float | None:
     """Wait for the end of a child process that has an account of its own; its exit code is then in
     `process.returncode`.
 

@@ -58,8 +58,8 @@ HARMLESS = {
 }
 LOOK = """
 import os
-from ensemble.executors.declared_imports import _find_obstacle, list_files, _list_shared_memory
-before = list_files(), _list_shared_memory()
+from ensemble.executors.declared_imports import _find_obstacle, _list_files, _list_shared_memory
+before = _list_files(), _list_shared_memory()
 {}
 print(_find_obstacle(*before), flush=True)
 os._exit(0)
