@@ -3,8 +3,8 @@
 How it is counted, in a new process, from `import ensemble` to the end of `wait()`, in all threads:
 
 - modules: those of `ensemble` and `pipelines` in `sys.modules` at the end;
-- functions: their different `def`s that were entered, by `sys.setprofile`; lambdas and comprehensions, which are
-  functions of their own in Python 3.11 alone, count with the `def` around them, and bodies of classes not at all;
+- functions: their different functions that were entered, by `sys.setprofile`: `def`, lambda, and comprehensions,
+  which are functions of their own in Python 3.11; bodies of classes and modules are not counted;
 - files: those that these functions are in;
 - lines: of the `def`s among them, from the first decorator to the end, docstrings included;
 - rooms: the folders and files of the first level that the call of `submit` alone passes through;
@@ -24,7 +24,7 @@ from pathlib import Path
 from test_architecture import FLOORS
 
 ROOT = Path(__file__).resolve().parents[1]
-BOUNDS = {"modules": 342, "files": 268, "functions": 1660, "lines": 17970, "rooms": 20, "climbs": 1}
+BOUNDS = {"modules": 342, "files": 268, "functions": 2450, "lines": 17970, "rooms": 20, "climbs": 1}
 SLACK = 1.03  # a bound that is higher than the figure by more than this factor is out of date
 
 PROGRAM = """
@@ -93,7 +93,7 @@ modules = [name for name in sys.modules if name.partition(".")[0] in ("ensemble"
 functions = {
     (os.path.relpath(code.co_filename, ROOT), code.co_firstlineno, code.co_name)
     for code in entered
-    if code.co_filename.startswith(PACKAGES) and code.co_flags & IS_FUNCTION and code.co_name[0] != "<"
+    if code.co_filename.startswith(PACKAGES) and code.co_flags & IS_FUNCTION
 }
 calls = [[name and os.path.relpath(name, ROOT) for name in call] for call in calls]
 print("\\n" + json.dumps({"modules": sorted(modules), "functions": sorted(functions), "calls": calls}))
@@ -107,7 +107,7 @@ def measure(folder: Path) -> dict[str, int]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
-    # (file, first line, name) -> lines
+    # (file, first line, name) -> lines: those of a `def`, 0 of a lambda or comprehension within one
     functions: dict[tuple[str, int, str], int] = dict.fromkeys(map(tuple, seen["functions"]), 0)
     files = {file for file, _, _ in functions}
     for file in files:

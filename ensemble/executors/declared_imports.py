@@ -91,7 +91,7 @@ def _noting_unseeded() -> Iterator[None]:
 
 
 def _list_numpy_generators() -> list[np.random.BitGenerator]:
-    return [made for made in gc.get_objects() if issubclass(type(made), np.random.BitGenerator)]
+    return [made for made in gc.get_objects() if isinstance(made, np.random.BitGenerator)]
 
 
 def _is_unseeded(generator: np.random.BitGenerator) -> bool:

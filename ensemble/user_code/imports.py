@@ -21,8 +21,8 @@ def users_modules(folder: Path) -> dict[str, types.ModuleType]:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         script = name in ("__main__", "__mp_main__") or getattr(module, "__name__", None) != name
-        if script or not isinstance(file, str) or not file.endswith(".py") or not Path(file).is_absolute():
-            continue  # torch gives some of its modules bare names of files
+        if script or not isinstance(file, str) or not file.endswith(".py"):
+            continue
         if not is_foreign(name, file) and Path(file).resolve().is_relative_to(folder):
             modules[name] = module
     return modules
