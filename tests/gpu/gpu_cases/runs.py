@@ -14,12 +14,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 import ensemble as api
 from benchmarks.members import declare
 from benchmarks.models import Net
+from benchmarks.sc18.processes import process_tree
 from ensemble.meter.cpu import cpu_seconds
 from ensemble.spec import Ensemble, Member, Resources
 from ensemble.store import RunDir, load_checkpoint
@@ -166,8 +166,7 @@ def _report(
     torch.set_num_threads(1)
     began, ready_s = time.time(), 0.0
     for epoch, samples in enumerate(train_one(number, *arguments), -1):
-        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes)
+        cpu_s = sum(cpu_seconds(pid) or 0.0 for pid in process_tree(os.getpid()))
         event = {"member": f"member-{number}", "t": time.time(), "pid": os.getpid(), "role": "train"}
         if epoch < 0:
             pipe.send({"type": "started", **event})
