@@ -1,4 +1,4 @@
-"""Has a member rehearsed before any trains: in two processes, one after the other, where the first would be placed."""
+"""Has a member rehearsed before any trains: in two processes, one after the other, where it would be placed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from ensemble.train.job import REHEARSAL, Job, RehearsalRequest
 
 #: Members with other numbers of workers that are rehearsed, at most.
 MOST_WIDTHS = 2
-_WAYS = "nothing was trained. Mend it; or where it is meant so: Ensemble(rehearsal='say'), or --no-rehearsal"
+
+
+def describe_refusal(member: str, refused: Sequence[str]) -> str:
+    """Return why a run does not start, in one line."""
+    return (
+        f"{member} was rehearsed, and nothing is trained: {'; '.join(refused)}. Mend it; where it is meant so: "
+        "Ensemble(rehearsal='say'), or --no-rehearsal"
+    )
 
 
 @dataclass
@@ -218,7 +225,7 @@ class Rehearser:
         fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("v", "t")}
         self._session.log("rehearsed", **fields)
         if event.refused and self._refuses:
-            self.refusal = f"{identity.member}: {'; '.join(event.refused)}. So {_WAYS}"
+            self.refusal = describe_refusal(identity.member, event.refused)
             self._queue.clear()
         self._session.actions.append(RemoveFolder(REHEARSAL))
         self._launch_next()

@@ -24,7 +24,7 @@ def work(
     inbox: Inbox,
     clock: CpuClock | None = None,
 ) -> Outcome:
-    """Train one rank of a member to its end, from its last checkpoint where there is one; or do what else the job is.
+    """Train one rank of a member to its end, from its last checkpoint where there is one; or measure, or rehearse.
 
     Callable in a thread: no signal handlers, no exits. Errors of training do not leave it; they become a
     `failed` event and a traceback in the member's log.

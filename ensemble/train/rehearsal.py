@@ -1,7 +1,7 @@
 """Rehearses a member before the first epoch counts: what a run will need of the user's code is tried on it.
 
-One process trains short epochs and writes checkpoints. A fresh one goes on from these, by the code of a resume, and
-must go the same way: equal before its first step, and equal weights after it (docs/concepts/rehearsal.md).
+One process trains short epochs and writes checkpoints. A fresh one goes on from these, by the code of a resume,
+and must go the same way: equal before its first step, equal weights after it (docs/concepts/rehearsal.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ from ensemble.store.files import write_json
 from ensemble.train.checkpoint import Checkpointer, Position
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
-from ensemble.train.job import PROFILE, REHEARSAL, Diverged, Inbox, Job, LabelError, Outcome, StopTraining
+from ensemble.train.job import (
+    PROFILE,
+    REHEARSAL,
+    Diverged,
+    Inbox,
+    Job,
+    LabelError,
+    Outcome,
+    RehearsalRequest,
+    StopTraining,
+)
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import build_without_memory
 from ensemble.train.own_tensors import note_process, own_state, use_base
@@ -126,6 +136,23 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
         part = "train" if (job.rehearsal and job.rehearsal.trained is None) else "resume"
         emit({"type": "rehearsed", "member": REHEARSAL, "attempt": job.attempt, "part": part, **vars(findings)})
     return outcome  # type: ignore[return-value]
+
+
+def rehearse_here(ensemble: Ensemble, member: Identity, directory: str) -> Findings:
+    """Rehearse a member in this process, as one worker, for a dry run; files in `directory` are left behind."""
+    from ensemble.train.profile import make_job_here
+
+    reports: list[dict[str, Any]] = []
+    alone, clock = dataclasses.replace(member, workers=1), CpuClock()
+    for trained in (None, 0):
+        request = RehearsalRequest(members=[alone], trained=trained)
+        run(make_job_here(ensemble, alone, directory, rehearsal=request), ensemble, reports.append, Inbox(), clock)
+        report = next(one for one in reversed(reports) if one["type"] == "rehearsed")
+        if report["failed"] or report["refused"]:
+            break
+    findings = [one for one in reports if one["type"] == "rehearsed"]
+    lists = {name: [text for one in findings for text in one[name]] for name in ("refused", "remarks", "others")}
+    return Findings(**lists, failed=report["failed"], is_late=report["is_late"])
 
 
 class _Rehearsal:
@@ -258,8 +285,8 @@ class _Rehearsal:
             when = f"in epoch {epoch - 1}" if epoch > start + 1 else "after its first steps"
             return f"{_BROKEN}: {when} {_name_paths(differing)} differs, though before it {cause}"
         self._findings.remarks.append(
-            f"your training is not reproducible: {_name_paths(differing)} differs between two processes that go on "
-            "from one checkpoint (a generator of your own, or atomic operations on a GPU)"
+            f"your training is not reproducible: {_name_paths(differing)} differs between two processes that go "
+            "on from one checkpoint (a generator of your own, or atomic operations on a GPU)"
         )
         return self._compare_spreads(record, start)
 
@@ -286,8 +313,8 @@ class _Rehearsal:
 
 _BROKEN = "a resume would not continue this training"
 _OUTSIDE = (
-    ": is there a number, a list or a generator that lives in a variable? keep it as a buffer, by member.state(), or "
-    "in MemberCallback.state_dict()"
+    ": is there a number, a list or a generator that lives in a variable? keep it as a buffer, by member.state(), "
+    "or in MemberCallback.state_dict()"
 )
 
 
@@ -499,11 +526,10 @@ def _name_path(path: str) -> str:
 
 def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """Return the Euclidean distance between weights; of a name that one lacks, from 0."""
-    squares = [
-        (tensor.detach().cpu().double() - (other[name].detach().cpu().double() if name in other else 0))
-        .square()
-        .sum()
-        for name, tensor in one.items()
-        if tensor.is_floating_point()
-    ]
+
+    def read(tensor: Tensor | None) -> Any:
+        return 0.0 if tensor is None else tensor.detach().cpu().double()
+
+    floats = {name: tensor for name, tensor in one.items() if tensor.is_floating_point()}
+    squares = [(read(tensor) - read(other.get(name))).square().sum() for name, tensor in floats.items()]
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0

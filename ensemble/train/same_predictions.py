@@ -1,4 +1,4 @@
-"""Tries that predictions are a function of the sample: alike in any batch, at any time, with any random numbers."""
+"""Tries that predictions are a function of the sample: alike in any batch, at any time, with any draws."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             predict(other)
         if not is_same(first, predict(batch)):
             yield (
-                "predictions depend on what the model has predicted before: it keeps something between two calls, such "
-                "as a hidden state or statistics; reset it in forward(), or where self.training is False"
+                "predictions depend on what the model has predicted before: it keeps something between two calls, "
+                "such as a hidden state or statistics; reset it in forward(), or where self.training is False"
             )
             return
         rows = len(batch["index"])
@@ -65,8 +65,8 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             few, many = predict(part), len(part["index"])
             if few.shape[1:] == first.shape[1:] and not is_same(first[:many], few):
                 yield (
-                    f"predictions depend on which samples are in the batch: those of {many} samples alone differ by up "
-                    f"to {_spread(first[:many], few):.2g} from those of {rows} (a softmax over dimension 0, or "
+                    f"predictions depend on which samples are in the batch: those of {many} samples alone differ "
+                    f"by up to {_spread(first[:many], few):.2g} from those of {rows} (a softmax over dimension 0, or "
                     "statistics of the batch?)"
                 )
 

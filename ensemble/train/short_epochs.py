@@ -166,7 +166,7 @@ class ShortData(Data):
         return f"in {what} ({named}{more}){not_finite}{self._describe_extremes(given)}{remedy}"
 
     def _describe_extremes(self, given: GivenBatch) -> str:
-        """The largest value of each field of whole numbers of a batch of a split, which an embedding may not have."""
+        """The largest of each field of whole numbers in a batch of a split: an embedding may not have it."""
         if given.split == "train":
             return ""
         shown = []

@@ -286,13 +286,9 @@ class ResidentLoader:
         bounds = cut_rows(*rank_bounds(0, len(resident.pipeline), rank, world), batch_size, chosen)
         self._ranges = list(pairwise(bounds))
         if showing is not None:
-            inside = [
-                place
-                for place, (start, stop) in enumerate(self._ranges)
-                if any(start <= row < stop for row in showing)
-            ]
+            ends = self._ranges[:1] + self._ranges[-1:]
             self._ranges = [
-                self._ranges[place] for place in sorted({0, len(self._ranges) - 1, *inside}) if self._ranges
+                one for one in self._ranges if one in ends or any(one[0] <= row < one[1] for row in showing)
             ]
         self._collate: Collator | None = None
         if collate is not None:
