@@ -219,7 +219,7 @@ class Rehearser:
             code=self._session.run.header.code,
             refused=self._sum.refused,
             remarks=self._sum.remarks,
-            failed=failed,
+            failed=None if failed in self._sum.refused else failed,
             took_s=self._session.now - self._began,
         )
         fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("v", "t")}

@@ -205,7 +205,7 @@ class _Rehearsal:
             write_json(self._record_file, vars(record))
 
     def _note_failure(self, loop: _Loop, error: Exception) -> None:
-        where = "" if isinstance(error, LabelError) else loop.data.describe_given()
+        where = "" if isinstance(error, LabelError) else loop.failed_in
         self._findings.failed = "; ".join(filter(None, (describe_error(error), where)))
         self._findings.is_late = loop.has_stepped and not isinstance(error, Diverged)
 
@@ -356,6 +356,7 @@ class _Loop:
         last: the short epochs to be trained; None until the first one shows what they take.
         is_end: whether the loop runs to its end then; else it is left.
         keeps: after which epoch the weights are kept.
+        has_stepped, failed_in: where an error was raised: after a first step, in which batch.
     """
 
     def __init__(
@@ -378,11 +379,7 @@ class _Loop:
         self.whole_epoch_s = 0.0
         self.checkpoints: dict[str, tuple[str, str]] = {}
         self.data = ShortData(ensemble, own, None, torch.device(job.device), comm)
-        self._state: TrainState | None = None
-
-    @property
-    def has_stepped(self) -> bool:
-        return self._state is not None and self._state.global_step > 0
+        self.has_stepped, self.failed_in = False, ""
 
     def run(self, trip: Trip, checks: Callable[[TrainState, Trip], None] | None = None) -> None:
         """Train the member; `checks` are called at the end, with its kept weights."""
@@ -391,7 +388,7 @@ class _Loop:
             seed_everything(self._job.identity.seed, device)
             reporter, saves = _Reporter(self._job, self._say_alive), _Checkpoints(self._job, self._ensemble, self)
             state = TrainState(self._job, self._ensemble, self._comm, reporter, self._inbox, self.data, saves)
-            self._state, state.steps_per_epoch = state, self.data.steps
+            state.steps_per_epoch = self.data.steps
             member = TrainContext(state)
             self.data.on_epoch = lambda epoch: self._begin_epoch(state, trip, epoch)
             self._began = time.perf_counter()
@@ -402,6 +399,9 @@ class _Loop:
                 self._note(state, trip, state.at.epoch)
                 if checks is not None:
                     checks(state, trip)
+            except Exception:
+                self.has_stepped, self.failed_in = state.global_step > 0, self.data.describe_given()
+                raise
             finally:
                 member.close()
 

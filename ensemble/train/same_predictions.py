@@ -66,8 +66,8 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             if few.shape[1:] == first.shape[1:] and not is_same(first[:many], few):
                 yield (
                     f"predictions depend on which samples are in the batch: those of {many} samples alone differ "
-                    f"by up to {_spread(first[:many], few):.2g} from those of {rows} (a softmax over dimension 0, or "
-                    "statistics of the batch?)"
+                    f"by up to {_spread(first[:many], few):.2g} from those of {rows} (a softmax over dimension 0, "
+                    "or statistics of the batch?)"
                 )
 
 

@@ -172,7 +172,7 @@ class ShortData(Data):
         shown = []
         for name, values in given.batch.items():
             is_number = isinstance(values, torch.Tensor) and values.dim() == 1 and "int" in str(values.dtype)
-            if is_number and name != "index":
+            if is_number and name not in ("index", getattr(self._ensemble.recipe, "target", "")):
                 row = int(values.argmax())
                 where = self.describe_sample(given.split, int(given.batch["index"][row]))
                 shown.append(f"the largest {name!r} is {int(values[row])}, of {where}")
