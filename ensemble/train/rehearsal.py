@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemble.comm import Communicator
+from ensemble.comm import Communicator, SingleRank
 from ensemble.meter import CpuClock
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.recipe import has_own_loop
 from ensemble.store import RunDir, load_checkpoint
 from ensemble.store.files import write_json
+from ensemble.train.batchnorm import BATCH_NORMS
 from ensemble.train.checkpoint import Checkpointer, Position
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
@@ -64,6 +65,8 @@ HEARTBEAT_S = 1.0
 #: How much further apart two processes may be than one is from itself, where training is not reproducible.
 _SPREADS, _ROUNDING = 4.0, 1e-5
 _ENDS = "the rehearsal ends here"
+#: How far several workers may be from one, in parts of the way that it has gone: rounding, and Adam's first steps.
+_ALIKE = 0.25
 _NAMED = 2
 #: Of a trajectory after its first step.
 _AFTER = ("weights", "requires_grad")
@@ -239,13 +242,44 @@ class _Rehearsal:
                 self._findings.refused.append(why)
             if trip is None or why is not None:
                 return
+        if self._comm.world > 1:
+            why = self._compare_with_one(record) if self._comm.rank == 0 else None
+            self._findings.refused += filter(None, [gather_json(self._comm, why)[0]])
+
+    def _compare_with_one(self, record: _Record) -> str | None:
+        """Return how far several workers are from one worker after the first epoch; None where they are alike.
+
+        With batch normalization they are not alike, and what draws random numbers is as far from itself.
+        """
+        own = dataclasses.replace(self._job.identity, workers=1)
+        job, trips = dataclasses.replace(self._job, identity=own, rendezvous=None), [Trip(), Trip()]
+        for trip, alone in zip(trips, (SingleRank(), _OtherDraws()), strict=True):
+            loop = _Loop(job, self._ensemble, alone, self._inbox, self._say_alive, is_resumed=True)
+            loop.last, loop.is_end, loop.keeps = 1, record.last == 1, (0, 1)
+            try:
+                loop.run(trip)
+            except Exception:  # one worker may not have the memory for a whole batch
+                return None
+            if loop.has_batch_norm:
+                return None
+        name, _ = record.checkpoints["1"]
+        saved = load_checkpoint(self._record_file.parent / name, ("model", "kept"))
+        several, one = (saved.get("kept") or {}).get("trained", saved["model"]), trips[0].weights[1]
+        moved = _distance(one, trips[0].weights[0]) or 1.0
+        apart, spread = (_distance(one, other) / moved for other in (several, trips[1].weights[1]))
+        if apart <= _ALIKE + _SPREADS * spread:
+            return None
+        return (
+            f"{self._comm.world} workers train other weights than one on the same batches: after a short epoch "
+            f"they are {apart:.2g} of the way apart that one has gone: is a loss divided by the samples of a worker?"
+        )
 
     def _go_on(self, record: _Record, start: int, until: int, keeps: int | None = None) -> Trip | None:
         """Train on from a checkpoint; None where it fails, which is noted."""
         trip, job = Trip(), dataclasses.replace(self._job, checkpoints=[record.checkpoints[str(start)]])
         loop = _Loop(job, self._ensemble, self._comm, self._inbox, self._say_alive, is_resumed=True)
         loop.last, loop.is_end = until, until == record.last
-        loop.keeps = keeps
+        loop.keeps = () if keeps is None else (keeps,)
         try:
             loop.run(trip)
         except Exception as error:
@@ -355,7 +389,7 @@ class _Loop:
     Attributes:
         last: the short epochs to be trained; None until the first one shows what they take.
         is_end: whether the loop runs to its end then; else it is left.
-        keeps: after which epoch the weights are kept.
+        keeps: before which epochs the weights are kept.
         has_stepped, failed_in: where an error was raised: after a first step, in which batch.
     """
 
@@ -374,11 +408,13 @@ class _Loop:
         self._ensemble, self._comm, self._inbox, self._say_alive = ensemble, comm, inbox, say_alive
         self._is_resumed, self._began = is_resumed, 0.0
         self.last: int | None = None
-        self.keeps: int | None = None
+        self.keeps: tuple[int, ...] = ()
+        self.has_batch_norm = False
         self.is_end = True
         self.whole_epoch_s = 0.0
         self.checkpoints: dict[str, tuple[str, str]] = {}
-        self.data = ShortData(ensemble, own, None, torch.device(job.device), comm)
+        reads = SingleRank() if comm.world == 1 else comm
+        self.data = ShortData(ensemble, own, None, torch.device(job.device), reads)
         self.has_stepped, self.failed_in = False, ""
 
     def run(self, trip: Trip, checks: Callable[[TrainState, Trip], None] | None = None) -> None:
@@ -410,6 +446,9 @@ class _Loop:
         if self.last is None and epoch == 0:
             self._began = now_s
             self.last = 1 if own.epochs == 1 else None
+        if epoch == 0:
+            modules = state.optimization.model.modules()
+            self.has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in modules)
         elif self.last is None:
             trip.epoch_s = now_s - self._began
             self.last = gather_json(self._comm, self._choose_last(own, trip.epoch_s))[0]
@@ -430,7 +469,7 @@ class _Loop:
     def _note(self, state: TrainState, trip: Trip, epoch: int) -> None:
         self._say_alive()
         trip.trajectory[epoch] = describe_state(state)
-        if epoch == self.keeps:
+        if epoch in self.keeps:
             model = own_state(state.optimization.model)
             trip.weights[epoch] = {name: tensor.detach().cpu().clone() for name, tensor in model.items()}
 
@@ -438,6 +477,12 @@ class _Loop:
         """Whether the checkpoint at a position is one to go on from: after the first, a middle, the last epoch."""
         places = {1} if self.last is None else {1, (self.last + 1) // 2, self.last}
         return not self._is_resumed and position.step == 0 and position.epoch in places
+
+
+class _OtherDraws(SingleRank):
+    """One worker that draws other random numbers."""
+
+    rank = 1
 
 
 class _Checkpoints(Checkpointer):
