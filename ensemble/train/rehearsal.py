@@ -271,7 +271,7 @@ class _Rehearsal:
             return None
         return (
             f"{self._comm.world} workers train other weights than one on the same batches: after a short epoch "
-            f"they are {apart:.2g} of the way apart that one has gone: is a loss divided by the samples of a worker?"
+            f"they are {apart:.2g} of the way apart that one has gone: is a loss divided by a worker's samples?"
         )
 
     def _go_on(self, record: _Record, start: int, until: int, keeps: int | None = None) -> Trip | None:
