@@ -37,11 +37,11 @@ def find_changes(run: Controller) -> None:
         return
     opening, t = run.opening, run.events.read_clock()
     opening.change = change = find_code_change(run.state, run.code, run.run_dir)
+    if run.more_epochs is not None:
+        give_more_epochs(run.state, run.more_epochs, t)
     opening.changed_splits, opening.evaluated_again = find_evaluated_again(
         run.state, run.ensemble, change, run.run_dir.path, t
     )
-    if run.more_epochs is not None:
-        give_more_epochs(run.state, run.more_epochs, t)
     code, checks = run.code.fingerprint, run.checked
     if checks is None:
         checks = check_ended(run.run_dir, run.state, code)

@@ -107,7 +107,7 @@ def _apply_to_run(run: RunState, event: Event) -> None:
         case events.Combining():
             run.combining = event.members
         case events.Combined():
-            run.combined, run.combining = event, 0
+            run.combined, run.combining, run.has_newer_results = event, 0, False
 
 
 def _exclude(run: RunState, event: events.NodeUnusable | events.NodeDraining | events.NodeLost) -> None:
@@ -140,7 +140,7 @@ def _change_node(run: RunState, event: events.NodeChanged) -> None:
 
 
 def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) -> None:
-    """Gives members more epochs; those that have finished wait to be trained further.
+    """Gives members more epochs; those that have finished wait to be trained further, and keep their results.
 
     A second call with the same arguments changes nothing.
 
@@ -150,11 +150,14 @@ def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) ->
     """
     for name, before in more_epochs.members.items():
         member = run.members[name]
+        if member.state == "finished":
+            if more_epochs.keeps_results:
+                member.keep_result()
+            reopen_member(run, member, t)
         member.identity["epochs"] = more_epochs.epochs
         member.identity["epochs_before"] = member.identity.get("epochs_before") or before
-        if member.state == "finished":
-            reopen_member(run, member, t)
-    run.combined = None  # it was of the members as they had finished
+    if not more_epochs.keeps_results:
+        run.combined = None
 
 
 def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
@@ -312,6 +315,8 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.kept, member.early_stopping = event.kept, event.early_stopping
             member.constraints = event.constraints
             member.trained, member.outdated = None, event.outdated
+            run.has_newer_results |= member.result is not None
+            member.result = None
             if event.outdated is not None:
                 member.remarks.append(f"{OUTDATED}: {event.outdated}")
             run.finished[member.id] = event
@@ -322,6 +327,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
         case events.Pruned() | events.Cancelled():
             member.end("pruned" if isinstance(event, events.Pruned) else "cancelled", t)
             member.checkpoint_before = None
+            member.return_to_result(f"it was {member.state}")
         case events.Stopped() | events.Paused():
             member.end("stopped" if isinstance(event, events.Stopped) else "paused", t)
             member.epoch = member.epoch if event.epoch is None else event.epoch
@@ -339,6 +345,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.end("waiting" if event.retry else "failed", t)
             if member.state == "failed":
                 member.checkpoint_before = None
+                member.return_to_result(f"{event.reason}: {event.error}")
 
 
 def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
@@ -359,6 +366,8 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
 def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged) -> None:
     """A file of a member is damaged: it goes on from the checkpoint before, or begins anew."""
     member.drop_checkpoint(event.file)
+    if member.result is not None and member.result.checkpoint is None:
+        member.result = run.combined = None
     if event.file.startswith("files/"):  # only its function makes it, perhaps in its first epoch
         member.checkpoint, member.checkpoint_before, member.is_checkpoint_removed = None, None, False
     if member.is_checkpoint_removed:
@@ -370,11 +379,12 @@ def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged
 
 def reopen_member(run: RunState, member: MemberState, t: float) -> None:
     """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
-    run.finished.pop(member.id, None)
+    if member.result is None:
+        run.finished.pop(member.id, None)
+        run.combined = None  # it was of the members as they had finished
     member.cost = member.constraints = member.weights_sha256 = member.kept = None
     member.trained = member.outdated = None
     member.requeue(t)
-    run.combined = None  # it was of the members as they had finished
 
 
 def _start_attempt(run: RunState, member: MemberState, event: events.Started) -> None:

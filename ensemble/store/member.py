@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ OTHERWISE = "predict_all(function) predicts differently from a loaded model"
 #: How the remark begins of a member with `outdated`.
 OUTDATED = "it could not be evaluated again, so it keeps its earlier figures and is not combined"
 
+#: How the remark begins of a member with `unextended`.
+UNEXTENDED = "its further epochs came to nothing"
+
 #: Why a member failed for good: the same batches give the same loss with the same code, and what a search proposed
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
 #: recipe, no memory, no room on the disk) may have been mended before a resume.
@@ -30,6 +34,9 @@ UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
 
 
 _POSITION = operator.attrgetter("epoch", "step")
+
+#: Fields that a member keeps where it returns to its result.
+_OF_ATTEMPTS = ("attempt", "attempts", "failures", "node", "nodes", "devices", "cohort", "feeder", "spans")
 
 
 @dataclass(slots=True)
@@ -127,6 +134,9 @@ class MemberState:
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
         constraints: by how much a finished trial violates those of the search; None where it has none.
         trained: its `finished` event, while it is evaluated again.
+        result: itself as it had finished, until it has finished the further epochs that it was given since; None
+            where it was given none.
+        unextended: why it has not finished its last further epochs, so that it is as before; None where it has.
         outdated: the error of its last evaluation, where it has finished and could not be evaluated again.
         cost: the `cost` event of a finished trial, where a search minimizes that: the values that the
             search was told, which the ledger may still correct by what is reported later.
@@ -172,6 +182,8 @@ class MemberState:
     cost: events.Cost | None = None
     trained: events.Finished | None = None
     outdated: str | None = None
+    result: MemberState | None = None
+    unextended: str | None = None
     spans: list[Span] = field(default_factory=list)
 
     def value_of(self, objective: events.Objective) -> float | None:
@@ -179,8 +191,35 @@ class MemberState:
         return objective.read(self.cost, self.metrics)
 
     @property
+    def has_result(self) -> bool:
+        """Whether it has finished, if only before the further epochs for which it is trained now."""
+        return self.state == "finished" or self.result is not None
+
+    def keep_result(self) -> None:
+        """Keeps what it has finished with as its result: it is to be trained further."""
+        self.unextended = None
+        self.remarks = [text for text in self.remarks if not text.startswith(UNEXTENDED)]
+        lists: dict[str, Any] = {name: [*getattr(self, name)] for name in ("history", "evaluations", "remarks")}
+        self.result = dataclasses.replace(self, identity={**self.identity}, spans=[], **lists)
+
+    def return_to_result(self, why: str) -> None:
+        """Makes it what it had finished as, where it was trained further and that has ended without success."""
+        if (result := self.result) is None:
+            return
+        for own in dataclasses.fields(self):
+            if own.name not in _OF_ATTEMPTS:
+                setattr(self, own.name, getattr(result, own.name))
+        self.unextended = why
+        self.remarks.append(f"{UNEXTENDED}, so it stays as it had finished after {self.epoch}: {why}")
+
+    @property
     def latest_metrics(self) -> dict[str, float]:
-        """Those of the last evaluation, which may be within the epoch in progress; others of the last epoch."""
+        """Those of the last evaluation, which may be within the epoch in progress; others of the last epoch.
+
+        Of a member that is trained further they are those of its result.
+        """
+        if self.result is not None:
+            return self.result.latest_metrics
         last = self.evaluations[-1] if self.evaluations else None
         return {**self.metrics, **last.metrics} if last is not None and last.epoch == self.epoch else self.metrics
 
@@ -319,8 +358,15 @@ class MemberState:
         checkpoints = [event for event in (self.checkpoint, self.checkpoint_before) if event]
         return [(Path(event.path).name, event.digest) for event in checkpoints]
 
+    def list_kept(self) -> list[tuple[str, str | None]]:
+        """As `list_checkpoints`, with that of its result."""
+        of_result = [] if self.result is None else self.result.list_checkpoints()
+        return list(dict.fromkeys([*self.list_checkpoints(), *of_result]))
+
     def drop_checkpoint(self, name: str) -> None:
         """Leaves out a checkpoint whose file, of this name, is damaged; harmless for a file of another kind."""
+        if self.result is not None:
+            self.result.drop_checkpoint(name)
         kept = [e for e in (self.checkpoint, self.checkpoint_before) if e and Path(e.path).name != name]
         self.checkpoint, self.checkpoint_before = [*kept, None, None][:2]
 
