@@ -24,6 +24,9 @@ FINAL_REASONS = frozenset(("nan",))
 #: How long a member waits first for room on a full disk, and then twice as long each time.
 DISK_PAUSE_S = 4.0
 
+#: Of the reason why a run was stopped because its members fail alike.
+ALIKE = "failed alike"
+
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -141,7 +144,7 @@ def explain_alike(given_up: Sequence[Failure], furthest: tuple[int, int]) -> str
         return None
     where = f"in epoch {last.position[0]}, step {last.position[1]}"
     return (
-        f"{before.member} and {last.member} failed alike {where} ({_ADDRESS.sub('0x', last.error)}): the others would, "
+        f"{before.member} and {last.member} {ALIKE} {where} ({_ADDRESS.sub('0x', last.error)}): the others would, "
         "too; mend it, then `ensemble resume` goes on"
     )
 

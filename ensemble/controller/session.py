@@ -15,7 +15,7 @@ from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.attempts import Attempts
-from ensemble.controller.failures import explain_alike
+from ensemble.controller.failures import ALIKE, explain_alike
 from ensemble.controller.feeders import Feeders, SharedStream
 from ensemble.controller.first_outputs import FirstOutputs
 from ensemble.controller.node_table import NodeTable
@@ -94,7 +94,7 @@ class Session:
             streaming=streaming,
         )
         self.unusable_data: str | None = None
-        self._stopped_before = run.ended.reason if isinstance(run.ended, RunStopped) else None
+        self._stopped_before = run.ended.reason or "" if isinstance(run.ended, RunStopped) else ""
         self._first_outputs = FirstOutputs(ensemble)
         self._unused: set[str] = set()  # hyperparameters for which `unused_hyperparameters` was logged
         self._readers_changed = True
@@ -292,7 +292,8 @@ class Session:
         are_others = self.state.waitlist or any(not live.is_exiting for live in self.state.live.values())
         furthest = max((member.epoch, member.step) for member in members)
         reason = explain_alike(self.attempts.failures.given_up, furthest) if are_others else None
-        if reason is not None and reason != self._stopped_before:  # resumed all the same: the others are tried
+        how = (reason or "").partition(ALIKE)[2]
+        if reason is not None and how not in self._stopped_before:  # else it was resumed all the same
             self._stop(reason, self.state.now + self._stop_timeout_s)
 
     def _change_node(self, node: Node) -> None:

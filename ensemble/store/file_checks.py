@@ -106,7 +106,9 @@ def _check_member(run_dir: RunDir, member: MemberState) -> Iterator[FileCheck]:
         digest = next(iter((finished.predictions or {}).values()))
         yield _check(run_dir, run_dir.predictions(member.id), digest, "predictions", member.id)
     # Further epochs that came to nothing may have written over the files.
-    for name, digest in (member.files or {}).items() if member.state == "finished" and not member.unextended else ():
+    for name, digest in (
+        (member.files or {}).items() if member.state == "finished" and not member.unextended else ()
+    ):
         yield _check(run_dir, run_dir.files(member.id) / name, digest, "file", member.id)
 
 

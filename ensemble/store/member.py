@@ -24,9 +24,6 @@ OTHERWISE = "predict_all(function) predicts differently from a loaded model"
 #: How the remark begins of a member with `outdated`.
 OUTDATED = "it could not be evaluated again, so it keeps its earlier figures and is not combined"
 
-#: How the remark begins of a member with `unextended`.
-UNEXTENDED = "its further epochs came to nothing"
-
 #: Why a member failed for good: the same batches give the same loss with the same code, and what a search proposed
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
 #: recipe, no memory, no room on the disk) may have been mended before a resume.
@@ -36,7 +33,8 @@ UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
 _POSITION = operator.attrgetter("epoch", "step")
 
 #: Fields that a member keeps where it returns to its result.
-_OF_ATTEMPTS = ("attempt", "attempts", "failures", "node", "nodes", "devices", "cohort", "feeder", "spans")
+_OF_ATTEMPTS = ("attempt", "attempts", "failures", "error", "reason", "spans")
+_OF_ATTEMPTS += ("node", "nodes", "devices", "cohort", "feeder")
 
 
 @dataclass(slots=True)
@@ -198,7 +196,6 @@ class MemberState:
     def keep_result(self) -> None:
         """Keeps what it has finished with as its result: it is to be trained further."""
         self.unextended = None
-        self.remarks = [text for text in self.remarks if not text.startswith(UNEXTENDED)]
         lists: dict[str, Any] = {name: [*getattr(self, name)] for name in ("history", "evaluations", "remarks")}
         self.result = dataclasses.replace(self, identity={**self.identity}, spans=[], **lists)
 
@@ -210,7 +207,6 @@ class MemberState:
             if own.name not in _OF_ATTEMPTS:
                 setattr(self, own.name, getattr(result, own.name))
         self.unextended = why
-        self.remarks.append(f"{UNEXTENDED}, so it stays as it had finished after {self.epoch}: {why}")
 
     @property
     def latest_metrics(self) -> dict[str, float]:

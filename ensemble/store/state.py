@@ -38,8 +38,8 @@ class RunState:
         combining: how many members are being combined now; 0 where none are.
         failures_in_row: attempts that have failed since a member last ended an epoch or finished.
         memory_increases: all `memory_increase` events: what members were granted after they ran out of memory.
-        combined: the last `combined` event.  has_newer_results: whether a member has finished further epochs since.
-        ended: the event that ended the run, None while it has not ended.
+        combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
+        has_newer_results: whether a member has finished further epochs since it was combined.
     """
 
     header: events.RunStarted = field(default_factory=events.RunStarted)

@@ -26,7 +26,7 @@ _MISMATCH = re.compile(
 )
 _OF_DEVICE = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL|HIP|device-side", re.IGNORECASE)
 _OURS = ("ensemble", "pipelines")
-#: Of what is raised inside this project, where the user is at fault: a function is called that takes other arguments,
+#: Of errors raised in a line of this project that are the user's: a function that takes other arguments is called,
 #: or an operation that torch does not have.
 _OF_THE_CALL = re.compile(r"\(\) (takes|got|missing)|not callable|aten::")
 #: Errors that say little of a mistake that is often made -> what to do. No other attempt helps.
@@ -56,9 +56,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def find_own_mistake(error: BaseException) -> str | None:
-    """The file and line of this project in which an operation failed; None where the user or the machine is at fault.
+    """The file and line of this project that failed; None where the user or the machine is at fault.
 
-    What it raises on purpose is for the user; so is what torch and numpy say of tensors, a RuntimeError or ValueError.
+    What it raises on purpose is for the user, and so is what torch and numpy say of tensors: a RuntimeError or a
+    ValueError.
     """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:

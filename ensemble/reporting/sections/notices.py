@@ -113,7 +113,9 @@ def describe_remarks(state: RunState) -> list[str]:
     """Returns what members have remarked, a line for each remark."""
     remarks = {(m.id, remark): remark for m in state.members.values() for remark in m.remarks}
     for one in (m for m in state.members.values() if m.result is not None):
-        text_of = f"it is {one.state}: until it has finished all {one.identity['epochs']} epochs, its result is that of "
+        text_of = (
+            f"it is {one.state}: until it has finished all {one.identity['epochs']} epochs, its result is that of "
+        )
         remarks[one.id, "result"] = f"{text_of}{one.result.epoch}"
     causes = group_causes(remarks)
     return [f"{text.names([member for member, _ in keys], MOST_NAMED)}: {remark}" for remark, keys in causes]
