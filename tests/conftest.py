@@ -21,6 +21,8 @@ for folder in ("executors", "reporting", "train"):
 from kit.cpu_seconds import Measure  # noqa: E402
 from kit.property_examples import FEW  # noqa: E402
 
+from ensemble.spec import Ensemble  # noqa: E402
+
 # How long one example takes says nothing on a machine that is shared, and to explain a failure may take minutes.
 # The first tier tries the same examples each time; `make test-more` others (`--hypothesis-profile more`).
 common = {
@@ -48,6 +50,18 @@ if SOURCES is not None:
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+# A rehearsal doubles the time of a short run: in these processes only tests that use `rehearses` have the default.
+# What commands start in processes of their own has it.
+DEFAULTS = Ensemble.__init__.__wrapped__.__kwdefaults__
+REHEARSES, DEFAULTS["rehearsal"] = DEFAULTS["rehearsal"], None
+
+
+@pytest.fixture
+def rehearses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs of the test rehearse as they do for a user."""
+    monkeypatch.setitem(DEFAULTS, "rehearsal", REHEARSES)
+
 
 # Unix time after which no test begins: what a limit of time would cut off is left out and named instead.
 UNTIL = float(os.environ.get("ENSEMBLE_TESTS_UNTIL", "inf"))

@@ -128,6 +128,10 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "exit with 0 although some members failed or could not be combined, as long as one finished "
         "(otherwise 3)",
     },
+    "--no-rehearsal": {
+        **_FLAG,
+        "help": "do not rehearse a member before the first epoch: whether it would resume is then not known",
+    },
     "--fresh": {**_FLAG, "help": "start a new run, in a directory beside the old one's"},
     "--max-gpus": {
         "type": int,

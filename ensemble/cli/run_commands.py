@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -95,6 +96,9 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
 
         accept, code = options.accept_code, code_of(ensemble)
     apply_trust(options)
+    if options.no_rehearsal:
+        ensemble = copy.copy(ensemble)
+        object.__setattr__(ensemble, "rehearsal", None)
     if options.fresh and (free := choose_free_path(run_dir)) != run_dir.path:
         print(f"starting a new run in {free}; {run_dir.path} is not changed", file=sys.stderr)
         run_dir = RunDir(free)
@@ -285,7 +289,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
 def _add_train_options(parser: argparse.ArgumentParser, run_dir: str) -> None:
     parser.add_argument("--run-dir", help=f"run directory (default: {run_dir})")
     add_executor(parser, "ray")
-    add_shared(parser, "--accept-code", "--fresh", *START)
+    add_shared(parser, "--accept-code", "--fresh", "--no-rehearsal", *START)
     add_shared(parser, "--dashboard", "--dashboard-port", "--set")
 
 

@@ -24,7 +24,7 @@ def submit(options: argparse.Namespace) -> int:
     spec = Path(options.spec).expanduser()
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
-    names = ("accept_code", "accept_data", "fresh", "allow_failed", "dashboard")
+    names = ("accept_code", "accept_data", "fresh", "no_rehearsal", "allow_failed", "dashboard")
     flags = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     values = {name: getattr(options, name) for name in ("dashboard_port", "max_gpus", "max_cpus", "mirror")}
     values["trust_folder"] = options.trust_folder and os.path.abspath(options.trust_folder)
@@ -60,7 +60,8 @@ def _add_submit_options(parser: argparse.ArgumentParser) -> None:
     text = "directory with the spec and its imports, copied to the cluster (default: the spec's)"
     parser.add_argument("--working-dir", help=text)
     add_shared(
-        parser, "--accept-code", "--accept-data", "--trust-folder", "--allow-failed", "--fresh", "--max-gpus",
+        parser, "--accept-code", "--accept-data", "--trust-folder", "--allow-failed", "--fresh", "--no-rehearsal",
+        "--max-gpus",
         "--max-cpus", "--mirror", "--dashboard", "--dashboard-port",
     )  # fmt: skip
     text = "print the job's output until it ends, and exit with its status"

@@ -171,6 +171,13 @@ class RemoveAttemptFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveFolder:
+    """Remove the folder of what was rehearsed."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class AppendMemberLog:
     """Add a line to a member's own log, which no worker is left to write."""
 
@@ -195,5 +202,6 @@ Action = (
     | RemoveCheckpoints
     | ReduceCheckpoint
     | RemoveAttemptFiles
+    | RemoveFolder
     | AppendMemberLog
 )

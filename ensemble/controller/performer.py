@@ -30,6 +30,7 @@ from ensemble.controller.actions import (
     ReduceCheckpoint,
     RemoveAttemptFiles,
     RemoveCheckpoints,
+    RemoveFolder,
     Send,
     StartFeeder,
     StopFeeder,
@@ -130,6 +131,8 @@ class Performer:
                 for note in run_dir.member(member).glob(f"preparing-*-{attempt}"):
                     if not read_interrupted(note):  # else the next attempt tries the samples, and removes it
                         note.unlink(missing_ok=True)
+            case RemoveFolder(member):
+                shutil.rmtree(run_dir.member(member), ignore_errors=True)
             case AppendMemberLog(member, line):
                 append_log(run_dir.log(member), line)
         return None

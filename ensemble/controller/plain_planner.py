@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ensemble.controller.rehearser import Rehearser
 from ensemble.controller.waitlist import PendingRetry
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.placement import ClusterSnapshot, Start, decide_starts
@@ -14,10 +15,13 @@ from ensemble.spec import Identity
 class PlainPlanner:
     """Members start in their order, with what they declare. `Planner` measures them first."""
 
+    def __init__(self, rehearser: Rehearser) -> None:
+        self.rehearser = rehearser
+
     @property
     def is_measuring(self) -> bool:
-        """Whether members are or will be measured, or processes that did so have not exited."""
-        return False
+        """Whether members are or will be rehearsed or measured, or processes that did so have not exited."""
+        return self.rehearser.is_busy
 
     @property
     def is_due(self) -> bool:
@@ -30,13 +34,15 @@ class PlainPlanner:
 
     def handle(self, event: Mapping[str, Any]) -> bool:
         """Handle an event; returns whether it came from processes that measure, so that nobody else has to."""
-        return False
+        return self.rehearser.handle(event)
 
     def watch(self, now_s: float) -> None:
         """Do what is due; called when all pending events have been handled."""
+        self.rehearser.watch()
 
     def stop(self) -> None:
         """Measure nothing more, and kill the processes that measure."""
+        self.rehearser.stop()
 
     def prepare_waiting(
         self,
@@ -49,6 +55,7 @@ class PlainPlanner:
 
         While members are measured, nothing is changed. `coming` counts trials that will still be proposed.
         """
+        self.rehearser.begin([*waiting, *(identity for identity, _ in returning)], cluster)
         return list(waiting), list(returning)
 
     def flotilla_of(self, identity: Identity) -> int:

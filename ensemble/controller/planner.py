@@ -18,6 +18,7 @@ from ensemble.controller.feeders import Feeders
 from ensemble.controller.plain_planner import PlainPlanner
 from ensemble.controller.profiler import Profiler
 from ensemble.controller.rebalancer import Rebalancer
+from ensemble.controller.rehearser import Rehearser
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import PendingRetry
 from ensemble.events import Profiled
@@ -57,7 +58,9 @@ class Planner(PlainPlanner):
         profiles: Sequence[Profiled],
         commands: AttemptCommands,
         feeders: Feeders,
+        rehearser: Rehearser,
     ) -> None:
+        super().__init__(rehearser)
         self._session, self._state, self._log = session, session.run, session.log
         self._ensemble = ensemble
         self._profiler = Profiler(session.actions, run_dir, session.log, profiles)
@@ -71,7 +74,7 @@ class Planner(PlainPlanner):
 
     @property
     def is_measuring(self) -> bool:
-        return self._profiler.is_busy
+        return super().is_measuring or self._profiler.is_busy
 
     @property
     def is_due(self) -> bool:
@@ -81,16 +84,18 @@ class Planner(PlainPlanner):
         return len(self._profiler.profiles)
 
     def watch(self, now_s: float) -> None:
+        super().watch(now_s)
         self._profiler.watch(now_s)
 
     def stop(self) -> None:
+        super().stop()
         self._profiler.stop()
 
     def handle(self, event: Mapping[str, Any]) -> bool:
         if event["type"] == "epoch":
             self._rebalancer.observe(event)
             self._ended_epochs.append(event["member"])
-        return self._profiler.handle(event, self._session.now)
+        return super().handle(event) or self._profiler.handle(event, self._session.now)
 
     # -- before members start -----------------------------------------------------------------------------------
 
@@ -101,6 +106,9 @@ class Planner(PlainPlanner):
         cluster: ClusterSnapshot,
         coming: int,
     ) -> tuple[list[Identity], list[PendingRetry]]:
+        super().prepare_waiting(waiting, returning, cluster, coming)
+        if self.rehearser.is_busy:
+            return list(waiting), list(returning)
         added = [identity for identity, _ in returning if not self._has_begun(identity)]
         new = [*waiting, *added]
         if self._ensemble.train is not None and not self._profiler.is_busy and cluster.nodes:

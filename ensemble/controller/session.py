@@ -23,6 +23,7 @@ from ensemble.controller.placer import Placer
 from ensemble.controller.plain_planner import PlainPlanner
 from ensemble.controller.policies import load_planner
 from ensemble.controller.queue import MemberQueue, RefusedError
+from ensemble.controller.rehearser import Rehearser
 from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import Waitlist
@@ -81,8 +82,9 @@ class Session:
         self.queue = MemberQueue(self.state, self.commands, ensemble, run_dir, streaming=streaming)
         self.feeders = Feeders(self.state, ensemble, run_dir, stream)
         planner = load_planner() if can_measure else None
-        parts = self.state, ensemble, run_dir, profiles, self.commands, self.feeders
-        self._planner: PlainPlanner = PlainPlanner() if planner is None else planner(*parts)
+        rehearser = Rehearser(self.state, ensemble, run_dir)
+        parts = self.state, ensemble, run_dir, profiles, self.commands, self.feeders, rehearser
+        self._planner: PlainPlanner = PlainPlanner(rehearser) if planner is None else planner(*parts)
         self._placer = Placer(
             self.state,
             ensemble,
@@ -152,8 +154,14 @@ class Session:
         return self.state.drain_actions()
 
     def reconcile(self, now_s: float, t: float) -> list[Action]:
-        """Do what is due: deadlines, measurements, placement, rebalancing."""
+        """Do what is due: deadlines, measurements, placement, rebalancing.
+
+        Raises:
+            SpecError: a rehearsal has refused what is declared, before any member was started.
+        """
         self.state.set_time(now_s, t)
+        if (refusal := self._planner.rehearser.refusal) is not None:
+            raise SpecError(refusal)
         if self.state.placement_due or self._readers_changed:
             self.feeders.expect_at_most(self.state.live.count_readers())
             self._readers_changed = False

@@ -109,6 +109,33 @@ class MemoryAwaited(Event):
     detail: str = ""
 
 
+class Rehearsing(Event):
+    """A member is rehearsed, before any is trained."""
+
+    of: str
+    node: str | None = None
+
+
+class Rehearsed(Event):
+    """What the rehearsal of a member has shown.
+
+    Attributes:
+        of: the member.
+        code: of the run then.
+        refused: why the run should not start.
+        remarks: what else was seen.
+        failed: why it was not rehearsed to the end; None: it was.
+        took_s: seconds.
+    """
+
+    of: str
+    code: str | None = None
+    refused: list[str] = []
+    remarks: list[str] = []
+    failed: str | None = None
+    took_s: float = 0.0
+
+
 class Measuring(Event):
     """Members are measured before they are placed."""
 

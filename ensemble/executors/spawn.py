@@ -83,7 +83,7 @@ class WorkerProcess:
 
     def describe(self) -> RunProcess:
         """Who uses a GPU where it does."""
-        member = None if self.job.profile is not None else self.job.identity.member
+        member = self.job.identity.member if self.job.is_of_member else None
         return RunProcess("train" if member is not None else "profile", member, self.job.gpu)
 
     def make_remaining_usage(self, used_s: float) -> Report | None:
@@ -98,14 +98,14 @@ class WorkerProcess:
         rest_s = used_s - sum(self.reported_s.values())
         if rest_s <= 0:
             return None
-        measures = self.job.profile is not None
+        measures = not self.job.is_of_member
         roles = [role for role in self.reported_s if role != "prepare"]
         role = roles[-1] if roles else "profile" if measures else "startup"
         return self._make_usage(role, rest_s + self.reported_s.get(role, 0.0))
 
     def _make_usage(self, role: str, cpu_s: float) -> Report:
         assert self.pid is not None  # it has used something, so it had started
-        member = None if self.job.profile is not None else self.job.identity.member
+        member = self.job.identity.member if self.job.is_of_member else None
         return make_usage(self.job.node, role, self.pid, cpu_s, member, self.job.rank, began=self.began)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from ensemble.events import Report
 from ensemble.executors.base import make_exited
 from ensemble.interrupts import exit_process
 from ensemble.meter.cpu import CpuClock
+from ensemble.train import load_work
 from ensemble.train.job import Inbox, Job
 
 
@@ -106,16 +107,12 @@ def _train(job: Job, send: Callable[[Report], None], inbox: Inbox) -> str:
 
     try:
         ensemble = RunDir(job.run_dir, job.files).load_ensemble(takes_settings=True)
-
-        if job.profile is None:
-            from ensemble.train.worker import run
-        else:
-            from ensemble.train.profile import run
+        work = load_work(job)
 
         from ensemble.executors.limits import limit_memory
 
         limit_memory(job.identity.memory_gb, job.device)  # after the imports, which are not the member's
-        return run(job, ensemble, send, inbox, CpuClock(whole=True, has_children=True))
+        return work(job, ensemble, send, inbox, CpuClock(whole=True, has_children=True))
     except Exception as error:  # `work` reports its own: here the declaration cannot be loaded
         traceback.print_exc()
         send(

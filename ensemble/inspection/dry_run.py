@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.inspection.batches import describe_first_batch, describe_pipelines, find_bad_records
 from ensemble.inspection.dry_run_result import UNMEASURED, DryRun, Table
 from ensemble.inspection.estimates import estimate_members, estimate_run
-from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble
+from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, SpecError, check_ensemble
 from ensemble.spec.identity import compute_cost_key
 from ensemble.spec.out_of_fold import is_out_of_fold
 from ensemble.spec.sample_weights import list_held_out
@@ -90,6 +90,7 @@ def dry_run(
             notes.append(f"{made.describe_share()}: that of members and of their checkpoints is their own")
             base_gb = made.bytes / 2**30
         _check_start_weights(ensemble, identities, folder)
+        notes += _rehearse(ensemble, identities[0], folder)
         notes += _read_data(ensemble, identities[0]) if full else []
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, notes)
     estimate_members(groups, power)
@@ -110,6 +111,26 @@ def dry_run(
         run=run,
         notes=notes,
     )
+
+
+def _rehearse(ensemble: Ensemble, member: Identity, folder: str) -> list[str]:
+    """Rehearse a member in this process, and return what a run would say.
+
+    Raises:
+        SpecError: a run would not start.
+    """
+    if ensemble.rehearsal is None or ensemble.train is None:
+        return ["not rehearsed: whether a resume would go on as a member did is not known"]
+    from ensemble.controller.rehearser import describe_refusal
+    from ensemble.train.rehearsal import rehearse_here
+
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
+        found = rehearse_here(ensemble, member, folder)
+    if found.refused and ensemble.rehearsal == "refuse":
+        raise SpecError(describe_refusal(member.member, found.refused))
+    notes = [*found.refused, *found.remarks, *([f"not to its end: {found.failed}"] if found.failed else [])]
+    alright = "a resume goes on to the same weights, and each sample is predicted alike"
+    return [f"rehearsal of {member.member}: {note}" for note in notes or [alright]]
 
 
 def _read_data(ensemble: Ensemble, identity: Identity) -> list[str]:

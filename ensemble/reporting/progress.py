@@ -210,6 +210,7 @@ class _Lines:
         self._seen: dict[str, tuple[str, int]] = {}
         self._first_with: dict[str, str] = {}
         self._begun = self._ended = self._measuring = self._combining = False
+        self._rehearsing: str | None = None
         self._shown_s: float | None = None  # of the run, at the last line on the whole of it
         self._shown_ended = 0
 
@@ -221,6 +222,9 @@ class _Lines:
             much = f"{epochs[0]} to {epochs[-1]} epochs" if len(epochs) > 1 else text.count(epochs[0], "epoch")
             what = f"{text.count(state.declared, 'member')}, {much}"
             lines.append(f"{state.name}: {what}, executor {state.executor}")
+        if state.rehearsing is not None and state.rehearsing != self._rehearsing:
+            lines.append(f"rehearsing {state.rehearsing}: short epochs, and a resume from their checkpoints")
+        self._rehearsing = state.rehearsing
         if state.measuring and not self._measuring:
             lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
         self._measuring = bool(state.measuring)

@@ -145,6 +145,9 @@ class Ensemble(MemberPipelines):
             two classes that of the second), "f1_macro" or "balanced_accuracy"; None predicts what is most
             probable.
         coverage: the probability with which conformal sets and intervals are to hold the true value, in (0, 1).
+        rehearsal: what is done where the rehearsal of a member, before the first epoch, shows that a resume would
+            not go on as the member did, that predictions of a sample vary, or that a later batch fails: "refuse"
+            to start, or "say" it; None: no rehearsal. It is no part of what is trained.
         objective: the metric that ranks members; None takes the Recipe's, or accuracy (the loss of a Recipe whose
             `task=` has no classes).
         mode: whether it is maximized ("max") or minimized ("min"); None takes what the metric's name implies, and
@@ -236,6 +239,7 @@ class Ensemble(MemberPipelines):
     keep_checkpoints: Literal["all", "weights", "selected"] = "all"
     keep_predictions_gb: float = 1.0
     limits: Mapping[str, float] = field(default_factory=dict)
+    rehearsal: Literal["refuse", "say"] | None = "refuse"
     objective: str | None = None
     mode: Mode | None = None
 

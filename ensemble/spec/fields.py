@@ -63,6 +63,11 @@ def _check_calibrate(where: str, value: Any) -> None:
         raise SpecError(f"{where} must be True, False or one of {names}, got {value!r}")
 
 
+def _check_rehearsal(where: str, value: Any) -> None:
+    if value is not None:
+        check_choice(where, value, ("refuse", "say"))
+
+
 def _check_combine(where: str, value: Any) -> None:
     if not callable(value):
         check_choice(where, value, COMBINERS)
@@ -87,6 +92,7 @@ ENSEMBLE_FIELDS = {
     "cache": one_of("memory", "disk"),
     "stall_policy": one_of("wait", "detach"),
     "devices": one_of("auto", "cpu", "cuda"),
+    "rehearsal": Option("refuse", _check_rehearsal),
     "sharing": one_of("auto", "node", "single", "multi", "all", "independent"),
     "calibrate": Option(True, _check_calibrate),
     "combine": Option("greedy", _check_combine),

@@ -93,6 +93,11 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.unshared[event.node, event.cohort] = event
         case events.FeederRestarted():
             run.unshared.pop((event.node, event.cohort), None)
+        case events.Rehearsing():
+            run.rehearsing = event.of
+        case events.Rehearsed():
+            run.rehearsing = None
+            run.rehearsed.append(event)
         case events.Measuring():
             run.measuring |= set(event.members)
         case events.Unmeasured():
@@ -209,6 +214,7 @@ def _end_run(run: RunState, event: events.RunFinished | events.RunStopped) -> No
     run.ended = event
     run.unshared = {key: e for key, e in run.unshared.items() if isinstance(e, events.SharingEnded)}
     run.measuring.clear()
+    run.rehearsing = None
     run.missing = run.awaited_memory = ""
     for member in run.members.values():
         if member.state in ("placed", "running"):

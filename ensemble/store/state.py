@@ -35,6 +35,8 @@ class RunState:
         missing: what the cluster has not given yet of what the run asked for, in words; empty if nothing.
         awaited_memory: which member would start if others held no memory, in words; empty if none.
         measuring: members of which a few steps are being measured.
+        rehearsing: the member that is being rehearsed; None: none is.
+        rehearsed: what rehearsals have shown, the last one last.
         combining: how many members are being combined now; 0 where none are.
         failures_in_row: attempts that have failed since a member last ended an epoch or finished.
         memory_increases: all `memory_increase` events: what members were granted after they ran out of memory.
@@ -74,6 +76,8 @@ class RunState:
     missing: str = ""
     awaited_memory: str = ""
     measuring: set[str] = field(default_factory=set)
+    rehearsing: str | None = None
+    rehearsed: list[events.Rehearsed] = field(default_factory=list)
     combining: int = 0
     failures_in_row: int = 0
     memory_increases: list[events.MemoryIncrease] = field(default_factory=list)

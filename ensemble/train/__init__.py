@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ensemble.meter import CpuClock
     from ensemble.spec import Ensemble
 
-__all__ = ["COMMANDS", "Command", "Inbox", "Job", "Outcome", "work"]
+__all__ = ["COMMANDS", "Command", "Inbox", "Job", "Outcome", "load_work", "work"]
 
 
 def work(
@@ -24,7 +24,7 @@ def work(
     inbox: Inbox,
     clock: CpuClock | None = None,
 ) -> Outcome:
-    """Train one rank of a member to its end, from its last checkpoint where there is one.
+    """Train one rank of a member to its end, from its last checkpoint where there is one; or measure, or rehearse.
 
     Callable in a thread: no signal handlers, no exits. Errors of training do not leave it; they become a
     `failed` event and a traceback in the member's log.
@@ -39,6 +39,15 @@ def work(
     Returns:
         How it ended.
     """
-    from ensemble.train.worker import run
+    return load_work(job)(job, ensemble, emit, inbox, clock)
 
-    return run(job, ensemble, emit, inbox, clock)
+
+def load_work(job: Job) -> Callable[..., Outcome]:
+    """Import what a job needs, and return the function that does it, which takes the arguments of `work`."""
+    if job.profile is not None:
+        from ensemble.train.profile import run
+    elif job.rehearsal is not None:
+        from ensemble.train.rehearsal import run
+    else:
+        from ensemble.train.worker import run
+    return run

@@ -35,6 +35,8 @@ Outcome = Literal["finished", "pruned", "stopped", "cancelled", "failed"]
 
 #: The member's name in the events and the log of a session that profiles members.
 PROFILE = "profile"
+#: That of one that rehearses a member, whose files are in a folder of this name.
+REHEARSAL = "rehearsal"
 #: Why early stopping has ended a member.
 NO_IMPROVEMENT = "its objective improved no more"
 
@@ -109,8 +111,21 @@ class ProfileRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RehearsalRequest:
+    """A part of a rehearsal: train short epochs, or go on from the checkpoints of those in a fresh process.
+
+    Attributes:
+        members: of which the first is rehearsed; the others may have another structure.
+        trained: the attempt that has trained; None: this one does.
+    """
+
+    members: list[Identity]
+    trained: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """One rank of one attempt to train a member, or of a session that profiles several.
+    """One rank of one attempt to train a member, or of a session that profiles or rehearses some.
 
     Attributes:
         run_dir: the run directory, as a path on this node.
@@ -131,6 +146,7 @@ class Job:
             checkpoint (`ensemble.comm.exchange_plan.ExchangePlan` as a dict): it has the same sums, on whatever
             hosts.
         profile: what to measure; `identity` is then no member's. None: train.
+        rehearsal: what to rehearse; `identity` is then that of the member, with another name. None: train.
         accepts_data: whether its checkpoint may be of other training data.
         files: what the declaration and the code of the run are (`ensemble.store.RunState.files`), so that not each
             worker reads the whole log for it. None: it does.
@@ -150,27 +166,34 @@ class Job:
     bad: list[list[Any]] = dataclasses.field(default_factory=list)
     checkpoints: list[tuple[str, str | None]] = dataclasses.field(default_factory=list)
     profile: ProfileRequest | None = None
+    rehearsal: RehearsalRequest | None = None
     gpu: str | None = None
     local_world: int | None = None
     exchange_plan: dict[str, Any] | None = None
     files: dict[str, list[str]] | None = None
     accepts_data: bool = False
 
+    @property
+    def is_of_member(self) -> bool:
+        """Whether it trains a member, whose resources it uses."""
+        return self.profile is None and self.rehearsal is None
+
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values)."""
         fields = {**vars(self), "identity": vars(self.identity)}  # dataclasses.asdict copies each value
-        if self.profile is not None:
-            members = [vars(identity) for identity in self.profile.members]
-            fields["profile"] = {**vars(self.profile), "members": members}
+        for name in ("profile", "rehearsal"):
+            if (request := getattr(self, name)) is not None:
+                fields[name] = {**vars(request), "members": [vars(identity) for identity in request.members]}
         return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         """The Job that `as_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
-        if (profile := fields["profile"]) is not None:
-            members = [Identity(**identity) for identity in profile["members"]]
-            fields["profile"] = ProfileRequest(**{**profile, "members": members})
+        for name, kind in (("profile", ProfileRequest), ("rehearsal", RehearsalRequest)):
+            if (request := fields[name]) is not None:
+                members = [Identity(**identity) for identity in request["members"]]
+                fields[name] = kind(**{**request, "members": members})
         fields["checkpoints"] = [(name, digest) for name, digest in fields["checkpoints"]]
         return cls(**{**fields, "identity": Identity(**fields["identity"])})
 

@@ -124,21 +124,11 @@ def measure_here(ensemble: Ensemble, member: Identity, directory: str, steps_s: 
 
     Nothing is left behind but a log in `directory`; seeds and the number of threads are restored.
     """
-    on_gpu = uses_gpus(member, ensemble.devices) and torch.cuda.is_available()
-    device = torch.device("cuda:0" if on_gpu else "cpu")
     alone = dataclasses.replace(member, workers=1)
-    job = Job(
-        run_dir=directory,
-        identity=alone,
-        attempt=0,
-        rank=0,
-        rendezvous=None,
-        interface=None,
-        device=str(device),
-        feeder=None,
-        profile=ProfileRequest(members=[alone], known=[], steps_s=steps_s, evaluations=EVALUATIONS),
-    )
-    gpu = GpuTimer(device) if on_gpu else None
+    request = ProfileRequest(members=[alone], known=[], steps_s=steps_s, evaluations=EVALUATIONS)
+    job = make_job_here(ensemble, alone, directory, profile=request)
+    device = torch.device(job.device)
+    gpu = GpuTimer(device) if device.type == "cuda" else None
     settings, base = process_settings(alone.threads, device), use_base(directory, ensemble.recipe, device)
     with settings, base, contextlib.closing(SingleRank()) as communicator:
         note_process()
@@ -149,6 +139,15 @@ def measure_here(ensemble: Ensemble, member: Identity, directory: str, steps_s: 
         least_gb = measured.checkpoint_bytes / 2**30  # it may fit where others were
         measured.figures["memory_gb"] = max(least_gb, measured.figures["memory_gb"] - before_gb)
         return measured
+
+
+def make_job_here(ensemble: Ensemble, member: Identity, directory: str, **request: Any) -> Job:
+    """Return a job of one worker for this process, on a GPU where there is one and members would be on it."""
+    on_gpu = uses_gpus(member, ensemble.devices) and torch.cuda.is_available()
+    alone = dataclasses.replace(member, workers=1)
+    where: dict[str, Any] = {"rendezvous": None, "interface": None, "feeder": None}
+    where["device"] = "cuda:0" if on_gpu else "cpu"
+    return Job(run_dir=directory, identity=alone, attempt=0, rank=0, **where, **request)
 
 
 def _event(job: Job, type: str, **fields: Any) -> dict[str, Any]:

@@ -44,6 +44,12 @@ def limit_bytes(model: nn.Module) -> int:
     return max(LEAST_BYTES, sum(tensor.nbytes for tensor in find_tensors(own_state(model))) // _SHARE)
 
 
+def find_rounding(model: nn.Module, device: torch.device) -> float:
+    """Return the relative rounding of a model's outputs, by the type of its weights and its device."""
+    widths = [torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point()]
+    return _LAYERS * max(*widths, _ROUNDING[device.type], 0.0)
+
+
 class Answers:
     """The answers of a member in training; all ranks call the methods together, as its model may need them all."""
 
@@ -67,8 +73,7 @@ class Answers:
             self._batch = {}
             state.reporter.log(f"load will not check the model: a few samples alone fail: {describe_error(error)}")
             return None
-        widths = [torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point()]
-        rounding = _LAYERS * max(*widths, _ROUNDING[state.device.type], 0.0)
+        rounding = find_rounding(model, state.device)
         about = {"seed": state.identity.seed, "code": self._code}
         return {"batch": self._batch, "values": values, "rounding": rounding, **about}
 

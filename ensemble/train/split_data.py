@@ -243,6 +243,14 @@ class SplitData:
             self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name)), collate
         )
 
+    def read_rows(self, name: str, rows: range, collate: Collate | None = None) -> Batch:
+        """Return these samples of a split as a batch, on the member's device; the same on all ranks."""
+        chosen = np.zeros(len(self.pipeline(name)), bool)
+        chosen[rows.start : rows.stop] = True
+        held_out = self.find_held_out(name)
+        chosen &= True if held_out is None else held_out
+        return self._take_first(self._resident(name).loader(len(rows), chosen=chosen), collate)
+
     def peek(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
         """The first samples of a split as a batch, on the member's device: of those at hand, or prepared here."""
         from pipelines.loader.resident import StreamedSet

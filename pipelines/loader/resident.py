@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +52,17 @@ class _WholeSet:
         world: int = 1,
         collate: Collate | None = None,
         chosen: Chosen | None = None,
+        showing: Collection[int] | None = None,
     ) -> ResidentLoader:
         """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order, at each pass.
 
         Args:
             collate: `f(batch)` or `f(batch, rng)`, applied to each batch; `rng` is None.
             chosen: whether batches have each row, bool [n]; None: they have all.
+            showing: of all batches only the first, the last, and those that have these rows.
         """
         assert isinstance(self, Resident | StreamedSet)
-        return ResidentLoader(self, batch_size, rank, world, collate, chosen)
+        return ResidentLoader(self, batch_size, rank, world, collate, chosen, showing)
 
 
 class Resident(_WholeSet):
@@ -275,12 +277,19 @@ class ResidentLoader:
         world: int = 1,
         collate: Collate | None = None,
         chosen: Chosen | None = None,
+        showing: Collection[int] | None = None,
     ) -> None:
         self._resident, self._chosen = resident, chosen
         batch_size = check_integer("batch_size", batch_size, 1)
         world = check_integer("world", world, 1)
         rank = check_integer("rank", rank, 0, world - 1, f" of world {world}")
-        self._bounds = cut_rows(*rank_bounds(0, len(resident.pipeline), rank, world), batch_size, chosen)
+        bounds = cut_rows(*rank_bounds(0, len(resident.pipeline), rank, world), batch_size, chosen)
+        self._ranges = list(pairwise(bounds))
+        if showing is not None:
+            ends = self._ranges[:1] + self._ranges[-1:]
+            self._ranges = [
+                one for one in self._ranges if one in ends or any(one[0] <= row < one[1] for row in showing)
+            ]
         self._collate: Collator | None = None
         if collate is not None:
             from pipelines.loader.collate import Collator
@@ -289,12 +298,15 @@ class ResidentLoader:
         self._counts = {"samples": 0, "batches": 0, "skipped": 0}
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
+        return len(self._ranges)
 
     def __iter__(self) -> Iterator[Batch]:
-        bounds, structure = self._bounds, self._resident.pipeline.structure
-        read = self._resident.begin_pass(max(1, *np.diff(bounds).tolist(), 0), bounds[0], bounds[-1])
-        for step, (start, stop) in enumerate(pairwise(bounds)):
+        if not self._ranges:
+            return
+        ranges, structure = self._ranges, self._resident.pipeline.structure
+        largest = max(stop - start for start, stop in ranges)
+        read = self._resident.begin_pass(max(1, largest), ranges[0][0], ranges[-1][1])
+        for step, (start, stop) in enumerate(ranges):
             view, slot, ok = read(start, stop)
             wanted = ok.size if self._chosen is None else int(self._chosen[start:stop].sum())
             if self._chosen is not None:

@@ -10,7 +10,7 @@ from ensemble.events import Report
 from ensemble.executors.ray.agent import Command
 from ensemble.schedule.needs import OF_GPUS, Node
 from ensemble.spec.nodes import GPU_TYPE, NODE_ID
-from ensemble.train.job import PROFILE, Job
+from ensemble.train.job import PROFILE, REHEARSAL, Job
 
 if TYPE_CHECKING:
     from ensemble.executors.ray.leases import Lease
@@ -90,7 +90,7 @@ class Agent:
     @property
     def is_measuring(self) -> bool:
         """Whether processes that measure members run there."""
-        return any(member == PROFILE for member, _, _ in self.ranks)
+        return any(member in (PROFILE, REHEARSAL) for member, _, _ in self.ranks)
 
     @property
     def ray_id(self) -> str:

@@ -61,6 +61,13 @@ def describe(event: Event) -> str:
         case events.Unmeasured():  # the failure of a member itself says the whole of the error
             why = textwrap.shorten(event.error or "no message", MOST_SAID, placeholder=" ...")
             return f"{', '.join(event.members)}: not measured, placed by default estimates: {why}"
+        case events.Rehearsed():
+            found = [
+                *event.refused,
+                *event.remarks,
+                *([f"not to its end: {event.failed}"] if event.failed else []),
+            ]
+            return f"rehearsal of {event.of}: {'; '.join(found)}"
         case events.BadRecord():
             which = f"sample {event.index} of {event.split} ({event.where})"
             return f"{which}: {event.reason}; it is left out from now on"
@@ -118,7 +125,10 @@ def describe_remarks(state: RunState) -> list[str]:
         )
         remarks[one.id, "result"] = f"{text_of}{one.result.epoch}"
     causes = group_causes(remarks)
-    return [f"{text.names([member for member, _ in keys], MOST_NAMED)}: {remark}" for remark, keys in causes]
+    rehearsed = [one for one in state.rehearsed if one.code == state.header.code]
+    return [describe(one) for one in rehearsed if one.refused or one.remarks or one.failed] + [
+        f"{text.names([member for member, _ in keys], MOST_NAMED)}: {remark}" for remark, keys in causes
+    ]
 
 
 _REMEDIES: dict[str, Callable[[events.Remedy], str]] = {
@@ -233,6 +243,8 @@ class NoticeCollector:
     def _describe_run(self, event: Event) -> Iterator[tuple[str, str]]:
         match event:
             case events.Unmeasured() | events.FeederLost() | events.SharingEnded() | events.NodeUnusable():
+                yield "warning", describe(event)
+            case events.Rehearsed() if event.refused or event.remarks or event.failed:
                 yield "warning", describe(event)
             case events.Remedy():
                 what = _REMEDIES[event.what](event)
