@@ -18,7 +18,7 @@ from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
 from ensemble.interrupts import raise_if_deferred
 from ensemble.store import receive_requests
-from ensemble.store.event_handlers import give_more_epochs
+from ensemble.store.reopening import give_more_epochs
 from pipelines.providers import import_object
 
 if TYPE_CHECKING:

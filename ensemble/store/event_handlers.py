@@ -7,8 +7,6 @@ failed for a reason that may be mended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 import ensemble.events as events
@@ -16,16 +14,8 @@ from ensemble.events import Event
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.errors import StoreError
 from ensemble.store.event_log import add_files
-from ensemble.store.member import (
-    ENDED,
-    OTHERWISE,
-    OUTDATED,
-    UNCOMBINED,
-    Exclusion,
-    MemberState,
-    Span,
-    drop_missing,
-)
+from ensemble.store.member import ENDED, OUTDATED, Exclusion, MemberState, Span, drop_missing
+from ensemble.store.reopening import evaluate_again, give_more_epochs, reopen_member
 from ensemble.store.state import RunState
 
 
@@ -142,38 +132,6 @@ def _change_node(run: RunState, event: events.NodeChanged) -> None:
         node.info = event
     if offers:
         run.unusable.pop(event.node, None)
-
-
-def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) -> None:
-    """Gives members more epochs; those that have finished wait to be trained further, and keep their results.
-
-    A second call with the same arguments changes nothing.
-
-    Args:
-        more_epochs: as in a `run_started` event.
-        t: Unix seconds.
-    """
-    for name, before in more_epochs.members.items():
-        member = run.members[name]
-        if member.state == "finished":
-            if more_epochs.keeps_results:
-                member.keep_result()
-            reopen_member(run, member, t)
-        member.identity["epochs"] = more_epochs.epochs
-        member.identity["epochs_before"] = member.identity.get("epochs_before") or before
-    if not more_epochs.keeps_results:
-        run.combined = None
-
-
-def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
-    """Lets members that have finished wait to be evaluated on other data, or with other code."""
-    for member in map(run.members.__getitem__, members):
-        trained = run.finished.get(member.id, member.trained)
-        reopen_member(run, member, t)
-        member.trained = trained
-        outdated = (UNCOMBINED, OTHERWISE, OUTDATED)  # of the former predictions
-        member.remarks = [text for text in member.remarks if not text.startswith(outdated)]
-    run.combined = None
 
 
 def _start_run(run: RunState, event: events.RunStarted) -> None:
@@ -381,16 +339,6 @@ def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged
     elif member.state == "finished":
         reopen_member(run, member, event.t)
         member.go_on_with(event.code or run.header.code)
-
-
-def reopen_member(run: RunState, member: MemberState, t: float) -> None:
-    """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
-    if member.result is None:
-        run.finished.pop(member.id, None)
-        run.combined = None  # it was of the members as they had finished
-    member.cost = member.constraints = member.weights_sha256 = member.kept = None
-    member.trained = member.outdated = None
-    member.requeue(t)
 
 
 def _start_attempt(run: RunState, member: MemberState, event: events.Started) -> None:
