@@ -144,8 +144,8 @@ def explain_alike(given_up: Sequence[Failure], furthest: tuple[int, int]) -> str
         return None
     where = f"in epoch {last.position[0]}, step {last.position[1]}"
     return (
-        f"{before.member} and {last.member} {ALIKE} {where} ({_ADDRESS.sub('0x', last.error)}): the others would, "
-        "too; mend it, then `ensemble resume` goes on"
+        f"{before.member} and {last.member} {ALIKE} {where}, and the others would, too: mend it, then "
+        f"`ensemble resume` goes on ({_ADDRESS.sub('0x', last.error)})"
     )
 
 
