@@ -68,7 +68,8 @@ def are_equal(first: list[Weights], second: list[Weights]) -> bool:
 
 def answers(path: Path) -> torch.Tensor:
     with torch.no_grad():
-        return ensemble.load(path)(BATCH)
+        values: torch.Tensor = ensemble.load(path)(BATCH)
+    return values
 
 
 @pytest.mark.parametrize(("fate", "why"), [({"nan_in": K}, "nan: "), ({"raise_in": K + 1}, "no such luck")])
@@ -92,7 +93,7 @@ def test_further_epochs_that_fail_leave_the_run_as_it_was(
     after = make_result(RunDir(path))
     for row, now in zip(rows, after.members, strict=True):
         assert all(now[name] == row[name] for name in ("state", "epoch", "metric", "metrics"))
-    assert after.best["member"] == before.best["member"]
+    assert after.best is not None and before.best is not None and after.best["member"] == before.best["member"]
     assert after.combined is not None and before.combined is not None
     assert (after.combined.weights, after.combined.metrics) == (before.combined.weights, before.combined.metrics)
     assert all(check.is_sound for check in verify(RunDir(path)))

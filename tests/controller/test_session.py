@@ -715,12 +715,15 @@ def fail(world: World, name: str, error: str = "TypeError: <Net at 0x7f01>", **f
 
 def test_two_members_that_fail_alike_stop_the_run_and_the_others_wait_for_a_resume() -> None:
     world, _ = begin("alone")
-    fail(world, "member-0")
-    assert world.session.stop_reason is None
-    fail(world, "member-1", "TypeError: <Net at 0x7f02>")
-    reason = world.session.stop_reason
-    assert reason is not None and reason.startswith(
-        "member-0 and member-1 failed alike in epoch 0, step 2, and the others would, too"
+    reasons = []
+    for name, error in (("member-0", "TypeError: <Net at 0x7f01>"), ("member-1", "TypeError: <Net at 0x7f02>")):
+        fail(world, name, error)
+        reasons.append(world.session.stop_reason)
+    first, reason = reasons
+    assert (
+        first is None
+        and reason is not None
+        and reason.startswith("member-0 and member-1 failed alike in epoch 0, step 2, and the others would, too")
     )
     launched = {process.identity.member for process in (*world.past, *world.processes.values())}
     members = world.session.state.run.members

@@ -43,7 +43,7 @@ def test_an_operation_that_fails_in_our_own_line_is_told_as_ours_and_not_tried_a
     assert "ray-ensemble" not in describe_error(theirs) and classify(theirs) == ("error", True)
 
 
-def two(first: Any, second: Any) -> None:
+def two(first: Any, second: Any) -> Any:
     return first.x + second.x
 
 
