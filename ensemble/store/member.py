@@ -33,7 +33,8 @@ UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
 _POSITION = operator.attrgetter("epoch", "step")
 
 #: Fields that a member keeps where it returns to its result.
-_OF_ATTEMPTS = frozenset("attempt attempts failures error reason spans node nodes devices cohort feeder".split())
+_OF_ATTEMPTS = {"attempt", "attempts", "failures", "error", "reason", "spans"}
+_OF_ATTEMPTS |= {"node", "nodes", "devices", "cohort", "feeder"}
 
 
 @dataclass(slots=True)
