@@ -80,7 +80,7 @@ def distill(
         StoreError: there is no such run, or no combination.
     """
     run = RunDir(run_dir)
-    state = read_state(run.events)
+    state = read_state(run.events).as_finished()
     parent = _find_parent(run, state, member)
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     declared = declare_student(
@@ -247,7 +247,7 @@ def _find_intervals(
 
 def _read_samples(run: RunDir, split: str) -> Predictions | None:
     """The combined predictions of a run; None where they cannot be made of the saved ones."""
-    state = read_state(run.events)
+    state = read_state(run.events).as_finished()
     try:
         return read_combined(run, state, split, lambda: run.load_ensemble(state.header.code).combine)
     except (CombineError, StoreError):

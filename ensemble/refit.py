@@ -83,7 +83,7 @@ def refit(
         StoreError: there is no such run, or it has not combined its members.
     """
     run = RunDir(run_dir)
-    state = read_state(run.events)
+    state = read_state(run.events).as_finished()
     declared = declare_refit(run, state, run.load_ensemble(state.header.code, takes_settings=True))
     path = Path(final_dir) if final_dir is not None else run.path.with_name(f"{run.path.name}-refitted")
     return submit(

@@ -95,7 +95,7 @@ class Result:
         """
         from ensemble.store.member_files import find_file
 
-        members = RunStatus.load(RunDir(self.run_dir)).state.members
+        members = RunStatus.load(RunDir(self.run_dir)).state.as_finished().members
         if member not in members:
             raise StoreError(unknown_name(f"{self.run_dir} has no member", member, list(members)))
         return find_file(RunDir(self.run_dir), members[member], name)
@@ -121,7 +121,7 @@ def make_result(run_dir: RunDir) -> Result:
     status = RunStatus.load(run_dir)
     state, run = status.state, RunProjection.from_status(status)
     rows = Rows(status_rows(run))
-    best = run.best.id if run.best is not None and run.best.state == "finished" else None
+    best = run.best.id if run.best is not None and run.best.has_result else None
     try:
         ledger = json.loads(run_dir.ledger.read_text(encoding="utf-8"))
     except FileNotFoundError:

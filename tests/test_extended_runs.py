@@ -61,7 +61,7 @@ def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
     assert digests(path) == whole and not set(short) & set(whole)
     state = read_state(path)
     assert [len(member.history) for member in state.members.values()] == [N, N]
-    extended = {"epochs": N, "members": {"member-0": K, "member-1": K}, "notes": []}
+    extended = {"epochs": N, "members": {"member-0": K, "member-1": K}, "notes": [], "keeps_results": True}
     assert [start.get("more_epochs") for start in of_kind(path, "run_started")] == [None, extended]
     assert (state.epochs, result.stopped) == (N, None)
     combined = of_kind(path, "combined")

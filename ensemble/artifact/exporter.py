@@ -102,7 +102,7 @@ def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
 
     run = RunDir(run_dir)
     model = load(run_dir)
-    state = read_state(run.events)
+    state = read_state(run.events).as_finished()
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     assert isinstance(ensemble.recipe, Recipe)
     if ensemble.recipe.collate is not None:

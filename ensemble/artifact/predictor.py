@@ -254,7 +254,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
 
     run = RunDir(model)
     loaded = load(model, uncertainty=uncertainty).to(device)
-    state = read_state(run.events)
+    state = read_state(run.events).as_finished()
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     assert isinstance(ensemble.recipe, Recipe)
     target, collate = ensemble.recipe.target, ensemble.recipe.collate

@@ -269,7 +269,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
         print_styled(summary(run, run_dir, width=find_width()))
     write_json(options, status_rows(run))
     states = {member.state for member in state.members.values()}
-    if "finished" not in states:
+    if not any(member.has_result for member in state.members.values()):
         return EXIT_FAILED
     try:
         if check:
@@ -280,8 +280,8 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     uncombined = describe_failed_combination(state)
     if uncombined is not None:
         print(f"ensemble: {uncombined}", file=sys.stderr)
-    is_outdated = any(member.outdated is not None for member in state.members.values())
-    if ("failed" in states or uncombined or is_outdated) and not options.allow_failed:
+    is_earlier = any(member.outdated or member.unextended for member in state.members.values())
+    if ("failed" in states or uncombined or is_earlier) and not options.allow_failed:
         return EXIT_SOME_FAILED
     return EXIT_RESUMABLE if explain_incomplete(run_dir) is not None else 0
 

@@ -79,7 +79,7 @@ class Teacher:
         from ensemble.store import RunDir, StoreError, read_state
 
         try:
-            digest = digest_combination(read_state(RunDir(self.run_dir).events))
+            digest = digest_combination(read_state(RunDir(self.run_dir).events).as_finished())
             if digest != self.digest:
                 raise TrainingError(
                     f"the ensemble of {self.run_dir} has changed since the student began to learn from it (it was "

@@ -81,7 +81,7 @@ def load(
     from ensemble.store import RunDir, read_state
 
     run = RunDir(run_dir)
-    state = read_state(run.events)
+    state = read_state(run.events).as_finished()
     # of the last start: a declaration that came after it, and did not start, trained nobody
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     recipe = ensemble.recipe

@@ -132,7 +132,7 @@ def _read_last(run: RunDir, member: MemberState, parts: Collection[str]) -> dict
     try:
         return read_checkpoint(run, member, parts)
     except DamagedError:
-        newer = read_state(run.events).members[member.id]
+        newer = read_state(run.events).as_finished().members[member.id]
         if newer.checkpoint == member.checkpoint:
             raise
         return read_checkpoint(run, newer, parts)  # one that still trains has saved others since

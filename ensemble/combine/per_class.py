@@ -194,7 +194,7 @@ def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, 
     from ensemble.combine.recorded import read_combined
     from ensemble.store import read_state
 
-    state = read_state(run_dir.events) if state is None else state
+    state = (read_state(run_dir.events) if state is None else state).as_finished()
     combined = state.combined or NOT_COMBINED
     split = combined.split or "test"
     ensemble = read_combined(run_dir, state, split)

@@ -119,7 +119,7 @@ class Attempts:
             live.is_being_pruned = event["prune_decision"] == "prune"
             self._actions.append(Send(live.member, event["prune_decision"]))
         elif kind in ("checkpoint", "finished"):
-            kept = [name for name, _ in member.list_checkpoints()]
+            kept = [name for name, _ in member.list_kept()]
             self._actions.append(RemoveCheckpoints(live.member, kept, live.number))
         elif kind == "moved":
             live.record_move(event["cohort"])
@@ -273,7 +273,7 @@ class Attempts:
             self._session.log_report("finished", {**to_dict(trained), **changed})
             self.costs.end_trial(live, "finished", trained.metrics or {})
         elif not decision.retry:
-            self._actions.append(EndTrial(live.identity.number, "failed"))
+            self._actions.append(EndTrial(live.identity.number, state.state, dict(state.metrics)))
 
     def _end(self, live: Attempt) -> None:
         """The last process of an attempt has exited: free its place."""

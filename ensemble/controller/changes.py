@@ -12,8 +12,8 @@ from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import NOT_COMBINED
 from ensemble.spec.population import identify_trial
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
-from ensemble.store.event_handlers import evaluate_again
 from ensemble.store.member import ENDED
+from ensemble.store.reopening import evaluate_again
 from ensemble.train.data_identity import (
     describe_changed_splits,
     describe_difference,

@@ -45,7 +45,7 @@ def combine(run: Controller) -> None:
     is_over = run.session.stop_reason is None
     if not is_over and not run.is_budget_used:
         return
-    if finished := sum(member.state == "finished" for member in run.state.members.values()):
+    if finished := sum(member.has_result for member in run.state.members.values()):
         run.process([{"type": "combining", "members": finished}])
     combined = run.finalizer.combine_members(run.state)
     if combined is not None:

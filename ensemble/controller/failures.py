@@ -24,6 +24,9 @@ FINAL_REASONS = frozenset(("nan",))
 #: How long a member waits first for room on a full disk, and then twice as long each time.
 DISK_PAUSE_S = 4.0
 
+#: Of the reason why a run was stopped because its members fail alike.
+ALIKE = "failed alike"
+
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -117,10 +120,33 @@ class RetryPolicy:
 
 
 def _is_repeated(before: Failure, failure: Failure) -> bool:
-    """Whether the same exception at the same step ended both attempts; addresses in its text are ignored."""
-    texts = {_ADDRESS.sub("", one.error) for one in (before, failure)}
+    """Whether the same exception at the same step ended both attempts; addresses in its text, and the member's own
+    name, are ignored.
+    """
+    texts = {_ADDRESS.sub("", one.error).replace(one.member, "") for one in (before, failure)}
     is_comparable = failure.position is not None and failure.reason == before.reason == "error"
     return is_comparable and failure.position == before.position and len(texts) == 1
+
+
+def explain_alike(given_up: Sequence[Failure], furthest: tuple[int, int]) -> str | None:
+    """Say that the last two members that failed for good did so alike, where no member has got beyond.
+
+    Args:
+        given_up: the last failure of each member that is not tried again, in order.
+        furthest: (epoch, step) of the member of the run that has got furthest.
+
+    Returns:
+        The reason to start no others; None where there is none.
+    """
+    last = given_up[-1]
+    before = next((one for one in given_up[:-1] if one.member != last.member and _is_repeated(one, last)), None)
+    if before is None or last.position is None or furthest > last.position:
+        return None
+    where = f"in epoch {last.position[0]}, step {last.position[1]}"
+    return (
+        f"{before.member} and {last.member} {ALIKE} {where}, and the others would, too: mend it, then "
+        f"`ensemble resume` goes on ({_ADDRESS.sub('0x', last.error)})"
+    )
 
 
 class FailureTracker:
@@ -129,6 +155,7 @@ class FailureTracker:
     Attributes:
         grants: the least memory of members, learnt from those that ran out of it.
         limits: node -> most members at one time, learnt from the same.
+        given_up: the failures of members that are not tried again.
     """
 
     def __init__(
@@ -141,11 +168,13 @@ class FailureTracker:
         self.grants = Grants(memory_increases)
         self.limits: dict[str, int] = {}
         self._failures: list[Failure] = []
+        self.given_up: list[Failure] = []
 
     def decide(self, failure: Failure) -> Decision:
         """Decide whether the member is tried again, and remember the failure."""
         decision = self._policy.decide(failure, self._failures)
         self._failures.append(failure)
+        self.given_up += [] if decision.retry else [failure]
         return decision
 
     def excuse_last(self, member: str) -> None:

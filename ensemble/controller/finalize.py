@@ -45,6 +45,7 @@ class Finalizer:
         They may say why there is no combination; `failed` is True where an error was noted, so that the members
         are to be combined again.
         """
+        state = state.as_finished()
         if not any(m.state == "finished" for m in state.members.values()):
             return None
         from ensemble.combine import combine_samples, describe_method, refuse

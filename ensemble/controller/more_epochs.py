@@ -67,7 +67,7 @@ def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epoch
     _refuse_functions(ensemble)
     notes = dict.fromkeys(note for m in shorter for note in (_check_schedule(m), _explain_average(m)) if note)
     before = {member.id: present[member.id] for member in shorter}
-    return MoreEpochs(epochs=epochs, members=before, notes=list(notes))
+    return MoreEpochs(epochs=epochs, members=before, notes=list(notes), keeps_results=True)
 
 
 def apply_more_epochs(ensemble: Ensemble, epochs: int) -> Ensemble:

@@ -18,7 +18,7 @@ from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
 from ensemble.interrupts import raise_if_deferred
 from ensemble.store import receive_requests
-from ensemble.store.event_handlers import give_more_epochs
+from ensemble.store.reopening import give_more_epochs
 from pipelines.providers import import_object
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def find_changes(run: Controller) -> None:
         return
     opening, t = run.opening, run.events.read_clock()
     opening.change = change = find_code_change(run.state, run.code, run.run_dir)
+    if run.more_epochs is not None:
+        give_more_epochs(run.state, run.more_epochs, t)
     opening.changed_splits, opening.evaluated_again = find_evaluated_again(
         run.state, run.ensemble, change, run.run_dir.path, t
     )
-    if run.more_epochs is not None:
-        give_more_epochs(run.state, run.more_epochs, t)
     code, checks = run.code.fingerprint, run.checked
     if checks is None:
         checks = check_ended(run.run_dir, run.state, code)

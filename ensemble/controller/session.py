@@ -15,6 +15,7 @@ from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.attempts import Attempts
+from ensemble.controller.failures import ALIKE, explain_alike
 from ensemble.controller.feeders import Feeders, SharedStream
 from ensemble.controller.first_outputs import FirstOutputs
 from ensemble.controller.node_table import NodeTable
@@ -26,7 +27,7 @@ from ensemble.controller.rehearser import Rehearser
 from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import Waitlist
-from ensemble.events import Profiled, Report
+from ensemble.events import Profiled, Report, RunStopped
 from ensemble.executors.node_health import is_news
 from ensemble.schedule.needs import Node
 from ensemble.spec import Ensemble, Identity, SpecError
@@ -95,6 +96,7 @@ class Session:
             streaming=streaming,
         )
         self.unusable_data: str | None = None
+        self._stopped_before = run.ended.reason or "" if isinstance(run.ended, RunStopped) else ""
         self._first_outputs = FirstOutputs(ensemble)
         self._unused: set[str] = set()  # hyperparameters for which `unused_hyperparameters` was logged
         self._readers_changed = True
@@ -214,7 +216,10 @@ class Session:
         if self._planner.handle(event):
             self.state.placement_due |= not self._planner.is_measuring
         elif kind in ATTEMPT_EVENTS or kind in ("exited", "launch_failed"):
+            given_up = len(self.attempts.failures.given_up)
             self.attempts.handle(event)
+            if len(self.attempts.failures.given_up) > given_up:
+                self._spare_others()
         elif kind in ("proposed", "impossible"):
             self.queue.handle_proposal(event)
         elif kind in ("request", "added", "add_refused"):
@@ -286,6 +291,18 @@ class Session:
             self._stop("asked to", self.state.now if request.get("at_once") else until)
             return "members write a checkpoint and end"
         return self.queue.fulfil(request, until)
+
+    def _spare_others(self) -> None:
+        """Stop the run where members fail alike, one after the other, and there are more that would."""
+        members = self.state.run.members.values()
+        if any(m.has_result or m.state == "pruned" for m in members) or self.stop_reason is not None:
+            return
+        are_others = self.state.waitlist or any(not live.is_exiting for live in self.state.live.values())
+        furthest = max((member.epoch, member.step) for member in members)
+        reason = explain_alike(self.attempts.failures.given_up, furthest) if are_others else None
+        how = (reason or "").partition(ALIKE)[2]
+        if reason is not None and how not in self._stopped_before:  # else it was resumed all the same
+            self._stop(reason, self.state.now + self._stop_timeout_s)
 
     def _change_node(self, node: Node) -> None:
         """The run holds more or less of a node than before, or of a new one."""

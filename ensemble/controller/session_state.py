@@ -96,7 +96,7 @@ class SessionState:
         """Remove what a member that does not run has beside what the log names, or is not to keep of that."""
         state = self.run.members[member]
         made = [name_weights(name) for reduced, name in self._reducing if reduced == member]  # and not logged yet
-        kept = [*(name for name, _ in state.list_checkpoints()), *made]
+        kept = [*(name for name, _ in state.list_kept()), *made]
         self.actions.append(RemoveCheckpoints(member, kept, removes_start=is_start_used_up(state)))
         reduction = plan_reduction(state, self.keep_checkpoints)
         awaits_heirs = state.identity.get("population") is not None and self.waitlist.trials_left > 0

@@ -26,11 +26,16 @@ class CodeSaved(Event):
 
 
 class MoreEpochs(Struct, kw_only=True):
-    """More epochs for members that have ended: the new number, the members with their number before, and notes."""
+    """More epochs for members that have ended: the new number, the members with their number before, and notes.
+
+    `keeps_results`: whether what a member had finished with is its result until it has finished them; early logs
+    lack it.
+    """
 
     epochs: int
     members: dict[str, int] = {}
     notes: list[str] = []
+    keeps_results: bool = False
 
 
 #: Objectives that are no metrics: fields of the `cost` events of trials.

@@ -92,7 +92,7 @@ def load_predictions(
 
     check_choice("load_predictions(split=)", split, PREDICTED_SPLITS)
     run = RunDir(run_dir)
-    state = read_state(run.events)
+    state = read_state(run.events).as_finished()
     combined = state.combined or NOT_COMBINED
     if member is None:
         if combined.weights:

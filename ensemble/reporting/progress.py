@@ -290,6 +290,7 @@ def _describe_stop(state: RunState) -> tuple[str, str] | None:
 def _describe_failure(member: MemberState, first_with: dict[str, str]) -> str:
     """What the last failure was, an error only of the first member that had it; and whether it is tried again."""
     after = "; it will be tried again" if _is_retried(member) else ""
+    after = "; it stays as it had finished" if member.unextended else after
     error = str(member.error)
     if (first := first_with.get(error)) is not None:
         error = "the same again" if first == member.id else f"as {first} did"

@@ -56,7 +56,7 @@ def rank_members(state: RunState) -> list[MemberState]:
 
     def key(member: MemberState) -> tuple[int, int, float, int]:
         value = metric(member, state.objective)
-        return (member.state != "finished", value is None, sign * (value or 0.0), member.number)
+        return (not member.has_result, value is None, sign * (value or 0.0), member.number)
 
     return sorted(state.members.values(), key=key)
 
@@ -92,7 +92,7 @@ def judged_members(state: RunState) -> list[tuple[MemberState, list[float]]]:
     Members from outside the space, from which the search does not learn, are none.
     """
     judged = []
-    for member in state.members.values() if state.further_objectives else ():
+    for member in state.as_finished().members.values() if state.further_objectives else ():
         values = [finite_or_none(value) for value in state.values_of(member)]
         finite = [value for value in values if value is not None]
         if member.state == "finished" and len(finite) == len(values) and member.identity.get("outside") is None:

@@ -78,7 +78,8 @@ class RunProjection:
             return "stopped"
         if "finished" not in states:
             return "failed"
-        return "finished, with failures" if "failed" in states else "finished"
+        is_sound = "failed" not in states and not any(m.unextended for m in self.state.members.values())
+        return "finished" if is_sound else "finished, with failures"
 
     @property
     def reason(self) -> str | None:

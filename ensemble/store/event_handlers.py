@@ -7,8 +7,6 @@ failed for a reason that may be mended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 import ensemble.events as events
@@ -16,16 +14,8 @@ from ensemble.events import Event
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.errors import StoreError
 from ensemble.store.event_log import add_files
-from ensemble.store.member import (
-    ENDED,
-    OTHERWISE,
-    OUTDATED,
-    UNCOMBINED,
-    Exclusion,
-    MemberState,
-    Span,
-    drop_missing,
-)
+from ensemble.store.member import ENDED, OUTDATED, Exclusion, MemberState, Span, drop_missing
+from ensemble.store.reopening import evaluate_again, give_more_epochs, reopen_member
 from ensemble.store.state import RunState
 
 
@@ -112,7 +102,7 @@ def _apply_to_run(run: RunState, event: Event) -> None:
         case events.Combining():
             run.combining = event.members
         case events.Combined():
-            run.combined, run.combining = event, 0
+            run.combined, run.combining, run.has_newer_results = event, 0, False
 
 
 def _exclude(run: RunState, event: events.NodeUnusable | events.NodeDraining | events.NodeLost) -> None:
@@ -142,35 +132,6 @@ def _change_node(run: RunState, event: events.NodeChanged) -> None:
         node.info = event
     if offers:
         run.unusable.pop(event.node, None)
-
-
-def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) -> None:
-    """Gives members more epochs; those that have finished wait to be trained further.
-
-    A second call with the same arguments changes nothing.
-
-    Args:
-        more_epochs: as in a `run_started` event.
-        t: Unix seconds.
-    """
-    for name, before in more_epochs.members.items():
-        member = run.members[name]
-        member.identity["epochs"] = more_epochs.epochs
-        member.identity["epochs_before"] = member.identity.get("epochs_before") or before
-        if member.state == "finished":
-            reopen_member(run, member, t)
-    run.combined = None  # it was of the members as they had finished
-
-
-def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
-    """Lets members that have finished wait to be evaluated on other data, or with other code."""
-    for member in map(run.members.__getitem__, members):
-        trained = run.finished.get(member.id, member.trained)
-        reopen_member(run, member, t)
-        member.trained = trained
-        outdated = (UNCOMBINED, OTHERWISE, OUTDATED)  # of the former predictions
-        member.remarks = [text for text in member.remarks if not text.startswith(outdated)]
-    run.combined = None
 
 
 def _start_run(run: RunState, event: events.RunStarted) -> None:
@@ -318,6 +279,8 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.kept, member.early_stopping = event.kept, event.early_stopping
             member.constraints = event.constraints
             member.trained, member.outdated = None, event.outdated
+            run.has_newer_results |= member.result is not None
+            member.result = None
             if event.outdated is not None:
                 member.remarks.append(f"{OUTDATED}: {event.outdated}")
             run.finished[member.id] = event
@@ -328,6 +291,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
         case events.Pruned() | events.Cancelled():
             member.end("pruned" if isinstance(event, events.Pruned) else "cancelled", t)
             member.checkpoint_before = None
+            member.return_to_result(f"it was {member.state}")
         case events.Stopped() | events.Paused():
             member.end("stopped" if isinstance(event, events.Stopped) else "paused", t)
             member.epoch = member.epoch if event.epoch is None else event.epoch
@@ -345,6 +309,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.end("waiting" if event.retry else "failed", t)
             if member.state == "failed":
                 member.checkpoint_before = None
+                member.return_to_result(f"{event.reason}: {event.error}")
 
 
 def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
@@ -365,6 +330,8 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
 def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged) -> None:
     """A file of a member is damaged: it goes on from the checkpoint before, or begins anew."""
     member.drop_checkpoint(event.file)
+    if member.result is not None and member.result.checkpoint is None:
+        member.result = run.combined = None
     if event.file.startswith("files/"):  # only its function makes it, perhaps in its first epoch
         member.checkpoint, member.checkpoint_before, member.is_checkpoint_removed = None, None, False
     if member.is_checkpoint_removed:
@@ -372,15 +339,6 @@ def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged
     elif member.state == "finished":
         reopen_member(run, member, event.t)
         member.go_on_with(event.code or run.header.code)
-
-
-def reopen_member(run: RunState, member: MemberState, t: float) -> None:
-    """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
-    run.finished.pop(member.id, None)
-    member.cost = member.constraints = member.weights_sha256 = member.kept = None
-    member.trained = member.outdated = None
-    member.requeue(t)
-    run.combined = None  # it was of the members as they had finished
 
 
 def _start_attempt(run: RunState, member: MemberState, event: events.Started) -> None:

@@ -100,12 +100,15 @@ def _check_member(run_dir: RunDir, member: MemberState) -> Iterator[FileCheck]:
             yield FileCheck(file, "initial weights", member.id, "whole")
         except StoreError as error:
             yield FileCheck(file, "initial weights", member.id, "damaged", str(error))
-    for name, digest in member.list_checkpoints():
+    for name, digest in member.list_kept():
         yield _check(run_dir, run_dir.member(member.id) / name, digest, "checkpoint", member.id)
-    if member.predictions and member.state == "finished":
-        digest = next(iter(member.predictions.values()))
+    if (finished := member.result or member).predictions and member.has_result:
+        digest = next(iter((finished.predictions or {}).values()))
         yield _check(run_dir, run_dir.predictions(member.id), digest, "predictions", member.id)
-    for name, digest in (member.files or {}).items() if member.state == "finished" else ():
+    # Further epochs that came to nothing may have written over the files.
+    for name, digest in (
+        (member.files or {}).items() if member.state == "finished" and not member.unextended else ()
+    ):
         yield _check(run_dir, run_dir.files(member.id) / name, digest, "file", member.id)
 
 

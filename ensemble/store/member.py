@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,10 @@ UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
 
 
 _POSITION = operator.attrgetter("epoch", "step")
+
+#: Fields that a member keeps where it returns to its result.
+_OF_ATTEMPTS = {"attempt", "attempts", "failures", "error", "reason", "spans"}
+_OF_ATTEMPTS |= {"node", "nodes", "devices", "cohort", "feeder"}
 
 
 @dataclass(slots=True)
@@ -127,6 +132,9 @@ class MemberState:
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
         constraints: by how much a finished trial violates those of the search; None where it has none.
         trained: its `finished` event, while it is evaluated again.
+        result: itself as it had finished, until it has finished the further epochs that it was given since; None
+            where it was given none.
+        unextended: why it has not finished its last further epochs, so that it is as before; None where it has.
         outdated: the error of its last evaluation, where it has finished and could not be evaluated again.
         cost: the `cost` event of a finished trial, where a search minimizes that: the values that the
             search was told, which the ledger may still correct by what is reported later.
@@ -172,6 +180,8 @@ class MemberState:
     cost: events.Cost | None = None
     trained: events.Finished | None = None
     outdated: str | None = None
+    result: MemberState | None = None
+    unextended: str | None = None
     spans: list[Span] = field(default_factory=list)
 
     def value_of(self, objective: events.Objective) -> float | None:
@@ -179,8 +189,33 @@ class MemberState:
         return objective.read(self.cost, self.metrics)
 
     @property
+    def has_result(self) -> bool:
+        """Whether it has finished, if only before the further epochs for which it is trained now."""
+        return self.state == "finished" or self.result is not None
+
+    def keep_result(self) -> None:
+        """Keeps what it has finished with as its result: it is to be trained further."""
+        self.unextended = None
+        lists: dict[str, Any] = {name: [*getattr(self, name)] for name in ("history", "evaluations", "remarks")}
+        self.result = dataclasses.replace(self, identity={**self.identity}, spans=[], **lists)
+
+    def return_to_result(self, why: str) -> None:
+        """Makes it what it had finished as, where it was trained further and that has ended without success."""
+        if (result := self.result) is None:
+            return
+        for own in dataclasses.fields(self):
+            if own.name not in _OF_ATTEMPTS:
+                setattr(self, own.name, getattr(result, own.name))
+        self.unextended = why
+
+    @property
     def latest_metrics(self) -> dict[str, float]:
-        """Those of the last evaluation, which may be within the epoch in progress; others of the last epoch."""
+        """Those of the last evaluation, which may be within the epoch in progress; others of the last epoch.
+
+        Of a member that is trained further they are those of its result.
+        """
+        if self.result is not None:
+            return self.result.latest_metrics
         last = self.evaluations[-1] if self.evaluations else None
         return {**self.metrics, **last.metrics} if last is not None and last.epoch == self.epoch else self.metrics
 
@@ -319,8 +354,15 @@ class MemberState:
         checkpoints = [event for event in (self.checkpoint, self.checkpoint_before) if event]
         return [(Path(event.path).name, event.digest) for event in checkpoints]
 
+    def list_kept(self) -> list[tuple[str, str | None]]:
+        """As `list_checkpoints`, with that of its result."""
+        of_result = [] if self.result is None else self.result.list_checkpoints()
+        return list(dict.fromkeys([*self.list_checkpoints(), *of_result]))
+
     def drop_checkpoint(self, name: str) -> None:
         """Leaves out a checkpoint whose file, of this name, is damaged; harmless for a file of another kind."""
+        if self.result is not None:
+            self.result.drop_checkpoint(name)
         kept = [e for e in (self.checkpoint, self.checkpoint_before) if e and Path(e.path).name != name]
         self.checkpoint, self.checkpoint_before = [*kept, None, None][:2]
 

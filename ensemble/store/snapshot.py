@@ -24,7 +24,7 @@ from ensemble.store.member import UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 14
+VERSION = 15
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
@@ -144,6 +144,8 @@ class RunStatus:
             member.identity = {name: member.identity[name] for name in IDENTITY if name in member.identity}
             if member.state in CLOSED:
                 member.drop_epochs()
+            if member.result is not None:
+                member.result.drop_epochs()
         body = msgspec.msgpack.encode(_Kept(_leave_out_hidden(self.state), self.used))
         head = {
             "v": VERSION,

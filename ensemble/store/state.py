@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ensemble.events as events
 from ensemble.store.member import MemberState, NodeState
@@ -41,6 +41,7 @@ class RunState:
         failures_in_row: attempts that have failed since a member last ended an epoch or finished.
         memory_increases: all `memory_increase` events: what members were granted after they ran out of memory.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
+        has_newer_results: whether a member has finished further epochs since it was combined.
     """
 
     header: events.RunStarted = field(default_factory=events.RunStarted)
@@ -81,6 +82,7 @@ class RunState:
     failures_in_row: int = 0
     memory_increases: list[events.MemoryIncrease] = field(default_factory=list)
     combined: events.Combined | None = None
+    has_newer_results: bool = False
     ended: events.RunFinished | events.RunStopped | None = None
 
     @property
@@ -100,6 +102,14 @@ class RunState:
             member.metrics.get(self.objective),
             *(member.value_of(objective) for objective in self.further_objectives),
         ]
+
+    def as_finished(self) -> RunState:
+        """The run as its models are used: members that are trained further are as they had finished.
+
+        Of results that are newer than the combination there is none.
+        """
+        members = {name: member.result or member for name, member in self.members.items()}
+        return replace(self, members=members, combined=None if self.has_newer_results else self.combined)
 
     @property
     def has_data(self) -> bool:

@@ -5,6 +5,7 @@ Both are found in the frames of the traceback once a member has failed: what run
 
 from __future__ import annotations
 
+import dis
 import re
 import traceback
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ _MISMATCH = re.compile(
 )
 _OF_DEVICE = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL|HIP|device-side", re.IGNORECASE)
 _OURS = ("ensemble", "pipelines")
+#: Of errors raised in a line of this project that are the user's: a function that takes other arguments is called,
+#: or an operation that torch does not have.
+_OF_THE_CALL = re.compile(r"\(\) (takes|got|missing)|not callable|aten::")
 #: Errors that say little of a mistake that is often made -> what to do. No other attempt helps.
 _ADVICE = {
     r"AssertionError: Torch not compiled with CUDA": "leave .cuda() out: devices= moves members",
@@ -43,10 +47,34 @@ _ADVICE = {
 def describe_error(error: BaseException) -> str:
     """What ended a member, in one line for the user."""
     line = next(iter(str(error).splitlines()), "") or "no message"
+    if (place := find_own_mistake(error)) is not None:
+        return f"an error inside ray-ensemble ({place}): {type(error).__name__}: {line}; please report it"
     if isinstance(error, TrainingError | SpecError | StoreError):
         return line
     shown = f"{type(error).__name__}: {line}"
     return "; ".join(filter(None, (shown, find_advice(shown), explain_forward_error(error))))
+
+
+def find_own_mistake(error: BaseException) -> str | None:
+    """The file and line of this project that failed; None where the user or the machine is at fault.
+
+    What it raises on purpose is for the user, and so is what torch and numpy say of tensors: a RuntimeError or a
+    ValueError.
+    """
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not isinstance(error, (*_REPEATABLE, ArithmeticError, AssertionError)):
+        return None
+    frame, text = last.tb_frame, f"{type(error).__name__}: {error}"
+    module, is_usual = str(frame.f_globals.get("__name__")), type(error).__module__ == "builtins"
+    is_meant = frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    is_meant &= not isinstance(error, NotImplementedError | AssertionError)
+    if module.partition(".")[0] not in _OURS or not is_usual or is_meant:
+        return None
+    if _OF_THE_CALL.search(text) or find_advice(text) is not None:
+        return None
+    return f"{module.replace('.', '/')}.py, line {last.tb_lineno}"
 
 
 def find_advice(line: str) -> str | None:

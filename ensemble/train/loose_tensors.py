@@ -73,9 +73,12 @@ def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]
             own = {name: item for name, item in vars(value).items() if name not in _STANDARD}
             own |= {name: item for kind in _REGISTERS for name, item in own.pop(kind).items()}
             parts = [(f"{path}.{name}" if path else name, item) for name, item in own.items()]
-        elif len(value) <= MOST_ITEMS:
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            parts = [(f"{path}[{key!r}]", item) for key, item in items]
+        else:
+            with contextlib.suppress(
+                Exception
+            ):  # of the user's class, which may refuse to be listed: it holds none
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                parts = [(f"{path}[{key!r}]", item) for key, item in items] if len(value) <= MOST_ITEMS else ()
         for name, item in parts:
             yield from _walk(item, name, seen)
 

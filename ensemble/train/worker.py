@@ -19,7 +19,7 @@ from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.spec.options import BACKENDS
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
-from ensemble.train.forward_errors import describe_error, is_repeatable
+from ensemble.train.forward_errors import describe_error, find_own_mistake, is_repeatable
 from ensemble.train.job import (
     Diverged,
     Inbox,
@@ -207,4 +207,5 @@ def classify(error: BaseException) -> tuple[str, bool]:
     ):
         return "oom", True
     deterministic = isinstance(error, TrainingError | SpecError | OutputError | PipelineError | StoreError)
-    return "error", not deterministic or find_errno(error) is not None
+    is_ours = find_own_mistake(error) is not None
+    return "error", not (deterministic or is_ours) or find_errno(error) is not None

@@ -8,7 +8,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.controller.failures import FINAL_REASONS, REASONS, Decision, Failure, FailureTracker, RetryPolicy
+from ensemble.controller.failures import (
+    FINAL_REASONS,
+    REASONS,
+    Decision,
+    Failure,
+    FailureTracker,
+    RetryPolicy,
+    explain_alike,
+)
 from ensemble.schedule.needs import Node
 from ensemble.schedule.packing import pack
 from ensemble.spec import Identity
@@ -138,3 +146,15 @@ def test_fewer_members_run_on_a_node_where_one_ran_out_of_memory() -> None:
     for together, limit in ((4, 3), (2, 1), (3, 1), (1, 1)):
         tracker.relieve(placed, "MemoryError", together, {"a": 64.0}, may_grow=together < 4)
         assert tracker.limits == {"a": limit}
+
+
+def test_members_fail_alike_at_one_step_with_one_text_whatever_their_names_and_addresses() -> None:
+    texts = ("KeyError: members/m0/x of <a at 0x1f>", "KeyError: members/m1/x of <a at 0x2f>")
+    first, second = (failed("error", member=f"m{n}", error=text, position=(1, 2)) for n, text in enumerate(texts))
+    said = explain_alike([first, second], (1, 2))
+    assert said is not None and said.startswith("m0 and m1 failed alike in epoch 1, step 2") and "KeyError" in said
+    assert explain_alike([first, second], (1, 3)) is None, "a third has got beyond"
+    assert explain_alike([first, first], (0, 0)) is None, "one member, before and after a request"
+    assert explain_alike([first], (0, 0)) is None
+    between = failed("error", member="m2", error="another", position=(1, 2))
+    assert explain_alike([first, between, second], (1, 2)) == said

@@ -698,3 +698,68 @@ def test_a_search_of_which_the_only_member_has_ended_is_resumed() -> None:
     world.ask("resume all")
     world.reconcile()
     assert process.identity.member not in world.processes and world.processes
+
+
+ALIKE = {"epoch": 0, "step": 2, "reason": "error", "retry": False}
+
+
+def fail(world: World, name: str, error: str = "TypeError: <Net at 0x7f01>", **fields: Any) -> None:
+    """A member fails for good, and its processes exit."""
+    process = world.processes[name]
+    process.reports = [process.event("failed", **{**ALIKE, "error": error, **fields})]
+    process.exit("failed")
+    while process.reports:
+        world.report(process)
+    world.reconcile()
+
+
+def test_two_members_that_fail_alike_stop_the_run_and_the_others_wait_for_a_resume() -> None:
+    world, _ = begin("alone")
+    reasons = []
+    for name, error in (("member-0", "TypeError: <Net at 0x7f01>"), ("member-1", "TypeError: <Net at 0x7f02>")):
+        fail(world, name, error)
+        reasons.append(world.session.stop_reason)
+    first, reason = reasons
+    assert (
+        first is None
+        and reason is not None
+        and reason.startswith("member-0 and member-1 failed alike in epoch 0, step 2, and the others would, too")
+    )
+    launched = {process.identity.member for process in (*world.past, *world.processes.values())}
+    members = world.session.state.run.members
+    assert {name: members[name].state for name in set(members) - launched} == dict.fromkeys(
+        set(members) - launched, "waiting"
+    )
+    assert len(launched) < len(members) == 7
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"error": "TypeError: another"},
+        {"step": 3},
+        {"reason": "oom"},
+        {"reason": "nan"},
+        {"reason": "lost"},
+        {"retry": True},
+    ],
+    ids=str,
+)
+def test_members_that_fail_otherwise_do_not_stop_the_run(other: dict[str, Any]) -> None:
+    world, _ = begin("alone")
+    fail(world, "member-0", **other)
+    fail(world, "member-1")
+    assert world.session.stop_reason is None
+
+
+@pytest.mark.parametrize("further", ["beyond", "finished"])
+def test_trials_that_fail_alike_do_not_stop_a_search_of_which_another_has_got_further(further: str) -> None:
+    world, first = begin("search")
+    while not first.has_started or (further == "beyond" and first.epoch < 1):
+        world.report(first)
+    if further == "finished":
+        end(world, first)
+    others = [name for name in world.processes if name != first.identity.member]
+    for name in others[:2]:
+        fail(world, name)
+    assert len(others) >= 2 and world.session.stop_reason is None

@@ -228,3 +228,68 @@ def test_a_member_that_learned_from_samples_not_its_own_has_no_checkpoint_and_sh
         member = state.members["member-0"]
         assert (member.is_alone, member.checkpoint is not None) == (is_alone, has_checkpoint), (action, split)
         assert not state.members["member-1"].is_alone
+
+
+def further(epochs: int = 8, **fields: Any) -> Event:
+    kind, begun = started(resumed=True)
+    return kind, {**begun, "more_epochs": {"epochs": epochs, "members": {"member-0": 4}, "notes": [], **fields}}
+
+
+def checkpoint(done: int, attempt: int = 0) -> Event:
+    return of("checkpoint", attempt=attempt, epoch=done, step=0, path=f"checkpoint-{attempt}-{done}-0", digest="d")
+
+
+FINISHED = of("finished", epoch=3, metrics={"accuracy": 0.9}, weights_sha256="ab", predictions={"valid": "v"})
+COMBINED = (
+    "combined",
+    {"split": "valid", "members": ["member-0"], "weights": {"member-0": 1.0}, "method": "average"},
+)
+EXTENDED: tuple[Event, ...] = (
+    *(*BEGUN, *(epoch(n, 0.5) for n in range(4)), checkpoint(4), FINISHED, COMBINED, ("run_finished", {})),
+    *(further(keeps_results=True), placed(attempt=1), of("started", attempt=1, epoch=4, step=0)),
+    *(epoch(4, 0.1, attempt=1), checkpoint(5, attempt=1)),
+)
+FAILED = of("failed", attempt=1, reason="nan", error="the loss is nan", retry=False)
+
+
+def test_a_member_that_is_trained_further_keeps_its_result() -> None:
+    state = fold(story(*EXTENDED))
+    member, used = state.members["member-0"], state.as_finished()
+    assert (member.state, member.epoch, member.identity["epochs"]) == ("running", 5, 8)
+    result = used.members["member-0"]
+    assert (result.state, result.epoch, result.weights_sha256, len(result.history)) == ("finished", 4, "ab", 4)
+    assert result.checkpoint is not None and result.checkpoint.path == "checkpoint-0-4-0"
+    assert result.predictions == {"valid": "v"} and used.combined == state.combined is not None
+    assert member.latest_metrics == {"accuracy": 0.9}
+    assert "checkpoint-0-4-0" in [name for name, _ in member.list_kept()]
+
+
+@pytest.mark.parametrize("end", [FAILED, of("cancelled", attempt=1)], ids=["failed", "cancelled"])
+def test_further_epochs_without_success_leave_the_member_as_it_was(end: Event) -> None:
+    before, state = fold(story(*EXTENDED[:12])), fold(story(*EXTENDED, end))
+    member, old = state.members["member-0"], before.members["member-0"]
+    for name in ("state", "epoch", "metrics", "history", "checkpoint", "predictions", "weights_sha256"):
+        assert getattr(member, name) == getattr(old, name), name
+    assert member.identity.get("epochs_before") is None and member.result is None
+    assert state.combined == before.combined is not None
+    assert member.unextended is not None
+    again = fold(story(*EXTENDED, end, further(keeps_results=True)))
+    assert again.members["member-0"].unextended is None and again.members["member-0"].result is not None
+
+
+def test_a_stop_and_a_killed_controller_keep_the_result_and_new_ones_take_its_place() -> None:
+    stopped = (of("stopped", attempt=1, epoch=5, step=0), ("run_stopped", {"reason": "asked to"}))
+    for ending in ((), stopped):
+        state = fold(story(*EXTENDED, *ending, started(resumed=True)))
+        assert (state.members["member-0"].state, state.members["member-0"].epoch) == ("waiting", 5)
+        assert state.as_finished().members["member-0"].epoch == 4
+    end = of("finished", attempt=1, epoch=7, metrics={"accuracy": 0.95}, weights_sha256="cd")
+    state = fold(story(*EXTENDED, end))
+    assert state.members["member-0"].result is None and state.as_finished().combined is None
+    assert state.combined is not None, "the figures of the last combination, until there is another"
+    assert fold(story(*EXTENDED, end, COMBINED)).as_finished().combined is not None
+
+
+def test_of_early_logs_the_further_epochs_replace_the_result() -> None:
+    state = fold(story(*EXTENDED[:13], further(), *EXTENDED[14:], FAILED))
+    assert (state.members["member-0"].state, state.combined) == ("failed", None)

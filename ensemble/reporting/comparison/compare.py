@@ -116,12 +116,12 @@ class Declared:
         try:
             if model == "combined":
                 load = None if runs_code else self._refuse_code
-                one = read_combined(self.run_dir, self.state, self.split, load)
+                one = read_combined(self.run_dir, self.state.as_finished(), self.split, load)
                 return PredictionMatrix([model], [one.values], one.index, one.target, {}, one.task)
             best = (self.state.combined or NOT_COMBINED).best_member
             if best is None:
                 return f"{self.run_dir.path} has measured no member on a test or validation split"
-            matrix = read_prediction_matrix(self.run_dir, self.state, [best], self.split)
+            matrix = read_prediction_matrix(self.run_dir, self.state.as_finished(), [best], self.split)
             return matrix if matrix.members else f"{self.run_dir.path}: {best}: {matrix.left_out[best]}"
         except (CombineError, StoreError) as error:
             return str(error)

@@ -74,6 +74,7 @@ def read_evaluated(run_dir: RunDir, state: RunState) -> Evaluated | None:
     """
     from ensemble.combine.prediction_matrix import read_prediction_matrix
 
+    state = state.as_finished()
     combined = state.combined or NOT_COMBINED
     chosen = _choose_members(run_dir, state)
     valid = read_prediction_matrix(run_dir, state, chosen, "valid")

@@ -28,7 +28,7 @@ def run_impact(state: RunState, ledger: Ledger) -> Impact:
 
 
 def measure_work(state: RunState) -> Work:
-    finished = [member for member in rank_members(state) if member.state == "finished"]
+    finished = [member for member in rank_members(state) if member.has_result]
     values = (finite_or_none(e.metrics.get(state.objective)) for e in _epochs(state))
     return Work(
         models=len(finished),

@@ -119,6 +119,10 @@ def describe_early_stop(member: str, epochs: int, stop: Mapping[str, Any]) -> st
 def describe_remarks(state: RunState) -> list[str]:
     """Returns what members have remarked, a line for each remark."""
     remarks = {(m.id, remark): remark for m in state.members.values() for remark in m.remarks}
+    for one in state.members.values():
+        if (result := one.result) is not None:
+            until = f"until it has finished all {one.identity['epochs']} epochs"
+            remarks[one.id, "result"] = f"it is {one.state}: {until}, its result is that of {result.epoch}"
     causes = group_causes(remarks)
     rehearsed = [one for one in state.rehearsed if one.code == state.header.code]
     return [describe(one) for one in rehearsed if one.refused or one.remarks or one.failed] + [

@@ -149,7 +149,7 @@ def describe_quality(state: RunState, ledger: Ledger | None = None) -> list[Line
 def _explain_unfinished(state: RunState) -> str | None:
     """Why an ended run has no finished member; None where it has one, or goes on."""
     states = Counter(member.state for member in state.members.values())
-    if state.ended is None or not states or states["finished"]:
+    if state.ended is None or not states or any(member.has_result for member in state.members.values()):
         return None
     why = [f"no member finished ({', '.join(f'{many} {name}' for name, many in states.items())})"]
     if states["pruned"] and not isinstance(state.ended, RunStopped):

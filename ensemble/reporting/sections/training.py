@@ -31,18 +31,21 @@ def group_causes(failed: Mapping[K, C]) -> list[tuple[C, list[K]]]:
 
 def list_failures(members: Iterable[MemberState], most: int) -> list[str]:
     """Returns why members failed, a line for each cause, the most frequent first."""
-    failed = {
-        member.id: f"{'failed' if member.state == 'failed' else 'failed before'} ({member.reason}): {member.error}"
-        for member in members
-        if member.error
-    }
+    failed = {member.id: _describe_failure(member) for member in members if member.error or member.unextended}
     causes = group_causes(failed)
     lines = [text.visible(" ".join(f"{text.names(ids)}: {cause}".split())) for cause, ids in causes[:most]]
     return lines + ([f"and {text.count(len(causes) - most, 'other cause')}"] if len(causes) > most else [])
 
 
+def _describe_failure(member: MemberState) -> str:
+    if member.unextended:
+        before = f"it stays as it had finished after {member.epoch}"
+        return f"its further epochs came to nothing, and {before}: {member.unextended}"
+    return f"{'failed' if member.state == 'failed' else 'failed before'} ({member.reason}): {member.error}"
+
+
 def summarize_failures(state: RunState, ledger: Ledger) -> list[Line]:
-    lines = list_failures((m for m in state.members.values() if m.state == "failed"), MOST_CAUSES)
+    lines = list_failures((m for m in state.members.values() if m.state == "failed" or m.unextended), MOST_CAUSES)
     return [("" if at else "failed", line) for at, line in enumerate(lines)]
 
 
