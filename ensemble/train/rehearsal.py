@@ -56,9 +56,9 @@ from ensemble.train.worker import check_gpu, classify, connect
 Emit = Callable[[dict[str, Any]], None]
 
 #: Short epochs at most, and at least where so many are declared.
-MOST_EPOCHS, LEAST_EPOCHS = 12, 2
+MOST_EPOCHS, LEAST_EPOCHS = 12, 3
 #: What a rehearsal may take: this share of an epoch, or so many seconds.
-SHARE, LEAST_S = 0.1, 2.0
+SHARE, LEAST_S = 0.1, 3.0
 #: Structures of models that are rehearsed, at most.
 MOST_STRUCTURES = 3
 HEARTBEAT_S = 1.0
@@ -375,7 +375,7 @@ class _Record:
     def plan(self) -> list[tuple[int, int]]:
         """Return from which checkpoints a process goes on, and to which epochs: as far as there is time."""
         starts = sorted(int(start) for start in self.checkpoints)
-        middle = starts[len(starts) // 2]
+        middle = max(start for start in starts if start <= (self.last + 1) // 2)
         whole = dict.fromkeys([(middle, self.last), (starts[0], self.last), (starts[-1], self.last)])
         if sum(until - start for start, until in whole) * self.epoch_s <= self.left_s:
             return list(whole)
@@ -406,7 +406,7 @@ class _Loop:
         own = dataclasses.replace(job.identity, member=REHEARSAL)
         self._job = dataclasses.replace(job, identity=own, rehearsal=None)
         self._ensemble, self._comm, self._inbox, self._say_alive = ensemble, comm, inbox, say_alive
-        self._is_resumed, self._began = is_resumed, 0.0
+        self._is_resumed, self._began = is_resumed, (0.0, 0.0)
         self.last: int | None = None
         self.keeps: tuple[int, ...] = ()
         self.has_batch_norm = False
@@ -426,8 +426,8 @@ class _Loop:
             state = TrainState(self._job, self._ensemble, self._comm, reporter, self._inbox, self.data, saves)
             state.steps_per_epoch = self.data.steps
             member = TrainContext(state)
+            state.throughput.memory = None
             self.data.on_epoch = lambda epoch: self._begin_epoch(state, trip, epoch)
-            self._began = time.perf_counter()
             try:
                 with contextlib.suppress(EndOfRehearsal):
                     run_training_loop(self._ensemble.recipe, member)
@@ -442,15 +442,16 @@ class _Loop:
                 member.close()
 
     def _begin_epoch(self, state: TrainState, trip: Trip, epoch: int) -> None:
-        own, now_s = state.identity, time.perf_counter()
-        if self.last is None and epoch == 0:
-            self._began = now_s
-            self.last = 1 if own.epochs == 1 else None
+        own, began = state.identity, self._began
+        self._began = time.perf_counter(), time.process_time()
         if epoch == 0:
             modules = state.optimization.model.modules()
             self.has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in modules)
-        elif self.last is None:
-            trip.epoch_s = now_s - self._began
+        if self.last is None and own.epochs < LEAST_EPOCHS:
+            self.last = own.epochs
+        elif self.last is None and epoch == LEAST_EPOCHS - 1:  # the first epochs load what they need
+            # Others may have the cores: what counts is what it uses.
+            trip.epoch_s = min(now_s - then_s for now_s, then_s in zip(self._began, began, strict=True))
             self.last = gather_json(self._comm, self._choose_last(own, trip.epoch_s))[0]
         self._note(state, trip, epoch)
         if self.last is not None and epoch >= self.last:
@@ -475,7 +476,7 @@ class _Loop:
 
     def wants(self, position: Position) -> bool:
         """Whether the checkpoint at a position is one to go on from: after the first, a middle, the last epoch."""
-        places = {1} if self.last is None else {1, (self.last + 1) // 2, self.last}
+        places = {1, 2} if self.last is None else {1, (self.last + 1) // 2, self.last}
         return not self._is_resumed and position.step == 0 and position.epoch in places
 
 

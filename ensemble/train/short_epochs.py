@@ -18,7 +18,6 @@ from pipelines.loader.resident import StreamedSet
 if TYPE_CHECKING:
     from pipelines import Batch
     from pipelines.loader.collate import Collate
-    from pipelines.loader.resident import ResidentLoader
 
 #: Batches of a short epoch.
 STEPS = 3
@@ -57,7 +56,7 @@ class ShortData(Data):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._extremes: dict[str, set[int]] = {}
+        self._parts: dict[str, list[Batch]] = {}
 
     @property
     def steps(self) -> int:
@@ -112,30 +111,32 @@ class ShortData(Data):
     # --- splits -------------------------------------------------------------------------------------------
 
     def split_steps(self, name: str) -> int:
-        return len(self._load_part(name))
+        return len(self._read_part(name))
 
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield some of this rank's batches of a split: the first, the last, those with extreme values."""
         self._were_read.add(name)
-        batches = (batch.clone() for batch in self._load_part(name))
+        batches = (batch.clone() for batch in self._read_part(name))
         collated = self._apply_collate(batches, collate, is_training=False)
         return self._note(name, self._on_device(collated))
 
-    def _load_part(self, name: str) -> ResidentLoader:
-        chosen, showing = self.find_held_out(name), self._find_extremes(name)
-        resident, comm = self._resident(name), self._comm
-        return resident.loader(self._identity.batch_size, comm.rank, comm.world, chosen=chosen, showing=showing)
+    def _read_part(self, name: str) -> list[Batch]:
+        if name not in self._parts:
+            chosen, showing = self.find_held_out(name), self._find_extremes(name)
+            size, rank, world = self._identity.batch_size, self._comm.rank, self._comm.world
+            loader = self._resident(name).loader(size, rank, world, chosen=chosen, showing=showing)
+            self._parts[name] = [batch.clone() for batch in loader]
+        return self._parts[name]
 
     def _find_extremes(self, name: str) -> set[int]:
         """The samples with the least and the largest value of each field of whole numbers."""
-        if name not in self._extremes:
-            pipeline, found = self.pipeline(name), self._extremes.setdefault(name, set())
-            whole = [name for name, field in pipeline.fields.items() if not field.shape and "int" in field.dtype]
-            for field in whole[:_MOST_FIELDS]:
-                with contextlib.suppress(PipelineError, ValueError, TypeError):  # a stage has made it
-                    values = pipeline.source.column(field)
-                    found |= {int(np.argmin(values)), int(np.argmax(values))}
-        return self._extremes[name]
+        pipeline, found = self.pipeline(name), set[int]()
+        whole = [name for name, field in pipeline.fields.items() if not field.shape and "int" in field.dtype]
+        for field in whole[:_MOST_FIELDS]:
+            with contextlib.suppress(PipelineError, ValueError, TypeError):  # a stage has made it
+                values = pipeline.source.column(field)
+                found |= {int(np.argmin(values)), int(np.argmax(values))}
+        return found
 
     def _resident(self, split: str) -> StreamedSet:
         if split not in self._residents:

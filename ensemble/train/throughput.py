@@ -13,11 +13,15 @@ _LOADER_COUNTERS = ("shared_batches", "private_batches", "private_skipped", "wai
 
 
 class Throughput:
-    """Times and counts of one epoch at a time in this process; after a resume, from there on."""
+    """Times and counts of one epoch at a time in this process; after a resume, from there on.
+
+    Attributes:
+        memory: measures the peak memory of the process; None: nobody asks for it.
+    """
 
     def __init__(self) -> None:
         self._rate = 0.0
-        self._memory = PeakMemory()
+        self.memory: PeakMemory | None = PeakMemory()
         self.begin_epoch({})
 
     def begin_epoch(self, stats: dict[str, Any]) -> None:
@@ -91,7 +95,7 @@ class Throughput:
             "sync_s": self._sync_s,
             "queued_s": self._queued_s,
             "cpus": self._cpu_s / train_s if train_s else 0.0,
-            "memory_gb": self._memory.gb(),
+            "memory_gb": 0.0 if self.memory is None else self.memory.gb(),
             **{name: stats.get(name, 0) - self._stats_before.get(name, 0) for name in _LOADER_COUNTERS},
         }
 
