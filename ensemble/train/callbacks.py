@@ -108,7 +108,8 @@ class Callbacks:
     def state_dict(self) -> list[Any]:
         """The qualified name and the state of each callback."""
         states = [(one, f"the state of {type(one).__name__}") for one in self._callbacks]
-        return [[_name(one), to_plain(one.state_dict(), what)] for one, what in states]
+        parts = self._member._state.name_parts
+        return [[_name(one), to_plain(one.state_dict(), what, parts)] for one, what in states]
 
     def check_states(self) -> None:
         """Refuse before anything is trained what no checkpoint can hold."""
@@ -116,7 +117,7 @@ class Callbacks:
             state = None
             with contextlib.suppress(Exception):  # some have none before their first epoch
                 state = callback.state_dict()
-            to_plain(state, f"the state of {type(callback).__name__}")
+            to_plain(state, f"the state of {type(callback).__name__}", self._member._state.name_parts)
 
     def load_state_dict(self, states: Sequence[Any]) -> None:
         """Go on from a checkpoint: of several callbacks of one class, in their order."""
@@ -126,7 +127,7 @@ class Callbacks:
             if pair is not None:
                 remaining.remove(pair)
                 if pair[1]:
-                    callback.load_state_dict(from_plain(pair[1], self._check))
+                    callback.load_state_dict(from_plain(pair[1], self._check, self._member._state.name_parts))
 
 
 def _name(callback: MemberCallback) -> str:

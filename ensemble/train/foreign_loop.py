@@ -36,6 +36,7 @@ class ForeignLoop:
             that restores its own position does not.
         is_idle: whether the pass in progress is of no epoch: it was trained before, or the member has ended. The
             loop may have changed its objects meanwhile; `end`, or the next epoch, gives them their states again.
+            Until then they have the structure with which they were built, as the loop changes that once more.
     """
 
     def __init__(self, state: TrainState, life: Lifecycle) -> None:
@@ -131,16 +132,22 @@ class ForeignLoop:
                 f"end the loop after {epochs} passes or {epochs * state.steps_per_epoch} steps, of which "
                 "member.position says how many were done before a resume"
             )
+        state.catches_up = self._passes <= self._first and not state.is_over
         if self._passes <= self._first or state.is_over:
             if self._has_trained and self._own is None:
                 self._own = copy.deepcopy(state.own.state_dict())
+            if state.catches_up and not self.is_idle:
+                state.optimization.restore_structure(as_built=True)
             self.is_idle = True
             return False
         if self.is_idle:
             self.is_idle = False
             self._life.resumption.reload()
+        elif not self._has_trained:  # a framework's callback may have frozen layers since, as at its start
+            state.optimization.restore_structure()
         self._is_in_epoch = self._has_trained = True
         self._life.begin_epoch()
+        state.optimization.begin_epoch()
         return True
 
     def _read_epoch(self) -> Iterator[Batch]:
