@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from kit import train_child as cases
-from kit.loop_cases import failed, finished, train
+from kit.loop_cases import failed, finished, of, train
 from torch import nn
 from torch.nn.utils.prune import l1_unstructured
 
 import ensemble
 from ensemble import MemberCallback, Recipe
+from ensemble.store import RunDir, read_state
 
 STOPS = {"before it": 12, "within its epoch": 14, "after it": 18}  # by commands looked for: 6 an epoch of 5 steps
 EPOCH = 2
@@ -47,7 +52,9 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
+        self.net = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3)
+        )
         self.temperature, self.shift = 1.0, None
         self.register_buffer("bank", torch.zeros(1, 3))
         self.register_buffer("expanded", torch.ones(1, 1).expand(1, 3))
@@ -175,11 +182,175 @@ def test_workers_exchange_and_clip_what_is_trained_since_the_epoch_began(tmp_pat
     recipe = replace(recipe, model=wide_frozen if change == "unfrozen" else wide, loss=cases.loss, clip_norm=0.5)
     weights = []
     for workers in (1, 2):
-        run = cases.declare(
-            recipe, workers, callbacks=[callback], epochs=4, **{**cases.DOUBLE, "batch_size": 6}
-        )
+        run = cases.declare(recipe, workers, callbacks=[callback], epochs=4, **{**cases.DOUBLE, "batch_size": 6})
         result = ensemble.submit(run, tmp_path / str(workers), "local").wait()
         assert result.members[0]["state"] == "finished", result.members
         weights.append(ensemble.load(tmp_path / str(workers)).members["member-0"].state_dict())
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-9, atol=1e-12)
+
+
+class GradualWarmup(torch.optim.lr_scheduler.LRScheduler):
+    """A warm-up after which another scheduler, an attribute, sets the rates."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, epochs: int, after: Any) -> None:
+        self.epochs, self.after_scheduler = epochs, after
+        super().__init__(optimizer)
+
+    def get_lr(self) -> Any:
+        return [rate * (self.last_epoch + 1) / self.epochs for rate in self.base_lrs]
+
+    def step(self, epoch: int | None = None) -> None:
+        if getattr(self, "last_epoch", -1) < self.epochs - 1:
+            super().step()
+        else:
+            self.after_scheduler.step()
+
+
+@pytest.mark.parametrize("order", ["prepared before", "prepared after"])
+def test_a_scheduler_within_another_keeps_the_members_own_optimizer(tmp_path: Path, order: str) -> None:
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+        warmup = GradualWarmup(optimizer, 2, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+        for one in ("prepare", "state") if order == "prepared before" else ("state", "prepare"):
+            _ = member.prepare(model, optimizer) if one == "prepare" else member.state("warmup", warmup)
+        for _ in range(member.identity.epochs):
+            for batch in member.dataloader("train"):
+                optimizer.zero_grad()
+                cases.loss(model, batch).mean().backward()
+                optimizer.step()
+            warmup.step()
+            assert warmup.after_scheduler.optimizer is optimizer or member._is_idle
+            member.report(rate=optimizer.param_groups[0]["lr"], **member.evaluate(measure))
+
+    recipe = Recipe(model=cases.plain, train=loop, objective="loss")
+    rates: dict[str, dict[int, float]] = {}
+    weights = set()
+    for name, stop in {"whole": None, **STOPS}.items():
+        if stop is not None:
+            assert train(tmp_path / name, recipe, cases.Script(stop, "stop"), epochs=6)[0] == "stopped"
+        outcome, events = train(tmp_path / name, recipe, attempt=int(stop is not None), epochs=6)
+        assert outcome == "finished", events
+        rates[name] = {event["epoch"]: event["metrics"]["rate"] for event in of(events, "epoch")}
+        assert rates[name].items() <= rates["whole"].items()
+        weights.add(of(events, "finished")[0]["weights_sha256"])
+    assert len(weights) == 1 and list(rates["whole"].values()) == [0.4, 0.2, 0.1, 0.05, 0.025, 0.0125]
+
+
+def measure(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+    return {"loss": cases.loss(model, batch)}
+
+
+def test_passes_that_were_trained_before_read_one_batch_of_other_splits(tmp_path: Path) -> None:
+    """The loop changes its model and its optimizer once more in these passes."""
+    read: list[tuple[int, int]] = []
+
+    def loop(member: Any) -> None:
+        model = frozen(member.params)
+        model.net[3] = nn.Identity()
+        optimizer = head(model, member.params)
+        model, optimizer = member.prepare(model, optimizer)
+        for epoch in range(member.identity.epochs):
+            if epoch == EPOCH:
+                model.net[0].requires_grad_(True)
+                optimizer.add_param_group({"params": list(model.net[0].parameters()), "lr": 0.05})
+            for batch in member.dataloader("train"):
+                optimizer.zero_grad()
+                cases.loss(model, batch).mean().backward()
+                optimizer.step()
+            right = [model(batch["x"]).argmax(1) == batch["label"] for batch in member.dataloader("valid")]
+            read.append((epoch, len(torch.cat(right))))
+            member.report(**member.evaluate(measure))
+
+    recipe = Recipe(model=frozen, train=loop, objective="loss")
+    whole = finished(tmp_path / "whole", recipe, epochs=5)
+    assert train(tmp_path / "cut", recipe, cases.Script(22, "stop"), epochs=5)[0] == "stopped"
+    read.clear()
+    assert finished(tmp_path / "cut", recipe, attempt=1, epochs=5) == {**whole, "attempt": 1}
+    assert read == [(0, 5), (1, 5), (2, 5), (3, 13), (4, 13)]
+
+
+@pytest.mark.more
+def test_the_documented_loop_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/cross-validation.md").read_text()
+    _, first, *others = page.split("```python\n")
+    given: dict[str, Any] = {"__name__": "page"}
+    own = next(part for part in others if "def train(member)" in part)
+    exec(first.partition("```")[0].partition("result =")[0], given)
+    exec(own.partition("```")[0].partition("ensemble.submit")[0], given)
+    declared = replace(given["own"], epochs=15, checkpoint_every=1)
+    result = ensemble.submit(declared, tmp_path / "whole", "inline").wait()
+    run = ensemble.submit(
+        declared, tmp_path / "cut", "inline", on_event=lambda event: event["type"] == "epoch" and run.stop()
+    )
+    assert "stopped" in {row["state"] for row in run.wait().members}
+    again = ensemble.submit(declared, tmp_path / "cut", "inline").wait()
+    pairs = zip(result.members, again.members, strict=True)
+    assert all(one["state"] == "finished" and one["metrics"] == other["metrics"] for one, other in pairs)
+
+
+SPEC = """
+import os
+from pathlib import Path
+
+import torch
+from kit import train_child as cases
+from kit.once import is_first
+
+from ensemble import MemberCallback, Recipe
+
+
+class Scaler:
+    def __init__(self):
+        self.mean, self.seen = torch.zeros(6), 0
+
+    def add(self, member):
+        self.mean, self.seen, self.model = self.mean + 1, self.seen + 1, member.model
+
+
+class Scaled(MemberCallback):
+    def __init__(self, folder):
+        self.folder, self._scaler = folder, None
+
+    def end_epoch(self, member, epoch, metrics):
+        self._scaler = self._scaler or Scaler()
+        self._scaler.add(member)
+        assert type(self._scaler) is Scaler and self._scaler.model is member.model
+        metrics["seen"] = self._scaler.seen + float(self._scaler.mean.mean())
+
+    def begin_epoch(self, member, epoch):
+        if epoch in (2, 3) and is_first(Path(self.folder, f"died {epoch}")):
+            os._exit(9)
+
+
+def spec(folder):
+    recipe = Recipe(model=cases.plain, loss=cases.loss, task="classification")
+    return cases.declare(recipe, 1, callbacks=[Scaled(folder)], epochs=5)
+
+
+if __name__ == "__main__":
+    import sys
+
+    import ensemble
+    import own_spec
+
+    ensemble.submit(own_spec.spec(sys.argv[1]), "run", "inline").wait()
+"""
+
+
+def test_objects_of_the_specs_own_classes_are_theirs_after_a_resume(tmp_path: Path) -> None:
+    """Written where the spec is imported, read and written in one that has it by value, and read again."""
+    (tmp_path / "own_spec.py").write_text(SPEC)
+    paths = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2]), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    call = functools.partial(
+        subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    died = call([sys.executable, "own_spec.py", str(tmp_path)])
+    assert died.returncode == 9, died.stderr
+    command = ["run", "own_spec.py", "--set", f"folder={tmp_path}", "--run-dir", "run"]
+    ran = call([sys.executable, "-m", "ensemble.cli", *command])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (member,) = read_state(RunDir(tmp_path / "run").events).members.values()
+    assert (member.state, member.attempt, member.metrics["seen"]) == ("finished", 2, 10.0)
