@@ -44,7 +44,7 @@ class ForeignLoop:
         self.counts_from_0, self.is_idle = True, False
         self._passes = 0  # with those of an earlier attempt
         self._first = 0  # the own epoch at which this attempt begins
-        self._is_in_epoch = self._has_trained = False
+        self._is_in_epoch = self._has_trained = self._is_restored = False
         self._own: dict[str, Any] | None = None  # their states when the member had ended
         self._reading: Iterator[Batch] = iter(())
         self._given = 0  # batches of the pass in progress
@@ -79,10 +79,16 @@ class ForeignLoop:
             next(self._reading, None)
 
     def end_epoch(self) -> None:
-        """Report and save the epoch in progress, and execute the pruner's decision."""
+        """Report and save the epoch in progress, and execute the pruner's decision.
+
+        Before the first, a framework's callback may have frozen layers at its start, and unfreezes some next.
+        """
         if self._is_in_epoch:
             self._end_pass()
             self._life.end_epoch()
+        elif not (self._has_trained or self.counts_from_0 or self._is_restored):
+            self._is_restored = True
+            self._state.optimization.restore_structure()
 
     def end(self) -> None:
         """End the member after the epoch in progress; the train function has left its loop."""
@@ -143,8 +149,6 @@ class ForeignLoop:
         if self.is_idle:
             self.is_idle = False
             self._life.resumption.reload()
-        elif not self._has_trained:  # a framework's callback may have frozen layers since, as at its start
-            state.optimization.restore_structure()
         self._is_in_epoch = self._has_trained = True
         self._life.begin_epoch()
         state.optimization.begin_epoch()

@@ -224,12 +224,13 @@ def test_a_member_that_fails_goes_on_with_the_backbone_and_the_objects_that_it_h
     build = functools.partial(Partly, 8, 0.01)
     recipe = Recipe(model=lambda params: build(), train=train, objective="accuracy")
     ends = []
+    options: dict[str, Any] = {"epochs": 5, "batch_size": 16, "checkpoint_every": 1}
     for failing in (False, True):
-        made = ports.declare(
-            recipe, ports.few_points()[0], members=[{"width": 8, "lr": 0.01}], epochs=5, batch_size=16
-        )
+        made = ports.declare(recipe, ports.few_points()[0], members=[{"width": 8, "lr": 0.01}], **options)
         ensemble.submit(made, tmp_path / str(failing), "inline").wait()
-        ends += [e for e in read_events(tmp_path / str(failing) / "events.jsonl") if e["type"] == "finished"]
+        events = read_events(tmp_path / str(failing) / "events.jsonl")
+        ends += [event for event in events if event["type"] == "finished"]
+    assert [event["epoch"] for event in events if event["type"] == "started"] == [0, epoch]
     assert [end["attempt"] for end in ends] == [0, 1] and ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
     assert ends[0]["metrics"] == ends[1]["metrics"]
 

@@ -265,10 +265,12 @@ def test_passes_that_were_trained_before_read_one_batch_of_other_splits(tmp_path
 
     recipe = Recipe(model=frozen, train=loop, objective="loss")
     whole = finished(tmp_path / "whole", recipe, epochs=5)
-    assert train(tmp_path / "cut", recipe, cases.Script(22, "stop"), epochs=5)[0] == "stopped"
-    read.clear()
-    assert finished(tmp_path / "cut", recipe, attempt=1, epochs=5) == {**whole, "attempt": 1}
-    assert read == [(0, 5), (1, 5), (2, 5), (3, 13), (4, 13)]
+    for name, stop in STOPS.items():
+        assert train(tmp_path / name, recipe, cases.Script(stop, "stop"), epochs=5)[0] == "stopped"
+        read.clear()
+        assert finished(tmp_path / name, recipe, attempt=1, epochs=5) == {**whole, "attempt": 1}, name
+        first = stop // 6
+        assert read == [(epoch, 5 if epoch < first else 13) for epoch in range(5)]
 
 
 @pytest.mark.more
