@@ -41,7 +41,8 @@ class FrameworkMember:
     def state(self, name: str, value: Any) -> None:
         """Let checkpoints hold the state of another object: a scheduler, averaged weights, a framework's trainer.
 
-        Where the member resumes, the object gets its state: here, or in `prepare` if that is called later.
+        Where the member resumes, the object gets its state: here, or in `prepare` if that is called later. What in
+        it refers to the member's own optimizer, modules or parameters refers to those again.
 
         Args:
             name: under which it is saved; the same in each attempt.

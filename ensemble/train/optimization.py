@@ -239,6 +239,7 @@ class Optimization:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, by part; all ranks call it together."""
+        self.begin_epoch()  # a hook at the end of the epoch may have changed what the next one exchanges
         return {
             "model": own_state(self.model),
             "structure": self._describe_structure(),

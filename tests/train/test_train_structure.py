@@ -14,6 +14,7 @@ import pytest
 import torch
 from kit import train_child as cases
 from kit.loop_cases import failed, finished, of, train
+from kit.once import is_first
 from torch import nn
 from torch.nn.utils.prune import l1_unstructured
 
@@ -175,19 +176,40 @@ def test_a_model_with_parameters_that_only_training_adds_is_refused_at_a_resume_
     assert "'net.0.weight" in error["error"] and not error["retry"]
 
 
+class Dies(MemberCallback):
+    """Kills a worker, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def begin_epoch(self, member: Any, epoch: int) -> None:
+        if epoch == 3 and member.rank == 1 and is_first(self._folder / "died"):
+            os._exit(9)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def identity(self) -> None:
+        return None
+
+
+@pytest.mark.more
 @pytest.mark.parametrize("change", ["unfrozen", "group added"])
 def test_workers_exchange_and_clip_what_is_trained_since_the_epoch_began(tmp_path: Path, change: str) -> None:
-    """In float64, that the sums of two workers are those of one, up to rounding."""
+    """In float64, that the sums of two workers are those of one, up to rounding; a resume has the same bits."""
     recipe, callback = CHANGES[change]
-    recipe = replace(recipe, model=wide_frozen if change == "unfrozen" else wide, loss=cases.loss, clip_norm=0.5)
+    recipe = replace(recipe, model=wide, clip_norm=0.5)
+    if change == "unfrozen":
+        recipe, callback = replace(recipe, model=wide_frozen), At(unfreeze, "end_epoch")
     weights = []
-    for workers in (1, 2):
-        run = cases.declare(recipe, workers, callbacks=[callback], epochs=4, **{**cases.DOUBLE, "batch_size": 6})
-        result = ensemble.submit(run, tmp_path / str(workers), "local").wait()
+    for name, workers, more in (("one", 1, []), ("two", 2, []), ("died", 2, [Dies(tmp_path)])):
+        options = {**cases.DOUBLE, "batch_size": 6, "epochs": 4, "callbacks": [callback, *more]}
+        result = ensemble.submit(cases.declare(recipe, workers, **options), tmp_path / name, "local").wait()
         assert result.members[0]["state"] == "finished", result.members
-        weights.append(ensemble.load(tmp_path / str(workers)).members["member-0"].state_dict())
+        weights.append(ensemble.load(tmp_path / name).members["member-0"].state_dict())
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-9, atol=1e-12)
+        assert torch.equal(weights[1][name], weights[2][name])
 
 
 class GradualWarmup(torch.optim.lr_scheduler.LRScheduler):
