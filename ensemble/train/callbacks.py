@@ -27,7 +27,7 @@ class Callbacks:
 
     Args:
         check: called before a pickle in a checkpoint is read; raises where it must not be.
-        find_parts: returns what their states refer to and have no copy of (`own_states.name_parts`).
+        find_parts: returns what their states refer to and have no copy of (`TrainState.name_parts`).
 
     Attributes:
         mixup: the callback of `mixup=`, or None.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from ensemble.store import StoreError
 from ensemble.train.job import TrainingError
@@ -26,7 +25,7 @@ class OwnStates:
     """Objects with `state_dict()` and `load_state_dict(state)`, by the names under which they are saved.
 
     Args:
-        find_parts: returns what states refer to and have no copy of (`name_parts`).
+        find_parts: returns what states refer to and have no copy of (`TrainState.name_parts`).
     """
 
     def __init__(self, find_parts: Callable[[], Mapping[str, Any]] = dict) -> None:
@@ -75,13 +74,6 @@ class OwnStates:
                 "new run directory"
             )
         self._objects[name].load_state_dict(from_plain(self._saved[name], self._check, self._find_parts))
-
-
-def name_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what objects in a state may hold of a member: its optimizer, modules and parameters, by name."""
-    parts: dict[str, Any] = {f"parameter {name}": weight for name, weight in model.named_parameters()}
-    parts |= {f"module {path}": module for path, module in model.named_modules()}
-    return {**parts, "optimizer": optimizer}
 
 
 def to_plain(value: Any, where: str = "the state", find_parts: Callable[[], Mapping[str, Any]] = dict) -> Any:

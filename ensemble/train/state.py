@@ -19,7 +19,7 @@ from ensemble.train.gpu_busy import open_gpu_busy
 from ensemble.train.job import Command, Inbox, Job, TrainingError
 from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization
-from ensemble.train.own_states import OwnStates, name_parts
+from ensemble.train.own_states import OwnStates
 from ensemble.train.precision import MixedPrecision
 from ensemble.train.reporter import EventReporter
 from ensemble.train.throughput import Throughput
@@ -104,9 +104,12 @@ class TrainState:
         return self.prepared or self.prepare_nothing()
 
     def name_parts(self) -> dict[str, Any]:
-        """What states of objects refer to, and have no copy of."""
-        prepared = self.prepared
-        return {} if prepared is None else name_parts(prepared.model, prepared.optimizer)
+        """Return what objects in a state may hold of the member: optimizer, modules and parameters, by name."""
+        if (own := self.prepared) is None:
+            return {}
+        parts: dict[str, Any] = {f"parameter {name}": weight for name, weight in own.model.named_parameters()}
+        parts |= {f"module {path}": module for path, module in own.model.named_modules()}
+        return {**parts, "optimizer": own.optimizer}
 
     @property
     def ends_early(self) -> bool:
