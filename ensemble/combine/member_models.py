@@ -82,11 +82,12 @@ def load_member(
     from ensemble.train.loose_tensors import set_loose
     from ensemble.train.own_tensors import LOADED, call_model, check_same_base, load_own
     from ensemble.train.seeding import seeded
+    from ensemble.train.structure import set_numbers
 
     member = state.members[name]
     with seeded(member.identity["seed"]):
         model: torch.nn.Module = call_model(recipe, params)
-    saved = _read_last(run, member, ("model", "base", "loose", "answers"))
+    saved = _read_last(run, member, ("model", "structure", "base", "loose", "answers"))
     weights = saved["model"]
     shared = [(part, own) for part, own in model.named_parameters() if own in LOADED and part in weights]
     if any(is_lazy(own) or not torch.equal(own, weights[part]) for part, own in shared):
@@ -94,6 +95,7 @@ def load_member(
     LOADED.update(dict.fromkeys(model.parameters()))
     try:
         check_same_base(model, saved)
+        set_numbers(model, saved.get("structure", {}).get("numbers", {}))
         load_own(model, weights)
     except RuntimeError as error:
         raise CombineError(

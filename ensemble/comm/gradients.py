@@ -81,22 +81,30 @@ class GradientExchange:
         self.loss_scale = 1.0
         self.steps = 0
         self._comm, self._seed, self._revertible = comm, seed, revertible
-        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-        rows = {id(parameter) for parameter in sparse}
-        self._sparse = [parameter for parameter in parameters if id(parameter) in rows]
+        self._compression = compression
+        self._sizes = min(first_bucket_bytes, bucket_bytes), bucket_bytes
         self._buckets: list[_Bucket] = []
-        self._compressions: Counter[str] = Counter()
         self._bucket_of: dict[int, _Bucket] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._thread: WorkerThread | None = None
         self._group: Communicator | None = None
         self._next = 0
         self._listening = False
-        if comm.world == 1:
+        self.exchange(parameters, sparse)
+
+    def exchange(
+        self, parameters: Sequence[torch.nn.Parameter], sparse: Sequence[torch.nn.Parameter] = ()
+    ) -> None:
+        """Exchange these parameters from here on, in new buckets; what was left out by compression is dropped."""
+        self._remove_buckets()
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        rows = {id(parameter) for parameter in sparse}
+        self._sparse = [parameter for parameter in parameters if id(parameter) in rows]
+        self._compressions: Counter[str] = Counter()
+        if self._comm.world == 1:
             return
-        first = min(first_bucket_bytes, bucket_bytes)
         parameters = [parameter for parameter in parameters if id(parameter) not in rows]
-        groups = assign_buckets(parameters, compression, first, bucket_bytes)
+        groups = assign_buckets(parameters, self._compression, *self._sizes)
         for number, group in enumerate(groups):
             bucket = self._make_bucket(number, group)
             self._compressions["none" if group.compression is None else group.compression["name"]] += 1
@@ -202,14 +210,17 @@ class GradientExchange:
 
     def close(self) -> None:
         """Remove the hooks from the parameters, and end the thread."""
+        self._remove_buckets()
+        self._group = None
+        if self._thread is not None:
+            self._thread.close()
+
+    def _remove_buckets(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._buckets.clear()
         self._bucket_of.clear()
-        self._group = None
-        if self._thread is not None:
-            self._thread.close()
 
     def _make_bucket(self, number: int, group: BucketLayout) -> _Bucket:
         reduction = self._reduction(number, group)

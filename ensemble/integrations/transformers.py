@@ -323,6 +323,9 @@ class _EpochCallback(TrainerCallback):
     def __init__(self, trainer: MemberTrainer) -> None:
         self._trainer = trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.member.end_epoch()
+
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._end_epoch()
 

@@ -32,12 +32,17 @@ class MemberCallback:
     def begin_training(self, member: TrainContext) -> None:
         """Training begins, or goes on from a checkpoint: model and optimizer have their states.
 
+        The model of a Recipe is in training mode; a module that the hook puts into `eval()` stays so.
+
         Args:
             member: the member in training; `member.model` and `member.optimizer` are what it trains.
         """
 
     def begin_epoch(self, member: TrainContext, epoch: int) -> None:
         """An epoch begins; where the member goes on within it, the hook is not called again.
+
+        What it changes counts from this epoch on, with several workers too, and is there after a resume:
+        `requires_grad`, groups of the optimizer, buffers, plain numbers of modules, modules in `eval()`.
 
         Args:
             member: the member in training.
@@ -100,7 +105,7 @@ class MemberCallback:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What checkpoints hold of the callback: plain containers and values, tensors, objects of other packages.
+        """What checkpoints hold of the callback: plain containers and values, tensors, other objects as pickles.
 
         Returns:
             Its private attributes.

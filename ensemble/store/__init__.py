@@ -3,6 +3,8 @@
 Importing this loads neither torch nor Optuna.
 """
 
+from ensemble.store._compat import find_class_by_value as find_class_by_value
+from ensemble.store._compat import make_classes_anew as make_classes_anew
 from ensemble.store.checkpoint import load_checkpoint as load_checkpoint
 from ensemble.store.checkpoint import rehearse_checkpoint as rehearse_checkpoint
 from ensemble.store.checkpoint import save_checkpoint as save_checkpoint

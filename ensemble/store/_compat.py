@@ -29,3 +29,14 @@ def make_classes_anew() -> Iterator[None]:
         yield
     finally:
         cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = tracker
+
+
+def find_class_by_value(module: str, name: str) -> type | None:
+    """Return the class of this qualified name that this process has pickled, or unpickled, by value last.
+
+    Unnecessary with: pickles in which such a class is named, as one of an installed module is.
+    """
+    from cloudpickle import cloudpickle
+
+    classes = reversed(list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()))
+    return next((one for one in classes if (one.__module__, one.__qualname__) == (module, name)), None)

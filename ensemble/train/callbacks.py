@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.callbacks import HOOKS, MemberCallback, describe_callback, overrides
@@ -27,13 +27,19 @@ class Callbacks:
 
     Args:
         check: called before a pickle in a checkpoint is read; raises where it must not be.
+        find_parts: returns what their states refer to and have no copy of (`TrainState.name_parts`).
 
     Attributes:
         mixup: the callback of `mixup=`, or None.
     """
 
     def __init__(
-        self, ensemble: Ensemble, identity: Identity, member: TrainContext, check: Callable[[], None]
+        self,
+        ensemble: Ensemble,
+        identity: Identity,
+        member: TrainContext,
+        check: Callable[[], None],
+        find_parts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         made: list[MemberCallback] = []
         if identity.averaging is not None:
@@ -49,7 +55,8 @@ class Callbacks:
         if self.mixup is not None:
             made.append(self.mixup)
         self._callbacks: list[MemberCallback] = [*made, *self._declared]
-        self._member, self._is_wrapped, self._check = member, False, check
+        self._member, self._is_wrapped = member, False
+        self._check, self._find_parts = check, find_parts
         hooks: dict[str, list[Any]] = {
             hook: [getattr(callback, hook) for callback in self._callbacks if overrides(callback, hook)]
             for hook in HOOKS
@@ -108,7 +115,7 @@ class Callbacks:
     def state_dict(self) -> list[Any]:
         """The qualified name and the state of each callback."""
         states = [(one, f"the state of {type(one).__name__}") for one in self._callbacks]
-        return [[_name(one), to_plain(one.state_dict(), what)] for one, what in states]
+        return [[_name(one), to_plain(one.state_dict(), what, self._find_parts)] for one, what in states]
 
     def check_states(self) -> None:
         """Refuse before anything is trained what no checkpoint can hold."""
@@ -116,7 +123,7 @@ class Callbacks:
             state = None
             with contextlib.suppress(Exception):  # some have none before their first epoch
                 state = callback.state_dict()
-            to_plain(state, f"the state of {type(callback).__name__}")
+            to_plain(state, f"the state of {type(callback).__name__}", self._find_parts)
 
     def load_state_dict(self, states: Sequence[Any]) -> None:
         """Go on from a checkpoint: of several callbacks of one class, in their order."""
@@ -126,7 +133,7 @@ class Callbacks:
             if pair is not None:
                 remaining.remove(pair)
                 if pair[1]:
-                    callback.load_state_dict(from_plain(pair[1], self._check))
+                    callback.load_state_dict(from_plain(pair[1], self._check, self._find_parts))
 
 
 def _name(callback: MemberCallback) -> str:

@@ -41,6 +41,7 @@ _OF_USE = (
     "first_epoch",
     "position",
     "model",
+    "structure",
     "base",
     "loose",
     "answers",

@@ -84,6 +84,8 @@ class Evaluator:
             yield batch
             if busy is not None and not is_within_step:
                 busy.end()
+            if state.catches_up:  # one batch, as a loop may divide by the number of samples
+                return
             state.report_progress()
             # A function of the user's may have changed what is to be saved, and several ranks must agree.
             if not is_within_step and state.comm.world == 1 and not state.is_own_loop:

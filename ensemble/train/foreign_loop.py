@@ -36,6 +36,7 @@ class ForeignLoop:
             that restores its own position does not.
         is_idle: whether the pass in progress is of no epoch: it was trained before, or the member has ended. The
             loop may have changed its objects meanwhile; `end`, or the next epoch, gives them their states again.
+            Until then they have the structure with which they were built, as the loop changes that once more.
     """
 
     def __init__(self, state: TrainState, life: Lifecycle) -> None:
@@ -43,7 +44,7 @@ class ForeignLoop:
         self.counts_from_0, self.is_idle = True, False
         self._passes = 0  # with those of an earlier attempt
         self._first = 0  # the own epoch at which this attempt begins
-        self._is_in_epoch = self._has_trained = False
+        self._is_in_epoch = self._has_trained = self._is_restored = False
         self._own: dict[str, Any] | None = None  # their states when the member had ended
         self._reading: Iterator[Batch] = iter(())
         self._given = 0  # batches of the pass in progress
@@ -78,10 +79,16 @@ class ForeignLoop:
             next(self._reading, None)
 
     def end_epoch(self) -> None:
-        """Report and save the epoch in progress, and execute the pruner's decision."""
+        """Report and save the epoch in progress, and execute the pruner's decision.
+
+        Before the first, a framework's callback may have frozen layers at its start, and unfreezes some next.
+        """
         if self._is_in_epoch:
             self._end_pass()
             self._life.end_epoch()
+        elif not (self._has_trained or self.counts_from_0 or self._is_restored):
+            self._is_restored = True
+            self._state.optimization.restore_structure()
 
     def end(self) -> None:
         """End the member after the epoch in progress; the train function has left its loop."""
@@ -131,9 +138,12 @@ class ForeignLoop:
                 f"end the loop after {epochs} passes or {epochs * state.steps_per_epoch} steps, of which "
                 "member.position says how many were done before a resume"
             )
+        state.catches_up = self._passes <= self._first and not state.is_over
         if self._passes <= self._first or state.is_over:
             if self._has_trained and self._own is None:
                 self._own = copy.deepcopy(state.own.state_dict())
+            if state.catches_up and not self.is_idle:
+                state.optimization.restore_structure(as_built=True)
             self.is_idle = True
             return False
         if self.is_idle:
@@ -141,6 +151,7 @@ class ForeignLoop:
             self._life.resumption.reload()
         self._is_in_epoch = self._has_trained = True
         self._life.begin_epoch()
+        state.optimization.begin_epoch()
         return True
 
     def _read_epoch(self) -> Iterator[Batch]:

@@ -41,7 +41,8 @@ class FrameworkMember:
     def state(self, name: str, value: Any) -> None:
         """Let checkpoints hold the state of another object: a scheduler, averaged weights, a framework's trainer.
 
-        Where the member resumes, the object gets its state: here, or in `prepare` if that is called later.
+        Where the member resumes, the object gets its state: here, or in `prepare` if that is called later. What in
+        it refers to the member's own optimizer, modules or parameters refers to those again.
 
         Args:
             name: under which it is saved; the same in each attempt.
@@ -64,8 +65,9 @@ class FrameworkMember:
 
         Each pass over "train" is an epoch: `for epoch in range(epochs): for batch in loader:` stays as it is, and
         `member.step()` is not called. What is reported until the next pass is of this epoch; checkpoints and
-        commands are between epochs. After a resume, passes that were trained before are empty, and all that
-        `prepare` and `state` were given has its state again when the first pass begins that is not.
+        commands are between epochs. After a resume, passes that were trained before are empty, other splits have
+        one batch in them, and all that `prepare` and `state` were given has its state again when the first pass
+        begins that is not.
 
         Args:
             split: "train", for which `prepare` comes before the first pass; or one of `splits`.

@@ -23,6 +23,7 @@ from ensemble.train.resumption import Resumption
 from ensemble.train.same_model import Answers, limit_bytes
 from ensemble.train.state import TrainState
 from ensemble.train.step_sync import StepResult
+from ensemble.train.structure import set_modes
 from pipelines.loader.ragged import find_tensors
 
 #: Of a checkpoint that takes so long to write that it is said before.
@@ -175,6 +176,8 @@ class Lifecycle:
         """Start counting an epoch."""
         state = self._state
         state.throughput.begin_epoch(state.data.stats())
+        if not state.is_own_loop:  # a hook at the end of the epoch before may have left it in another mode
+            set_modes(state.optimization.model, state.optimization.structure.get("modes"))
         if state.at.step == 0:  # else it goes on within the epoch, with the states that the hooks have made
             state.callbacks.call("begin_epoch", state.at.epoch)
         if state.at.step == state.steps_per_epoch:  # only its evaluation is left, in which it was stopped

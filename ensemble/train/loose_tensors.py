@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ensemble.train.own_tensors import select_own
+from ensemble.train.own_tensors import fit_buffers, select_own
 
 _REGISTERS = ("_parameters", "_buffers", "_modules")
-_STANDARD = frozenset(vars(nn.Module())) - {*_REGISTERS}
+#: Attributes that each module has.
+STANDARD = frozenset(vars(nn.Module())) - {*_REGISTERS}
 _PLAIN = (Tensor, nn.Parameter)
 #: Of a list or dict that is searched for tensors: longer ones are data, such as a vocabulary.
 MOST_ITEMS = 1000
@@ -47,6 +48,7 @@ def copy_loose(model: nn.Module, most_bytes: int) -> dict[str, Tensor]:
 @torch.no_grad()
 def set_loose(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Write saved loose tensors over those of the same path, shape and type in a model that was built again."""
+    fit_buffers(model, saved)
     for path, tensor in find_loose(model).items() if saved else ():
         value = saved.get(path, tensor)
         if (value.shape, value.dtype) == (tensor.shape, tensor.dtype):
@@ -70,7 +72,7 @@ def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]
         seen.add(id(value))
         parts: Iterable[tuple[str, Any]] = ()
         if isinstance(value, nn.Module):
-            own = {name: item for name, item in vars(value).items() if name not in _STANDARD}
+            own = {name: item for name, item in vars(value).items() if name not in STANDARD}
             own |= {name: item for kind in _REGISTERS for name, item in own.pop(kind).items()}
             parts = [(f"{path}.{name}" if path else name, item) for name, item in own.items()]
         else:

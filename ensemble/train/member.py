@@ -80,7 +80,8 @@ class TrainContext(FrameworkMember):
 
     def __init__(self, state: TrainState) -> None:
         job, ensemble, comm, self._state = state.job, state.ensemble, state.comm, state
-        state.callbacks = Callbacks(ensemble, job.identity, self, state.checkpointer.check_code)
+        check = state.checkpointer.check_code
+        state.callbacks = Callbacks(ensemble, job.identity, self, check, state.name_parts)
         self._evaluator = Evaluator(state)
         self._life = Lifecycle(state, self._evaluator)
         self._steps = TrainingSteps(state, self._life)

@@ -19,9 +19,10 @@ from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.best_weights import BestWeights
 from ensemble.train.gather import compute_once, gather_json
 from ensemble.train.job import Diverged, StepAction, TrainingError
-from ensemble.train.own_tensors import check_same_base, load_own, own_state, select_own
+from ensemble.train.own_tensors import check_same_base, fit_buffers, load_own, own_state, select_own
 from ensemble.train.precision import MixedPrecision, step_schedule
 from ensemble.train.step_sync import StepResult, StepSync
+from ensemble.train.structure import describe, find_modes, restore, select_changed
 
 if TYPE_CHECKING:
     from ensemble.train.callbacks import Callbacks
@@ -38,8 +39,14 @@ OWN_STEPS = (
 class Optimization:
     """A model, its optimizer and schedule: `start`, then `begin` and `end`, once for each global batch.
 
+    What it trains, exchanges and clips is what model and optimizer have when an epoch begins.
+
     Args:
         clip_norm: largest L2 norm of a step's gradient; None for no clipping.
+
+    Attributes:
+        structure: of the checkpoint that was loaded, or else of the model as it was built (`structure.restore`).
+            `modes` in it are those of the last epoch's first batch.
     """
 
     def __init__(
@@ -65,25 +72,58 @@ class Optimization:
         self._callbacks: Callbacks | None = None
         self.kept = BestWeights(self.model, None, keeps_best=False)
         self._schedule, self._clip_norm, self._precision = schedule, clip_norm, precision
-        own = select_own(model)
-        everything, buffers = list(filter(own, model.parameters())), list(filter(own, model.buffers()))
+        fit_buffers(model, dict(model.named_buffers()))
         precision.prepare(model)
-        _check(model, optimizer)
+        _check_state(model)
+        self.structure = self._built = describe(model, optimizer)
         _move_state(optimizer, device)
         guard_small_batches(model)
-        self._everything, self._buffers = everything, buffers
-        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        # Parameters that the optimizer does not hold are not trained: their gradients are not exchanged.
-        self._parameters = [p for p in everything if p.requires_grad and id(p) in owned]
-        self._sparse = find_sparse_parameters(model)
-        self._exchange_options, self._comm = exchange, comm
+        self._exchange_options, self._comm, self._device = exchange, comm, device
         self.plan = ExchangePlan()
         self._exchange = GradientExchange([], comm)  # of nothing, until `start`
         self._sync = StepSync(comm, device)
         self._losses_before: Tensor | None = None
-        self.share_buffers = FusedBroadcast(buffers, comm)
-        FusedBroadcast([*everything, *buffers], comm)()
+        self._find_tensors()
+        FusedBroadcast([*self._everything, *self._list_buffers()], comm)()
         self._sent = 0.0
+
+    def _find_tensors(self) -> None:
+        """Read which tensors the model has now, and which of its parameters are trained."""
+        own = select_own(self.model)
+        self._everything = list(filter(own, self.model.parameters()))
+        self._holders = [module for module in self.model.modules() if module._buffers]
+        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        # Parameters that the optimizer does not hold are not trained: their gradients are not exchanged.
+        self._parameters = [p for p in self._everything if p.requires_grad and id(p) in owned]
+
+    def _list_buffers(self) -> list[Tensor]:
+        """The model's own buffers as they are now: a module may have put others in their places."""
+        own, buffers = select_own(self.model), (b for module in self._holders for b in module._buffers.values())
+        return [buffer for buffer in buffers if buffer is not None and own(buffer)]
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0."""
+        if self._comm.world > 1:
+            FusedBroadcast(self._list_buffers(), self._comm)()
+
+    def begin_epoch(self) -> None:
+        """Train, exchange and clip what model and optimizer have from here on; all ranks call it together."""
+        had, trained = set(map(id, self._everything)), list(map(id, self._parameters))
+        self._find_tensors()
+        if not had.issuperset(map(id, self._everything)):
+            self.model.to(self._device)
+            FusedBroadcast([*self._everything, *self._list_buffers()], self._comm)()
+        if trained != list(map(id, self._parameters)):
+            self._exchange.exchange(self._parameters, find_sparse_parameters(self.model))
+
+    def take_modes(self) -> None:
+        """Remember which modules are in evaluation mode as an epoch is trained."""
+        self.structure = {**self.structure, "modes": find_modes(self.model)}
+
+    def restore_structure(self, *, as_built: bool = False) -> None:
+        """Restore the structure of the checkpoint once more, where there is one; or that of the beginning."""
+        if as_built or self.structure is not self._built:
+            restore(self.model, self.optimizer, self._built if as_built else self.structure)
 
     def keep(self, callbacks: Callbacks, *, keeps_best: bool) -> None:
         """Call the callbacks, keep their weights and, with `keeps_best`, those after the best evaluation."""
@@ -199,8 +239,10 @@ class Optimization:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, by part; all ranks call it together."""
+        self.begin_epoch()  # a hook at the end of the epoch may have changed what the next one exchanges
         return {
             "model": own_state(self.model),
+            "structure": self._describe_structure(),
             "optimizer": make_dense(self.optimizer.state_dict()),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "precision": self._precision.state_dict(),
@@ -208,6 +250,17 @@ class Optimization:
             **self.kept.state_dict(),
             "callbacks": [] if self._callbacks is None else self._callbacks.state_dict(),
         }
+
+    def _describe_structure(self) -> dict[str, Any]:
+        now = describe(self.model, self.optimizer)
+        numbers = select_changed(now["numbers"], self._built["numbers"])
+        return {**now, "numbers": numbers, "modes": self.structure.get("modes")}
+
+    def _restore_structure(self, state: Mapping[str, Any]) -> None:
+        """Restore that of a checkpoint; one from before there was any has none."""
+        self.structure = state.get("structure", self._built)
+        restore(self.model, self.optimizer, self.structure, state.get("optimizer", {}).get("param_groups", ()))
+        self.begin_epoch()
 
     def start(
         self,
@@ -226,12 +279,14 @@ class Optimization:
         plan = None if planned is None or state is not None else ExchangePlan.from_dict(planned)
         if state is not None and state["exchange"]["world"] == self._comm.world:
             plan = ExchangePlan.from_dict(state["exchange"]["plan"])  # for another number it is measured anew
+        if state is not None:
+            self._restore_structure(state)
         self._exchange, self.plan = plan_exchange(
             self._comm,
             self._parameters,
             self._exchange_options,
             revertible=self._precision.may_skip,
-            sparse=self._sparse,
+            sparse=find_sparse_parameters(self.model),
             known=plan,
         )
         self._sent = self._comm.sent_bytes  # measurements are not counted
@@ -255,6 +310,7 @@ class Optimization:
     def load(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`."""
         check_same_base(self.model, state)
+        self._restore_structure(state)
         load_own(self.model, state["model"])
         self.kept.load_state_dict(state)
         if "optimizer" not in state:  # it has ended: `keep_weights_only`
@@ -280,7 +336,7 @@ class Optimization:
                 raise TrainingError(f"member.use_weights(): the weights are not this model's: {message}") from None
 
         compute_once(self._comm, load)
-        FusedBroadcast([*self._everything, *self._buffers], self._comm)()
+        FusedBroadcast([*self._everything, *self._list_buffers()], self._comm)()
         self.kept.take()
 
     def close(self) -> None:
@@ -288,13 +344,7 @@ class Optimization:
         self._exchange.close()
 
 
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    own = {id(p) for p in model.parameters()}
-    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
-        raise TrainingError(
-            "the optimizer holds a parameter that is not the model's: it would be neither exchanged between "
-            "workers nor saved; make it part of the model"
-        )
+def _check_state(model: nn.Module) -> None:
     odd = next((name for name, value in model.state_dict().items() if not isinstance(value, Tensor)), None)
     if odd is not None:
         raise TrainingError(

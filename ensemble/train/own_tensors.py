@@ -71,7 +71,21 @@ def own_state(model: nn.Module) -> dict[str, Any]:
 
 def load_own(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Load what `own_state` returned; the base is not written to."""
+    fit_buffers(model, weights)
     _ = BASES[model].load(model, weights) if model in BASES else model.load_state_dict(weights)
+
+
+def fit_buffers(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Replace the buffers that cannot be written: of another shape than the saved ones, None, or expanded."""
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            value = saved.get(f"{path}.{name}" if path else name)
+            if not isinstance(value, Tensor) or (buffer is not None and nn.parameter.is_lazy(buffer)):
+                continue
+            near = next(model.parameters(), value) if buffer is None else buffer
+            is_expanded = near is buffer and buffer.layout == torch.strided and 0 in buffer.stride()
+            if buffer is None or buffer.shape != value.shape or is_expanded:
+                module._buffers[name] = value.detach().to(near.device).clone(memory_format=torch.contiguous_format)
 
 
 def explain_other_base(model: nn.Module, saved: Mapping[str, Any]) -> str | None:

@@ -31,6 +31,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         raise TrainingError(f"none of the model's {len(parameters)} parameters is trained: {why}")
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _make_schedule(recipe, member, optimizer)
+    model.train()
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
     remember_class_axis(model, None if member.observer.seen is None else member.observer.seen.class_axis)
     member.validate_by(lambda: evaluate(recipe, member))
@@ -40,7 +41,6 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     is_trained = False
     for epoch in member.epochs():
         is_trained = True
-        model.train()
         for batch in member.batches():
             for part in member.parts(batch):
                 member.observer.begin(model, part)

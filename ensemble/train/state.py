@@ -42,6 +42,8 @@ class TrainState:
         reports_later: whether its loop evaluates in some epochs only, and at the end if in none.
         saved_at: epoch and step of the checkpoint that has the weights that count; None where none has.
         gpu_busy: measures how long its GPU is busy; None on the CPU.
+        catches_up: whether a loop makes a pass that was trained before a resume, and others follow: of a split it
+            gets the first batch only.
         is_looked_at: whether `ensemble.train.first_look` has seen a batch.
         prepare_nothing: called where a model is needed before `TrainContext.prepare`.
         predictions_bytes: what its predictions of all splits would take as a whole; None: not known.
@@ -79,12 +81,12 @@ class TrainState:
         self.is_own_loop = has_own_loop(recipe)
         self.collate: Any = recipe.collate
         self.prepared: Optimization | None = None
-        self.own, self.steps_elsewhere, self.reports_later = OwnStates(), ensemble.train is None, False
+        self.own, self.steps_elsewhere = OwnStates(self.name_parts), ensemble.train is None
         self.at, self.selection, self.throughput = Position(), Selection(), Throughput()
         self.micro_batches: MicroBatches | None = None
         self.saved_at: tuple[int, int] | None = None
         self.gpu_busy = open_gpu_busy(self.device)
-        self.is_looked_at = False
+        self.reports_later = self.catches_up = self.is_looked_at = False
         self.predictions_bytes: int | None = None
         self.forward: Callable[[Any, Any], Any] | None = None
         self.on_trained: Callable[[], None] = lambda: None
@@ -100,6 +102,14 @@ class TrainState:
     @property
     def optimization(self) -> Optimization:
         return self.prepared or self.prepare_nothing()
+
+    def name_parts(self) -> dict[str, Any]:
+        """Return what objects in a state may hold of the member: optimizer, modules and parameters, by name."""
+        if (own := self.prepared) is None:
+            return {}
+        parts: dict[str, Any] = {f"parameter {name}": weight for name, weight in own.model.named_parameters()}
+        parts |= {f"module {path}": module for path, module in own.model.named_modules()}
+        return {**parts, "optimizer": own.optimizer}
 
     @property
     def ends_early(self) -> bool:

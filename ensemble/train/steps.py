@@ -38,6 +38,8 @@ class TrainingSteps:
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's batches of the epoch in training, each of which gets its step."""
         state, optimization, every = self._state, self._state.optimization, self._state.identity.validate_every
+        optimization.begin_epoch()
+        optimization.take_modes()
         for batch in state.data.epoch(state.at.epoch, state.collate):
             self._life.begin()
             if every:

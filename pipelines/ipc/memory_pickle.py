@@ -43,7 +43,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Returns how to rebuild an object (see `pickle.Pickler.reducer_override`)."""
         if isinstance(obj, types.ModuleType) and _is_stand_in(obj):
             return importlib.import_module, (obj.__name__,)
-        if isinstance(obj, functools._lru_cache_wrapper) and not _is_importable(obj):
+        if isinstance(obj, functools._lru_cache_wrapper) and not is_importable(obj):
             return restore_cached, (obj.__wrapped__, *obj.cache_parameters().values())
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and obj.__qualname__ != obj.__name__:
@@ -62,15 +62,15 @@ def _is_stand_in(module: types.ModuleType) -> bool:
     return type(module) is not types.ModuleType and sys.modules.get(module.__name__) is module
 
 
-def _is_importable(cached: Any) -> bool:
+def is_importable(obj: Any) -> bool:
     """Whether another process finds this very object under its module and qualified name."""
-    name = getattr(cached, "__module__", None) or ""
+    name = getattr(obj, "__module__", None) or ""
     if name == "__main__" or name in cloudpickle.list_registry_pickle_by_value():
         return False
     value: Any = sys.modules.get(name)
-    for part in getattr(cached, "__qualname__", "").split("."):
+    for part in getattr(obj, "__qualname__", "").split("."):
         value = getattr(value, part, None)
-    return value is cached
+    return value is obj
 
 
 def dump(value: Any, settings: Mapping[str, Any] | None = None) -> int:

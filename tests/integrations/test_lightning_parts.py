@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from pathlib import Path
@@ -11,6 +12,7 @@ import ports
 import pytest
 import torch
 from kit.event_dicts import read_events
+from kit.once import is_first
 from kit.tv import import_torchvision
 
 import ensemble
@@ -178,18 +180,59 @@ def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused(lightning: Any
         assert other["val_loss"] != plain["val_loss"]
 
 
-@pytest.mark.more
-def test_a_hook_that_adds_an_object_of_the_runs_own_class_is_refused(lightning: Any, tmp_path: Path) -> None:
-    class Own:
-        pass
+@pytest.mark.parametrize("epoch", [2, 3], ids=["where it is unfrozen", "later"])
+def test_a_member_that_fails_goes_on_with_the_backbone_and_the_objects_that_it_had(
+    lightning: Any, epoch: int, tmp_path: Path
+) -> None:
+    class Scaler:
+        def __init__(self) -> None:
+            self.mean, self.epochs = torch.ones(3), 0
 
-    class Adding(lightning.Callback):  # type: ignore[misc]
-        def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
-            checkpoint["added"] = {"by": Own()}
+    class Partly(type(make_module())):  # type: ignore[misc]
+        def __init__(self, width: int, lr: float) -> None:
+            super().__init__(width, lr)
+            self.backbone, self.scaler = self.net[0], Scaler()
 
-    error, _ = fit(tmp_path / "run", lambda: [Adding()])
-    assert error is not None and "lightning.added.by" in error and "the run's own code" in error
-    assert [e["type"] for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "epoch"] == []
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(
+                [each for each in self.parameters() if each.requires_grad], lr=self.hparams["lr"]
+            )
+
+        def on_train_epoch_end(self) -> None:
+            self.scaler.epochs += 1
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["scaler"] = self.scaler
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.scaler = checkpoint["scaler"]
+
+        def on_train_end(self) -> None:
+            assert type(self.scaler) is Scaler and (self.scaler.epochs, float(self.scaler.mean.sum())) == (5, 3)
+
+    class Failing(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, number: int) -> None:
+            if (trainer.current_epoch, number) == (epoch, 1) and failing and is_first(tmp_path / "failed"):
+                raise OSError("once")
+
+    def train(member: Any) -> None:
+        from ensemble.integrations.lightning import fit
+
+        unfreezing = lightning.callbacks.BackboneFinetuning(2, backbone_initial_lr=0.05, verbose=False)
+        fit(member, Partly(**member.params), fields=("x", "label"), callbacks=[unfreezing, Failing()])
+
+    build = functools.partial(Partly, 8, 0.01)
+    recipe = Recipe(model=lambda params: build(), train=train, objective="accuracy")
+    ends = []
+    options: dict[str, Any] = {"epochs": 5, "batch_size": 16, "checkpoint_every": 1}
+    for failing in (False, True):
+        made = ports.declare(recipe, ports.few_points()[0], members=[{"width": 8, "lr": 0.01}], **options)
+        ensemble.submit(made, tmp_path / str(failing), "inline").wait()
+        events = read_events(tmp_path / str(failing) / "events.jsonl")
+        ends += [event for event in events if event["type"] == "finished"]
+    assert [event["epoch"] for event in events if event["type"] == "started"] == [0, epoch]
+    assert [end["attempt"] for end in ends] == [0, 1] and ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
+    assert ends[0]["metrics"] == ends[1]["metrics"]
 
 
 @pytest.mark.more
