@@ -30,7 +30,7 @@ class OwnStates:
 
     def __init__(self, find_parts: Callable[[], Mapping[str, Any]] = dict) -> None:
         self._find_parts = find_parts
-        self._objects: dict[str, Any] = {}
+        self.objects: dict[str, Any] = {}
         self._saved: Mapping[str, Any] | None = None
         self._check: Callable[[], None] = lambda: None
 
@@ -40,9 +40,9 @@ class OwnStates:
             raise TrainingError(
                 f"member.state({name!r}): {type(value).__name__} has no state_dict() and load_state_dict(state)"
             )
-        if name in self._objects:
+        if name in self.objects:
             raise TrainingError(f"member.state({name!r}) was called before, with another object")
-        self._objects[name] = value
+        self.objects[name] = value
         if self._saved is not None:
             self._load(name)
         else:
@@ -54,7 +54,7 @@ class OwnStates:
     def state_dict(self) -> dict[str, Any]:
         """The states, of plain containers, numbers, texts and tensors; see `to_plain`."""
         parts = functools.cache(self._find_parts)
-        return {name: to_plain(value.state_dict(), name, parts) for name, value in self._objects.items()}
+        return {name: to_plain(value.state_dict(), name, parts) for name, value in self.objects.items()}
 
     def load(self, saved: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
         """Give the objects the states of a checkpoint; those that are registered later get theirs then.
@@ -63,7 +63,7 @@ class OwnStates:
             check: called before a pickle in it is read; raises where it must not be.
         """
         self._saved, self._check = saved, check
-        for name in self._objects:
+        for name in self.objects:
             self._load(name)
 
     def _load(self, name: str) -> None:
@@ -73,7 +73,7 @@ class OwnStates:
                 f"member.state({name!r}): the checkpoint has no such state; declare the run as it was, or take a "
                 "new run directory"
             )
-        self._objects[name].load_state_dict(from_plain(self._saved[name], self._check, self._find_parts))
+        self.objects[name].load_state_dict(from_plain(self._saved[name], self._check, self._find_parts))
 
 
 def to_plain(value: Any, where: str = "the state", find_parts: Callable[[], Mapping[str, Any]] = dict) -> Any:

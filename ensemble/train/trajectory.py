@@ -31,7 +31,7 @@ def describe_state(state: TrainState) -> Digests:
     found["requires_grad"] = {name: parameter.requires_grad for parameter, name in names.items()}
     found["optimizer"] = _describe_optimizer(optimization.optimizer, names)
     found |= {name: parts[name] for name in ("schedule", "precision")}
-    found["states"] = {name: value for name, value in state.own._objects.items() if _is_of_steps(value)}
+    found["states"] = {name: value for name, value in state.own.objects.items() if _is_of_steps(value)}
     found["callbacks"] = parts["callbacks"]
     found["loose"] = find_loose(model)
     found["modules"] = {path: _find_numbers(module) for path, module in model.named_modules()}
