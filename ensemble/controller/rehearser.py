@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ensemble.controller.actions import Kill, Launch, RemoveFolder
@@ -20,6 +21,8 @@ from ensemble.train.job import REHEARSAL, Job, RehearsalRequest
 
 #: Members with other numbers of workers that are rehearsed, at most.
 MOST_WIDTHS = 2
+#: Checkpoints of members in training that are tried again, at most, as they were gone.
+MOST_TRIES = 8
 
 
 def describe_refusal(member: str, refused: Sequence[str]) -> str:
@@ -36,6 +39,7 @@ class _Part:
 
     Attributes:
         trained: the attempt that has trained; None: this one does.
+        proves: whether a checkpoint of a member in training is tried.
         ranks: that have not exited.
         report: what it has found; None: it has not said it.
     """
@@ -45,6 +49,7 @@ class _Part:
     trained: int | None
     ranks: set[int]
     last_event_at: float
+    proves: bool = False
     report: Mapping[str, Any] | None = None
     detail: str = "its processes exited without a report"
 
@@ -72,14 +77,16 @@ class Rehearser:
         self._queue: list[Identity] = []
         self._running: _Part | None = None
         self._sum = _Sum()
-        self._number = 0
+        self._number = self._epochs = self._tries = 0
         self._errors: dict[str, str] = {}  # of members that failed in their rehearsal
+        self._unproven: list[Identity] = []  # members in training whose checkpoints are to be tried
+        self._changed: set[int] = set()  # epochs in which members changed
         self._began = 0.0
 
     @property
     def is_busy(self) -> bool:
-        """Whether members are or will be rehearsed."""
-        return self._running is not None or bool(self._queue)
+        """Whether members wait while some are or will be rehearsed."""
+        return bool(self._queue) or (self._running is not None and not self._running.proves)
 
     def begin(self, members: Sequence[Identity], cluster: ClusterSnapshot) -> bool:
         """Begin where it is due, and there is a node; returns whether members have to wait."""
@@ -98,14 +105,34 @@ class Rehearser:
     def _refuses(self) -> bool:
         return self._ensemble.rehearsal == "refuse"
 
+    def prove(self, identity: Identity, saved: Mapping[str, Any]) -> None:
+        """Have a checkpoint tried of a member that is another model than it was, behind the rehearsed epochs.
+
+        The first member of those that change in one epoch stands for all.
+        """
+        epoch, known = saved["epoch"], self._session.run.rehearsed
+        is_open = self._ensemble.rehearsal is not None and self._ensemble.train is not None and known
+        if is_open and saved["step"] == 0 and epoch > known[0].epochs and epoch not in self._changed:
+            self._changed.add(epoch)
+            self._unproven.append(identity)
+            self._launch_next()
+
     def _launch_next(self) -> None:
+        if self._running is not None:
+            return
         self._sum, self._began = _Sum(), self._session.now
+        if not self._queue and self._unproven:
+            identity = self._unproven.pop(0)
+            self._nodes, self._devices = self._session.nodes.packed, self._session.nodes.devices
+            saved = self._session.run.members[identity.member].checkpoint  # the last: earlier ones may be gone
+            if saved is not None:
+                self._launch(identity, None, (Path(saved.path).name, saved.digest))
         while self._queue and self._running is None:
             identity = self._queue.pop(0)
             if not self._launch(identity, None):
                 self._log(identity, failed="no node has room for it")
 
-    def _launch(self, identity: Identity, trained: int | None) -> bool:
+    def _launch(self, identity: Identity, trained: int | None, proves: Any = None) -> bool:
         """Launch the processes of a part; returns whether there is room for them."""
         asking = dataclasses.replace(identity, member=REHEARSAL)
         placed = pack([asking], [], self._nodes, self._devices)
@@ -114,7 +141,7 @@ class Rehearser:
         placement, self._number = placed[0], self._number + 1
         own = dataclasses.replace(asking, cpus_per_worker=0.0, gpus_per_worker=0.0, memory_gb=None)
         alike = [one for one in self._candidates if one.workers == identity.workers and one != identity]
-        request = RehearsalRequest(members=[identity, *alike], trained=trained)
+        request = RehearsalRequest(members=[identity, *alike], trained=trained, proves=proves)
         meeting = rendezvous_file(self._run_dir, REHEARSAL, self._number)
         nodes: dict[str, Node] = {node.name: node for node in self._nodes}
         jobs = [
@@ -135,8 +162,9 @@ class Rehearser:
             )
             for rank, device in enumerate(placement.devices)
         ]
-        self._running = _Part(identity, self._number, trained, set(range(len(jobs))), self._session.now)
-        if trained is None:
+        ranks = set(range(len(jobs)))
+        self._running = _Part(identity, self._number, trained, ranks, self._session.now, proves is not None)
+        if trained is None and proves is None:
             self._session.actions.append(RemoveFolder(REHEARSAL))
             self._session.log("rehearsing", of=identity.member, node=placement.node)
         self._session.actions.append(Launch(jobs, placement.devices))
@@ -176,6 +204,7 @@ class Rehearser:
     def stop(self) -> None:
         """Rehearse nothing more, and kill the processes that do."""
         self._queue.clear()
+        self._unproven.clear()
         if self._running is not None:
             self._session.actions.append(Kill(REHEARSAL))
 
@@ -186,6 +215,17 @@ class Rehearser:
             self._session.actions.append(RemoveFolder(REHEARSAL))
             return
         report: Mapping[str, Any] = part.report or {"failed": part.detail, "is_late": False}
+        if part.proves:
+            self._sum.refused += report.get("refused", [])
+            if report["failed"] is not None and self._tries < MOST_TRIES:  # a later checkpoint has taken its place
+                self._tries += 1
+                self._unproven.append(part.identity)
+            if self._sum.refused:
+                self._log(part.identity, failed=None)
+            else:
+                self._launch_next()
+            return
+        self._epochs = max(self._epochs, report.get("epochs", 0))
         self._sum.refused += report.get("refused", [])
         self._sum.remarks += report.get("remarks", [])
         failed = report["failed"]
@@ -220,11 +260,12 @@ class Rehearser:
             refused=self._sum.refused,
             remarks=self._sum.remarks,
             failed=None if failed in self._sum.refused else failed,
+            epochs=self._epochs,
             took_s=self._session.now - self._began,
         )
         fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("v", "t")}
         self._session.log("rehearsed", **fields)
-        if event.refused and self._refuses:
+        if event.refused and self._refuses and not any(one.attempts for one in self._session.run.members.values()):
             self.refusal = describe_refusal(identity.member, event.refused)
             self._queue.clear()
         self._session.actions.append(RemoveFolder(REHEARSAL))

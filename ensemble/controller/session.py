@@ -213,6 +213,8 @@ class Session:
             event, kind = {**event, "type": "stopped"}, "stopped"
         if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
             raise SpecError(event["error"])
+        if kind == "checkpoint" and event.get("changed") and (reporter := self.find_reporter(event)) is not None:
+            self._planner.rehearser.prove(reporter, event)
         if self._planner.handle(event):
             self.state.placement_due |= not self._planner.is_measuring
         elif kind in ATTEMPT_EVENTS or kind in ("exited", "launch_failed"):

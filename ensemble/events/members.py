@@ -171,6 +171,7 @@ class Checkpoint(AttemptEvent):
 
     Attributes:
         write_s: seconds that it took.
+        changed: whether parameters, their `requires_grad` or groups are others than at the last one.
     """
 
     epoch: int
@@ -179,6 +180,7 @@ class Checkpoint(AttemptEvent):
     digest: str | None = None
     weights_sha256: str | None = None
     write_s: float | None = None
+    changed: bool = False
     has_weights_only: bool = False
 
 

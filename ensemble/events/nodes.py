@@ -125,6 +125,7 @@ class Rehearsed(Event):
         refused: why the run should not start.
         remarks: what else was seen.
         failed: why it was not rehearsed to the end; None: it was.
+        epochs: short ones; 0 where a checkpoint of a member in training was tried.
         took_s: seconds.
     """
 
@@ -133,6 +134,7 @@ class Rehearsed(Event):
     refused: list[str] = []
     remarks: list[str] = []
     failed: str | None = None
+    epochs: int = 0
     took_s: float = 0.0
 
 

@@ -117,10 +117,13 @@ class RehearsalRequest:
     Attributes:
         members: of which the first is rehearsed; the others may have another structure.
         trained: the attempt that has trained; None: this one does.
+        proves: name and digest of a checkpoint of the first member, which is in training: whether one can go on
+            from it.
     """
 
     members: list[Identity]
     trained: int | None = None
+    proves: tuple[str, str | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from ensemble.comm import Communicator, SingleRank
 from ensemble.meter import CpuClock
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.recipe import has_own_loop
-from ensemble.store import RunDir, load_checkpoint
+from ensemble.store import DamagedError, RunDir, load_checkpoint
 from ensemble.store.files import write_json
 from ensemble.train.batchnorm import BATCH_NORMS
 from ensemble.train.checkpoint import Checkpointer, Position
@@ -50,7 +50,14 @@ from ensemble.train.same_predictions import explain_varying
 from ensemble.train.seeding import process_settings, seed_everything
 from ensemble.train.short_epochs import EndOfRehearsal, ShortData
 from ensemble.train.state import TrainState
-from ensemble.train.trajectory import DECIDING, Digests, describe_state, find_change, find_differences
+from ensemble.train.trajectory import (
+    DECIDING,
+    Digests,
+    describe_state,
+    describe_weights,
+    find_change,
+    find_differences,
+)
 from ensemble.train.worker import check_gpu, classify, connect
 
 Emit = Callable[[dict[str, Any]], None]
@@ -96,6 +103,7 @@ class Findings:
         remarks: what its user should know.
         failed: the error that ended it early; is_late: whether members would meet it after their first step.
         others: the first member of each further structure.
+        epochs: short ones that were trained.
     """
 
     refused: list[str] = field(default_factory=list)
@@ -103,6 +111,7 @@ class Findings:
     failed: str | None = None
     is_late: bool = False
     others: list[str] = field(default_factory=list)
+    epochs: int = 0
 
 
 def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock | None = None) -> Outcome:
@@ -154,8 +163,8 @@ def rehearse_here(ensemble: Ensemble, member: Identity, directory: str) -> Findi
         if report["failed"] or report["refused"]:
             break
     findings = [one for one in reports if one["type"] == "rehearsed"]
-    lists = {name: [text for one in findings for text in one[name]] for name in ("refused", "remarks", "others")}
-    return Findings(**lists, failed=report["failed"], is_late=report["is_late"])
+    joined = {name: [text for one in findings for text in one[name]] for name in ("refused", "remarks")}
+    return Findings(**joined, failed=report["failed"], is_late=report["is_late"])  # type: ignore[arg-type]
 
 
 class _Rehearsal:
@@ -173,7 +182,9 @@ class _Rehearsal:
 
     def perform(self) -> None:
         self._say_alive()
-        if self._request.trained is None:
+        if self._request.proves is not None:
+            self._prove(self._request.proves)
+        elif self._request.trained is None:
             self._findings.others += _list_structures(self._ensemble, self._request.members)
             self._train()
         else:
@@ -204,6 +215,7 @@ class _Rehearsal:
             trip.epoch_s,
             max(0.0, budget_s - last * trip.epoch_s),
         )
+        self._findings.epochs = last
         if self._job.rank == 0:
             write_json(self._record_file, vars(record))
 
@@ -274,21 +286,42 @@ class _Rehearsal:
             f"they are {apart:.2g} of the way apart that one has gone: is a loss divided by a worker's samples?"
         )
 
+    def _prove(self, checkpoint: tuple[str, str | None]) -> None:
+        """Go on from a checkpoint of a member in training, up to the first step, and compare the weights."""
+        folder = RunDir(self._job.run_dir).member(self._member.member)
+        try:
+            saved = load_checkpoint(folder / checkpoint[0], digest=checkpoint[1])
+        except DamagedError as error:
+            self._findings.failed = str(error)
+            return
+        job = dataclasses.replace(self._job, checkpoints=[checkpoint])
+        loop = _Loop(job, self._ensemble, self._comm, self._inbox, self._say_alive, is_resumed=True)
+        loop.last, loop.is_end, loop.folder, trip = saved["position"]["epoch"], False, self._member.member, Trip()
+        failed = self._try(loop, trip, f"in epoch {loop.last} it is another model than it was, and a resume")
+        written = describe_weights((saved.get("kept") or {}).get("trained", saved["model"]))
+        differing = [] if failed else find_differences(written, trip.trajectory[loop.last], ("weights",))
+        if differing:
+            self._findings.refused.append(f"{_BROKEN}: behind epoch {loop.last} {_name_paths(differing)} differs")
+
     def _go_on(self, record: _Record, start: int, until: int, keeps: int | None = None) -> Trip | None:
         """Train on from a checkpoint; None where it fails, which is noted."""
         trip, job = Trip(), dataclasses.replace(self._job, checkpoints=[record.checkpoints[str(start)]])
         loop = _Loop(job, self._ensemble, self._comm, self._inbox, self._say_alive, is_resumed=True)
         loop.last, loop.is_end = until, until == record.last
         loop.keeps = () if keeps is None else (keeps,)
+        return None if self._try(loop, trip, f"a resume behind epoch {start - 1}") else trip
+
+    def _try(self, loop: _Loop, trip: Trip, what: str) -> bool:
+        """Run a loop from a checkpoint; returns whether it failed, which is noted."""
         try:
             loop.run(trip)
         except Exception as error:
             if classify(error)[0] not in ("error", "impossible", "nan"):
                 raise
-            append_log(RunDir(job.run_dir).log(PROFILE), "".join(traceback.format_exception(error)))
-            self._findings.refused.append(f"a resume after epoch {start} would fail: {describe_error(error)}")
-            return None
-        return trip
+            append_log(RunDir(self._job.run_dir).log(PROFILE), "".join(traceback.format_exception(error)))
+            self._findings.refused.append(f"{what} would fail: {describe_error(error)}")
+            return True
+        return False
 
     def _explain(self, record: _Record, trip: Trip, start: int) -> str | None:
         """Return why a member that was resumed goes another way; None where it goes the same."""
@@ -410,7 +443,7 @@ class _Loop:
         self.last: int | None = None
         self.keeps: tuple[int, ...] = ()
         self.has_batch_norm = False
-        self.is_end = True
+        self.is_end, self.folder = True, REHEARSAL
         self.whole_epoch_s = 0.0
         self.checkpoints: dict[str, tuple[str, str]] = {}
         reads = SingleRank() if comm.world == 1 else comm
@@ -490,7 +523,8 @@ class _Checkpoints(Checkpointer):
     """Writes those checkpoints of a rehearsal from which a fresh process goes on."""
 
     def __init__(self, job: Job, ensemble: Ensemble, loop: _Loop) -> None:
-        super().__init__(job, ensemble)
+        own = dataclasses.replace(job.identity, member=loop.folder)
+        super().__init__(dataclasses.replace(job, identity=own), ensemble)
         self._loop = loop
 
     def load_initial_weights(self) -> None: ...

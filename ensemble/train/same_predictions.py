@@ -45,7 +45,8 @@ def explain_varying(state: TrainState) -> Iterator[str]:
         def is_same(one: Tensor, other: Tensor) -> bool:
             return one.shape == other.shape and _spread(one, other) <= allowed
 
-        if not is_same(first, predict(batch, draw=1)) and is_same(first, predict(batch)):
+        again = predict(batch)
+        if not is_same(again, predict(batch, draw=1)) or not is_same(again, predict(batch)):
             yield (
                 "predictions draw random numbers, so that each call gives others: F.dropout(..., "
                 "training=self.training) draws in training alone"
@@ -53,7 +54,7 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             return
         for other in batches[1:]:
             predict(other)
-        if not is_same(first, predict(batch)):
+        if not is_same(first, again) or not is_same(again, predict(batch)):
             yield (
                 "predictions depend on what the model has predicted before: it keeps something between two calls, "
                 "such as a hidden state or statistics; reset it in forward(), or where self.training is False"

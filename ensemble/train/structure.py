@@ -36,6 +36,12 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     return {"requires_grad": flags, "groups": groups, "numbers": numbers}
 
 
+def describe_outline(structure: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Any:
+    """Return what a fresh model must have as well to take a checkpoint: names, shapes, what is trained, groups."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    return structure["requires_grad"], structure["groups"], shapes
+
+
 def select_changed(numbers: Numbers, built: Numbers) -> dict[str, dict[str, Any]]:
     """Return the numbers that differ from those of the model as it was built."""
     changed = {

@@ -38,6 +38,11 @@ def describe_state(state: TrainState) -> Digests:
     return {path: text for name, value in found.items() for path, text in _flatten(name, value)}
 
 
+def describe_weights(weights: Mapping[str, Any]) -> Digests:
+    """Return the digests of weights as `describe_state` has those of a member."""
+    return dict(_flatten("weights", weights))
+
+
 def _describe_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> dict[str, Any]:
     """The groups and the state of an optimizer, with parameters by name."""
     groups = [

@@ -1,4 +1,4 @@
-"""The rehearsal: faults of a user's code are found before the first epoch, and sound programs pass without a word."""
+"""The rehearsal: faults of a user's code are found before the first epoch, sound programs pass without a word."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import ensemble
 from ensemble.spec import Ensemble, MemberCallback, Recipe, SpecError
@@ -27,6 +28,7 @@ def make_spec(model: Any, *, train: int = 120, valid: int = 80, **options: Any) 
     recipe = options.pop("recipe", None) or Recipe(model=model, loss="cross_entropy", inputs=("x",))
     splits = {"train": slice(0, train), "valid": slice(train, train + valid)}
     pipelines = {name: Pipeline(sources.arrays(x=X[part], label=Y[part]), seed=0) for name, part in splits.items()}
+    pipelines |= options.pop("pipelines", {})
     usual: dict[str, Any] = {"epochs": 6, "batch_size": 16, "optimizer": "adam", "rehearsal": "refuse"}
     usual["members"] = [{"lr": 0.01}] * 2
     return Ensemble(name="run", recipe=recipe, **{**usual, **pipelines, **options})
@@ -148,7 +150,7 @@ def test_an_id_of_valid_beyond_an_embedding_is_named(tmp_path: Path) -> None:
         name: Pipeline(sources.arrays(item=item[part], label=Y[:200][part])) for name, part in parts.items()
     }
     recipe = Recipe(model=lambda params: Embedded(), loss="cross_entropy", inputs=("item",))
-    declared = make_spec(None, recipe=recipe, **pipelines)
+    declared = make_spec(None, recipe=recipe, pipelines=pipelines)
     with pytest.raises(SpecError, match="the largest 'item' is 77, of sample 50"):
         run(declared, tmp_path / "run")
 
@@ -186,6 +188,22 @@ def test_sound_programs_pass_without_a_word(name: str, tmp_path: Path) -> None:
     assert [row["state"] for row in result.members] == ["finished"] * 2
     [found] = read_state(RunDir(tmp_path / "run").events).rehearsed
     assert (found.refused, found.remarks, found.failed) == ([], [], None)
+
+
+class PruneLate(MemberCallback):
+    """Prunes a layer behind the epochs that are rehearsed."""
+
+    def begin_epoch(self, member: Any, epoch: int) -> None:
+        if epoch == 13:
+            prune.l1_unstructured(member.model[0], "weight", amount=0.5)
+
+
+def test_a_checkpoint_of_a_model_that_changed_later_is_tried(tmp_path: Path) -> None:
+    declared = make_spec(mlp, epochs=15, checkpoint_every=1, callbacks=[PruneLate()])
+    run(declared, tmp_path / "run")
+    first, *later = read_state(RunDir(tmp_path / "run").events).rehearsed
+    assert (first.refused, first.epochs) == ([], 12)
+    assert [("weight_orig" in one.refused[0], one.of) for one in later] == [(True, "member-0")]
 
 
 def test_a_run_rehearses_once(tmp_path: Path) -> None:
