@@ -122,14 +122,17 @@ def prepare(
     OPTIONS.check(member.log, options, usual)
     precision = _PRECISIONS[member.identity.precision]
     accelerator = Accelerator(mixed_precision=precision, cpu=member.device.type == "cpu", **options)
+    if fields is not None:
+        named = fields if isinstance(fields, Mapping) else {}
+        inputs = {name: field for name, field in named.items() if field != member.target}
+        given = () if named else tuple(field for field in fields if field != member.target)
+        member.predict_by(Call(given, inputs))
     member.prepare(model, optimizer)
     model, optimizer, *prepared = accelerator.prepare(model, optimizer, *others)
     for number, other in enumerate(prepared):
         member.state(f"accelerate-{number}", other)
     if accelerator.scaler is not None:
         member.state("accelerate-scaler", accelerator.scaler)
-    if isinstance(fields, Mapping):
-        member.observer.offered = Call(kwargs=fields)
     batches = Batches(member.dataloader("train", fields=fields))
     validation = Batches(member.dataloader("valid", fields=fields)) if "valid" in member.splits else None
     return accelerator, model, optimizer, batches, validation, *prepared

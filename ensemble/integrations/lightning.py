@@ -95,8 +95,9 @@ def fit(
     A member that never was is validated at the end. Callbacks and options of the Trainer are used, or refused
     before training (`CALLBACKS`, `OPTIONS`). A trainer that stops, as by `EarlyStopping`, ends the member. Where a
     `ModelCheckpoint` monitors a metric, the weights of its best are the member's. Predictions are
-    `Recipe.predict`; or they follow from what the module's own `predict_step(batch, 0)` returns, if those are
-    probabilities of classes, scores or numbers; or from what `module(...)` returned in training.
+    `Recipe.predict`; or they follow from what the module's own `predict_step(batch, 0)` returns, probabilities of
+    classes, scores or numbers; or, without it, from `module(*inputs)`, the fields but for `Recipe.target`, in
+    their order, or `module(batch)` where `fields` is no sequence.
 
     Args:
         module: a LightningModule.
@@ -126,8 +127,12 @@ def fit(
         if name in vars(type(module)):
             member.log(f"{type(module).__name__}.{name} is not used: data are the ensemble's")
     is_own = type(module).predict_step is not lightning.LightningModule.predict_step
-    member.observer.offered = Call((fields, 0), method="predict_step") if is_own else Call((fields,))
-    member.observer.is_relied_on = True
+    if is_own:
+        member.predict_by(Call((fields, 0), method="predict_step"))
+    elif fields is None or isinstance(fields, Mapping):
+        member.predict_by(Call((fields,)))
+    else:
+        member.predict_by(Call(tuple(name for name in fields if name != member.target)))
     state = _TrainerState(trainer)
     # Lightning makes the optimizer; this one has no state, and stands for its learning rate.
     shown = torch.optim.SGD(module.parameters(), lr=0.0)

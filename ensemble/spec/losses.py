@@ -260,13 +260,18 @@ def remember_class_axis(model: Any, axis: int | None) -> None:
         _class_axes[model] = axis
 
 
+def recall_class_axis(model: Any) -> int | None:
+    """Return what `remember_class_axis` noted of a model; None: nothing."""
+    return _class_axes.get(model)
+
+
 def _move_classes(scores: Tensor, target: Tensor, model: Any) -> Tensor:
     """Scores with the classes on axis 1, where torch has them; they may be on the last one."""
     at_1 = scores.dim() == target.dim() + 1 and scores.shape[2:] == target.shape[1:]
     at_last = scores.shape[:-1] == target.shape
     axis: int | None = 1 if at_1 else -1 if at_last else None
     if at_1 and at_last and scores.dim() > 2:
-        axis = None if model is None else _class_axes.get(model)
+        axis = None if model is None else recall_class_axis(model)
     elif model is not None and target.dim() > 1:
         remember_class_axis(model, axis)
     if axis is None:

@@ -18,7 +18,6 @@ from ensemble.store.errors import StoreError
 from ensemble.store.event_log import add_files
 from ensemble.store.member import (
     ENDED,
-    OTHERWISE,
     OUTDATED,
     UNCOMBINED,
     Exclusion,
@@ -163,7 +162,7 @@ def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
         trained = run.finished.get(member.id, member.trained)
         reopen_member(run, member, t)
         member.trained = trained
-        outdated = (UNCOMBINED, OTHERWISE, OUTDATED)  # of the former predictions
+        outdated = (UNCOMBINED, OUTDATED)  # of the former predictions
         member.remarks = [text for text in member.remarks if not text.startswith(outdated)]
     run.combined = None
 

@@ -28,6 +28,7 @@ from ensemble.spec.recipe import has_own_loop
 from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Checkpointer, Position, pack
 from ensemble.train.data import Data
+from ensemble.train.fit_to_task import explain_predictions
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.gpu_busy import describe_gpu_busy
@@ -244,6 +245,8 @@ class _Session:
             def leave() -> None:
                 nonlocal sizes
                 sizes = _assemble_checkpoint(member)
+                for text in explain_predictions(state) if member.rank == 0 else ():
+                    state.remark(text)
                 raise _Done
 
             state.on_trained, state.ends_at_nan = leave, False  # such a step takes as long as any other

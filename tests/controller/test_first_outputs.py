@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ensemble.controller.first_outputs import FirstOutputs
 
 from ensemble import Ensemble, Recipe, Search, uniform
-from ensemble.controller.first_outputs import FirstOutputs
 from pipelines import Pipeline, sources
 
 

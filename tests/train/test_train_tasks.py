@@ -30,7 +30,7 @@ from ensemble.train.call import Call, Observation
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluation import _SplitRows, measure_batch
 from ensemble.train.gather import Means
-from ensemble.train.output_shapes import explain_shape_mismatch
+from ensemble.train.outputs import explain_shape_mismatch
 from pipelines import Pipeline, sources
 
 
