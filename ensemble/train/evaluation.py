@@ -97,9 +97,10 @@ class _SplitRows:
 
         Those of a small batch may follow later, with those of the next ones (`measure_held`).
         """
-        recipe, losses = self._recipe, None
+        recipe, state, losses = self._recipe, self._member._state, None
         if self._plain_loss is not None:
             outputs = model(*(batch[name] for name in self._plain_loss.find_inputs(batch)))
+            state.seen = state.seen or observe(recipe, model, batch, outputs)
             if self._hold(outputs, batch):
                 return self.measure_held(model) if self._held_bytes >= _AT_ONCE else {}
             return self._measure_plain(model, batch, outputs)
@@ -107,7 +108,7 @@ class _SplitRows:
             if recipe.valid_loss:
                 losses = self._loss(model, batch)
             elif recipe.predict is None or recipe.metrics is not None:
-                compute_outputs(recipe, model, batch, self._member._state.seen)  # which `returned` gets
+                compute_outputs(recipe, model, batch, state.seen)  # which `returned` gets
         figures = self._measure_values(model, batch, losses, returned)
         if recipe.metrics is not None:
             own = recipe.metrics(take_first(returned), batch)
