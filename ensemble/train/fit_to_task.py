@@ -62,7 +62,7 @@ def explain_predictions(state: TrainState) -> Iterator[str]:
             yield f"{UNCOMBINED} unless it passes: predicting {what}"
             return
         if has_loss:
-            yield from _compare_with_half(state, model, batch)
+            yield from _compare_with_few(state, model, batch)
 
 
 def _explain_values(state: TrainState, model: nn.Module, batch: Batch) -> Iterator[str]:
@@ -118,12 +118,13 @@ def explain_values(task: Task, values: Any, target: Tensor | None) -> str | None
     return None
 
 
-def _compare_with_half(state: TrainState, model: nn.Module, batch: Batch) -> Iterator[str]:
+def _compare_with_few(state: TrainState, model: nn.Module, batch: Batch) -> Iterator[str]:
     """A loss of a sample that changes with its neighbours, as where [b] is subtracted from [b, 1]."""
     loss, accumulate = state.recipe.loss, state.identity.accumulate
-    whole, half = loss(model, batch).float(), loss(model, split_batch(batch, 2)[0]).float()
-    is_of_samples = whole.shape[:1] == batch["index"].shape and half.shape[1:] == whole.shape[1:]
-    changes = is_of_samples and bool((whole[: len(half)] - half).abs().max() > ROUNDING * whole.abs().max())
+    few = split_batch(batch, max(2, len(batch["index"]) // 2))[0]
+    whole, part = loss(model, batch).float(), loss(model, few).float()
+    is_of_samples = whole.shape[:1] == batch["index"].shape and part.shape[1:] == whole.shape[1:]
+    changes = is_of_samples and bool((whole[: len(part)] - part).abs().max() > ROUNDING * whole.abs().max())
     if changes and torch.equal(whole, loss(model, batch).float()):  # draws nothing
         target = find_target(batch, state.recipe.target)
         shape = "" if target is None else f" (the target is {list(target.shape)})"
