@@ -40,16 +40,15 @@ ENDS = {
 
 
 def explain_predictions(state: TrainState) -> Iterator[str]:
-    """Predict a few samples of the first split, else of the training data; yield what does not fit the task.
+    """Predict a few samples of the first split; yield what does not fit the task.
 
     The first rank of a member that is thrown away calls it, once: the model may change by its calls.
     """
     recipe, model = state.recipe, state.optimization.model
-    if not state.can_predict:
+    if not state.can_predict or not state.splits:
         return
-    read = state.data.read_first if state.splits else state.data.peek
-    split = next(iter(state.splits), "train")
-    batch = read(split, SAMPLES, state.collate)
+    split = state.splits[0]
+    batch = state.data.read_first(split, SAMPLES, state.collate)
     has_loss = recipe.loss is not None and not isinstance(recipe.loss, NamedLoss) and state.comm.world == 1
     seeds = seeded(state.identity.seed, state.device)
     with seeds, torch.no_grad(), evaluation_mode(model), state.precision.autocast():

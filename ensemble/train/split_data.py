@@ -239,23 +239,9 @@ class SplitData:
 
     def read_first(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
         """The first samples of a resident split as a batch, on the member's device; the same on all ranks."""
-        return self._take_first(
-            self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name)), collate
-        )
-
-    def peek(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
-        """The first samples of a split as a batch, on the member's device: of those at hand, or prepared here."""
-        from pipelines.loader.resident import StreamedSet
-
-        held = self._residents.get(name)  # where a feeder has prepared it, this process needs no decoder
-        few = (held or StreamedSet(self.pipeline(name).without_randomness())).loader(samples)
-        with torch.autocast("cpu", enabled=False), torch.autocast(self._device.type, enabled=False):
-            return self._take_first(few, collate)
-
-    def _take_first(self, batches: Iterable[Batch], collate: Collate | None) -> Batch:
-        """The first of some batches that has samples: those that are skipped leave none."""
+        batches = self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name))
         prepared = self._on_device(self._apply_collate(iter(batches), collate, is_training=False))
-        return next(batch for batch in prepared if len(batch["index"]))
+        return next(batch for batch in prepared if len(batch["index"]))  # those that are skipped leave none
 
     def _apply_collate(
         self, batches: Iterator[Batch], collate: Collate | None, *, is_training: bool = True
