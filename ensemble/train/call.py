@@ -40,6 +40,10 @@ class Call:
             names += part if isinstance(part, list | tuple) else [part]
         return [name for name in dict.fromkeys(names) if isinstance(name, str)]
 
+    def list_needed(self, target: str) -> list[str]:
+        """Return the fields without which it cannot be called: a method gets the whole batch, its target too."""
+        return [name for name in self.fields if self.method is None or name != target]
+
     def call(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """Return what the model returns for a batch."""
         function = model if self.method is None else getattr(model, self.method)
@@ -53,7 +57,9 @@ class Call:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Call:
         """The call that `as_record` describes."""
-        return cls(tuple(record["args"]), record["kwargs"], record.get("method"))
+        unused = record.get("unused", "")  # of earlier checkouts: a label among the arguments by name
+        kwargs = {name: part for name, part in record["kwargs"].items() if part != unused}
+        return cls(tuple(record["args"]), kwargs, record.get("method"))
 
 
 def take(batch: Mapping[str, Any], argument: Any) -> Any:
