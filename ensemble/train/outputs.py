@@ -70,20 +70,19 @@ def compute_outputs(
     call = None if seen is None else seen.call
     if call is None and recipe.loss is None:
         raise OutputError(UNDECLARED)
-    batch = _with_target(recipe.target, batch, seen)
+    given = batch if call is not None and call.method is None else _with_target(recipe.target, batch, seen)
     if call is not None:
-        for name in call.fields:
+        for name in call.list_needed(recipe.target):
             if name not in batch:
-                raise OutputError(
-                    f"the model is called with the field {name!r}, and the batch has {', '.join(batch)}"
-                )
+                has = ", ".join(batch)
+                raise OutputError(f"the model is called with the field {name!r}, and the batch has {has}")
         try:
-            return call.call(model, batch)
+            return call.call(model, given)
         except (NotImplementedError, TypeError) as error:  # it has no forward pass, or one of other arguments
             raise OutputError(f"{error}; {PREDICT}") from None
     with first_output(model) as returned:
         try:
-            recipe.loss(model, batch)
+            recipe.loss(model, given)
         except Exception:  # after the call it was the target, on which the outputs do not depend
             if not returned:
                 raise
