@@ -28,7 +28,7 @@ from accelerate.state import GradientState
 from accelerate.utils import find_batch_size
 
 from ensemble.integrations.options import ONE_WORKER, Options
-from ensemble.train.call import Call
+from ensemble.train.call import forward_call
 from ensemble.train.job import TrainingError
 from pipelines.loader.ragged import Ragged
 
@@ -123,10 +123,7 @@ def prepare(
     precision = _PRECISIONS[member.identity.precision]
     accelerator = Accelerator(mixed_precision=precision, cpu=member.device.type == "cpu", **options)
     if fields is not None:
-        named = fields if isinstance(fields, Mapping) else {}
-        inputs = {name: field for name, field in named.items() if field != member.target}
-        given = () if named else tuple(field for field in fields if field != member.target)
-        member.predict_by(Call(given, inputs))
+        member.predict_by(forward_call(fields, member.target))
     member.prepare(model, optimizer)
     model, optimizer, *prepared = accelerator.prepare(model, optimizer, *others)
     for number, other in enumerate(prepared):

@@ -62,6 +62,13 @@ class Call:
         return cls(tuple(record["args"]), kwargs, record.get("method"))
 
 
+def forward_call(fields: Sequence[str] | Mapping[str, str], target: str) -> Call:
+    """Return the call of the forward pass with the fields but for the target: by name where they have names."""
+    if isinstance(fields, Mapping):
+        return Call(kwargs={name: field for name, field in fields.items() if field != target})
+    return Call(tuple(field for field in fields if field != target))
+
+
 def take(batch: Mapping[str, Any], argument: Any) -> Any:
     """An argument of a `Call`, made of a batch; a list gives a tuple."""
     if argument is None or isinstance(argument, str):

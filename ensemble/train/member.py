@@ -335,13 +335,10 @@ class TrainContext(FrameworkMember):
         """
         state, own = self._state, functools.partial(predict_batch, self._state)
         if function is None and not state.can_predict:
-            raise TrainingError(f"member.predict_all(): {UNDECLARED}, or give it here, to load no model")
+            raise TrainingError(f"member.predict_all(): {UNDECLARED}")
         if function is not None and function is not state.recipe.predict:
             if state.recipe.predict or state.recipe.loss:
-                raise TrainingError(
-                    "member.predict_all(function): the Recipe says how members predict, and a loaded model would "
-                    "predict otherwise; declare the function as Recipe.predict"
-                )
+                raise TrainingError("member.predict_all(function): declare the function as Recipe.predict")
             if state.call is not None:  # nor can a model be loaded by the call of the framework
                 state.call = state.seen = state.saved_at = None
         self._end_loop()

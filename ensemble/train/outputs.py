@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.losses import NamedLoss, find_wrong_label, recall_class_axis
+from ensemble.spec.losses import CLASS_AXES, NamedLoss, find_wrong_label
 from ensemble.spec.task import IGNORED, LABELS, NUMBERS, Task, find_known
 from ensemble.train.call import Call, Observation, find_target
 
@@ -120,7 +120,7 @@ def observe(
         scores = check_scores(outputs)
         if recipe.find_task().kind == "classification":
             shape = None if target is None else tuple(target.shape)
-            axis = recall_class_axis(model) or find_class_axis(tuple(scores.shape), shape)
+            axis = CLASS_AXES.get(model) or find_class_axis(tuple(scores.shape), shape)
         if call is not None and call.method is not None:
             end = find_end(recipe.find_task(), axis, scores)
         if end == "sigmoid":

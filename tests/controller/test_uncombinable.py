@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ensemble import Ensemble, Recipe, Search, uniform
-from ensemble.combine.combination import explain_uncombinable
+from ensemble.controller.uncombinable import explain_uncombinable
 from ensemble.spec.task import CLASSIFICATION, Task, quantiles
 from pipelines import Pipeline, sources
 
