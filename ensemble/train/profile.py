@@ -58,11 +58,7 @@ if TYPE_CHECKING:
     from pipelines import Batch
     from pipelines.loader.collate import Collate
 
-HEARTBEAT_S, READY, EVALUATIONS = (
-    1.0,
-    2,
-    4,
-)  # the latter two: training batches that are repeated; of a batch, in a dry run: the first takes longer
+HEARTBEAT_S, READY, EVALUATIONS = 1.0, 2, 4  # training batches that are repeated; of a batch, in a dry run
 
 Emit = Callable[[dict[str, Any]], None]
 
