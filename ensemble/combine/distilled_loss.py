@@ -140,17 +140,16 @@ class DistilledLoss:
         Raises:
             TrainingError: it predicts something else.
         """
-        from ensemble.train.outputs import observe, to_values, watch_call
+        from ensemble.train.outputs import first_output, observe, take_first, to_values
 
-        with watch_call(model, batch) as first:
+        with first_output(model) as returned:
             own: Tensor = self.recipe.loss(model, batch)
         if self.recipe.predict is not None:
             return own, self.recipe.predict(model, batch).float()
-        seen = observe(self.recipe, batch, first)
-        if seen.task != self.task:
-            what = seen.task.kind if seen.task is not None else seen.reason
-            raise TrainingError(f"the ensemble predicts {self.task.kind}, the student {what}")
-        return own, to_values(self.task, first.output(), seen)
+        if (task := self.recipe.find_task()) != self.task:
+            raise TrainingError(f"the ensemble predicts {self.task.kind}, the student {task.kind}")
+        outputs = take_first(returned)
+        return own, to_values(self.task, outputs, observe(self.recipe, model, batch, outputs))
 
 
 def find_distance(task: Task, temperature: float) -> Callable[[Tensor, Tensor], Tensor]:

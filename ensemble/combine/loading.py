@@ -28,7 +28,6 @@ from ensemble.combine.tasks.free import NO_MIX
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import Task
-from ensemble.store.member import OTHERWISE
 from pipelines.environment.library_settings import keep_settings, keeps_settings
 from pipelines.providers import import_object
 
@@ -103,6 +102,8 @@ def load(
     else:
         ids = _find_candidates(state, method, ids) if is_own else ids
         names, combination = _fit_combination(run, state, ids, ensemble, method, named=members is not None)
+    if (why := explain_unloadable(run, state, recipe, names)) is not None:
+        raise CombineError(f"the run cannot be loaded: {why}")
     seen = {name: read_observation(run, state.members[name]) for name in names}
     task = _find_task(run, state, ensemble, seen)
     if uncertainty and task.kind == "free":
@@ -118,14 +119,10 @@ def explain_unloadable(run: RunDir, state: RunState, recipe: Any, members: Seque
     """Why no model of these members that predicts can be loaded, and what to declare; None where one can."""
     if not isinstance(recipe, Recipe):
         return "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
-    for name in members:
-        otherwise = next((text for text in state.members[name].remarks if text.startswith(OTHERWISE)), None)
-        if otherwise is not None:
-            return f"{name}: {otherwise}"
     for name in members if recipe.predict is None and recipe.loss is None else ():
         seen = read_observation(run, state.members[name])
         if seen is None or seen.call is None:
-            return f"it is not known how the train function calls the model of {name}: declare Recipe.predict"
+            return f"nothing says how the train function's model of {name} predicts: declare Recipe.predict"
     return None
 
 
@@ -137,8 +134,6 @@ def _find_task(
     for name, seen in observed.items():
         if seen is not None and seen.task is not None:
             tasks[name] = seen.task
-        elif seen is not None and seen.reason is not None:
-            raise CombineError(f"{name} cannot be loaded: {seen.reason}")
     if not tasks:
         assert isinstance(ensemble.recipe, Recipe)
         return ensemble.recipe.known_task or read_prediction_matrix(run, state, list(observed), "valid").task
@@ -218,9 +213,6 @@ def _fit_combination(
         return ids, Combination("average", equal)
     if valid.left_out and (named or not valid.members):
         member, why = next(iter(valid.left_out.items()))
-        seen = read_observation(run, state.members[member])
-        if seen is not None and seen.task is None and seen.reason is not None:
-            raise CombineError(f"{member} cannot be combined: {why}, as {seen.reason}")
         raise CombineError(
             f"{member} cannot be combined by {method!r}: {why}; load(combine='average') needs none"
             if valid.unsaved

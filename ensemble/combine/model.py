@@ -104,7 +104,7 @@ class EnsembleModel(nn.Module):
             seen = call.seen.call
             if seen is None or call.recipe.predict is not None or None in (*seen.args, *seen.kwargs.values()):
                 return []
-            fields |= dict.fromkeys(seen.fields)
+            fields |= dict.fromkeys(seen.list_needed(call.recipe.target))
         return list(fields)
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor | dict[str, Tensor]:

@@ -8,15 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ensemble.controller.actions import Kill, Launch, RemoveFolder
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.controller.session_state import SessionState
+from ensemble.controller.uncombinable import explain_uncombinable
 from ensemble.events import Rehearsed
 from ensemble.schedule.needs import Node
 from ensemble.schedule.packing import pack
 from ensemble.schedule.placement import ClusterSnapshot
 from ensemble.spec import Ensemble, Identity
+from ensemble.spec.task import Task
 from ensemble.store import RunDir
+from ensemble.store.member import UNCOMBINED
 from ensemble.train.job import REHEARSAL, Job, RehearsalRequest
 
 #: Members with other numbers of workers that are rehearsed, at most.
@@ -228,6 +233,10 @@ class Rehearser:
         self._epochs = max(self._epochs, report.get("epochs", 0))
         self._sum.refused += report.get("refused", [])
         self._sum.remarks += report.get("remarks", [])
+        if (predicted := report.get("predicted")) is not None:
+            task, values = Task.from_record(predicted["task"]), np.asarray(predicted["values"], np.float32)
+            if why := explain_uncombinable(self._ensemble, task, values):
+                self._sum.remarks.append(f"{UNCOMBINED}: {why}")
         failed = report["failed"]
         if failed is not None and report["is_late"]:
             failed = self._note_late(part.identity, failed)

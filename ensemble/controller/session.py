@@ -17,7 +17,6 @@ from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.failures import ALIKE, explain_alike
 from ensemble.controller.feeders import Feeders, SharedStream
-from ensemble.controller.first_outputs import FirstOutputs
 from ensemble.controller.node_table import NodeTable
 from ensemble.controller.placer import Placer
 from ensemble.controller.plain_planner import PlainPlanner
@@ -97,7 +96,6 @@ class Session:
         )
         self.unusable_data: str | None = None
         self._stopped_before = run.ended.reason or "" if isinstance(run.ended, RunStopped) else ""
-        self._first_outputs = FirstOutputs(ensemble)
         self._unused: set[str] = set()  # hyperparameters for which `unused_hyperparameters` was logged
         self._readers_changed = True
 
@@ -226,9 +224,6 @@ class Session:
             self.queue.handle_proposal(event)
         elif kind in ("request", "added", "add_refused"):
             self._answer(event)
-        elif kind == "first_outputs":
-            if text := self._first_outputs.find_remark(event):
-                self.state.log("remark", member=event["member"], attempt=event["attempt"], text=text)
         elif kind == "bad_record":
             self.attempts.handle_bad_record(event)
         elif kind == "feeder_ready":

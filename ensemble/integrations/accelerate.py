@@ -28,7 +28,7 @@ from accelerate.state import GradientState
 from accelerate.utils import find_batch_size
 
 from ensemble.integrations.options import ONE_WORKER, Options
-from ensemble.train.call import Call
+from ensemble.train.call import forward_call
 from ensemble.train.job import TrainingError
 from pipelines.loader.ragged import Ragged
 
@@ -122,14 +122,14 @@ def prepare(
     OPTIONS.check(member.log, options, usual)
     precision = _PRECISIONS[member.identity.precision]
     accelerator = Accelerator(mixed_precision=precision, cpu=member.device.type == "cpu", **options)
+    if fields is not None:
+        member.predict_by(forward_call(fields, member.target))
     member.prepare(model, optimizer)
     model, optimizer, *prepared = accelerator.prepare(model, optimizer, *others)
     for number, other in enumerate(prepared):
         member.state(f"accelerate-{number}", other)
     if accelerator.scaler is not None:
         member.state("accelerate-scaler", accelerator.scaler)
-    if isinstance(fields, Mapping):
-        member.observer.offered = Call(kwargs=fields)
     batches = Batches(member.dataloader("train", fields=fields))
     validation = Batches(member.dataloader("valid", fields=fields)) if "valid" in member.splits else None
     return accelerator, model, optimizer, batches, validation, *prepared

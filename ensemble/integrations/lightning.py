@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ensemble.integrations.options import ONE_WORKER, Options
-from ensemble.train.call import Call
+from ensemble.train.call import Call, forward_call
 from ensemble.train.job import TrainingError
 from ensemble.train.own_states import to_plain
 
@@ -95,8 +95,8 @@ def fit(
     A member that never was is validated at the end. Callbacks and options of the Trainer are used, or refused
     before training (`CALLBACKS`, `OPTIONS`). A trainer that stops, as by `EarlyStopping`, ends the member. Where a
     `ModelCheckpoint` monitors a metric, the weights of its best are the member's. Predictions are
-    `Recipe.predict`; or they follow from what the module's own `predict_step(batch, 0)` returns, if those are
-    probabilities of classes, scores or numbers; or from what `module(...)` returned in training.
+    `Recipe.predict`; or they follow from what the module's own `predict_step(batch, 0)` returns, probabilities of
+    classes, scores or numbers; or from `module(...)` of the fields but for `Recipe.target`, or of a dict.
 
     Args:
         module: a LightningModule.
@@ -126,8 +126,8 @@ def fit(
         if name in vars(type(module)):
             member.log(f"{type(module).__name__}.{name} is not used: data are the ensemble's")
     is_own = type(module).predict_step is not lightning.LightningModule.predict_step
-    member.observer.offered = Call((fields, 0), method="predict_step") if is_own else Call((fields,))
-    member.observer.is_relied_on = True
+    forward = Call((fields,)) if isinstance(fields, Mapping | None) else forward_call(fields, member.target)
+    member.predict_by(Call((fields, 0), method="predict_step") if is_own else forward)
     state = _TrainerState(trainer)
     # Lightning makes the optimizer; this one has no state, and stands for its learning rate.
     shown = torch.optim.SGD(module.parameters(), lr=0.0)

@@ -155,11 +155,11 @@ class MemberTrainer(Trainer):
         assert self.model is not None
         self._taken: dict[str, Any] = {}
         self._shown = torch.optim.SGD(self.model.parameters(), lr=0.0)  # the Trainer makes the optimizer
+        inputs = {name: field for name, field in self._fields.items() if name not in self.label_names}
+        member.predict_by(Call(kwargs=inputs))
         member.prepare(self.model, self._shown)
         if self._validates:
             member.evaluate_later()
-        inputs = {name: field for name, field in self._fields.items() if name not in self.label_names}
-        member.observer.offered = Call(kwargs=inputs)
         member.state("transformers", self)
         self.add_callback(_EpochCallback(self))
 

@@ -32,7 +32,7 @@ LOSSES: Mapping[str, Kind | None] = {
     "pinball": "quantiles",
 }
 #: Along which axis a model has its classes, 1 or -1, as batches have shown of which the shapes say it.
-_class_axes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+CLASS_AXES: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 #: The fields that each batch has beside those of its samples; `weight` where samples have weights.
 NO_INPUTS = ("index", "weight")
 _OF_LABELS = ("cross_entropy", "binary_cross_entropy")
@@ -257,7 +257,7 @@ def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, model: 
 def remember_class_axis(model: Any, axis: int | None) -> None:
     """Note along which axis, 1 or -1, a model has its classes: a batch as long as there are classes hides it."""
     if axis:
-        _class_axes[model] = axis
+        CLASS_AXES[model] = axis
 
 
 def _move_classes(scores: Tensor, target: Tensor, model: Any) -> Tensor:
@@ -266,7 +266,7 @@ def _move_classes(scores: Tensor, target: Tensor, model: Any) -> Tensor:
     at_last = scores.shape[:-1] == target.shape
     axis: int | None = 1 if at_1 else -1 if at_last else None
     if at_1 and at_last and scores.dim() > 2:
-        axis = None if model is None else _class_axes.get(model)
+        axis = None if model is None else CLASS_AXES.get(model)
     elif model is not None and target.dim() > 1:
         remember_class_axis(model, axis)
     if axis is None:

@@ -19,8 +19,6 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 
 #: How remarks begin that hold only for what a member predicts.
 UNCOMBINED = "there will be no combined model"
-#: How the remark begins of a member whose predictions no loaded model would make.
-OTHERWISE = "predict_all(function) predicts differently from a loaded model"
 #: How the remark begins of a member with `outdated`.
 OUTDATED = "it could not be evaluated again, so it keeps its earlier figures and is not combined"
 

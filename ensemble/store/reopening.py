@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import ensemble.events as events
-from ensemble.store.member import OTHERWISE, OUTDATED, UNCOMBINED, MemberState
+from ensemble.store.member import OUTDATED, UNCOMBINED, MemberState
 from ensemble.store.state import RunState
 
 
@@ -36,7 +36,7 @@ def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
         trained = run.finished.get(member.id, member.trained)
         reopen_member(run, member, t)
         member.trained = trained
-        outdated = (UNCOMBINED, OTHERWISE, OUTDATED)  # of the former predictions
+        outdated = (UNCOMBINED, OUTDATED)  # of the former predictions
         member.remarks = [text for text in member.remarks if not text.startswith(outdated)]
     run.combined = None
 

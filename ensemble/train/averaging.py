@@ -17,9 +17,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn, up
 
 from ensemble.spec.callbacks import MemberCallback
 from ensemble.train.batchnorm import BATCH_NORMS
+from ensemble.train.evaluator import evaluation_mode
 from ensemble.train.own_tensors import select_own
 from ensemble.train.seeding import seed_everything, step_seed
-from ensemble.train.undisturbed import evaluation_mode
 
 if TYPE_CHECKING:
     from ensemble.train.evaluator import Measure
@@ -30,7 +30,7 @@ _WITH_STATISTICS = (*BATCH_NORMS, nn.SyncBatchNorm)
 _UNKNOWN_CALL = (
     "averaged weights need running statistics of their own, which cannot be computed, as it is not known how the "
     "model is called: they get the average of those in training, unless the train function computes them within "
-    "member.evaluating(); use member.evaluate(measure), or call member.validate_with(measure) before the loop"
+    "member.evaluating(); declare Recipe.predict, or call member.validate_with(measure) before the loop"
 )
 
 
@@ -116,9 +116,7 @@ class Averaging(MemberCallback):
     def _compute_statistics(self, member: TrainContext) -> None:
         """Compute the running statistics by the epoch in progress, where it is known how the model is called."""
         state, model = member._state, member.model
-        seen, measure = state.observer.seen, state.forward
-        if measure is None and seen is not None and (call := seen.call) is not None:
-            measure = lambda model, batch: {"outputs": call.call(model, batch)}  # noqa: E731
+        measure: Any = state.forward or state.recipe.predict or (state.call and state.call.call)
         if measure is None:
             if not self._has_warned:
                 self._has_warned = True

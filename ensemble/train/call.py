@@ -1,8 +1,6 @@
-"""How a Recipe's model is called and what it predicts, as its first training batches show.
+"""How a member's model is called and what its first evaluated batch shows of it, as a checkpoint has both.
 
-A Recipe has no function for its outputs: it has `loss(model, batch)`, which calls the model in its own way. Where
-the arguments of that call are fields of the batch, unchanged, the call can be repeated without the loss: it is a
-`Call`, saved in each checkpoint. Needs no torch.
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -27,39 +25,48 @@ class Call:
 
     Attributes:
         method: None: the forward pass.
-        unused: a field that is not needed: left out where it is given by name, else 0 takes its place.
     """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     method: str | None = None
-    unused: str | None = None
 
     @property
     def fields(self) -> list[str]:
-        """The fields that are arguments, or parts of one, each once, but for the one that is not needed."""
+        """The fields that are arguments, or parts of one, each once."""
         names: list[Any] = []
         for part in (*self.args, *self.kwargs.values()):
             part = list(part.values()) if isinstance(part, Mapping) else part
             names += part if isinstance(part, list | tuple) else [part]
-        return [name for name in dict.fromkeys(names) if isinstance(name, str) and name != self.unused]
+        return [name for name in dict.fromkeys(names) if isinstance(name, str)]
+
+    def list_needed(self, target: str) -> list[str]:
+        """Return the fields without which it cannot be called: a method gets the whole batch, its target too."""
+        return [name for name in self.fields if self.method is None or name != target]
 
     def call(self, model: Any, batch: Mapping[str, Any]) -> Any:
-        """What the model returns for a batch."""
+        """Return what the model returns for a batch."""
         function = model if self.method is None else getattr(model, self.method)
-        batch = batch if self.unused is None else {**batch, self.unused: 0}
-        named = {key: part for key, part in self.kwargs.items() if part is None or part != self.unused}
-        return function(*[take(batch, part) for part in self.args], **take(batch, named))
+        return function(*[take(batch, part) for part in self.args], **take(batch, self.kwargs))
 
     def as_record(self) -> dict[str, Any]:
         """The call as JSON; see `from_record`."""
-        more = {name: getattr(self, name) for name in ("method", "unused") if getattr(self, name) is not None}
-        return {"args": list(self.args), "kwargs": dict(self.kwargs), **more}
+        method = {} if self.method is None else {"method": self.method}
+        return {"args": list(self.args), "kwargs": dict(self.kwargs), **method}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Call:
         """The call that `as_record` describes."""
-        return cls(**{**record, "args": tuple(record["args"])})
+        unused = record.get("unused", "")  # of earlier checkouts: a label among the arguments by name
+        kwargs = {name: part for name, part in record["kwargs"].items() if part != unused}
+        return cls(tuple(record["args"]), kwargs, record.get("method"))
+
+
+def forward_call(fields: Sequence[str] | Mapping[str, str], target: str) -> Call:
+    """Return the call of the forward pass with the fields but for the target: by name where they have names."""
+    if isinstance(fields, Mapping):
+        return Call(kwargs={name: field for name, field in fields.items() if field != target})
+    return Call(tuple(field for field in fields if field != target))
 
 
 def take(batch: Mapping[str, Any], argument: Any) -> Any:
@@ -69,15 +76,6 @@ def take(batch: Mapping[str, Any], argument: Any) -> Any:
     if isinstance(argument, Mapping):
         return {name: take(batch, part) for name, part in argument.items()}
     return tuple(take(batch, part) for part in argument) if isinstance(argument, Sequence) else argument
-
-
-def find_call(args: Sequence[Any], kwargs: Mapping[str, Any], batch: Mapping[str, Any]) -> Call | None:
-    """The call with these arguments; None where one of them is not, by identity, the batch or a field of it."""
-    names: dict[int, str | None] = {id(value): name for name, value in batch.items()}
-    names[id(batch)] = None
-    if not all(id(value) in names for value in (*args, *kwargs.values())):
-        return None
-    return Call(tuple(names[id(value)] for value in args), {key: names[id(v)] for key, v in kwargs.items()})
 
 
 def find_target(batch: Mapping[str, Any], name: str) -> Any:
@@ -111,12 +109,12 @@ def take_fields(batch: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Observation:
-    """What a batch has shown of a member; its fields are None where it has shown nothing.
+    """What the first batch that was evaluated shows of a member; fields are None where it shows nothing.
 
     Attributes:
-        call: how the loss calls the model; None where it computes the arguments.
+        call: how the model is called, where a loss by name or a framework says it.
         task: what the outputs predict; None: as the Recipe says.
-        reason: why nothing can be predicted by the call, for the user.
+        target: dtype and shape of a sample's target.
         class_axis: of a classification: the axis of the outputs that holds the classes, 1 or -1; 0 where there is
             none, because outputs are the logit of the second of two classes.
         is_probability: whether what the call returns are probabilities, not scores.
@@ -124,7 +122,6 @@ class Observation:
 
     call: Call | None = None
     task: Task | None = None
-    reason: str | None = None
     target: tuple[str, tuple[int, ...]] | None = None
     class_axis: int | None = None
     is_probability: bool = False
@@ -136,7 +133,6 @@ class Observation:
             "call": None if self.call is None else self.call.as_record(),
             "outputs": {
                 "task": None if self.task is None else self.task.as_record(),
-                "reason": self.reason,
                 "target": target,
                 "class_axis": self.class_axis,
                 **({"is_probability": True} if self.is_probability else {}),
@@ -145,19 +141,14 @@ class Observation:
 
     @classmethod
     def from_checkpoint(cls, state: Mapping[str, Any]) -> Observation | None:
-        """The observation in a checkpoint; None where no batch had shown anything. Nothing but a `reason` where
-        predictions were made otherwise than by `call`.
-        """
+        """The observation in a checkpoint; None where it has none."""
         outputs, call = state.get("outputs"), state.get("call")
         if outputs is None:
             return None
-        if (why := outputs.get("otherwise")) is not None:
-            return cls(reason=why)
         target = outputs["target"]
         return cls(
             None if call is None else Call.from_record(call),
             None if outputs["task"] is None else Task.from_record(outputs["task"]),
-            outputs["reason"],
             None if target is None else (target["dtype"], tuple(target["shape"])),
             outputs["class_axis"],
             outputs.get("is_probability", False),

@@ -18,19 +18,23 @@ from ensemble.spec.recipe import list_split_metrics
 from ensemble.spec.split_metrics import bind_fields, list_asked, name_of
 from ensemble.spec.task import Task, find_known
 from ensemble.store import PredictedRows
-from ensemble.train.call import Call, find_target, take_fields
+from ensemble.train.call import find_target, take_fields
 from ensemble.train.data import as_stored_target, describe_not_finite
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_predictions
 from ensemble.train.job import LabelError, TrainingError
 from ensemble.train.member import TrainContext
-from ensemble.train.output_shapes import (
+from ensemble.train.outputs import (
     OutputError,
-    describe_unmeasured,
+    compute_outputs,
+    explain_label_error,
     explain_labels,
     explain_layout,
     find_wrong_stored_label,
+    first_output,
+    observe,
+    take_first,
+    to_scaled_values,
 )
-from ensemble.train.outputs import FirstCall, compute_outputs, explain_label_error, to_scaled_values
 from pipelines.providers import import_object
 
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ def evaluate(recipe: Recipe, member: TrainContext) -> dict[str, float]:
     """The metrics of a member after an epoch, over all samples of the validation split; the same on all ranks."""
     with contextlib.closing(_SplitRows(recipe, member)) as rows:
         figures = member._evaluator.evaluate(rows.measure, "valid", rows.measure_held)
-        member.observer.agree()
+        member._state.agree()
         figures = rows.judge(figures)
         return {**figures, **rows.split_metrics()}
 
@@ -93,23 +97,21 @@ class _SplitRows:
 
         Those of a small batch may follow later, with those of the next ones (`measure_held`).
         """
-        recipe, observer = self._recipe, self._member.observer
-        if self._plain_loss is not None and observer.seen is not None and observer.seen.reason is None:
-            inputs = self._plain_loss.find_inputs(batch)
-            if observer.seen.call == Call(tuple(inputs)):
-                outputs = model(*(batch[name] for name in inputs))
-                if self._hold(outputs, batch):
-                    return self.measure_held(model) if self._held_bytes >= _AT_ONCE else {}
-                return self._measure_plain(model, batch, outputs)
-        losses = None
-        with observer.watching(model, batch) as first:
+        recipe, state, losses = self._recipe, self._member._state, None
+        if self._plain_loss is not None:
+            outputs = model(*(batch[name] for name in self._plain_loss.find_inputs(batch)))
+            state.seen = state.seen or observe(recipe, model, batch, outputs)
+            if self._hold(outputs, batch):
+                return self.measure_held(model) if self._held_bytes >= _AT_ONCE else {}
+            return self._measure_plain(model, batch, outputs)
+        with first_output(model) as returned:
             if recipe.valid_loss:
                 losses = self._loss(model, batch)
             elif recipe.predict is None or recipe.metrics is not None:
-                compute_outputs(recipe, model, batch, observer.seen)  # which the hook of `first` keeps
-        figures = self._measure_values(model, batch, losses, first)
+                compute_outputs(recipe, model, batch, state.seen)  # which `returned` gets
+        figures = self._measure_values(model, batch, losses, returned)
         if recipe.metrics is not None:
-            own = recipe.metrics(first.output(), batch)
+            own = recipe.metrics(take_first(returned), batch)
             if not isinstance(own, Mapping):
                 raise TrainingError(f"Recipe.metrics must return a dict, got {type(own).__name__}")
             for name in sorted(own.keys() & set(map(name_of, self._wanted))):
@@ -147,15 +149,15 @@ class _SplitRows:
 
     def _measure_plain(self, model: nn.Module, batch: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
         losses = self._loss(model, batch, outputs)
-        return self._measure_values(model, batch, losses, FirstCall(is_seen=True, returned=outputs))
+        return self._measure_values(model, batch, losses, [outputs])
 
     def _measure_values(
-        self, model: nn.Module, batch: Mapping[str, Any], losses: Any, first: FirstCall
+        self, model: nn.Module, batch: Mapping[str, Any], losses: Any, returned: list[Any]
     ) -> dict[str, Any]:
         recipe = self._recipe
         target = find_target(batch, recipe.target)
         figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)} if recipe.valid_loss else {}
-        values, stored = self._predict(model, batch, first), as_stored_target(self._task, target)
+        values, stored = self._predict(model, batch, returned), as_stored_target(self._task, target)
         if values is not None:
             state = self._member._state
             state.predictions_bytes = count_bytes(state.ensemble, self._task, values.shape[1:])
@@ -182,17 +184,16 @@ class _SplitRows:
         self._classes = values.shape[-1] if self._task.kind == "classification" else 0
         return figures
 
-    def _predict(self, model: nn.Module, batch: Mapping[str, Any], first: FirstCall) -> Tensor | None:
+    def _predict(self, model: nn.Module, batch: Mapping[str, Any], returned: list[Any]) -> Tensor | None:
         """The predictions; None where those of a free task do not follow from the outputs."""
-        recipe, observer = self._recipe, self._member.observer
+        recipe, state = self._recipe, self._member._state
+        if recipe.predict is not None:
+            values: Tensor = recipe.predict(model, batch).float()
+            return values
         try:
-            if recipe.predict is not None:
-                values: Tensor = recipe.predict(model, batch).float()
-                return values
-            seen = observer.find()
-            if seen.reason is not None:
-                raise OutputError(seen.reason)
-            return to_scaled_values(recipe, self._task, first.output(), seen)
+            outputs = take_first(returned)
+            state.seen = state.seen or observe(recipe, model, batch, outputs)
+            return to_scaled_values(recipe, self._task, outputs, state.seen)
         except OutputError:
             if self._task.kind != "free":
                 raise
@@ -230,7 +231,7 @@ class _SplitRows:
         if own is None or "valid" not in member.splits:
             return {}
         if self._shape_mismatch:
-            raise OutputError(describe_unmeasured(self._recipe, wanted, self._shape_mismatch))
+            raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._shape_mismatch}")
         with contextlib.closing(member.make_rows()) as together:
             rows = gather_predictions(member.comm, own, together)
 

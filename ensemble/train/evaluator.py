@@ -18,13 +18,24 @@ from ensemble.train.data import as_stored_target
 from ensemble.train.gather import Means, find_first, gather_predictions
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.state import TrainState
-from ensemble.train.undisturbed import evaluation_mode
 
 if TYPE_CHECKING:
     from pipelines import Batch
 
 Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
 MOST_FIELDS = 2**24  # bytes of fields for metrics, that are kept with the predictions
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluate in the block; afterwards each module has the mode that it had: a loop may have frozen a layer."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 class Evaluator:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ensemble.store import weights_sha256
 from ensemble.train.call import take
 from ensemble.train.evaluator import Evaluator
-from ensemble.train.first_look import look, try_offered
 from ensemble.train.gather import gather_json
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -165,9 +164,6 @@ class ForeignLoop:
             if size:
                 yield from self._read_step(batch)
             is_last = at.step + 1 == state.steps_per_epoch
-            if at.step == 0 or is_last:
-                state.observer.agree()
-            look(state, batch)
             command = state.poll_command() if state.comm.world == 1 else None
             if command == "stop" and not is_last:  # only the loop knows its state: a resume begins the epoch anew
                 raise StopTraining("stopped")
@@ -184,11 +180,7 @@ class ForeignLoop:
         if busy is not None:
             busy.begin()
         seed_everything(step_seed(state.identity.seed, state.comm.rank, state.global_step), state.device)
-        if not state.is_looked_at:
-            try_offered(state, batch)
-        state.observer.begin(state.optimization.model, batch)
         yield batch
-        state.observer.end()
         if busy is not None:
             busy.end()
 

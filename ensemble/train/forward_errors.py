@@ -20,11 +20,6 @@ from ensemble.train.job import TrainingError
 
 #: Errors that the same step raises each time. Of the other ones some pass: a file that is not there yet.
 _REPEATABLE = (TypeError, LookupError, AttributeError, NameError, NotImplementedError)
-#: Parts of torch's messages about shapes and types, and of those about devices, which may pass.
-_MISMATCH = re.compile(
-    r"\b(shapes?|sizes?|dtypes?|types?|dims?|dimensions?|channels?|targets?|elements|not implemented for)\b"
-)
-_OF_DEVICE = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL|HIP|device-side", re.IGNORECASE)
 _OURS = ("ensemble", "pipelines")
 #: Of errors raised in a line of this project that are the user's: a function that takes other arguments is called,
 #: or an operation that torch does not have.
@@ -90,10 +85,8 @@ def is_repeatable(error: BaseException) -> bool:
         return False
     if find_advice(f"{type(error).__name__}: {error}") is not None:
         return True
-    if isinstance(error, RuntimeError | ValueError) and not isinstance(error, NotImplementedError):
-        text = str(error)
-        return _MISMATCH.search(text) is not None and _OF_DEVICE.search(text) is None
-    return isinstance(error, _REPEATABLE)
+    is_of_torch = type(error) in (RuntimeError, ValueError) and explain_forward_error(error) is not None
+    return isinstance(error, _REPEATABLE) or (is_of_torch and "CU" not in str(error))  # no CUDA, CUDNN, CUBLAS
 
 
 def explain_forward_error(error: BaseException, batch: Mapping[str, Any] | None = None) -> str | None:

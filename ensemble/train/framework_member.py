@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ensemble.spec import Identity
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
+from ensemble.train.call import Call
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.job import TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -88,6 +89,15 @@ class FrameworkMember:
         execute the pruner's decision. A framework's hook calls it."""
         if self._foreign is not None:
             self._foreign.end_epoch()
+
+    @property
+    def target(self) -> str:
+        """The field of what is predicted."""
+        return self._state.target
+
+    def predict_by(self, call: Call) -> None:
+        """Let predictions follow from what the model returns when it is called so; before `prepare`."""
+        self._state.call = call
 
     def evaluate_later(self) -> None:
         """Let epochs before the first report be unranked: a framework's loop evaluates in some epochs only, and

@@ -379,12 +379,10 @@ class Lifecycle:
         parts = state.optimization.state_dict()
         if own := state.own.state_dict():
             parts["own"] = own
-        if state.observer.seen is not None:
-            parts |= state.observer.seen.as_record()
-            if state.observer.otherwise is not None:
-                parts["outputs"]["otherwise"] = state.observer.otherwise
         if not at.step and (answers := self._answers.record()) is not None:
             parts["answers"] = answers
+        if state.seen is not None:
+            parts |= state.seen.as_record()
         if state.comm.rank != 0:
             return
         model = state.optimization.model

@@ -7,6 +7,7 @@ member run the same loop; what they must do together happens inside the calls.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,8 +30,9 @@ from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.optimization import OWN_STEPS, Optimization
+from ensemble.train.outputs import UNDECLARED
 from ensemble.train.own_tensors import refuse_shared
-from ensemble.train.predictions import Predict, predict
+from ensemble.train.predictions import Predict, predict, predict_batch
 from ensemble.train.state import TrainState
 from ensemble.train.steps import TrainingSteps
 from pipelines.providers import import_object
@@ -74,7 +76,6 @@ class TrainContext(FrameworkMember):
         splits: those of "valid" and "test" that the ensemble has: members are evaluated on the first,
             and predict all of them.
         objective: the metric that ranks members.
-        observer: what is known of a Recipe's model: how it is called, what it predicts.
         program: ends its epochs where it reads no pipeline (`Ensemble.train`); else None.
     """
 
@@ -89,7 +90,7 @@ class TrainContext(FrameworkMember):
         own = self.identity = job.identity
         params = ensemble.as_declared(own.params)
         self.params: dict[str, Any] = Hyperparameters(params, used=list_member_options(ensemble.recipe))
-        self.device, self.observer, self.comm = state.device, state.observer, comm
+        self.device, self.comm = state.device, comm
         self.rank, self.world = comm.rank, comm.world
         self.steps_per_epoch, self.splits = state.steps_per_epoch, state.splits
         self.steps = self.steps_per_epoch * own.scheduled_epochs
@@ -324,17 +325,27 @@ class TrainContext(FrameworkMember):
     def predict_all(self, function: Predict | None = None) -> None:
         """Predict each of `splits` with the weights that are kept, and save the predictions; all ranks call it.
 
-        Where there are none, the member's log says why.
-
         Args:
             function: `f(model, batch) -> values [b, ...]`, laid out by the task (`ensemble.spec.task`), called
-                without gradients, in the member's precision, the model in evaluation mode. None: `Recipe.predict`;
-                or what follows from the outputs of the model, where training called it with fields of the batch.
+                without gradients, in the member's precision, the model in evaluation mode; no model can be loaded
+                then. None: `Recipe.predict`, or what follows from the model's outputs, where a loss or a framework
+                says how it is called.
+
+        Raises:
+            TrainingError: nothing says how the model predicts, or `function` and the Recipe both do.
         """
+        state, own = self._state, functools.partial(predict_batch, self._state)
+        if function is None and not state.can_predict:
+            raise TrainingError(f"member.predict_all(): {UNDECLARED}")
+        if function is not None and function is not state.recipe.predict:
+            if state.recipe.predict or state.recipe.loss:
+                raise TrainingError("member.predict_all(function): declare the function as Recipe.predict")
+            if state.call is not None:  # nor can a model be loaded by the call of the framework
+                state.call = state.seen = state.saved_at = None
         self._end_loop()
         for split in self.splits:
-            predict(self._evaluator, self._state, split, function)
-        self._evaluator.footprint = measure_footprint(self._evaluator, self._state, function)
+            predict(self._evaluator, state, split, function or own)
+        self._evaluator.footprint = measure_footprint(self._evaluator, state, function or own)
 
     def report_unused(self) -> None:
         """Report the hyperparameters that nothing has read so far; the run warns about them once."""

@@ -13,7 +13,7 @@ step alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,14 +48,11 @@ class Mixup(MemberCallback):
     def mix(self, member: TrainContext, batch: Batch) -> MixedBatch:
         """Mix the samples of a training batch, or of a part of it."""
         state = member._state
-        own, loss, seen = state.identity, state.recipe.loss, state.observer.seen
-        inputs: Sequence[str] = () if seen is None or seen.call is None else seen.call.fields
-        if isinstance(loss, NamedLoss) and not state.is_own_loop:
-            inputs = loss.find_inputs(batch)
+        own, loss = state.identity, state.recipe.loss
+        inputs = loss.find_inputs(batch) if isinstance(loss, NamedLoss) and not state.is_own_loop else ()
         step, weighted = state.global_step, own.weights is not None
         mixed = mix(batch, state.target, self._alpha, own.seed, member.rank, step, inputs, weighted=weighted)
         self._has_mixed = True
-        state.observer.begin(state.optimization.model, mixed)  # its fields are what the model is called with
         return mixed
 
     def after_backward(self, member: TrainContext) -> None:

@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from pipelines import Batch
     from pipelines.loader.collate import Collate
 
-HEARTBEAT_S = 1.0
-READY, EVALUATIONS = 2, 4  # training batches that are repeated; of a batch, in a dry run: the first takes longer
+HEARTBEAT_S, READY, EVALUATIONS = 1.0, 2, 4  # training batches that are repeated; of a batch, in a dry run
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -232,7 +231,7 @@ class _Session:
         if self._gpu is not None:
             self._gpu.begin()
         reporter = _Reporter(job, lambda: self._report_member(identity, HEARTBEAT_S))
-        sizes, predictions_bytes = (0, 0, 0), None
+        sizes = (0, 0, 0)
         with process_settings(identity.threads, device):
             seed_everything(identity.seed, device)
             checkpointer = _NoCheckpoints(job, self._ensemble)
@@ -251,8 +250,8 @@ class _Session:
             try:
                 with contextlib.suppress(_Done):
                     run_training_loop(self._ensemble.recipe, member)
-            finally:
                 predictions_bytes = state.predictions_bytes
+            finally:
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
         # The prepared batches are the session's; the one in use is the member's.

@@ -33,7 +33,8 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     schedule = _make_schedule(recipe, member, optimizer)
     model.train()
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
-    remember_class_axis(model, None if member.observer.seen is None else member.observer.seen.class_axis)
+    seen = member._state.seen
+    remember_class_axis(model, None if seen is None else seen.class_axis)
     member.validate_by(lambda: evaluate(recipe, member))
     unwrapped = make_loss(recipe, member, "train")
     member._state.forward = lambda model, batch: {"loss": unwrapped(model, batch)}
@@ -43,10 +44,8 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         is_trained = True
         for batch in member.batches():
             for part in member.parts(batch):
-                member.observer.begin(model, part)
                 with member.autocast():
                     losses = loss(model, part)
-                member.observer.end()
                 member.backward(losses)
             member.step()
         member._life.save_before_evaluation()

@@ -26,8 +26,10 @@ from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.recipe import has_own_loop
 from ensemble.store import DamagedError, RunDir, load_checkpoint
 from ensemble.store.files import write_json
+from ensemble.store.member import UNCOMBINED
 from ensemble.train.batchnorm import BATCH_NORMS
 from ensemble.train.checkpoint import Checkpointer, Position
+from ensemble.train.fit_to_task import explain_predictions, predict_few
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.job import (
@@ -104,6 +106,7 @@ class Findings:
         failed: the error that ended it early; is_late: whether members would meet it after their first step.
         others: the first member of each further structure.
         epochs: short ones that were trained.
+        predicted: the task, and values of a few samples.
     """
 
     refused: list[str] = field(default_factory=list)
@@ -112,6 +115,7 @@ class Findings:
     is_late: bool = False
     others: list[str] = field(default_factory=list)
     epochs: int = 0
+    predicted: dict[str, Any] | None = None
 
 
 def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock | None = None) -> Outcome:
@@ -241,7 +245,10 @@ class _Rehearsal:
         if trained and all(trip.trajectory.get(0, {}).get(path) == own[path] for path in trained):
             findings.remarks.append("no weight has changed in the short epochs: is the learning rate 0?")
         if self._comm.rank == 0:
-            findings.refused += explain_varying(state)
+            findings.remarks += (unfit := list(explain_predictions(state)))
+            if not any(text.startswith(UNCOMBINED) for text in unfit):
+                findings.predicted = predict_few(state)
+                findings.refused += explain_varying(state)
 
     # --- the fresh process --------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class EventReporter:
         if self._job.rank != 0:
             return
         self._emit({"type": type, "member": self._job.identity.member, "attempt": self._job.attempt, **fields})
-        if type not in ("progress", "first_outputs"):
+        if type != "progress":
             self.log(" ".join([type, *(f"{name}={_format_value(value)}" for name, value in fields.items())]))
 
     def progress(self, fields: Callable[[], Mapping[str, Any]]) -> bool:

@@ -65,10 +65,7 @@ class Resumption:
                 set_loose(optimization.model, saved.get("loose", {}))
             else:
                 self._take_drawn(saved.get("loose", {}))
-            (saved.get("outputs") or {}).pop("otherwise", None)  # it is found out again
-            seen = Observation.from_checkpoint(saved)
-            if seen is not None and seen.reason is None:  # a reason may be gone: predict= was added since
-                state.observer.seen = seen
+            state.seen = Observation.from_checkpoint(saved)
             if inherited is None and (
                 why := find_first(self._comm, self._answers.explain_other(saved.get("answers")))
             ):
@@ -83,7 +80,6 @@ class Resumption:
             state.optimization.kept.drop_best()
         elif saved is not None:
             self._data.first_epoch = saved["first_epoch"]
-        state.is_looked_at = state.global_step > 0
 
     def _take_drawn(self, loose: dict[str, Any]) -> None:
         """Take the loose tensors of another member that are drawn at random, to which its weights belong.

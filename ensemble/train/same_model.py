@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ensemble.spec import Recipe
+from ensemble.train.evaluator import evaluation_mode
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.loose_tensors import find_loose
-from ensemble.train.outputs import OutputError, compute_values
+from ensemble.train.outputs import OutputError
 from ensemble.train.own_tensors import own_state
+from ensemble.train.predictions import predict_batch
 from ensemble.train.seeding import seeded
-from ensemble.train.undisturbed import undisturbed
 from ensemble.user_code.fingerprint import code_of
 from pipelines.loader.ragged import Ragged, find_tensors, map_tensors
 
@@ -65,8 +65,8 @@ class Answers:
             self._batch = self._read_batch() if self._batch is None else self._batch
             if not self._batch:
                 return None
-            with state.optimization.kept.counting(), undisturbed(state) as model:
-                values = self._compute(model)(_unpack(self._batch, state.device), state.identity.seed).cpu()
+            with self._answering() as (model, compute):
+                values = compute(_unpack(self._batch, state.device), state.identity.seed).cpu()
         except OutputError:
             return None
         except Exception as error:  # of the user's code, which trains all the same
@@ -79,31 +79,32 @@ class Answers:
 
     def explain_other(self, saved: Mapping[str, Any] | None) -> str | None:
         """See `explain_other_answers`; None as well where the code is another, or the model cannot answer yet."""
-        state = self._state
-        if saved is not None and self._can_predict and saved["code"] == self._code:
-            counting = state.optimization.kept.counting()
-            with contextlib.suppress(Exception), counting, undisturbed(state) as model:  # it may not be complete
-                return explain_other_answers(saved, model, state.device, self._compute(model))
+        if saved is not None and self._state.can_predict and saved["code"] == self._code:
+            with contextlib.suppress(Exception), self._answering() as (model, compute):  # it may not be complete
+                return explain_other_answers(saved, model, self._state.device, compute)
         return None
 
-    @property
-    def _can_predict(self) -> bool:
-        recipe = self._state.ensemble.recipe
-        return isinstance(recipe, Recipe) and bool(self._state.observer.seen or recipe.predict)
-
-    def _compute(self, model: nn.Module) -> Compute:
-        recipe: Any = self._state.ensemble.recipe
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[tuple[nn.Module, Compute]]:
+        """Yield the model as it is loaded, with the weights that count, not compiled, and what it predicts."""
+        state, model = self._state, self._state.optimization.model
 
         def compute(batch: Any, seed: int) -> Tensor:
-            with seeded(seed, self._state.device):
-                return compute_values(recipe, model, batch, self._state.observer.seen)
+            with seeded(seed, state.device):
+                return predict_batch(state, model, batch)
 
-        return compute
+        with state.optimization.kept.counting(), evaluation_mode(model), torch.no_grad():
+            compiled = vars(model).pop("forward", None) if state.identity.compile is not None else None
+            try:
+                yield model, compute
+            finally:
+                if compiled is not None:
+                    model.forward = compiled
 
     def _read_batch(self) -> Any:
         """A few samples of the first split that the member has read; empty where they are too large."""
         state, splits = self._state, self._state.splits
-        if not self._can_predict or not splits or not state.data.has_read(splits[0]):
+        if not state.can_predict or not splits or not state.data.has_read(splits[0]):
             return None
         for samples, limit in ((SAMPLES, limit_bytes(state.optimization.model)), (1, MOST_BYTES)):
             batch = state.data.read_first(splits[0], samples, state.collate)

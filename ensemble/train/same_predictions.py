@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ensemble.spec import Recipe
 from ensemble.train.accumulation import split_batch
-from ensemble.train.outputs import compute_values
+from ensemble.train.evaluator import evaluation_mode
+from ensemble.train.predictions import predict_batch
 from ensemble.train.same_model import find_rounding
 from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState
-from ensemble.train.undisturbed import evaluation_mode
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -25,18 +23,15 @@ SAMPLES, PARTS, LEAST = 16, 3, 6
 
 
 def explain_varying(state: TrainState) -> Iterator[str]:
-    """Yield why predictions of one sample vary, with the weights that count; nothing where none are known."""
-    recipe, split = state.ensemble.recipe, next(iter(state.splits), None)
-    if split is None or not isinstance(recipe, Recipe) or not (state.observer.seen or recipe.predict):
-        return
-    batches = list(_read_batches(state, split))
+    """Yield why predictions of one sample vary, with the weights that count; nothing where none are declared."""
+    batches = _read_batches(state)
     if not batches:
         return
     batch, model = batches[0], state.optimization.model
 
-    def predict(samples: Any, draw: int = 0) -> Tensor:
+    def predict(samples: Batch, draw: int = 0) -> Tensor:
         with seeded(state.identity.seed + draw, state.device):
-            return compute_values(recipe, model, samples, state.observer.seen).detach().float().cpu()
+            return predict_batch(state, model, samples).detach().float().cpu()
 
     with state.optimization.kept.counting(), torch.no_grad(), evaluation_mode(model):
         first = predict(batch)
@@ -72,12 +67,13 @@ def explain_varying(state: TrainState) -> Iterator[str]:
                 )
 
 
-def _read_batches(state: TrainState, split: str) -> Iterator[Batch]:
-    """Yield the first samples of a split, and some others, as batches."""
-    rows = len(state.data.pipeline(split))
-    for first in dict.fromkeys((0, max(0, rows - SAMPLES))):
-        with contextlib.suppress(StopIteration):
-            yield state.data.read_rows(split, range(first, min(rows, first + SAMPLES)), state.collate)
+def _read_batches(state: TrainState) -> list[Batch]:
+    """Return the first samples of the first split, and some others, as batches."""
+    if not (state.can_predict and state.splits):
+        return []
+    split = state.splits[0]
+    last = max(0, len(state.data.pipeline(split)) - SAMPLES)
+    return [state.data.read_rows(split, range(first, first + SAMPLES), state.collate) for first in {0, last}]
 
 
 def _spread(one: Tensor, other: Tensor) -> float:

@@ -239,9 +239,7 @@ class SplitData:
 
     def read_first(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
         """The first samples of a resident split as a batch, on the member's device; the same on all ranks."""
-        return self._take_first(
-            self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name)), collate
-        )
+        return self._take_first(name, samples, self.find_held_out(name), collate)
 
     def read_rows(self, name: str, rows: range, collate: Collate | None = None) -> Batch:
         """Return these samples of a split as a batch, on the member's device; the same on all ranks."""
@@ -249,21 +247,14 @@ class SplitData:
         chosen[rows.start : rows.stop] = True
         held_out = self.find_held_out(name)
         chosen &= True if held_out is None else held_out
-        return self._take_first(self._resident(name).loader(len(rows), chosen=chosen), collate)
+        return self._take_first(name, len(rows), chosen, collate)
 
-    def peek(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
-        """The first samples of a split as a batch, on the member's device: of those at hand, or prepared here."""
-        from pipelines.loader.resident import StreamedSet
-
-        held = self._residents.get(name)  # where a feeder has prepared it, this process needs no decoder
-        few = (held or StreamedSet(self.pipeline(name).without_randomness())).loader(samples)
-        with torch.autocast("cpu", enabled=False), torch.autocast(self._device.type, enabled=False):
-            return self._take_first(few, collate)
-
-    def _take_first(self, batches: Iterable[Batch], collate: Collate | None) -> Batch:
-        """The first of some batches that has samples: those that are skipped leave none."""
+    def _take_first(
+        self, name: str, samples: int, chosen: npt.NDArray[np.bool_] | None, collate: Collate | None
+    ) -> Batch:
+        batches = self._resident(name).loader(samples, 0, 1, chosen=chosen)
         prepared = self._on_device(self._apply_collate(iter(batches), collate, is_training=False))
-        return next(batch for batch in prepared if len(batch["index"]))
+        return next(batch for batch in prepared if len(batch["index"]))  # those that are skipped leave none
 
     def _apply_collate(
         self, batches: Iterator[Batch], collate: Collate | None, *, is_training: bool = True

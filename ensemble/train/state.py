@@ -12,12 +12,13 @@ from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Recipe
 from ensemble.spec.recipe import has_own_loop
 from ensemble.train.accumulation import MicroBatches
+from ensemble.train.call import Call, Observation
 from ensemble.train.callbacks import Callbacks
 from ensemble.train.checkpoint import Checkpointer, Position, Selection
 from ensemble.train.data import Data, steps_per_epoch
+from ensemble.train.gather import find_first
 from ensemble.train.gpu_busy import open_gpu_busy
 from ensemble.train.job import Command, Inbox, Job, TrainingError
-from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization
 from ensemble.train.own_states import OwnStates
 from ensemble.train.precision import MixedPrecision
@@ -44,7 +45,8 @@ class TrainState:
         gpu_busy: measures how long its GPU is busy; None on the CPU.
         catches_up: whether a loop makes a pass that was trained before a resume, and others follow: of a split it
             gets the first batch only.
-        is_looked_at: whether `ensemble.train.first_look` has seen a batch.
+        call: how a framework's model is called; None: as the Recipe says.
+        seen: what the first batch that was evaluated or predicted shows; None before it.
         prepare_nothing: called where a model is needed before `TrainContext.prepare`.
         predictions_bytes: what its predictions of all splits would take as a whole; None: not known.
         forward: calls the model on a training batch, as far as that is known; for averaged batch normalization.
@@ -76,7 +78,8 @@ class TrainState:
         recipe = declared if isinstance(declared, Recipe) else Recipe(model=declared, train=declared)
         self.recipe, self.remarked = recipe, set[str]()
         self.precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
-        self.observer = Observer(recipe, comm)
+        self.call: Call | None = None
+        self.seen: Observation | None = None
         self.target: str = recipe.target
         self.is_own_loop = has_own_loop(recipe)
         self.collate: Any = recipe.collate
@@ -86,7 +89,7 @@ class TrainState:
         self.micro_batches: MicroBatches | None = None
         self.saved_at: tuple[int, int] | None = None
         self.gpu_busy = open_gpu_busy(self.device)
-        self.reports_later = self.catches_up = self.is_looked_at = False
+        self.reports_later = self.catches_up = False
         self.predictions_bytes: int | None = None
         self.forward: Callable[[Any, Any], Any] | None = None
         self.on_trained: Callable[[], None] = lambda: None
@@ -98,6 +101,16 @@ class TrainState:
         self.data.start(self.job, self.inbox, self.reporter.event)
         if not self.is_over:
             self.data.open(self.at.epoch, self.at.step)
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether it is declared how the model predicts."""
+        return bool(self.recipe.predict or self.recipe.loss or self.call)
+
+    def agree(self) -> None:
+        """Let all ranks have the observation of the first one that has made one; all call it together."""
+        record = find_first(self.comm, None if self.seen is None else self.seen.as_record())
+        self.seen = None if record is None else Observation.from_checkpoint(record)
 
     @property
     def optimization(self) -> Optimization:

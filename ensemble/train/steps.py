@@ -11,7 +11,6 @@ from torch import Tensor
 from ensemble.spec.sample_weights import needs_weighing
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.data import describe_not_finite
-from ensemble.train.first_look import look
 from ensemble.train.job import Diverged, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.optimization import OWN_STEPS
@@ -52,8 +51,6 @@ class TrainingSteps:
                 with state.throughput.synchronizing():
                     optimization.share_buffers()
             state.micro_batches = MicroBatches(batch, state.identity.accumulate)
-            if state.is_own_loop:
-                state.observer.begin(optimization.model, batch)
             if batch["index"].shape[0]:
                 yield batch
             else:
@@ -110,6 +107,4 @@ class TrainingSteps:
         if not self._has_stepped or at.step + 1 == state.steps_per_epoch:
             self._has_stepped = True
             state.callbacks.check_wrapped()
-            state.observer.agree()
-        look(state, batch)
         self._life.end_step(result, batch.global_size)

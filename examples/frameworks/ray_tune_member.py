@@ -20,6 +20,10 @@ def build(config):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
 
+def predict(model, batch):
+    return model(batch["image"]).softmax(1)
+
+
 def train(member):
     config = member.params
     batches, validation = member.dataloader("train", fields=FIELDS), member.dataloader("valid", fields=FIELDS)
@@ -46,7 +50,7 @@ def spec(trials: int = 8, epochs: int = 9):
     train_part, valid_part = digits.split(0.8, seed=0)
     return Ensemble(
         name="digits",
-        recipe=Recipe(model=build, train=train, objective="accuracy", mode="max"),
+        recipe=Recipe(model=build, train=train, predict=predict, objective="accuracy", mode="max"),
         search=Search(SPACE, trials=trials, sampler="random", pruner={"name": "asha", "reduction_factor": 3}),
         train=Pipeline(train_part, seed=0),
         valid=Pipeline(valid_part),

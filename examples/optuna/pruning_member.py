@@ -32,6 +32,10 @@ def define_model(params):
     return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
+def predict(model, batch):
+    return model(batch["image"]).softmax(1)
+
+
 def train(member):
     params = member.params
     batches, validation = member.dataloader("train", fields=FIELDS), member.dataloader("valid", fields=FIELDS)
@@ -58,7 +62,7 @@ def spec(trials: int = 20, epochs: int = 8):
     train_part, valid_part = digits.split(0.8, seed=0)
     return Ensemble(
         name="pruning",
-        recipe=Recipe(model=define_model, train=train, objective="accuracy", mode="max"),
+        recipe=Recipe(model=define_model, train=train, predict=predict, objective="accuracy", mode="max"),
         search=Search(
             space,
             trials=trials,

@@ -84,8 +84,8 @@ def scaled_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(batch["x"] * 0.5), batch["label"], reduction="none")
 
 
-KNOWN = Observation(Call(("x",)), CLASSIFICATION, None, ("int64", ()), -1)
-COMPUTED = Observation(None, CLASSIFICATION, None, ("int64", ()), -1)
+KNOWN = Observation(Call(("x",)), CLASSIFICATION, ("int64", ()), -1)
+COMPUTED = Observation(None, CLASSIFICATION, ("int64", ()), -1)
 WEIGHTED = Combination("weighted", np.array([0.2, 0.3, 0.5]), 1.7)
 
 

@@ -47,34 +47,6 @@ def declare(recipe: Any = None, train: Any = None, valid: Any = None, **options:
     return Ensemble(name="mistakes", recipe=recipe, **options)
 
 
-class Cast(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, image: Any) -> Any:
-        return self.net(image.float())
-
-
-ONCE = Pipeline(RECORDS, seed=0).map(SCALE)
-BYTES = stages.scale("image", mean=127.0, std=60.0)
-REMARKED: dict[str, tuple[Any, Any, str | None]] = {
-    "none": (ONCE, ONCE, None),
-    "scaled twice": (ONCE.map(SCALE), ONCE.map(SCALE), "scaled twice"),
-    "means from 0 to 255": (Pipeline(RECORDS).map(BYTES), Pipeline(RECORDS).map(BYTES), "from 0 to 255"),
-    "valid is not scaled": (ONCE, Pipeline(RECORDS).map(stages.cast("image", "float32")), "the same stages"),
-    "valid is of bytes": (ONCE, Pipeline(RECORDS), "torch.uint8"),
-}
-
-
-@pytest.mark.parametrize("mistake", REMARKED)
-def test_inputs_that_were_not_meant_are_remarked_at_the_first_batch(tmp_path: Path, mistake: str) -> None:
-    train, valid, told = REMARKED[mistake]
-    recipe = Recipe(model=lambda params: Cast(build(params)), loss="cross_entropy", inputs=("image",))
-    remarks = run(tmp_path / "run", declare(recipe, train, valid)).state.members["member-0"].remarks
-    assert (told in " ".join(remarks)) if told else not remarks
-
-
 def prepare(member: Any) -> Any:
     net = build(member.params)
     return member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))

@@ -32,7 +32,6 @@ from ensemble.reporting.sections.notices import describe_early_stop
 from ensemble.spec import EMA, SWA, EarlyStopping, Folds, Member, Recipe
 from ensemble.store import RunDir, load_predictions, weights_sha256
 from ensemble.train import Inbox, work
-from ensemble.train.call import Observation
 from pipelines import Pipeline, sources, weights
 
 
@@ -105,8 +104,8 @@ def test_averages_that_are_evaluated_by_hand_have_statistics_of_their_own(tmp_pa
         with member.evaluating() as averaged:
             update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), averaged)
 
-    loops = {"recipe": NORM, "measured": own_evaluation(True), "plain": own_evaluation(False)}
-    loops["seen"] = Recipe(model=NORM.model, train=own_evaluation(False))
+    loops = {"recipe": NORM, "measured": own_evaluation(True)}
+    loops["declared"] = Recipe(model=NORM.model, train=own_evaluation(False), predict=predict)
     options = {**BY_HAND, "keep": keep, "objective": "loss"}
     ends = [finished(tmp_path / name, loop, **options)["weights_sha256"] for name, loop in loops.items()]
     if keep == "last":  # they may be computed by the function itself, which reports nothing then
@@ -114,9 +113,7 @@ def test_averages_that_are_evaluated_by_hand_have_statistics_of_their_own(tmp_pa
     assert len(set(ends)) == 1, ends
 
 
-def test_averages_of_a_model_that_nobody_can_call_are_trained_on(tmp_path: Path, monkeypatch: Any) -> None:
-    whole = cases.loss
-    monkeypatch.setattr(cases, "loss", lambda model, batch: whole(model, {**batch, "x": batch["x"] + 0}))
+def test_averages_of_a_model_that_nobody_can_call_are_trained_on(tmp_path: Path) -> None:
     finished(tmp_path, own_evaluation(False), **BY_HAND)
     log = RunDir(tmp_path).log("member-0").read_text()
     assert log.count("call member.validate_with(measure) before the loop") == 1
@@ -371,7 +368,11 @@ def script(use: Any = lambda member, epoch: None, epochs: int = EPOCHS) -> Calla
 
 
 def recipe(loop: Callable[[Any], None]) -> Recipe:
-    return Recipe(model=cases.noisy, train=loop)
+    return Recipe(model=cases.noisy, train=loop, predict=predict)
+
+
+def predict(model: Any, batch: Any) -> Any:
+    return model(batch["x"]).softmax(1)
 
 
 def loop_of(
@@ -485,7 +486,7 @@ def swa(crash: list[bool], stops: bool = False) -> Recipe:
             raise RuntimeError("after the loop")
         member.use_weights(averaged[0].module)
         assert averaged[0].n_averaged == (2 if stops else EPOCHS)
-        member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
+        member.predict_all()
 
     return recipe(loop_of(before, after_epoch, at_the_end, read))
 
@@ -501,34 +502,11 @@ def test_what_a_loop_does_in_empty_passes_is_undone(tmp_path: Path) -> None:
     assert stopped["metrics"]["loss"] == whole["metrics"]["loss"] > 0, "empty passes report nothing"
 
 
-def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
-    loop = loop_of(
-        after_epoch=lambda member, epoch: member.report(loss=0.0),
-        at_the_end=lambda member: member.predict_all(lambda model, batch: change(model(batch["x"]))),
-    )
-    return Recipe(model=cases.noisy, train=loop, **options)
-
-
-softmax, third = lambda scores: scores.softmax(1), lambda scores: (scores / 3).softmax(1)
-drop = lambda scores: nn.functional.dropout(scores).softmax(1)  # noqa: E731
-
-
-@pytest.mark.parametrize(
-    ("change", "declared", "is_other"),
-    [(softmax, None, False), (third, None, True), (third, softmax, True), (drop, None, True), (drop, drop, False)],
-)
-def test_predictions_that_no_loaded_model_would_make_are_told(
-    tmp_path: Path, change: Any, declared: Any, is_other: bool
-) -> None:
-    options = {"predict": lambda model, batch: declared(model(batch["x"]))} if declared else {}
-    outcome, events = train(tmp_path, predicting(change, **options), **OPTIONS)
-    assert outcome == "finished" and len(predictions(tmp_path))
-    remarks = [event["text"] for event in of(events, "remark")]
-    assert any("declare the function as Recipe.predict" in text for text in remarks) == is_other
-    seen = Observation.from_checkpoint(checkpoint(tmp_path))
-    reason = None if seen is None else seen.reason
-    assert (reason is not None and "none can be loaded" in reason) == is_other
-    assert seen is None or is_other or seen.reason is None
+@pytest.mark.parametrize(("given", "declared"), [(None, None), (predict, lambda *given: predict(*given))])
+def test_what_predicts_is_declared_once(tmp_path: Path, given: Any, declared: Any) -> None:
+    loop = loop_of(at_the_end=lambda member: member.predict_all(given))
+    error = failed(*train(tmp_path, Recipe(model=cases.noisy, train=loop, predict=declared), **OPTIONS))
+    assert "Recipe.predict" in error["error"] and not error["retry"]
 
 
 def test_it_stops_early_by_itself_and_by_the_objective(tmp_path: Path) -> None:
@@ -597,7 +575,6 @@ def test_a_state_that_the_checkpoint_does_not_have_is_refused(tmp_path: Path) ->
 
 
 def test_a_function_without_a_recipe_may_say_how_it_predicts(tmp_path: Path) -> None:
-    for name, predict in (("none", None), ("given", lambda model, batch: model(batch["x"]).softmax(1))):
-        loop = loop_of(at_the_end=lambda member, predict=predict: member.predict_all(predict))
-        assert "valid" in finished(tmp_path / name, loop, **OPTIONS)["predictions"]
-        np.testing.assert_allclose(predictions(tmp_path / name).sum(axis=1), 1.0, rtol=1e-5)
+    loop = loop_of(at_the_end=lambda member: member.predict_all(predict))
+    assert "valid" in finished(tmp_path, loop, **OPTIONS)["predictions"]
+    np.testing.assert_allclose(predictions(tmp_path).sum(axis=1), 1.0, rtol=1e-5)

@@ -30,14 +30,13 @@ from ensemble.store import RunDir, StoreError, load_checkpoint, save_checkpoint
 from ensemble.store.files import make_write_error
 from ensemble.train import Inbox, Job
 from ensemble.train.batchnorm import BATCH_NORMS, guard_small_batches
-from ensemble.train.call import Call, Observation, find_call
+from ensemble.train.call import Call, Observation
 from ensemble.train.checkpoint import to_builtin
 from ensemble.train.forward_errors import explain_forward_error, is_repeatable
 from ensemble.train.gather import Means
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import ProfileRequest, TrainingError
-from ensemble.train.output_shapes import OutputError, find_class_axis
-from ensemble.train.outputs import compute_outputs, compute_values, to_values
+from ensemble.train.outputs import OutputError, compute_outputs, compute_values, find_class_axis, to_values
 from ensemble.train.own_states import OwnStates
 from ensemble.train.poison_records import PoisonRecords, note_file, read_interrupted
 from ensemble.train.reporter import EventReporter, append_log
@@ -302,24 +301,21 @@ def test_a_note_has_its_room_before_it_is_written() -> None:
         assert os.fstat(file.fileno()).st_blocks > 0
 
 
-def test_a_call_names_fields_by_identity() -> None:
-    x, mask = torch.zeros(2, 3), torch.zeros(2, 3)
-    batch = {"x": x, "mask": mask, "label": torch.zeros(2)}
-    call = find_call((x,), {"attention": mask}, batch)
-    assert call == Call(("x",), {"attention": "mask"}) and call.fields == ["x", "mask"]
-    assert Call.from_record(call.as_record()) == call
-    assert call.call(lambda x, attention: (x, attention), batch) == (x, mask)
-    assert find_call((batch,), {}, batch) == Call((None,))
-    for computed in ((x + 0,), (x, True), (x[:1],)):
-        assert find_call(computed, {}, batch) is None
+def test_a_call_is_made_of_fields() -> None:
+    batch = {"x": torch.zeros(2, 3), "mask": torch.zeros(2, 3), "label": torch.zeros(2)}
+    call = Call(("x", None, ("x", "mask"), 0), {"attention": "mask"})
+    assert call.fields == ["x", "mask"] and Call.from_record(call.as_record()) == call
+    args, attention = call.call(lambda *args, attention: (args, attention), batch)
+    assert args == (batch["x"], batch, (batch["x"], batch["mask"]), 0) and attention is batch["mask"]
 
 
 def test_an_observation_survives_a_checkpoint() -> None:
-    seen = Observation(Call((None,), {"lengths": "n"}), quantiles(0.1, 0.9), None, ("float32", (3,)), None)
+    seen = Observation(Call((None,), {"lengths": "n"}), quantiles(0.1, 0.9), ("float32", (3,)), None)
     assert Observation.from_checkpoint(seen.as_record()) == seen
-    unclear = Observation(None, None, "declare it", None, None)
-    assert Observation.from_checkpoint(unclear.as_record()) == unclear
     assert Observation.from_checkpoint({"model": {}}) is None
+    earlier = {"call": {"args": ["x"], "kwargs": {}, "unused": "label"}, "outputs": seen.as_record()["outputs"]}
+    earlier["outputs"]["reason"] = None
+    assert Observation.from_checkpoint(earlier) == replace(seen, call=Call(("x",)))
 
 
 AXES: dict[int, list[tuple[Any, Any]]] = {
@@ -428,7 +424,7 @@ def test_without_a_call_the_loss_runs_to_its_end_on_zeros_of_the_targets_kind() 
         ended.append(batch["label"])
         return (found - batch["label"]).square().sum(dim=1)
 
-    known = Observation(None, Task("regression"), None, ("float32", (3,)))
+    known = Observation(None, Task("regression"), ("float32", (3,)))
     assert torch.equal(compute(loss, of=known, task="regression"), torch.full((2, 3), 4.0))
     assert len(ended) == 1 and ended[0].shape == (2, 3) and ended[0].dtype == torch.float32
 

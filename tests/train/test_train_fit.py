@@ -1,4 +1,4 @@
-"""What the first batch and the splits show is remarked: what cannot be combined, or is not what was meant."""
+"""Predictions that do not fit the task are remarked before training; labels and splits that do not are refused."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.event_dicts import collect_notices, fold
+from kit.event_dicts import fold
 from kit.event_dicts import read_events as read_dicts
 from kit.loop_cases import own_loop
 from torch import nn
 from torch.nn import functional as F
 
 import ensemble
-from ensemble import Ensemble, Folds, Member, Recipe, Resources, quantiles
+from ensemble import Ensemble, Member, Recipe
 from ensemble.reporting import RunProjection
-from ensemble.reporting.sections.quality import describe_failed_combination
-from ensemble.reporting.status import status_notes
 from ensemble.spec.task import IGNORED
 from ensemble.store import RunDir, read_events
+from ensemble.train.rehearsal import rehearse_here
 from pipelines import Pipeline, PipelineError, sources
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -55,6 +54,12 @@ def run(folder: Path, recipe: Any, label: Any = LABEL, executor: str = "inline",
     accepted = {"accept_code": options.pop("accept_code", False)}
     ensemble.submit(declare(recipe, label, **options), folder, executor, **accepted).wait()
     return RunProjection.from_events(read_events(RunDir(folder).events))
+
+
+def explain(folder: Path, *args: Any, **options: Any) -> list[str]:
+    """What is remarked where the member is rehearsed."""
+    declared = declare(*args, **options)
+    return rehearse_here(declared, declared.identify(0), str(folder)).remarks
 
 
 def remarks(run: RunProjection) -> list[str]:
@@ -104,20 +109,10 @@ SOFT = Recipe(model=lambda params: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
         (dense(lambda s: s), BOTH, f"{ON_THE_LAST} .softmax(1).movedim(1, -1)"),
         (dense(lambda s: s.softmax(1)), BOTH, f"{ON_THE_LAST} .movedim(1, -1)"),
         (Recipe(model=number, loss=broadcast, task="regression"), NUMBER, "changes with the other samples"),
-        (Recipe(model=number, loss="mse"), NUMBER * 1e6, "declare Recipe(target_scale=("),
     ],
 )
-def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, says: str) -> None:
-    ran = run(tmp_path / "run", recipe, label)
-    events = list(read_events(RunDir(tmp_path / "run").events))
-    kinds = [event.type for event in events]
-    assert kinds.index("remark") < kinds.index("epoch")  # known before the first epoch has ended
-    notices = [notice.text for notice in collect_notices(events)]
-    for texts in (remarks(ran), notices, status_notes(ran)):
-        assert any(says in text for text in texts)
-    if says == "append .softmax(-1)":
-        assert "not probabilities" in (describe_failed_combination(ran.state) or "")
-        assert any(text.startswith("there is no combined model: ") for text in notices)
+def test_what_does_not_fit_is_remarked(tmp_path: Path, recipe: Recipe, label: Any, says: str) -> None:
+    assert any(says in text for text in explain(tmp_path, recipe, label))
 
 
 @pytest.mark.more
@@ -129,8 +124,8 @@ def test_accumulation_is_named_where_a_loss_compares_the_samples_of_a_batch(tmp_
     recipe = Recipe(model=scores, loss=contrast, task="regression")
     says = "accumulate=4 computes it over each part of a batch alone"
     for accumulate in (1, 4):
-        ran = run(tmp_path / str(accumulate), recipe, NUMBER, accumulate=accumulate)
-        assert any(says in text for text in remarks(ran)) == (accumulate == 4)
+        texts = explain(tmp_path / str(accumulate), recipe, NUMBER, accumulate=accumulate)
+        assert any(says in text for text in texts) == (accumulate == 4)
 
 
 def gather(batch: Any) -> dict[str, Any]:
@@ -161,77 +156,31 @@ NORMED = lambda p: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(
     ],
 )
 def test_what_is_right_is_not_remarked(tmp_path: Path, recipe: Recipe, label: Any) -> None:
-    assert remarks(run(tmp_path / "run", recipe, label)) == []
+    assert explain(tmp_path, recipe, label) == []
 
 
-@pytest.mark.parametrize("is_loop", [False, True])
-def test_logits_of_an_object_and_what_a_loop_calls_its_model_with_predict(tmp_path: Path, is_loop: bool) -> None:
+def test_predict_is_tried_on_samples_of_valid(tmp_path: Path) -> None:
+    """Which may have other fields than those of train."""
+    named = Pipeline(sources.arrays(x=X, y=X, label=LABEL), seed=0)
+    recipe = Recipe(model=scores, loss="cross_entropy", inputs="x", predict=lambda m, b: m(b["y"]).softmax(-1))
+    assert explain(tmp_path, recipe, valid=named) == []
+
+
+def test_logits_of_an_object_predict(tmp_path: Path) -> None:
     model = made(lambda s, x: SimpleNamespace(logits=s, hidden=x))
-    by_recipe = Recipe(model=model, loss=entropy(lambda outputs: outputs.logits))
-    ran = run(tmp_path / "run", script(), **OWN) if is_loop else run(tmp_path / "run", by_recipe)
+    ran = run(tmp_path / "run", Recipe(model=model, loss=entropy(lambda outputs: outputs.logits)))
     assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
 
 
-def script(losses: Any = None, make: Any = None, predicts: bool = True) -> Any:
+def script() -> Any:
     return own_loop(
         lambda member, epoch: member.report(own=1.0),
-        lambda member: member.predict_all() if predicts else None,
-        make or made(),
-        lambda member, model, batch: (losses or entropy())(model, batch),
+        make=made(),
+        losses=lambda member, model, batch: entropy()(model, batch),
     )
 
 
 OWN: dict[str, Any] = {"objective": "own", "mode": "max"}
-
-
-@pytest.mark.parametrize("task", [None, "regression"])
-@pytest.mark.parametrize("number", [NUMBER, NUMBER.round() + 7])
-def test_a_train_function_on_numbers_is_asked_for_its_task(tmp_path: Path, number: Any, task: str | None) -> None:
-    make = made(lambda s, x: s[:, :1])
-    losses = lambda model, batch: (model(batch["x"])[:, 0] - batch["label"]).square()  # noqa: E731
-    ran = run(tmp_path / "run", Recipe(model=make, train=script(losses, make), task=task), number, **OWN)
-    texts = " ".join(remarks(ran))
-    assert ("declare Recipe(train=..., task=...), such as task='regression'" in texts) == (task is None), texts
-    assert str(IGNORED) not in texts and (describe_failed_combination(ran.state) is None) == (task is not None)
-
-
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.line, self.calls, self.sizes = nn.Linear(4, 3), 0, list[int]()
-        self.register_buffer("total", torch.zeros(()))
-
-    def forward(self, x: Any) -> Any:
-        self.calls, self.total = self.calls + 1, self.total + 1
-        self.sizes.append(len(x))
-        return self.line(x).softmax(1)
-
-
-def test_a_model_that_counts_its_calls_does_not_count_those_of_the_look(tmp_path: Path) -> None:
-    counts: list[tuple[int, int, float]] = []
-
-    def losses(model: Any, batch: Any) -> Any:
-        scores = model(batch["x"])
-        counts.append((model.calls, len(model.sizes), float(model.total)))
-        return F.cross_entropy(scores, batch["label"], reduction="none")
-
-    ran = run(tmp_path / "run", script(losses, lambda params: Counting(), predicts=False), **OWN)
-    assert "ends in a softmax" in remarks(ran)[0]  # it was called
-    assert counts == [(1, 1, 1.0), (2, 2, 2.0), (3, 3, 3.0)]
-
-
-def test_a_first_batch_of_which_nothing_is_left_is_passed_over(tmp_path: Path) -> None:
-    """Of one sample a batch, the first is held out of one of two members."""
-    folds = {"valid": None, "weights": Folds(2), "out_of_fold": True, "batch_size": 1}
-    ran = run(tmp_path / "run", SOFT, members=[Member({"lr": 0.01})] * 2, **folds)
-    for member in ran.state.members.values():
-        assert any("ends in a softmax" in text for text in member.remarks)
-
-
-@pytest.mark.more
-def test_rank_0_of_several_looks(tmp_path: Path) -> None:
-    ran = run(tmp_path / "run", SOFT, executor="local", resources=Resources(workers=2, cpus_per_worker=0.5))
-    assert any("ends in a softmax" in text for text in remarks(ran))
 
 
 def test_the_dry_run_looks_and_does_not_count_its_time(tmp_path: Path) -> None:
@@ -286,11 +235,11 @@ def test_another_edited_lambda_lets_no_finished_member_predict_again(tmp_path: P
 
 def test_a_train_function_that_predicts_only_later_predicts_for_finished_members(tmp_path: Path) -> None:
     def silent(member: Any) -> None:
-        script(predicts=False)(member)
+        script()(member)
 
     def talking(member: Any) -> None:
         silent(member)
-        member.predict_all()
+        member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
 
     for train, combined in ((silent, []), (talking, ["member-0"])):
         state = run(tmp_path / "run", train, executor="local", accept_code=True, **OWN).state
@@ -327,16 +276,6 @@ def an_ensemble(loss: Any = "cross_entropy", **options: Any) -> Ensemble:
 def submit(folder: Path, *args: Any, **options: Any) -> list[dict[str, Any]]:
     ensemble.submit(an_ensemble(*args, **options), folder, "inline").wait()
     return read_dicts(RunDir(folder).events)
-
-
-def expect_remark(events: list[dict[str, Any]], *parts: str, member: str = "member-0", alone: bool = True) -> None:
-    """The member has this remark before its first epoch has ended; `alone`: and no other."""
-    own = [event for event in events if event.get("member") == member]
-    texts = [event["text"] for event in own if event["type"] == "remark"]
-    remarked = [text for text in texts if all(part in text for part in parts)]
-    assert len(remarked) == 1 if alone else remarked, texts
-    kinds = [event["type"] for event in own]
-    assert kinds.index("remark") < kinds.index("epoch")
 
 
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,31 +316,6 @@ def test_a_label_that_the_loss_does_not_take_is_named_first(tmp_path: Path, name
 def test_labels_that_may_be_meant_are_taken(tmp_path: Path, loss: str, options: dict[str, Any]) -> None:
     events = submit(tmp_path / "run", loss, **options)
     assert [event["member"] for event in events if event["type"] == "finished"] == ["member-0"]
-
-
-def own_loss(model: Any, batch: Any) -> Any:
-    return F.cross_entropy(model(batch["x"]), batch["label"], reduction="none", ignore_index=-1)
-
-
-@pytest.mark.parametrize(("loss", "label"), [(own_loss, -1), ("cross_entropy", 3), ("binary_cross_entropy", 2)])
-def test_a_label_of_test_without_a_class_is_remarked_early(tmp_path: Path, loss: Any, label: int) -> None:
-    is_binary = loss == "binary_cross_entropy"
-    most = 1 if is_binary else 2
-    fitting = LABEL.clip(0, most)
-    splits = {"train": pipe(fitting), "valid": pipe(fitting, X + 1), "test": pipe(spoil(fitting, 7, label), X + 3)}
-    options = {"task": "classification", "members": [{"lr": 0.01, "classes": 1}]} if is_binary else {}
-    events = submit(tmp_path / "run", loss, **splits, **options)
-    expect_remark(events, "Ensemble.test", f"row 7) has the label {label}", f"0 ... {most}")
-
-
-def test_what_others_do_not_take_is_remarked_early(tmp_path: Path) -> None:
-    events = submit(tmp_path / "classes", members=[{"lr": 0.01}, {"lr": 0.01, "classes": 5}])
-    assert [event["member"] for event in events if event["type"] == "remark"] == ["member-1"]
-    expect_remark(events, "predicts 5 classes on training, member-0 3", member="member-1")
-    events = submit(tmp_path / "samples", test=pipe(x=np.concatenate([X, X], axis=1)))
-    expect_remark(events, "samples of Ensemble.test raised")
-    kinds = [event["type"] for event in events]
-    assert kinds.count("remark") == 1 and kinds.index("epoch") < kinds.index("failed")
 
 
 PREPARE_S = 0.002
@@ -468,48 +382,10 @@ def test_a_member_without_a_feeder_holds_validation_data_alone_while_it_trains(t
     assert large.nbytes <= max(held) - before < 1.5 * large.nbytes
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (lambda values: values.mean(dim=1), "gives"),
-        (lambda values: values[0] / 0, "NaN"),
-        (lambda v: v.missing, "failed"),
-        (lambda values: values.mean(dim=0), None),
-    ],
-)
-def test_a_function_that_does_not_combine_is_remarked_early(tmp_path: Path, function: Any, reason: Any) -> None:
-    events = submit(tmp_path / "run", combine=function, members=[{"lr": 0.01}, {"lr": 0.02}])
-    if reason is None:
-        assert not [event for event in events if event["type"] == "remark"]
-    else:
-        member = next(event["member"] for event in events if event["type"] == "remark")
-        expect_remark(events, "Ensemble.combine=", reason, member=member, alone=False)
-
-
 def test_too_few_validation_samples_for_a_stack_are_said_at_the_start() -> None:
     few = an_ensemble(combine="stack", valid=pipe(LABEL[:5], X[:5] + 1))
     assert any("'stack' needs 6" in notice for notice in few.list_notices())
     assert not an_ensemble(combine="stack").list_notices()
-
-
-def own_numbers(model: Any, batch: Any) -> Any:
-    return (model(batch["x"]).squeeze(-1) - batch["label"]).square()
-
-
-QUANTILES = {"loss": "pinball", "task": quantiles(0.1, 0.5, 0.9), "combine": "stack"}
-FREE = {"loss": own_numbers, "task": "free", "predict": lambda model, batch: model(batch["x"])}
-
-
-@pytest.mark.parametrize(
-    ("options", "outputs", "reason"), [(QUANTILES, 3, "'weighted' or 'gr"), (FREE, 1, "combine")]
-)
-def test_a_combination_that_is_not_for_the_task_is_remarked_early(
-    tmp_path: Path, options: Any, outputs: int, reason: str
-) -> None:
-    splits = {name: pipe(X[:, 0], X + shift) for shift, name in enumerate(("train", "valid", "test"))}
-    members = [{"lr": 0.01, "classes": outputs}]
-    events = submit(tmp_path / "run", **splits, **options, objective="loss", members=members)
-    expect_remark(events, reason, alone=False)
 
 
 def test_figures_are_the_same_of_streamed_validation_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
