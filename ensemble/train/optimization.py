@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ensemble.comm import Communicator
 from ensemble.comm.exchange_plan import ExchangeOptions, ExchangePlan, plan_exchange
@@ -60,6 +61,13 @@ class Optimization:
         device: torch.device,
         exchange: ExchangeOptions,
     ) -> None:
+        if (
+            comm.world > 1
+            and (lazy := next((n for n, p in model.named_parameters() if is_lazy(p)), None)) is not None
+        ):
+            raise TrainingError(
+                f"{lazy} has no shape before the first batch: with several workers declare its size"
+            )
         if not hasattr(optimizer, "param_groups"):
             raise TrainingError(
                 "a member has one optimizer (which may have several groups of parameters), got "

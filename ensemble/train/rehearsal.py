@@ -78,7 +78,7 @@ _ENDS = "the rehearsal ends here"
 _ALIKE = 0.25
 _NAMED = 2
 #: Of a trajectory after its first step.
-_AFTER = ("weights", "requires_grad")
+_AFTER = ("weights", "kept", "requires_grad")
 
 
 @dataclass
@@ -600,6 +600,7 @@ def _name_paths(paths: list[str]) -> str:
 def _name_path(path: str) -> str:
     part, _, name = path.partition(".")
     where = {
+        "kept": "of the weights that count ",
         "requires_grad": "`requires_grad` of ",
         "optimizer": "the optimizer's ",
         "schedule": "the schedule's ",

@@ -18,7 +18,7 @@ from ensemble.train.state import TrainState
 if TYPE_CHECKING:
     from pipelines import Batch
 
-#: Samples that are predicted at once; into how many parts they are divided, and how many that takes.
+#: Samples that are predicted at once; into how many parts they are divided, of two at least.
 SAMPLES, PARTS, LEAST = 16, 3, 6
 
 
@@ -57,13 +57,12 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             return
         rows = len(batch["index"])
         if state.collate is None and rows >= LEAST and len(first) == rows:  # padding is of the batch
-            part = split_batch(batch, PARTS)[0]
-            few, many = predict(part), len(part["index"])
-            if few.shape[1:] == first.shape[1:] and not is_same(first[:many], few):
+            parts = torch.cat([predict(part) for part in split_batch(batch, PARTS)])
+            if parts.shape == first.shape and not is_same(first, parts):
                 yield (
-                    f"predictions depend on which samples are in the batch: those of {many} samples alone differ "
-                    f"by up to {_spread(first[:many], few):.2g} from those of {rows} (a softmax over dimension 0, "
-                    "or statistics of the batch?)"
+                    f"predictions depend on which samples are in the batch: those of {rows} samples differ by up to "
+                    f"{_spread(first, parts):.2g} where they are predicted in {PARTS} parts (a softmax over "
+                    "dimension 0, or statistics of the batch?)"
                 )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ensemble.train.data import Data, describe_not_finite, steps_per_epoch
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STEPS = 3
 #: Fields of whole numbers whose least and largest values a split shows, at most.
 _MOST_FIELDS = 4
+#: Their types: ids and tokens, no images; and the size of a sample's field that is no such.
+_WHOLE, _LARGE = ("int64", "int32"), 2**16
 _NAMED = 3
 
 
@@ -131,11 +133,15 @@ class ShortData(Data):
     def _find_extremes(self, name: str) -> set[int]:
         """The samples with the least and the largest value of each field of whole numbers."""
         pipeline, found = self.pipeline(name), set[int]()
-        whole = [name for name, field in pipeline.fields.items() if not field.shape and "int" in field.dtype]
+        whole = [
+            name
+            for name, field in pipeline.fields.items()
+            if field.dtype in _WHOLE and math.prod(field.shape) < _LARGE
+        ]
         for field in whole[:_MOST_FIELDS]:
             with contextlib.suppress(PipelineError, ValueError, TypeError):  # a stage has made it
-                values = pipeline.source.column(field)
-                found |= {int(np.argmin(values)), int(np.argmax(values))}
+                values = pipeline.source.column(field).reshape(len(pipeline), -1)
+                found |= {int(values.min(axis=1).argmin()), int(values.max(axis=1).argmax())}
         return found
 
     def _resident(self, split: str) -> StreamedSet:
@@ -172,9 +178,10 @@ class ShortData(Data):
             return ""
         shown = []
         for name, values in given.batch.items():
-            is_number = isinstance(values, torch.Tensor) and values.dim() == 1 and "int" in str(values.dtype)
-            if is_number and name not in ("index", getattr(self._ensemble.recipe, "target", "")):
-                row = int(values.argmax())
+            is_whole = isinstance(values, torch.Tensor) and str(values.dtype).removeprefix("torch.") in _WHOLE
+            if is_whole and name not in ("index", getattr(self._ensemble.recipe, "target", "")):
+                largest = values.reshape(len(values), -1).amax(dim=1)
+                row = int(largest.argmax())
                 where = self.describe_sample(given.split, int(given.batch["index"][row]))
-                shown.append(f"the largest {name!r} is {int(values[row])}, of {where}")
+                shown.append(f"the largest {name!r} is {int(largest[row])}, of {where}")
         return "".join(f"; {one}" for one in shown[:_MOST_FIELDS])

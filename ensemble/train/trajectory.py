@@ -17,7 +17,7 @@ from ensemble.train.state import TrainState
 Digests = dict[str, str]
 
 #: The first parts of paths that decide the next steps; a difference of others may only explain one of these.
-DECIDING = ("weights", "requires_grad", "optimizer", "schedule", "precision", "states")
+DECIDING = ("weights", "kept", "requires_grad", "optimizer", "schedule", "precision", "states")
 #: Items of a list that are compared one by one.
 _MOST_ITEMS = 1000
 
@@ -28,6 +28,7 @@ def describe_state(state: TrainState) -> Digests:
     model, parts = optimization.model, optimization.state_dict()
     names = {parameter: name for name, parameter in model.named_parameters()}
     found["weights"] = (parts.get("kept") or {}).get("trained", parts["model"])
+    found["kept"] = parts["model"] if "kept" in parts else {}
     found["requires_grad"] = {name: parameter.requires_grad for parameter, name in names.items()}
     found["optimizer"] = _describe_optimizer(optimization.optimizer, names)
     found |= {name: parts[name] for name in ("schedule", "precision")}
