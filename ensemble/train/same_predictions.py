@@ -41,7 +41,8 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             return one.shape == other.shape and _spread(one, other) <= allowed
 
         again = predict(batch)
-        if not is_same(again, predict(batch, draw=1)) or not is_same(again, predict(batch)):
+        is_settled = is_same(again, predict(batch))
+        if is_settled and not is_same(again, predict(batch, draw=1)):
             yield (
                 "predictions draw random numbers, so that each call gives others: F.dropout(..., "
                 "training=self.training) draws in training alone"
@@ -49,10 +50,10 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             return
         for other in batches[1:]:
             predict(other)
-        if not is_same(first, again) or not is_same(again, predict(batch)):
+        if not is_settled or not is_same(first, again) or not is_same(again, predict(batch)):
             yield (
                 "predictions depend on what the model has predicted before: it keeps something between two calls, "
-                "such as a hidden state or statistics; reset it in forward(), or where self.training is False"
+                "such as a hidden state, statistics, a generator; reset it in forward() unless it trains"
             )
             return
         rows = len(batch["index"])
@@ -60,8 +61,8 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             parts = torch.cat([predict(part) for part in split_batch(batch, PARTS)])
             if parts.shape == first.shape and not is_same(first, parts):
                 yield (
-                    f"predictions depend on which samples are in the batch: those of {rows} samples differ by up to "
-                    f"{_spread(first, parts):.2g} where they are predicted in {PARTS} parts (a softmax over "
+                    f"predictions depend on which samples are in the batch: those of {rows} samples differ by up "
+                    f"to {_spread(first, parts):.2g} where they are predicted in {PARTS} parts (a softmax over "
                     "dimension 0, or statistics of the batch?)"
                 )
 

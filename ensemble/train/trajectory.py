@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,22 @@ from ensemble.train.state import TrainState
 #: Digests by path, such as `weights.head.bias` or `optimizer.head.bias.exp_avg`.
 Digests = dict[str, str]
 
-#: The first parts of paths that decide the next steps; a difference of others may only explain one of these.
+#: The first parts of paths that decide the next steps.
 DECIDING = ("weights", "kept", "requires_grad", "optimizer", "schedule", "precision", "states")
+#: Those that decide what follows a first step, and those of which a difference may only explain another.
+AFTER, HIDDEN = ("weights", "kept", "requires_grad"), ("loose", "modules", "callbacks")
+#: How paths are named for people, by their first part; and how many.
+_WORDS = {
+    "kept": "of the weights that count ",
+    "requires_grad": "`requires_grad` of ",
+    "optimizer": "the optimizer's ",
+    "schedule": "the schedule's ",
+    "states": "of member.state() ",
+    "loose": "outside the state_dict ",
+    "modules": "the attribute ",
+    "callbacks": "of a callback ",
+}
+_NAMED = 2
 #: Items of a list that are compared one by one.
 _MOST_ITEMS = 1000
 
@@ -99,6 +113,13 @@ def find_differences(one: Digests, other: Digests, parts: Iterable[str] = DECIDI
     """Return the paths in these parts that only one has, or of which the digests differ, in their order."""
     paths = [path for path in {**one, **other} if path.partition(".")[0] in parts]
     return [path for path in paths if one.get(path) != other.get(path)]
+
+
+def name_paths(paths: Sequence[str]) -> str:
+    """Return paths as a reader knows them."""
+    parts = [path.partition(".") for path in paths[:_NAMED]]
+    named = ", ".join(f"{_WORDS.get(part, '')}`{name}`" for part, _, name in parts)
+    return named + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
 
 
 def find_change(trajectory: Mapping[int, Digests], path: str, before: int) -> int | None:
