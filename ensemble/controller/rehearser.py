@@ -131,13 +131,15 @@ class Rehearser:
             self._nodes, self._devices = self._session.nodes.packed, self._session.nodes.devices
             saved = self._session.run.members[identity.member].checkpoint  # the last: earlier ones may be gone
             if saved is not None:
-                self._launch(identity, None, (Path(saved.path).name, saved.digest))
+                self._launch(identity, None, proves=(Path(saved.path).name, saved.digest))
         while self._queue and self._running is None:
             identity = self._queue.pop(0)
             if not self._launch(identity, None):
                 self._log(identity, failed="no node has room for it")
 
-    def _launch(self, identity: Identity, trained: int | None, proves: Any = None) -> bool:
+    def _launch(
+        self, identity: Identity, trained: int | None, again: int | None = None, proves: Any = None
+    ) -> bool:
         """Launch the processes of a part; returns whether there is room for them."""
         asking = dataclasses.replace(identity, member=REHEARSAL)
         placed = pack([asking], [], self._nodes, self._devices)
@@ -146,7 +148,7 @@ class Rehearser:
         placement, self._number = placed[0], self._number + 1
         own = dataclasses.replace(asking, cpus_per_worker=0.0, gpus_per_worker=0.0, memory_gb=None)
         alike = [one for one in self._candidates if one.workers == identity.workers and one != identity]
-        request = RehearsalRequest(members=[identity, *alike], trained=trained, proves=proves)
+        request = RehearsalRequest(members=[identity, *alike], trained=trained, again=again, proves=proves)
         meeting = rendezvous_file(self._run_dir, REHEARSAL, self._number)
         nodes: dict[str, Node] = {node.name: node for node in self._nodes}
         jobs = [
@@ -247,6 +249,8 @@ class Rehearser:
             self._queue += [others[name] for name in report.get("others", []) if part.number == 1]
             if self._launch(part.identity, part.number):
                 return
+        if report.get("is_unclear") and self._launch(part.identity, part.trained, again=part.number):
+            return
         self._log(part.identity, failed=failed)
 
     def _note_late(self, identity: Identity, failed: str) -> str | None:

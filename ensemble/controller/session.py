@@ -96,6 +96,7 @@ class Session:
         )
         self.unusable_data: str | None = None
         self._stopped_before = run.ended.reason or "" if isinstance(run.ended, RunStopped) else ""
+        self._is_search = ensemble.search is not None
         self._unused: set[str] = set()  # hyperparameters for which `unused_hyperparameters` was logged
         self._readers_changed = True
 
@@ -290,9 +291,16 @@ class Session:
         return self.queue.fulfil(request, until)
 
     def _spare_others(self) -> None:
-        """Stop the run where members fail alike, one after the other, and there are more that would."""
+        """Stop the run where members fail alike, one after the other, and there are more that would.
+
+        Not a search: its trials fail by their hyperparameters, and it is given up after more of them.
+        """
         members = self.state.run.members.values()
-        if any(m.has_result or m.state == "pruned" for m in members) or self.stop_reason is not None:
+        if (
+            self._is_search
+            or any(m.has_result or m.state == "pruned" for m in members)
+            or self.stop_reason is not None
+        ):
             return
         are_others = self.state.waitlist or any(not live.is_exiting for live in self.state.live.values())
         furthest = max((member.epoch, member.step) for member in members)

@@ -117,12 +117,14 @@ class RehearsalRequest:
     Attributes:
         members: of which the first is rehearsed; the others may have another structure.
         trained: the attempt that has trained; None: this one does.
+        again: the attempt that has gone another way, which this fresh process repeats; None: it is the first.
         proves: name and digest of a checkpoint of the first member, which is in training: whether one can go on
             from it.
     """
 
     members: list[Identity]
     trained: int | None = None
+    again: int | None = None
     proves: tuple[str, str | None] | None = None
 
 

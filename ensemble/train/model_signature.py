@@ -7,6 +7,7 @@ cannot be compared, hyperparameters count, too: signatures may differ needlessly
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,8 @@ from ensemble.train.own_tensors import call_model
 _HARMLESS = ("p", "eps", "momentum", "negative_slope", "dropout")
 _PRINTED = re.compile(rf"\b({'|'.join(_HARMLESS)})=([0-9.e+-]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+#: Structures of members that are rehearsed, at most.
+MOST_STRUCTURES = 3
 _MODULE = {"train", *vars(nn.Module())} - {"training"}  # a base has a train() of its own
 
 
@@ -53,6 +56,28 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
         described.append(select_hyperparameters(identity))
     size = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors if _shape(tensor) is not None)
     return hash_json([*described, _ADDRESS.sub("", text)]), size
+
+
+def list_structures(ensemble: Ensemble, members: list[Identity]) -> list[str]:
+    """Return the first member of each structure but the first."""
+    first: dict[str, str] = {}
+    for identity in members:
+        first.setdefault(json.dumps(_describe_structure(ensemble, identity), default=repr), identity.member)
+    return list(first.values())[1:MOST_STRUCTURES]
+
+
+def _describe_structure(ensemble: Ensemble, identity: Identity) -> list[Any]:
+    """Return what of a member is rehearsed: its parameters, classes of modules, and options with a state."""
+    own, recipe = identity, ensemble.recipe
+    options: list[Any] = [own.averaging, own.early_stopping, own.mixup > 0, own.keep, own.precision, own.callbacks]
+    options += [own.optimizer and own.optimizer["name"], own.schedule and own.schedule["name"]]
+    if not isinstance(recipe, Recipe) or has_own_loop(recipe):
+        return [options, {name: value for name, value in own.params.items() if isinstance(value, str | bool)}]
+    with contextlib.suppress(Exception):  # the member itself shows it
+        model = build_without_memory(recipe, ensemble.as_declared(own.params))
+        kinds = sorted({type(module).__name__ for module in model.modules()})
+        return [options, kinds, [name for name, _ in model.named_parameters()]]
+    return [options]
 
 
 def check_start(ensemble: Ensemble, member: Identity, saved: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,7 @@ from torch import Tensor
 
 from ensemble.comm import Communicator, SingleRank
 from ensemble.meter import CpuClock
-from ensemble.spec import Ensemble, Identity, Recipe
-from ensemble.spec.recipe import has_own_loop
+from ensemble.spec import Ensemble, Identity
 from ensemble.store import DamagedError, RunDir, load_checkpoint
 from ensemble.store.files import write_json
 from ensemble.store.member import UNCOMBINED
@@ -39,7 +39,7 @@ from ensemble.train.job import (
     RehearsalRequest,
     StopTraining,
 )
-from ensemble.train.model_signature import build_without_memory
+from ensemble.train.model_signature import list_structures
 from ensemble.train.own_tensors import note_process, use_base
 from ensemble.train.rehearsed_loop import LEAST_S, SHARE, RehearsedLoop
 from ensemble.train.reporter import append_log
@@ -54,14 +54,13 @@ from ensemble.train.trajectory import (
     describe_weights,
     find_change,
     find_differences,
+    measure_distance,
     name_paths,
 )
 from ensemble.train.worker import check_gpu, classify, connect
 
 Emit = Callable[[dict[str, Any]], None]
 
-#: Structures of models that are rehearsed, at most.
-MOST_STRUCTURES = 3
 HEARTBEAT_S = 1.0
 #: How much further apart two processes may be than one is from itself, where training is not reproducible.
 _SPREADS, _ROUNDING = 4.0, 1e-5
@@ -85,6 +84,7 @@ class Findings:
         others: the first member of each further structure.
         epochs: short ones that were trained.
         predicted: the task, and values of a few samples.
+        is_unclear: whether another fresh process is to repeat what this one has done.
     """
 
     refused: list[str] = field(default_factory=list)
@@ -94,6 +94,7 @@ class Findings:
     others: list[str] = field(default_factory=list)
     epochs: int = 0
     predicted: dict[str, Any] | None = None
+    is_unclear: bool = False
 
 
 def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock | None = None) -> Outcome:
@@ -138,13 +139,13 @@ def rehearse_here(ensemble: Ensemble, member: Identity, directory: str) -> Findi
 
     reports: list[dict[str, Any]] = []
     alone, clock, found = dataclasses.replace(member, workers=1), CpuClock(), Findings()
-    for trained in (None, 0):
-        request = RehearsalRequest(members=[alone], trained=trained)
+    for trained, again in ((None, None), (0, None), (0, 0)):
+        request = RehearsalRequest(members=[alone], trained=trained, again=again)
         run(make_job_here(ensemble, alone, directory, rehearsal=request), ensemble, reports.append, Inbox(), clock)
         report = next(one for one in reversed(reports) if one["type"] == "rehearsed")
         found.refused, found.remarks = found.refused + report["refused"], found.remarks + report["remarks"]
         found.failed, found.is_late = report["failed"], report["is_late"]
-        if found.failed or found.refused:
+        if found.failed or found.refused or (trained == 0 and not report["is_unclear"]):
             break
     return found
 
@@ -189,7 +190,10 @@ class _Rehearsal:
         self._ensemble, self._findings, self._heard_at = ensemble, findings, 0.0
         self._folder = RunDir(job.run_dir).member(REHEARSAL)
         trained = job.attempt if self._request.trained is None else self._request.trained
-        self._record_file = self._folder / f"record-{trained}.json"
+        self._record_file = self._find_file("record", trained)
+
+    def _find_file(self, what: str, attempt: int) -> Path:
+        return self._folder / f"{what}-{attempt}.json"
 
     def perform(self) -> None:
         """Train, or go on from what was trained, or from a checkpoint of a member in training."""
@@ -197,7 +201,7 @@ class _Rehearsal:
         if self._request.proves is not None:
             self._prove(*self._request.proves)
         elif self._request.trained is None:
-            self._findings.others += _list_structures(self._ensemble, self._request.members)
+            self._findings.others += list_structures(self._ensemble, self._request.members)
             self._train()
         else:
             self._resume(_Record(**json.loads(self._record_file.read_text(encoding="utf-8"))))
@@ -252,10 +256,15 @@ class _Rehearsal:
 
     def _resume(self, record: _Record) -> None:
         """Go on from the checkpoints of the first process, and compare; all ranks do the same."""
+        if self._request.again is not None:
+            text = self._find_file("again", self._request.again).read_text(encoding="utf-8")
+            self._repeat(record, json.loads(text))
+            return
         for start, until in record.plan():
             loop = self._go_on(record, start, until)
-            if loop is None or (why := self._explain(record, loop, start)) is not None:
-                self._findings.refused += [] if loop is None else [why or ""]
+            why = None if loop is None else self._explain(record, loop, start)
+            self._findings.refused += filter(None, [why])
+            if loop is None or why is not None or self._findings.is_unclear:
                 return
         if self._comm.world > 1:
             why = self._compare_with_one(record) if self._comm.rank == 0 else None
@@ -293,20 +302,31 @@ class _Rehearsal:
             return f"{_BROKEN}: after one behind epoch {start - 1} {name_paths(differing)} differs{cause}"
         for epoch in sorted(set(loop.trajectory) - {start}):
             if differing := self._differ(before[epoch], loop.trajectory[epoch], AFTER):
-                again = self._go_on(record, start, epoch)
-                if again is None or self._differ(again.trajectory[epoch], loop.trajectory[epoch], AFTER):
-                    self._findings.remarks.append(
-                        f"your training is not reproducible: {name_paths(differing)} differs where two processes "
-                        "go on from one checkpoint (a generator of your own, or atomic operations on a GPU)"
-                    )
-                    return self._compare_spreads(record, start)
-                hidden = self._differ(before[start], loop.trajectory[start], HIDDEN)
-                cause = (
-                    f"{name_paths(hidden)} differed" if hidden else f"a checkpoint holds no difference{_OUTSIDE}"
-                )
-                when = f"in epoch {epoch - 1}" if epoch > start + 1 else "after its first steps"
-                return f"{_BROKEN}: {when} {name_paths(differing)} differs, though before it {cause}"
+                self._findings.is_unclear = True
+                if self._comm.rank == 0:
+                    about = {"start": start, "epoch": epoch, "differing": differing}
+                    write_json(self._find_file("again", self._job.attempt), {**about, **loop.trajectory[epoch]})
+                return None
         return None
+
+    def _repeat(self, record: _Record, about: dict[str, Any]) -> None:
+        """Go the way of another fresh process again: does training not repeat itself, or does a resume not?"""
+        start, epoch, differing = (about.pop(name) for name in ("start", "epoch", "differing"))
+        if (loop := self._go_on(record, start, epoch)) is None:
+            return
+        if self._differ(about, loop.trajectory[epoch], AFTER):
+            self._findings.remarks.append(
+                f"your training is not reproducible: {name_paths(differing)} differs where two processes go on "
+                "from one checkpoint (a generator of your own, or atomic operations on a GPU)"
+            )
+            self._findings.refused += filter(None, [self._compare_spreads(record, start)])
+            return
+        hidden = self._differ(record.trajectory[str(start)], loop.trajectory[start], HIDDEN)
+        cause = f"{name_paths(hidden)} differed" if hidden else f"a checkpoint holds no difference{_OUTSIDE}"
+        when = f"in epoch {epoch - 1}" if epoch > start + 1 else "after its first steps"
+        self._findings.refused.append(
+            f"{_BROKEN}: {when} {name_paths(differing)} differs, though before it {cause}"
+        )
 
     def _compare_spreads(self, record: _Record, start: int) -> str | None:
         """Return why two processes are further apart than one is from itself; None where they are not."""
@@ -316,9 +336,9 @@ class _Rehearsal:
         if len(weights) < 2:
             return None
         written = self._read_weights(record, until)
-        apart, spread = _distance(written, weights[0]), _distance(*weights)
+        apart, spread = measure_distance(written, weights[0]), measure_distance(*weights)
         text = f"{_BROKEN}: weights are {apart:.3g} from those without one, only {spread:.3g} from each other"
-        is_alike = apart <= _SPREADS * spread + _ROUNDING * _distance(written, {})
+        is_alike = apart <= _SPREADS * spread + _ROUNDING * measure_distance(written, {})
         found: str | None = gather_json(self._comm, None if is_alike else text + _OUTSIDE)[0]
         return found
 
@@ -344,9 +364,9 @@ class _Rehearsal:
             if loop.has_batch_norm:
                 return None
         one = loops[0].weights[1]
-        moved = _distance(one, loops[0].weights[0]) or 1.0
+        moved = measure_distance(one, loops[0].weights[0]) or 1.0
         several, others = self._read_weights(record, 1), loops[1].weights[1]
-        apart, spread = (_distance(one, other) / moved for other in (several, others))
+        apart, spread = (measure_distance(one, other) / moved for other in (several, others))
         if apart <= _ALIKE + _SPREADS * spread:
             return None
         return (
@@ -378,34 +398,3 @@ class _OtherDraws(SingleRank):
     """One worker that draws other random numbers."""
 
     rank = 1
-
-
-def _list_structures(ensemble: Ensemble, members: list[Identity]) -> list[str]:
-    """Return the first member of each structure but the first."""
-    first: dict[str, str] = {}
-    for identity in members:
-        first.setdefault(json.dumps(_describe_structure(ensemble, identity), default=repr), identity.member)
-    return list(first.values())[1:MOST_STRUCTURES]
-
-
-def _describe_structure(ensemble: Ensemble, identity: Identity) -> list[Any]:
-    """Return what of a member is rehearsed: its parameters, classes of modules, and options with a state."""
-    own, recipe = identity, ensemble.recipe
-    options: list[Any] = [own.averaging, own.early_stopping, own.mixup > 0, own.keep, own.precision, own.callbacks]
-    options += [own.optimizer and own.optimizer["name"], own.schedule and own.schedule["name"]]
-    if not isinstance(recipe, Recipe) or has_own_loop(recipe):
-        return [options, {name: value for name, value in own.params.items() if isinstance(value, str | bool)}]
-    with contextlib.suppress(Exception):  # the member itself shows it
-        model = build_without_memory(recipe, ensemble.as_declared(own.params))
-        kinds = sorted({type(module).__name__ for module in model.modules()})
-        return [options, kinds, [name for name, _ in model.named_parameters()]]
-    return [options]
-
-
-def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return the Euclidean distance between weights; of a name that one lacks, from 0."""
-    floats = {name: tensor.detach().double() for name, tensor in one.items() if tensor.is_floating_point()}
-    squares = [
-        (own - other[name].double() if name in other else own).square().sum() for name, own in floats.items()
-    ]
-    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0

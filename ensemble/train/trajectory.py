@@ -128,3 +128,12 @@ def find_change(trajectory: Mapping[int, Digests], path: str, before: int) -> in
         if epoch in trajectory and trajectory.get(epoch - 1, {}).get(path) != trajectory[epoch].get(path):
             return epoch - 1
     return None
+
+
+def measure_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Return the Euclidean distance between weights; of a name that one lacks, from 0."""
+    floats = {name: tensor.detach().double() for name, tensor in one.items() if tensor.is_floating_point()}
+    squares = [
+        (own - other[name].double() if name in other else own).square().sum() for name, own in floats.items()
+    ]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0

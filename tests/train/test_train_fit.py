@@ -187,8 +187,8 @@ def test_the_dry_run_looks_and_does_not_count_its_time(tmp_path: Path) -> None:
     def build(params: Any) -> Any:
         return Parts(lambda scores, x: time.sleep(0.0 if torch.is_grad_enabled() else 0.3) or scores.softmax(1))
 
-    looked = ensemble.dry_run(declare(Recipe(model=build, loss=entropy())), executor="inline")
-    assert any(note.startswith("member-0: the model ends in a softmax") for note in looked.notes)
+    looked = ensemble.dry_run(declare(Recipe(model=build, loss=entropy()), rehearsal="refuse"), executor="inline")
+    assert any("the model ends in a softmax" in note for note in looked.notes)
     assert looked.members[0]["step_s"] < 0.1
 
 
