@@ -241,7 +241,7 @@ class Rehearser:
                 self._sum.remarks.append(f"{UNCOMBINED}: {why}")
         failed = report["failed"]
         if failed is not None and report["is_late"]:
-            failed = self._note_late(part.identity, failed)
+            failed = self._note_late(part.identity, failed, report["failed_in"])
             if failed is None:  # another member shows whether it is of all
                 return
         if failed is None and not (self._sum.refused and self._refuses) and part.trained is None:
@@ -253,7 +253,7 @@ class Rehearser:
             return
         self._log(part.identity, failed=failed)
 
-    def _note_late(self, identity: Identity, failed: str) -> str | None:
+    def _note_late(self, identity: Identity, failed: str, where: str) -> str | None:
         """Refuse what two members, or the only one, meet after their first step; else try another one."""
         self._errors[identity.member] = failed
         others = [
@@ -262,7 +262,8 @@ class Rehearser:
         if len(self._errors) == 1 and others and self._launch(others[-1], None):
             return None
         if len(set(self._errors.values())) == 1:
-            self._sum.refused.append(failed)
+            self._sum.refused.append("; ".join(filter(None, (failed, where))))
+            return ""
         return failed
 
     def _log(self, identity: Identity, failed: str | None) -> None:
@@ -272,7 +273,7 @@ class Rehearser:
             code=self._session.run.header.code,
             refused=self._sum.refused,
             remarks=self._sum.remarks,
-            failed=None if failed in self._sum.refused else failed,
+            failed=failed or None,
             epochs=self._epochs,
             took_s=self._session.now - self._began,
         )

@@ -80,7 +80,8 @@ class Findings:
     Attributes:
         refused: why the run should not start.
         remarks: what its user should know.
-        failed: the error that ended it early; is_late: whether members would meet it after their first step.
+        failed, failed_in: the error that ended it early, and the batch.
+        is_late: whether members would meet it after their first step.
         others: the first member of each further structure.
         epochs: short ones that were trained.
         predicted: the task, and values of a few samples.
@@ -90,6 +91,7 @@ class Findings:
     refused: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     failed: str | None = None
+    failed_in: str = ""
     is_late: bool = False
     others: list[str] = field(default_factory=list)
     epochs: int = 0
@@ -223,8 +225,8 @@ class _Rehearsal:
         try:
             loop.run(lambda state: self._check_trained(state, loop.trajectory))
         except Exception as error:
-            where = "" if isinstance(error, LabelError) else loop.failed_in
-            findings.failed = "; ".join(filter(None, (describe_error(error), where)))
+            findings.failed = describe_error(error)
+            findings.failed_in = "" if isinstance(error, LabelError) else loop.failed_in
             findings.is_late = loop.is_late and not isinstance(error, Diverged)
             raise
         findings.epochs = last = max(loop.trajectory)
@@ -389,9 +391,7 @@ class _Rehearsal:
         if self._try(loop, f"before epoch {loop.last} it became another model than it was, and a resume"):
             written = describe_weights((saved.get("kept") or {}).get("trained", saved["model"]))
             if differing := self._differ(written, loop.trajectory[loop.last], ("weights",)):
-                self._findings.refused.append(
-                    f"{_BROKEN}: before epoch {loop.last} {name_paths(differing)} differs"
-                )
+                self._findings.refused.append(f"{_BROKEN}: {name_paths(differing)} differs in epoch {loop.last}")
 
 
 class _OtherDraws(SingleRank):

@@ -124,9 +124,12 @@ class ShortData(Data):
 
     def _read_part(self, name: str) -> list[Batch]:
         if name not in self._parts:
-            chosen, showing = self.find_held_out(name), self._find_extremes(name)
             size, rank, world = self._identity.batch_size, self._comm.rank, self._comm.world
-            loader = self._resident(name).loader(size, rank, world, chosen=chosen, showing=showing)
+            loader = self._resident(name).loader(size, rank, world, chosen=self.find_held_out(name))
+            ends, extremes = loader.spans[:1] + loader.spans[-1:], self._find_extremes(name)
+            loader.spans = [
+                one for one in loader.spans if one in ends or any(one[0] <= row < one[1] for row in extremes)
+            ]
             self._parts[name] = [batch.clone() for batch in loader]
         return self._parts[name]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 #: Reads rows of a set: a view, the slot of the first of them in it, and which rows hold a sample.
 ReadRows = Callable[[int, int], tuple[ring.RingView, int, npt.NDArray[Any]]]
-#: Of each row of a set whether it is read, [n].
-Chosen = npt.NDArray[np.bool_]
+Chosen = npt.NDArray[np.bool_]  # of each row of a set whether it is read, [n]
 TRIED, TRIED_BYTES = 64, 2**28  # records that are tried at a time, at most, and their bytes
 _CHECKS, LEAST_CHECKED = 64, 2**20  # while a set is prepared, at most so many, each for at least so many bytes
 
@@ -52,17 +51,15 @@ class _WholeSet:
         world: int = 1,
         collate: Collate | None = None,
         chosen: Chosen | None = None,
-        showing: Collection[int] | None = None,
     ) -> ResidentLoader:
         """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order, at each pass.
 
         Args:
             collate: `f(batch)` or `f(batch, rng)`, applied to each batch; `rng` is None.
             chosen: whether batches have each row, bool [n]; None: they have all.
-            showing: of all batches only the first, the last, and those that have these rows.
         """
         assert isinstance(self, Resident | StreamedSet)
-        return ResidentLoader(self, batch_size, rank, world, collate, chosen, showing)
+        return ResidentLoader(self, batch_size, rank, world, collate, chosen)
 
 
 class Resident(_WholeSet):
@@ -267,7 +264,7 @@ def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Seq
 
 
 class ResidentLoader:
-    """Iterates a rank's rows of a resident set, as often as wanted; a batch is valid until the next one is."""
+    """Iterates the `spans` of a rank's rows of a resident set; a batch is valid until the next one is."""
 
     def __init__(
         self,
@@ -277,19 +274,13 @@ class ResidentLoader:
         world: int = 1,
         collate: Collate | None = None,
         chosen: Chosen | None = None,
-        showing: Collection[int] | None = None,
     ) -> None:
         self._resident, self._chosen = resident, chosen
         batch_size = check_integer("batch_size", batch_size, 1)
         world = check_integer("world", world, 1)
         rank = check_integer("rank", rank, 0, world - 1, f" of world {world}")
-        bounds = cut_rows(*rank_bounds(0, len(resident.pipeline), rank, world), batch_size, chosen)
-        self._ranges = list(pairwise(bounds))
-        if showing is not None:
-            ends = self._ranges[:1] + self._ranges[-1:]
-            self._ranges = [
-                one for one in self._ranges if one in ends or any(one[0] <= row < one[1] for row in showing)
-            ]
+        rows = rank_bounds(0, len(resident.pipeline), rank, world)
+        self.spans = list(pairwise(cut_rows(*rows, batch_size, chosen)))
         self._collate: Collator | None = None
         if collate is not None:
             from pipelines.loader.collate import Collator
@@ -298,15 +289,12 @@ class ResidentLoader:
         self._counts = {"samples": 0, "batches": 0, "skipped": 0}
 
     def __len__(self) -> int:
-        return len(self._ranges)
+        return len(self.spans)
 
     def __iter__(self) -> Iterator[Batch]:
-        if not self._ranges:
-            return
-        ranges, structure = self._ranges, self._resident.pipeline.structure
-        largest = max(stop - start for start, stop in ranges)
-        read = self._resident.begin_pass(max(1, largest), ranges[0][0], ranges[-1][1])
-        for step, (start, stop) in enumerate(ranges):
+        spans, structure = self.spans or [(0, 1)], self._resident.pipeline.structure
+        read = self._resident.begin_pass(max(b - a for a, b in spans), spans[0][0], spans[-1][1])
+        for step, (start, stop) in enumerate(self.spans):
             view, slot, ok = read(start, stop)
             wanted = ok.size if self._chosen is None else int(self._chosen[start:stop].sum())
             if self._chosen is not None:
