@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from ensemble.store.file_checks import FileCheck
 from ensemble.store.files import format_command
 from ensemble.store.mirror_status import MirrorOptions
 from ensemble.train.compilation import remove_empty
+from ensemble.train.job import REHEARSAL
 from ensemble.user_code.fingerprint import Code, code_of
 from pipelines.errors import PipelineError
 from pipelines.providers import import_object
@@ -168,6 +170,7 @@ class Controller:
             performer.reducer.close()
         self.executor.close()
         remove_empty(self.run_dir.path / "compiled")
+        shutil.rmtree(self.run_dir.member(REHEARSAL), ignore_errors=True)
         if self.observers is not None:
             self.observers.close()
         self.events.close()

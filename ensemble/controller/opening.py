@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from ensemble.executors.private_directory import remove_stale
 from ensemble.interrupts import raise_if_deferred
 from ensemble.store import receive_requests
 from ensemble.store.reopening import give_more_epochs
+from ensemble.train.job import REHEARSAL
 from pipelines.providers import import_object
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 def clear_remains(run: Controller) -> None:
     """Remove what killed processes have left; read requests to an earlier start."""
     remove_stale("ensemble-", stop_stale_daemon)
+    shutil.rmtree(run.run_dir.member(REHEARSAL), ignore_errors=True)
     run.opening.requests = receive_requests(run.run_dir, run.stuck)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from ensemble.train.job import REHEARSAL, Job, RehearsalRequest
 
 #: Members with other numbers of workers that are rehearsed, at most.
 MOST_WIDTHS = 2
+_NUMBER = re.compile(r"\d+")
 #: Checkpoints of members in training that are tried again, at most, as they were gone.
 MOST_TRIES = 8
 
@@ -107,6 +109,11 @@ class Rehearser:
         return self.is_busy
 
     @property
+    def is_proving(self) -> bool:
+        """Whether a checkpoint of a member in training is or will be tried."""
+        return bool(self._unproven) or (self._running is not None and self._running.proves)
+
+    @property
     def _refuses(self) -> bool:
         return self._ensemble.rehearsal == "refuse"
 
@@ -125,7 +132,7 @@ class Rehearser:
     def _launch_next(self) -> None:
         if self._running is not None:
             return
-        self._sum, self._began = _Sum(), self._session.now
+        self._sum, self._began, self._errors = _Sum(), self._session.now, {}
         if not self._queue and self._unproven:
             identity = self._unproven.pop(0)
             self._nodes, self._devices = self._session.nodes.packed, self._session.nodes.devices
@@ -186,7 +193,7 @@ class Rehearser:
             return True
         part.last_event_at = self._session.now
         kind = event["type"]
-        if kind == "rehearsed" and (part.report is None or event["is_late"]):
+        if kind == "rehearsed" and (part.report is None or event["is_late"] or event["refused"]):
             part.report = event
         elif kind in ("launch_failed", "failed"):
             part.detail = event.get("detail") or event.get("error") or part.detail
@@ -194,7 +201,8 @@ class Rehearser:
         elif kind == "exited":
             part.ranks.discard(event["rank"])
             if event["outcome"] not in ("finished", "failed"):
-                part.detail = f"rank {event['rank']} {event.get('detail') or 'ended'}"
+                detail = str(event.get("detail") or "ended").partition("; see ")[0]  # its log goes with the folder
+                part.detail = f"rank {event['rank']} {detail}"
                 self._session.actions += [Kill(REHEARSAL)] if part.ranks else []
         if not part.ranks:
             self._running = None
@@ -228,7 +236,7 @@ class Rehearser:
                 self._tries += 1
                 self._unproven.append(part.identity)
             if self._sum.refused:
-                self._log(part.identity, failed=None)
+                self._log(part.identity, failed=None, is_proof=True)
             else:
                 self._launch_next()
             return
@@ -255,7 +263,7 @@ class Rehearser:
 
     def _note_late(self, identity: Identity, failed: str, where: str) -> str | None:
         """Refuse what two members, or the only one, meet after their first step; else try another one."""
-        self._errors[identity.member] = failed
+        self._errors[identity.member] = _NUMBER.sub("0", failed)  # sizes are of the member
         others = [
             one for one in self._candidates if one.params != identity.params and one.workers == identity.workers
         ]
@@ -266,7 +274,7 @@ class Rehearser:
             return ""
         return failed
 
-    def _log(self, identity: Identity, failed: str | None) -> None:
+    def _log(self, identity: Identity, failed: str | None, *, is_proof: bool = False) -> None:
         """Say what was found; the next one is rehearsed, or members start, or the run does not."""
         event = Rehearsed(
             of=identity.member,
@@ -279,7 +287,7 @@ class Rehearser:
         )
         fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("v", "t")}
         self._session.log("rehearsed", **fields)
-        if event.refused and self._refuses and not any(one.attempts for one in self._session.run.members.values()):
+        if event.refused and self._refuses and not is_proof:
             self.refusal = describe_refusal(identity.member, event.refused)
             self._queue.clear()
         self._session.actions.append(RemoveFolder(REHEARSAL))

@@ -124,7 +124,8 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether no member has processes or will be placed, and the cost of each trial is known, if it counts."""
-        return not self.attempts and (self.stop_reason is not None or not self.state.waitlist)
+        has_ended = not self.attempts and (self.stop_reason is not None or not self.state.waitlist)
+        return has_ended and (self.stop_reason is not None or not self._planner.rehearser.is_proving)
 
     def limit_trials(self, most: int, ready: int) -> None:
         """Propose so many members more, at most, and so many now: a sampler may have nothing more to propose."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ensemble.reporting import text
 from ensemble.reporting.columns import list_columns
 from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.sections.notices import describe
 from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.tables import NARROWEST, Column, lay_out
 from ensemble.reporting.time_left import TimeLeftEstimator, describe_time_left, fraction_done, member_epochs
@@ -211,6 +212,7 @@ class _Lines:
         self._first_with: dict[str, str] = {}
         self._begun = self._ended = self._measuring = self._combining = False
         self._rehearsing: str | None = None
+        self._rehearsed = 0
         self._shown_s: float | None = None  # of the run, at the last line on the whole of it
         self._shown_ended = 0
 
@@ -225,6 +227,10 @@ class _Lines:
         if state.rehearsing is not None and state.rehearsing != self._rehearsing:
             lines.append(f"rehearsing {state.rehearsing}: short epochs, and a resume from their checkpoints")
         self._rehearsing = state.rehearsing
+        lines += [
+            describe(one) for one in state.rehearsed[self._rehearsed :] if one.refused or one.remarks or one.failed
+        ]
+        self._rehearsed = len(state.rehearsed)
         if state.measuring and not self._measuring:
             lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
         self._measuring = bool(state.measuring)

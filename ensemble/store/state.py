@@ -120,6 +120,7 @@ class RunState:
         """What the run waits for that it has not got yet, in words."""
         parts = [f"Ray: {self.missing}"] * bool(self.missing)
         parts += [f"memory: {self.awaited_memory}"] * bool(self.awaited_memory)
+        parts += [f"the rehearsal of {self.rehearsing}"] * bool(self.rehearsing)
         return "; ".join(parts) if parts and self.ended is None else None
 
     @property

@@ -47,7 +47,7 @@ class Lifecycle:
     def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
         self._state, self._evaluator, self._answers, self._digest = state, evaluator, Answers(state), ""
         self.has_left = self._has_begun = self._stops_at_epoch_end = False
-        self._outline: Any = None  # of the last checkpoint
+        self.outline: Any = None  # of the last checkpoint, or of the beginning
         self._save_every_s = 60 * (state.ensemble.checkpoint_minutes or float("inf"))
         self._save_due = self._saved_s = float("inf")  # by the monotonic clock of this rank
         state.data.on_wait = self.wait
@@ -392,7 +392,7 @@ class Lifecycle:
         if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:
             state.reporter.event("progress", **state.describe_progress(), saves_bytes=size)
         outline = describe_outline(parts["structure"], parts["model"])
-        changed, self._outline = self._outline not in (None, outline), outline
+        changed, self.outline = self.outline != outline, outline
         saved = state.checkpointer.save(state.data.first_epoch or 0, at, parts)
         self._digest, self._saved_s = saved["weights_sha256"], time.monotonic()
         self._save_due = self._saved_s + self._save_every_s

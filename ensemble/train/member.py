@@ -31,10 +31,11 @@ from ensemble.train.job import TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.optimization import OWN_STEPS, Optimization
 from ensemble.train.outputs import UNDECLARED
-from ensemble.train.own_tensors import refuse_shared
+from ensemble.train.own_tensors import own_state, refuse_shared
 from ensemble.train.predictions import Predict, predict, predict_batch
 from ensemble.train.state import TrainState
 from ensemble.train.steps import TrainingSteps
+from ensemble.train.structure import describe_outline
 from pipelines.providers import import_object
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class TrainContext(FrameworkMember):
         )
         state.prepared.keep(state.callbacks, keeps_best=own.keep == "best")
         self._life.resumption.resume()
+        self._life.outline = describe_outline(state.prepared.structure, own_state(model))
         state.callbacks.call("begin_training")
         state.callbacks.check_states()
         if own.compile is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ensemble.comm import Communicator, SingleRank
 from ensemble.meter import CpuClock
 from ensemble.spec import Ensemble, Identity
-from ensemble.store import DamagedError, RunDir, load_checkpoint
+from ensemble.store import RunDir, load_checkpoint
 from ensemble.store.files import write_json
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.fit_to_task import explain_predictions, predict_few
@@ -123,14 +123,14 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
     except (Exception, SystemExit) as error:
         _log(job, error)
         reason, outcome = classify(error)[0], "failed"
-        findings.failed = findings.failed or describe_error(error)
+        findings.failed = findings.failed or (None if findings.refused else describe_error(error))
         findings.is_late = isinstance(error, LabelError) or (findings.is_late and reason == "error")
         if reason == "lost" and job.rank:  # the rank that it has lost says why
             findings.failed = None
     finally:
         emit(clock.report(job.node, "profile", rank=job.rank))
         clock.switch(before)
-    if outcome in ("finished", "failed") and (job.rank == 0 or findings.failed):
+    if outcome in ("finished", "failed") and (job.rank == 0 or findings.failed or findings.refused):
         emit({"type": "rehearsed", "member": REHEARSAL, "attempt": job.attempt, **vars(findings)})
     return outcome
 
@@ -242,7 +242,7 @@ class _Rehearsal:
         shares = gather_json(self._comm, weights)
         if unequal := [path for path in weights if len({share.get(path) for share in shares}) > 1]:
             findings.refused.append(
-                f"the workers have different weights after {last} short epochs: {name_paths(unequal)}: what is "
+                f"the workers have different weights after {last} short epochs ({name_paths(unequal)}): what is "
                 "trained is exchanged if the optimizer that member.prepare() got holds it; buffers need the same "
                 "values on all workers"
             )
@@ -264,31 +264,33 @@ class _Rehearsal:
             return
         for start, until in record.plan():
             loop = self._go_on(record, start, until)
-            why = None if loop is None else self._explain(record, loop, start)
+            why = self._explain(record, loop, start)
             self._findings.refused += filter(None, [why])
-            if loop is None or why is not None or self._findings.is_unclear:
+            if why is not None or self._findings.is_unclear:
                 return
         if self._comm.world > 1:
             why = self._compare_with_one(record) if self._comm.rank == 0 else None
             self._findings.refused += filter(None, [gather_json(self._comm, why)[0]])
 
-    def _go_on(self, record: _Record, start: int, until: int, keeps: int = -1) -> RehearsedLoop | None:
-        """Train on from a checkpoint; None where it fails, which is noted."""
+    def _go_on(self, record: _Record, start: int, until: int, keeps: int = -1) -> RehearsedLoop:
+        """Train on from a checkpoint."""
         loop = self._make_loop(checkpoints=[record.checkpoints[str(start)]])
         loop.last, loop.is_end, loop.keeps = until, until == record.last, (keeps,)
-        return loop if self._try(loop, f"a resume behind epoch {start - 1}") else None
+        self._try(loop, f"a resume after epoch {start - 1}")
+        return loop
 
-    def _try(self, loop: RehearsedLoop, what: str) -> bool:
-        """Run a loop from a checkpoint; returns whether it ended, else it is noted."""
+    def _try(self, loop: RehearsedLoop, what: str) -> None:
+        """Run a loop from a checkpoint; what it raises ends this process, as other ranks would wait for it."""
         try:
             loop.run()
         except Exception as error:
-            if classify(error)[0] not in ("error", "impossible", "nan"):
-                raise
-            _log(self._job, error)
-            self._findings.refused.append(f"{what} would fail: {describe_error(error)}")
-            return False
-        return True
+            if classify(error)[0] in ("error", "impossible", "nan"):
+                text = (
+                    " ".join(str(error).split()) if "loading state_dict" in str(error) else describe_error(error)
+                )
+                why = text.replace(f"{REHEARSAL} cannot", "it cannot")
+                self._findings.refused.append(f"{what} would fail: {why}")
+            raise
 
     def _differ(self, one: Digests, other: Digests, parts: tuple[str, ...]) -> list[str]:
         """Return the paths in these parts that differ on rank 0."""
@@ -301,7 +303,7 @@ class _Rehearsal:
         if differing := self._differ(before[start], loop.trajectory[start], DECIDING):
             changed = find_change(before, differing[0], start)
             cause = f", which changed in epoch {changed}" if changed is not None else ""
-            return f"{_BROKEN}: after one behind epoch {start - 1} {name_paths(differing)} differs{cause}"
+            return f"{_BROKEN}: after one in epoch {start} {name_paths(differing)}{cause}"
         for epoch in sorted(set(loop.trajectory) - {start}):
             if differing := self._differ(before[epoch], loop.trajectory[epoch], AFTER):
                 self._findings.is_unclear = True
@@ -314,29 +316,25 @@ class _Rehearsal:
     def _repeat(self, record: _Record, about: dict[str, Any]) -> None:
         """Go the way of another fresh process again: does training not repeat itself, or does a resume not?"""
         start, epoch, differing = (about.pop(name) for name in ("start", "epoch", "differing"))
-        if (loop := self._go_on(record, start, epoch)) is None:
-            return
+        loop = self._go_on(record, start, epoch)
         if self._differ(about, loop.trajectory[epoch], AFTER):
             self._findings.remarks.append(
-                f"your training is not reproducible: {name_paths(differing)} differs where two processes go on "
+                f"your training is not reproducible: {name_paths(differing)} where two processes go on "
                 "from one checkpoint (a generator of your own, or atomic operations on a GPU)"
             )
             self._findings.refused += filter(None, [self._compare_spreads(record, start)])
             return
         hidden = self._differ(record.trajectory[str(start)], loop.trajectory[start], HIDDEN)
-        cause = f"{name_paths(hidden)} differed" if hidden else f"a checkpoint holds no difference{_OUTSIDE}"
+        cause = name_paths(hidden) if hidden else f"a checkpoint holds no difference{_OUTSIDE}"
         when = f"in epoch {epoch - 1}" if epoch > start + 1 else "after its first steps"
-        self._findings.refused.append(
-            f"{_BROKEN}: {when} {name_paths(differing)} differs, though before it {cause}"
-        )
+        self._findings.refused.append(f"{_BROKEN}: {when} {name_paths(differing)}; before it {cause}")
 
     def _compare_spreads(self, record: _Record, start: int) -> str | None:
         """Return why two processes are further apart than one is from itself; None where they are not."""
         until = min((int(other) for other in record.checkpoints if int(other) > start), default=None)
-        loops = [self._go_on(record, start, until, keeps=until) for _ in range(2)] if until is not None else []
-        weights = [loop.weights[until] for loop in loops if loop is not None and until is not None]
-        if len(weights) < 2:
+        if until is None:
             return None
+        weights = [self._go_on(record, start, until, keeps=until).weights[until] for _ in range(2)]
         written = self._read_weights(record, until)
         apart, spread = measure_distance(written, weights[0]), measure_distance(*weights)
         text = f"{_BROKEN}: weights are {apart:.3g} from those without one, only {spread:.3g} from each other"
@@ -381,17 +379,13 @@ class _Rehearsal:
     def _prove(self, name: str, digest: str | None) -> None:
         """Go on from a checkpoint of a member in training, up to the first step, and compare the weights."""
         member = self._request.members[0].member
-        try:
-            saved = load_checkpoint(RunDir(self._job.run_dir).member(member) / name, digest=digest)
-        except DamagedError as error:
-            self._findings.failed = str(error)
-            return
+        saved = load_checkpoint(RunDir(self._job.run_dir).member(member) / name, digest=digest)
         loop = self._make_loop(folder=member, checkpoints=[(name, digest)])
         loop.last, loop.is_end = saved["position"]["epoch"], False
-        if self._try(loop, f"before epoch {loop.last} it became another model than it was, and a resume"):
-            written = describe_weights((saved.get("kept") or {}).get("trained", saved["model"]))
-            if differing := self._differ(written, loop.trajectory[loop.last], ("weights",)):
-                self._findings.refused.append(f"{_BROKEN}: {name_paths(differing)} differs in epoch {loop.last}")
+        self._try(loop, f"before epoch {loop.last} it became another model than it was, and a resume")
+        written = describe_weights((saved.get("kept") or {}).get("trained", saved["model"]))
+        if differing := self._differ(written, loop.trajectory[loop.last], ("weights",)):
+            self._findings.refused.append(f"{_BROKEN}: {name_paths(differing)} in epoch {loop.last}")
 
 
 class _OtherDraws(SingleRank):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ensemble.comm import Communicator
-from ensemble.meter import CpuClock
+from ensemble.meter import CpuClock, read_clocks
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
 from ensemble.train.batchnorm import BATCH_NORMS
@@ -68,7 +67,7 @@ class RehearsedLoop:
         self._ensemble = copy.copy(ensemble)
         object.__setattr__(self._ensemble, "checkpoint_every", 1)
         self._comm, self._inbox, self.say_alive, self.folder = comm, inbox, say_alive, folder
-        self._began = (0.0, 0.0)
+        self._began = (0.0, 0.0, 0.0)
         self.last: int | None = None
         self.is_end, self.has_batch_norm, self.is_late, self.failed_in = True, False, False, ""
         self.trajectory: dict[int, Digests] = {}
@@ -101,13 +100,12 @@ class RehearsedLoop:
                 member.close()
 
     def _begin_epoch(self, state: TrainState, data: ShortData, epoch: int) -> None:
-        own, began = state.identity, self._began
-        self._began = time.perf_counter(), time.process_time()
+        own, (began_s, _, queued_s) = state.identity, self._began
+        self._began = now_s, _, now_queued_s = read_clocks()
         if self.last is None and own.epochs < LEAST_EPOCHS:
             self.last = own.epochs
         elif self.last is None and epoch == LEAST_EPOCHS - 1:  # the first epochs load what they need
-            # Others may have the cores: what counts is what it uses.
-            self.epoch_s = min(now_s - then_s for now_s, then_s in zip(self._began, began, strict=True))
+            self.epoch_s = max(0.0, now_s - began_s - (now_queued_s - queued_s))  # others may have had the cores
             self.whole_epoch_s = self.epoch_s * -(-self._ensemble.samples // own.batch_size) / data.steps
             self.last = gather_json(self._comm, self._choose_last(own))[0]
         self._note(state, epoch)

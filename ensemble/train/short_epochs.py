@@ -14,6 +14,7 @@ from ensemble.train.data import Data, describe_not_finite, steps_per_epoch
 from ensemble.train.job import StopTraining
 from pipelines.errors import PipelineError
 from pipelines.loader.resident import StreamedSet
+from pipelines.sources import Source
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -136,6 +137,11 @@ class ShortData(Data):
     def _find_extremes(self, name: str) -> set[int]:
         """The samples with the least and the largest value of each field of whole numbers."""
         pipeline, found = self.pipeline(name), set[int]()
+        source: Any = pipeline.source
+        while isinstance(inner := getattr(source, "source", None), Source):  # a part of it
+            source = inner
+        if type(source).column is Source.column:  # it would read each record
+            return found
         whole = [
             name
             for name, field in pipeline.fields.items()

@@ -22,14 +22,14 @@ DECIDING = ("weights", "kept", "requires_grad", "optimizer", "schedule", "precis
 AFTER, HIDDEN = ("weights", "kept", "requires_grad"), ("loose", "modules", "callbacks")
 #: How paths are named for people, by their first part; and how many.
 _WORDS = {
-    "kept": "of the weights that count ",
+    "kept": "the averaged or best ",
     "requires_grad": "`requires_grad` of ",
     "optimizer": "the optimizer's ",
     "schedule": "the schedule's ",
-    "states": "of member.state() ",
-    "loose": "outside the state_dict ",
+    "states": "member.state()'s ",
+    "loose": "the tensor ",
     "modules": "the attribute ",
-    "callbacks": "of a callback ",
+    "callbacks": "a callback's ",
 }
 _NAMED = 2
 #: Items of a list that are compared one by one.
@@ -116,10 +116,11 @@ def find_differences(one: Digests, other: Digests, parts: Iterable[str] = DECIDI
 
 
 def name_paths(paths: Sequence[str]) -> str:
-    """Return paths as a reader knows them."""
+    """Return that these paths differ, as a reader knows them."""
     parts = [path.partition(".") for path in paths[:_NAMED]]
     named = ", ".join(f"{_WORDS.get(part, '')}`{name}`" for part, _, name in parts)
-    return named + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{named}{more} {'differs' if len(paths) == 1 else 'differ'}"
 
 
 def find_change(trajectory: Mapping[int, Digests], path: str, before: int) -> int | None:
