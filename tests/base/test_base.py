@@ -158,7 +158,7 @@ def test_a_killed_run_goes_on_from_the_file_and_calls_the_function_no_more(tmp_p
     [
         (base_spec.add_in_place, "first.weight"),
         (base_spec.add_to_data, "first.weight"),
-        (base_spec.normalise_by_batch, "norm.running_mean"),
+        (base_spec.normalise_by_batch, "norm.num_batches_tracked"),
     ],
 )
 def test_a_write_to_the_base_is_an_error_that_names_what_was_written(loss: Any, name: str, tmp_path: Path) -> None:

@@ -75,7 +75,9 @@ def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[R
         about = {"id": name, "state": "finished", "identity": {}, "predictions": {"valid": digest}, "metrics": {}}
         about |= {"is_checkpoint_removed": False, "outdated": None, "remarks": []}
         known[name] = SimpleNamespace(**about)
-    return run_dir, SimpleNamespace(members=known, ended=None)
+    state = SimpleNamespace(members=known, ended=None)
+    state.as_finished = lambda: state
+    return run_dir, state
 
 
 def declare(task: Task, metrics: Sequence[Any] = (), **more: Any) -> Ensemble:
@@ -192,7 +194,9 @@ def run_memory(tmp_path: Path) -> tuple[RunDir, Any]:
         member.predictions["valid"] = save_predictions(
             run_dir.predictions(name), "valid", values, np.arange(N_MEMORY), target
         )
-    return run_dir, SimpleNamespace(members=members)
+    state = SimpleNamespace(members=members)
+    state.as_finished = lambda: state
+    return run_dir, state
 
 
 @pytest.mark.parametrize("method", ["average", "greedy"])
