@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ensemble.train.job import TrainingError
 from ensemble.train.loose_tensors import STANDARD
@@ -38,7 +39,7 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 def describe_outline(structure: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Any:
     """Return what a fresh model must have as well to take a checkpoint: names, shapes, what is trained, groups."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    shapes = {name: None if is_lazy(tensor) else tuple(tensor.shape) for name, tensor in weights.items()}
     return structure["requires_grad"], structure["groups"], shapes
 
 
