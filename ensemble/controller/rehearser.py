@@ -25,7 +25,7 @@ from ensemble.store import RunDir
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.job import REHEARSAL, Job, RehearsalRequest
 
-#: Members with other numbers of workers that are rehearsed, at most.
+#: Members with different numbers of workers of which one is rehearsed each, at most.
 MOST_WIDTHS = 2
 _NUMBER = re.compile(r"\d+")
 #: Checkpoints of members in training that are tried again, at most, as they were gone.
@@ -104,6 +104,7 @@ class Rehearser:
                 self._candidates = list(members)
                 widths = {identity.workers: identity for identity in reversed(members)}
                 self._queue = [widths[width] for width in sorted(widths)][:MOST_WIDTHS]
+                self._narrowest = min(widths)
                 self._nodes, self._devices = list(cluster.nodes), cluster.devices
                 self._launch_next()
         return self.is_busy
@@ -252,7 +253,9 @@ class Rehearser:
             failed = self._note_late(part.identity, failed, report["failed_in"])
             if failed is None:  # another member shows whether it is of all
                 return
-        if failed is None and not (self._sum.refused and self._refuses) and part.trained is None:
+        is_sound = failed is None and not (self._sum.refused and self._refuses)
+        # Of members that are wider than others only the workers are tried, as the resume is the same.
+        if is_sound and part.trained is None and part.identity.workers == self._narrowest:
             others = {one.member: one for one in self._candidates}
             self._queue += [others[name] for name in report.get("others", []) if part.number == 1]
             if self._launch(part.identity, part.number):

@@ -67,7 +67,7 @@ def list_structures(ensemble: Ensemble, members: list[Identity]) -> list[str]:
 
 
 def _describe_structure(ensemble: Ensemble, identity: Identity) -> list[Any]:
-    """Return what of a member is rehearsed: its parameters, classes of modules, and options with a state."""
+    """Return what of a member is rehearsed: classes of modules, and options with a state."""
     own, recipe = identity, ensemble.recipe
     options: list[Any] = [own.averaging, own.early_stopping, own.mixup > 0, own.keep, own.precision, own.callbacks]
     options += [own.optimizer and own.optimizer["name"], own.schedule and own.schedule["name"]]
@@ -75,8 +75,7 @@ def _describe_structure(ensemble: Ensemble, identity: Identity) -> list[Any]:
         return [options, {name: value for name, value in own.params.items() if isinstance(value, str | bool)}]
     with contextlib.suppress(Exception):  # the member itself shows it
         model = build_without_memory(recipe, ensemble.as_declared(own.params))
-        kinds = sorted({type(module).__name__ for module in model.modules()})
-        return [options, kinds, [name for name, _ in model.named_parameters()]]
+        return [options, sorted({type(module).__name__ for module in model.modules()})]
     return [options]
 
 

@@ -231,9 +231,13 @@ class _Rehearsal:
             raise
         findings.epochs = last = max(loop.trajectory)
         left_s = max(LEAST_S, SHARE * loop.whole_epoch_s) - last * loop.epoch_s
+        trajectory = {str(epoch): digests for epoch, digests in loop.trajectory.items()}
+        record = _Record(trajectory, loop.checkpoints, last, loop.epoch_s, left_s)
         if self._comm.rank == 0:
-            trajectory = {str(epoch): digests for epoch, digests in loop.trajectory.items()}
-            write_json(self._record_file, vars(_Record(trajectory, loop.checkpoints, last, loop.epoch_s, left_s)))
+            write_json(self._record_file, vars(record))
+        if self._comm.world > 1:
+            why = self._compare_with_one(record) if self._comm.rank == 0 else None
+            findings.refused += filter(None, [gather_json(self._comm, why)[0]])
 
     def _check_trained(self, state: TrainState, trajectory: Mapping[int, Digests]) -> None:
         """Try the predictions of a member at the end of its short epochs, and compare its ranks."""
@@ -268,9 +272,6 @@ class _Rehearsal:
             self._findings.refused += filter(None, [why])
             if why is not None or self._findings.is_unclear:
                 return
-        if self._comm.world > 1:
-            why = self._compare_with_one(record) if self._comm.rank == 0 else None
-            self._findings.refused += filter(None, [gather_json(self._comm, why)[0]])
 
     def _go_on(self, record: _Record, start: int, until: int, keeps: int = -1) -> RehearsedLoop:
         """Train on from a checkpoint."""

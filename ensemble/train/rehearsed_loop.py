@@ -86,6 +86,8 @@ class RehearsedLoop:
             state = TrainState(job, self._ensemble, self._comm, reporter, self._inbox, data, saves)
             state.steps_per_epoch, state.throughput.memory = data.steps, None
             member = TrainContext(state)
+            save = member._life.save
+            member._life.save = lambda: save() if self._wants(state.at) else None  # type: ignore[method-assign]
             data.on_epoch = lambda epoch: self._begin_epoch(state, data, epoch)
             try:
                 with contextlib.suppress(EndOfRehearsal):
@@ -128,7 +130,7 @@ class RehearsedLoop:
         if epoch in self.keeps:
             self.weights[epoch] = {name: own.detach().cpu().clone() for name, own in own_state(model).items()}
 
-    def wants(self, position: Position) -> bool:
+    def _wants(self, position: Position) -> bool:
         """Whether the checkpoint at a position is one to go on from: after the first, a middle, the last epoch."""
         places = {1, 2} if self.last is None else {1, (self.last + 1) // 2, self.last}
         return not self._job.checkpoints and position.step == 0 and position.epoch in places
@@ -147,8 +149,6 @@ class _Checkpoints(Checkpointer):
     def load_inherited(self) -> None: ...
 
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
-        if not self._loop.wants(position):
-            return {"path": "", "digest": "", "weights_sha256": ""}
         saved = super().save(first_epoch, position, parts)
         self._loop.checkpoints[str(position.epoch)] = Path(saved["path"]).name, saved["digest"]
         return saved
