@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dis
 import re
+import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -70,6 +72,16 @@ def find_own_mistake(error: BaseException) -> str | None:
     if _OF_THE_CALL.search(text) or find_advice(text) is not None:
         return None
     return f"{module.replace('.', '/')}.py, line {last.tb_lineno}"
+
+
+def find_line(error: BaseException) -> str:
+    """Return where in the user's code an error was raised, ` (FILE, line N)`; empty where it was not there."""
+    libraries = ("<", "site-packages", "dist-packages", *(f"/{package}/" for package in _OURS), sys.base_prefix)
+    places = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    own = [
+        f" ({Path(file).name}, line {line})" for file, line in places if not any(one in file for one in libraries)
+    ]
+    return own[-1] if own else ""
 
 
 def find_advice(line: str) -> str | None:

@@ -26,7 +26,7 @@ from ensemble.store import RunDir, load_checkpoint
 from ensemble.store.files import write_json
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.fit_to_task import explain_predictions, predict_few
-from ensemble.train.forward_errors import describe_error
+from ensemble.train.forward_errors import describe_error, find_line
 from ensemble.train.gather import gather_json
 from ensemble.train.job import (
     PROFILE,
@@ -225,7 +225,7 @@ class _Rehearsal:
         try:
             loop.run(lambda state: self._check_trained(state, loop.trajectory))
         except Exception as error:
-            findings.failed = describe_error(error)
+            findings.failed = describe_error(error) + find_line(error)
             findings.failed_in = "" if isinstance(error, LabelError) else loop.failed_in
             findings.is_late = loop.is_late and not isinstance(error, Diverged)
             raise
@@ -290,7 +290,7 @@ class _Rehearsal:
                     " ".join(str(error).split()) if "loading state_dict" in str(error) else describe_error(error)
                 )
                 why = text.replace(f"{REHEARSAL} cannot", "it cannot")
-                self._findings.refused.append(f"{what} would fail: {why}")
+                self._findings.refused.append(f"{what} would fail: {why}{find_line(error)}")
             raise
 
     def _differ(self, one: Digests, other: Digests, parts: tuple[str, ...]) -> list[str]:
