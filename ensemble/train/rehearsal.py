@@ -68,8 +68,8 @@ _SPREADS, _ROUNDING = 4.0, 1e-5
 _ALIKE = 0.25
 _BROKEN = "a resume would not continue this training"
 _OUTSIDE = (
-    ": is there a number, a list or a generator that lives in a variable? keep it as a buffer, by member.state(), "
-    "or in MemberCallback.state_dict()"
+    ": does a number, a list or a generator live in a variable? Keep it as a buffer, by member.state(), or in "
+    "MemberCallback.state_dict()"
 )
 
 
@@ -326,9 +326,9 @@ class _Rehearsal:
             self._findings.refused += filter(None, [self._compare_spreads(record, start)])
             return
         hidden = self._differ(record.trajectory[str(start)], loop.trajectory[start], HIDDEN)
-        cause = name_paths(hidden) if hidden else f"a checkpoint holds no difference{_OUTSIDE}"
+        cause = f"before, {name_paths(hidden)}" if hidden else f"all that the checkpoint holds was equal{_OUTSIDE}"
         when = f"in epoch {epoch - 1}" if epoch > start + 1 else "after its first steps"
-        self._findings.refused.append(f"{_BROKEN}: {when} {name_paths(differing)}; before it {cause}")
+        self._findings.refused.append(f"{_BROKEN}: {when} {name_paths(differing)}; {cause}")
 
     def _compare_spreads(self, record: _Record, start: int) -> str | None:
         """Return why two processes are further apart than one is from itself; None where they are not."""
