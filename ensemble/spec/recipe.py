@@ -48,7 +48,7 @@ class Recipe:
             it is computed so of members and of the combined model, also where `metrics` reports one of that name.
             Further arguments of a function without a default are fields of the batch: `recall(values, target,
             user)`; the combined model is not measured by such a one.
-        valid_loss: False: no loss on the validation split, where one of negatives within a batch means nothing.
+        valid_loss: False: none of the validation split, as of in-batch negatives. `predict` says how to predict.
         predict: `predict(model, batch) -> values`, laid out by the task (`ensemble.spec.task`); unless given, they
             follow from what the model returned inside `loss`: for a classification, by the softmax.
         target: the field that holds what is to be predicted, used for metrics, selection and calibration.

@@ -73,7 +73,7 @@ def run(spec: Path, *settings: str, status: int = 0) -> list[str]:
 
 def test_a_function_that_is_declared_after_the_training_combines_the_run(spec: Path, capsys: Any) -> None:
     run(spec)
-    assert "declare Ensemble.combine as a function" in capsys.readouterr().out
+    assert "declare Ensemble.combine as a function" in " ".join(capsys.readouterr().out.split())
     for function in ("too_few", "mean", "most"):
         added = run(spec, f"combine={function}", status=3 if function == "too_few" else 0)
         assert added.index("combining") < added.index("combined") and not {"epoch", "placed"} & set(added)

@@ -49,12 +49,16 @@ def own_loop(member: Any) -> None:
         member.predictions(split, torch.cat(values), torch.cat(index))
 
 
+def predict(net: Any, batch: Any) -> Any:
+    return net(batch["x"]).softmax(dim=1)
+
+
 @pytest.mark.parametrize("lrs", [(1.5, 0.5), (0.5, 0.2)], ids=["loss", "train function"])
 def test_what_is_loaded_and_combined_is_what_is_kept(lrs: tuple[float, float], tmp_path: Path) -> None:
-    """A train function is combined and loaded by the model of its recipe. Each predicts what it has saved."""
+    """A train function is loaded by `predict`. Each predicts what it has saved."""
     members, is_own = [{"lr": lr, "width": 8} for lr in lrs], lrs[1] == 0.2
     recipe = (
-        Recipe(model=model, train=own_loop) if is_own else Recipe(model=model, loss=loss, task="classification")
+        Recipe(model=model, train=own_loop, predict=predict) if is_own else Recipe(model=model, loss=loss, task="classification")
     )
     declared = an_ensemble(members, recipe=recipe, test=samples(32, 2), mixup=0.2 * is_own, **LOOP)
     result = ensemble.submit(declared, tmp_path, "inline").wait()
