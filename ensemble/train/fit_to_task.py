@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec.losses import NamedLoss
-from ensemble.spec.positions import choose_kept, count_bytes
-from ensemble.spec.task import LABELS, Task
+from ensemble.spec.positions import TAILS, choose_kept, count_bytes
+from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
+from ensemble.store.predicted_rows import PAD
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target
@@ -55,13 +57,15 @@ def explain_predictions(state: TrainState) -> Iterator[str]:
     seeds = seeded(state.identity.seed, state.device)
     with seeds, torch.no_grad(), evaluation_mode(model), state.precision.autocast():
         try:
-            yield from _explain_values(state, model, batch)
+            yield from _explain_values(state, model, copy.deepcopy(batch))
         except OutputError as error:
             yield f"{UNCOMBINED}: {error}"
         except Exception as error:
             what = f"samples of Ensemble.{split} raised {type(error).__name__}: {error}"
             yield f"{UNCOMBINED} unless it passes: predicting {what}"
             return
+        if state.collate is not None:
+            yield from _explain_lengths(state, model, split)
         if has_loss:
             yield from _compare_with_few(state, model, batch)
 
@@ -109,6 +113,22 @@ def _explain_values(state: TrainState, model: nn.Module, batch: Batch) -> Iterat
         yield f"{UNCOMBINED}: {why}" if task.kind == "classification" else why
 
 
+def _explain_lengths(state: TrainState, model: nn.Module, split: str) -> Iterator[str]:
+    """What batches padded to unlike lengths keep, and what padding counts."""
+    task, shapes = state.recipe.find_task(), set()
+    for samples in (SHOWN, 2, 4 * SHOWN):  # the longest are hardly the same
+        few = state.data.read_first(split, samples, state.collate)
+        shapes.add(predict_batch(state, model, few).shape[1:])
+        target = find_target(few, state.recipe.target)
+        is_paddable = task.kind in TAILS and target is not None
+        if is_paddable and not (task.kind in NUMBERS and target.dim() > 1 and find_known(target).all()):
+            return
+    if len(shapes) > 1:
+        what = f"samples of Ensemble.{split} have predictions of {len(shapes)} shapes"
+        zeros = "no target is NaN, so that padding counts as a target: pad targets by NaN"
+        yield f"{what}, and {zeros}" if is_paddable else f"{UNCOMBINED}: {what}; {PAD}"
+
+
 def explain_values(task: Task, values: Any, target: Tensor | None) -> str | None:
     """Why what `Recipe.predict` returned is not what the task needs, and the line to write; None where it is."""
     if not isinstance(values, Tensor):
@@ -134,10 +154,15 @@ def _compare_with_few(state: TrainState, model: nn.Module, batch: Batch) -> Iter
     """A loss of a sample that changes with its neighbours, as where [b] is subtracted from [b, 1]."""
     loss, accumulate = state.recipe.loss, state.identity.accumulate
     few = split_batch(batch, max(2, len(batch["index"]) // 2))[0]
-    whole, part = loss(model, batch).float(), loss(model, few).float()
+
+    def compute(samples: Batch) -> Tensor:  # a loss may write into them
+        losses: Tensor = loss(model, copy.deepcopy(samples)).float()
+        return losses
+
+    whole, part = compute(batch), compute(few)
     is_of_samples = whole.shape[:1] == batch["index"].shape and part.shape[1:] == whole.shape[1:]
     changes = is_of_samples and bool((whole[: len(part)] - part).abs().max() > ROUNDING * whole.abs().max())
-    if changes and torch.equal(whole, loss(model, batch).float()):  # draws nothing
+    if changes and torch.equal(whole, compute(batch)):  # draws nothing
         target = find_target(batch, state.recipe.target)
         shape = "" if target is None else f" (the target is {list(target.shape)})"
         parts = f"; accumulate={accumulate} computes it over each part of a batch alone, which is another gradient"

@@ -82,8 +82,7 @@ class TrainContext(FrameworkMember):
 
     def __init__(self, state: TrainState) -> None:
         job, ensemble, comm, self._state = state.job, state.ensemble, state.comm, state
-        check = state.checkpointer.check_code
-        state.callbacks = Callbacks(ensemble, job.identity, self, check, state.name_parts)
+        state.callbacks = Callbacks(ensemble, job.identity, self, state.checkpointer.check_code, state.name_parts)
         self._evaluator = Evaluator(state)
         self._life = Lifecycle(state, self._evaluator)
         self._steps = TrainingSteps(state, self._life)
@@ -329,9 +328,8 @@ class TrainContext(FrameworkMember):
 
         Args:
             function: `f(model, batch) -> values [b, ...]`, laid out by the task (`ensemble.spec.task`), called
-                without gradients, in the member's precision, the model in evaluation mode; no model can be loaded
-                then. None: `Recipe.predict`, or what follows from the model's outputs, where a loss or a framework
-                says how it is called.
+                without gradients, in the member's precision, in evaluation mode; no model can be loaded then.
+                None: `Recipe.predict`, or what follows from the outputs by a loss or a framework.
 
         Raises:
             TrainingError: nothing says how the model predicts, or `function` and the Recipe both do.

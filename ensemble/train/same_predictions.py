@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ def explain_varying(state: TrainState) -> Iterator[str]:
 
     def predict(samples: Batch, draw: int = 0) -> Tensor:
         with seeded(state.identity.seed + draw, state.device):
-            return predict_batch(state, model, samples).detach().float().cpu()
+            values = predict_batch(state, model, copy.deepcopy(samples))  # which it may write into
+            return values.detach().float().cpu()
 
     with state.optimization.kept.counting(), torch.no_grad(), evaluation_mode(model):
         first = predict(batch)
@@ -77,4 +79,5 @@ def _read_batches(state: TrainState) -> list[Batch]:
 
 
 def _spread(one: Tensor, other: Tensor) -> float:
-    return float(torch.where(one.isnan() & other.isnan(), 0, (one - other).abs()).nan_to_num(torch.inf).max())
+    is_same = (one == other) | (one.isnan() & other.isnan())
+    return float(torch.where(is_same, 0, (one - other).abs()).nan_to_num(torch.inf).max())

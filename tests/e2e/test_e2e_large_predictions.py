@@ -159,10 +159,10 @@ def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_pat
     assert len(saved.values) == 15 and saved.positions is not None, "rows that are left out, as well"
 
 
-def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_that_is_said_at_the_first_batch(
+def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_that_is_said_before_the_training(
     tmp_path: Path,
 ) -> None:
-    declared = images(keep_predictions_gb=1e-4, combine=median)
+    declared = images(keep_predictions_gb=1e-4, combine=median, rehearsal="say")
     planned = ensemble.dry_run(declared)
     assert planned.members[0]["predictions_bytes"] == 2 * 16 * PIXELS * 12
     assert any("take 0.00157 GB, more than Ensemble.keep_predictions_gb=0.0001" in note for note in planned.notes)
@@ -171,8 +171,9 @@ def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_
     assert result.combined.metrics is None
     remarks = find_remarks(tmp_path / "run")
     assert any("none are saved" in text and "keep_predictions_gb=0.0001" in text for text in remarks)
-    order = [event.type for event in read_events(tmp_path / "run" / "events.jsonl")]
-    assert order.index("remark") < order.index("epoch")
+    events = list(read_events(tmp_path / "run" / "events.jsonl"))
+    (told,) = [at for at, event in enumerate(events) if event.type == "rehearsed"]
+    assert "none are saved" in str(events[told]) and told < [event.type for event in events].index("epoch")
     assert not RunDir(tmp_path / "run").predictions("member-0").exists()
     assert ensemble.load(tmp_path / "run", combine="average")({"x": torch.zeros(2, PIXELS)}).shape == (2, PIXELS)
 

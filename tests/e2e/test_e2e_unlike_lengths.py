@@ -153,14 +153,14 @@ def test_members_have_the_figures_that_they_have_with_all_batches_of_one_length(
 @pytest.mark.parametrize(
     ("task", "says"), [("free", 'padding="max_length"'), ("padded by 0", "pad targets by NaN")]
 )
-def test_what_cannot_be_kept_is_said_at_the_first_batch_and_members_end_once(
+def test_what_cannot_be_kept_is_said_before_the_training_and_members_end_once(
     tmp_path: Path, task: str, says: str
 ) -> None:
-    declared = declare(pad_to_longest, task)
+    declared = declare(pad_to_longest, task, rehearsal="say")
     ensemble.submit(declared, tmp_path, "inline").wait()
-    assert any(says in text for text in remarks(tmp_path))
-    events = [each["type"] for each in read_events(tmp_path / "events.jsonl")]
-    assert events.index("remark") < events.index("epoch")
+    events = list(read_events(tmp_path / "events.jsonl"))
+    (told,) = [at for at, each in enumerate(events) if each["type"] == "rehearsed"]
+    assert says in str(events[told]) and told < [each["type"] for each in events].index("epoch")
     is_saved = RunDir(tmp_path).predictions("member-0").exists()
     assert is_saved == (task != "free")
 

@@ -58,7 +58,9 @@ def test_what_is_loaded_and_combined_is_what_is_kept(lrs: tuple[float, float], t
     """A train function is loaded by `predict`. Each predicts what it has saved."""
     members, is_own = [{"lr": lr, "width": 8} for lr in lrs], lrs[1] == 0.2
     recipe = (
-        Recipe(model=model, train=own_loop, predict=predict) if is_own else Recipe(model=model, loss=loss, task="classification")
+        Recipe(model=model, train=own_loop, predict=predict)
+        if is_own
+        else Recipe(model=model, loss=loss, task="classification")
     )
     declared = an_ensemble(members, recipe=recipe, test=samples(32, 2), mixup=0.2 * is_own, **LOOP)
     result = ensemble.submit(declared, tmp_path, "inline").wait()
