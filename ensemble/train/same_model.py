@@ -131,7 +131,7 @@ def _unpack(value: Any, device: torch.device) -> Any:
         return {name: _unpack(field, device) for name, field in value.items()}
     if isinstance(value, list) and value and all(isinstance(sample, Tensor) for sample in value):
         value = Ragged(value, value[0][:0])
-    return map_tensors(value, lambda tensor: tensor.to(device))
+    return map_tensors(value, lambda tensor: tensor.to(device, copy=True))  # a loss may write into it
 
 
 def explain_other_answers(
@@ -141,14 +141,16 @@ def explain_other_answers(
 
     A model that draws gives other ones on another device: it may differ by as much as from itself.
     """
-    batch, expected, seed = _unpack(saved["batch"], device), saved["values"], saved["seed"]
-    values = compute(batch, seed).cpu()
+    batch, expected, seed = saved["batch"], saved["values"], saved["seed"]
+    values = compute(_unpack(batch, device), seed).cpu()
     if values.shape != expected.shape:
         return f"it gives values of shape {list(values.shape)}, before {list(expected.shape)}"
-    difference = _difference(values, expected)
+    difference = find_difference(values, expected)
     rounding = max(saved["rounding"], _LAYERS * _ROUNDING[device.type])  # of either device
     allowed = rounding * float(expected.nan_to_num(0, 0, 0).abs().max())
-    own = 0.0 if difference <= allowed else _difference(compute(batch, seed + 1).cpu(), values)
+    own = (
+        0.0 if difference <= allowed else find_difference(compute(_unpack(batch, device), seed + 1).cpu(), values)
+    )
     if difference <= allowed or (own > allowed and difference <= 4 * own):
         return None
     loose = list(find_loose(model))
@@ -165,7 +167,7 @@ def explain_other_answers(
     )
 
 
-def _difference(values: Tensor, others: Tensor) -> float:
+def find_difference(values: Tensor, others: Tensor) -> float:
     """The largest difference; NaN where only one of two values is NaN."""
     is_same = (values == others) | (values.isnan() & others.isnan())
     return float(torch.where(is_same, 0, (values - others).abs()).amax()) if values.numel() else 0.0

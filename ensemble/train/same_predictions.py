@@ -12,7 +12,7 @@ from torch import Tensor
 from ensemble.train.accumulation import split_batch
 from ensemble.train.evaluator import evaluation_mode
 from ensemble.train.predictions import predict_batch
-from ensemble.train.same_model import find_rounding
+from ensemble.train.same_model import find_difference, find_rounding
 from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState
 
@@ -40,7 +40,7 @@ def explain_varying(state: TrainState) -> Iterator[str]:
         allowed = find_rounding(model, state.device) * float(first.nan_to_num(0, 0, 0).abs().max())
 
         def is_same(one: Tensor, other: Tensor) -> bool:
-            return one.shape == other.shape and _spread(one, other) <= allowed
+            return one.shape == other.shape and find_difference(one, other) <= allowed
 
         again = predict(batch)
         is_settled = is_same(again, predict(batch))
@@ -64,7 +64,7 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             if parts.shape == first.shape and not is_same(first, parts):
                 yield (
                     f"predictions depend on which samples are in the batch: those of {rows} samples differ by up "
-                    f"to {_spread(first, parts):.2g} where they are predicted in {PARTS} parts (a softmax over "
+                    f"to {find_difference(first, parts):.2g} where they are predicted in {PARTS} parts (a softmax over "
                     "dimension 0, or statistics of the batch?)"
                 )
 
@@ -76,8 +76,3 @@ def _read_batches(state: TrainState) -> list[Batch]:
     split = state.splits[0]
     last = max(0, len(state.data.pipeline(split)) - SAMPLES)
     return [state.data.read_rows(split, range(first, first + SAMPLES), state.collate) for first in {0, last}]
-
-
-def _spread(one: Tensor, other: Tensor) -> float:
-    is_same = (one == other) | (one.isnan() & other.isnan())
-    return float(torch.where(is_same, 0, (one - other).abs()).nan_to_num(torch.inf).max())

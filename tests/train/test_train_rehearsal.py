@@ -168,7 +168,13 @@ def test_one_member_that_fails_late_stays_one(tmp_path: Path) -> None:
     assert [row["state"] for row in result.members] == ["failed", "finished"]
 
 
+def write_into_batch(model: Any, batch: Any) -> Tensor:
+    batch["x"].mul_(2.0)
+    return F.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+
 SOUND: dict[str, dict[str, Any]] = {
+    "batches that are written into": {"model": mlp, "recipe": Recipe(model=mlp, loss=write_into_batch)},
     "batch norm": {"model": mlp},
     "averages": {"model": mlp, "averaging": "ema"},
     "stochastic averages": {"model": mlp, "averaging": "swa"},
