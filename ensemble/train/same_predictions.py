@@ -64,8 +64,8 @@ def explain_varying(state: TrainState) -> Iterator[str]:
             if parts.shape == first.shape and not is_same(first, parts):
                 yield (
                     f"predictions depend on which samples are in the batch: those of {rows} samples differ by up "
-                    f"to {find_difference(first, parts):.2g} where they are predicted in {PARTS} parts (a softmax over "
-                    "dimension 0, or statistics of the batch?)"
+                    f"to {find_difference(first, parts):.2g} where they are predicted in {PARTS} parts (a softmax "
+                    "over dimension 0, or statistics of the batch?)"
                 )
 
 
