@@ -261,9 +261,12 @@ def _publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
 def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int | None, kept: Sequence[str]) -> None:
     """Remove a member's checkpoints that the log does not name, but what a running attempt has written since."""
     with contextlib.suppress(OSError):
-        names = {name for name in os.listdir(run_dir.member(member)) if name.startswith("checkpoint")}
+        names = {name for name in os.listdir(run_dir.member(member)) if name.startswith(("checkpoint", ".check"))}
         if names.issubset(kept):  # the usual case, found without a path for each
             return
+    if attempt is None:  # what a killed attempt was writing
+        for path in run_dir.member(member).glob(".checkpoint*.tmp"):
+            _unlink(path)
     present = run_dir.list_checkpoints(member)
     paths = {path for _, path in present}
     for path in run_dir.member(member).glob("checkpoint*.safetensors"):

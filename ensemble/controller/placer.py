@@ -220,7 +220,9 @@ class Placer:
         if session.stop_reason is not None:
             missing: list[Identity] = []
         elif self._planner.is_measuring:  # what they need is not known yet
-            missing = [] if self._demand is None else list(self._demand.waiting)
+            if self._demand is None:  # an executor keeps what it holds for members that it knows
+                return
+            missing = list(self._demand.waiting)
         else:
             most_gb = max_node_memory_gb(session.nodes.list_potential())
             missing = [self._attempts.failures.grants.apply(one, most_gb) for one in left_out]

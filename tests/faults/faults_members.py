@@ -144,7 +144,8 @@ def declared(
     of_member: dict[int, dict[str, Any]] | None = None,
     **options: Any,
 ) -> Ensemble:
-    """Members of these widths; their account is kept in a directory.
+    """Members of these widths; their account is kept in a directory. They are not rehearsed: their faults are to
+    befall them in training.
 
     Args:
         of_member: hyperparameters of single members, such as `fault`, `after`, `marker`.
@@ -156,5 +157,5 @@ def declared(
         members.append(Member(params | (of_member or {}).get(number, {}), workers=width))
     usual: dict[str, Any] = {"epochs": 6, "batch_size": BATCH, "train": pipeline().map(noise), "retries": 10}
     usual |= {"valid": pipeline(30, 8), "gate_timeout_s": 20.0, "hang_timeout_s": 60.0}
-    usual["checkpoint_every"], usual["resources"] = 1, declared_resources(0.2)
+    usual |= {"checkpoint_every": 1, "resources": declared_resources(0.2), "rehearsal": None}
     return Ensemble(name="faults", recipe=train, members=members, **{**usual, **options})

@@ -36,7 +36,8 @@ def cleanup(marker: str) -> Ensemble:
     waits: dict[str, Any] = {"fault": "wait", "after": 4, "marker": marker, "spawn": True}
     members: list[Any] = [{"lr": 0.1, "fault": "kill", "after": 2}, {"lr": 0.2, "fault": "exit", "after": 2}]
     members.append(Member({"lr": 0.3, **waits}, workers=2))
-    return an_ensemble(members, epochs=3, valid=None, retries=0, resources=Resources(cpus_per_worker=0.2))
+    usual = {"retries": 0, "rehearsal": None, "resources": Resources(cpus_per_worker=0.2)}
+    return an_ensemble(members, epochs=3, valid=None, **usual)
 
 
 if __name__ == "__main__":
