@@ -186,7 +186,8 @@ def test_a_member_is_widened_between_two_epochs_and_all_ranks_of_another_leave_i
             params = {"lr": 0.1, "step_s": 0.02, "record": str(tmp_path / f"{number}")}
             if number != 1:  # its third epoch lasts until it has been told
                 calls = 3 + 2 // workers + 1  # in an epoch: batches of training, of validation, of a checkpoint
-                params |= {"fault": "wait", "after": 2 * calls + 1, "marker": str(tmp_path / f"{number} may go on")}
+                marker = str(tmp_path / f"{number} may go on")
+                params |= {"fault": "wait", "after": 2 * calls + 1, "marker": marker}
             members.append(Member(params, workers=workers, seed=7))
         return an_ensemble(members, epochs=9, resources=NARROW, elastic=elastic)
 
