@@ -73,6 +73,6 @@ def _read_batches(state: TrainState) -> list[Batch]:
     """Return the first samples of the first split, and some others, as batches."""
     if not (state.can_predict and state.splits):
         return []
-    split = state.splits[0]
-    last = max(0, len(state.data.pipeline(split)) - SAMPLES)
-    return [state.data.read_rows(split, range(first, first + SAMPLES), state.collate) for first in {0, last}]
+    data, split, collate = state.data, state.splits[0], state.collate
+    is_short = len(data.pipeline(split)) <= SAMPLES
+    return [read(split, SAMPLES, collate) for read in (data.read_first, data.read_last)[: 1 if is_short else 2]]

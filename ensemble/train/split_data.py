@@ -241,20 +241,22 @@ class SplitData:
         """The first samples of a resident split as a batch, on the member's device; the same on all ranks."""
         return self._take_first(name, samples, self.find_held_out(name), collate)
 
-    def read_rows(self, name: str, rows: range, collate: Collate | None = None) -> Batch:
-        """Return these samples of a split as a batch, on the member's device; the same on all ranks."""
-        chosen = np.zeros(len(self.pipeline(name)), bool)
-        chosen[rows.start : rows.stop] = True
+    def read_last(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
+        """The last samples of a resident split as a batch, on the member's device; the same on all ranks."""
         held_out = self.find_held_out(name)
-        chosen &= True if held_out is None else held_out
-        return self._take_first(name, len(rows), chosen, collate)
+        chosen = np.ones(len(self.pipeline(name)), bool) if held_out is None else held_out.copy()
+        chosen[np.flatnonzero(chosen)[:-samples]] = False
+        return self._take_first(name, samples, chosen, collate)
 
     def _take_first(
         self, name: str, samples: int, chosen: npt.NDArray[np.bool_] | None, collate: Collate | None
     ) -> Batch:
         batches = self._resident(name).loader(samples, 0, 1, chosen=chosen)
         prepared = self._on_device(self._apply_collate(iter(batches), collate, is_training=False))
-        return next(batch for batch in prepared if len(batch["index"]))  # those that are skipped leave none
+        for batch in prepared:
+            if len(batch["index"]):  # those that are skipped leave none
+                return batch
+        raise TrainingError(f"no sample of {name} that the member is evaluated on can be prepared")
 
     def _apply_collate(
         self, batches: Iterator[Batch], collate: Collate | None, *, is_training: bool = True

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import ensemble
-from ensemble.spec import Ensemble, MemberCallback, Recipe, SpecError
+from ensemble.spec import Ensemble, Folds, MemberCallback, Recipe, SpecError
 from ensemble.store import RunDir, read_state
 from pipelines import Pipeline, sources
 
@@ -168,6 +168,9 @@ def test_one_member_that_fails_late_stays_one(tmp_path: Path) -> None:
     assert [row["state"] for row in result.members] == ["failed", "finished"]
 
 
+BLOCKS = Pipeline(sources.arrays(x=X[:200], label=Y[:200], block=np.arange(200) // 100), seed=0)
+
+
 def write_into_batch(model: Any, batch: Any) -> Tensor:
     batch["x"].mul_(2.0)
     return F.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
@@ -185,6 +188,12 @@ SOUND: dict[str, dict[str, Any]] = {
     "a count that is kept": {"model": mlp, "callbacks": [Annealing(is_kept=True)]},
     "one epoch": {"model": mlp, "epochs": 1},
     "many epochs": {"model": mlp, "epochs": 40},
+    "folds in blocks": {
+        "model": mlp,
+        "weights": Folds(2, assigned="block"),
+        "out_of_fold": True,
+        "pipelines": {"train": BLOCKS, "valid": None},
+    },
 }
 
 
