@@ -74,6 +74,10 @@ class DrivenRun(Run):
             raise_interrupted(received[0], f"{how}; {format_command('resume', self.run_dir)} continues the run")
         if self._error is not None:
             raise self._error
+        members = list(self.state.members.values())
+        if not any(member.has_result for member in members):
+            error = next((member.error for member in members if member.error), "see its log")
+            log.warning("%s: no member finished: %s", self.run_dir, error)
         return make_result(self._dir)
 
     def run_to_end(self) -> None:

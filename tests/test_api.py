@@ -56,6 +56,13 @@ def members(path: Path) -> dict[str, tuple[str, int]]:
     return {member.id: (member.state, member.attempts) for member in state.members.values()}
 
 
+def test_a_run_of_which_no_member_finished_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, marker = tmp_path / "run", tmp_path / "marker"
+    marker.write_text(str(path))
+    ensemble.submit(an_ensemble([{"lr": 0.2, "broken": str(marker)}]), path, "inline").wait()
+    assert "no member finished: " in caplog.text and str(read_state(path).members["member-0"].error) in caplog.text
+
+
 def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path) -> None:
     path, marker = tmp_path / "run", tmp_path / "marker"
     marker.write_text(str(path))

@@ -9,6 +9,8 @@ part of its fingerprint. Labels that are texts are numbered in sorted order, in 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -239,32 +241,28 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
     return None
 
 
-def check_fold_windows(record: Mapping[str, Any] | None, train: Sequence[Pipeline]) -> None:
-    """Raise SpecError where the folds of a member's identity would part windows that have steps in common."""
+def check_fold_fields(identities: Sequence[Identity], train: Sequence[Pipeline], *, may_overlap: bool) -> None:
+    """Raise SpecError where the training records cannot be divided into the folds of some member.
+
+    Args:
+        identities: of members, each distinct division of which is tried once.
+        train: pipelines of the training records.
+        may_overlap: whether windows that have steps in common may be in two folds.
+    """
     from pipelines.errors import PipelineError
     from pipelines.sources._origin import find_windows
 
-    if record is None or record["kind"] != "fold" or "by" in record:
-        return
-    for pipeline in (one for one in train if find_windows(one.source)):
+    folds = [one.weights for one in identities if (one.weights or {}).get("kind") == "fold"]
+    divisions = {json.dumps(record | {"held_out": 0}, sort_keys=True): record for record in folds if record}
+    for record, pipeline in itertools.product(divisions.values(), train):
+        fields = list_fold_fields(record)
         try:
-            pipeline.source.number_folds(record["k"], record["seed"], **list_fold_fields(record))
+            if "by" in record:
+                pipeline.source.rank(record["by"])
+            elif fields or (find_windows(pipeline.source) and not may_overlap):
+                pipeline.source.number_folds(record["k"], record["seed"], **fields)
         except PipelineError as error:
             raise SpecError(f"Folds: {error}") from error
-
-
-def check_assigned_folds(identities: Sequence[Identity], train: Sequence[Pipeline]) -> None:
-    """Raise SpecError where a field does not have the fold of each training record (`Folds.assigned`)."""
-    from pipelines.errors import PipelineError
-
-    records = [one.weights or {} for one in identities]
-    wanted = {(record["k"], record["assigned"]) for record in records if "assigned" in record}
-    for k, field in sorted(wanted):
-        for pipeline in train:
-            try:
-                pipeline.source.number_folds(k, assigned=field)
-            except PipelineError as error:
-                raise SpecError(f"Folds.assigned={field!r}: {error}") from error
 
 
 #: What is wrong with samples that two splits share.

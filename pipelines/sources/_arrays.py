@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -166,7 +167,8 @@ def arrays(id: str | None = None, **columns: Any) -> Arrays:
         order, a scalar, a text, bytes, or a dict for an element of a structured dtype.
 
     Raises:
-        PipelineError: there is no column or no record, the columns differ in length, or values are masked.
+        PipelineError: there is no column or no record, the columns differ in length or, by their pandas indexes,
+            in the order of their rows, or values are masked.
 
     Examples:
         >>> source = arrays(image=np.zeros((10, 3, 8, 8), np.uint8), label=np.arange(10))
@@ -175,7 +177,19 @@ def arrays(id: str | None = None, **columns: Any) -> Arrays:
     """
     if id is not None and not isinstance(id, str):
         raise PipelineError("arrays() takes columns by name, as in arrays(x=..., label=...)")
+    _check_order(columns)
     return Arrays({name: _convert_column(name, values) for name, values in columns.items()}, id)
+
+
+def _check_order(columns: Mapping[str, Any]) -> None:
+    """Raise PipelineError where columns of pandas have their rows in different orders: only places count here."""
+    indexed = [(name, values.index) for name, values in columns.items() if hasattr(values, "iloc")]
+    for (first, index), (name, other) in itertools.pairwise(indexed):
+        if len(index) == len(other) and not index.equals(other):
+            raise PipelineError(
+                f"arrays(): the rows of {name!r} are in another order than those of {first!r}, by their pandas "
+                f"indexes: {name}.loc[{first}.index] orders them alike; {name}.to_numpy() takes them as they are"
+            )
 
 
 def _convert_column(name: str, values: Any) -> Column:

@@ -26,6 +26,7 @@ WHOLE_BYTES = 256 << 20
 # Of a larger one, that many blocks of each file are read, from its first to its last byte.
 _BLOCKS, _BLOCK_BYTES = 16, 4096
 _READ_BYTES = 1 << 20
+_POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 _READERS = 16
 
 
@@ -54,6 +55,12 @@ class File:
     @classmethod
     def of(cls, path: str) -> File:
         status = os.stat(path)
+        if status.st_size < _POINTER_BYTES and stat.S_ISREG(status.st_mode):
+            with open(path, "rb") as file:
+                if file.read(len(_POINTER)) == _POINTER:
+                    raise PipelineError(
+                        f"{path}: is a pointer of Git LFS, and no data: `git lfs pull` fetches them"
+                    )
         return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
     def identity(self) -> list[str | int]:

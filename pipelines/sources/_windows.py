@@ -268,6 +268,14 @@ def _find_gaps(
             f"{name!r} is {times[back[0]]} after {times[back[0] - 1]}; sort the table by it, or where several "
             "series lie one after the other give series= the field that tells them apart"
         )
+    again = np.flatnonzero((passed == 0) & ~is_end) + 1
+    if len(again) and is_named:
+        warnings.warn(
+            f"windows(): {len(again):,} rows have the same {name!r} as the row before, first "
+            f"{table.where(again[0])}: each counts as a step. Where several series alternate, sort the table by "
+            "series and time, and give series= the field that tells them apart",
+            stacklevel=4,
+        )
     # Months, working days and jitter are no gaps: what counts is a step far longer than nearly all others.
     usual, median = (np.percentile(passed[~is_end], part, method="lower") for part in (95, 50))
     factor = _REGULAR

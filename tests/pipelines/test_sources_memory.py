@@ -193,3 +193,20 @@ def test_a_file_that_was_replaced_since_is_not_read_instead(tmp_path: Path, keep
     for each in (source, pickle.loads(pickle.dumps(source))):
         assert each.column("x")[50_000] == each[50_000]["x"] == 1
     assert source.identity() != sources.arrays(x=values).identity()
+
+
+def test_columns_of_pandas_in_different_orders_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"x": np.arange(9.0), "y": np.arange(9)})
+    shuffled = table.sample(frac=1, random_state=0)
+    with pytest.raises(PipelineError, match=r"'y'.*another order.*'x'.*to_numpy"):
+        sources.arrays(x=table["x"], y=shuffled["y"])
+    alike = sources.arrays(x=shuffled[["x"]], y=shuffled["y"])
+    assert all(record["x"][0] == record["y"] for record in alike)
+    assert len(sources.arrays(x=table["x"], y=shuffled["y"].to_numpy())) == 9
+
+
+def test_a_pointer_of_git_lfs_is_no_data(tmp_path: Path) -> None:
+    (path := tmp_path / "x.csv").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n")
+    with pytest.raises(PipelineError, match="git lfs pull"):
+        sources.csv(path)

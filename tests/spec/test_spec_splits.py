@@ -148,6 +148,20 @@ def test_windows_of_valid_have_no_steps_of_the_training_windows() -> None:
     assert declare(train, weights=Folds(5), allow_overlap=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ({"by": "date"}, np.array(["01/06/2023"] * 20)),
+        ({"group": "patient"}, np.where(np.arange(20) % 3, 1.0, np.nan)),
+        ({"assigned": "fold"}, np.arange(20)),
+    ],
+)
+def test_folds_that_the_records_cannot_be_divided_into_are_refused(options: Any, values: Any) -> None:
+    [field] = options.values()
+    with pytest.raises(SpecError, match=f"Folds: .*{next(iter(options))}"):
+        declare(Pipeline(sources.arrays(x=np.zeros(20), **{field: values})), weights=Folds(4, **options))
+
+
 def test_packed_rows_of_valid_have_no_document_of_the_training_rows() -> None:
     documents = sources.arrays(tokens=np.arange(60).reshape(10, 6), more=np.arange(10))
     early, late = documents.split(0.7, by="more")
