@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import execute_members
 from kit.finished_runs import of_kind, once, read_state
 
 import ensemble
@@ -57,10 +58,9 @@ def members(path: Path) -> dict[str, tuple[str, int]]:
 
 
 def test_a_run_of_which_no_member_finished_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, marker = tmp_path / "run", tmp_path / "marker"
-    marker.write_text(str(path))
-    ensemble.submit(an_ensemble([{"lr": 0.2, "broken": str(marker)}]), path, "inline").wait()
-    assert "no member finished: " in caplog.text and str(read_state(path).members["member-0"].error) in caplog.text
+    declared = execute_members.an_ensemble([{"lr": 0.1, "fault": "build"}], retries=0)
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    assert "no member finished: " in caplog.text and "this model cannot be built" in caplog.text
 
 
 def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from ensemble.spec.recipe import (
     list_member_options,
 )
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
-from ensemble.spec.splits import check_fold_fields, find_raw_name
+from ensemble.spec.splits import check_weights, find_raw_name
 from ensemble.spec.validation import SpecError, as_json_value, option_class
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Ensemble(MemberPipelines):
             self._compare_splits()
             check_search(self, self._probes)
             identities = self._probes
-        check_fold_fields(identities, self._distinct_pipelines(), may_overlap=self.allow_overlap)
+        check_weights(identities, self._distinct_pipelines(), may_overlap=self.allow_overlap)
         batch_size = max(identity.batch_size for identity in identities)
         if not callable(self.train) and 0 < self.samples < batch_size:
             warnings.warn(

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ensemble.spec.sample_weights import list_fold_fields
+from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
@@ -241,28 +241,27 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
     return None
 
 
-def check_fold_fields(identities: Sequence[Identity], train: Sequence[Pipeline], *, may_overlap: bool) -> None:
-    """Raise SpecError where the training records cannot be divided into the folds of some member.
+def check_weights(identities: Sequence[Identity], train: Sequence[Pipeline], *, may_overlap: bool) -> None:
+    """Raise SpecError where the weights or folds of some member cannot be made of the training records.
 
     Args:
-        identities: of members, each distinct division of which is tried once.
+        identities: of members; equal weights are tried once.
         train: pipelines of the training records.
         may_overlap: whether windows that have steps in common may be in two folds.
     """
     from pipelines.errors import PipelineError
     from pipelines.sources._origin import find_windows
 
-    folds = [one.weights for one in identities if (one.weights or {}).get("kind") == "fold"]
-    divisions = {json.dumps(record | {"held_out": 0}, sort_keys=True): record for record in folds if record}
-    for record, pipeline in itertools.product(divisions.values(), train):
-        fields = list_fold_fields(record)
+    records = [one.weights for one in identities if one.weights is not None]
+    distinct = {json.dumps(record | {"held_out": 0}, sort_keys=True): record for record in records}
+    for record, pipeline in itertools.product(distinct.values(), train):
+        name = {"fold": "Folds", "classes": "ClassWeights"}.get(record["kind"], "weights")
         try:
-            if "by" in record:
-                pipeline.source.rank(record["by"])
-            elif fields or (find_windows(pipeline.source) and not may_overlap):
-                pipeline.source.number_folds(record["k"], record["seed"], **fields)
+            make_weight_function(record, pipeline.source)
+            if name == "Folds" and "by" not in record and not may_overlap and find_windows(pipeline.source):
+                pipeline.source.number_folds(record["k"], record["seed"])
         except PipelineError as error:
-            raise SpecError(f"Folds: {error}") from error
+            raise SpecError(f"{name}: {error}") from error
 
 
 #: What is wrong with samples that two splits share.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble import Ensemble, Folds, Recipe, SpecError
+from ensemble import ClassWeights, Ensemble, Folds, Recipe, SpecError
 from ensemble.spec.splits import describe_overlap
 from ensemble.train.data_identity import describe_changed_splits, describe_difference, training_data
 from pipelines import Pipeline, sources, stages
@@ -160,6 +160,13 @@ def test_folds_that_the_records_cannot_be_divided_into_are_refused(options: Any,
     [field] = options.values()
     with pytest.raises(SpecError, match=f"Folds: .*{next(iter(options))}"):
         declare(Pipeline(sources.arrays(x=np.zeros(20), **{field: values})), weights=Folds(4, **options))
+
+
+def test_weights_of_a_misspelt_class_are_refused() -> None:
+    train = Pipeline(sources.arrays(x=np.zeros(20), label=np.array(["fraud", "usual"] * 10)))
+    with pytest.raises(SpecError, match=r"ClassWeights: .*'fraud'"):
+        declare(train, weights=ClassWeights({"froud": 20.0, "usual": 1.0}))
+    assert declare(train, weights=ClassWeights({"fraud": 20.0, "usual": 1.0}))
 
 
 def test_packed_rows_of_valid_have_no_document_of_the_training_rows() -> None:
