@@ -27,6 +27,8 @@ from pipelines.sources._values import copy_element
 
 # Rows of a data set that lies in one piece but cannot be mapped, such as texts, which are read together.
 _ROWS = 256
+#: Attributes by which netCDF says how numbers are stored.
+_PACKED = ("scale_factor", "add_offset")
 
 
 @dataclass
@@ -245,6 +247,11 @@ def _describe_set(file: File, item: Any, path: str) -> _DataSet:
         raise PipelineError(
             f"{file.path}: the data set {path!r} is stored in other files ({others[0]} ...), whose changes or "
             "loss would not be noticed; give these files to hdf5(), or copy the data set into one"
+        )
+    if packed := [name for name in _PACKED if name in item.attrs]:
+        raise PipelineError(
+            f"{file.path}: the numbers of the data set {path!r} are packed, by its {', '.join(packed)}: let "
+            f"xarray unpack them, sources.arrays({path.split('/')[-1]}=xarray.open_dataset(...)[{path!r}].to_numpy())"
         )
     dtype = item.dtype
     if h5py.check_ref_dtype(dtype) is not None:

@@ -41,8 +41,10 @@ class SourcesFolder:
     @classmethod
     def of_environment(cls) -> SourcesFolder:
         """As the environment says; else in the user's cache, with half of what is free there."""
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        named = os.path.abspath(os.environ.get(FOLDER) or cache)
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if (named := os.environ.get(FOLDER) or cache).startswith("~"):  # a user without a home
+            raise PipelineError(f"there is no home directory to keep files of sources in: set HOME or {FOLDER}")
+        named = os.path.abspath(named)
         path = os.path.join(named, "ray-ensemble", "sources")  # of our own: files in it may be removed
         limit_text = os.environ.get(BYTES)
         try:

@@ -112,3 +112,10 @@ def test_several_files_follow_each_other_and_must_be_alike(tmp_path: Path) -> No
     write(tmp_path / "4.h5", y=np.arange(2))
     with pytest.raises(PipelineError, match=r"4\.h5: has no data set 'x'"):
         sources.hdf5([tmp_path / "1.h5", tmp_path / "4.h5"])
+
+
+def test_packed_numbers_are_refused(tmp_path: Path) -> None:
+    with h5py.File(write(tmp_path / "1.h5", t=np.arange(4, dtype="i2")), "a") as file:
+        file["t"].attrs["scale_factor"] = 0.01
+    with pytest.raises(PipelineError, match=r"'t' are packed, by its scale_factor.*xarray"):
+        sources.hdf5(tmp_path / "1.h5")

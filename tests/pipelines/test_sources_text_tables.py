@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines import Pipeline, SampleError, sources
+from pipelines.errors import PipelineError
 from pipelines.sources._kept_files import find_folder
 
 
@@ -237,3 +238,15 @@ def test_an_empty_file_beside_others_has_no_rows(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", "x\n")
     write(tmp_path / "b.csv", "x\n5\n")
     assert list(sources.csv([tmp_path / "a.csv", tmp_path / "b.csv"])) == [{"x": 5}]
+
+
+def test_without_a_home_nothing_is_made_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "ENSEMBLE_SOURCES_DIR", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user id without a name
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PipelineError, match="set HOME or ENSEMBLE_SOURCES_DIR"):
+        sources.csv(write(tmp_path / "a.csv", "x\n1\n"))
+    assert os.listdir(tmp_path) == ["a.csv"]
