@@ -26,6 +26,7 @@ from ensemble.cli.arguments import PORT, Command, add_run_dir, port
 from ensemble.cli.console import print_lines, write_json
 from ensemble.cli.page_address import announced, say
 from ensemble.cli.run_commands import EXIT_FAILED
+from ensemble.interrupts import ENDING
 from ensemble.spec import SpecError
 from ensemble.store.files import format_command
 
@@ -189,7 +190,7 @@ async def _serve(
         if not loop.is_closed():  # a further signal while this ends changes nothing
             loop.call_soon_threadsafe(stopped.set)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
     runs = Runs(path, is_one=True if beside_run else None)
