@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from ensemble.cli import main
+if not sys.flags.safe_path:  # the present folder, which is first, may have files named as what we import
+    here = sys.path.pop(0)
+    sys.path += [here] * Path(__file__).parents[1].samefile(here or ".")
+
+from ensemble.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,7 +19,7 @@ from ensemble.cli.arguments import Command, add_json_option
 from ensemble.cli.console import json_alone
 from ensemble.cli.run_commands import EXIT_FAILED, EXIT_RESUMABLE
 from ensemble.interrupts import Terminated, exit_at_once, exit_on_signals, exit_process
-from pipelines.errors import PipelineError
+from pipelines.errors import PipelineError, unknown_name
 from pipelines.providers import Providers
 
 EXIT_STATUSES = """\
@@ -187,6 +187,10 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, unknown_name("there is no", str(value), list(action.choices)))
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
