@@ -302,6 +302,7 @@ def report(options: argparse.Namespace) -> int:
 
     run_dir = RunDir(options.run_dir)
     path, state = run_dir.report, read_state(run_dir.events)
+    before = path.stat().st_mtime_ns if path.exists() else None
     try:
         written = complete_results(run_dir, state, [path.name])
         if path.name not in written:  # it has not ended
@@ -313,6 +314,8 @@ def report(options: argparse.Namespace) -> int:
         if not run_dir.report.exists():
             raise
         print(f"ensemble: {error}", file=sys.stderr)
+        if path.stat().st_mtime_ns == before:
+            return EXIT_FAILED
     print_lines(options, str(path))
     write_json(options, [{"report": str(path)}])
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib.util
 import inspect
@@ -80,7 +81,7 @@ def import_file(path: Path) -> ModuleType:
     if str(root) not in sys.path:
         sys.path.append(str(root))
     _loaded.add(name)
-    with _spec_errors(path), repeat_lost_signals(), without_bytecode():
+    with _spec_errors(path), repeat_lost_signals(), without_bytecode(), _without_command_line():
         if module_spec.parent and str(root) != folder:
             importlib.import_module(module_spec.parent)
         sys.modules[name] = module
@@ -112,6 +113,26 @@ def _shadows_module(name: str, path: Path) -> bool:
         return False
     origin = module_spec.origin if module_spec is not None else None  # None: a folder of data, a namespace package
     return origin is not None and Path(origin).resolve() != path.resolve()
+
+
+@contextmanager
+def _without_command_line() -> Iterator[None]:
+    """Within, `parse_args()` raises SpecError: the command line is that of `ensemble`."""
+    usual = argparse.ArgumentParser.parse_known_args
+
+    def parse_known_args(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        if args is None:
+            raise SpecError(
+                "parse_args() would read the command line of `ensemble`: make it an option, as in spec(epochs=5), and "
+                "give it by --set epochs=5; parse_args([]) gives the defaults"
+            )
+        return usual(self, args, namespace)
+
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.parse_known_args = usual  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -186,7 +207,7 @@ def call_spec(
     missing = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
     if missing:
         raise SpecError(f"the spec needs {' '.join(f'--set {name}=...' for name in missing)}")
-    with _spec_errors(path, values), repeat_lost_signals(), without_bytecode():
+    with _spec_errors(path, values), repeat_lost_signals(), without_bytecode(), _without_command_line():
         ensemble = function(**options)
     if not isinstance(ensemble, Ensemble):
         raise SpecError(f"{path or 'the spec'}: spec() returned {type(ensemble).__name__}, not an Ensemble")
