@@ -55,7 +55,9 @@ def run(study: Study, options: argparse.Namespace) -> int:
         if error.name is None or error.name.partition(".")[0] in OURS:
             raise
         needed = INSTALLED_AS.get(error.name.partition(".")[0], error.name.partition(".")[0])
-        raise SpecError(f"the study {study.name!r} needs {needed}, which is not installed: pip install {needed}") from None
+        raise SpecError(
+            f"the study {study.name!r} needs {needed}, which is not installed: pip install {needed}"
+        ) from None
     for title, rows in outcome.tables:
         if rows and options.json != "-":
             columns = [make_column(name, [row[name] for row in rows]) for name in rows[0]]

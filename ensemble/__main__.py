@@ -9,7 +9,7 @@ if not sys.flags.safe_path:  # the present folder, which is first, may have file
     here = sys.path.pop(0)
     sys.path += [here] * Path(__file__).parents[1].samefile(here or ".")
 
-from ensemble.cli import main  # noqa: E402
+from ensemble.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

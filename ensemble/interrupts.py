@@ -101,7 +101,7 @@ def defer_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int
 
 
 def _list_handled() -> list[signal.Signals]:
-    """The signals of `ENDING` that are ours: not ignored (under nohup), and no SIGUSR1 with a handler of the user."""
+    """The signals of `ENDING` that are not ignored (under nohup), without a SIGUSR1 that the user handles."""
     handlers = {number: signal.getsignal(number) for number in ENDING}
     own = getattr(handlers[signal.SIGUSR1], "__module__", __name__)
     is_users = handlers[signal.SIGUSR1] is not signal.SIG_DFL and own != __name__
@@ -113,7 +113,7 @@ def _list_handled() -> list[signal.Signals]:
 
 
 def exit_on_signals() -> None:
-    """Make SIGTERM, SIGHUP and SIGUSR1 end the program as `sys.exit` does, unless the program has a handler of its own.
+    """Make SIGTERM, SIGHUP and SIGUSR1 end the program as `sys.exit` does, unless it has a handler of its own.
 
     By default they end it at once, without the functions that are registered with atexit.
     """

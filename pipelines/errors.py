@@ -110,17 +110,18 @@ class SamplesDiffer(PipelineError):
 
 
 SYNONYMS = {
-    "gpu": "cuda", "gpus": "cuda", "bayes": "tpe", "bayesian": "tpe", "bo": "tpe", "tree": "tpe", "hyperopt": "tpe",
-    "gaussian_process": "gp", "cma": "cmaes", "cma-es": "cmaes", "evolution": "cmaes", "genetic": "nsga2",
-    "halving": "asha", "sha": "asha", "successive_halving": "asha", "patient": "patience", "early_stopping": "patience",
-    "float16": "fp16", "half": "fp16", "amp": "fp16", "16": "fp16", "bfloat16": "bf16", "float32": "fp32",
-    "float": "fp32", "32": "fp32", "full": "fp32", "mean": "average", "avg": "average", "uniform": "average",
-    "vote": "average", "soup": "greedy", "weights": "weighted", "stacking": "stack", "mixed": "fp16",
-    "ram": "memory", "file": "disk", "minimize": "min", "minimise": "min", "maximize": "max", "maximise": "max",
-    "learning_rate": "lr", "learningrate": "lr", "n_trials": "trials", "num_epochs": "epochs", "max_epochs": "epochs",
-    "n_epochs": "epochs", "metric": "objective", "direction": "mode", "num_workers": "prep_workers",
-    "callback": "callbacks", "logger": "loggers", "val": "valid", "validation": "valid", "train_data": "train",
-    "start": "run", "train": "run", "launch": "run", "ls": "list", "kill": "cancel", "continue": "resume", "show": "status",
+    "gpu": "cuda", "gpus": "cuda", "bayes": "tpe", "bayesian": "tpe", "bo": "tpe", "tree": "tpe",
+    "hyperopt": "tpe", "gaussian_process": "gp", "cma": "cmaes", "cma-es": "cmaes", "evolution": "cmaes",
+    "genetic": "nsga2", "halving": "asha", "sha": "asha", "successive_halving": "asha", "patient": "patience",
+    "early_stopping": "patience", "float16": "fp16", "half": "fp16", "amp": "fp16", "16": "fp16",
+    "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "full": "fp32", "mean": "average",
+    "avg": "average", "uniform": "average", "vote": "average", "soup": "greedy", "weights": "weighted",
+    "stacking": "stack", "mixed": "fp16", "ram": "memory", "file": "disk", "minimize": "min", "minimise": "min",
+    "maximize": "max", "maximise": "max", "learning_rate": "lr", "learningrate": "lr", "n_trials": "trials",
+    "num_epochs": "epochs", "max_epochs": "epochs", "n_epochs": "epochs", "metric": "objective",
+    "direction": "mode", "num_workers": "prep_workers", "callback": "callbacks", "logger": "loggers",
+    "val": "valid", "validation": "valid", "train_data": "train", "start": "run", "train": "run",
+    "launch": "run", "ls": "list", "kill": "cancel", "continue": "resume", "show": "status",
     "dash": "dashboard", "ui": "dashboard",
 }  # fmt: skip
 """What others call it: looked up before a spelling, among the valid names only."""

@@ -48,7 +48,10 @@ def list_runs(options: argparse.Namespace) -> int:
 
     rows, closed = find_runs(options.folder), count_closed(options.folder)
     if closed:
-        print(f"{closed} directories in {options.folder} are not yours to read: runs there are not listed", file=sys.stderr)
+        print(
+            f"{closed} directories in {options.folder} are not yours to read: runs there are not listed",
+            file=sys.stderr,
+        )
     heads = [
         "run",
         "state",

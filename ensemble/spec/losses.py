@@ -249,8 +249,8 @@ def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, model: 
     scores = _widen(outputs)
     if scores.dim() == 2 and scores.shape[1] == 1 and target.dim() == 1:
         raise SpecError(
-            "cross_entropy needs an output for each class, and the model has one output: let it have as many as there "
-            "are classes, two for two; for one output of two classes declare loss='binary_cross_entropy'"
+            "cross_entropy needs an output for each class, and the model has one output: let it have as many as "
+            "there are classes, two for two; for one output of two classes declare loss='binary_cross_entropy'"
         )
     if scores.dim() != 2 or target.dim() != 1:
         scores = _move_classes(scores, target, model)

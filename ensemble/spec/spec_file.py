@@ -123,8 +123,8 @@ def _without_command_line() -> Iterator[None]:
     def parse_known_args(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
         if args is None:
             raise SpecError(
-                "parse_args() would read the command line of `ensemble`: make it an option, as in spec(epochs=5), and "
-                "give it by --set epochs=5; parse_args([]) gives the defaults"
+                "parse_args() would read the command line of `ensemble`: make it an option, as in spec(epochs=5), "
+                "and give it by --set epochs=5; parse_args([]) gives the defaults"
             )
         return usual(self, args, namespace)
 

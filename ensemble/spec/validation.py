@@ -21,7 +21,8 @@ class SpecError(ValueError):
 
 #: Arguments of `ensemble.submit`.
 OF_A_START = (
-    "accept_code", "accept_data", "executor", "fresh", "limits", "mirror", "notify", "on_event", "run_dir", "spec_file",
+    "accept_code", "accept_data", "executor", "fresh", "limits", "mirror", "notify", "on_event", "run_dir",
+    "spec_file",
 )  # fmt: skip
 
 T = TypeVar("T", bound=type)

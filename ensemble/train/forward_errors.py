@@ -58,7 +58,9 @@ def describe_error(error: BaseException) -> str:
 def _describe_model_call(error: BaseException) -> str | None:
     """Where in `Recipe.model` an error was raised, and with which hyperparameters; None: not there."""
     call = next((frame for frame in _list_frames(error) if frame.f_code is call_model.__code__), None)
-    return None if call is None else f"in model(params){find_line(error)} with params {dict(call.f_locals['params'])}"
+    return (
+        None if call is None else f"in model(params){find_line(error)} with params {dict(call.f_locals['params'])}"
+    )
 
 
 def find_own_mistake(error: BaseException) -> str | None:

@@ -28,8 +28,9 @@ def spec(epochs=1):
     os.write(1, b"written by a library\\n")
     x, y = np.random.default_rng(0).normal(size=(48, 4)).astype("float32"), np.arange(48) % 3
     data = Pipeline(sources.arrays(x=x, label=y))
-    return Ensemble(name="small", recipe=Recipe(model=model, loss="cross_entropy"), members=seeds(1), epochs=epochs,
-                    batch_size=8, optimizer={{"name": "sgd", "lr": 0.1}}, train=data, valid=data, rehearsal=None)
+    return Ensemble(name="small", recipe=Recipe(model=model, loss="cross_entropy"), members=seeds(1),
+                    epochs=epochs, batch_size=8, optimizer={{"name": "sgd", "lr": 0.1}}, train=data, valid=data,
+                    rehearsal=None)
 """
 
 
@@ -66,7 +67,7 @@ def test_standard_output_has_the_json_alone(tmp_path: Path) -> None:
 def test_a_resume_finds_what_the_spec_imported_from_a_folder_that_it_named(tmp_path: Path) -> None:
     other, own = tmp_path / "other", tmp_path / "own"
     other.mkdir(), own.mkdir()
-    (other / "base.py").write_text("def build(params):\n    import torch\n    return torch.nn.Linear(4, 3)\n")
+    (other / "base.py").write_text("import torch\ndef build(params):\n    return torch.nn.Linear(4, 3)\n")
     write_spec(own, f"sys.path.insert(0, {str(other)!r})\nimport base\n")
     (own / "small.py").write_text((own / "small.py").read_text().replace("model=model", "model=base.build"))
     assert command(own, "run small.py --executor inline").returncode == 0

@@ -45,7 +45,7 @@ def test_the_error_names_what_is_meant(option: str, value: Any, way: str) -> Non
 
 def test_hyperparameters_of_members_go_into_params() -> None:
     for make in (lambda: seeds(3, width=32), lambda: Member(width=32)):
-        with pytest.raises(SpecError, match="params=.*'width'"):
+        with pytest.raises(SpecError, match=r"params=.*'width'"):
             make()
 
 

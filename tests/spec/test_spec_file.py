@@ -106,8 +106,15 @@ def test_a_setting_becomes_what_the_option_is() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "valid"),
-    [("number=None", "integer"), ("number=12e5", "integer"), ("chosen=c", "a or b or 2"), ("on=maybe", "true or false")]
-    + [("sizes=3,x", "integer"), ("pair=1", "2 values"), ("rate=fast", "number")],
+    [
+        ("number=None", "integer"),
+        ("number=12e5", "integer"),
+        ("chosen=c", "a or b or 2"),
+        ("on=maybe", "true or false"),
+        ("sizes=3,x", "integer"),
+        ("pair=1", "2 values"),
+        ("rate=fast", "number"),
+    ],
 )
 def test_a_value_of_another_type_is_refused_with_the_option_and_what_is_valid(setting: str, valid: str) -> None:
     with pytest.raises(SpecError, match=f"--set {setting.partition('=')[0]} .*{valid}"):
