@@ -104,7 +104,8 @@ def _list_values(kind: Any) -> dict[str, Any] | None:
     if typing.get_origin(kind) is typing.Literal:
         return {str(value): value for value in typing.get_args(kind)}
     if isinstance(kind, enum.EnumMeta):
-        return {str(one.value): one for one in kind} | dict(kind.__members__)
+        members: dict[str, Any] = dict(kind.__members__)
+        return {str(one.value): one for one in members.values()} | members
     return None
 
 

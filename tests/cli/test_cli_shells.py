@@ -79,7 +79,8 @@ def test_sigusr1_writes_checkpoints_and_ends_the_run_in_order(tmp_path: Path) ->
     write_spec(tmp_path)
     run = subprocess.Popen(
         [sys.executable, "-m", "ensemble", "run", "small.py", "--executor", "inline", "--set", "epochs=1000000"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     events = tmp_path / "runs/small/events.jsonl"
     while not (events.exists() and b'"type":"epoch"' in events.read_bytes().replace(b" ", b"")):
