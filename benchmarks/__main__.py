@@ -22,6 +22,11 @@ from ensemble.cli.arguments import add_json_option
 from ensemble.cli.console import find_width, print_lines, write_json
 from ensemble.reporting.tables import NARROWEST, Column, lay_out
 from ensemble.reporting.text import number
+from ensemble.spec import SpecError
+from pipelines.fingerprint import OURS
+
+#: Packages whose modules have other names.
+INSTALLED_AS = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 STUDIES = tuple(
     module.STUDY for module in (sc18, precision, batches, compression, fabric, fleet, what_it_buys, peers)
@@ -44,7 +49,15 @@ def make_parser() -> argparse.ArgumentParser:
 def run(study: Study, options: argparse.Namespace) -> int:
     """Run a study, print its tables and write its rows; returns the exit status."""
     began_s = time.monotonic()
-    outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    try:
+        outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in OURS:
+            raise
+        needed = INSTALLED_AS.get(error.name.partition(".")[0], error.name.partition(".")[0])
+        raise SpecError(
+            f"the study {study.name!r} needs {needed}, which is not installed: pip install {needed}"
+        ) from None
     for title, rows in outcome.tables:
         if rows and options.json != "-":
             columns = [make_column(name, [row[name] for row in rows]) for name in rows[0]]

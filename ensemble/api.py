@@ -35,6 +35,7 @@ from ensemble.store.mirror_status import load_status
 from ensemble.train.data_identity import renew_data
 from ensemble.user_code.fingerprint import Code, code_of
 from pipelines.environment.library_settings import keeps_settings
+from pipelines.environment.standard_streams import open_closed_streams
 from pipelines.errors import PipelineError
 from pipelines.providers import import_object
 
@@ -93,6 +94,7 @@ def submit(
         StoreError: the directory has another run, or other files, is in use, or cannot be written; or members of
             the run were trained with other hyperparameters, data or code.
     """
+    open_closed_streams()
     check_ensemble("submit", ensemble)
     apply_limits(ensemble, limits)  # they are valid
     receivers, runner = resolve_notify(notify), make_executor(executor)
@@ -154,6 +156,7 @@ def resume(
         StoreError: no run has begun there, it is in use, it belongs to another user, or its training data or code
             have changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
     """
+    open_closed_streams()
     check_number("epochs", epochs, low=1, integer=True, optional=True)
     receivers = resolve_notify(notify)
     folder = RunDir(run_dir)

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP (a terminal that closes) so that a run ends in order.
+"""Handles Ctrl-C, SIGTERM, SIGHUP (a terminal that closes) and SIGUSR1 (Slurm's) so that a run ends in order.
 
 A signal is recorded at once and acted on where no operation is half done. Python handles signals in the main
 thread only; in other threads the functions of this module do nothing.
@@ -20,9 +20,12 @@ from typing import Any, NoReturn
 
 log = logging.getLogger(__name__)
 
+#: The signals that end a run.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP, raised where Ctrl-C raises KeyboardInterrupt; its code is 143 or 129, as in shells.
+    """SIGTERM, SIGHUP or SIGUSR1, raised where Ctrl-C raises KeyboardInterrupt; its code is 128 + n, as in shells.
 
     Attributes:
         reported: whether a message about the run has been printed.
@@ -70,8 +73,7 @@ def raise_interrupted(number: int, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def defer_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
-    """Defer the first SIGINT, SIGTERM or SIGHUP: call `act`, append the signal's number to the list that is
-    yielded.
+    """Defer the first signal of `ENDING`: call `act`, append the signal's number to the list that is yielded.
 
     A second signal has its usual effect.
     """
@@ -87,20 +89,31 @@ def defer_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
-            usual[number] = signal.signal(number, handle)
+    usual |= {number: signal.signal(number, handle) for number in _list_handled()}
     token = _deferred.set((*_deferred.get(), received))
     try:
         yield received
     finally:
         _deferred.reset(token)
         for number, before in usual.items():
-            signal.signal(number, before)
+            if signal.getsignal(number) is handle:  # else the block has set its own
+                signal.signal(number, before)
+
+
+def _list_handled() -> list[signal.Signals]:
+    """The signals of `ENDING` that are not ignored (under nohup), without a SIGUSR1 that the user handles."""
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    own = getattr(handlers[signal.SIGUSR1], "__module__", __name__)
+    is_users = handlers[signal.SIGUSR1] is not signal.SIG_DFL and own != __name__
+    return [
+        number
+        for number, handler in handlers.items()
+        if handler is not signal.SIG_IGN and not (number == signal.SIGUSR1 and is_users)
+    ]
 
 
 def exit_on_signals() -> None:
-    """Make SIGTERM and SIGHUP end the program as `sys.exit` does, unless the program has a handler of its own.
+    """Make SIGTERM, SIGHUP and SIGUSR1 end the program as `sys.exit` does, unless it has a handler of its own.
 
     By default they end it at once, without the functions that are registered with atexit.
     """
@@ -110,14 +123,14 @@ def exit_on_signals() -> None:
 
     if threading.current_thread() is not threading.main_thread():
         return
-    for ending in (signal.SIGTERM, signal.SIGHUP):
+    for ending in ENDING[1:]:
         if signal.getsignal(ending) is signal.SIG_DFL:
             signal.signal(ending, terminate)
 
 
 @contextlib.contextmanager
 def exit_at_once() -> Iterator[None]:
-    """Within the block SIGINT, SIGTERM and SIGHUP end the process with one line, for imports with nothing to undo.
+    """Within the block the signals of `ENDING` end the process with one line, for imports with nothing to undo.
 
     An exception that a handler raises within an import is lost where it meets a destructor or a callback.
     """
@@ -167,15 +180,11 @@ def describe(number: int) -> str:
 
 @contextlib.contextmanager
 def _handled(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Within the block `handle` handles SIGINT, SIGTERM and SIGHUP, unless they are ignored."""
+    """Within the block `handle` handles the signals of `ENDING` that are ours."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = {
-        number: signal.signal(number, handle)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN  # under nohup
-    }
+    usual = {number: signal.signal(number, handle) for number in _list_handled()}
     try:
         yield
     finally:
@@ -191,7 +200,7 @@ def exit_process(code: int) -> NoReturn:
     most of the pages that it shares. Threads are joined and functions registered with atexit run; from here on a
     signal ends the process at once.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if callable(signal.getsignal(number)) and threading.current_thread() is threading.main_thread():
             signal.signal(number, lambda received, _: os._exit(128 + received))
     threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does: lets idle threads of a pool end before it joins them

@@ -109,6 +109,23 @@ class SamplesDiffer(PipelineError):
         self.finding = finding
 
 
+SYNONYMS = {
+    "gpu": "cuda", "gpus": "cuda", "bayes": "tpe", "bayesian": "tpe", "bo": "tpe", "tree": "tpe",
+    "hyperopt": "tpe", "gaussian_process": "gp", "cma": "cmaes", "cma-es": "cmaes", "evolution": "cmaes",
+    "genetic": "nsga2", "halving": "asha", "sha": "asha", "successive_halving": "asha", "patient": "patience",
+    "early_stopping": "patience", "float16": "fp16", "half": "fp16", "amp": "fp16", "16": "fp16",
+    "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "full": "fp32", "mean": "average",
+    "avg": "average", "uniform": "average", "vote": "average", "soup": "greedy", "weights": "weighted",
+    "stacking": "stack", "mixed": "fp16", "ram": "memory", "file": "disk", "minimize": "min", "minimise": "min",
+    "maximize": "max", "maximise": "max", "learning_rate": "lr", "learningrate": "lr", "n_trials": "trials",
+    "num_epochs": "epochs", "max_epochs": "epochs", "n_epochs": "epochs", "metric": "objective",
+    "direction": "mode", "num_workers": "prep_workers", "callback": "callbacks", "logger": "loggers",
+    "val": "valid", "validation": "valid", "train_data": "train", "start": "run", "train": "run",
+    "launch": "run", "ls": "list", "kill": "cancel", "continue": "resume", "show": "status",
+    "dash": "dashboard", "ui": "dashboard",
+}  # fmt: skip
+"""What others call it: looked up before a spelling, among the valid names only."""
+
 MOST_RECORDS = 10
 """Bad records that an error names."""
 
@@ -125,7 +142,9 @@ def unknown_name(what: str, name: str, valid: Sequence[str], listed: str = "") -
     """
     is_long = len(valid) > MOST_NAMES
     of_lower = {word.lower(): word for word in valid}
+    meant = SYNONYMS.get(name.lower())
     close = difflib.get_close_matches(name.lower(), of_lower, n=3 if is_long else 1)
+    close = [meant] if meant in of_lower else close
     hint = f"; did you mean {' or '.join(repr(of_lower[word]) for word in close)}?" if close else ""
     if is_long and listed:
         return f"{what} {name!r}{hint} ({listed} lists all {len(valid)})"

@@ -9,6 +9,9 @@ def main() -> int:
     Returns:
         The exit status.
     """
+    from pipelines.environment.standard_streams import open_closed_streams
+
+    open_closed_streams()
     from ensemble.interrupts import exit_at_once
 
     with exit_at_once():

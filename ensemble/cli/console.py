@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ensemble.store.user_files import JSON_END
 
 Rows = list[dict[str, Any]]
+
+
+@contextlib.contextmanager
+def json_alone(options: argparse.Namespace) -> Iterator[None]:
+    """With `--json -`, lead to standard error what anything but `write_json` writes to standard output.
+
+    The user's code, C libraries and child processes write to descriptor 1; it stays where the process ends with
+    the command, as libraries empty their buffers at its end.
+    """
+    options.json_stream = sys.stdout
+    if getattr(options, "json", None) != "-":
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a notebook's, a test's
+            if sys.stdout.fileno() == 1:
+                sys.stdout.flush()
+                options.json_stream = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="replace")
+                os.dup2(2, 1)
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
 
 
 def print_lines(options: argparse.Namespace, *lines: str) -> None:
@@ -49,6 +72,7 @@ def write_json(options: argparse.Namespace, rows: Rows | dict[str, Any]) -> None
         return
     text = json.dumps(rows, indent=1) + "\n"
     if options.json == "-":
-        sys.stdout.write(text)
+        options.json_stream.write(text)
+        options.json_stream.flush()
     else:
         Path(options.json).write_text(text[:-1] + JSON_END, encoding="utf-8")

@@ -26,6 +26,7 @@ from ensemble.cli.arguments import PORT, Command, add_run_dir, port
 from ensemble.cli.console import print_lines, write_json
 from ensemble.cli.page_address import announced, say
 from ensemble.cli.run_commands import EXIT_FAILED
+from ensemble.interrupts import ENDING
 from ensemble.spec import SpecError
 from ensemble.store.files import format_command
 
@@ -189,7 +190,7 @@ async def _serve(
         if not loop.is_closed():  # a further signal while this ends changes nothing
             loop.call_soon_threadsafe(stopped.set)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
     runs = Runs(path, is_one=True if beside_run else None)
@@ -301,6 +302,7 @@ def report(options: argparse.Namespace) -> int:
 
     run_dir = RunDir(options.run_dir)
     path, state = run_dir.report, read_state(run_dir.events)
+    before = path.stat().st_mtime_ns if path.exists() else None
     try:
         written = complete_results(run_dir, state, [path.name])
         if path.name not in written:  # it has not ended
@@ -312,6 +314,8 @@ def report(options: argparse.Namespace) -> int:
         if not run_dir.report.exists():
             raise
         print(f"ensemble: {error}", file=sys.stderr)
+        if path.stat().st_mtime_ns == before:
+            return EXIT_FAILED
     print_lines(options, str(path))
     write_json(options, [{"report": str(path)}])
     return 0

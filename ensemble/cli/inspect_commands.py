@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,10 +42,16 @@ def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) ->
 def list_runs(options: argparse.Namespace) -> int:
     """Show the runs in a folder."""
     from ensemble.inspection import list_runs as find_runs
+    from ensemble.inspection.run_list import count_closed
     from ensemble.reporting import text
     from ensemble.reporting.tables import format_table
 
-    rows = find_runs(options.folder)
+    rows, closed = find_runs(options.folder), count_closed(options.folder)
+    if closed:
+        print(
+            f"{closed} directories in {options.folder} are not yours to read: runs there are not listed",
+            file=sys.stderr,
+        )
     heads = [
         "run",
         "state",

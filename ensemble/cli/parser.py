@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 
 from ensemble import __version__
 from ensemble.cli.arguments import Command, add_json_option
+from ensemble.cli.console import json_alone
 from ensemble.cli.run_commands import EXIT_FAILED, EXIT_RESUMABLE
 from ensemble.interrupts import Terminated, exit_at_once, exit_on_signals, exit_process
-from pipelines.errors import PipelineError
+from pipelines.errors import PipelineError, unknown_name
 from pipelines.providers import Providers
 
 EXIT_STATUSES = """\
@@ -71,6 +72,7 @@ def main(
 
     Args:
         arguments: of the command; None takes those of this process, and ends it when the command has ended.
+            What it prints besides the JSON of `--json -` then goes to standard error.
         parser: makes the parser of other commands; what it parses has `do`, which runs the command.
 
     Returns:
@@ -80,7 +82,9 @@ def main(
         with exit_at_once():
             from ensemble.executors.native_output import separate_stderr
             from ensemble.meter import count_whole_process
+            from pipelines.environment.standard_streams import open_closed_streams
 
+        open_closed_streams()
         count_whole_process()
         separate_stderr()
         exit_process(_run(sys.argv[1:], parser or _find_parser(sys.argv[1:])))
@@ -100,7 +104,7 @@ def _run(arguments: Sequence[str], make_command_parser: Callable[[], argparse.Ar
     try:
         exit_on_signals()
         options = make_command_parser().parse_args(arguments)
-        with _warnings_in_one_line():
+        with _warnings_in_one_line(), json_alone(options):
             return int(options.do(options))
     except KeyboardInterrupt as error:
         if not error.args:  # else the message about the run has been printed
@@ -183,6 +187,10 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, unknown_name("there is no", str(value), list(action.choices)))
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")

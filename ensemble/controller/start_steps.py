@@ -224,14 +224,16 @@ def check_stream(opened: OpenedStart) -> None:
 
 
 def check_fields(opened: OpenedStart) -> None:
-    """Samples of the shared pipeline have the fields that the recipe names."""
-    if opened.stream.sharing and opened.ensemble.capacity is None:  # a sample was prepared
-        _find_fields(opened.ensemble)
+    """Samples to train on, and those for `valid`, have the fields that the recipe names."""
+    for split in ("train", "valid"):
+        _find_fields(opened.ensemble, split)
 
 
-def _find_fields(ensemble: Ensemble) -> None:
-    recipe, pipeline = ensemble.recipe, ensemble.train
+def _find_fields(ensemble: Ensemble, split: str) -> None:
+    recipe, pipeline = ensemble.recipe, getattr(ensemble, split)
     if not isinstance(recipe, Recipe) or not isinstance(pipeline, Pipeline):
+        return
+    if split == "valid" and recipe.predict is not None:  # it may do with others
         return
     if has_own_loop(recipe) or not isinstance(recipe.loss, NamedLoss) or recipe.collate is not None:
         return
@@ -240,7 +242,10 @@ def _find_fields(ensemble: Ensemble) -> None:
     except PipelineError:
         return  # `check_stream` says it, where members still train
     if structure is None:
-        recipe.loss.find_inputs((*NO_INPUTS, *fields))
+        try:
+            recipe.loss.find_inputs((*NO_INPUTS, *fields))
+        except SpecError as error:
+            raise SpecError(f"Ensemble.{split}: {error}") from None
 
 
 def check_places(opened: OpenedStart) -> None:

@@ -247,7 +247,8 @@ def main(descriptor: int, run_dir: str | None = None, log: str = "") -> int:
         run_dir: the run directory; None: what its declaration names is not imported.
         log: file of what these imports print.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor decides when this process ends
+    for number in (signal.SIGINT, signal.SIGUSR1):  # the executor decides when this process and its children end
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the program ignores it, nobody learns how workers end
     executor = os.getppid()
     control = socket.socket(fileno=descriptor)

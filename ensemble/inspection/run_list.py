@@ -38,6 +38,12 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> Rows:
     return Rows(sorted(rows, key=lambda row: -(row["started"] or 0.0)))
 
 
+def count_closed(folder: str | os.PathLike[str]) -> int:
+    """The number of directories in a folder that this user may not read, which may be runs of others."""
+    directories = (path for path in Path(folder).expanduser().iterdir() if path.is_dir())
+    return sum(not os.access(path, os.R_OK | os.X_OK) for path in directories)
+
+
 def _flatten(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     counts, best, used = row["counts"], row["best"] or {}, row["used"] or {}
     return {

@@ -115,7 +115,7 @@ def _mend_journal(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not lock.is_symlink() and lock.stat().st_size:  # Optuna would take it for its own, and remove it
             raise StoreError(f"{lock} is in the way of Optuna's lock: choose another storage, or move that file")
-        if time.time() - os.lstat(lock).st_mtime > STALE_LOCK_S:
+        if abs(time.time() - os.lstat(lock).st_mtime) > STALE_LOCK_S:  # a clock may have been ahead
             lock.unlink()
     if not path.exists() or _find_torn_line(path) is None:
         return

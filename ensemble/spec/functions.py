@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ensemble.spec.validation import SpecError
+from pipelines.errors import SYNONYMS
 
 #: How the functions of a Recipe are called.
 CALLS = {
@@ -76,14 +77,10 @@ def check_function(where: str, function: Any, call: str | None) -> None:
         raise SpecError(f"{where} is called as {call}, which this function does not accept: {error}") from None
 
 
-#: What people call options of optimizers.
-_OTHER_NAMES = {"learning_rate": "lr", "learningrate": "lr"}
-
-
 def find_meant(name: str, options: Iterable[str]) -> str | None:
     """Which of the options a hyperparameter may be a misspelling of; None where none is near."""
     names = {option.lower(): option for option in options}
-    names = {other: option for other, option in _OTHER_NAMES.items() if option in names} | names
+    names = {other: option for other, option in SYNONYMS.items() if option in names} | names
     close = difflib.get_close_matches(name.lower(), names, n=1)
     return names[close[0]] if close else None
 

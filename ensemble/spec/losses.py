@@ -247,6 +247,11 @@ def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, model: 
         kind = str(target.dtype).removeprefix("torch.")
         raise SpecError(f"cross_entropy: the target is {kind}, and classes are integers: return int64")
     scores = _widen(outputs)
+    if scores.dim() == 2 and scores.shape[1] == 1 and target.dim() == 1:
+        raise SpecError(
+            "cross_entropy needs an output for each class, and the model has one output: let it have as many as "
+            "there are classes, two for two; for one output of two classes declare loss='binary_cross_entropy'"
+        )
     if scores.dim() != 2 or target.dim() != 1:
         scores = _move_classes(scores, target, model)
     options: dict[str, Any] = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "none"}

@@ -274,6 +274,11 @@ class Search:
     @property
     def gain(self) -> Literal["nll", "brier", "accuracy"] | None:
         """The metric whose gain is optimized; None where the metric itself is."""
+        if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
+            raise SpecError(
+                f"Search.objective cannot be {self.objective!r} (valid: {', '.join(OBJECTIVES)}): the metric that "
+                f"ranks members is Ensemble(objective={self.objective!r}), which 'metric' optimizes"
+            )
         chosen = resolve("Search.objective", self.objective, OBJECTIVES)
         metric: Literal["nll", "brier", "accuracy"] | None = chosen.get("metric")
         return metric

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib.util
 import inspect
 import sys
 import traceback
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,14 +16,12 @@ from typing import Any
 
 from ensemble.interrupts import Terminated, repeat_lost_signals
 from ensemble.spec.ensemble import Ensemble
+from ensemble.spec.option_types import read_option
 from ensemble.spec.settings import Setting, read_setting, split_setting
 from ensemble.spec.user_imports import check_hidden_modules, find_import_folder, without_bytecode
 from ensemble.spec.validation import SpecError, unknown_name
 from pipelines.errors import PipelineError
 
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-#: The types of a setting's value, tried in this order, and their names in error messages.
-_TYPES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 #: Parts of error messages, and what to do about them.
 _REMEDIES = {
     "EOF when reading a line": (
@@ -42,7 +40,7 @@ def load_spec(path: str | Path, settings: Sequence[str] = ()) -> Ensemble:
     Args:
         path: of the file.
         settings: `name=value` or `name=@file` each. A value is converted to the type of the option's annotation,
-            or of its default; the elements of a list are separated by commas.
+            or of its default (`ensemble.spec.option_types`); the elements of a list are separated by commas.
 
     Raises:
         SpecError: there is no such file, or no function `spec` in it, or no such option; a value has the wrong
@@ -83,7 +81,7 @@ def import_file(path: Path) -> ModuleType:
     if str(root) not in sys.path:
         sys.path.append(str(root))
     _loaded.add(name)
-    with _spec_errors(path), repeat_lost_signals(), without_bytecode():
+    with _spec_errors(path), repeat_lost_signals(), without_bytecode(), _without_command_line():
         if module_spec.parent and str(root) != folder:
             importlib.import_module(module_spec.parent)
         sys.modules[name] = module
@@ -115,6 +113,26 @@ def _shadows_module(name: str, path: Path) -> bool:
         return False
     origin = module_spec.origin if module_spec is not None else None  # None: a folder of data, a namespace package
     return origin is not None and Path(origin).resolve() != path.resolve()
+
+
+@contextmanager
+def _without_command_line() -> Iterator[None]:
+    """Within, `parse_args()` raises SpecError: the command line is that of `ensemble`."""
+    usual = argparse.ArgumentParser.parse_known_args
+
+    def parse_known_args(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        if args is None:
+            raise SpecError(
+                "parse_args() would read the command line of `ensemble`: make it an option, as in spec(epochs=5), "
+                "and give it by --set epochs=5; parse_args([]) gives the defaults"
+            )
+        return usual(self, args, namespace)
+
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.parse_known_args = usual  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -179,49 +197,37 @@ def call_spec(
     declared = inspect.signature(function).parameters.values()
     parameters = {p.name: p for p in declared if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in declared)
-    hints: dict[str, Any] = {}
-    with suppress(Exception):  # an annotation may name what is imported only under TYPE_CHECKING
-        hints = typing.get_type_hints(function)
     options: dict[str, Any] = {}
     for name, _ in map(split_setting, settings):  # before any file is read
         if name not in parameters and not takes_any:
             raise SpecError(unknown_name("the spec has no option", name, list(parameters)))
     values = [read_setting(setting) for setting in settings]
     for setting in values:
-        default = parameters[setting.name].default if setting.name in parameters else None
-        options[setting.name] = _convert(setting, setting.text, hints.get(setting.name), default)
+        options[setting.name] = _read_value(setting, parameters.get(setting.name), function)
     missing = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
     if missing:
         raise SpecError(f"the spec needs {' '.join(f'--set {name}=...' for name in missing)}")
-    with _spec_errors(path, values), repeat_lost_signals(), without_bytecode():
+    with _spec_errors(path, values), repeat_lost_signals(), without_bytecode(), _without_command_line():
         ensemble = function(**options)
     if not isinstance(ensemble, Ensemble):
         raise SpecError(f"{path or 'the spec'}: spec() returned {type(ensemble).__name__}, not an Ensemble")
     return ensemble
 
 
-def _convert(setting: Setting, text: str, hint: Any, default: Any) -> Any:
-    """Convert a setting's text, or an element of it, to the option's type, or else to the first type that fits."""
-    valid = set(typing.get_args(hint)) or {hint}
-    types = [kind for kind in _TYPES if kind in valid] or [kind for kind in _TYPES if type(default) is kind]
-    if not types and isinstance(default, (list, tuple)):
-        example = default[0] if default else None
-        return type(default)(_convert(setting, part.strip(), None, example) for part in text.split(","))
-    if type(None) in valid and text.lower() == "none":
-        return None
-    for kind in types or _TYPES:
-        try:
-            return _parse_flag(text, short=bool(types)) if kind is bool else kind(text)
-        except ValueError:
-            continue
-    shown = repr(text) if setting.file is None else f"what is in {setting.file}"
-    valid_types = " or ".join(_TYPES[kind] for kind in types)
-    raise SpecError(f"--set {setting.name} takes {valid_types}, got {shown}")
-
-
-def _parse_flag(text: str, *, short: bool) -> bool:
-    """The bool that a text stands for: true, false; with `short` also 1, yes, on, 0, no, off."""
-    for value, texts in ((True, _TRUE), (False, _FALSE)):
-        if text.lower() in (texts if short else texts[:1]):
-            return value
-    raise ValueError(f"neither true nor false: {text!r}")
+def _read_value(setting: Setting, parameter: inspect.Parameter | None, function: Callable[..., Any]) -> Any:
+    """The value of a setting; None for a parameter is one of `**options`."""
+    hint = default = None
+    if parameter is not None:
+        default = None if parameter.default is parameter.empty else parameter.default
+        hint = None if parameter.annotation is parameter.empty else parameter.annotation
+    with suppress(Exception):  # it may name what is imported only under TYPE_CHECKING
+        while isinstance(hint, str):
+            text, hint = hint, None
+            hint = eval(text, getattr(inspect.unwrap(function), "__globals__", {}))
+    try:
+        return read_option(setting.text, hint, default)
+    except TypeError as error:
+        raise SpecError(f"--set {setting.name}: {error}") from None
+    except ValueError as error:
+        shown = repr(setting.text) if setting.file is None else f"what is in {setting.file}"
+        raise SpecError(f"--set {setting.name} takes {error}, got {shown}") from None

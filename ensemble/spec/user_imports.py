@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.machinery
+import re
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 from ensemble.spec.validation import SpecError
+from pipelines.fingerprint import OURS
+from pipelines.fingerprint.modules import is_foreign
 
 
 @contextlib.contextmanager
@@ -28,13 +34,49 @@ def find_import_folder(folder: Path) -> Path:
 
 
 def check_hidden_modules(folder: Path) -> None:
-    """Raise SpecError for a file in a folder that hides a module of Python: all processes look there first, and
-    without it neither the folder's own modules nor torch can be imported.
+    """Raise SpecError for a file in a folder that hides a module of Python, or one that ray-ensemble may import.
+
+    All processes look in that folder first.
     """
     packages = {file.parent.name: file.parent for file in folder.glob("*/__init__.py")}
     for name, file in sorted({**packages, **{file.stem: file for file in folder.glob("*.py")}}.items()):
         if name in sys.stdlib_module_names:
-            raise SpecError(
-                f"{file} has the name of Python's own module {name!r}, which it hides from all processes of the "
-                "run: rename it"
-            )
+            owner = "Python's own module"
+        elif _is_installed_elsewhere(name, folder) and (distribution := _find_needed(name)) is not None:
+            owner = f"the module of {distribution}"
+        else:
+            continue
+        raise SpecError(
+            f"{file} has the name of {owner} {name!r}, which it hides from all processes of the run: rename it"
+        )
+
+
+def _is_installed_elsewhere(name: str, folder: Path) -> bool:
+    """Whether a module of that name is outside of a folder too; nothing is imported."""
+    if name in OURS:
+        return not Path(__file__).is_relative_to(folder.resolve())
+    path = [entry for entry in sys.path if Path(entry).resolve() != folder.resolve()]
+    found = importlib.machinery.PathFinder.find_spec(name, path)
+    return found is not None and found.origin is not None and is_foreign(name, found.origin)
+
+
+@functools.cache
+def _find_needed(name: str) -> str | None:
+    """The distribution with a module, if ray-ensemble or what it requires, extras included, needs it."""
+    if name in OURS:
+        return "ray-ensemble"
+    owners = {_normalize(owner): owner for owner in metadata.packages_distributions().get(name, ())}
+    waiting, seen = [("ray-ensemble", True)], set[str]()
+    while waiting:
+        distribution, with_extras = waiting.pop()
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for requirement in metadata.requires(distribution) or ():
+                required = _normalize(re.split(r"[^\w.-]", requirement.strip(), maxsplit=1)[0])
+                if required not in seen and (with_extras or "extra ==" not in requirement):
+                    seen.add(required)
+                    waiting.append((required, False))
+    return next((owner for key, owner in owners.items() if key in seen), None)
+
+
+def _normalize(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()

@@ -11,12 +11,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from pipelines.errors import SYNONYMS
 from pipelines.errors import unknown_name as unknown_name
 
 
 class SpecError(ValueError):
     """A declaration that cannot be run; the message is one line for the user."""
 
+
+#: Arguments of `ensemble.submit`.
+OF_A_START = (
+    "accept_code", "accept_data", "executor", "fresh", "limits", "mirror", "notify", "on_event", "run_dir",
+    "spec_file",
+)  # fmt: skip
 
 T = TypeVar("T", bound=type)
 
@@ -60,6 +67,8 @@ def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
     what = f"{cls.__name__} has no option"
     if (cls.__name__, name) == ("Member", "name"):
         return f"{what} 'name': members have numbers; a hyperparameter tells them apart: {{'name': 'wide'}}"
+    if (place := _find_other_place(cls, SYNONYMS.get(name, name), valid)) is not None:
+        return f"{what} {name!r}; {place}"
     importlib.import_module("ensemble.spec.search")  # which is imported where it is declared
     owners = [owner for owner, kind in _OPTION_CLASSES.items() if name in list_options(kind)]
     holders = {  # how an option of this class holds an object of another one
@@ -73,6 +82,24 @@ def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
     owners.sort(key=lambda owner: owner not in holders)
     shown = [holders.get(owner, "{}").format(f"{owner}({name}=...)") for owner in owners]
     return f"{what} {name!r}; give it as {' or '.join(shown)}"
+
+
+def _find_other_place(cls: type, name: str, valid: Sequence[str]) -> str | None:
+    """Where to give what is no option of a class but of something that it takes, or of one of its methods."""
+    from ensemble.spec.options import TRAINING_OPTIONS
+
+    ways = []
+    for option, table in TRAINING_OPTIONS.items():
+        owner = next((owner for owner, options in table.items() if name in options), None)
+        if owner is not None and option in valid:
+            ways.append(f"{option}={{'name': {owner!r}, {name!r}: ...}}")
+    if "params" in valid and (ways or not difflib.get_close_matches(name, valid, n=1)):
+        ways.append(f"params={{{name!r}: ...}}, which takes hyperparameters")
+    elif ways and "members" in valid:
+        ways.append(f"as a hyperparameter of members, {{{name!r}: ...}}")
+    if cls.__name__ == "Ensemble" and name in OF_A_START:
+        ways.append(f"ensemble.submit(..., {name}=...): it is of a start, not of the declaration")
+    return f"give it as {' or '.join(ways)}" if ways else None
 
 
 def check_choice(where: str, value: object, valid: Sequence[str]) -> None:

@@ -160,6 +160,7 @@ class RunDir(RunPaths):
                     "versions": versions(),
                     "revision": revision(folder),
                     "code": str(folder),
+                    "path": _list_import_folders(code, folder),
                     "spec": None if spec is None else str(spec.absolute()),
                     "command": " ".join(_name_words(sys.argv)),
                     "executor": executor,
@@ -341,13 +342,25 @@ class RunDir(RunPaths):
         code = self.info.get("code")
         if code is None or not os.path.isdir(code):
             return None
-        for folder in (Path(code), find_import_folder(Path(code))):
+        for folder in (Path(code), find_import_folder(Path(code)), *map(Path, self.info.get("path", []))):
             if str(folder) in sys.path:
                 continue
             if (why := explain_distrust(folder, os.stat(folder))) is not None:
                 return why
             sys.path.append(str(folder))
         return None
+
+
+def _list_import_folders(code: Code, folder: Path) -> list[str]:
+    """The folders of `sys.path` outside `folder` from which the declaration's code was imported."""
+    files = [file.resolve() for file in code.sources.values()]
+    return [
+        entry
+        for entry in sys.path
+        if (path := Path(entry).resolve()).is_absolute()
+        and not path.is_relative_to(find_import_folder(folder))
+        and any(file.is_relative_to(path) for file in files)
+    ]
 
 
 def _name_words(words: list[str]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ensemble.spec import SpecError, unknown_name
 from ensemble.store import StoreError
 from ensemble.train.job import TrainingError
+from ensemble.train.own_tensors import call_model
 
 #: Errors that the same step raises each time. Of the other ones some pass: a file that is not there yet.
 _REPEATABLE = (TypeError, LookupError, AttributeError, NameError, NotImplementedError)
@@ -49,7 +50,17 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, TrainingError | SpecError | StoreError):
         return line
     shown = f"{type(error).__name__}: {line}"
-    return "; ".join(filter(None, (shown, find_advice(shown), explain_forward_error(error))))
+    return "; ".join(
+        filter(None, (shown, find_advice(shown), _describe_model_call(error) or explain_forward_error(error)))
+    )
+
+
+def _describe_model_call(error: BaseException) -> str | None:
+    """Where in `Recipe.model` an error was raised, and with which hyperparameters; None: not there."""
+    call = next((frame for frame in _list_frames(error) if frame.f_code is call_model.__code__), None)
+    return (
+        None if call is None else f"in model(params){find_line(error)} with params {dict(call.f_locals['params'])}"
+    )
 
 
 def find_own_mistake(error: BaseException) -> str | None:

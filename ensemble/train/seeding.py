@@ -42,13 +42,15 @@ def step_seed(seed: int, rank: int, step: int) -> int:
 
 @contextlib.contextmanager
 def process_settings(threads: int, device: torch.device) -> Iterator[None]:
-    """Run the block with this many torch threads on this device; then leave the process, the user's, as it was."""
+    """Run the block with this many torch threads on this device, and with gradients; then leave the process, the
+    user's, as it was.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        with _restored_generators():
+        with _restored_generators(), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
         torch.set_num_threads(before)

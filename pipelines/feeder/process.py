@@ -253,7 +253,8 @@ class _ReportWriter:
 def main(arguments: list[str]) -> int:
     """Run the feeder process; returns its exit status."""
     payload, listening = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    for number in (signal.SIGINT, signal.SIGUSR1):  # the parent decides when we end
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     reports, started = _ReportWriter(), threading.Event()
     end_with_parent(started)

@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -70,6 +70,13 @@ def options(
     plain=2.5,  # type: ignore[no-untyped-def]
     widths=(16, 32),  # type: ignore[no-untyped-def]
     unknown=None,  # type: ignore[no-untyped-def]
+    chosen: Literal["a", "b", 2] | None = "a",
+    where: Path | None = None,
+    sizes: list[int] | None = None,
+    pair: tuple[int, float] = (1, 0.1),
+    named: Sequence[str] = (),
+    on: bool | None = None,
+    hidden: NotImported | None = None,  # type: ignore[name-defined]  # noqa: F821
 ) -> Ensemble:
     return an_ensemble(**locals())
 
@@ -85,13 +92,33 @@ SETTINGS |= {
     "widths=8,24": (8, 24),
 }
 SETTINGS |= {"unknown=7": 7, "unknown=0.5": 0.5, "unknown=true": True, "unknown=yes": "yes"}
-SETTINGS |= {"unknown=some/path": "some/path"}
+SETTINGS |= {"unknown=some/path": "some/path", "unknown=None": None, "unknown=12e5": "12e5", "unknown=007": "007"}
+SETTINGS |= {"unknown=1.10": "1.10", "text=007": "007", "text=None": "None", "plain=12e5": 12e5, "number=007": 7}
+SETTINGS |= {"chosen=b": "b", "chosen=2": 2, "chosen=None": None, "where=a/b": Path("a/b"), "sizes=3, 4": [3, 4]}
+SETTINGS |= {"pair=2,0.5": (2, 0.5), "named=007,b": ["007", "b"], "on=off": False, "hidden=7": 7}
 
 
 def test_a_setting_becomes_what_the_option_is() -> None:
     for setting, value in SETTINGS.items():
         got = options_of(call_spec(options, [setting]))[setting.partition("=")[0]]
         assert (got, type(got)) == (value, type(value)), setting
+
+
+@pytest.mark.parametrize(
+    ("setting", "valid"),
+    [
+        ("number=None", "integer"),
+        ("number=12e5", "integer"),
+        ("chosen=c", "a or b or 2"),
+        ("on=maybe", "true or false"),
+        ("sizes=3,x", "integer"),
+        ("pair=1", "2 values"),
+        ("rate=fast", "number"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_the_option_and_what_is_valid(setting: str, valid: str) -> None:
+    with pytest.raises(SpecError, match=f"--set {setting.partition('=')[0]} .*{valid}"):
+        call_spec(options, [setting])
 
 
 def test_an_option_without_a_default_must_be_set_and_has_its_annotation() -> None:

@@ -7,6 +7,7 @@ used.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
@@ -19,6 +20,7 @@ from ensemble.store import RunState
 from ensemble.store.files import make_directory
 from ensemble.store.member import ENDED
 
+LONGEST_NAME = 240  # of 250, with a digest
 RUN = ""  # stands for the parent run
 RUN_TAG, MEMBER_TAG, STATE_TAG = "ensemble.run_id", "ensemble.member", "ensemble.state"
 PARENT_TAG = "mlflow.parentRunId"  # by which MLflow nests runs
@@ -173,7 +175,10 @@ def _milliseconds(t: float) -> int:
 
 
 def _clean(name: str) -> str:
-    return re.sub(r"[^\w.\- /:]", "_", name, flags=re.ASCII)
+    """The name as MLflow takes it; one that it does not take ends with a digest, which tells it from others."""
+    taken = re.sub(r"[^\w.\- /:]", "_", name)
+    taken = "/".join(part for part in taken.split("/") if part.strip("."))[:LONGEST_NAME]
+    return taken if taken == name else f"{taken or '_'}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def _shorten(value: Any) -> str:
