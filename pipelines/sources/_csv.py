@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv as python_csv
 import io
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -16,7 +17,8 @@ import numpy as np
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _text_table
-from pipelines.sources._columns import cast_floats
+from pipelines.sources._columns import cast_floats, check_missing
+from pipelines.sources._file_records import format_error
 from pipelines.sources._files import File, Paths, check_names, find_files
 from pipelines.sources._text_table import TextTable, explain, open_binary, read_declared
 
@@ -26,12 +28,7 @@ _DELIMITERS = (";", "\t", "|", ",")
 _WORDS = ("", "NA", "N/A", "n/a", "#N/A", "NULL", "null")
 #: What is no value in a column of numbers, with a space at either side, too. In a column of texts they are texts.
 _MISSING = [f"{before}{word}{after}" for word in _WORDS for before in ("", " ") for after in ("", " ")]
-_DIGITS, _EXPONENT = r"(0|[1-9][0-9]*)", r"([eE][+-]?[0-9]+)?"
-_INTEGER = rf"^[ \t]*-?{_DIGITS}[ \t]*$"
-_FLOAT = (
-    rf"^[ \t]*-?({_DIGITS}{_EXPONENT}|[0-9]+\.[0-9]*{_EXPONENT}|\.[0-9]+{_EXPONENT}"
-    r"|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?)[ \t]*$"
-)
+_EXPONENT = r"([eE][+-]?[0-9]+)?"
 _BOOL = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"  # as Arrow reads them
 _LONG = r"^[ \t]*-?[0-9]{16,}[ \t]*$"  # an integer that a float64 may not hold
 
@@ -50,15 +47,19 @@ class Csv(TextTable):
         delimiter: str,
         quote: str | None,
         missing: str,
+        decimal: str,
+        thousands: str | None,
     ) -> None:
-        if missing not in ("error", "nan"):
-            raise PipelineError(f"csv(): missing must be 'error' or 'nan', got {missing!r}")
-        for name, value in (("delimiter", delimiter), ("quote", quote)):
+        self.keeps_missing = check_missing(self.kind, missing)
+        if decimal == thousands or any(mark in "+-0123456789eE" for mark in (decimal, thousands or decimal)):
+            raise PipelineError(f"csv(): no number has decimal={decimal!r} and thousands={thousands!r}")
+        marks = (("delimiter", delimiter), ("quote", quote), ("decimal", decimal), ("thousands", thousands))
+        for name, value in marks:
             if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
                 raise PipelineError(f"csv(): {name} must be one ASCII character, got {value!r}")
         if delimiter == quote:
             raise PipelineError(f"csv(): delimiter and quote must differ, got {delimiter!r} for both")
-        self._delimiter, self._quote, self._keeps_missing = delimiter, quote, missing == "nan"
+        self._delimiter, self._quote, self._decimal, self._thousands = delimiter, quote, decimal, thousands
         self._has_header = names is None
         files = find_files(self.kind, paths)
         self._skipped_rows = [0] * len(files)
@@ -68,7 +69,7 @@ class Csv(TextTable):
             self._header = [names] if isinstance(names, str) else list(names)
         self._declared = self._choose(files[0], columns)
         self.files = files
-        form = [delimiter, quote, self._has_header, self._header, self._keeps_missing]
+        form = [delimiter, quote, self._has_header, self._header, self.keeps_missing, *self._separators]
         self._load(files, [form, list(self._declared.items())])
         self.types = {field.name: _get_type_name(field.type) for field in self._schema}
 
@@ -95,6 +96,11 @@ class Csv(TextTable):
         return headers[0]
 
     @property
+    def _separators(self) -> list[str | None]:
+        """The marks in numbers, unless they are the usual ones."""
+        return [] if (self._decimal, self._thousands) == (".", None) else [self._decimal, self._thousands]
+
+    @property
     def _quoting(self) -> dict[str, Any]:
         is_quoted = self._quote is not None
         return {
@@ -116,12 +122,12 @@ class Csv(TextTable):
     def _find_schema(self) -> Any:
         import pyarrow
 
-        finders = {name: _TypeFinder() for name, kind in self._declared.items() if kind is None}
+        finders = {name: _TypeFinder(self._decimal, self._thousands) for name, kind in self._declared.items() if kind is None}
         for file in self.files if finders else ():
             for batch in self._parse(file, dict.fromkeys(finders, pyarrow.string())):
                 for name, finder in finders.items():
                     finder.add(batch.column(name))
-        kinds = {name: kind or finders[name].choose(self._keeps_missing) for name, kind in self._declared.items()}
+        kinds = {name: kind or finders[name].choose(self.keeps_missing) for name, kind in self._declared.items()}
         return pyarrow.schema([(name, _get_arrow_type(kind)) for name, kind in kinds.items()])
 
     def _parse(self, file: File, types: Mapping[str, Any]) -> Iterator[Any]:
@@ -146,7 +152,11 @@ class Csv(TextTable):
         )
         parsed = {last_name: pyarrow.binary(), **types}
         convert = csv.ConvertOptions(
-            column_types=parsed, include_columns=list(parsed), strings_can_be_null=False, null_values=_MISSING
+            column_types=parsed,
+            include_columns=list(parsed),
+            strings_can_be_null=False,
+            null_values=_MISSING,
+            decimal_point=self._decimal,
         )
         last = None
         with open_binary(file) as handle:
@@ -174,28 +184,68 @@ class Csv(TextTable):
 
         # Numbers are read as float64 and then rounded, by numpy.
         read = {f.name: pyarrow.float64() if types.is_floating(f.type) else f.type for f in schema}
-        for batch in self._parse(file, read):
+        numbers = {f.name for f in schema if types.is_integer(f.type) or types.is_floating(f.type)}
+        grouped = numbers if self._thousands else frozenset[str]()
+        rows = 0
+        for batch in self._parse(file, {**read, **dict.fromkeys(grouped, pyarrow.string())}):
             columns = []
             for field, column in zip(schema, batch.columns, strict=True):
+                if field.name in grouped:
+                    place = f"{file.path}:record {rows + 1} ff.: column {field.name!r}"
+                    column = _TypeFinder(self._decimal, self._thousands).convert(column, read[field.name], place)
                 if types.is_floating(field.type):
-                    if self._keeps_missing:
+                    if self.keeps_missing:
                         column = compute.fill_null(column, float("nan"))
                     column = cast_floats(column, field.type, f"{file.path}: column {field.name!r}")
                 columns.append(column)
+            rows += batch.num_rows
             yield pyarrow.record_batch(columns, schema=schema)
 
     def identity(self) -> Any:
-        keeps = ["nan"] if self._keeps_missing else []
-        keeps += [] if self._has_header else ["no header"]
+        keeps: list[str | None] = ["nan"] if self.keeps_missing else []
+        keeps += [*([] if self._has_header else ["no header"]), *self._separators]
         return {**super().identity(), "form": [self._delimiter, self._quote, self._header, *keeps]}
 
 
 class _TypeFinder:
     """Finds the narrowest type that holds all values of a column of texts."""
 
-    def __init__(self) -> None:
+    def __init__(self, decimal: str, thousands: str | None) -> None:
+        point, self._point, self._group = re.escape(decimal), decimal, thousands or ""
+        groups = rf"|[1-9][0-9]{{0,2}}({re.escape(thousands)}[0-9]{{3}})+" if thousands else ""
+        digits = rf"(0|[1-9][0-9]*{groups})"
+        self._patterns = {
+            "int64": rf"^[ \t]*-?{digits}[ \t]*$",
+            "float64": rf"^[ \t]*-?({digits}{_EXPONENT}|([0-9]+{groups}){point}[0-9]*{_EXPONENT}"
+            rf"|{point}[0-9]+{_EXPONENT}|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?)[ \t]*$",
+            "bool": _BOOL,
+        }
         self._candidates = ["int64", "float64", "bool"]
         self._is_seen = self._is_missing = self._is_long = False
+
+    def convert(self, texts: Any, kind: Any, what: str) -> Any:
+        """An array of texts as numbers, null where they are missing."""
+        import pyarrow
+        from pyarrow import compute, types
+
+        is_missing = compute.is_in(texts, pyarrow.array(_MISSING))
+        pattern = self._patterns["int64" if types.is_integer(kind) else "float64"]
+        is_number = compute.or_(is_missing, compute.match_substring_regex(texts, pattern))
+        if (wrong := compute.index(is_number, False).as_py()) >= 0:
+            raise PipelineError(f"{what} holds {texts[wrong].as_py()!r:.60}, which is not of the type {kind}")
+        values = compute.if_else(is_missing, None, self._make_plain(texts))
+        try:
+            return values.cast(kind)
+        except pyarrow.ArrowInvalid as error:
+            raise PipelineError(f"{what}: {format_error(error)}") from None
+
+    def _make_plain(self, texts: Any) -> Any:
+        """Numbers as Arrow and Python write them."""
+        from pyarrow import compute
+
+        texts = compute.utf8_trim(texts, " \t")
+        texts = compute.replace_substring(texts, self._group, "") if self._group else texts
+        return compute.replace_substring(texts, self._point, ".")
 
     def add(self, texts: Any) -> None:
         """Takes an Arrow array of texts into account."""
@@ -212,9 +262,9 @@ class _TypeFinder:
         if not len(values):
             return
         self._is_seen = True
+        self._candidates = [kind for kind in self._candidates if are_all(self._patterns[kind])]
+        values = self._make_plain(values) if self._group else values
         self._is_long |= bool(compute.any(compute.match_substring_regex(values, _LONG)).as_py())
-        patterns = {"int64": _INTEGER, "float64": _FLOAT, "bool": _BOOL}
-        self._candidates = [kind for kind in self._candidates if are_all(patterns[kind])]
         if self._is_long and "int64" in self._candidates:
             try:
                 compute.utf8_trim(values, " \t").cast("int64")
@@ -237,6 +287,8 @@ def csv(
     delimiter: str = ",",
     quote: str | None = '"',
     missing: Literal["error", "nan"] = "error",
+    decimal: str = ".",
+    thousands: str | None = None,
 ) -> Csv:
     """Makes a source of the rows of CSV files (RFC 4180, UTF-8), without loading them.
 
@@ -262,6 +314,8 @@ def csv(
             nothing.
         missing: "nan": a number that is missing is NaN, and a column of integers with one is float64; for
             `stages.fit`.
+        decimal: the mark before the fraction of a number, such as `","`.
+        thousands: the mark between groups of three digits: `","` reads `1,234.50`.
 
     Returns:
         A source of records with a field for each column: a numpy scalar or `str`.
@@ -274,7 +328,7 @@ def csv(
     Examples:
         >>> source = csv("train-*.csv", columns={"text": "str", "label": "int64"})
     """
-    return Csv(paths, columns, names, delimiter, quote, missing)
+    return Csv(paths, columns, names, delimiter, quote, missing, decimal, thousands)
 
 
 class _Joined(io.RawIOBase):
