@@ -10,6 +10,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,17 +19,13 @@ from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _text_table
 from pipelines.sources._columns import cast_floats, check_missing
-from pipelines.sources._file_records import format_error
 from pipelines.sources._files import File, Paths, check_names, find_files
 from pipelines.sources._text_table import TextTable, explain, open_binary, read_declared
+from pipelines.stages._column_kinds import MISSING
 
 Columns = Sequence[str] | Mapping[str, Any]
 
 _DELIMITERS = (";", "\t", "|", ",")
-_WORDS = ("", "NA", "N/A", "n/a", "#N/A", "NULL", "null")
-#: What is no value in a column of numbers, with a space at either side, too. In a column of texts they are texts.
-_MISSING = [f"{before}{word}{after}" for word in _WORDS for before in ("", " ") for after in ("", " ")]
-_EXPONENT = r"([eE][+-]?[0-9]+)?"
 _BOOL = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"  # as Arrow reads them
 _LONG = r"^[ \t]*-?[0-9]{16,}[ \t]*$"  # an integer that a float64 may not hold
 
@@ -59,7 +56,7 @@ class Csv(TextTable):
                 raise PipelineError(f"csv(): {name} must be one ASCII character, got {value!r}")
         if delimiter == quote:
             raise PipelineError(f"csv(): delimiter and quote must differ, got {delimiter!r} for both")
-        self._delimiter, self._quote, self._decimal, self._thousands = delimiter, quote, decimal, thousands
+        self._delimiter, self._quote, self._marks = delimiter, quote, _Marks(decimal, thousands)
         self._has_header = names is None
         files = find_files(self.kind, paths)
         self._skipped_rows = [0] * len(files)
@@ -69,7 +66,7 @@ class Csv(TextTable):
             self._header = [names] if isinstance(names, str) else list(names)
         self._declared = self._choose(files[0], columns)
         self.files = files
-        form = [delimiter, quote, self._has_header, self._header, self.keeps_missing, *self._separators]
+        form = [delimiter, quote, self._has_header, self._header, self.keeps_missing, *self._marks.unusual]
         self._load(files, [form, list(self._declared.items())])
         self.types = {field.name: _get_type_name(field.type) for field in self._schema}
 
@@ -96,11 +93,6 @@ class Csv(TextTable):
         return headers[0]
 
     @property
-    def _separators(self) -> list[str | None]:
-        """The marks in numbers, unless they are the usual ones."""
-        return [] if (self._decimal, self._thousands) == (".", None) else [self._decimal, self._thousands]
-
-    @property
     def _quoting(self) -> dict[str, Any]:
         is_quoted = self._quote is not None
         return {
@@ -122,16 +114,16 @@ class Csv(TextTable):
     def _find_schema(self) -> Any:
         import pyarrow
 
-        finders = {name: _TypeFinder(self._decimal, self._thousands) for name, kind in self._declared.items() if kind is None}
+        finders = {name: _TypeFinder(self._marks) for name, kind in self._declared.items() if kind is None}
         for file in self.files if finders else ():
-            for batch in self._parse(file, dict.fromkeys(finders, pyarrow.string())):
+            for batch in self._parse(file, list(finders)):
                 for name, finder in finders.items():
                     finder.add(batch.column(name))
         kinds = {name: kind or finders[name].choose(self.keeps_missing) for name, kind in self._declared.items()}
         return pyarrow.schema([(name, _get_arrow_type(kind)) for name, kind in kinds.items()])
 
-    def _parse(self, file: File, types: Mapping[str, Any]) -> Iterator[Any]:
-        """Yields record batches of some columns.
+    def _parse(self, file: File, names: list[str]) -> Iterator[Any]:
+        """Yields record batches of some columns, as texts.
 
         The last column is parsed in any case: a quote that is never closed is in it, or a row has too few values.
         """
@@ -140,7 +132,7 @@ class Csv(TextTable):
 
         # After the last row comes one that is empty: it is found only where no quote is open before it.
         end = self._delimiter * (len(self._header) - 1) or 2 * (self._quote or "")
-        last_name = self._header[-1] if self._header[-1] in types else "\0"
+        last_name = self._header[-1] if self._header[-1] in names else "\0"
         read = csv.ReadOptions(
             column_names=[*self._header[:-1], last_name],
             skip_rows_after_names=self._skipped_rows[self.files.index(file)],
@@ -150,124 +142,147 @@ class Csv(TextTable):
         parse = csv.ParseOptions(
             delimiter=self._delimiter, quote_char=self._quote or False, newlines_in_values=True
         )
-        parsed = {last_name: pyarrow.binary(), **types}
-        convert = csv.ConvertOptions(
-            column_types=parsed,
-            include_columns=list(parsed),
-            strings_can_be_null=False,
-            null_values=_MISSING,
-            decimal_point=self._decimal,
-        )
+        parsed = {last_name: pyarrow.binary(), **dict.fromkeys(names, pyarrow.string())}
+        convert = csv.ConvertOptions(column_types=parsed, include_columns=list(parsed), strings_can_be_null=False)
         last = None
         with open_binary(file) as handle:
             text = pyarrow.PythonFile(io.BufferedReader(_Joined(handle, f"\n{end}\n".encode())), mode="r")
             try:
                 for batch in csv.open_csv(text, read, parse, convert):
                     if last is not None and batch.num_rows:
-                        yield last.select(list(types))
+                        yield last.select(names)
                     last = batch if batch.num_rows else last
             except pyarrow.ArrowException as error:
                 raise explain(file, error) from None
         if not end:
-            yield from () if last is None else (last.select(list(types)),)
+            yield from () if last is None else (last.select(names),)
             return
         if last is None or last.column(last_name)[-1].as_py() not in (None, "", b""):
             raise PipelineError(
                 f"{file.path}: opens a quoted field that is never closed; if quotes mean nothing in this file, "
                 "give quote=None"
             )
-        yield last.slice(0, last.num_rows - 1).select(list(types))
+        yield last.slice(0, last.num_rows - 1).select(names)
 
     def _convert(self, file: File, schema: Any) -> Iterator[Any]:
         import pyarrow
+
+        rows = 0
+        for batch in self._parse(file, schema.names):
+            columns = zip(schema, batch.columns, strict=True)
+            converted = [self._convert_texts(file, rows, field, texts) for field, texts in columns]
+            rows += batch.num_rows
+            yield pyarrow.record_batch(converted, schema=schema)
+
+    def _convert_texts(self, file: File, row: int, field: Any, texts: Any) -> Any:
+        """A column of texts, of which the first is that of a row, in its type; null where a number is missing."""
+        import pyarrow
         from pyarrow import compute, types
 
+        if types.is_string(field.type):
+            return texts
         # Numbers are read as float64 and then rounded, by numpy.
-        read = {f.name: pyarrow.float64() if types.is_floating(f.type) else f.type for f in schema}
-        numbers = {f.name for f in schema if types.is_integer(f.type) or types.is_floating(f.type)}
-        grouped = numbers if self._thousands else frozenset[str]()
-        rows = 0
-        for batch in self._parse(file, {**read, **dict.fromkeys(grouped, pyarrow.string())}):
-            columns = []
-            for field, column in zip(schema, batch.columns, strict=True):
-                if field.name in grouped:
-                    place = f"{file.path}:record {rows + 1} ff.: column {field.name!r}"
-                    column = _TypeFinder(self._decimal, self._thousands).convert(column, read[field.name], place)
-                if types.is_floating(field.type):
-                    if self.keeps_missing:
-                        column = compute.fill_null(column, float("nan"))
-                    column = cast_floats(column, field.type, f"{file.path}: column {field.name!r}")
-                columns.append(column)
-            rows += batch.num_rows
-            yield pyarrow.record_batch(columns, schema=schema)
+        kind = pyarrow.float64() if types.is_floating(field.type) else field.type
+        made, wrong = self._marks.cast(texts, kind)
+        if wrong is not None:
+            raise PipelineError(
+                f"{file.path}:record {row + wrong + 1}: column {field.name!r} has the invalid value "
+                f"{texts[wrong].as_py()!r:.60}, it is to be {kind}"
+            )
+        if not types.is_floating(kind):
+            return made
+        made = compute.fill_null(made, float("nan")) if self.keeps_missing else made
+        return cast_floats(made, field.type, f"{file.path}: column {field.name!r}")
 
     def identity(self) -> Any:
         keeps: list[str | None] = ["nan"] if self.keeps_missing else []
-        keeps += [*([] if self._has_header else ["no header"]), *self._separators]
+        keeps += [*([] if self._has_header else ["no header"]), *self._marks.unusual]
         return {**super().identity(), "form": [self._delimiter, self._quote, self._header, *keeps]}
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """What is written in numbers beside digits."""
+
+    decimal: str
+    thousands: str | None
+
+    @property
+    def unusual(self) -> list[str | None]:
+        return [] if (self.decimal, self.thousands) == (".", None) else [self.decimal, self.thousands]
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """What texts of a type look like."""
+        point, exponent = re.escape(self.decimal), r"([eE][+-]?[0-9]+)?"
+        groups = rf"|[1-9][0-9]{{0,2}}({re.escape(self.thousands)}[0-9]{{3}})+" if self.thousands else ""
+        digits, words = rf"(0|[1-9][0-9]*{groups})", "[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?"
+        number = rf"({digits}|([0-9]+{groups}){point}[0-9]*|{point}[0-9]+){exponent}"
+        blanks = r"[ \t]*"
+        return {
+            "int64": f"^{blanks}-?{digits}{blanks}$",
+            "float64": f"^{blanks}-?({number}|{words}){blanks}$",
+            "bool": _BOOL,
+        }
+
+    def make_plain(self, texts: Any) -> Any:
+        """Numbers as Arrow writes them, null where they are missing."""
+        import pyarrow
+        from pyarrow import compute
+
+        texts = compute.utf8_trim(texts, " \t")
+        texts = compute.if_else(compute.is_in(texts, pyarrow.array(sorted(MISSING))), None, texts)
+        texts = compute.replace_substring(texts, self.thousands, "") if self.thousands else texts
+        return compute.replace_substring(texts, self.decimal, ".") if self.unusual else texts
+
+    def cast(self, texts: Any, kind: Any) -> tuple[Any, int | None]:
+        """Texts as numbers of a type; or the place of the first that is none."""
+        import pyarrow
+        from pyarrow import compute, types
+
+        plain = self.make_plain(texts)
+        if self.unusual and not types.is_boolean(kind):  # 1,23 is no number with groups of three digits
+            pattern = self.patterns["int64" if types.is_integer(kind) else "float64"]
+            fits = compute.or_(compute.match_substring_regex(texts, pattern), plain.is_null())
+            plain = compute.if_else(fits, plain, "")
+        try:
+            return plain.cast(kind), None
+        except pyarrow.ArrowInvalid:
+            if len(texts) == 1:
+                return None, 0
+        return None, next(n for n in range(len(texts)) if self.cast(texts.slice(n, 1), kind)[1] is not None)
 
 
 class _TypeFinder:
     """Finds the narrowest type that holds all values of a column of texts."""
 
-    def __init__(self, decimal: str, thousands: str | None) -> None:
-        point, self._point, self._group = re.escape(decimal), decimal, thousands or ""
-        groups = rf"|[1-9][0-9]{{0,2}}({re.escape(thousands)}[0-9]{{3}})+" if thousands else ""
-        digits = rf"(0|[1-9][0-9]*{groups})"
-        self._patterns = {
-            "int64": rf"^[ \t]*-?{digits}[ \t]*$",
-            "float64": rf"^[ \t]*-?({digits}{_EXPONENT}|([0-9]+{groups}){point}[0-9]*{_EXPONENT}"
-            rf"|{point}[0-9]+{_EXPONENT}|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?)[ \t]*$",
-            "bool": _BOOL,
-        }
+    def __init__(self, marks: _Marks) -> None:
+        self._marks = marks
         self._candidates = ["int64", "float64", "bool"]
         self._is_seen = self._is_missing = self._is_long = False
-
-    def convert(self, texts: Any, kind: Any, what: str) -> Any:
-        """An array of texts as numbers, null where they are missing."""
-        import pyarrow
-        from pyarrow import compute, types
-
-        is_missing = compute.is_in(texts, pyarrow.array(_MISSING))
-        pattern = self._patterns["int64" if types.is_integer(kind) else "float64"]
-        is_number = compute.or_(is_missing, compute.match_substring_regex(texts, pattern))
-        if (wrong := compute.index(is_number, False).as_py()) >= 0:
-            raise PipelineError(f"{what} holds {texts[wrong].as_py()!r:.60}, which is not of the type {kind}")
-        values = compute.if_else(is_missing, None, self._make_plain(texts))
-        try:
-            return values.cast(kind)
-        except pyarrow.ArrowInvalid as error:
-            raise PipelineError(f"{what}: {format_error(error)}") from None
-
-    def _make_plain(self, texts: Any) -> Any:
-        """Numbers as Arrow and Python write them."""
-        from pyarrow import compute
-
-        texts = compute.utf8_trim(texts, " \t")
-        texts = compute.replace_substring(texts, self._group, "") if self._group else texts
-        return compute.replace_substring(texts, self._point, ".")
 
     def add(self, texts: Any) -> None:
         """Takes an Arrow array of texts into account."""
         import pyarrow
         from pyarrow import compute
 
-        def are_all(pattern: str) -> bool:
-            return bool(compute.all(compute.match_substring_regex(values, pattern)).as_py())
-
         if not self._candidates:
             return
-        values = texts.filter(compute.invert(compute.is_in(texts, pyarrow.array(_MISSING))))
+        plain = self._marks.make_plain(texts)
+        values, plain = texts.filter(plain.is_valid()), plain.drop_null()
         self._is_missing |= len(values) < len(texts)
         if not len(values):
             return
         self._is_seen = True
-        self._candidates = [kind for kind in self._candidates if are_all(self._patterns[kind])]
-        values = self._make_plain(values) if self._group else values
-        self._is_long |= bool(compute.any(compute.match_substring_regex(values, _LONG)).as_py())
+        self._is_long |= bool(compute.any(compute.match_substring_regex(plain, _LONG)).as_py())
+        self._candidates = [
+            kind
+            for kind in self._candidates
+            if compute.all(compute.match_substring_regex(values, self._marks.patterns[kind])).as_py()
+        ]
         if self._is_long and "int64" in self._candidates:
             try:
-                compute.utf8_trim(values, " \t").cast("int64")
+                plain.cast("int64")
             except pyarrow.ArrowInvalid:  # more than 64 bits
                 self._candidates = []
 

@@ -154,9 +154,7 @@ def _read_blocks(file: File, schema: Any) -> Iterator[Any]:
             yield table
 
 
-def jsonl(
-    paths: Paths, columns: Columns | None = None, *, missing: Literal["error", "nan"] = "error"
-) -> Jsonl:
+def jsonl(paths: Paths, columns: Columns | None = None, *, missing: Literal["error", "nan"] = "error") -> Jsonl:
     """Makes a source of JSON Lines files (UTF-8): each line is a JSON object, a record.
 
     Each file is converted once to an Arrow file, in the folder that the environment variable

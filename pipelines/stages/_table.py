@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,9 +25,8 @@ from pipelines.stages._sample import Sample, Transform, get_value
 #: columns that are dropped nothing.
 Block = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[Any, ...], ...]]
 #: A column, its kind, how many values differ, how many are missing.
-Found = tuple[str, str, int | str, int | str]
+Found = tuple[str, str, Any, Any]
 _NUMBERS, _CATEGORIES, _DROPPED = list[str](["impute", "scale"]), ["one_hot"], list[str]()
-_TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 _MOST_SHOWN = 30  # columns
 
 
@@ -54,58 +53,48 @@ class Table(Transform):
             raise PipelineError("another version of ray-ensemble fitted this table: fit it again")
 
     def __repr__(self) -> str:
-        rows = self.found or [
-            (name, kind.replace("text", "category").replace("value", "category"), "", "")
-            for columns, kinds, _ in self.blocks
-            for name, kind in zip(columns, kinds, strict=True)
+        rows = self.found or [(name, _name_kind(kind), "", "") for name, kind, _ in self._columns]
+        cells = [
+            ("column", "kind", "distinct", "missing"),
+            *((name or "''", *map(str, rest)) for name, *rest in rows),
         ]
-        cells = [("column", "kind", "distinct", "missing"), *((name or "''", *rest) for name, *rest in rows)]
-        shown = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in cells[: _MOST_SHOWN + 1]]
-        sizes = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, sizes)).rstrip() for row in shown]
-        more = [f"... and {len(cells) - len(shown)} columns more"] if len(cells) > len(shown) else []
+        sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, sizes)).rstrip() for row in cells]
+        if len(lines) > _MOST_SHOWN:
+            lines[_MOST_SHOWN:] = [f"... and {len(lines) - _MOST_SHOWN} columns more"]
         if self.found and not any(kind == "target" for _, kind, *_ in self.found):
-            more.append("there is no target=: a label that stands in this table is an input")
-        return "\n".join([f"columns of the table -> {self.field!r}, float32 [{self.size}]", *lines, *more])
+            lines.append("there is no target=: a label that stands in this table is an input")
+        return "\n".join([f"columns of the table -> {self.field!r}, float32 [{self.size}]", *lines])
 
     def __call__(self, sample: Sample) -> Sample:
         made: list[float] = []
-        for columns, kinds, steps in self.blocks:
-            if not steps:
-                continue
-            values = [
-                _READ[kind](get_value(sample, name), name) for name, kind in zip(columns, kinds, strict=True)
-            ]
-            if len(steps) == 2:
-                fitted = zip(values, steps[0][1], *steps[1][1:], strict=True)
-                made += [((fill if value != value else value) - mean) / std for value, fill, mean, std in fitted]
-            else:
-                for value, categories in zip(values, steps[0][1], strict=True):
-                    made += [float(value == category) for category in categories]
-        used = self._all_columns
-        others = {name: value for name, value in sample.items() if name not in used}
+        for name, kind, fitted in self._columns:
+            if kind == "number":
+                (fill, mean, std), value = fitted, _read_number(get_value(sample, name), name)
+                made.append(((fill if value != value else value) - mean) / std)
+            elif kind != "dropped":
+                value = _READ[kind](get_value(sample, name), name)
+                made += [float(value == category) for category in fitted]
+        others = {name: value for name, value in sample.items() if name not in self._uses}
         return {**others, self.field: np.array(made, np.float32)}
 
-    @property
-    def categories(self) -> dict[str, tuple[str | None, ...]]:
-        """Column -> its categories; None is a missing one."""
-        return {
-            name: own
-            for columns, _, steps in self.blocks
-            if len(steps) == 1
-            for name, own in zip(columns, steps[0][1], strict=True)
-        }
+    @functools.cached_property
+    def _columns(self) -> list[tuple[str, str, Any]]:
+        """Columns, what each holds, and what was fitted to it: median, mean and deviation, or its categories."""
+        rows: list[tuple[str, str, Any]] = []
+        for columns, kinds, steps in self.blocks:
+            numbers = zip(*(values for step in steps for values in step[1:] if values), strict=True)
+            fitted = {0: [()] * len(columns), 1: steps[0][1] if steps else ()}.get(len(steps), numbers)
+            rows += zip(columns, kinds, fitted, strict=True)
+        return rows
 
     @property
     def names(self) -> tuple[str, ...]:
         """What each number is: a column, or `column=category`."""
         labels: list[str] = []
-        for columns, _, steps in self.blocks:
-            if len(steps) == 2:
-                labels += columns
-                continue
-            for name, categories in zip(columns, steps[0][1] if steps else (), strict=bool(steps)):
-                labels += [f"{name}={'missing' if category is None else category}" for category in categories]
+        for name, kind, fitted in self._columns:
+            texts = ["missing" if category is None else category for category in fitted]
+            labels += [name] if kind == "number" else [f"{name}={text}" for text in texts]
         return tuple(labels)
 
     @property
@@ -116,23 +105,24 @@ class Table(Transform):
     @functools.cached_property
     def reads(self) -> frozenset[str]:
         """The columns that numbers are made of."""
-        return frozenset(name for columns, _, steps in self.blocks for name in columns if steps)
+        return frozenset(name for name, kind, _ in self._columns if kind != "dropped")
 
     @functools.cached_property
-    def _all_columns(self) -> frozenset[str]:
-        return frozenset(name for columns, _, _ in self.blocks for name in columns)
+    def _uses(self) -> frozenset[str]:
+        return frozenset(name for name, *_ in self._columns)
 
     @property
     def texts(self) -> frozenset[str]:
         """Those that were texts in the training records, whatever they look like in others."""
-        pairs = (pair for columns, kinds, _ in self.blocks for pair in zip(columns, kinds, strict=True))
-        return frozenset(name for name, kind in pairs if kind == "text")
+        return frozenset(name for name, kind, _ in self._columns if kind == "text")
 
-    def count_unseen(self, name: str, values: Iterable[Any]) -> dict[str, int]:
-        """Return how often each category occurs that the training records do not have."""
-        kind, known = "text" if name in self.texts else "value", self.categories[name]
-        read = (_READ[kind](value, name) for value in values)
-        return Counter(value for value in read if value is not None and value not in known)
+    def count_unseen(self, read: Callable[[str], Any]) -> dict[str, Counter[str]]:
+        """Return, for each column of categories, how often each occurs that the training records do not have."""
+        return {
+            name: Counter(value for raw in read(name) if (value := _READ[kind](raw, name)) not in (None, *fitted))
+            for name, kind, fitted in self._columns
+            if kind in ("text", "value")
+        }
 
 
 def fit(
@@ -192,7 +182,7 @@ def fit(
     blocks = [_fit_numbers(source, tuple(of_numbers), read)] if of_numbers else []
     blocks += [_fit_categories(tuple(of_categories), read)] if of_categories else []
     made = Table(to, (*blocks, *([(dropped, ("dropped",) * len(dropped), ())] if dropped else [])))
-    if to in targets or (to in record and to not in made._all_columns):
+    if to in targets or (to in record and to not in made._uses):
         raise PipelineError(f"fit(): the records have a field {to!r} already: give to= another name")
     # No fields: they are no part of what the stage computes, and are not pickled.
     object.__setattr__(made, "fitted_to", source)
@@ -208,11 +198,16 @@ def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 def _describe(table: Table, name: str, targets: Sequence[str], read: Callable[[str], Any]) -> Found:
     """What a column became."""
     if name not in table.reads:
-        return name, "target" if name in targets else "dropped" if name in table._all_columns else "left out", "", ""
-    values = read(name).tolist()
+        return name, "target" if name in targets else "dropped" if name in table._uses else "left out", "", ""
+    values, counts = read(name).tolist(), {of: len(fitted) for of, _, fitted in table._columns}
     distinct = len({str(value) for value in values if not is_missing(value)})
-    kind = f"category, {len(table.categories[name])} numbers" if name in table.categories else "number"
+    kind = next(_name_kind(kind) for of, kind, _ in table._columns if of == name)
+    kind += f", {counts[name]} numbers" if kind == "category" else ""
     return name, kind if distinct > 1 else f"{kind}, constant", distinct, sum(map(is_missing, values))
+
+
+def _name_kind(kind: str) -> str:
+    return kind if kind in ("number", "dropped") else "category"
 
 
 def _fit_numbers(source: Any, columns: tuple[str, ...], read: Callable[[str], Any]) -> Block:
@@ -228,7 +223,7 @@ def _fit_numbers(source: Any, columns: tuple[str, ...], read: Callable[[str], An
                 raise PipelineError(f"fit(): {source.where(row)}: {error}") from None
     empty = np.flatnonzero(np.isnan(table).all(axis=0))
     if empty.size:
-        raise PipelineError(f"fit(): the column {columns[empty[0]]!r} has no value at all: leave it out")
+        raise PipelineError(f"fit(): the column {columns[empty[0]]!r} has no value at all: drop=")
     try:
         imputer = SimpleImputer(strategy="median").fit(table)
         scaler = StandardScaler().fit(imputer.transform(table))
@@ -293,8 +288,8 @@ def _read_value(value: Any, name: str) -> str | None:
     if isinstance(value, str):
         if value.strip() in MISSING:
             return None
-        if value.strip() in (*_TRUE, *_FALSE):
-            return "true" if value.strip() in _TRUE else "false"
+        if (word := value.strip().lower()) in ("true", "false"):
+            return word
         try:
             value = float(value)
         except ValueError:
