@@ -24,7 +24,8 @@ _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE)
 #: Also with separators, a unit, or a sign of percent or currency; no codes such as 01234.
 _NUMBER_LIKE = re.compile(
-    r"[-+(]?\s*[$€£¥]?\s*[-+]?\s*(?!0\d)(\d[\d.,'_ \u00a0\u202f]*|[.,]\d+)([eE][-+]?\d+)?\s*(%|[$€£¥]|[A-Z]{3})?\)?"
+    r"[-+(]?\s*[$€£¥]?\s*[-+]?\s*(?!0\d)(\d[\d.,'_ \u00a0\u202f]*|[.,]\d+)([eE][-+]?\d+)?\s*"
+    r"(%|[$€£¥]|[A-Z]{3})?\)?"
 )
 _NAMELESS = re.compile(r"\s*|Unnamed: \d+|index|level_\d+|__index_level_\d+__")  # as pandas writes an index
 _FEW = 10  # categories that any column may have
@@ -105,7 +106,11 @@ def _check_texts(source: Any, name: str, texts: dict[int, str]) -> None:
     numbers = sum(count for text, count in counts.items() if _NUMBER_LIKE.fullmatch(text))
     are_codes = all(text.isdigit() for text in counts) and any(re.match(r"0\d", text) for text in counts)
     if numbers >= _SOME * len(texts) and not are_codes:
-        row = next((row for row, text in texts.items() if not _NUMBER.fullmatch(text.strip())), next(iter(texts)))
+        spoilt = [row for row, text in texts.items() if not _NUMBER.fullmatch(text.strip())]
+        if not spoilt and hasattr(root := source.find_origin().root, "column"):  # a record of another part does it
+            source, texts = root, {row: str(text) for row, text in enumerate(root.column(name).tolist())}
+            spoilt = [row for row, text in texts.items() if not is_missing(text) and not _matches(_NUMBER, text)]
+        row = (spoilt or list(texts))[0]
         _refuse(
             name,
             f"holds texts, and {numbers:,} of {len(texts):,} look like numbers; {source.where(row)} has "
@@ -124,5 +129,5 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
 def _refuse(name: str, what: str) -> NoReturn:
     raise PipelineError(
         f"fit(): the column {name!r} {what}. Leave it out, drop=[{name!r}], or declare it, "
-        f"categories=[{name!r}] or numbers=[{name!r}], with drop=[] if the columns that are not named are inputs, too"
+        f"categories=[{name!r}] or numbers=[{name!r}], with drop=[] if the other columns are inputs, too"
     )
