@@ -192,14 +192,15 @@ def _describe_unseen(pipeline: Pipeline) -> str:
     def read(name: str) -> Any:
         return pipeline.source.column(names.get(name, name))
 
-    for stage in pipeline.stages:
-        if isinstance(stage.call, RENAME):
-            names.update({new: names.get(old, old) for old, new in stage.call.names})
-        elif not isinstance(stage.call, Transform):  # what a function of the user's makes of them is not known
+    calls: list[Any] = [stage.call for stage in pipeline.stages]
+    for call in calls:
+        if isinstance(call, RENAME):
+            names.update({new: names.get(old, old) for old, new in call.names})
+        elif not isinstance(call, Transform):  # what a function of the user's makes of them is not known
             break
-        elif isinstance(stage.call, Table):
+        elif isinstance(call, Table):
             with contextlib.suppress(PipelineError):  # of a record: said where it is prepared
-                for name, counts in stage.call.count_unseen(read).items():
+                for name, counts in call.count_unseen(read).items():
                     shown = ", ".join(f"{value!r:.40}" for value, _ in counts.most_common(3))
                     found += [f"{name} {counts.total():,} times ({shown})"] if counts else []
     return f"categories that the training records do not have count as none: {'; '.join(found)}" if found else ""

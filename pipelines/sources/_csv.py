@@ -35,6 +35,7 @@ class Csv(TextTable):
     """See `csv`. A type is `"str"`, or numpy's name of a dtype."""
 
     kind = "csv"
+    keeps_missing: bool
 
     def __init__(
         self,
@@ -186,8 +187,8 @@ class Csv(TextTable):
         made, wrong = self._marks.cast(texts, kind)
         if wrong is not None:
             raise PipelineError(
-                f"{file.path}:record {row + wrong + 1}: column {field.name!r} has the invalid value "
-                f"{texts[wrong].as_py()!r:.60}, it is to be {kind}"
+                f"{file.path}:record {row + wrong + 1}: column {field.name!r} to {kind}: invalid value "
+                f"{texts[wrong].as_py()!r:.60}"
             )
         if not types.is_floating(kind):
             return made

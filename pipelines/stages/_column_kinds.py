@@ -106,6 +106,7 @@ def _check_texts(source: Any, name: str, texts: dict[int, str]) -> None:
     numbers = sum(count for text, count in counts.items() if _NUMBER_LIKE.fullmatch(text))
     are_codes = all(text.isdigit() for text in counts) and any(re.match(r"0\d", text) for text in counts)
     if numbers >= _SOME * len(texts) and not are_codes:
+        what = f"holds texts, and {numbers:,} of {len(texts):,} look like numbers"
         spoilt = [row for row, text in texts.items() if not _NUMBER.fullmatch(text.strip())]
         if not spoilt and hasattr(root := source.find_origin().root, "column"):  # a record of another part does it
             source, texts = root, {row: str(text) for row, text in enumerate(root.column(name).tolist())}
@@ -113,7 +114,7 @@ def _check_texts(source: Any, name: str, texts: dict[int, str]) -> None:
         row = (spoilt or list(texts))[0]
         _refuse(
             name,
-            f"holds texts, and {numbers:,} of {len(texts):,} look like numbers; {source.where(row)} has "
+            f"{what}; {source.where(row)} has "
             f"{texts[row]!r:.40}: correct it, leave it empty (missing='nan'), or read separators with "
             "sources.csv(decimal=, thousands=)",
         )

@@ -39,6 +39,7 @@ class Table(Transform):
         field: that is made, float32 [size].
         blocks: columns that are made into numbers in the same way; see `Block`.
         fitted_to: the source of the records to which it was fitted, in the process that did so.
+        found: what became of each column.
     """
 
     fitted_to: ClassVar[Any] = None
@@ -51,6 +52,9 @@ class Table(Transform):
         known = (_NUMBERS, _CATEGORIES, _DROPPED)
         if any([step[0] for step in steps] not in known for _, _, steps in self.blocks):
             raise PipelineError("another version of ray-ensemble fitted this table: fit it again")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "found": self.found}
 
     def __repr__(self) -> str:
         rows = self.found or [(name, _name_kind(kind), "", "") for name, kind, _ in self._columns]
@@ -166,7 +170,8 @@ def fit(
     record, targets, dropped = source[0], _as_names(target), _as_names(drop)
     for name in (*targets, *dropped):
         if name not in record:
-            raise PipelineError(unknown_name("fit(): the records have no column", name, list(record)))
+            what = "target" if name in targets else "column"
+            raise PipelineError(unknown_name(f"fit(): the records have no {what}", name, list(record)))
     of_numbers, of_categories = list(_as_names(numbers)), list(_as_names(categories))
     declared, read = {*of_numbers, *of_categories, *targets, *dropped}, functools.cache(source.column)
     if drop is not None or (numbers is None and categories is None):
@@ -184,7 +189,7 @@ def fit(
     made = Table(to, (*blocks, *([(dropped, ("dropped",) * len(dropped), ())] if dropped else [])))
     if to in targets or (to in record and to not in made._uses):
         raise PipelineError(f"fit(): the records have a field {to!r} already: give to= another name")
-    # No fields: they are no part of what the stage computes, and are not pickled.
+    # No fields: they are no part of what the stage computes.
     object.__setattr__(made, "fitted_to", source)
     object.__setattr__(made, "found", tuple(_describe(made, name, targets, read) for name in record))
     print(made)
