@@ -16,6 +16,7 @@ import pytest
 
 from pipelines import SampleError, sources, stages
 from pipelines.errors import PipelineError
+from pipelines.sources._classes import list_classes
 
 ROWS = 60
 
@@ -210,3 +211,9 @@ def test_an_item_that_is_none_is_said_to_be_none() -> None:
 
     with pytest.raises(SampleError, match=r"sample 2 .*None"):
         sources.dataset(Lacks())[2]
+
+
+def test_an_empty_text_is_no_class(make: Callable[..., Any]) -> None:
+    source = make(lambda row: "" if row == 8 else "ab"[row % 2])
+    with pytest.raises(PipelineError, match=r"record 9: the text in 'a' is empty, and the classes are 'a', 'b'"):
+        list_classes(source, "a")
