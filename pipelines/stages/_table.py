@@ -57,7 +57,7 @@ class Table(Transform):
         return {**super().__getstate__(), "found": self.found}
 
     def __repr__(self) -> str:
-        rows = self.found or [(name, _name_kind(kind), "", "") for name, kind, _ in self._columns]
+        rows = self.found or [(name, _name_kind(kind), "", "") for name, kind, _ in self.fitted_columns]
         cells = [
             ("column", "kind", "distinct", "missing"),
             *((name or "''", *map(str, rest)) for name, *rest in rows),
@@ -72,18 +72,18 @@ class Table(Transform):
 
     def __call__(self, sample: Sample) -> Sample:
         made: list[float] = []
-        for name, kind, fitted in self._columns:
+        for name, kind, fitted in self.fitted_columns:
             if kind == "number":
                 (fill, mean, std), value = fitted, _read_number(get_value(sample, name), name)
                 made.append(((fill if value != value else value) - mean) / std)
             elif kind != "dropped":
                 value = _READ[kind](get_value(sample, name), name)
                 made += [float(value == category) for category in fitted]
-        others = {name: value for name, value in sample.items() if name not in self._uses}
+        others = {name: value for name, value in sample.items() if name not in self.uses}
         return {**others, self.field: np.array(made, np.float32)}
 
     @functools.cached_property
-    def _columns(self) -> list[tuple[str, str, Any]]:
+    def fitted_columns(self) -> list[tuple[str, str, Any]]:
         """Columns, what each holds, and what was fitted to it: median, mean and deviation, or its categories."""
         rows: list[tuple[str, str, Any]] = []
         for columns, kinds, steps in self.blocks:
@@ -96,7 +96,7 @@ class Table(Transform):
     def names(self) -> tuple[str, ...]:
         """What each number is: a column, or `column=category`."""
         labels: list[str] = []
-        for name, kind, fitted in self._columns:
+        for name, kind, fitted in self.fitted_columns:
             texts = ["missing" if category is None else category for category in fitted]
             labels += [name] if kind == "number" else [f"{name}={text}" for text in texts]
         return tuple(labels)
@@ -109,22 +109,23 @@ class Table(Transform):
     @functools.cached_property
     def reads(self) -> frozenset[str]:
         """The columns that numbers are made of."""
-        return frozenset(name for name, kind, _ in self._columns if kind != "dropped")
+        return frozenset(name for name, kind, _ in self.fitted_columns if kind != "dropped")
 
     @functools.cached_property
-    def _uses(self) -> frozenset[str]:
-        return frozenset(name for name, *_ in self._columns)
+    def uses(self) -> frozenset[str]:
+        """The columns that are made into numbers or dropped."""
+        return frozenset(name for name, *_ in self.fitted_columns)
 
     @property
     def texts(self) -> frozenset[str]:
         """Those that were texts in the training records, whatever they look like in others."""
-        return frozenset(name for name, kind, _ in self._columns if kind == "text")
+        return frozenset(name for name, kind, _ in self.fitted_columns if kind == "text")
 
     def count_unseen(self, read: Callable[[str], Any]) -> dict[str, Counter[str]]:
         """Return, for each column of categories, how often each occurs that the training records do not have."""
         return {
             name: Counter(value for raw in read(name) if (value := _READ[kind](raw, name)) not in (None, *fitted))
-            for name, kind, fitted in self._columns
+            for name, kind, fitted in self.fitted_columns
             if kind in ("text", "value")
         }
 
@@ -187,7 +188,7 @@ def fit(
     blocks = [_fit_numbers(source, tuple(of_numbers), read)] if of_numbers else []
     blocks += [_fit_categories(tuple(of_categories), read)] if of_categories else []
     made = Table(to, (*blocks, *([(dropped, ("dropped",) * len(dropped), ())] if dropped else [])))
-    if to in targets or (to in record and to not in made._uses):
+    if to in targets or (to in record and to not in made.uses):
         raise PipelineError(f"fit(): the records have a field {to!r} already: give to= another name")
     # No fields: they are no part of what the stage computes.
     object.__setattr__(made, "fitted_to", source)
@@ -203,10 +204,10 @@ def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 def _describe(table: Table, name: str, targets: Sequence[str], read: Callable[[str], Any]) -> Found:
     """What a column became."""
     if name not in table.reads:
-        return name, "target" if name in targets else "dropped" if name in table._uses else "left out", "", ""
-    values, counts = read(name).tolist(), {of: len(fitted) for of, _, fitted in table._columns}
+        return name, "target" if name in targets else "dropped" if name in table.uses else "left out", "", ""
+    values, counts = read(name).tolist(), {of: len(fitted) for of, _, fitted in table.fitted_columns}
     distinct = len({str(value) for value in values if not is_missing(value)})
-    kind = next(_name_kind(kind) for of, kind, _ in table._columns if of == name)
+    kind = next(_name_kind(kind) for of, kind, _ in table.fitted_columns if of == name)
     kind += f", {counts[name]} numbers" if kind == "category" else ""
     return name, kind if distinct > 1 else f"{kind}, constant", distinct, sum(map(is_missing, values))
 
