@@ -50,7 +50,7 @@ def open_source(
             field, and in .csv each column.
         field: what the array of a .npy file, or the image of an archive, is called.
         fields: those that are read of Parquet, .npz and .csv, as far as they are there; None: all.
-        keeps_missing: whether a number that is missing in .csv is NaN, for a stage that imputes it.
+        keeps_missing: whether a number that is missing in .csv or .parquet is NaN, for a stage that imputes it.
         texts: fields of .csv that are texts, whatever they look like.
 
     Raises:
@@ -59,12 +59,12 @@ def open_source(
     """
     path = Path(data).expanduser()
     if path.is_dir():
-        return _open_folder(path, field, fields)
+        return _open_folder(path, field, fields, keeps_missing=keeps_missing)
     if not path.exists() and not any(char in str(path) for char in "*?["):
         raise ArtifactError(f"there is no file or folder {str(path)!r} with data to predict for")
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return _open_parquet(path, fields)
+        return _open_parquet(path, fields, keeps_missing=keeps_missing)
     if suffix == ".tar":
         return _open_tar(path, field)
     if suffix in (".npy", ".npz"):
@@ -74,19 +74,17 @@ def open_source(
     raise ArtifactError(f"{path} is of no known format; data are {FORMATS}")
 
 
-def _open_folder(path: Path, field: str | None, fields: Collection[str] | None) -> Source:
+def _open_folder(path: Path, field: str | None, fields: Collection[str] | None, *, keeps_missing: bool) -> Source:
     for suffix in _SHARDS:
         if any(path.glob(f"*.{suffix}")):
-            return open_source(path / f"*.{suffix}", field, fields)
+            return open_source(path / f"*.{suffix}", field, fields, keeps_missing=keeps_missing)
     return sources.image_folder(path)
 
 
-def _open_parquet(path: Path, fields: Collection[str] | None) -> Source:
-    source = sources.parquet(str(path))
-    wanted = [name for name in source.columns if fields is None or name in fields]
-    if not wanted or len(wanted) == len(source.columns):
-        return source
-    return sources.parquet(str(path), columns=wanted)
+def _open_parquet(path: Path, fields: Collection[str] | None, *, keeps_missing: bool) -> Source:
+    missing: Literal["nan", "error"] = "nan" if keeps_missing else "error"
+    wanted = [name for name in sources.parquet(str(path)).columns if fields is None or name in fields]
+    return sources.parquet(str(path), columns=wanted or None, missing=missing)
 
 
 def _open_tar(path: Path, field: str | None) -> Source:

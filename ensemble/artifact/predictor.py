@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
@@ -15,6 +16,7 @@ from ensemble.artifact import layout
 from ensemble.artifact.data import open_source
 from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
+from ensemble.artifact.preprocessing import RENAME
 from ensemble.artifact.table_writers import MARK, OTHER_FORMATS, open_writer
 from ensemble.combine.conformal import Conformal, load_conformal
 from ensemble.combine.metrics import CombineError
@@ -22,7 +24,9 @@ from ensemble.events import NOT_COMBINED
 from ensemble.spec.positions import TAILS
 from ensemble.spec.task import Task
 from pipelines.environment.library_settings import keeps_settings
-from pipelines.errors import as_utf8
+from pipelines.errors import PipelineError, as_utf8
+from pipelines.stages._sample import Transform
+from pipelines.stages._table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,6 +124,8 @@ def predict(
     _check_out(target, data)
     predictor = open_predictor(model, data, split, uncertainty=uncertainty, prepared=prepared, device=device)
     predictor = replace(predictor, kept=_read_kept(predictor, data, keep))
+    if unseen := _describe_unseen(predictor.pipeline):
+        warnings.warn(unseen, stacklevel=3)
     rows: list[int] = []
 
     def write(path: Path) -> None:
@@ -176,6 +182,28 @@ def _read_kept(predictor: Predictor, data: Any, keep: Sequence[str]) -> dict[str
         return {}
     source = predictor.pipeline.source if data is None else open_source(data, None, keep, texts=keep)
     return {name: source.column(name) for name in keep}
+
+
+def _describe_unseen(pipeline: Pipeline) -> str:
+    """Say which categories of the records no table of a pipeline has; empty where there are none."""
+    names: dict[str, str] = {}  # as they are now -> as they are in the records
+    found: list[str] = []
+
+    def read(name: str) -> Any:
+        return pipeline.source.column(names.get(name, name))
+
+    calls: list[Any] = [stage.call for stage in pipeline.stages]
+    for call in calls:
+        if isinstance(call, RENAME):
+            names.update({new: names.get(old, old) for old, new in call.names})
+        elif not isinstance(call, Transform):  # what a function of the user's makes of them is not known
+            break
+        elif isinstance(call, Table):
+            with contextlib.suppress(PipelineError):  # of a record: said where it is prepared
+                for name, counts in call.count_unseen(read).items():
+                    shown = ", ".join(f"{value!r:.40}" for value, _ in counts.most_common(3))
+                    found += [f"{name} {counts.total():,} times ({shown})"] if counts else []
+    return f"categories that the training records do not have count as none: {'; '.join(found)}" if found else ""
 
 
 def open_predictor(

@@ -171,11 +171,12 @@ class EnsembleModel(nn.Module):
             raise CombineError(f"{name} cannot predict this batch: {why}{self._explain_sizes(batch)}") from error
 
     def _explain_sizes(self, batch: Mapping[str, Any]) -> str:
-        """The end of a message on images of another size than in training: both sizes, and what to do."""
+        """The end of a message on a field of another shape than in training: both shapes, and what to do."""
         for field, value in batch.items():
             own = tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
             wanted = self.shapes.get(field, own)
-            if own != wanted and (advice := advise_image_size(field, own, wanted)):
+            if own != wanted:
+                advice = advise_image_size(field, own, wanted) or "prepare it as the training data were"
                 return f"; {field!r} was {list(wanted)} in training and is {list(own)} here: {advice}"
         return ""
 

@@ -131,6 +131,7 @@ def describe_start(
         "members": members,
         "data": training_data(ensemble),
         "overlap": ensemble.list_overlaps(),
+        "tables": ensemble.list_tables(),
         "code": code,
         "files": list_digests(run_dir, state),
         "energy": ensemble.energy.as_event(),

@@ -72,6 +72,7 @@ class RunStarted(Event):
             of how, `records`: of splits whose records can change alone, numbers that tell which did.
         overlap: objects of `split`, `with`, `shared`, `samples`: samples of a split that another one has,
             too.
+        tables: what became of the columns of each table that a stage was fitted to, as text.
         energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.
         more_epochs: `epochs`, `members`: *member*: epochs before, `notes`.
         changed_splits: *split*: how it has changed; members that had finished are evaluated on it again.
@@ -101,6 +102,7 @@ class RunStarted(Event):
     files: dict[str, str] = {}
     data: Json = {}
     overlap: list[Json] = []
+    tables: list[str] = []
     energy: Json = {}
     host: str | None = None
     pid: int | None = None

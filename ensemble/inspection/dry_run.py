@@ -82,7 +82,7 @@ def dry_run(
         identities = [dataclasses.replace(identity, nodes=None) for identity in identities]
     fields = [] if ensemble.train is None else describe_first_batch(ensemble, identities[0])
     pipeline = {} if ensemble.train is None else describe_pipelines(ensemble, identities, unshared)
-    notes = _list_notes(ensemble, executor, start.state)
+    notes = [*_list_notes(ensemble, executor, start.state), *ensemble.list_tables()]
     base_gb = 0.0
     with _make_folder() as folder:
         if (base := getattr(ensemble.recipe, "base", None)) is not None:

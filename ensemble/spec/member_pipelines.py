@@ -108,6 +108,11 @@ class MemberPipelines:
             for before, shared in others.items()
         ]
 
+    def list_tables(self) -> list[str]:
+        """Return what became of the columns of each table that a stage was fitted to."""
+        calls = [stage.call for one in self._distinct_pipelines() for stage in getattr(one, "stages", ())]
+        return list(dict.fromkeys(str(call) for call in calls if hasattr(call, "fitted_to")))
+
     def list_notices(self) -> list[str]:
         """What a user should know of the splits before training, one sentence each."""
         notices = [describe_overlap(row) for row in self.list_overlaps()]

@@ -268,8 +268,8 @@ class Source(ABC):
                 (1 + fraction * (parts - 2)) times that, unless the last groups are needed for empty parts. With
                 `stratify`, the shares of the classes are evened out as well. A warning says so where a part is off
                 by more than a quarter of its fraction.
-            by: numbers to order by, such as times; given as `stratify` is. The first part has the lowest ones, in
-                place of a random choice. Equal ones stay in the order of the source, and may be divided.
+            by: numbers, dates or texts such as 2024-01-31 to order by; given as `stratify` is. The first part has
+                the lowest ones. Equal ones stay in the order of the source, and may be divided.
             key: what names a record (a file, an id): a text, bytes or an integer; given as `stratify` is. A record
                 stays in its part when others are added, removed or moved, and all records of a key are in one
                 part. Of n keys a part has its fraction by chance, within about sqrt(n * fraction). The part is

@@ -164,7 +164,15 @@ def list_classes(source: Source, field: str) -> Names:
     class_names = source.find_class_names(field)
     if class_names is not None:
         return class_names.union
-    return tuple(sorted(set(source.column(field).tolist()))) if source.is_text(field) else ()
+    names = sorted(set(source.column(field).tolist())) if source.is_text(field) else []
+    if empty := [name for name in names if not name.strip()]:
+        index = source.column(field).tolist().index(empty[0])
+        raise PipelineError(
+            f"{source.where(index)}: the text in {field!r} is empty, and the classes are "
+            f"{format_classes([name for name in names if name.strip()])}: correct it, or leave such records out, "
+            f"source.filter(lambda record: record[{field!r}].strip())"
+        )
+    return tuple(names)
 
 
 def find_foreign_class(source: Source, field: str, names: Sequence[str]) -> tuple[int, str] | None:

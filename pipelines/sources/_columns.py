@@ -34,6 +34,36 @@ def resolve_type(kind: Any) -> str | None:
     return str(dtype.newbyteorder("=").name) if dtype.kind in "biuf" else None
 
 
+def check_missing(kind: str, missing: str) -> bool:
+    """Whether missing values are kept, by the argument `missing` of a source."""
+    if missing not in ("error", "nan"):
+        raise PipelineError(f"{kind}(): missing must be 'error' or 'nan', got {missing!r}")
+    return missing == "nan"
+
+
+def find_kept_type(kind: Any) -> Any:
+    """The type in which a column can say that a value is missing: by NaN, or by an empty text.
+
+    Integers are floats then, and booleans and times are texts. Others, such as lists, have no such value.
+    """
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_integer(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return pyarrow.float64()
+    return pyarrow.string() if types.is_boolean(kind) or types.is_temporal(kind) or is_text(kind) else kind
+
+
+def fill_missing(column: Any) -> Any:
+    """A column of the kept type without nulls, where that has a value for them."""
+    from pyarrow import compute, types
+
+    kind = find_kept_type(column.type)
+    if types.is_floating(kind):
+        return compute.fill_null(column.cast(kind), float("nan"))
+    return compute.fill_null(column.cast(kind), "") if types.is_string(kind) else column
+
+
 def find_leaf(kind: Any) -> Any:
     """The type of what is in lists of any depth."""
     while is_list(kind):
@@ -105,6 +135,8 @@ def make_reader(column: Any) -> Callable[[int], Any]:
         reason = "has no bytes: the image is kept outside of the file"
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if types.is_decimal(array.type):
+        array = array.cast(pyarrow.float64() if array.type.scale > 0 else pyarrow.int64())
     nulls = np.asarray(array.is_null()) if array.null_count else None
     if nulls is None and (types.is_integer(array.type) or types.is_floating(array.type)):
         return array.to_numpy().__getitem__  # type: ignore[no-any-return]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv as python_csv
 import io
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,22 +18,14 @@ import numpy as np
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _text_table
-from pipelines.sources._columns import cast_floats
+from pipelines.sources._columns import cast_floats, check_missing
 from pipelines.sources._files import File, Paths, check_names, find_files
 from pipelines.sources._text_table import TextTable, explain, open_binary, read_declared
+from pipelines.stages._column_kinds import MISSING
 
 Columns = Sequence[str] | Mapping[str, Any]
 
 _DELIMITERS = (";", "\t", "|", ",")
-_WORDS = ("", "NA", "N/A", "n/a", "#N/A", "NULL", "null")
-#: What is no value in a column of numbers, with a space at either side, too. In a column of texts they are texts.
-_MISSING = [f"{before}{word}{after}" for word in _WORDS for before in ("", " ") for after in ("", " ")]
-_DIGITS, _EXPONENT = r"(0|[1-9][0-9]*)", r"([eE][+-]?[0-9]+)?"
-_INTEGER = rf"^[ \t]*-?{_DIGITS}[ \t]*$"
-_FLOAT = (
-    rf"^[ \t]*-?({_DIGITS}{_EXPONENT}|[0-9]+\.[0-9]*{_EXPONENT}|\.[0-9]+{_EXPONENT}"
-    r"|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?)[ \t]*$"
-)
 _BOOL = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"  # as Arrow reads them
 _LONG = r"^[ \t]*-?[0-9]{16,}[ \t]*$"  # an integer that a float64 may not hold
 
@@ -41,6 +35,7 @@ class Csv(TextTable):
     """See `csv`. A type is `"str"`, or numpy's name of a dtype."""
 
     kind = "csv"
+    keeps_missing: bool
 
     def __init__(
         self,
@@ -50,15 +45,19 @@ class Csv(TextTable):
         delimiter: str,
         quote: str | None,
         missing: str,
+        decimal: str,
+        thousands: str | None,
     ) -> None:
-        if missing not in ("error", "nan"):
-            raise PipelineError(f"csv(): missing must be 'error' or 'nan', got {missing!r}")
-        for name, value in (("delimiter", delimiter), ("quote", quote)):
+        self.keeps_missing = check_missing(self.kind, missing)
+        if decimal == thousands or any(mark in "+-0123456789eE" for mark in (decimal, thousands or decimal)):
+            raise PipelineError(f"csv(): no number has decimal={decimal!r} and thousands={thousands!r}")
+        marks = (("delimiter", delimiter), ("quote", quote), ("decimal", decimal), ("thousands", thousands))
+        for name, value in marks:
             if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
                 raise PipelineError(f"csv(): {name} must be one ASCII character, got {value!r}")
         if delimiter == quote:
             raise PipelineError(f"csv(): delimiter and quote must differ, got {delimiter!r} for both")
-        self._delimiter, self._quote, self._keeps_missing = delimiter, quote, missing == "nan"
+        self._delimiter, self._quote, self._marks = delimiter, quote, _Marks(decimal, thousands)
         self._has_header = names is None
         files = find_files(self.kind, paths)
         self._skipped_rows = [0] * len(files)
@@ -68,7 +67,7 @@ class Csv(TextTable):
             self._header = [names] if isinstance(names, str) else list(names)
         self._declared = self._choose(files[0], columns)
         self.files = files
-        form = [delimiter, quote, self._has_header, self._header, self._keeps_missing]
+        form = [delimiter, quote, self._has_header, self._header, self.keeps_missing, *self._marks.unusual]
         self._load(files, [form, list(self._declared.items())])
         self.types = {field.name: _get_type_name(field.type) for field in self._schema}
 
@@ -116,16 +115,16 @@ class Csv(TextTable):
     def _find_schema(self) -> Any:
         import pyarrow
 
-        finders = {name: _TypeFinder() for name, kind in self._declared.items() if kind is None}
+        finders = {name: _TypeFinder(self._marks) for name, kind in self._declared.items() if kind is None}
         for file in self.files if finders else ():
-            for batch in self._parse(file, dict.fromkeys(finders, pyarrow.string())):
+            for batch in self._parse(file, list(finders)):
                 for name, finder in finders.items():
                     finder.add(batch.column(name))
-        kinds = {name: kind or finders[name].choose(self._keeps_missing) for name, kind in self._declared.items()}
+        kinds = {name: kind or finders[name].choose(self.keeps_missing) for name, kind in self._declared.items()}
         return pyarrow.schema([(name, _get_arrow_type(kind)) for name, kind in kinds.items()])
 
-    def _parse(self, file: File, types: Mapping[str, Any]) -> Iterator[Any]:
-        """Yields record batches of some columns.
+    def _parse(self, file: File, names: list[str]) -> Iterator[Any]:
+        """Yields record batches of some columns, as texts.
 
         The last column is parsed in any case: a quote that is never closed is in it, or a row has too few values.
         """
@@ -134,7 +133,7 @@ class Csv(TextTable):
 
         # After the last row comes one that is empty: it is found only where no quote is open before it.
         end = self._delimiter * (len(self._header) - 1) or 2 * (self._quote or "")
-        last_name = self._header[-1] if self._header[-1] in types else "\0"
+        last_name = self._header[-1] if self._header[-1] in names else "\0"
         read = csv.ReadOptions(
             column_names=[*self._header[:-1], last_name],
             skip_rows_after_names=self._skipped_rows[self.files.index(file)],
@@ -144,56 +143,122 @@ class Csv(TextTable):
         parse = csv.ParseOptions(
             delimiter=self._delimiter, quote_char=self._quote or False, newlines_in_values=True
         )
-        parsed = {last_name: pyarrow.binary(), **types}
-        convert = csv.ConvertOptions(
-            column_types=parsed, include_columns=list(parsed), strings_can_be_null=False, null_values=_MISSING
-        )
+        parsed = {last_name: pyarrow.binary(), **dict.fromkeys(names, pyarrow.string())}
+        convert = csv.ConvertOptions(column_types=parsed, include_columns=list(parsed), strings_can_be_null=False)
         last = None
         with open_binary(file) as handle:
             text = pyarrow.PythonFile(io.BufferedReader(_Joined(handle, f"\n{end}\n".encode())), mode="r")
             try:
                 for batch in csv.open_csv(text, read, parse, convert):
                     if last is not None and batch.num_rows:
-                        yield last.select(list(types))
+                        yield last.select(names)
                     last = batch if batch.num_rows else last
             except pyarrow.ArrowException as error:
                 raise explain(file, error) from None
         if not end:
-            yield from () if last is None else (last.select(list(types)),)
+            yield from () if last is None else (last.select(names),)
             return
         if last is None or last.column(last_name)[-1].as_py() not in (None, "", b""):
             raise PipelineError(
                 f"{file.path}: opens a quoted field that is never closed; if quotes mean nothing in this file, "
                 "give quote=None"
             )
-        yield last.slice(0, last.num_rows - 1).select(list(types))
+        yield last.slice(0, last.num_rows - 1).select(names)
 
     def _convert(self, file: File, schema: Any) -> Iterator[Any]:
         import pyarrow
+
+        rows = 0
+        for batch in self._parse(file, schema.names):
+            columns = zip(schema, batch.columns, strict=True)
+            converted = [self._convert_texts(file, rows, field, texts) for field, texts in columns]
+            rows += batch.num_rows
+            yield pyarrow.record_batch(converted, schema=schema)
+
+    def _convert_texts(self, file: File, row: int, field: Any, texts: Any) -> Any:
+        """A column of texts, of which the first is that of a row, in its type; null where a number is missing."""
+        import pyarrow
         from pyarrow import compute, types
 
+        if types.is_string(field.type):
+            return texts
         # Numbers are read as float64 and then rounded, by numpy.
-        read = {f.name: pyarrow.float64() if types.is_floating(f.type) else f.type for f in schema}
-        for batch in self._parse(file, read):
-            columns = []
-            for field, column in zip(schema, batch.columns, strict=True):
-                if types.is_floating(field.type):
-                    if self._keeps_missing:
-                        column = compute.fill_null(column, float("nan"))
-                    column = cast_floats(column, field.type, f"{file.path}: column {field.name!r}")
-                columns.append(column)
-            yield pyarrow.record_batch(columns, schema=schema)
+        kind = pyarrow.float64() if types.is_floating(field.type) else field.type
+        made, wrong = self._marks.cast(texts, kind)
+        if wrong is not None:
+            raise PipelineError(
+                f"{file.path}:record {row + wrong + 1}: column {field.name!r} to {kind}: invalid value "
+                f"{texts[wrong].as_py()!r:.60}"
+            )
+        if not types.is_floating(kind):
+            return made
+        made = compute.fill_null(made, float("nan")) if self.keeps_missing else made
+        return cast_floats(made, field.type, f"{file.path}: column {field.name!r}")
 
     def identity(self) -> Any:
-        keeps = ["nan"] if self._keeps_missing else []
-        keeps += [] if self._has_header else ["no header"]
+        keeps: list[str | None] = ["nan"] if self.keeps_missing else []
+        keeps += [*([] if self._has_header else ["no header"]), *self._marks.unusual]
         return {**super().identity(), "form": [self._delimiter, self._quote, self._header, *keeps]}
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """What is written in numbers beside digits."""
+
+    decimal: str
+    thousands: str | None
+
+    @property
+    def unusual(self) -> list[str | None]:
+        return [] if (self.decimal, self.thousands) == (".", None) else [self.decimal, self.thousands]
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """What texts of a type look like."""
+        point, exponent = re.escape(self.decimal), r"([eE][+-]?[0-9]+)?"
+        groups = rf"|[1-9][0-9]{{0,2}}({re.escape(self.thousands)}[0-9]{{3}})+" if self.thousands else ""
+        digits, words = rf"(0|[1-9][0-9]*{groups})", "[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?"
+        number = rf"({digits}|([0-9]+{groups}){point}[0-9]*|{point}[0-9]+){exponent}"
+        blanks = r"[ \t]*"
+        return {
+            "int64": f"^{blanks}-?{digits}{blanks}$",
+            "float64": f"^{blanks}-?({number}|{words}){blanks}$",
+            "bool": _BOOL,
+        }
+
+    def make_plain(self, texts: Any) -> Any:
+        """Numbers as Arrow writes them, null where they are missing."""
+        import pyarrow
+        from pyarrow import compute
+
+        texts = compute.utf8_trim(texts, " \t")
+        texts = compute.if_else(compute.is_in(texts, pyarrow.array(sorted(MISSING))), None, texts)
+        texts = compute.replace_substring(texts, self.thousands, "") if self.thousands else texts
+        return compute.replace_substring(texts, self.decimal, ".") if self.unusual else texts
+
+    def cast(self, texts: Any, kind: Any) -> tuple[Any, int | None]:
+        """Texts as numbers of a type; or the place of the first that is none."""
+        import pyarrow
+        from pyarrow import compute, types
+
+        plain = self.make_plain(texts)
+        if self.unusual and not types.is_boolean(kind):  # 1,23 is no number with groups of three digits
+            pattern = self.patterns["int64" if types.is_integer(kind) else "float64"]
+            fits = compute.or_(compute.match_substring_regex(texts, pattern), plain.is_null())
+            plain = compute.if_else(fits, plain, "")
+        try:
+            return plain.cast(kind), None
+        except pyarrow.ArrowInvalid:
+            if len(texts) == 1:
+                return None, 0
+        return None, next(n for n in range(len(texts)) if self.cast(texts.slice(n, 1), kind)[1] is not None)
 
 
 class _TypeFinder:
     """Finds the narrowest type that holds all values of a column of texts."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: _Marks) -> None:
+        self._marks = marks
         self._candidates = ["int64", "float64", "bool"]
         self._is_seen = self._is_missing = self._is_long = False
 
@@ -202,22 +267,23 @@ class _TypeFinder:
         import pyarrow
         from pyarrow import compute
 
-        def are_all(pattern: str) -> bool:
-            return bool(compute.all(compute.match_substring_regex(values, pattern)).as_py())
-
         if not self._candidates:
             return
-        values = texts.filter(compute.invert(compute.is_in(texts, pyarrow.array(_MISSING))))
+        plain = self._marks.make_plain(texts)
+        values, plain = texts.filter(plain.is_valid()), plain.drop_null()
         self._is_missing |= len(values) < len(texts)
         if not len(values):
             return
         self._is_seen = True
-        self._is_long |= bool(compute.any(compute.match_substring_regex(values, _LONG)).as_py())
-        patterns = {"int64": _INTEGER, "float64": _FLOAT, "bool": _BOOL}
-        self._candidates = [kind for kind in self._candidates if are_all(patterns[kind])]
+        self._is_long |= bool(compute.any(compute.match_substring_regex(plain, _LONG)).as_py())
+        self._candidates = [
+            kind
+            for kind in self._candidates
+            if compute.all(compute.match_substring_regex(values, self._marks.patterns[kind])).as_py()
+        ]
         if self._is_long and "int64" in self._candidates:
             try:
-                compute.utf8_trim(values, " \t").cast("int64")
+                plain.cast("int64")
             except pyarrow.ArrowInvalid:  # more than 64 bits
                 self._candidates = []
 
@@ -237,6 +303,8 @@ def csv(
     delimiter: str = ",",
     quote: str | None = '"',
     missing: Literal["error", "nan"] = "error",
+    decimal: str = ".",
+    thousands: str | None = None,
 ) -> Csv:
     """Makes a source of the rows of CSV files (RFC 4180, UTF-8), without loading them.
 
@@ -262,6 +330,8 @@ def csv(
             nothing.
         missing: "nan": a number that is missing is NaN, and a column of integers with one is float64; for
             `stages.fit`.
+        decimal: the mark before the fraction of a number, such as `","`.
+        thousands: the mark between groups of three digits: `","` reads `1,234.50`.
 
     Returns:
         A source of records with a field for each column: a numpy scalar or `str`.
@@ -274,7 +344,7 @@ def csv(
     Examples:
         >>> source = csv("train-*.csv", columns={"text": "str", "label": "int64"})
     """
-    return Csv(paths, columns, names, delimiter, quote, missing)
+    return Csv(paths, columns, names, delimiter, quote, missing, decimal, thousands)
 
 
 class _Joined(io.RawIOBase):

@@ -157,6 +157,7 @@ class GroupedRecords(FilesSource):
     """
 
     columns: Collection[str]
+    keeps_missing: bool | None = None  # of a source with the argument `missing`
 
     def __init__(
         self, files: list[File], counts: Sequence[int], bounds: list[int], cache_bytes: int, what: str = "row"
@@ -179,7 +180,8 @@ class GroupedRecords(FilesSource):
                 record[name] = read(row)
             return record
         except MissingValue as error:
-            raise SampleError(index, self.where(index), f"column {name!r} {error}") from None
+            remedy = f'; {self.kind}(missing="nan") keeps missing values' if self.keeps_missing is False else ""
+            raise SampleError(index, self.where(index), f"column {name!r} {error}{remedy}") from None
         except (SampleError, DataOutOfReach, MemoryError):
             raise
         except Exception as error:  # Arrow and h5py raise what they like on a damaged file

@@ -6,14 +6,23 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _text_table
-from pipelines.sources._columns import cast_floats, find_leaf, flatten, is_list, replace_leaf
+from pipelines.sources._columns import (
+    cast_floats,
+    check_missing,
+    fill_missing,
+    find_kept_type,
+    find_leaf,
+    flatten,
+    is_list,
+    replace_leaf,
+)
 from pipelines.sources._files import File, Paths, check_names, find_files
 from pipelines.sources._text_table import TextTable, explain, open_binary, read_declared
 
@@ -21,6 +30,7 @@ Columns = Sequence[str] | Mapping[str, Any]
 
 _EXACT = 2.0**53  # a float64 has all integers below it
 _LEFT_OUT = b"left out"  # in the metadata of a schema: fields that few lines have
+_READ_AS = b"read as"  # in that of a field: the type before missing values are filled in
 
 
 @known_as("pipelines.sources.jsonl")
@@ -29,11 +39,13 @@ class Jsonl(TextTable):
 
     kind = "jsonl"
 
-    def __init__(self, paths: Paths, columns: Columns | None) -> None:
+    def __init__(self, paths: Paths, columns: Columns | None, missing: str) -> None:
+        self.keeps_missing = check_missing(self.kind, missing)
         files = find_files(self.kind, paths)
         self._asked = check_names(self.kind, columns)
         self._declared = read_declared(self.kind, columns)
-        self._load(files, [self._asked, list(self._declared.items())])
+        keeps = ["nan"] if self.keeps_missing else []
+        self._load(files, [self._asked, list(self._declared.items()), *keeps])
         self.types = {field.name: _describe(field.type) for field in self._schema}
         self.types |= {name: kind for name, kind in self._declared.items() if kind != "str"}
         if dropped := (self._schema.metadata or {}).get(_LEFT_OUT):
@@ -66,7 +78,14 @@ class Jsonl(TextTable):
         rare = [name for name in merged.names if 2 * counts[name] < rows]
         dropped = rare if self._asked is None and len(rare) < len(merged.names) else []
         names = self._asked or [name for name in merged.names if name not in dropped]
-        kinds = [(name, self._choose_type(name, merged.field(name).type)) for name in names]
+        chosen = {name: self._choose_type(name, merged.field(name).type) for name in names}
+        lacking = {name for name in names if self.keeps_missing and counts[name] < rows}
+        kinds = [
+            pyarrow.field(name, find_kept_type(kind), metadata={_READ_AS: str(kind).encode()})
+            if name in lacking and name not in self._declared
+            else pyarrow.field(name, kind)
+            for name, kind in chosen.items()
+        ]
         left_out = ", ".join(f"{name} (in {counts[name]} of {rows} lines)" for name in dropped)
         return pyarrow.schema(kinds, metadata={_LEFT_OUT: left_out.encode()})
 
@@ -85,14 +104,22 @@ class Jsonl(TextTable):
 
         floats = {f.name for f in schema if types.is_floating(find_leaf(f.type))}
         read = [(f.name, replace_leaf(f.type, pyarrow.float64()) if f.name in floats else f.type) for f in schema]
+        bools = {f.name for f in schema if (f.metadata or {}).get(_READ_AS) == b"bool"}
+        read = [(name, pyarrow.bool_() if name in bools else kind) for name, kind in read]
         for table in _read_blocks(file, pyarrow.schema(read)):
             for number, field in enumerate(schema):
                 name, column = f"{file.path}: field {field.name!r}", table.column(number)
                 if field.name not in self._declared:
                     _check_exact(column, name)
                 if field.name in floats:
-                    table = table.set_column(number, field.name, cast_floats(column, field.type, name))
+                    column = cast_floats(column, field.type, name)
+                if self.keeps_missing and find_kept_type(field.type) == field.type:
+                    column = fill_missing(column)
+                table = table.set_column(number, field.name, column)
             yield from table.combine_chunks().cast(schema).to_batches()
+
+    def identity(self) -> Any:
+        return {**super().identity(), **({"missing": "nan"} if self.keeps_missing else {})}
 
 
 def _read_blocks(file: File, schema: Any) -> Iterator[Any]:
@@ -127,7 +154,7 @@ def _read_blocks(file: File, schema: Any) -> Iterator[Any]:
             yield table
 
 
-def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
+def jsonl(paths: Paths, columns: Columns | None = None, *, missing: Literal["error", "nan"] = "error") -> Jsonl:
     """Makes a source of JSON Lines files (UTF-8): each line is a JSON object, a record.
 
     Each file is converted once to an Arrow file, in the folder that the environment variable
@@ -147,6 +174,8 @@ def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
         columns: names of the fields to read; unless given, all that a line has. A mapping name -> type declares
             their types: `"str"`, `"bool"`, or numpy's name of a dtype of numbers, such as `"float32"`, for single
             numbers or for arrays.
+        missing: "nan": a number that is null, or not in its line, is NaN, and another single value an empty text,
+            as in `csv`; for `stages.fit`.
 
     Returns:
         A source of records with a field for each column: a numpy scalar, `str`, array, list or dict.
@@ -158,7 +187,7 @@ def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
     Examples:
         >>> source = jsonl("train-*.jsonl", columns=("text", "label"))
     """
-    return Jsonl(paths, columns)
+    return Jsonl(paths, columns, missing)
 
 
 def _check_exact(column: Any, name: str) -> None:

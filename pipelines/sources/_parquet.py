@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,15 @@ from pipelines.environment.machine_limits import available_bytes
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.sources._classes import ClassNames, Names, join_names
-from pipelines.sources._columns import find_storage, is_image, is_text, make_stored_reader
+from pipelines.sources._columns import (
+    check_missing,
+    fill_missing,
+    find_kept_type,
+    find_storage,
+    is_image,
+    is_text,
+    make_stored_reader,
+)
 from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords, Readers, format_error
 from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
 from pipelines.sources._recent import OwnDict
@@ -40,7 +48,8 @@ class Parquet(GroupedRecords):
     kind = "parquet"
     is_fork_safe = True
 
-    def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int) -> None:
+    def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int, missing: str) -> None:
+        self.keeps_missing, self._filled = check_missing(self.kind, missing), set[str]()
         files = find_files(self.kind, paths)
         chosen = check_names(self.kind, columns)
         self._groups: list[tuple[int, int]] = []  # (number of the file, of the row group in it)
@@ -66,6 +75,8 @@ class Parquet(GroupedRecords):
                 )
                 raise PipelineError(f"{file.path}: {'; '.join(differ)}, unlike in {files[0].path}")
             self._class_names.append(_read_class_names(metadata.metadata))
+            if self.keeps_missing:
+                self._filled |= _find_nulls(metadata) & set(self.columns)
             for group in range(metadata.num_row_groups):
                 rows = metadata.row_group(group).num_rows
                 if rows:
@@ -75,6 +86,7 @@ class Parquet(GroupedRecords):
         super().__init__(files, counts, bounds, cache_bytes)
         stored = {name: find_storage(schema.field(name)) for name in self.columns}
         self._texts = frozenset(name for name, (kind, _) in stored.items() if is_text(kind))
+        self._texts |= {name for name in self._filled if str(find_kept_type(stored[name][0])) == "string"}
         self._shapes = {name: shape for name, (_, shape) in stored.items() if shape is not None}
         # What is read for each column.
         self._leaves = [f"{name}.bytes" if kind == _IMAGE else name for name, kind in types.items()]
@@ -96,8 +108,11 @@ class Parquet(GroupedRecords):
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
         if table.nbytes > _LARGE_BYTES:  # decoding took several times as much, which Arrow would keep
             pyarrow.default_memory_pool().release_unused()
-        readers = [(name, make_stored_reader(table.column(name), self._shapes.get(name))) for name in self.columns]
-        return readers, table.nbytes
+        filled = {name: fill_missing(table.column(name)) for name in self._filled & set(self.columns)}
+        return [
+            (name, make_stored_reader(filled.get(name, table.column(name)), self._shapes.get(name)))
+            for name in self.columns
+        ], table.nbytes
 
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self.columns:
@@ -128,10 +143,17 @@ class Parquet(GroupedRecords):
 
     def identity(self) -> Any:
         tensors = {"tensors": self._shapes} if self._shapes else {}
-        return {**super().identity(), "columns": list(self.columns), **tensors}
+        keeps = {"missing": "nan"} if self.keeps_missing else {}
+        return {**super().identity(), "columns": list(self.columns), **tensors, **keeps}
 
 
-def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:
+def parquet(
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    missing: Literal["error", "nan"] = "error",
+) -> Parquet:
     """Makes a source of the rows of Parquet files.
 
     Args:
@@ -139,9 +161,12 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: 
         columns: names of the columns to read; all unless given.
         cache_bytes: size of the decoded row groups that each process caches, the most recently used ones. At least
             one row group is cached.
+        missing: "error": reading a row with a null is an error. "nan": a null is NaN among numbers, which are
+            float64 in such a column, and else an empty text, as in `csv`; for `stages.fit`.
 
     Returns:
-        A source of records with a field for each column. Numbers are numpy scalars, texts `str`. A list of
+        A source of records with a field for each column. Numbers are numpy scalars (decimals int64 or
+        float64), texts `str`. A list of
         numbers is an array [n] of the file's dtype, a list of lists of equal lengths an array [n, m], as for a
         time series of several channels; other lists are lists. Tensors of Ray Data and of Arrow are arrays of
         their shape. Image columns of Hugging Face datasets, structs of `bytes` and `path`, are the bytes.
@@ -154,7 +179,7 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: 
     Examples:
         >>> source = parquet("train-*.parquet", columns=("image", "label"))
     """
-    return Parquet(paths, columns, cache_bytes)
+    return Parquet(paths, columns, cache_bytes, missing)
 
 
 def _read_metadata(file: File) -> Any:
@@ -177,6 +202,17 @@ def _read_class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, Names
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
+
+
+def _find_nulls(metadata: Any) -> set[str]:
+    """The columns of a file that may have nulls, by its statistics."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    return {
+        chunk.path_in_schema.partition(".")[0]
+        for chunk in chunks
+        if not (chunk.is_stats_set and chunk.statistics.has_null_count and not chunk.statistics.null_count)
+    }
 
 
 def _group_bytes(metadata: Any, leaves: list[str]) -> int:

@@ -20,6 +20,7 @@ from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.order.epoch_order import mix
 from pipelines.sources._labels import Records, Values, encode_classes, format_classes, read_values
+from pipelines.stages._column_kinds import as_times
 
 Indices = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -221,10 +222,7 @@ def find_places(source: Records, by: Values) -> Indices:
 
 
 def _rank(values: npt.NDArray[Any], call: str = "split") -> Indices:
-    if values.dtype.kind not in "biufmM":
-        raise PipelineError(
-            f"{call}(by=) needs numbers or numpy datetimes, got {values.dtype} {values[:1].tolist()!r:.60}"
-        )
+    values = as_times(values, f"{call}(by=)")
     missing = np.flatnonzero(values != values)  # NaN, NaT
     if missing.size:
         raise PipelineError(f"{call}(by=): record {int(missing[0])} has {values[missing[0]]}")

@@ -27,8 +27,10 @@ def make_record(item: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
         names: of the values. None: the item's own, or `NAMES` for two values.
 
     Raises:
-        UnnamedValues: the item has another number of values; says what to give.
+        UnnamedValues: the item is None, or has another number of values; says what to give.
     """
+    if item is None:
+        raise UnnamedValues("it is None, which is no item")
     if isinstance(item, Mapping):
         return {name: copy_value(value) for name, value in item.items()}
     own = get_field_names(item)

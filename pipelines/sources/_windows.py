@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import itertools
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +20,7 @@ from pipelines.sources._base import Source
 from pipelines.sources._files import check_names
 from pipelines.sources._origin import Origin, check_apart, digest_indices
 from pipelines.sources._subset import Subset
+from pipelines.stages._column_kinds import as_times, is_date
 
 #: Where steps in time are regular, nearly all are at most so many times the median, and a gap is as much longer.
 #: Where they are irregular, a gap is so many times as long as nearly all.
@@ -188,26 +187,11 @@ def _find_starts(
 
 def _read_times(table: Source, name: str | None) -> tuple[str, npt.NDArray[Any]] | None:
     """Reads the field of times: the one named, that by which the table was split, or the only one of dates."""
-    dates = [field for field, value in table[0].items() if _is_date(value)]
+    dates = [field for field, value in table[0].items() if is_date(value)]
     name = name or getattr(table, "ordered_by", None) or (dates[0] if len(dates) == 1 else None)
     if name is None:
         return None
-    times = table.column(name)
-    if times.dtype.kind in "biufmM":
-        return name, times
-    try:
-        return name, times.astype("datetime64[us]")
-    except (ValueError, TypeError) as error:
-        raise PipelineError(
-            f"windows(): the field {name!r} has {times[0]!r:.60}: times are numbers, numpy datetimes, or "
-            "texts such as 2024-01-31T12:00"
-        ) from error
-
-
-def _is_date(value: Any) -> bool:
-    return isinstance(value, np.datetime64 | datetime.date) or (
-        isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value) is not None
-    )
+    return name, as_times(table.column(name), f"windows(): the field {name!r}")
 
 
 def _find_left_out(table: Source, is_end: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

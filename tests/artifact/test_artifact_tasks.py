@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -201,6 +202,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_raw_rows_are_predicted_without_a_label(folder: Path, model: str, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("note,size,zone,age\na,2.5,1,\nb,-2.5,,30\nc,2.5,9,55.5\n")
     assert ensemble.predict(folder / model, tmp_path / "new.csv", tmp_path / "out.parquet") == 3
+    assert pq.read_table(tmp_path / "out.parquet")["class_name"].to_pylist() == ["big", "small", "big"]
+
+
+def test_nulls_of_parquet_are_missing_values_and_unseen_categories_are_counted(
+    folder: Path, tmp_path: Path
+) -> None:
+    rows = pa.table({"age": [None, 30.0, 55.5], "size": [2.5, -2.5, 2.5], "zone": [1, None, 9]})
+    pq.write_table(rows, tmp_path / "new.parquet")
+    with pytest.warns(UserWarning, match=r"zone 1 times \('9'\)"):
+        assert ensemble.predict(folder / "model", tmp_path / "new.parquet", tmp_path / "out.parquet") == 3
     assert pq.read_table(tmp_path / "out.parquet")["class_name"].to_pylist() == ["big", "small", "big"]
 
 

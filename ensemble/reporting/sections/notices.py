@@ -285,6 +285,8 @@ class NoticeCollector:
                     yield "info", "the run was resumed"
                 else:
                     yield from (("warning", describe_overlap(row)) for row in event.overlap)
+                    rows = [[" ".join(row.split()) for row in table.splitlines()] for table in event.tables]
+                    yield from (("info", "; ".join(table)) for table in rows)
 
     def _describe_feeder(self, event: events.Feeder) -> Iterator[tuple[str, str]]:
         where = _where(event)

@@ -124,7 +124,7 @@ CSV = [
         ("a short row", "a,b\n1,x\n3\n", {}, "Row #3: Expected 2 columns, got 1"),
         ("a long row", "a,b\n1,x\n4,z,9\n", {}, "Row #3: Expected 2 columns, got 3"),
         ("not UTF-8", b"a,b\n" + b"1,x\n" * 9000 + b"5,\xff\n", {}, "Row #9002: ", "UTF8"),
-        ("no number", "a,b\n1,2\nunknown,2\n", {"columns": {"a": "int8"}}, "Row #3", "invalid value 'unknown'"),
+        ("no number", "a,b\n1,2\nunknown,2\n", {"columns": {"a": "int8"}}, "record 2", "invalid value 'unknown'"),
         ("a plus", "a,b\n+1,u\n", {"columns": {"a": "int64"}}, "int64: invalid value '+1'"),
         ("an underscore", "a,b\n6_0,u\n", {"columns": {"a": "int64"}}, "int64: invalid value '6_0'"),
         ("large", "a,b\n1e39,u\n", {"columns": {"a": "float32"}}, "'a' has a number that float32 does not hold"),
