@@ -251,7 +251,7 @@ def _describe_set(file: File, item: Any, path: str) -> _DataSet:
     if packed := [name for name in _PACKED if name in item.attrs]:
         raise PipelineError(
             f"{file.path}: the numbers of the data set {path!r} are packed, by its {', '.join(packed)}: let "
-            f"xarray unpack them, sources.arrays({path.split('/')[-1]}=xarray.open_dataset(...)[{path!r}].to_numpy())"
+            f"xarray unpack them, sources.arrays(x=xarray.open_dataset(...)[{path!r}].to_numpy())"
         )
     dtype = item.dtype
     if h5py.check_ref_dtype(dtype) is not None:
