@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
+from pipelines.samples.exact import convert
 from pipelines.sources._arrays import Arrays, arrays
 from pipelines.sources._base import Source
 from pipelines.sources._files import check_names
@@ -28,7 +29,7 @@ from pipelines.sources._subset import Subset
 _REGULAR, _IRREGULAR = 1.5, 10
 
 
-@known_as("pipelines.sources.windows")
+@known_as("pipelines.sources.windows", version=2)
 class Windows(Source):
     """See `windows`.
 
@@ -117,17 +118,19 @@ def windows(
             a split left out are gaps in any case.
 
     Returns:
-        A source of records `x`, float32 [length, inputs], and `target`, float32 [horizon], or of several
-        [horizon, targets]. The fields are read once, now, and shared by all processes as those of `arrays` are.
+        A source of records `x` [length, inputs] and `target` [horizon], or of several [horizon, targets], in the
+        dtype of their fields, such as float64 of a CSV file, or the smallest that holds them all: subtract what is
+        large, then `stages.cast` them. The fields are read once, now, and shared by all processes as those of `arrays` are.
         A window with a missing value is an error when it is read; `Pipeline(on_error="skip")` leaves it out.
 
     Raises:
-        PipelineError: a number is below 1, a field is missing or holds no numbers, time runs backwards, or no
-            series is long enough.
+        PipelineError: a number is below 1, a field is missing or holds no numbers, no dtype holds those of all
+            fields, time runs backwards, or no series is long enough.
 
     Examples:
         >>> past, later = sources.csv("load.csv", missing="nan").split(0.8, by="hour")
         >>> train = windows(past, 48, 24, inputs=["load", "temperature"], target="load")
+        >>> pipe = Pipeline(train).map(stages.cast("x", "float32"))
     """
     for name, value in (("length", length), ("horizon", horizon), ("stride", stride)):
         check_integer(f"windows(): {name}", value, 1)
@@ -140,17 +143,18 @@ def windows(
     return Windows(steps, length, horizon, starts, table.find_origin())
 
 
-def _read_columns(table: Source, names: Sequence[str] | None) -> npt.NDArray[np.float32]:
-    """Fields of all steps, float32 [steps, fields]."""
+def _read_columns(table: Source, names: Sequence[str] | None) -> npt.NDArray[Any]:
+    """Fields of all steps, [steps, fields]."""
     if not names:
         raise PipelineError("windows() needs the names of inputs= and target=")
-    columns = []
-    for name in names:
-        values = table.column(name)
+    columns = {name: table.column(name) for name in names}
+    for name, values in columns.items():
         if values.dtype.kind not in "biuf" or values.ndim != 1:
             raise PipelineError(f"windows(): the field {name!r} does not hold one number in each record")
-        columns.append(values.astype(np.float32))
-    return np.stack(columns, axis=1)
+    common = np.result_type(*columns.values())
+    apart = f"no dtype holds the numbers of {', '.join(columns)}; cast the columns in the table"
+    made = [convert(values, common, f"windows(): the field {name!r}", apart) for name, values in columns.items()]
+    return np.stack(made, axis=1)
 
 
 def _find_starts(
