@@ -11,7 +11,9 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError
 
 
-def convert(values: npt.NDArray[Any], to: npt.DTypeLike, what: str, way_out: str | None = None) -> npt.NDArray[Any]:
+def convert(
+    values: npt.NDArray[Any], to: npt.DTypeLike, what: str, way_out: str | None = None
+) -> npt.NDArray[Any]:
     """Return numbers in another dtype, in memory of their own.
 
     Integers and booleans stay equal. Floats are rounded where the dtype still has all their digits before the
@@ -39,9 +41,7 @@ def convert(values: npt.NDArray[Any], to: npt.DTypeLike, what: str, way_out: str
         wrong &= np.isfinite(numbers) & (np.abs(numbers) > 2.0 ** (np.finfo(dtype).nmant + 1))
     if wrong.any():
         value = values[wrong].flat[0] if values.ndim else values[()]
-        raise PipelineError(
-            f"{what} holds {value}, which {dtype} cannot hold: {way_out or _advise(value, dtype)}"
-        )
+        raise PipelineError(f"{what} holds {value}, which {dtype} cannot hold: {way_out or _advise(value, dtype)}")
     return made
 
 

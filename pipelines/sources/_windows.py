@@ -100,7 +100,7 @@ def windows(
     """Makes a source of the windows over a table whose records are steps in time, in their order.
 
     Split the table by time *first*, and make windows of each part: a split of windows that have steps in common is
-    refused. No window goes across a gap in time, of which a warning tells.
+    refused. No window goes across a gap in time, of which a warning tells, as one does of series that are too short.
 
     Args:
         table: the steps, one in each record, such as `sources.csv(...)` or a part of its `split(by=...)`.
@@ -183,6 +183,15 @@ def _find_starts(
     bounds = [0, *(np.flatnonzero(is_end) + 1).tolist(), len(table)]
     parts = [np.arange(first, last - steps + 1, stride) for first, last in itertools.pairwise(bounds)]
     starts = np.concatenate(parts).astype(np.int64)
+    too_short = [first for first, part in zip(bounds, parts, strict=False) if not len(part)]
+    if too_short and len(starts):
+        name = "" if series is None else f" ({series!r} {names[too_short[0]]})"
+        warnings.warn(
+            f"windows(): {len(too_short):,} of {len(parts):,} series, or pieces of them between gaps, are shorter than "
+            f"the {steps} records of a window and what follows, and are left out: the first begins at "
+            f"{table.where(too_short[0])}{name}",
+            stacklevel=3,
+        )
     if not len(starts):
         raise PipelineError(
             f"windows(): no series has {steps} records without a gap, as a window and what follows need"

@@ -121,7 +121,12 @@ class RaggedField(_Declared):
         if self.shape is not None and not values.size and values.ndim == 1:
             values = values.reshape(0, *self.shape)
         if self.dtype is not None and values.dtype != self.dtype and values.dtype.kind in _NUMBERS:
-            values = convert(values, self.dtype, f"field {self.field!r}", "declare another dtype, or convert it first with a stage")
+            values = convert(
+                values,
+                self.dtype,
+                f"field {self.field!r}",
+                "declare another dtype, or convert it first with a stage",
+            )
         if not values.ndim or values.dtype.kind not in _NUMBERS:
             raise PipelineError(
                 f"field {self.field!r} is of {values.dtype}{list(values.shape)}, not an array [n, ...]"

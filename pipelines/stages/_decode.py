@@ -73,11 +73,12 @@ class DecodeImage(Transform):
         else:
             image = self._decode_other(data)
         if image.dtype != (self.dtype or "uint8"):
-            keeps = f'dtype="{image.dtype}") keeps that, and ' if str(image.dtype) in DTYPES else ""
+            ways = [f'dtype="{image.dtype}") keeps that'] if image.dtype.name in DTYPES else []
+            if image.dtype == np.uint16 and self.mode != MASK:
+                ways += ['dtype="uint8" makes it 8 bits a value: the upper 8 of 16, 0 to 15 in 12-bit pictures']
+            shown = ", and ".join(ways) or "...) reads uint8, uint16 and float32: convert the file"
             raise PipelineError(
-                f"field {self.field!r}: the image holds {image.dtype}: decode_image({self.field!r}, "
-                f'{keeps}dtype="uint8"{"" if keeps else ")"} makes it 8 bits a value: the upper 8 of 16, which '
-                "are 0 to 15 in 12-bit pictures"
+                f"field {self.field!r}: the image holds {image.dtype}: decode_image({self.field!r}, {shown}"
             )
         return {**sample, self.field: image}
 
@@ -106,7 +107,6 @@ class DecodeImage(Transform):
             raise PipelineError(f"field {self.field!r}: cannot decode image: {problem}")
         return to_chw(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if self.mode == "RGB" else pixels)
 
-
     def _read_mask(self, data: bytes) -> Array:
         """The values of a picture of one band, as its file has them."""
         try:
@@ -121,7 +121,9 @@ class DecodeImage(Transform):
             raise PipelineError(f"field {self.field!r}: cannot decode image: {error}") from error
         if len(bands) > 1 or is_jpeg(data):
             why = "JPEG, which changes values" if is_jpeg(data) else f"bands {', '.join(bands)}; a mask has one"
-            raise PipelineError(f"field {self.field!r}: the mode {MASK!r} keeps values, and the picture is of {why}")
+            raise PipelineError(
+                f"field {self.field!r}: the mode {MASK!r} keeps values, and the picture is of {why}"
+            )
         # Of grey PNG files of 2 and 4 bits Pillow makes 8.
         step = {b"\2\0": 85, b"\4\0": 17}.get(data[24:26] if data.startswith(b"\x89PNG") else b"", 1)
         return (values.astype(np.uint8) if values.dtype == bool else values // step)[None]
