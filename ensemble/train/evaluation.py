@@ -180,9 +180,9 @@ class _SplitRows:
             self._shape_mismatch = self._shape_mismatch or why
             return {}
         figures = measure_batch(self._task, values, target)
-        if self._task.kind == "regression" and self._recipe.target_scale is None:
-            if (coarse := self._member._state.precision.describe_coarse(values, target)) is not None:
-                self._member.remark(coarse)
+        is_in_unit = self._task.kind == "regression" and self._recipe.target_scale is None
+        if is_in_unit and (coarse := self._member._state.precision.describe_coarse(values, target)) is not None:
+            self._member.remark(coarse)
         self._names |= figures.keys()
         self._classes = values.shape[-1] if self._task.kind == "classification" else 0
         return figures

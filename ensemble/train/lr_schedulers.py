@@ -146,8 +146,8 @@ def check_schedule(schedule: Any, steps_per_epoch: int, epochs: int, remark: Cal
     ]
     if needed:
         raise TrainingError(
-            f"the schedule {name} is stepped with {needed[0]!r}, and that of a member is stepped after each batch, "
-            "without any: leave it out, keep it in a train function by member.state('schedule', scheduler), and call "
+            f"the schedule {name} is stepped with {needed[0]!r}, and that of a member after each batch, without: "
+            "leave it out, keep it in a train function by member.state('schedule', scheduler), and call "
             f"scheduler.step({needed[0]}) after each epoch"
         )
     parts = list(_list_parts(schedule))

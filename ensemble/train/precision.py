@@ -88,8 +88,8 @@ class MixedPrecision:
         if not bool((known - known.to(dtype)).square().mean() > _COARSE**2 * known.var()):
             return None
         return (
-            f"predictions in {self.precision} cannot tell the numbers of the target apart, which are far from 0 and "
-            "close together: Recipe(target_scale=stages.mean_std(SOURCE, FIELD)), or precision='fp32'"
+            f"predictions in {self.precision} cannot tell the numbers of the target apart, which are far from 0 "
+            "and close together: Recipe(target_scale=stages.mean_std(SOURCE, FIELD)), or precision='fp32'"
         )
 
     def _read_scale(self) -> None:

@@ -100,7 +100,7 @@ def windows(
     """Makes a source of the windows over a table whose records are steps in time, in their order.
 
     Split the table by time *first*, and make windows of each part: a split of windows that have steps in common is
-    refused. No window goes across a gap in time, of which a warning tells, as one does of series that are too short.
+    refused. No window goes across a gap in time. Warnings tell of gaps, and of series that are too short.
 
     Args:
         table: the steps, one in each record, such as `sources.csv(...)` or a part of its `split(by=...)`.
@@ -120,8 +120,9 @@ def windows(
     Returns:
         A source of records `x` [length, inputs] and `target` [horizon], or of several [horizon, targets], in the
         dtype of their fields, such as float64 of a CSV file, or the smallest that holds them all: subtract what is
-        large, then `stages.cast` them. The fields are read once, now, and shared by all processes as those of `arrays` are.
-        A window with a missing value is an error when it is read; `Pipeline(on_error="skip")` leaves it out.
+        large, then `stages.cast` them. The fields are read once, now, and shared by all processes as those of
+        `arrays` are. A window with a missing value is an error when it is read; `Pipeline(on_error="skip")` leaves
+        it out.
 
     Raises:
         PipelineError: a number is below 1, a field is missing or holds no numbers, no dtype holds those of all
@@ -187,8 +188,8 @@ def _find_starts(
     if too_short and len(starts):
         name = "" if series is None else f" ({series!r} {names[too_short[0]]})"
         warnings.warn(
-            f"windows(): {len(too_short):,} of {len(parts):,} series, or pieces of them between gaps, are shorter than "
-            f"the {steps} records of a window and what follows, and are left out: the first begins at "
+            f"windows(): {len(too_short):,} of {len(parts):,} series, or pieces of them between gaps, are shorter "
+            f"than the {steps} records of a window and what follows, and are left out: the first begins at "
             f"{table.where(too_short[0])}{name}",
             stacklevel=3,
         )

@@ -174,14 +174,14 @@ def decode_image(
 ) -> DecodeImage:
     """Decodes bytes of any format that OpenCV reads (PNG, WebP, TIFF, BMP ...) to an image, uint8 [C, H, W].
 
-    JPEG is decoded as by `decode_jpeg`. Transparency is dropped; a palette becomes its colours, with a warning, and
-    none is made grey. A sample fails if the format is unknown, the
-    bytes are damaged, or its values are of more than 8 bits and no `dtype` says what becomes of them.
+    JPEG is decoded as by `decode_jpeg`. Transparency is dropped. A palette becomes its colours, with a warning; it
+    has no greys. A sample fails if the format is unknown, the bytes are damaged, or its values are of more than 8
+    bits and no `dtype` says what becomes of them.
 
     Args:
         field: holds the bytes, then the image.
-        mode: "RGB" or "BGR" (3 channels each), "GRAY" (1 channel), or "MASK" (1 channel): the values of a picture of
-            one band as its file has them, such as the indices of a palette, or 0 and 1 of one bit. It needs Pillow.
+        mode: "RGB" or "BGR" (3 channels each), "GRAY" (1 channel), or "MASK" (1 channel): the values of one band
+            as the file has them, such as the indices of a palette, or 0 and 1 of one bit. It needs Pillow.
         max_pixels: largest height x width of an image, checked in its header before it is decoded.
         orient: as of `decode_jpeg`; the warning is of JPEG only.
         dtype: "uint16" or "float32" of pictures that hold such values (a file with others fails); "uint8": 16 bits

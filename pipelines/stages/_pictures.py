@@ -167,11 +167,11 @@ def is_pil_image(value: Any) -> bool:
 
 
 def image_to_array(picture: Any) -> npt.NDArray[Any]:
-    """A PIL image as `[C, H, W]`, its bands as they are: of a palette the indices, of one bit bool, 16 bits stay."""
+    """A PIL image as `[C, H, W]`, its bands as they are: a palette gives indices, one bit bool."""
     if picture.mode in _NO_COLORS:
         warnings.warn(
-            f"an image of PIL's mode {picture.mode} gives {_NO_COLORS[picture.mode]}, as it holds them: for colours, "
-            'let the Dataset return image.convert("RGB")',
+            f"an image of PIL's mode {picture.mode} gives {_NO_COLORS[picture.mode]}, as it holds them: for "
+            'colours, let the Dataset return image.convert("RGB")',
             stacklevel=2,
         )
     image = np.asarray(picture)

@@ -66,13 +66,13 @@ class Scale(Transform):
         wrong = None
         if image.dtype.kind == "f":
             low, high = image.min(), image.max()
-            wrong = f"holds {high if high > _MOST else low}: floats are" if low < _LEAST or high > _MOST else None
+            wrong = f"holds {high if high > _MOST else low}" if low < _LEAST or high > _MOST else None
         elif dtype not in FULL:
-            wrong = f"is of {dtype}: only bool, uint8, uint16 and floats are known to be"
+            wrong = f"is of {dtype}"
         if wrong is not None:
             raise PipelineError(
-                f"scale: field {field!r} {wrong} from 0 to the largest value of their type (of floats, 1). Divide it by the largest "
-                f"value that an image may have before: .map(lambda image: image / LARGEST, field={field!r})"
+                f"scale: field {field!r} {wrong}: an image is uint8, uint16, bool, or floats from 0 to 1. Divide "
+                f"it first by its largest possible value: .map(lambda image: image / LARGEST, field={field!r})"
             )
         return FULL.get(dtype, 1)
 
