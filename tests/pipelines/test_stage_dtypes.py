@@ -103,7 +103,8 @@ def test_scale_divides_by_what_the_dtype_says() -> None:
     [
         (300, "uint8"), (-1, "uint16"), (40_000, "int16"), (1.5, "int64"), (np.nan, "int64"), (2, "bool"),
         (2**24 + 1, "float32"), (2**53 + 1, "float64"), (123_456_789.25, "float32"), (2049, "float16"),
-        (0.5, "bool"), (1e6, "float16"), ("123456789", "float32"), (1 << 63, "int64"), (np.datetime64("2024-01-31T12:00:01"), "float32"),
+        (0.5, "bool"), (1e6, "float16"), ("123456789", "float32"), (1 << 63, "int64"),
+        (np.datetime64("2024-01-31T12:00:01"), "float32"),
     ],
 )  # fmt: skip
 def test_no_cast_loses_digits_or_wraps(value: Any, to: str) -> None:
