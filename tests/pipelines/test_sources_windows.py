@@ -141,9 +141,9 @@ def test_windows_keep_the_digits_of_their_columns_in_the_dtype_that_they_have() 
 
 
 def test_columns_that_no_dtype_holds_together_are_refused_by_name() -> None:
-    both = sources.arrays(id=2**53 + np.arange(1, 9), load=np.arange(8.0))
-    with pytest.raises(PipelineError, match=r"'id' holds 9007199254740993"):
-        sources.windows(both, 3, 1, inputs=["load", "id"], target="load")
+    both = sources.arrays(meter=2**53 + np.arange(1, 9), load=np.arange(8.0))
+    with pytest.raises(PipelineError, match=r"'meter' holds 9007199254740993"):
+        sources.windows(both, 3, 1, inputs=["load", "meter"], target="load")
 
 
 def test_series_shorter_than_a_window_are_warned_of_by_name() -> None:

@@ -340,15 +340,22 @@ def epochs_of(name: str) -> Any:
     lr = optim.lr_scheduler
     return {
         "cosine": lambda o, params, steps: lr.CosineAnnealingLR(o, T_max=3),
-        "warmed": lambda o, params, steps: lr.SequentialLR(o, [lr.LinearLR(o), lr.CosineAnnealingLR(o, 2)], [1]),
+        "warmed": lambda o, params, steps: lr.SequentialLR(
+            o, [lr.LinearLR(o), lr.CosineAnnealingLR(o, steps)], [1]
+        ),
         "steps": lambda o, params, steps: lr.CosineAnnealingLR(o, T_max=steps),
         "plateau": lambda o, params, steps: lr.ReduceLROnPlateau(o),
     }[name]
 
 
-@pytest.mark.parametrize(("name", "is_remarked"), [("cosine", True), ("steps", False)])
+@pytest.mark.parametrize(("name", "is_remarked"), [("cosine", True), ("warmed", False), ("steps", False)])
 def test_a_schedule_that_seems_to_count_epochs_is_remarked(tmp_path: Path, name: str, is_remarked: bool) -> None:
-    run(tmp_path, Recipe(model=model, loss="cross_entropy", inputs=("x",), schedule=epochs_of(name)), epochs=3)
+    run(
+        tmp_path,
+        Recipe(model=model, loss="cross_entropy", inputs=("x",), schedule=epochs_of(name)),
+        epochs=3,
+        batch_size=4,
+    )
     assert ("seems to count epochs" in read_log(tmp_path)) is is_remarked
 
 
@@ -372,9 +379,8 @@ def test_numbers_that_16_bits_do_not_hold_are_named(tmp_path: Path, number: floa
     recipe = Recipe(
         model=lambda params: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), loss="mse", inputs=("x",), target="y"
     )
-    spec = Ensemble(
-        name="half", recipe=recipe, members=[{"lr": 0.01}], train=data, valid=data, epochs=1, batch_size=20, precision=precision
-    )  # fmt: skip
+    options = {"train": data, "valid": data, "allow_overlap": True, "epochs": 1, "batch_size": 20}
+    spec = Ensemble(name="half", recipe=recipe, members=[{"lr": 0.01}], precision=precision, **options)
     ensemble.submit(spec, run_dir=tmp_path, executor="inline").wait()
     log = read_log(tmp_path)
     if precision == "fp16":
