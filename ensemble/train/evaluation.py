@@ -213,12 +213,14 @@ class _SplitRows:
             self._member.log(f"no figures of the predictions on 'valid': {self._shape_mismatch}")
         dropped = {name for share in shares for name in share[1]} if self._shape_mismatch else set()
         loss, member = figures.get("loss", 0.0), self._member
-        if loss != loss:
+        if not math.isfinite(loss):
             describe = partial(member.describe_sample, "valid")
             most, state = member._state.precision.largest, member._state
             causes = (describe_not_finite(batch, describe, most) for batch in member.batches("valid"))
             state.not_finite = next(filter(None, causes), "")
-            member.remark(f"the loss of Ensemble.valid is NaN{state.not_finite}")
+            member.remark(
+                f"the loss of Ensemble.valid is {'NaN' if loss != loss else 'infinite'}{state.not_finite}"
+            )
         accuracy, classes = figures.get("accuracy", 1.0), self._classes
         is_named = isinstance(self._recipe.loss, NamedLoss) and self._recipe.loss.name == "cross_entropy"
         is_chance = classes and is_named and loss >= 0.999 * math.log(classes) and accuracy < 1 / classes + 0.05
