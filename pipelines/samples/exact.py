@@ -33,7 +33,7 @@ def convert(
         has_long = own.kind in "iu" and own.itemsize == 8
         if np.can_cast(own, dtype) and not (has_long and dtype.kind in "fc"):
             return made
-        wide = np.longdouble if has_long or (dtype.kind in "iu" and dtype.itemsize == 8) else np.float64
+        wide: Any = np.longdouble if has_long or (dtype.kind in "iu" and dtype.itemsize == 8) else np.float64
         wide = np.result_type(wide, np.complex64) if "c" in (own.kind, dtype.kind) else wide
         numbers, kept = values.astype(wide), made.astype(wide)
     wrong = kept != numbers
