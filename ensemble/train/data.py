@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -47,24 +48,30 @@ def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | 
     return labels if bool((labels != labels.round()).any()) else labels.long()
 
 
-def describe_not_finite(batch: Mapping[str, Any], describe: Callable[[int], str]) -> str:
+def describe_not_finite(
+    batch: Mapping[str, Any], describe: Callable[[int], str], largest: float = math.inf
+) -> str:
     """Which fields of a batch hold NaN or infinity, and in which sample, to be put behind a message; "" if none.
 
     A target that takes no part may be among them.
+
+    Args:
+        largest: the largest number of the precision; what is beyond becomes infinite.
     """
     faults = []
     for name, values in batch.items():
         if not isinstance(values, torch.Tensor) or not values.is_floating_point() or not values.numel():
             continue
         if not values.dim() or len(values) != len(batch.get("index", values)):  # rows of a collate function
-            if not bool(torch.isfinite(values).all()):
+            if not bool((torch.isfinite(values) & (values.abs() <= largest)).all()):
                 faults.append(repr(name))
             continue
-        wrong = (~torch.isfinite(values)).reshape(len(values), -1).any(dim=1)
+        wrong = (~torch.isfinite(values) | (values.abs() > largest)).reshape(len(values), -1).any(dim=1)
         if bool(wrong.any()):
             index = batch["index"][wrong][0].item() if "index" in batch else int(wrong.nonzero()[0])
             faults.append(f"{name!r} of {describe(int(index))}")
-    return f"; NaN or infinity is in {', '.join(faults)}" if faults else ""
+    most = f", or more than the {largest:g} that the precision has," if largest < math.inf else ""
+    return f"; NaN or infinity{most} is in {', '.join(faults)}" if faults else ""
 
 
 def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:

@@ -180,6 +180,9 @@ class _SplitRows:
             self._shape_mismatch = self._shape_mismatch or why
             return {}
         figures = measure_batch(self._task, values, target)
+        is_in_unit = self._task.kind == "regression" and self._recipe.target_scale is None
+        if is_in_unit and (coarse := self._member._state.precision.describe_coarse(values, target)) is not None:
+            self._member.remark(coarse)
         self._names |= figures.keys()
         self._classes = values.shape[-1] if self._task.kind == "classification" else 0
         return figures
@@ -210,10 +213,14 @@ class _SplitRows:
             self._member.log(f"no figures of the predictions on 'valid': {self._shape_mismatch}")
         dropped = {name for share in shares for name in share[1]} if self._shape_mismatch else set()
         loss, member = figures.get("loss", 0.0), self._member
-        if loss != loss:
+        if not math.isfinite(loss):
             describe = partial(member.describe_sample, "valid")
-            causes = (describe_not_finite(batch, describe) for batch in member.batches("valid"))
-            member.remark(f"the loss of Ensemble.valid is NaN{next(filter(None, causes), '')}")
+            most, state = member._state.precision.largest, member._state
+            causes = (describe_not_finite(batch, describe, most) for batch in member.batches("valid"))
+            state.not_finite = next(filter(None, causes), "")
+            member.remark(
+                f"the loss of Ensemble.valid is {'NaN' if loss != loss else 'infinite'}{state.not_finite}"
+            )
         accuracy, classes = figures.get("accuracy", 1.0), self._classes
         is_named = isinstance(self._recipe.loss, NamedLoss) and self._recipe.loss.name == "cross_entropy"
         is_chance = classes and is_named and loss >= 0.999 * math.log(classes) and accuracy < 1 / classes + 0.05

@@ -38,6 +38,8 @@ _ADVICE = {
     r"type float at pos|'float' object cannot be interpreted": "integer(8, 64, log=True) searches whole numbers",
     r"no attribute 'world'": "the member is the first argument, and the model the second",
     r"required positional argument: 'self'": "give an instance of the class, not the class",
+    r"got Double and Float|Float but found Double|type Double but": "a field is of float64, the model of float32: "
+    ".map(stages.cast(FIELD, 'float32'))",
     r"did not return a loss from the inputs": "fields= needs the labels, by the model's name for them",
 }
 

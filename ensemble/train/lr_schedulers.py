@@ -8,16 +8,20 @@ others multiply the optimizer's rate by a factor. All may begin with a linear wa
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
 from ensemble.spec.options import SCHEDULES, NamedOptions, resolve_with_hyperparameters
+from ensemble.train.job import TrainingError
 
 Factor = Callable[[int], float]
+#: Attributes of torch's schedulers that are numbers of steps.
+_COUNTS = ("T_max", "T_0", "total_iters", "total_steps", "step_size", "milestones", "_milestones")
 
 
 def damped(lr: float, workers: float, epoch: int, *, gamma: float, max_lr: float, n0: float) -> float:
@@ -126,3 +130,49 @@ def _divide_law(
 ) -> Factor:
     """Warm-up, then an absolute rate, as a factor of λ0."""
     return lambda step: warm_up(step, warmup_steps) * law(lr, workers, step // steps_per_epoch) / lr if lr else 0.0
+
+
+def check_schedule(schedule: Any, steps_per_epoch: int, epochs: int, remark: Callable[[str], None]) -> None:
+    """Refuse a scheduler that is stepped by a metric; remark on one that seems to count epochs, not steps.
+
+    Raises:
+        TrainingError: its `step` needs an argument.
+    """
+    if schedule is None:
+        return
+    name, parameters = type(schedule).__name__, inspect.signature(schedule.step).parameters.values()
+    needed = [
+        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise TrainingError(
+            f"the schedule {name} is stepped with {needed[0]!r}, and that of a member after each batch, without: "
+            "leave it out, keep it in a train function by member.state('schedule', scheduler), and call "
+            f"scheduler.step({needed[0]}) after each epoch"
+        )
+    parts = list(_list_parts(schedule))
+    counts = [count for part in parts for count in _list_counts(part)]
+    decay = math.prod(part.gamma for part in parts if isinstance(part, ExponentialLR))
+    if steps_per_epoch > 1 and (
+        max(counts, default=math.inf) <= epochs or decay ** (steps_per_epoch * epochs) < 1e-9
+    ):
+        remark(
+            f"the schedule {name} seems to count epochs, and is stepped after each of {steps_per_epoch} steps an "
+            "epoch: give it numbers of steps, schedule(optimizer, params, steps, steps_per_epoch), or take one by "
+            "name, such as Ensemble(schedule='cosine')"
+        )
+
+
+def _list_parts(schedule: Any) -> Iterator[Any]:
+    """A scheduler and those that it holds."""
+    yield schedule
+    for value in vars(schedule).values():
+        for part in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(part, LRScheduler):
+                yield from _list_parts(part)
+
+
+def _list_counts(schedule: Any) -> Iterator[int]:
+    for name in _COUNTS:
+        value = getattr(schedule, name, ())
+        yield from [value] if isinstance(value, int) else value

@@ -29,6 +29,7 @@ from ensemble.train.gather import read_metric
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import TrainingError
 from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.lr_schedulers import check_schedule
 from ensemble.train.optimization import OWN_STEPS, Optimization
 from ensemble.train.outputs import UNDECLARED
 from ensemble.train.own_tensors import own_state, refuse_shared
@@ -99,7 +100,7 @@ class TrainContext(FrameworkMember):
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
     ) -> tuple[ModelT, OptimizerT]:
-        """Register the model and its optimizer, and load the last checkpoint into them.
+        """Register the model and its optimizer, load the last checkpoint into them, and return both.
 
         Args:
             model: moved to `device`; with several workers, all get the weights of rank 0. A warm clone without a
@@ -107,14 +108,12 @@ class TrainContext(FrameworkMember):
             optimizer: of parameters of the model.
             schedule: a torch LRScheduler, stepped after each step.
             clip_norm: largest L2 norm of a step's gradient, taken over the global batch.
-
-        Returns:
-            The same model and optimizer.
         """
         state, own = self._state, self.identity
         if state.prepared is not None:
             raise TrainingError(f"member.prepare() is called once, with one model and optimizer; {OWN_STEPS}")
         refuse_shared(model)
+        check_schedule(schedule, self.steps_per_epoch, own.scheduled_epochs, self.remark)
         declared = ExchangeOptions(own.compression, own.communicator, own.seed)
         state.prepared = Optimization(
             model, optimizer, schedule, clip_norm, state.precision, self.comm, self.device, declared

@@ -225,7 +225,7 @@ class Optimization:
             waiting: a context manager around the wait for other ranks.
             ends_at_nan: whether a loss that is not finite raises Diverged.
         """
-        applied, lr = True, self.lr
+        applied = True
         # A batch may have no sample at all: those that cannot be prepared were skipped on request.
         if batch.global_size > 0:
             with waiting:
@@ -241,7 +241,7 @@ class Optimization:
         step_schedule(self._schedule, stepped=applied and batch.global_size > 0)
         result = self._sync.receive()
         if applied and not result.is_finite and ends_at_nan:
-            raise Diverged(f"the loss is {result.loss_sum} at learning rate {lr:g}")
+            raise Diverged(f"the loss is {result.loss_sum}")
         result.skipped = not applied
         return result
 

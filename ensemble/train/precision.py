@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -27,6 +28,8 @@ MAX_SKIPPED_IN_A_ROW = 40
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # What torch says where a CPU kernel lacks fp16.
 _LACKING = ("not implemented for 'Half'", "primitive descriptor", "Low precision dtypes not supported")
+# Share of a target's standard deviation that rounding may have without a word.
+_COARSE = 0.05
 # Good steps after which the scale is doubled: more than a member has.
 _NEVER = 2**31 - 1
 _NOTHING = contextlib.nullcontext()
@@ -43,6 +46,7 @@ class MixedPrecision:
     Attributes:
         grad_norm: of the last step, before it was clipped; None where nothing is.
         loss_scale: the factor of the loss in the backward pass; 1 without scaling.
+        largest: the largest number of fp16; of others infinity, as theirs is that of fp32.
         may_skip: whether a step may be skipped because a scaled gradient overflowed.
     """
 
@@ -63,6 +67,30 @@ class MixedPrecision:
         self.may_skip = self._scaler is not None
         self._read_scale()
         self._skipped_in_a_row = 0
+        self.largest = torch.finfo(torch.float16).max if precision == "fp16" else math.inf
+
+    def suspect(self, lr: float) -> str:
+        """What may have made a loss that is not finite, to be put behind a message."""
+        if self.precision == "fp16":
+            return f", in fp16, where numbers end at {self.largest:g}, at learning rate {lr:g}"
+        return f", at learning rate {lr:g}"
+
+    def describe_coarse(self, values: Tensor, target: Tensor) -> str | None:
+        """Say that predictions in 16 bits cannot tell a target's numbers apart; None where they can.
+
+        Args:
+            values: the predictions; some that are no numbers of 16 bits were computed in more.
+            target: float64; NaN takes no part.
+        """
+        dtype, known = _AUTOCAST.get(self.precision), target[torch.isfinite(target)]
+        if dtype is None or not known.is_floating_point() or bool((values.to(dtype) != values).any()):
+            return None
+        if not bool((known - known.to(dtype)).square().mean() > _COARSE**2 * known.var()):
+            return None
+        return (
+            f"predictions in {self.precision} cannot tell the numbers of the target apart, which are far from 0 "
+            "and close together: Recipe(target_scale=stages.mean_std(SOURCE, FIELD)), or precision='fp32'"
+        )
 
     def _read_scale(self) -> None:
         """Read the scale from the device, once a step, since it waits for the device."""

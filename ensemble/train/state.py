@@ -52,6 +52,7 @@ class TrainState:
         forward: calls the model on a training batch, as far as that is known; for averaged batch normalization.
         on_trained: called where the steps of an epoch are done, before it is evaluated for good.
         ends_at_nan: whether a loss that is not finite ends it; False while it is measured.
+        not_finite: which samples made the last validation loss NaN; "" where it was not, or none did.
     """
 
     callbacks: Callbacks
@@ -94,7 +95,7 @@ class TrainState:
         self.forward: Callable[[Any, Any], Any] | None = None
         self.on_trained: Callable[[], None] = lambda: None
         self.prepare_nothing: Callable[[], Optimization] = _refuse_unprepared
-        self.ends_at_nan = True
+        self.ends_at_nan, self.not_finite = True, ""
 
     def open(self) -> None:
         """Prepare the other splits, then read the stream, unless no epoch is left to be trained."""
@@ -147,6 +148,10 @@ class TrainState:
     def describe_progress(self) -> dict[str, Any]:
         rate = self.throughput.samples_per_s()
         return {**self.position, "steps": self.steps_per_epoch, "samples_per_s": rate}
+
+    def explain_not_finite(self) -> str:
+        """What made the validation loss NaN, or may have, to be put behind a message."""
+        return self.not_finite or self.precision.suspect(self.optimization.lr)
 
     def report_progress(self) -> None:
         """Emit a progress event, at most once a second, and usage. A silent member would be taken to hang."""

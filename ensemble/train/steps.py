@@ -94,12 +94,15 @@ class TrainingSteps:
         if parts is None or not parts.is_complete:
             raise TrainingError(f"member.step() comes after member.backward(losses), once a batch; {OWN_STEPS}")
         batch = parts.batch
+        lr = state.optimization.lr
         waiting = contextlib.nullcontext() if state.comm.world == 1 else state.throughput.synchronizing()
         try:
             result = state.optimization.end(batch, waiting, ends_at_nan=state.ends_at_nan)
         except Diverged as error:
             state.micro_batches = None
-            where_from = describe_not_finite(batch, lambda index: state.data.describe_sample("train", index))
+            describe = lambda index: state.data.describe_sample("train", index)  # noqa: E731
+            where_from = describe_not_finite(batch, describe, state.precision.largest)
+            where_from = where_from or state.precision.suspect(lr)
             raise Diverged(f"{error}, epoch {at.epoch}, step {at.step}{where_from}") from None
         state.micro_batches = None
         if state.gpu_busy is not None:

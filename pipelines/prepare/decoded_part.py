@@ -18,7 +18,7 @@ import numpy as np
 
 from pipelines.stage import Stage
 from pipelines.stages import _image_size
-from pipelines.stages._decode import DecodeImage, DecodeJpeg, find_orientation
+from pipelines.stages._decode import MASK, DecodeImage, DecodeJpeg, find_orientation
 from pipelines.stages._geometry import CenterCrop, Crop, RandomCrop, RandomResizedCrop
 from pipelines.stages._sample import Sample, load_jpeg_decoder
 
@@ -74,6 +74,7 @@ def find_decoded_parts(stages: Iterable[Stage]) -> dict[int, DecodedPart]:
             crop.field != decode.field
             or getattr(decode, "min_size", None)
             or getattr(decode, "dtype", None) not in (None, "uint8")
+            or decode.mode == MASK
         ):
             continue
         declared = (first.field, first.random, second.field, second.random)

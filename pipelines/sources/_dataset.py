@@ -20,7 +20,7 @@ from pipelines.sources._values import NAMES, UnnamedValues, make_record
 _MOST_PARTS = 1000  # Datasets in a list of one
 
 
-@known_as("pipelines.sources.dataset")
+@known_as("pipelines.sources.dataset", version=2)
 class Dataset(Source):
     """See `dataset`."""
 
@@ -95,7 +95,8 @@ def dataset(
     """Makes a source from any object with `__len__` and `__getitem__`, such as a map-style torch Dataset.
 
     Items that are dicts, named tuples or objects of dataclasses have their own names. Tensors become numpy arrays,
-    PIL images uint8 [C, H, W], also inside nested dicts, lists and tuples; other values stay as they are.
+    PIL images [C, H, W], also inside nested dicts, lists and tuples; other values stay as they are. The bands of a
+    PIL image stay, too: one with a palette, as a mask has, gives indices, one of 1 bit bool, 16 bits stay uint16.
 
     Args:
         map_style: the Dataset. It must be deterministic: leave a random `transform` out of it and `map` the

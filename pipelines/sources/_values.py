@@ -54,8 +54,8 @@ def make_record(item: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
 def copy_value(value: Any) -> Any:
     """Converts a value and copies its memory: a stage that writes into it must not change the original.
 
-    Tensors become numpy arrays, PIL images uint8 [C, H, W], objects of dataclasses and named tuples dicts. Dicts,
-    lists and tuples stay what they are, with their values converted; everything else stays as it is.
+    Tensors become numpy arrays, PIL images [C, H, W] of the same bands, objects of dataclasses and named tuples
+    dicts. Dicts, lists and tuples stay what they are, with their values converted; everything else stays as it is.
     """
     if isinstance(value, np.ndarray):
         return value.copy()

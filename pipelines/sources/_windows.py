@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
+from pipelines.samples.exact import convert
 from pipelines.sources._arrays import Arrays, arrays
 from pipelines.sources._base import Source
 from pipelines.sources._files import check_names
@@ -27,7 +28,7 @@ from pipelines.stages._column_kinds import as_times, is_date
 _REGULAR, _IRREGULAR = 1.5, 10
 
 
-@known_as("pipelines.sources.windows")
+@known_as("pipelines.sources.windows", version=2)
 class Windows(Source):
     """See `windows`.
 
@@ -98,7 +99,7 @@ def windows(
     """Makes a source of the windows over a table whose records are steps in time, in their order.
 
     Split the table by time *first*, and make windows of each part: a split of windows that have steps in common is
-    refused. No window goes across a gap in time, of which a warning tells.
+    refused. No window goes across a gap in time. Warnings tell of gaps, and of series that are too short.
 
     Args:
         table: the steps, one in each record, such as `sources.csv(...)` or a part of its `split(by=...)`.
@@ -116,17 +117,20 @@ def windows(
             a split left out are gaps in any case.
 
     Returns:
-        A source of records `x`, float32 [length, inputs], and `target`, float32 [horizon], or of several
-        [horizon, targets]. The fields are read once, now, and shared by all processes as those of `arrays` are.
-        A window with a missing value is an error when it is read; `Pipeline(on_error="skip")` leaves it out.
+        A source of records `x` [length, inputs] and `target` [horizon], or of several [horizon, targets], in the
+        dtype of their fields, such as float64 of a CSV file, or the smallest that holds them all: subtract what is
+        large, then `stages.cast` them. The fields are read once, now, and shared by all processes as those of
+        `arrays` are. A window with a missing value is an error when it is read; `Pipeline(on_error="skip")` leaves
+        it out.
 
     Raises:
-        PipelineError: a number is below 1, a field is missing or holds no numbers, time runs backwards, or no
-            series is long enough.
+        PipelineError: a number is below 1, a field is missing or holds no numbers, no dtype holds those of all
+            fields, time runs backwards, or no series is long enough.
 
     Examples:
         >>> past, later = sources.csv("load.csv", missing="nan").split(0.8, by="hour")
         >>> train = windows(past, 48, 24, inputs=["load", "temperature"], target="load")
+        >>> pipe = Pipeline(train).map(stages.cast("x", "float32"))
     """
     for name, value in (("length", length), ("horizon", horizon), ("stride", stride)):
         check_integer(f"windows(): {name}", value, 1)
@@ -139,17 +143,18 @@ def windows(
     return Windows(steps, length, horizon, starts, table.find_origin())
 
 
-def _read_columns(table: Source, names: Sequence[str] | None) -> npt.NDArray[np.float32]:
-    """Fields of all steps, float32 [steps, fields]."""
+def _read_columns(table: Source, names: Sequence[str] | None) -> npt.NDArray[Any]:
+    """Fields of all steps, [steps, fields]."""
     if not names:
         raise PipelineError("windows() needs the names of inputs= and target=")
-    columns = []
-    for name in names:
-        values = table.column(name)
+    columns = {name: table.column(name) for name in names}
+    for name, values in columns.items():
         if values.dtype.kind not in "biuf" or values.ndim != 1:
             raise PipelineError(f"windows(): the field {name!r} does not hold one number in each record")
-        columns.append(values.astype(np.float32))
-    return np.stack(columns, axis=1)
+    common = np.result_type(*columns.values())
+    apart = f"no dtype holds the numbers of {', '.join(columns)}; cast the columns in the table"
+    made = [convert(values, common, f"windows(): the field {name!r}", apart) for name, values in columns.items()]
+    return np.stack(made, axis=1)
 
 
 def _find_starts(
@@ -178,6 +183,15 @@ def _find_starts(
     bounds = [0, *(np.flatnonzero(is_end) + 1).tolist(), len(table)]
     parts = [np.arange(first, last - steps + 1, stride) for first, last in itertools.pairwise(bounds)]
     starts = np.concatenate(parts).astype(np.int64)
+    too_short = [first for first, part in zip(bounds, parts, strict=False) if not len(part)]
+    if too_short and len(starts):
+        name = "" if series is None else f" ({series!r} {names[too_short[0]]})"
+        warnings.warn(
+            f"windows(): {len(too_short):,} of {len(parts):,} series, or pieces of them between gaps, are shorter "
+            f"than the {steps} records of a window and what follows, and are left out: the first begins at "
+            f"{table.where(too_short[0])}{name}",
+            stacklevel=3,
+        )
     if not len(starts):
         raise PipelineError(
             f"windows(): no series has {steps} records without a gap, as a window and what follows need"

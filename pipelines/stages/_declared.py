@@ -7,7 +7,6 @@ the declared kind.
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
+from pipelines.samples.exact import convert
 from pipelines.samples.nested import Kind, Slot, get_at, require_path, set_at
 from pipelines.stages._sample import SIDES, Sample, Side, Transform
 
@@ -121,7 +121,12 @@ class RaggedField(_Declared):
         if self.shape is not None and not values.size and values.ndim == 1:
             values = values.reshape(0, *self.shape)
         if self.dtype is not None and values.dtype != self.dtype and values.dtype.kind in _NUMBERS:
-            values = self._convert(values)
+            values = convert(
+                values,
+                self.dtype,
+                f"field {self.field!r}",
+                "declare another dtype, or convert it first with a stage",
+            )
         if not values.ndim or values.dtype.kind not in _NUMBERS:
             raise PipelineError(
                 f"field {self.field!r} is of {values.dtype}{list(values.shape)}, not an array [n, ...]"
@@ -138,20 +143,6 @@ class RaggedField(_Declared):
                 )
             values = values[: self.most] if self.truncate == "end" else values[len(values) - self.most :]
         return values
-
-    def _convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The values in the declared dtype, rounded where it is one of floats."""
-        with np.errstate(invalid="ignore", over="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
-            made = values.astype(self.dtype)
-        is_rounded = made.dtype.kind == "c" or (made.dtype.kind == "f" and values.dtype.kind != "c")
-        wrong = np.isinf(made) & np.isfinite(values) if is_rounded else made != values
-        if wrong.any():
-            raise PipelineError(
-                f"field {self.field!r} holds {values[wrong][0]}, which {self.dtype} cannot hold: declare another "
-                "dtype, or convert it first with stages.cast"
-            )
-        return made
 
 
 def text(field: str, most_bytes: int, *, truncate: bool = False) -> Text:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from pipelines.stages._sample import (
 )
 
 MODES = ("RGB", "BGR", "GRAY")
+MASK = "MASK"
 DTYPES = (None, "uint8", "uint16", "float32")
 
 
@@ -62,23 +65,34 @@ class DecodeImage(Transform):
 
     def __call__(self, sample: Sample) -> Sample:
         data = get_image_bytes(sample, self.field)
-        if is_jpeg(data):
+        if self.mode == MASK:
+            image = self._read_mask(data)
+        elif is_jpeg(data):
             image = _decode_jpeg(self.field, data, self.mode, None, self.max_pixels)
             image = _turn(image, find_orientation(data, self.orient))
         else:
             image = self._decode_other(data)
         if image.dtype != (self.dtype or "uint8"):
-            keeps = f'dtype="{image.dtype}") keeps that, and ' if str(image.dtype) in DTYPES else ""
+            ways = [f'dtype="{image.dtype}") keeps that'] if image.dtype.name in DTYPES else []
+            if image.dtype == np.uint16 and self.mode != MASK:
+                ways += ['dtype="uint8" makes it 8 bits a value: the upper 8 of 16, 0 to 15 in 12-bit pictures']
+            shown = ", and ".join(ways) or "...) reads uint8, uint16 and float32: convert the file"
             raise PipelineError(
-                f"field {self.field!r}: the image holds {image.dtype}: decode_image({self.field!r}, "
-                f'{keeps}dtype="uint8"{"" if keeps else ")"} makes it 8 bits a value: the upper 8 of 16, which '
-                "are 0 to 15 in 12-bit pictures"
+                f"field {self.field!r}: the image holds {image.dtype}: decode_image({self.field!r}, {shown}"
             )
         return {**sample, self.field: image}
 
     def _decode_other(self, data: bytes) -> Array:
         cv2 = load_opencv()
         _image_size.check_pixels(self.field, *(_image_size.read_size(data) or (0, 0)), self.max_pixels)
+        if _image_size.has_palette(data):
+            what = "a picture has a palette: its pixels are indices, and their colours"
+            if self.mode == "GRAY":
+                raise PipelineError(
+                    f"field {self.field!r}: {what} no greys: decode_image({self.field!r}, {MASK!r}) gives the "
+                    'indices, as of a mask, "RGB" the colours'
+                )
+            warnings.warn(f'{what} are taken; if it is a mask, decode_image(FIELD, "{MASK}")', stacklevel=2)
         flags = cv2.IMREAD_GRAYSCALE if self.mode == "GRAY" else cv2.IMREAD_COLOR
         flags |= 0 if self.orient else cv2.IMREAD_IGNORE_ORIENTATION
         flags |= 0 if self.dtype == "uint8" else cv2.IMREAD_ANYDEPTH
@@ -92,6 +106,27 @@ class DecodeImage(Transform):
             problem = f"unknown format or damaged ({data[:8].hex(' ')} ...)" if data else "there are no bytes"
             raise PipelineError(f"field {self.field!r}: cannot decode image: {problem}")
         return to_chw(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if self.mode == "RGB" else pixels)
+
+    def _read_mask(self, data: bytes) -> Array:
+        """The values of a picture of one band, as its file has them."""
+        try:
+            import PIL.Image
+        except ImportError:
+            raise PipelineError(f"decode_image: the mode {MASK!r} needs Pillow: pip install pillow") from None
+        _image_size.check_pixels(self.field, *(_image_size.read_size(data) or (0, 0)), self.max_pixels)
+        try:
+            with PIL.Image.open(io.BytesIO(data)) as picture:
+                bands, values = picture.getbands(), np.asarray(picture)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise PipelineError(f"field {self.field!r}: cannot decode image: {error}") from error
+        if len(bands) > 1 or is_jpeg(data):
+            why = "JPEG, which changes values" if is_jpeg(data) else f"bands {', '.join(bands)}; a mask has one"
+            raise PipelineError(
+                f"field {self.field!r}: the mode {MASK!r} keeps values, and the picture is of {why}"
+            )
+        # Of grey PNG files of 2 and 4 bits Pillow makes 8.
+        step = {b"\2\0": 85, b"\4\0": 17}.get(data[24:26] if data.startswith(b"\x89PNG") else b"", 1)
+        return (values.astype(np.uint8) if values.dtype == bool else values // step)[None]
 
 
 def decode_jpeg(
@@ -139,12 +174,14 @@ def decode_image(
 ) -> DecodeImage:
     """Decodes bytes of any format that OpenCV reads (PNG, WebP, TIFF, BMP ...) to an image, uint8 [C, H, W].
 
-    JPEG is decoded as by `decode_jpeg`. Transparency is dropped. A sample fails if the format is unknown, the
-    bytes are damaged, or its values are of more than 8 bits and no `dtype` says what becomes of them.
+    JPEG is decoded as by `decode_jpeg`. Transparency is dropped. A palette becomes its colours, with a warning; it
+    has no greys. A sample fails if the format is unknown, the bytes are damaged, or its values are of more than 8
+    bits and no `dtype` says what becomes of them.
 
     Args:
         field: holds the bytes, then the image.
-        mode: "RGB" or "BGR" (3 channels each) or "GRAY" (1 channel).
+        mode: "RGB" or "BGR" (3 channels each), "GRAY" (1 channel), or "MASK" (1 channel): the values of one band
+            as the file has them, such as the indices of a palette, or 0 and 1 of one bit. It needs Pillow.
         max_pixels: largest height x width of an image, checked in its header before it is decoded.
         orient: as of `decode_jpeg`; the warning is of JPEG only.
         dtype: "uint16" or "float32" of pictures that hold such values (a file with others fails); "uint8": 16 bits
@@ -156,16 +193,16 @@ def decode_image(
     if dtype not in DTYPES:
         raise PipelineError(f"decode_image: dtype cannot be {dtype!r} (valid: uint8, uint16, float32)")
     pixels = _check_max_pixels("decode_image", max_pixels)
-    return DecodeImage(field, _check_mode("decode_image", mode), pixels, orient, dtype)
+    return DecodeImage(field, _check_mode("decode_image", mode, (*MODES, MASK)), pixels, orient, dtype)
 
 
 def _check_max_pixels(stage: str, max_pixels: int) -> int:
     return check_integer(f"{stage}: max_pixels", max_pixels, 1)
 
 
-def _check_mode(stage: str, mode: str) -> str:
-    if mode not in MODES:
-        raise PipelineError(f"{stage}: mode cannot be {mode!r} (valid: {', '.join(MODES)})")
+def _check_mode(stage: str, mode: str, valid: Sequence[str] = MODES) -> str:
+    if mode not in valid:
+        raise PipelineError(f"{stage}: mode cannot be {mode!r} (valid: {', '.join(valid)})")
     return mode
 
 

@@ -1,4 +1,4 @@
-"""How large an image file says that it is: read from its header, before anything is decoded.
+"""What an image file says of itself, its size above all: read from its header, before anything is decoded.
 
 A file of a few hundred bytes may claim four billion pixels, and a decoder believes it. JPEG's claim is read by the
 decoder itself (`simplejpeg`); here are the other usual formats. OpenCV itself refuses 2^30 pixels.
@@ -23,7 +23,8 @@ _JPEG = re.compile(
 )
 _JPEG_SIZE = struct.Struct(">HH")
 _APPLICATION = {bytes([marker]) for marker in range(0xE0, 0xF0)}  # JPEG's segments APP0 to APP15
-_WIDTH, _HEIGHT, _ORIENTATION = 256, 257, 274  # tags of TIFF
+_WIDTH, _HEIGHT, _PHOTOMETRIC, _ORIENTATION = 256, 257, 262, 274  # tags of TIFF
+_PALETTE = 3  # the photometric interpretation, and the type of colour of a PNG file
 _INTEGERS = {3: "H", 4: "I", 16: "Q"}  # and their types
 
 
@@ -48,6 +49,22 @@ def read_size(data: bytes) -> tuple[int, int] | None:
         return _parse_size(data)
     except struct.error:  # it ends within its header, which its decoder will say
         return None
+
+
+def has_palette(data: bytes) -> bool:
+    """Whether the pixels of a PNG, GIF, TIFF or BMP file are indices of a palette, other than of all greys."""
+    try:
+        if data.startswith((b"\x89PNG", b"GIF8")):
+            return data.startswith(b"GIF8") or data[25:26] == bytes([_PALETTE])
+        if data.startswith((b"II", b"MM")):
+            return _read_tags(data).get(_PHOTOMETRIC) == _PALETTE
+        if not data.startswith(b"BM"):
+            return False
+        begin, header, bits = (*struct.unpack_from("<II", data, 10), *struct.unpack_from("<H", data, 28))
+    except struct.error:
+        return False
+    greys = bytes(255 * value // (2**bits - 1) for value in range(2**bits)) if bits <= 8 else b""
+    return bits <= 8 and any(not greys.startswith(data[14 + header + band : begin : 4]) for band in range(3))
 
 
 def _parse_size(data: bytes) -> tuple[int, int] | None:
@@ -117,6 +134,6 @@ def _read_tags(data: bytes) -> dict[int, int]:
     tags = {}
     for at in range(first, min(first + entry * count, len(data)), entry):
         tag, kind = struct.unpack_from(order + "HH", data, at)
-        if tag in (_WIDTH, _HEIGHT, _ORIENTATION) and kind in _INTEGERS:
+        if tag in (_WIDTH, _HEIGHT, _PHOTOMETRIC, _ORIENTATION) and kind in _INTEGERS:
             (tags[tag],) = struct.unpack_from(order + _INTEGERS[kind], data, at + (12 if big else 8))
     return tags

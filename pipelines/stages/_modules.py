@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from pipelines.stages._fields import Drop, Rename, Select
 from pipelines.stages._geometry import CenterCrop
 from pipelines.stages._sample import Transform
-from pipelines.stages._values import Cast, Scale
+from pipelines.stages._values import FULL, Cast, Scale
 
 Batch = dict[str, Tensor]
 
 
 class ScaleModule(nn.Module):
-    """`scale`: (x / 255 - mean) / std, each operation rounded to float32."""
+    """`scale`: (x / 255 - mean) / std, each operation rounded to float32; see `FULL` for 255."""
 
     full: Tensor
     mean: Tensor
@@ -38,7 +38,11 @@ class ScaleModule(nn.Module):
 
     def forward(self, batch: Batch) -> Batch:
         """Images [b, C, H, W] of the dtype."""
-        scaled = (batch[self.field].to(torch.float32) / self.full - self.mean) / self.std
+        image = batch[self.field]
+        scaled = image.to(torch.float32)
+        if (full := FULL.get(str(image.dtype).removeprefix("torch."), 1)) > 1:
+            scaled = scaled / (self.full * (full // 255))
+        scaled = (scaled - self.mean) / self.std
         return {**batch, self.field: scaled.to(self.dtype)}
 
 

@@ -7,6 +7,7 @@ some transpose an array in silence, others leave it as it is. albumentations tak
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from pipelines.stages._transforms import (
     takes_tensors,
 )
 
+# What PIL's modes of pictures have that are seen in colours.
+_NO_COLORS = {"P": "indices of its palette", "PA": "indices of its palette, and alpha", "CMYK": "four inks"}
 _CHANNELS = (1, 3, 4)  # L, RGB, RGBA
 _CHANNELED = {"image": 3, "mask": 3, "images": 4}  # albumentations' names -> axes of arrays that have channels
 
@@ -164,9 +167,13 @@ def is_pil_image(value: Any) -> bool:
 
 
 def image_to_array(picture: Any) -> npt.NDArray[Any]:
-    """A PIL image as `[C, H, W]`: uint8 unless it has deeper pixels."""
-    image = np.asarray(picture.convert("RGB") if picture.mode in ("P", "CMYK", "YCbCr") else picture)
-    if image.dtype == bool:
-        image = image.astype(np.uint8) * np.uint8(255)
+    """A PIL image as `[C, H, W]`, its bands as they are: a palette gives indices, one bit bool."""
+    if picture.mode in _NO_COLORS:
+        warnings.warn(
+            f"an image of PIL's mode {picture.mode} gives {_NO_COLORS[picture.mode]}, as it holds them: for "
+            'colours, let the Dataset return image.convert("RGB")',
+            stacklevel=2,
+        )
+    image = np.asarray(picture)
     image = image[:, :, None] if image.ndim == 2 else image
-    return image.transpose(2, 0, 1).copy()
+    return image.transpose(2, 0, 1).astype(image.dtype.newbyteorder("="), order="C")

@@ -11,6 +11,7 @@ import numpy as np
 from pipelines.checks import check_any_integer, check_choice, check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
+from pipelines.samples.exact import convert
 from pipelines.samples.nested import Slot
 from pipelines.stages._sample import (
     SIDES,
@@ -25,11 +26,15 @@ from pipelines.stages._sample import (
 )
 
 FLOATS = ("float16", "float32", "float64")
+#: dtype of an image -> its largest value. Of other integers the dtype does not say what is white.
+FULL = {"bool": 1, "uint8": 255, "uint16": 65535}
+# Floats are from 0 to 1; interpolation and jitter of colours go so far beyond.
+_LEAST, _MOST = -0.5, 1.5
 # From this many values on it pays to part the channels by OpenCV before computing.
 _LARGE = 16_384
 
 
-@known_as("pipelines.stages.scale")
+@known_as("pipelines.stages.scale", version=2)
 @dataclass(frozen=True)
 class Scale(Transform):
     """See `scale`."""
@@ -47,11 +52,29 @@ class Scale(Transform):
                     f"field {self.field!r} has shape {list(image.shape)}, but {name} has {len(numbers)} channels"
                 )
         mean, std = self._mean_and_std
+        full = self._find_full(image)
         scaled = _as_float32(image)
-        scaled /= np.float32(255)
+        if full > 1:
+            scaled /= np.float32(full)
         scaled -= mean
         scaled /= std
         return {**sample, self.field: scaled if self.dtype == "float32" else scaled.astype(self.dtype)}
+
+    def _find_full(self, image: Array) -> int:
+        """The number by which an image is divided, as its dtype says."""
+        dtype, field = image.dtype.name, self.field
+        wrong = None
+        if image.dtype.kind == "f":
+            low, high = image.min(), image.max()
+            wrong = f"holds {high if high > _MOST else low}" if low < _LEAST or high > _MOST else None
+        elif dtype not in FULL:
+            wrong = f"is of {dtype}"
+        if wrong is not None:
+            raise PipelineError(
+                f"scale: field {field!r} {wrong}: an image is uint8, uint16, bool, or floats from 0 to 1. Divide "
+                f"it first by its largest possible value: .map(lambda image: image / LARGEST, field={field!r})"
+            )
+        return FULL.get(dtype, 1)
 
     @functools.cached_property
     def _mean_and_std(self) -> tuple[Array, Array]:
@@ -75,7 +98,15 @@ class Cast(Transform):
                 value = float(text) if np.dtype(self.dtype).kind == "f" else int(text)
             except ValueError:
                 raise PipelineError(f"field {self.field!r} holds {text[:40]!r}, not a number") from None
-        return {**sample, self.field: np.asarray(value).astype(self.dtype)}
+        values = np.asarray(value)
+        if values.dtype.kind in "mM":
+            values = values.astype(np.int64)
+        elif values.dtype.kind not in "biufc":
+            try:
+                values = values.astype(np.float64 if np.dtype(self.dtype).kind == "f" else np.int64)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise PipelineError(f"field {self.field!r} holds no numbers: {error}") from None
+        return {**sample, self.field: convert(values, self.dtype, f"field {self.field!r}")}
 
 
 @known_as("pipelines.stages.pad")
@@ -110,7 +141,8 @@ class Pad(Transform):
         cut = count - kept if self.truncate == "start" else 0
         free = self.length - kept if self.side == "start" else 0
         before = (slice(None),) * axis
-        padded = np.full((*values.shape[:axis], self.length, *values.shape[axis + 1 :]), self.value, values.dtype)
+        fill = convert(np.asarray(self.value), values.dtype, f"pad: value, of the field {self.field!r},")
+        padded = np.full((*values.shape[:axis], self.length, *values.shape[axis + 1 :]), fill, values.dtype)
         padded[(*before, slice(free, free + kept))] = values[(*before, slice(cut, cut + kept))]
         result = {**sample, self.field: padded}
         for name in (self.lengths, self.mask):
@@ -133,15 +165,18 @@ def scale(
     std: float | Sequence[float] = 1.0,
     dtype: str = "float32",
 ) -> Scale:
-    """Normalizes an image to (x / 255 - mean) / std, per channel.
+    """Normalizes an image to (x / 255 - mean) / std, per channel, or by what its dtype says instead of 255.
+
+    uint8 is divided by 255 and uint16 by 65535; bool and floats are from 0 to 1 and are not divided. A sample with
+    other integers, or with floats far outside of 0 to 1, fails: nothing says what is white.
 
     The arithmetic is float32 throughout, in the order written, each operation rounded once; mean and std are
     rounded to float32 first. So the result is bitwise equal on all machines. Its memory is in the order [C, H, W].
 
     Args:
         field: an image [C, H, W].
-        mean: the mean of x / 255; one number, or one for each channel.
-        std: standard deviation of x / 255, above 0; one number, or one for each channel.
+        mean: the mean of the image from 0 to 1; one number, or one for each channel.
+        std: standard deviation of the image from 0 to 1, above 0; one number, or one for each channel.
         dtype: "float32", or "float16" or "float64", to which the result is converted.
 
     Raises:
@@ -160,7 +195,10 @@ def scale(
 
 
 def cast(field: str, dtype: str) -> Cast:
-    """Converts a field to a dtype, as numpy's `astype` does.
+    """Converts a field to a dtype that holds its numbers; a sample with others fails.
+
+    Nothing is cut off or wrapped: 1.5 is no integer, 300 no uint8, 2 no bool. Floats are rounded where they keep
+    their digits before the point: up to 2**24 in float32.
 
     Args:
         field: an array or a number of any shape, or a number written as text or bytes.

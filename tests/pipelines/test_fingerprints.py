@@ -208,7 +208,7 @@ def test_our_code_may_be_reworded_and_moved(tmp_path: Path, before: list[str]) -
     # An error, a local variable, a function, a class, and the same said otherwise.
     edits = {"a number": "any number", "kept": "remaining", "_as_float32": "_float_copy"}
     edits |= {"class Cast": "class Converts", "-> Cast": "-> Converts", "Cast(field": "Converts(field"}
-    edits["np.asarray(value).astype"] = "np.asarray(a=value).astype"
+    edits["values = np.asarray(value)"] = "values = np.asarray(a=value)"
     assert digests(tmp_path, edits, "site-packages", move=True) == before
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Pipeline, PipelineError, sources
+from pipelines import Pipeline, PipelineError, SampleError, sources, stages
 
 
 def table(n: int, **more: Any) -> Any:
@@ -32,7 +32,7 @@ def test_each_window_has_its_steps_and_those_that_follow(n: int, length: int, ho
         np.testing.assert_array_equal(record["x"][:, 0], np.arange(start, start + length))
         np.testing.assert_array_equal(record["x"][:, 1], 10 * record["x"][:, 0])
         np.testing.assert_array_equal(record["target"], np.arange(start + length, start + length + horizon))
-        assert record["x"].dtype == record["target"].dtype == np.float32
+        assert record["x"].dtype == record["target"].dtype == np.float64
 
 
 def test_no_window_goes_across_series_which_lie_together() -> None:
@@ -124,3 +124,33 @@ def test_rows_that_a_split_left_out_are_a_gap_unless_it_was_by_time() -> None:
     with pytest.warns(UserWarning, match=r"gaps where the split of the table left rows out.*split the table"):
         made = sources.windows(early, 3, 1, inputs=["load"], target="load")
     assert all(record["target"][0] == record["x"][0, 0] + 3 for record in made)
+
+
+def test_windows_keep_the_digits_of_their_columns_in_the_dtype_that_they_have() -> None:
+    meter = 123_456_789 + np.arange(8)
+    for values, dtype in ((meter, "int64"), (meter + 0.25, "float64"), (np.arange(8, dtype="f4"), "float32")):
+        made = sources.windows(sources.arrays(load=values), 3, 1, inputs=["load"], target="load")
+        assert made[1]["x"].dtype == made[1]["target"].dtype == dtype
+        np.testing.assert_array_equal(made[1]["x"][:, 0], values[1:4])
+        np.testing.assert_array_equal(made[1]["target"], values[4:5])
+    first = next(iter(Pipeline(made, shuffle=False).loader(1)))
+    assert first["x"].dtype.is_floating_point
+    pipe = Pipeline(forecast(sources.arrays(load=meter))).map(stages.cast("x", "float32"))
+    with pytest.raises(SampleError, match=r"'x' holds 12345\d+.*\.map\("):
+        next(iter(pipe.loader(1)))
+    less = Pipeline(forecast(sources.arrays(load=meter))).map(lambda x: x - 123_456_789, field="x")
+    less = less.map(stages.cast("x", "float32"))
+    assert sorted(next(iter(less.loader(9, epochs=1)))["x"][:, 0, 0].tolist()) == [0, 1, 2]
+
+
+def test_columns_that_no_dtype_holds_together_are_refused_by_name() -> None:
+    both = sources.arrays(meter=2**53 + np.arange(1, 9), load=np.arange(8.0))
+    with pytest.raises(PipelineError, match=r"'meter' holds 9007199254740993"):
+        sources.windows(both, 3, 1, inputs=["load", "meter"], target="load")
+
+
+def test_series_shorter_than_a_window_are_warned_of_by_name() -> None:
+    plant = np.array(["a"] * 5 + ["b"] * 2 + ["c"] * 4)
+    with pytest.warns(UserWarning, match=r"1 of 3 series.*'plant' b") as caught:
+        sources.windows(table(11, plant=plant), 2, 1, inputs=["load"], target="load", series="plant")
+    assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]

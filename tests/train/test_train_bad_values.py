@@ -334,3 +334,56 @@ def test_a_field_that_no_metric_can_have_is_named_first(tmp_path: Path) -> None:
 def test_members_are_not_ranked_by_a_loss_that_is_not_computed() -> None:
     with pytest.raises(SpecError, match=r"ranked by 'loss', which a Recipe without metrics= did not report"):
         declare_fields(objective=None, mode=None)
+
+
+def epochs_of(name: str) -> Any:
+    lr = optim.lr_scheduler
+    return {
+        "cosine": lambda o, params, steps: lr.CosineAnnealingLR(o, T_max=3),
+        "warmed": lambda o, params, steps: lr.SequentialLR(
+            o, [lr.LinearLR(o), lr.CosineAnnealingLR(o, steps)], [1]
+        ),
+        "steps": lambda o, params, steps: lr.CosineAnnealingLR(o, T_max=steps),
+        "plateau": lambda o, params, steps: lr.ReduceLROnPlateau(o),
+    }[name]
+
+
+@pytest.mark.parametrize(("name", "is_remarked"), [("cosine", True), ("warmed", False), ("steps", False)])
+def test_a_schedule_that_seems_to_count_epochs_is_remarked(tmp_path: Path, name: str, is_remarked: bool) -> None:
+    run(
+        tmp_path,
+        Recipe(model=model, loss="cross_entropy", inputs=("x",), schedule=epochs_of(name)),
+        epochs=3,
+        batch_size=4,
+    )
+    assert ("seems to count epochs" in read_log(tmp_path)) is is_remarked
+
+
+def test_a_schedule_that_is_stepped_with_a_metric_is_refused(tmp_path: Path) -> None:
+    recipe = Recipe(model=model, loss="cross_entropy", inputs=("x",), schedule=epochs_of("plateau"))
+    (member,) = run(tmp_path, recipe).members
+    assert member["state"] == "failed"
+    log = read_log(tmp_path)
+    assert "ReduceLROnPlateau" in log and "member.state(" in log and "TypeError" not in log
+
+
+@pytest.mark.parametrize(("number", "precision"), [(1e5, "fp16"), (1990.0, "bf16")])
+def test_numbers_that_16_bits_do_not_hold_are_named(tmp_path: Path, number: float, precision: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 4)).astype("f4"), rng.normal(size=40).astype("f4")
+    if precision == "fp16":
+        x[7, 1] = number
+    else:
+        y = (number + 5 * y).round().astype("f4")
+    data = Pipeline(sources.arrays(x=x, y=y), seed=0)
+    recipe = Recipe(
+        model=lambda params: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), loss="mse", inputs=("x",), target="y"
+    )
+    options = {"train": data, "valid": data, "allow_overlap": True, "epochs": 1, "batch_size": 20}
+    spec = Ensemble(name="half", recipe=recipe, members=[{"lr": 0.01}], precision=precision, **options)
+    ensemble.submit(spec, run_dir=tmp_path, executor="inline").wait()
+    log = read_log(tmp_path)
+    if precision == "fp16":
+        assert "65504" in log and "sample 7" in log and "learning rate" not in log
+    else:
+        assert len([line for line in log.splitlines() if "remark text=" in line and "target_scale=" in line]) == 1

@@ -32,8 +32,8 @@ _USUAL = {"accumulate": 1}
 
 #: What helps against a failure, by its reason.
 ADVICE = {
-    "nan": "The loss was not a number. A lower learning rate, a warm-up or clipped gradients may help: clone the "
-    "member with changes.",
+    "nan": "The loss was not a number. Where the error names samples, mend those; else a lower learning rate, a "
+    "warm-up or clipped gradients may help: clone the member with changes.",
     "oom": "It ran out of memory. A smaller batch with accumulation needs less; memory_gb or gpus_per_worker "
     "in its Resources give it more.",
     "lost": "Its process or node was ended from outside. `ensemble resume` goes on from its checkpoint.",

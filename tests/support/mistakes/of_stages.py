@@ -74,7 +74,7 @@ IMAGES = [
             ("no bytes", stages.decode_image("image"), b"", "field 'image': cannot decode image"),
             ("half a PNG", stages.decode_image("image"), PNG[:2000], "field 'image': cannot decode image"),
             ("16 bits", stages.decode_image("image", "GRAY"), DEEP, "holds uint16: ", 'dtype="uint16"'),
-            ("64", stages.decode_image("image", "GRAY"), DOUBLE, "holds float64: ", 'dtype="uint8") makes it 8'),
+            ("64", stages.decode_image("image", "GRAY"), DOUBLE, "holds float64: ", "uint16 and float32"),
             ("8 bits for 16", stages.decode_image("image", dtype="uint16"), JPEG, "holds uint8"),
         )
     ),
