@@ -128,7 +128,7 @@ def _without_command_line() -> Iterator[None]:
             )
         return usual(self, args, namespace)
 
-    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[assignment]
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
     try:
         yield
     finally:
