@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import batches, compression, fabric, fleet, peers, precision, sc18, what_it_buys
+from benchmarks import batches, compression, fabric, fleet, order, peers, precision, sc18, what_it_buys
 from benchmarks.options import option
 from benchmarks.results import Rows, Study
 from ensemble.cli import parser as cli
@@ -24,7 +24,7 @@ from ensemble.reporting.tables import NARROWEST, Column, lay_out
 from ensemble.reporting.text import number
 
 STUDIES = tuple(
-    module.STUDY for module in (sc18, precision, batches, compression, fabric, fleet, what_it_buys, peers)
+    module.STUDY for module in (sc18, precision, batches, compression, fabric, fleet, what_it_buys, peers, order)
 )
 
 
