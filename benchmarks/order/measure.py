@@ -21,25 +21,26 @@ from torch.nn import functional
 from benchmarks.results import Spread
 from benchmarks.what_it_buys.tasks import TASKS, Arrays, Task, make_pipelines, read_pool, split
 
-SHARED, OWN, SAME, FULL = "shared", "own", "own, same weights", "own, full batches"
+SHARED, OWN, SAME = "shared", "own", "same"
 RARE, RARE_CLASS, RARE_SAMPLES, FOUND, SPLITS = "rare", 8, 15, 0.25, 3
 MEMBERS, FOLDS = 8, 5
-Values = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderRow:
-    """A figure of a task's ensembles in one arm: its median over seeds, of `rare` its mean.
+    """A figure of a task's ensembles: medians over seeds, of `rare` means, with bootstrap intervals of 95 %.
 
     Attributes:
-        value, change: with bootstrap intervals of 95 %; the change is paired by seed, from the shared order.
+        shared, own, same: one order; orders of their own; these with equal initial weights.
+        change: own - shared, paired by seed.
     """
 
     task: str
     figure: str
-    order: str
-    value: Spread
-    change: Spread | None
+    shared: Spread
+    own: Spread
+    same: Spread | None
+    change: Spread
     ensembles: int
 
 
@@ -131,10 +132,8 @@ def resample(statistic: Callable[[np.ndarray], Any], values: np.ndarray) -> Spre
 
 def compare_orders(name: str, data: str | None, seeds: int, epochs: int | None = None) -> list[OrderRow]:
     """Train an ensemble of each seed in each arm; each seed has a split of its own."""
-    task, pool = (
-        dataclasses.replace(TASKS[name], epochs=epochs or TASKS[name].epochs),
-        read_pool(TASKS[name], data),
-    )
+    task = dataclasses.replace(TASKS[name], epochs=epochs or TASKS[name].epochs)
+    pool = read_pool(task, data)
     arrays = [split(task, pool, seed) for seed in range(seeds)]
     own = [1000 * seed + member for seed in range(seeds) for member in range(MEMBERS)]
     found = {}
@@ -146,38 +145,34 @@ def compare_orders(name: str, data: str | None, seeds: int, epochs: int | None =
         pairs = zip(of_seed, arrays, strict=True)
         figures = [describe(predict(members, task, part), part["test"][1]) for members, part in pairs]
         found[arm] = {figure: np.array([[each[figure] for each in figures]]) for figure in figures[0]}
-    return [
-        OrderRow(
-            task=name,
-            figure=figure,
-            order=arm,
-            value=resample(np.median, values),
-            change=None if arm == SHARED else resample(np.median, values - found[SHARED][figure]),
-            ensembles=seeds,
-        )
-        for figure in found[OWN]
-        for arm, values in ((arm, found[arm][figure]) for arm in found)
-    ]
+    rows = []
+    for figure in found[OWN]:
+        shared, own_order, same = (found[arm][figure] for arm in found)
+        shown = {"shared": shared, "own": own_order, "same": same, "change": own_order - shared}
+        spreads = {key: resample(np.median, values) for key, values in shown.items()}
+        rows.append(OrderRow(task=name, figure=figure, ensembles=seeds, **spreads))
+    return rows
 
 
 def compare_rare(seeds: int, epochs: int | None = None) -> list[OrderRow]:
-    """Train five fold members on digits with a rare class, for each seed and each of three splits, in each arm."""
+    """Train five fold members on digits with a rare class, for each seed of three splits, in both arms."""
     task = dataclasses.replace(TASKS["digits"], epochs=epochs or 6, batch_size=8)
     pool = read_pool(task, None)
     own = [1000 * seed + member for seed in range(seeds) for member in range(FOLDS)]
     parts = [make_rare(split(task, pool, number)) for number in range(SPLITS)]
+    both = np.stack([[_find_rare(order, task, part, own) for part in parts] for order in (SHARED, OWN)], 2)
+    figures: dict[str, Callable[[np.ndarray], Any]] = {
+        f"members of {FOLDS} that learn it": lambda recall: FOLDS * (recall[..., :-1] >= FOUND).mean(),
+        "variance ratio": lambda recall: variance_ratio(recall[..., :-1] >= FOUND),
+        "ensembles without one, %": lambda recall: 100 * (recall[..., :-1] < FOUND).all(-1).mean(),
+        "ensemble recall, %": lambda recall: 100 * recall[..., -1].mean(),
+    }
     rows = []
-    for order in (SHARED, OWN, FULL):
-        recall = np.array([_find_rare(order, task, part, own) for part in parts])
-        learned = recall[..., :-1] >= FOUND
-        figures = {
-            f"members of {FOLDS} that learn it": resample(np.mean, FOLDS * learned),
-            "variance ratio": resample(variance_ratio, learned),
-            "ensembles without it, %": resample(np.mean, 100.0 * ~learned.any(2)),
-            "ensemble recall, %": resample(np.median, 100 * recall[..., -1]),
-        }
-        more = {"task": RARE, "order": order, "change": None, "ensembles": SPLITS * seeds}
-        rows += [OrderRow(figure=figure, value=value, **more) for figure, value in figures.items()]
+    for figure, of in figures.items():
+        shared, own_order = (resample(of, both[:, :, arm]) for arm in (0, 1))
+        change = resample(lambda values, of=of: of(values[:, :, 1]) - of(values[:, :, 0]), both)  # type: ignore[misc]
+        shown = {"shared": shared, "own": own_order, "same": None, "change": change}
+        rows.append(OrderRow(task=RARE, figure=figure, ensembles=SPLITS * seeds, **shown))
     return rows
 
 
@@ -191,14 +186,10 @@ def make_rare(arrays: Arrays) -> Arrays:
 
 def _find_rare(order: str, task: Task, arrays: Arrays, own: list[int]) -> np.ndarray:
     """Returns the share of the rare test samples that members, and last their average, find: [seeds, 6]."""
-    x, label = arrays["train"]
+    label = arrays["train"][1]
     kept = np.random.default_rng(0).permutation(len(label)) % FOLDS != np.arange(FOLDS)[:, None]
     streams = [(arrays, seed) for seed in own if order != SHARED or seed % 1000 == 0]
-    if order == FULL:  # parts of equal size
-        rows = [np.flatnonzero(each)[: 4 * len(label) // 5] for each in kept]
-        parts = [{**arrays, "train": (x[each], label[each])} for each in rows]
-        streams = [(parts[seed % 1000], seed) for seed in own]
-    nets = train_members(task, own, streams, None if order == FULL else np.tile(kept, (len(own) // FOLDS, 1)))
+    nets = train_members(task, own, streams, np.tile(kept, (len(own) // FOLDS, 1)))
     values = predict(nets, task, arrays)[:, arrays["test"][1] == RARE_CLASS]
     values = values.reshape(-1, FOLDS, *values.shape[1:])
     chosen = np.concatenate([values, values.mean(1, keepdims=True)], 1).argmax(3)
