@@ -38,7 +38,7 @@ def test_members_have_the_weights_that_a_run_gives_them(tmp_path: Path, has_own_
         allow_overlap=True,
     )
     ensemble.submit(declared, tmp_path, executor="inline").wait()
-    [*states] = read_state(tmp_path).members.values()
+    states = read_state(RunDir(tmp_path).events).members.values()
     runs = [
         load_checkpoint(RunDir(tmp_path).valid_checkpoint(state), parts=("model",))["model"] for state in states
     ]
@@ -67,6 +67,7 @@ def test_the_variance_ratio_is_one_of_independent_members_and_their_number_of_eq
     assert variance_ratio(np.repeat(drawn[..., :1], 5, 2)) == pytest.approx(5)
 
 
+@pytest.mark.more
 def test_the_command_writes_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     assert main(["order", "--quick", "--tasks", "rare,cancer", "--json", str(path)]) == 0
