@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kit.finished_runs import read_state
 
 import ensemble
 from benchmarks.__main__ import main
 from benchmarks.order.measure import build, describe, train_members, variance_ratio
 from benchmarks.what_it_buys.tasks import TASKS, make_pipelines, read_pool, split
 from ensemble import Ensemble, Folds, Member, Recipe
-from ensemble.store import RunDir, load_checkpoint, read_state
+from ensemble.store import RunDir, load_checkpoint
 from pipelines import weights
 
 TASK = dataclasses.replace(TASKS["digits"], epochs=2)
@@ -38,7 +39,7 @@ def test_members_have_the_weights_that_a_run_gives_them(tmp_path: Path, has_own_
         allow_overlap=True,
     )
     ensemble.submit(declared, tmp_path, executor="inline").wait()
-    states = read_state(RunDir(tmp_path).events).members.values()
+    states = read_state(tmp_path).members.values()
     runs = [
         load_checkpoint(RunDir(tmp_path).valid_checkpoint(state), parts=("model",))["model"] for state in states
     ]
