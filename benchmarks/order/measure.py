@@ -170,10 +170,14 @@ def compare_rare(seeds: int, epochs: int | None = None) -> list[OrderRow]:
     rows = []
     for figure, of in figures.items():
         shared, own_order = (resample(of, both[:, :, arm]) for arm in (0, 1))
-        change = resample(lambda values, of=of: of(values[:, :, 1]) - of(values[:, :, 0]), both)  # type: ignore[misc]
+        change = resample(_difference(of), both)
         shown = {"shared": shared, "own": own_order, "same": None, "change": change}
         rows.append(OrderRow(task=RARE, figure=figure, ensembles=SPLITS * seeds, **shown))
     return rows
+
+
+def _difference(of: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
+    return lambda both: of(both[:, :, 1]) - of(both[:, :, 0])
 
 
 def make_rare(arrays: Arrays) -> Arrays:
