@@ -87,7 +87,7 @@ def train_members(
         )
         weight = np.ones(label.shape) if kept is None else np.take_along_axis(kept, index.numpy(), 1)
         optimizer.zero_grad()
-        torch.vmap(loss)(parameters, x, label, torch.from_numpy(weight).float()).sum().backward()
+        torch.vmap(loss)(parameters, x, label, torch.from_numpy(weight).float()).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     for number, net in enumerate(nets):
         net.load_state_dict({name: value[number].detach() for name, value in parameters.items()})
@@ -171,8 +171,8 @@ def compare_rare(seeds: int, epochs: int | None = None) -> list[OrderRow]:
     for figure, of in figures.items():
         shared, own_order = (resample(of, both[:, :, arm]) for arm in (0, 1))
         change = resample(_difference(of), both)
-        shown = {"shared": shared, "own": own_order, "same": None, "change": change}
-        rows.append(OrderRow(task=RARE, figure=figure, ensembles=SPLITS * seeds, **shown))
+        shown = {"shared": shared, "own": own_order, "change": change}
+        rows.append(OrderRow(task=RARE, figure=figure, ensembles=SPLITS * seeds, same=None, **shown))
     return rows
 
 
