@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import batches, compression, fabric, fleet, peers, precision, sc18, what_it_buys
+from benchmarks import batches, compression, fabric, fleet, order, peers, precision, sc18, what_it_buys
 from benchmarks.options import option
 from benchmarks.results import Rows, Study
 from ensemble.cli import parser as cli
@@ -29,7 +29,7 @@ from pipelines.fingerprint import OURS
 INSTALLED_AS = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 STUDIES = tuple(
-    module.STUDY for module in (sc18, precision, batches, compression, fabric, fleet, what_it_buys, peers)
+    module.STUDY for module in (sc18, precision, batches, compression, fabric, fleet, what_it_buys, peers, order)
 )
 
 

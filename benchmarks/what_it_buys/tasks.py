@@ -193,13 +193,13 @@ def split(task: Task, pool: tuple[np.ndarray, np.ndarray], seed: int) -> Arrays:
     return made
 
 
-def make_pipelines(task: Task, arrays: Arrays) -> dict[str, Pipeline]:
+def make_pipelines(task: Task, arrays: Arrays, seed: int = 0) -> dict[str, Pipeline]:
     """The pipelines of the splits, by name."""
     from pipelines import Pipeline, sources, stages
 
     made = {}
     for name, (x, label) in arrays.items():
-        pipe = Pipeline(sources.arrays(x=x, label=label), seed=0)
+        pipe = Pipeline(sources.arrays(x=x, label=label), seed=seed)
         if task.has_augmentation:
             if name == "train":
                 crop = stages.random_crop("x", size=_PIXELS, padding=PADDING)
