@@ -216,6 +216,7 @@ class Attempts:
         self._actions.append(AppendMemberLog(member, line))
         lost = {name: event.get(name, False) for name in _LOSSES}
         rank = failure.get("rank", event["rank"])
+        lost["was_killed"] = event.get("node_short", False)
         self._fail(live, "died", failure["reason"], failure["error"], failure["retry"], rank=rank, **lost)
 
     def _fail(
@@ -227,6 +228,7 @@ class Attempts:
         is_retry_useful: bool = True,
         *,
         rank: int = 0,
+        was_killed: bool = False,
         **causes: Any,
     ) -> None:
         """End an attempt by a failure; `event` is as in `TRANSITIONS`, `causes` are further fields of the
@@ -238,7 +240,7 @@ class Attempts:
             together = sum(other.start.placement.count_ranks(node) > 0 for other in self._live.values())
             memory_gb = {available.name: available.memory_gb for available in self._session.nodes.list_potential()}
             has_more_memory = self.failures.relieve(
-                placement, error, together, memory_gb, rank, may_grow=is_retry_useful
+                placement, error, together, memory_gb, rank, may_grow=is_retry_useful, was_killed=was_killed
             )
             live.identity = self.failures.grants.apply(live.identity)
         decision = self.failures.decide(
