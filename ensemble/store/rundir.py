@@ -256,12 +256,15 @@ class RunDir(RunPaths):
                 self.path.rmdir()
             raise
 
-    def load_ensemble(self, code: str | None = None, *, takes_settings: bool = False) -> Ensemble:
+    def load_ensemble(
+        self, code: str | None = None, *, takes_settings: bool = False, takes_modules: bool = False
+    ) -> Ensemble:
         """The declaration of the run, as it was pickled.
 
         Args:
             takes_settings: this process gets the library settings of the one that submitted it, before anything is
                 unpickled; a caller that is no process of the run has them within `keep_settings` only.
+            takes_modules: this process is a member's: it finds the user's classes by their modules' names.
             code: a fingerprint: as it was when it had that code, where that is kept. The latest one where
                 another Python compiled the earlier one, which is said.
 
@@ -272,7 +275,7 @@ class RunDir(RunPaths):
         path = self.code(code) / "ensemble.pkl" if code is not None else self.ensemble_file
         path = path if path.exists() else self.ensemble_file
         try:
-            return self._unpickle(path, takes_settings=takes_settings)
+            return self._unpickle(path, takes_settings=takes_settings, takes_modules=takes_modules)
         except OtherPythonError:
             if path == self.ensemble_file:
                 raise
@@ -284,7 +287,7 @@ class RunDir(RunPaths):
             )
             return ensemble
 
-    def _unpickle(self, path: Path, *, takes_settings: bool) -> Ensemble:
+    def _unpickle(self, path: Path, **takes: bool) -> Ensemble:
         distrusted = None
         try:
             self._check_folders(path)
@@ -292,7 +295,7 @@ class RunDir(RunPaths):
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
-                    unpickler = DeclarationUnpickler(file.read(), self.data, takes_settings=takes_settings)
+                    unpickler = DeclarationUnpickler(file.read(), self.data, **takes)
                     ensemble: Ensemble = unpickler.load()
         except OtherPythonError as error:
             raise OtherPythonError(f"{path}: {error}") from None
