@@ -22,6 +22,7 @@ from ensemble.controller.actions import (
 from ensemble.controller.attempt import Attempt, AttemptPhase, Intent, checkpoint_position
 from ensemble.controller.attempt_commands import LINGER_S
 from ensemble.controller.costs import TrialCosts
+from ensemble.controller.equal_weights import EqualWeights
 from ensemble.controller.failures import Decision, Failure, FailureTracker, RetryPolicy
 from ensemble.controller.session_state import SessionState
 from ensemble.events import to_dict
@@ -59,6 +60,7 @@ class Attempts:
         self._hang_timeout_s = ensemble.hang_timeout_s
         self.failures = FailureTracker(RetryPolicy(ensemble.retries), session.log, session.run.memory_increases)
         self.costs = TrialCosts(session, ensemble.search)
+        self._equal_weights = EqualWeights()
 
     def __len__(self) -> int:
         """The number of attempts, of members that wait for a retry, and of trials whose cost is not known."""
@@ -121,6 +123,8 @@ class Attempts:
         elif kind in ("checkpoint", "finished"):
             kept = [name for name, _ in member.list_kept()]
             self._actions.append(RemoveCheckpoints(live.member, kept, live.number))
+            if (text := self._equal_weights.explain(identity, event)) is not None:
+                self._log("remark", member=live.member, attempt=live.number, text=text)
         elif kind == "moved":
             live.record_move(event["cohort"])
             self._session.placement_due = True  # the feeder that it left may have no reader now
