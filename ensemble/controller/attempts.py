@@ -114,7 +114,7 @@ class Attempts:
             self._log("member", **live.identity.as_dict())
         elif kind == "epoch" and "unranked" in event:  # a retry of the epoch would report the same
             self._fail(
-                live, "failed", "error", f"epoch {event['epoch']}: {event['unranked']}", is_retry_useful=False
+                live, "failed", "error", f"epoch {event['epoch'] + 1}: {event['unranked']}", is_retry_useful=False
             )
             self._actions.append(Send(live.member, "cancel"))
         elif kind == "epoch" and self._awaits_pruner and live.phase is not AttemptPhase.STOPPING:

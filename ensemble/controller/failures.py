@@ -145,7 +145,7 @@ def explain_alike(given_up: Sequence[Failure], furthest: tuple[int, int]) -> str
     before = next((one for one in given_up[:-1] if one.member != last.member and _is_repeated(one, last)), None)
     if before is None or last.position is None or furthest > last.position:
         return None
-    where = f"in epoch {last.position[0]}, step {last.position[1]}"
+    where = f"in epoch {last.position[0] + 1}, step {last.position[1]}"
     return (
         f"{before.member} and {last.member} {ALIKE} {where}, and the others would, too: mend it, then "
         f"`ensemble resume` goes on ({_ADDRESS.sub('0x', last.error)})"
@@ -241,7 +241,9 @@ class FailureTracker:
         )
         if grant is None:
             return False
-        ((kind, value),) = [(name, value) for name, value in dataclasses.asdict(grant).items() if value is not None]
+        ((kind, value),) = [
+            (name, value) for name, value in dataclasses.asdict(grant).items() if value is not None
+        ]
         if value < LEAST_GROWTH * self._promised.get((identity.member, kind), 0.0):
             return False
         self._promised[identity.member, kind] = value

@@ -339,7 +339,11 @@ def describe_end(worker: WorkerProcess, code: int | None, *, is_oom: bool, lost_
     event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
     is_ended = worker.exit is None and worker.killed_for_memory and code == -signal.SIGKILL
     if is_ended or is_oom:
-        how = "was ended because the node is short" if is_ended else f"was killed by signal {signal.SIGKILL:d} for lack"
+        how = (
+            "was ended because the node is short"
+            if is_ended
+            else f"was killed by signal {signal.SIGKILL:d} for lack"
+        )
         granted_gb = worker.job.identity.memory_gb
         had = "no memory_gb was asked for" if granted_gb is None else f"{granted_gb:.3g} GiB were granted to it"
         detail = f"{how} of memory: all processes here have {limit_bytes() / 2**30:.3g} GiB, {had}"

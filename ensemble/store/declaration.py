@@ -129,7 +129,12 @@ class DeclarationUnpickler(pickle.Unpickler):
     """
 
     def __init__(
-        self, content: bytes, folder: Path, shared: list[Any] | None = None, *, takes_settings: bool = False,
+        self,
+        content: bytes,
+        folder: Path,
+        shared: list[Any] | None = None,
+        *,
+        takes_settings: bool = False,
         takes_modules: bool = False,
     ) -> None:
         super().__init__(io.BytesIO(content))

@@ -7,6 +7,7 @@ nobody else may write them (`ensemble.store.trust`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -103,7 +104,7 @@ class RunDir(RunPaths):
             _ = info["v"]
         except (OSError, ValueError, KeyError, TypeError, DamagedError) as error:
             if not isinstance(error, FileNotFoundError | NotADirectoryError):
-                log.warning("%s is not used: %s", self.info_file, error)
+                _warn_once(f"{self.info_file} is not used: {error}")
             return None
         return info
 
@@ -209,14 +210,23 @@ class RunDir(RunPaths):
         """Check that the directory can have a run of this ensemble: it is empty, is not there, or has one already.
 
         Raises:
-            StoreError: it holds another run, or what is none.
+            StoreError: it holds another run, or what is none, or a run whose log is gone.
         """
+        self.check_log()
         if not (info := self.find_info()):
             self._refuse_foreign()
         elif (other := info["name"]) != ensemble.name:
             raise StoreError(
                 f"{self.path} holds the run of another ensemble ({other!r}, not {ensemble.name!r}); "
                 "choose another run directory, or remove it"
+            )
+
+    def check_log(self) -> None:
+        """Raise StoreError where members of a run are there without its log."""
+        if self.info_file.is_file() and not has_begun(self.path) and any(self.path.glob("members/*/*")):
+            raise StoreError(
+                f"{self.events} is gone, and without it the members beside it cannot go on: bring back a copy of "
+                "it (`ensemble fetch` has one where there is a mirror), or choose another run directory (--fresh)"
             )
 
     def _refuse_foreign(self) -> None:
@@ -351,6 +361,11 @@ class RunDir(RunPaths):
                 return why
             sys.path.append(str(folder))
         return None
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def _name_words(words: list[str]) -> Iterator[str]:

@@ -100,7 +100,7 @@ class TrainingSteps:
         except Diverged as error:
             state.micro_batches = None
             where_from = describe_not_finite(batch, lambda index: state.data.describe_sample("train", index))
-            raise Diverged(f"{error}, epoch {at.epoch}, step {at.step}{where_from}") from None
+            raise Diverged(f"{error}, epoch {at.epoch + 1}, step {at.step}{where_from}") from None
         state.micro_batches = None
         if state.gpu_busy is not None:
             state.gpu_busy.end()

@@ -54,7 +54,10 @@ def test_an_option_without_effect_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "members", [SEEDS, [Member({"lr": 0.1}, seed=1), Member({"lr": 0.2}, seed=1)], [Member({"lr": 0.1}, seed=1)] * 2]
+    "members",
+    [SEEDS, [Member({"lr": 0.1}, seed=1), Member({"lr": 0.2}, seed=1)], [Member({"lr": 0.1}, seed=1)] * 2],
 )
-def test_members_that_differ_and_those_declared_equal_are_told_nothing(tmp_path: Path, members: list[Member]) -> None:
+def test_members_that_differ_and_those_declared_equal_are_told_nothing(
+    tmp_path: Path, members: list[Member]
+) -> None:
     assert not any(list_remarks(tmp_path, members, None, "lr").values())

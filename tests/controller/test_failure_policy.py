@@ -153,7 +153,7 @@ def test_members_fail_alike_at_one_step_with_one_text_whatever_their_names_and_a
     texts = ("KeyError: members/m0/x of <a at 0x1f>", "KeyError: members/m1/x of <a at 0x2f>")
     first, second = (failed("error", member=f"m{n}", error=text, position=(1, 2)) for n, text in enumerate(texts))
     said = explain_alike([first, second], (1, 2))
-    assert said is not None and said.startswith("m0 and m1 failed alike in epoch 1, step 2") and "KeyError" in said
+    assert said is not None and said.startswith("m0 and m1 failed alike in epoch 2, step 2") and "KeyError" in said
     assert explain_alike([first, second], (1, 3)) is None, "a third has got beyond"
     assert explain_alike([first, first], (0, 0)) is None, "one member, before and after a request"
     assert explain_alike([first], (0, 0)) is None

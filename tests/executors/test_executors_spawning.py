@@ -10,7 +10,7 @@ import pytest
 
 from ensemble.store import fold, read_events
 
-PROGRAM = '''
+PROGRAM = """
 import collections, functools, pickle
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -69,12 +69,16 @@ def spec():
 
 if __name__ == "__main__":
     ensemble.submit(spec(), "run").wait()
-'''
+"""
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("command", [["-m", "ensemble.cli", "run", "habits.py", "--run-dir", "run"], ["habits.py"]])
-def test_a_dataloader_of_a_member_spawns_workers_over_classes_of_the_spec(tmp_path: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["-m", "ensemble.cli", "run", "habits.py", "--run-dir", "run"], ["habits.py"]]
+)
+def test_a_dataloader_of_a_member_spawns_workers_over_classes_of_the_spec(
+    tmp_path: Path, command: list[str]
+) -> None:
     (tmp_path / "habits.py").write_text(PROGRAM)
     done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
     (member,) = fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()
