@@ -71,7 +71,7 @@ def test_a_refused_declaration_leaves_no_run_directory(tmp_path: Path, executor:
     run_dir = tmp_path / "run"
     if has_folder:
         run_dir.mkdir()
-    with pytest.raises(SpecError, match="memory_gb|GiB"):
+    with pytest.raises(SpecError, match=r"memory_gb|GiB"):
         ensemble.submit(declare(resources=Resources(memory_gb=1e6)), run_dir, executor)
     assert run_dir.exists() == has_folder and not list(run_dir.glob("*"))
 

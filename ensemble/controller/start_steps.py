@@ -138,7 +138,7 @@ def list_entries(path: Path) -> list[Path] | None:
 
 
 def withdraw(run_dir: RunDir, *, keeps_folder: bool) -> None:
-    """Remove what a start that was refused has written to an empty folder, unless another process has begun there."""
+    """Remove what a refused start has written to an empty folder, unless another process has begun there."""
     if is_locked(run_dir.events) or FoldedLog(run_dir.events).update().starts:
         return
     for entry in list_entries(run_dir.path) or ():

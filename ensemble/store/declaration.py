@@ -46,7 +46,7 @@ class DeclarationPickler(Pickler):
         self._of_modules: dict[tuple[str, str], None] = {}  # by value: module, name
 
     def dump_with_settings(self, ensemble: Any) -> None:
-        """Pickles the version of Python, the global settings of libraries, a declaration, and its modules' parts."""
+        """Pickles the version of Python, the global settings of libraries, a declaration, its modules' parts."""
         self.dump((PYTHON, find_settings()))
         self.dump(ensemble)
         self.dump(collect({**self._of_modules}))

@@ -50,9 +50,8 @@ def train(member):
     assert type(pickle.loads(pickle.dumps(DS.Row()))) is DS.Row and pickle.loads(pickle.dumps(scale)) is scale
     model = torch.nn.Linear(3, 3)
     member.prepare(model, torch.optim.SGD(model.parameters(), lr=member.params["lr"]))
-    loader = DataLoader(
-        DS(), batch_size=4, num_workers=1, multiprocessing_context="spawn", worker_init_fn=begin, collate_fn=collate
-    )
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "worker_init_fn": begin}
+    loader = DataLoader(DS(), batch_size=4, collate_fn=collate, **options)
     if __name__ == "habits":
         import habits
 
