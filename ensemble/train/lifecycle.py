@@ -219,9 +219,7 @@ class Lifecycle:
             with optimization.kept.applied():  # it completes them, where the train function has not evaluated them
                 pass
         if at.metrics.get("loss") != at.metrics.get("loss"):
-            raise Diverged(
-                f"the validation loss is NaN after epoch {at.epoch + 1}, learning rate {optimization.lr:g}"
-            )
+            raise Diverged(f"the validation loss is NaN after epoch {at.epoch + 1}, lr {optimization.lr:g}")
         if optimization.model in BASES:
             BASES[optimization.model].check_unwritten(whole=False)
         self._select(at.metrics if at.is_reported else None)
