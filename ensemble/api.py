@@ -10,7 +10,7 @@ from typing import Any
 
 from ensemble.controller.controller import Controller
 from ensemble.controller.more_epochs import apply_more_epochs, find_more_epochs, plan_more_epochs
-from ensemble.controller.start_steps import DeclaredStart, check_start, find_start
+from ensemble.controller.start_steps import DeclaredStart, check_start, find_start, list_entries, withdraw
 from ensemble.controller.unfinished import check_declaration
 from ensemble.driven_run import DrivenRun
 from ensemble.events import MoreEpochs, RunFinished
@@ -102,13 +102,15 @@ def submit(
     start = find_start(ensemble, run_dir, executor, spec_file, code, **accepted, fresh=fresh, mirror=mirror)
     _refuse_in_progress(start.run_dir, start.state)
     check_start(start)
+    entries = list_entries(start.run_dir.path)
     declaration, code, made = start.declaration, start.code, start.create()
     # What the program changes from here on, or the user in the spec file, is no matter of this run.
     frozen = apply_limits(declaration.load(made.data, is_in_process=runner.in_process), limits)
     begun = start.log
     del declaration, ensemble, start  # they hold memory for as long as the run takes
     more: dict[str, Any] = {"checked": checked, "notify": receivers, "mirror": mirror}
-    return _start(made, frozen, code, runner, on_event, begun=begun, accepts_data=accept_data, **more)
+    more |= {"accepts_data": accept_data, "is_new": not entries, "had_folder": entries is not None}
+    return _start(made, frozen, code, runner, on_event, begun=begun, **more)
 
 
 @keeps_settings
@@ -220,6 +222,7 @@ def read_begun(run_dir: RunDir) -> FoldedLog:
     """
     if not run_dir.path.is_dir():
         raise StoreError(f"no run here: {run_dir.path} does not exist; give a run directory")
+    run_dir.check_log()
     begun = FoldedLog(run_dir.events)
     if not run_dir.events.exists() or begun.update().started is None:
         again = format_command("run", "SPEC.py", "--run-dir", run_dir.path)
@@ -240,6 +243,8 @@ def _start(
     *,
     begun: FoldedLog,
     mirror: str | None = None,
+    is_new: bool = False,
+    had_folder: bool = True,
     **more: Any,
 ) -> Run:
     for notice in ensemble.list_notices():
@@ -273,6 +278,10 @@ def _start(
             if received:
                 again = f"{run_dir.path} can be run again"
                 raise_interrupted(received[0], f"interrupted before training started; {again}")
+            raise
+        except (SpecError, StoreError, PipelineError):
+            if is_new:
+                withdraw(run_dir, keeps_folder=had_folder)
             raise
         if received:
             write_request(run_dir, "stop")  # its start is in the log, so its end must be in it as well

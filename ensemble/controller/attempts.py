@@ -22,6 +22,7 @@ from ensemble.controller.actions import (
 from ensemble.controller.attempt import Attempt, AttemptPhase, Intent, checkpoint_position
 from ensemble.controller.attempt_commands import LINGER_S
 from ensemble.controller.costs import TrialCosts
+from ensemble.controller.equal_weights import EqualWeights
 from ensemble.controller.failures import Decision, Failure, FailureTracker, RetryPolicy
 from ensemble.controller.session_state import SessionState
 from ensemble.events import to_dict
@@ -59,6 +60,7 @@ class Attempts:
         self._hang_timeout_s = ensemble.hang_timeout_s
         self.failures = FailureTracker(RetryPolicy(ensemble.retries), session.log, session.run.memory_increases)
         self.costs = TrialCosts(session, ensemble.search)
+        self._equal_weights = EqualWeights()
 
     def __len__(self) -> int:
         """The number of attempts, of members that wait for a retry, and of trials whose cost is not known."""
@@ -112,7 +114,7 @@ class Attempts:
             self._log("member", **live.identity.as_dict())
         elif kind == "epoch" and "unranked" in event:  # a retry of the epoch would report the same
             self._fail(
-                live, "failed", "error", f"epoch {event['epoch']}: {event['unranked']}", is_retry_useful=False
+                live, "failed", "error", f"epoch {event['epoch'] + 1}: {event['unranked']}", is_retry_useful=False
             )
             self._actions.append(Send(live.member, "cancel"))
         elif kind == "epoch" and self._awaits_pruner and live.phase is not AttemptPhase.STOPPING:
@@ -121,6 +123,8 @@ class Attempts:
         elif kind in ("checkpoint", "finished"):
             kept = [name for name, _ in member.list_kept()]
             self._actions.append(RemoveCheckpoints(live.member, kept, live.number))
+            if (text := self._equal_weights.explain(identity, event)) is not None:
+                self._log("remark", member=live.member, attempt=live.number, text=text)
         elif kind == "moved":
             live.record_move(event["cohort"])
             self._session.placement_due = True  # the feeder that it left may have no reader now
@@ -216,6 +220,7 @@ class Attempts:
         self._actions.append(AppendMemberLog(member, line))
         lost = {name: event.get(name, False) for name in _LOSSES}
         rank = failure.get("rank", event["rank"])
+        lost["was_killed"] = event.get("node_short", False)
         self._fail(live, "died", failure["reason"], failure["error"], failure["retry"], rank=rank, **lost)
 
     def _fail(
@@ -227,6 +232,7 @@ class Attempts:
         is_retry_useful: bool = True,
         *,
         rank: int = 0,
+        was_killed: bool = False,
         **causes: Any,
     ) -> None:
         """End an attempt by a failure; `event` is as in `TRANSITIONS`, `causes` are further fields of the
@@ -238,7 +244,7 @@ class Attempts:
             together = sum(other.start.placement.count_ranks(node) > 0 for other in self._live.values())
             memory_gb = {available.name: available.memory_gb for available in self._session.nodes.list_potential()}
             has_more_memory = self.failures.relieve(
-                placement, error, together, memory_gb, rank, may_grow=is_retry_useful
+                placement, error, together, memory_gb, rank, may_grow=is_retry_useful, was_killed=was_killed
             )
             live.identity = self.failures.grants.apply(live.identity)
         decision = self.failures.decide(

@@ -24,6 +24,9 @@ FINAL_REASONS = frozenset(("nan",))
 #: How long a member waits first for room on a full disk, and then twice as long each time.
 DISK_PAUSE_S = 4.0
 
+#: By how much a grant must exceed the one before, to be tried at no cost.
+LEAST_GROWTH = 1.01
+
 #: Of the reason why a run was stopped because its members fail alike.
 ALIKE = "failed alike"
 
@@ -142,7 +145,7 @@ def explain_alike(given_up: Sequence[Failure], furthest: tuple[int, int]) -> str
     before = next((one for one in given_up[:-1] if one.member != last.member and _is_repeated(one, last)), None)
     if before is None or last.position is None or furthest > last.position:
         return None
-    where = f"in epoch {last.position[0]}, step {last.position[1]}"
+    where = f"in epoch {last.position[0] + 1}, step {last.position[1]}"
     return (
         f"{before.member} and {last.member} {ALIKE} {where}, and the others would, too: mend it, then "
         f"`ensemble resume` goes on ({_ADDRESS.sub('0x', last.error)})"
@@ -167,6 +170,7 @@ class FailureTracker:
         self._policy, self._log = policy, log_event
         self.grants = Grants(memory_increases)
         self.limits: dict[str, int] = {}
+        self._promised: dict[tuple[str, str], float] = {}  # (member, field of `Grant`) -> what it was granted last
         self._failures: list[Failure] = []
         self.given_up: list[Failure] = []
 
@@ -193,18 +197,24 @@ class FailureTracker:
         rank: int = 0,
         *,
         may_grow: bool = True,
+        was_killed: bool = False,
     ) -> bool:
         """Grant more memory to a member that ran out of it, and to members like it, or let fewer run beside it.
+
+        It is granted none twice: a node that holds less than it offers would never end.
 
         Args:
             together: members on its node, itself included.
             memory_gb: host memory of each node, in GiB.
             rank: that ran out of it.
             may_grow: whether it is tried again.
+            was_killed: whether the node ran out of memory, and not the member out of its grant: alone on the node
+                it had all.
 
         Returns:
             Whether it was granted more; False where it had all the memory that there is.
         """
+        may_grow = may_grow and not (was_killed and together == 1)
         has_more = may_grow and self._grant_memory(placement, error, together, memory_gb, rank)
         if not has_more or placement.identity.memory_gb is None:  # else it exceeded its own limit
             node, fewer = placement.find_node(rank), max(1, together - 1)
@@ -231,6 +241,12 @@ class FailureTracker:
         )
         if grant is None:
             return False
+        ((kind, value),) = [
+            (name, value) for name, value in dataclasses.asdict(grant).items() if value is not None
+        ]
+        if value < LEAST_GROWTH * self._promised.get((identity.member, kind), 0.0):
+            return False
+        self._promised[identity.member, kind] = value
         event = as_event(identity, node, grant)
         self._log("memory_increase", **event)
         self.grants.add(MemoryIncrease(**event))

@@ -6,7 +6,9 @@ A step raises where the run cannot start. All steps of a part run, so that all r
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +21,7 @@ from ensemble.schedule.needs import Node
 from ensemble.spec import Ensemble, Recipe, SpecError, check_installed
 from ensemble.spec.losses import NO_INPUTS, NamedLoss
 from ensemble.spec.recipe import has_own_loop
-from ensemble.store import RunDir, RunState, StoreError
+from ensemble.store import RunDir, RunState, StoreError, is_locked
 from ensemble.store.declaration import Declaration
 from ensemble.store.folding import FoldedLog
 from ensemble.store.member import ENDED
@@ -130,6 +132,24 @@ def choose_free_path(path: str | os.PathLike[str]) -> Path:
     return free
 
 
+def list_entries(path: Path) -> list[Path] | None:
+    """Return what is in a folder; None where there is none."""
+    return list(path.iterdir()) if path.is_dir() else None
+
+
+def withdraw(run_dir: RunDir, *, keeps_folder: bool) -> None:
+    """Remove what a refused start has written to an empty folder, unless another process has begun there."""
+    if is_locked(run_dir.events) or FoldedLog(run_dir.events).update().starts:
+        return
+    for entry in list_entries(run_dir.path) or ():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    if not keeps_folder:
+        run_dir.path.rmdir()
+
+
 def check_loggers(start: DeclaredStart) -> None:
     """The packages of the loggers are installed."""
     try:
@@ -179,8 +199,21 @@ def check_members_code(start: DeclaredStart) -> None:
         check_edits(start.code, start.run_dir, accept=start.accept_code)
 
 
+def _is_copy_of_ray(path: Path) -> bool:
+    """Whether a path lies in Ray's copy of the working directory of a job, or of any other process."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    has_copy = bool((job.get("runtime_env") or {}).get("working_dir"))
+    where = path.resolve()
+    return "working_dir_files" in where.parts or (has_copy and where.is_relative_to(Path.cwd().resolve()))
+
+
 def check_folder(start: DeclaredStart) -> None:
-    """The run directory can be written, and has nothing of others."""
+    """The run directory can be written, has nothing of others, and is not in a folder that Ray removes."""
+    if _is_copy_of_ray(start.run_dir.path):
+        raise StoreError(
+            f"{start.run_dir.path} lies in Ray's copy of the job's working directory, which Ray removes: give "
+            "--run-dir /abs/path (submit(..., run_dir='/abs/path')), a folder that all nodes see"
+        )
     if start.is_resumed:
         return
     path = start.run_dir.path

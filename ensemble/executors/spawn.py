@@ -25,7 +25,7 @@ from ensemble.store.event_log import has_locks
 from ensemble.train.compilation import find_folder, name_kernel_caches
 from ensemble.train.job import Job
 from ensemble.train.node_checks import NODE_DIRECTORY
-from pipelines.environment.machine_limits import available_bytes
+from pipelines.environment.machine_limits import available_bytes, limit_bytes
 from pipelines.ipc import messages
 from pipelines.ipc.child_processes import child_environment, make_rank_environment, reap
 
@@ -337,10 +337,17 @@ def describe_end(worker: WorkerProcess, code: int | None, *, is_oom: bool, lost_
         lost_gpu: why it, or another rank of its member, has no GPU any more; None: it has.
     """
     event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
-    if worker.exit is None and worker.killed_for_memory and code == -signal.SIGKILL:
-        event |= {"reason": "oom", "detail": f"was ended because the node is short of memory; see {worker.log}"}
-    elif is_oom:
-        event["reason"] = "oom"
+    is_ended = worker.exit is None and worker.killed_for_memory and code == -signal.SIGKILL
+    if is_ended or is_oom:
+        how = (
+            "was ended because the node is short"
+            if is_ended
+            else f"was killed by signal {signal.SIGKILL:d} for lack"
+        )
+        granted_gb = worker.job.identity.memory_gb
+        had = "no memory_gb was asked for" if granted_gb is None else f"{granted_gb:.3g} GiB were granted to it"
+        detail = f"{how} of memory: all processes here have {limit_bytes() / 2**30:.3g} GiB, {had}"
+        event |= {"reason": "oom", "node_short": True, "detail": f"{detail}; see {worker.log}"}
     aborted = worker.exit is None and code == -signal.SIGABRT
     if aborted and (failed := find_failed_allocation(worker.log, worker.log_begins)) is not None:
         grant_gb, free_gb = worker.job.identity.memory_gb, available_bytes() / 2**30

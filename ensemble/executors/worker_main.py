@@ -20,6 +20,7 @@ from typing import Any
 
 from ensemble.events import Report
 from ensemble.executors.base import make_exited
+from ensemble.executors.spawned import enter_modules
 from ensemble.interrupts import exit_process
 from ensemble.meter.cpu import CpuClock
 from ensemble.train import load_work
@@ -106,7 +107,8 @@ def _train(job: Job, send: Callable[[Report], None], inbox: Inbox) -> str:
     from ensemble.store import RunDir
 
     try:
-        ensemble = RunDir(job.run_dir, job.files).load_ensemble(takes_settings=True)
+        enter_modules(job.run_dir)
+        ensemble = RunDir(job.run_dir, job.files).load_ensemble(takes_settings=True, takes_modules=True)
         work = load_work(job)
 
         from ensemble.executors.limits import limit_memory

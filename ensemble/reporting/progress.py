@@ -16,6 +16,7 @@ from ensemble.reporting import text
 from ensemble.reporting.columns import list_columns
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.notices import describe
+from ensemble.reporting.sections.training import group_causes
 from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.tables import NARROWEST, Column, lay_out
 from ensemble.reporting.time_left import TimeLeftEstimator, describe_time_left, fraction_done, member_epochs
@@ -213,6 +214,7 @@ class _Lines:
         self._begun = self._ended = self._measuring = self._combining = False
         self._rehearsing: str | None = None
         self._rehearsed = 0
+        self._remarked: set[str] = set()
         self._shown_s: float | None = None  # of the run, at the last line on the whole of it
         self._shown_ended = 0
 
@@ -227,10 +229,11 @@ class _Lines:
         if state.rehearsing is not None and state.rehearsing != self._rehearsing:
             lines.append(f"rehearsing {state.rehearsing}: short epochs, and a resume from their checkpoints")
         self._rehearsing = state.rehearsing
-        lines += [
-            describe(one) for one in state.rehearsed[self._rehearsed :] if one.refused or one.remarks or one.failed
-        ]
-        self._rehearsed = len(state.rehearsed)
+        if _has_begun(state):  # else the error says what was refused
+            found = state.rehearsed[self._rehearsed :]
+            lines += [describe(one) for one in found if one.refused or one.remarks or one.failed]
+            self._rehearsed = len(state.rehearsed)
+        lines += self._describe_remarks(state)
         if state.measuring and not self._measuring:
             lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
         self._measuring = bool(state.measuring)
@@ -283,13 +286,25 @@ class _Lines:
             lines.append(f"failed, too: {text.names([member.id for member in failed[BURST:]], NAMED)}")
         return lines + [f"{how}: {text.names(members, NAMED)}" for how, members in changed.items()]
 
+    def _describe_remarks(self, state: RunState) -> list[str]:
+        """What members have remarked and no other has before."""
+        new = {(m.id, one): one for m in state.members.values() for one in m.remarks if one not in self._remarked}
+        self._remarked.update(new.values())
+        return [f"{text.names([id for id, _ in keys], NAMED)}: {remark}" for remark, keys in group_causes(new)]
+
     def close(self) -> None:
         """Does nothing: the stream belongs to the caller."""
+
+
+def _has_begun(state: RunState) -> bool:
+    return any(member.attempts for member in state.members.values())
 
 
 def _describe_stop(state: RunState) -> tuple[str, str] | None:
     """Why a run was stopped and how it goes on; None of one that was not."""
     reason = RunProjection(state).reason
+    if reason is not None and not _has_begun(state) and any(one.refused for one in state.rehearsed):
+        return "run stopped (its rehearsal refuses it)", ""  # the error says why
     return None if reason is None else (f"run stopped ({reason})", "`ensemble resume` goes on")
 
 

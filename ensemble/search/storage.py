@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 STALE_LOCK_S = 3
 _SQLITE = b"SQLite format 3\0"
 _OPERATION = re.compile(rb'\{"op_code": ?\d+, ?"worker_id": ?"')
+#: What databases say of a table, or a row in it, that another process has just made, and how often it is tried.
+_MADE_BY_ANOTHER = re.compile(r"already exists|duplicate|unique constraint", re.IGNORECASE)
+_MOST_TRIES, _PAUSE_S = 20, 0.05
 _JOURNAL = "a journal that Optuna wrote"
 
 
 def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseStorage:
     """Open the Optuna storage given by a path, a URL, a storage or None (in memory)."""
-    from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+    from optuna.storages import BaseStorage, InMemoryStorage
 
     if storage is None:
         return InMemoryStorage()
@@ -41,13 +44,29 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
     if isinstance(storage, Path):
         return _open_journal(storage)
     try:
-        return RDBStorage(storage)
+        return _open_database(storage)
     except Exception as error:  # whatever the database's driver raises
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if isinstance(error.__cause__, ModuleNotFoundError):  # of the driver that the URL asks for, or implies
             line = f"{error.__cause__}: install it, or name another driver (postgresql+psycopg2://)"
         message = without_password(f"cannot open the Optuna storage {storage}: {line}", storage)
         raise StoreError(message) from None  # what the driver says in full may hold the password
+
+
+def _open_database(url: str) -> BaseStorage:
+    """Open a database, whose tables another search may make at the same moment."""
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import DBAPIError
+
+    for left in reversed(range(_MOST_TRIES)):
+        try:
+            return RDBStorage(url)
+        except Exception as error:  # one of Optuna's has the database's own as its cause
+            cause = error if isinstance(error, DBAPIError) else error.__cause__
+            if not (left and isinstance(cause, DBAPIError) and _MADE_BY_ANOTHER.search(str(cause.orig))):
+                raise
+            time.sleep(_PAUSE_S)
+    raise AssertionError("the last try raises")
 
 
 def check_storage(storage: str | os.PathLike[str]) -> str | Path:

@@ -18,6 +18,7 @@ from ensemble.store._compat import make_classes_anew
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.frozen_arrays import LEAST_BYTES, AnyArray, Place, is_name
 from ensemble.user_code.fingerprint import PYTHON
+from ensemble.user_code.members_modules import collect, enter, find_place
 from pipelines.environment.library_settings import apply_settings, find_settings
 from pipelines.fingerprint import is_ours
 from pipelines.ipc.memory_pickle import Pickler
@@ -42,11 +43,13 @@ class DeclarationPickler(Pickler):
         self.arrays: dict[str, AnyArray] = {}
         self.places = {} if places is None else places  # by the id of an object, which is kept with it
         self._columns: dict[int, str] = {}
+        self._of_modules: dict[tuple[str, str], None] = {}  # by value: module, name
 
     def dump_with_settings(self, ensemble: Any) -> None:
-        """Pickles the version of Python and the global settings of libraries, and after them a declaration."""
+        """Pickles the version of Python, the global settings of libraries, a declaration, its modules' parts."""
         self.dump((PYTHON, find_settings()))
         self.dump(ensemble)
+        self.dump(collect({**self._of_modules}))
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Arrays):
@@ -55,7 +58,10 @@ class DeclarationPickler(Pickler):
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and _is_plain(obj):
             return torch.from_numpy, (obj.numpy(),)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if reduced is not NotImplemented and (place := find_place(obj)) is not None:
+            self._of_modules[place] = None
+        return reduced
 
     def persistent_id(self, obj: Any) -> Any:
         """The place of a large array, else None."""
@@ -119,14 +125,22 @@ class DeclarationUnpickler(pickle.Unpickler):
         folder: with the large arrays.
         shared: objects that are taken as they are, by number.
         takes_settings: this process gets the library settings that were pickled before it.
+        takes_modules: this process, a member's, finds what it holds of the user's modules by their names.
     """
 
     def __init__(
-        self, content: bytes, folder: Path, shared: list[Any] | None = None, *, takes_settings: bool = False
+        self,
+        content: bytes,
+        folder: Path,
+        shared: list[Any] | None = None,
+        *,
+        takes_settings: bool = False,
+        takes_modules: bool = False,
     ) -> None:
         super().__init__(io.BytesIO(content))
         self._has_functions = b"CodeType" in content
         self._folder, self._shared, self._takes_settings = folder, shared or [], takes_settings
+        self._takes_modules = takes_modules
 
     def load(self) -> Any:
         """Returns the declaration; the settings before it are applied if they are to be.
@@ -143,7 +157,11 @@ class DeclarationUnpickler(pickle.Unpickler):
             )
         if self._takes_settings:
             apply_settings(settings)
-        return super().load()
+        ensemble = super().load()
+        if self._takes_modules:
+            with contextlib.suppress(EOFError):  # an earlier version pickled none
+                enter(super().load(), "ensemble.executors.spawned")
+        return ensemble
 
     def persistent_load(self, pid: Any) -> Any:
         """An array that is not in the pickle, or an object of this process."""

@@ -329,11 +329,15 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
 
 def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged) -> None:
     """A file of a member is damaged: it goes on from the checkpoint before, or begins anew."""
+    last = member.checkpoint
     member.drop_checkpoint(event.file)
     if member.result is not None and member.result.checkpoint is None:
         member.result = run.combined = None
     if event.file.startswith("files/"):  # only its function makes it, perhaps in its first epoch
         member.checkpoint, member.checkpoint_before, member.is_checkpoint_removed = None, None, False
+    if last is not member.checkpoint and not member.is_checkpoint_removed:
+        what = "starts again from epoch 1" if member.checkpoint is None else "goes on from the checkpoint before"
+        member.remarks.append(f"it {what}: {event.error}")
     if member.is_checkpoint_removed:
         member.predictions = None  # nothing needs them: it takes no part in a later combination
     elif member.state == "finished":

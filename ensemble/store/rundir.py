@@ -7,6 +7,7 @@ nobody else may write them (`ensemble.store.trust`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -103,7 +104,7 @@ class RunDir(RunPaths):
             _ = info["v"]
         except (OSError, ValueError, KeyError, TypeError, DamagedError) as error:
             if not isinstance(error, FileNotFoundError | NotADirectoryError):
-                log.warning("%s is not used: %s", self.info_file, error)
+                _warn_once(f"{self.info_file} is not used: {error}")
             return None
         return info
 
@@ -210,14 +211,23 @@ class RunDir(RunPaths):
         """Check that the directory can have a run of this ensemble: it is empty, is not there, or has one already.
 
         Raises:
-            StoreError: it holds another run, or what is none.
+            StoreError: it holds another run, or what is none, or a run whose log is gone.
         """
+        self.check_log()
         if not (info := self.find_info()):
             self._refuse_foreign()
         elif (other := info["name"]) != ensemble.name:
             raise StoreError(
                 f"{self.path} holds the run of another ensemble ({other!r}, not {ensemble.name!r}); "
                 "choose another run directory, or remove it"
+            )
+
+    def check_log(self) -> None:
+        """Raise StoreError where members of a run are there without its log."""
+        if self.info_file.is_file() and not has_begun(self.path) and any(self.path.glob("members/*/*")):
+            raise StoreError(
+                f"{self.events} is gone, and without it the members beside it cannot go on: bring back a copy of "
+                "it (`ensemble fetch` has one where there is a mirror), or choose another run directory (--fresh)"
             )
 
     def _refuse_foreign(self) -> None:
@@ -257,12 +267,15 @@ class RunDir(RunPaths):
                 self.path.rmdir()
             raise
 
-    def load_ensemble(self, code: str | None = None, *, takes_settings: bool = False) -> Ensemble:
+    def load_ensemble(
+        self, code: str | None = None, *, takes_settings: bool = False, takes_modules: bool = False
+    ) -> Ensemble:
         """The declaration of the run, as it was pickled.
 
         Args:
             takes_settings: this process gets the library settings of the one that submitted it, before anything is
                 unpickled; a caller that is no process of the run has them within `keep_settings` only.
+            takes_modules: this process is a member's: it finds the user's classes by their modules' names.
             code: a fingerprint: as it was when it had that code, where that is kept. The latest one where
                 another Python compiled the earlier one, which is said.
 
@@ -273,7 +286,7 @@ class RunDir(RunPaths):
         path = self.code(code) / "ensemble.pkl" if code is not None else self.ensemble_file
         path = path if path.exists() else self.ensemble_file
         try:
-            return self._unpickle(path, takes_settings=takes_settings)
+            return self._unpickle(path, takes_settings=takes_settings, takes_modules=takes_modules)
         except OtherPythonError:
             if path == self.ensemble_file:
                 raise
@@ -285,7 +298,7 @@ class RunDir(RunPaths):
             )
             return ensemble
 
-    def _unpickle(self, path: Path, *, takes_settings: bool) -> Ensemble:
+    def _unpickle(self, path: Path, **takes: bool) -> Ensemble:
         distrusted = None
         try:
             self._check_folders(path)
@@ -293,7 +306,7 @@ class RunDir(RunPaths):
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
-                    unpickler = DeclarationUnpickler(file.read(), self.data, takes_settings=takes_settings)
+                    unpickler = DeclarationUnpickler(file.read(), self.data, **takes)
                     ensemble: Ensemble = unpickler.load()
         except OtherPythonError as error:
             raise OtherPythonError(f"{path}: {error}") from None
@@ -361,6 +374,11 @@ def _list_import_folders(code: Code, folder: Path) -> list[str]:
         and not path.is_relative_to(find_import_folder(folder))
         and any(file.is_relative_to(path) for file in files)
     ]
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def _name_words(words: list[str]) -> Iterator[str]:

@@ -110,7 +110,7 @@ class ForeignLoop:
             weights = dict(state.optimization.model.named_parameters())
             if len(set(gather_json(state.comm, weights_sha256(weights)))) > 1:
                 raise TrainingError(
-                    f"the workers have different weights after epoch {state.at.epoch}: a loop over "
+                    f"the workers have different weights after epoch {state.at.epoch + 1}: a loop over "
                     "member.dataloader() exchanges its gradients itself; wrap the model, after member.prepare(), "
                     "in torch.nn.parallel.DistributedDataParallel"
                 )

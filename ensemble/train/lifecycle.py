@@ -129,7 +129,7 @@ class Lifecycle:
         state, at = self._state, self._state.at
         at.validations.append([at.step, to_json_metrics(metrics)])
         shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        state.reporter.log(f"epoch {at.epoch}, step {at.step}: {shown}")
+        state.reporter.log(f"epoch {at.epoch + 1}, step {at.step}: {shown}")
         state.reporter.event("progress", **state.describe_progress(), metrics=at.validations[-1][1])
         self._select(metrics)
 
@@ -210,7 +210,7 @@ class Lifecycle:
         if at.step != state.steps_per_epoch:
             once = "read all of member.batches(), once an epoch; member.stop(reason) ends the member after it"
             raise TrainingError(
-                f"epoch {at.epoch} was left after {at.step} of {state.steps_per_epoch} steps: "
+                f"epoch {at.epoch + 1} was left after {at.step} of {state.steps_per_epoch} steps: "
                 f"{OWN_STEPS if state.steps_elsewhere else once}"
             )
         is_last = at.stop_asked is not None or at.epoch + 1 >= state.identity.epochs
@@ -219,7 +219,7 @@ class Lifecycle:
             with optimization.kept.applied():  # it completes them, where the train function has not evaluated them
                 pass
         if at.metrics.get("loss") != at.metrics.get("loss"):
-            raise Diverged(f"the validation loss is NaN after epoch {at.epoch}{state.explain_not_finite()}")
+            raise Diverged(f"the validation loss is NaN after epoch {at.epoch + 1}{state.explain_not_finite()}")
         if optimization.model in BASES:
             BASES[optimization.model].check_unwritten(whole=False)
         self._select(at.metrics if at.is_reported else None)

@@ -27,7 +27,7 @@ from ensemble.spec import Ensemble, Identity
 from ensemble.spec.recipe import has_own_loop
 from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Checkpointer, Position, pack
-from ensemble.train.data import Data
+from ensemble.train.data import Data, steps_per_epoch
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.gpu_busy import describe_gpu_busy
@@ -206,17 +206,20 @@ class _Session:
         A framework's loop that counts `steps_per_epoch` batches does not reach its validation after a few steps,
         and fails for want of its metrics. It is tried again as a member with an epoch of so many steps.
         """
-        watch = self._make_watch()
+        watch = self._make_watch(identity)
         try:
             return self._measure_epoch(identity, watch)
         except Exception:
             if self._comm.world > 1 or not watch.is_complete:
                 raise
-        return self._measure_epoch(identity, self._make_watch(watch.steps))  # once the failed one's memory is free
+        return self._measure_epoch(
+            identity, self._make_watch(identity, watch.steps)
+        )  # once the failed one's memory is free
 
-    def _make_watch(self, steps: int | None = None) -> Stopwatch:
+    def _make_watch(self, identity: Identity, steps: int | None = None) -> Stopwatch:
         device, request = torch.device(self._job.device), self._request
-        return Stopwatch(self._comm, device, request.steps_s, self._gpu, request.evaluations, steps)
+        most = identity.epochs * steps_per_epoch(self._ensemble, identity)
+        return Stopwatch(self._comm, device, request.steps_s, self._gpu, request.evaluations, steps, most)
 
     def _measure_epoch(self, identity: Identity, watch: Stopwatch) -> MeasuredSteps:
         self._report_member(identity)

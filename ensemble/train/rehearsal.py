@@ -277,7 +277,7 @@ class _Rehearsal:
         """Train on from a checkpoint."""
         loop = self._make_loop(checkpoints=[record.checkpoints[str(start)]])
         loop.last, loop.is_end, loop.keeps = until, until == record.last, (keeps,)
-        self._try(loop, f"a resume after epoch {start - 1}")
+        self._try(loop, f"a resume after epoch {start}")
         return loop
 
     def _try(self, loop: RehearsedLoop, what: str) -> None:
@@ -303,8 +303,8 @@ class _Rehearsal:
         before = {int(epoch): digests for epoch, digests in record.trajectory.items()}
         if differing := self._differ(before[start], loop.trajectory[start], DECIDING):
             changed = find_change(before, differing[0], start)
-            cause = f", which changed in epoch {changed}" if changed is not None else ""
-            return f"{_BROKEN}: after one in epoch {start} {name_paths(differing)}{cause}"
+            cause = f", which changed in epoch {changed + 1}" if changed is not None else ""
+            return f"{_BROKEN}: after one in epoch {start + 1} {name_paths(differing)}{cause}"
         for epoch in sorted(set(loop.trajectory) - {start}):
             if differing := self._differ(before[epoch], loop.trajectory[epoch], AFTER):
                 self._findings.is_unclear = True
@@ -327,7 +327,7 @@ class _Rehearsal:
             return
         hidden = self._differ(record.trajectory[str(start)], loop.trajectory[start], HIDDEN)
         cause = f"before, {name_paths(hidden)}" if hidden else f"all that the checkpoint holds was equal{_OUTSIDE}"
-        when = f"in epoch {epoch - 1}" if epoch > start + 1 else "after its first steps"
+        when = f"in epoch {epoch}" if epoch > start + 1 else "after its first steps"
         self._findings.refused.append(f"{_BROKEN}: {when} {name_paths(differing)}; {cause}")
 
     def _compare_spreads(self, record: _Record, start: int) -> str | None:
@@ -383,10 +383,10 @@ class _Rehearsal:
         saved = load_checkpoint(RunDir(self._job.run_dir).member(member) / name, digest=digest)
         loop = self._make_loop(folder=member, checkpoints=[(name, digest)])
         loop.last, loop.is_end = saved["position"]["epoch"], False
-        self._try(loop, f"before epoch {loop.last} it became another model than it was, and a resume")
+        self._try(loop, f"before epoch {loop.last + 1} it became another model than it was, and a resume")
         written = describe_weights((saved.get("kept") or {}).get("trained", saved["model"]))
         if differing := self._differ(written, loop.trajectory[loop.last], ("weights",)):
-            self._findings.refused.append(f"{_BROKEN}: {name_paths(differing)} in epoch {loop.last}")
+            self._findings.refused.append(f"{_BROKEN}: {name_paths(differing)} in epoch {loop.last + 1}")
 
 
 class _OtherDraws(SingleRank):

@@ -103,7 +103,7 @@ class TrainingSteps:
             describe = lambda index: state.data.describe_sample("train", index)  # noqa: E731
             where_from = describe_not_finite(batch, describe, state.precision.largest)
             where_from = where_from or state.precision.suspect(lr)
-            raise Diverged(f"{error}, epoch {at.epoch}, step {at.step}{where_from}") from None
+            raise Diverged(f"{error}, epoch {at.epoch + 1}, step {at.step}{where_from}") from None
         state.micro_batches = None
         if state.gpu_busy is not None:
             state.gpu_busy.end()

@@ -31,6 +31,7 @@ class Stopwatch:
     Args:
         steps_s: seconds of steps to measure, approximately.
         fixed_steps: of the epoch; None: as many as are worth to be timed.
+        most_steps: that the member ever takes: a schedule may have no more.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class Stopwatch:
         gpu: GpuTimer | None,
         evaluations: int,
         fixed_steps: int | None,
+        most_steps: int,
     ) -> None:
         self._comm, self._device, self._gpu = comm, device, gpu
         self._steps_s, self._evaluations, self.fixed_steps = steps_s, evaluations, fixed_steps
+        self._most_steps = max(WARM_UP + 1, most_steps)
         self._min_s = MIN_MEASURED_S if gpu is None else GPU_S
         self.samples = 0
         self._laps: list[tuple[float, float]] = []
@@ -57,6 +60,8 @@ class Stopwatch:
             fitting = min(MAX_STEPS, max(MIN_STEPS, math.ceil(self._steps_s / step_s)))
             self._first += min(MORE_WARM_UP, int(WARM_UP_S / step_s))
             self._end = self._first + (1 if step_s > LONG_S else max(fitting, math.ceil(self._min_s / step_s)))
+            self._end = min(self._end, self._most_steps)
+            self._first = min(self._first, self._end - 1)
             if self.fixed_steps is not None:
                 self._first, self._end = min(self._first, self.fixed_steps - 1), self.fixed_steps
         if self.steps == self._first and self._gpu is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,9 +153,26 @@ def test_members_fail_alike_at_one_step_with_one_text_whatever_their_names_and_a
     texts = ("KeyError: members/m0/x of <a at 0x1f>", "KeyError: members/m1/x of <a at 0x2f>")
     first, second = (failed("error", member=f"m{n}", error=text, position=(1, 2)) for n, text in enumerate(texts))
     said = explain_alike([first, second], (1, 2))
-    assert said is not None and said.startswith("m0 and m1 failed alike in epoch 1, step 2") and "KeyError" in said
+    assert said is not None and said.startswith("m0 and m1 failed alike in epoch 2, step 2") and "KeyError" in said
     assert explain_alike([first, second], (1, 3)) is None, "a third has got beyond"
     assert explain_alike([first, first], (0, 0)) is None, "one member, before and after a request"
     assert explain_alike([first], (0, 0)) is None
     between = failed("error", member="m2", error="another", position=(1, 2))
     assert explain_alike([first, between, second], (1, 2)) == said
+
+
+@pytest.mark.parametrize("was_killed", [False, True])
+@pytest.mark.parametrize("asked_gb", [None, 0.5])
+def test_a_member_that_never_gets_what_its_node_offers_ends(asked_gb: float | None, was_killed: bool) -> None:
+    """Others hold a part of the node, such as Ray's own processes: it is granted 3 GiB, and gets 2.2."""
+    node, held_gb, logged = Node("a", 8, (), 3.0, "a"), 2.2, []
+    asked: dict[str, Any] = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 0.0, "memory_gb": asked_gb}
+    member = Identity(member="one", number=0, **PLAIN, **asked)
+    tracker = FailureTracker(RetryPolicy(2), lambda kind, **fields: logged.append(fields["memory_gb"]))
+    together, attempts, decision = 2, 0, Decision(True)
+    while decision.retry and attempts < 50:
+        (placed,) = pack([tracker.grants.apply(member, 3.0, held_gb)], [], [node], "cpu")
+        has_more = tracker.relieve(placed, "MemoryError", together, {"a": 3.0}, was_killed=was_killed)
+        together, attempts = min(together, tracker.limits.get("a", together)), attempts + 1
+        decision = tracker.decide(failed("oom", has_more_memory=has_more))
+    assert attempts <= 3 + len(logged) and logged == sorted(set(logged)), "each grant exceeds the one before"

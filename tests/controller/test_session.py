@@ -723,7 +723,7 @@ def test_two_members_that_fail_alike_stop_the_run_and_the_others_wait_for_a_resu
     assert (
         first is None
         and reason is not None
-        and reason.startswith("member-0 and member-1 failed alike in epoch 0, step 2, and the others would, too")
+        and reason.startswith("member-0 and member-1 failed alike in epoch 1, step 2, and the others would, too")
     )
     launched = {process.identity.member for process in (*world.past, *world.processes.values())}
     members = world.session.state.run.members

@@ -164,7 +164,7 @@ def test_workers_of_which_each_trains_a_model_of_its_own_are_refused(tmp_path: P
     result = ensemble.submit(ports.torchrun(wraps=False), tmp_path / "run", "local").wait()
     assert {row["state"] for row in result.members} == {"failed"}
     (why,) = set(ports.list_errors(tmp_path / "run"))
-    assert "different weights after epoch 0" in why and "DistributedDataParallel" in why
+    assert "different weights after epoch 1" in why and "DistributedDataParallel" in why
 
 
 def encoder(predict: Callable[[Any], Any] | None, forward: str = "features") -> Callable[[dict[str, Any]], Any]:

@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_a_number_in_the_first_part_ends_the_member(tmp_path:
     factors = itertools.chain([torch.nan], itertools.repeat(1.0))
     loss = lambda model, batch: cases.loss(model, batch) * next(factors)  # noqa: E731
     end = failed(*train(tmp_path, recipe(loss=loss), accumulate=3))
-    assert end["reason"] == "nan" and "epoch 0, step 0" in end["error"]
+    assert end["reason"] == "nan" and "epoch 1, step 0" in end["error"]
 
 
 @pytest.mark.parametrize(

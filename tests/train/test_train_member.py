@@ -553,4 +553,4 @@ def test_a_member_is_evaluated_within_epochs(tmp_path: Path) -> None:
         assert {e["steps"] for e in reported} == {5}
     end = of(events, "finished")[0]
     assert {**end, "attempt": 0} == plain, "it changes no weight"
-    assert "epoch 0, step 2: loss" in RunDir(tmp_path / "often").log("member-0").read_text()
+    assert "epoch 1, step 2: loss" in RunDir(tmp_path / "often").log("member-0").read_text()

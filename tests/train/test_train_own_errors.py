@@ -110,7 +110,7 @@ def test_two_members_that_fail_alike_stop_the_run_which_a_resume_finishes_once_i
     members = [{"lr": 0.1, "seed_of": n, "path": str(file)} for n in range(6)]
     declared = an_ensemble(members, recipe=Recipe(model=unmended, loss=loss), retries=1)
     result = ensemble.submit(declared, path, "inline").wait()
-    why = "member-0 and member-1 failed alike in epoch 0, step 0, and the others would, too"
+    why = "member-0 and member-1 failed alike in epoch 1, step 0, and the others would, too"
     assert (
         result.stopped is not None and result.stopped.startswith(why) and "ValueError: no file" in result.stopped
     )

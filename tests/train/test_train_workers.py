@@ -175,7 +175,7 @@ def test_a_worker_without_a_sample_trains_in_fp16_from_the_first_step_and_after_
 def test_a_nan_on_one_worker_ends_all_and_names_step_and_rate(ask: Any) -> None:
     failed = end(ask("nan"), ("failed",))
     assert failed["reason"] == "nan" and not failed["retry"]
-    for part in ("loss is nan", "learning rate 0.05", "epoch 0, step "):
+    for part in ("loss is nan", "learning rate 0.05", "epoch 1, step "):
         assert part in failed["error"]
     assert [len(of(said, "failed")) for said in ask("nan")] == [1, 0]
 

@@ -118,7 +118,7 @@ LOOPS = [
     fails("steps beside the member's", each_batch(step_beside), *AFTER, *IN_TURN),
     fails("a closure in a loop", step_by_closure, "LBFGS computes ", *IN_TURN),
     fails("a later step that fails", each_batch(fail_later), "shapes cannot be multiplied", attempts=2),
-    fails("loops that are mixed", mix_loops, "epoch 1 was left after 0 of 5 steps: ", *IN_TURN),
+    fails("loops that are mixed", mix_loops, "epoch 2 was left after 0 of 5 steps: ", *IN_TURN),
     fails("no end", foreign(read_for_ever), "beyond the last of 3 epochs", "epochs=", "15 steps"),
     fails("a foreign epoch that is left", foreign(read_one), "was left after 1 of 5 steps"),
     fails("mixup in a foreign loop", foreign(), "mixup=, validate_every=", OWN, mixup=0.2, validate_every=2),
@@ -130,7 +130,7 @@ LOOPS = [
         fails(
             f"an epoch that is left in the middle: {options}",
             cases.ending("break within", 1),
-            *("epoch 1 was left after 2 of 5 steps", "member.stop(reason)"),
+            *("epoch 2 was left after 2 of 5 steps", "member.stop(reason)"),
             epochs=6,
             **options,
         )

@@ -1,0 +1,79 @@
+"""The user's modules in a process that has a declaration: what it holds of them is found by their names.
+
+A member, and what it spawns, can thus pickle by name, as a program of its own can: `DataLoader` does with
+`multiprocessing_context="spawn"`. What the declaration does not hold is read from the module's file.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.machinery
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+#: Module -> what a declaration holds of it, by name, and where it is from.
+Modules = Mapping[str, Mapping[str, Any]]
+
+_WHERE = ("__file__", "__path__", "__package__")
+_NAMED = (type, types.FunctionType, functools._lru_cache_wrapper)
+
+
+def find_place(value: Any) -> tuple[str, str] | None:
+    """Module and name at its top by which a class or function is found, or its outermost class; else None."""
+    if not isinstance(value, _NAMED):
+        return None
+    module, (top, *inner) = getattr(value, "__module__", None) or "", value.__qualname__.split(".")
+    found = outermost = getattr(sys.modules.get(module), top, None)
+    for name in inner:
+        found = getattr(found, name, None)
+    return (module, top) if outermost is not None and found is value else None
+
+
+def collect(places: Mapping[tuple[str, str], Any]) -> Modules:
+    """The parts of modules at these places, and where the modules are from."""
+    modules: dict[str, dict[str, Any]] = {}
+    for module, name in places:
+        loaded = vars(sys.modules[module])
+        part = modules.setdefault(module, {one: loaded[one] for one in _WHERE if one in loaded})
+        part[name] = loaded[name]
+    return modules
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        del sys.modules[self.__name__]
+        try:
+            read = importlib.import_module(self.__name__)
+        finally:
+            sys.modules[self.__name__] = self
+        for other, value in vars(read).items():
+            vars(self).setdefault(other, value)
+        if name not in vars(self):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return vars(self)[name]
+
+
+def enter(modules: Modules, spawned: str) -> None:
+    """Let this process find them by name; what it spawns begins with the module `spawned`."""
+    import cloudpickle
+
+    _enter_main({**modules.get("__main__", {})}, spawned)
+    for name, part in modules.items():
+        if name == "__main__":
+            continue
+        module = sys.modules[name] = _Module(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=part.get("__file__"))
+        vars(module).update(part)
+        cloudpickle.register_pickle_by_value(module)  # workers of pipelines do not import it
+
+
+def _enter_main(part: dict[str, Any], spawned: str) -> None:
+    main, begun = types.ModuleType("__main__"), sys.modules["__main__"]
+    vars(main).update({**part, "_begun": begun})
+    main.__spec__ = importlib.machinery.ModuleSpec(spawned, None)
+    sys.modules["__main__"] = main
