@@ -11,7 +11,6 @@ from ensemble.combine.combination import (
     FUNCTION,
     Combine,
     call_function,
-    fingerprint_function,
     fit_stack,
     read_calibration,
 )

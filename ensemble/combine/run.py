@@ -18,7 +18,6 @@ from ensemble.combine.combination import (
     CALIBRATION_SAMPLES,
     FUNCTION,
     Combination,
-    fingerprint_function,
     fit_declared,
     is_enough,
 )
@@ -29,6 +28,7 @@ from ensemble.combine.prediction_matrix import PredictionMatrix, explain_left_ou
 from ensemble.combine.tasks import find_math
 from ensemble.combine.uncertainty import Quantified, average, quantify
 from ensemble.spec.objectives import infer_mode
+from ensemble.user_code.fingerprint import fingerprint_function
 from pipelines.providers import import_object
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ EPOCHS_CHOSEN = "; optimistic: members chose their epoch on their own fold"
 
 NOT_ASKED = "Ensemble.calibrate is off"
 """Why there is no calibration where one would be possible."""
+
+NO_VALID = "there is no validation split to select and calibrate on; declare Ensemble.valid"
+NO_PIPELINE = "members that train without a pipeline have no predictions to combine"
+INFEASIBLE = "no finished member keeps the constraints of the search"
 
 _EMPTY = (
     "task",
@@ -120,17 +124,19 @@ class _Splits:
 
 def _read_splits(run_dir: RunDir, state: RunState, ensemble: Ensemble, left_out: dict[str, str]) -> _Splits:
     """Read what the finished members predicted, of the same samples; the other members are added to `left_out`."""
+    is_complete = callable(ensemble.combine) and not ensemble.calibrate and ensemble.thresholds is None
+    is_fitted = is_complete and ensemble.valid is None and ensemble.test is not None
+    if ensemble.valid is None and not is_fitted:
+        raise NotCombined(NO_VALID if ensemble.train is not None else NO_PIPELINE)
     left_out |= {m.id: m.state for m in state.members.values() if m.state != "finished"}
+    infeasible = state.list_infeasible()
+    left_out |= {name: why for name, why in infeasible.items() if name not in left_out}
     if state.ended is None:  # else the combination is there already, and computed once more
         gone = [m for m in state.members.values() if m.state == "finished" and m.is_checkpoint_removed]
         left_out |= {m.id: m.explain_no_checkpoint() for m in gone}
     finished = [member for member in state.members if member not in left_out]
     if not finished:
-        raise NotCombined("no member finished")
-    is_complete = callable(ensemble.combine) and not ensemble.calibrate and ensemble.thresholds is None
-    is_fitted = is_complete and ensemble.valid is None and ensemble.test is not None
-    if ensemble.valid is None and not is_fitted:
-        raise NotCombined("there is no validation split to select and calibrate on; declare Ensemble.valid")
+        raise NotCombined(INFEASIBLE if infeasible else "no member finished")
     valid = read_prediction_matrix(run_dir, state, finished, "test" if is_fitted else "valid")
     left_out |= valid.left_out
     if not valid.members:

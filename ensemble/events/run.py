@@ -79,6 +79,9 @@ class RunStarted(Event):
         accepts_data: whether members go on with other training data than before, in this start or an earlier one.
         further_objectives: of a search, beside `objective`: `name`, `mode` of each.
         second_objective: the only one of these, minimized, in logs of earlier versions.
+        search: what a search was declared with, by which a later start is known to be the same; null of a list.
+        constraints: *member*: by how much a trial that had finished violates the constraints of the search,
+            computed in this start.
         budget: of a search: `trials`, `hours`, `cpu_hours`, `energy_kj`, those that are limited.
         limits: `gpus`, `cpus`, those that are limited.
         keep_predictions_gb: see `Ensemble`.
@@ -112,6 +115,8 @@ class RunStarted(Event):
     limits: Json = {}
     keep_predictions_gb: float = 1.0
     budget: Json | None = None
+    search: Json | None = None
+    constraints: dict[str, dict[str, float]] = {}
 
 
 class BaseMade(Event):
@@ -262,8 +267,13 @@ class RunFinished(Event):
 
 
 class RunStopped(Event):
-    """The run was stopped."""
+    """The run was stopped.
+
+    Attributes:
+        failed: whether by an error; else by its user, or because it has used its budget.
+    """
 
     reason: str | None = None
+    failed: bool = False
     report_cpu_s: float | None = None
     loggers_cpu_s: float | None = None

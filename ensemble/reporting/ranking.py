@@ -51,18 +51,29 @@ def other_metrics(state: RunState) -> list[str]:
 
 
 def rank_members(state: RunState) -> list[MemberState]:
-    """Members by the objective, best first; finished before unfinished ones, those without a value last."""
-    sign = -1.0 if state.direction == "max" else 1.0
+    """Members by the objective, best first; finished before unfinished ones, those without a value last.
 
-    def key(member: MemberState) -> tuple[int, int, float, int]:
+    Of finished ones, those that keep the constraints of the search come first.
+    """
+    sign, infeasible = -1.0 if state.direction == "max" else 1.0, state.list_infeasible()
+
+    def key(member: MemberState) -> tuple[int, int, int, float, int]:
         value = metric(member, state.objective)
-        return (not member.has_result, value is None, sign * (value or 0.0), member.number)
+        return (
+            not member.has_result,
+            member.id in infeasible,
+            value is None,
+            sign * (value or 0.0),
+            member.number,
+        )
 
     return sorted(state.members.values(), key=key)
 
 
 def best_member(state: RunState) -> MemberState | None:
-    return next((m for m in rank_members(state) if metric(m, state.objective) is not None), None)
+    """The first of the ranking that has a value, and keeps the constraints of the search; None: there is none."""
+    ranked, infeasible = rank_members(state), state.list_infeasible()
+    return next((m for m in ranked if metric(m, state.objective) is not None and m.id not in infeasible), None)
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
@@ -103,15 +114,10 @@ def judged_members(state: RunState) -> list[tuple[MemberState, list[float]]]:
 def front_members(state: RunState) -> list[MemberState]:
     """The members on the Pareto front of a search of several objectives, the best by the last one first.
 
-    Where trials have said how they keep the constraints of the search, only those that keep all are on it.
+    Only members that keep the constraints of the search are on it.
     """
-    judged = judged_members(state)
-    if any(member.constraints is not None for member, _ in judged):
-        judged = [
-            objective
-            for objective in judged
-            if (held := objective[0].constraints) is not None and max(held.values(), default=0) <= 0
-        ]
+    infeasible = state.list_infeasible()
+    judged = [(member, values) for member, values in judged_members(state) if member.id not in infeasible]
     signs = [-1.0 if objective.mode == "max" else 1.0 for objective in state.objectives]
     points = [[s * value for s, value in zip(signs, values, strict=True)][::-1] for _, values in judged]
     return [judged[i][0] for i in pareto_front(points)]

@@ -111,6 +111,15 @@ class RunState:
         members = {name: member.result or member for name, member in self.members.items()}
         return replace(self, members=members, combined=None if self.has_newer_results else self.combined)
 
+    def list_infeasible(self) -> dict[str, str]:
+        """Return the members that do not keep the constraints of the search: name -> why."""
+        members = {name: member.result or member for name, member in self.members.items()}
+        is_constrained = any(member.constraints is not None for member in members.values())
+        if not is_constrained and (self.header.search or {}).get("constraints") is None:
+            return {}
+        explained = {name: member.explain_infeasible() for name, member in members.items()}
+        return {name: why for name, why in explained.items() if why is not None}
+
     @property
     def has_data(self) -> bool:
         return (self.header.data or {}).get("samples") != 0

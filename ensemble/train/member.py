@@ -67,6 +67,7 @@ class TrainContext(FrameworkMember):
     Attributes:
         identity: hyperparameters, seed, workers, epochs and all else that distinguishes this member.
         params: its hyperparameters.
+        seed: of its weights and random numbers.
         device: of its model and batches.
         rank: of this worker, from 0.
         world: the number of workers.
@@ -91,7 +92,7 @@ class TrainContext(FrameworkMember):
         params = ensemble.as_declared(own.params)
         self.params: dict[str, Any] = Hyperparameters(params, used=list_member_options(ensemble.recipe))
         self.device, self.comm = state.device, comm
-        self.rank, self.world = comm.rank, comm.world
+        self.seed, self.rank, self.world = own.seed, comm.rank, comm.world
         self.steps_per_epoch, self.splits = state.steps_per_epoch, state.splits
         self.steps = self.steps_per_epoch * own.scheduled_epochs
         self.objective = str(ensemble.objective)
