@@ -185,6 +185,11 @@ def _fit_and_measure(splits: _Splits, state: RunState, ensemble: Ensemble) -> tu
     # Of a stack, only the rows that it was fitted on are known out of fold.
     whole = report if is_valid and combination.stack is not None else splits.whole
     measured, notes = measure(task_math, valid, whole, combination, shown, best, ensemble)
+    if best is not None and len(set(valid.groups or (0, 1))) == 1:  # one configuration: nothing to be better than
+        measured = {**measured, "best_member": None, "best_calibrated": None, "noise": None}
+        for name in ("metrics", "intervals", "reliability"):
+            kept = {of: own for of, own in (measured[name] or {}).items() if of == "ensemble"}
+            measured[name] = kept or None
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
     calibration = _describe_calibration(combination, valid, ensemble)
     conformal = decision = None
@@ -206,6 +211,7 @@ def _fit_and_measure(splits: _Splits, state: RunState, ensemble: Ensemble) -> tu
         "calibration": calibration,
         "temperature": combination.calibration if calibration["method"] == "temperature" else 1.0,
         "out_of_fold": valid.groups is not None,
+        "folds": _measure_folds(state, valid, ensemble) if valid.groups is not None else [],
         "split": "valid" if is_valid and not splits.is_fitted else "test",
         "note": "; ".join(filter(None, (splits.note, report.part or valid.part, *notes))) or None,
         **measured,
@@ -214,6 +220,19 @@ def _fit_and_measure(splits: _Splits, state: RunState, ensemble: Ensemble) -> tu
         "conformal": conformal,
     }
     return fields, shown
+
+
+def _measure_folds(state: RunState, valid: PredictionMatrix, ensemble: Ensemble) -> list[dict[str, Any]]:
+    """Of each configuration the objective that its members reported, each of its own fold: mean and spread."""
+    rows = []
+    for group in dict.fromkeys(valid.groups or ()):
+        members = valid.list_group(group)
+        found = [_as_finite(state.members[one].metrics.get(str(ensemble.objective))) for one in members]
+        values = [value for value in found if value is not None]
+        if len(values) > 1:
+            row = {"members": members, "metric": ensemble.objective, "folds": len(values)}
+            rows.append({**row, "mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))})
+    return rows
 
 
 def _describe_folds(state: RunState, members: Sequence[str]) -> str:

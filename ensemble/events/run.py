@@ -197,6 +197,8 @@ class Combined(Event):
         left_out: *member*: why.
         failed: whether an error, which `reason` names, prevented it.
         unloadable: why `ensemble.load` cannot predict with them, and what to declare; None where it can.
+        folds: of each configuration of a cross-validation: `members`, the `metric` that ranks members, its
+            `mean` and `std` over so many `folds`, as each member reported it of its own.
         out_of_fold: whether `valid` are the training samples, predicted by members that have not learnt from
             them.
     """
@@ -225,6 +227,7 @@ class Combined(Event):
     failed: bool = False
     unloadable: str | None = None
     out_of_fold: bool = False
+    folds: list[Json] = []
     note: str | None = None
     reason: str | None = None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.origin import weakest
+from ensemble.spec.out_of_fold import find_configuration
 
 if TYPE_CHECKING:
     from ensemble.events import Epoch
@@ -53,26 +55,38 @@ def other_metrics(state: RunState) -> list[str]:
 def rank_members(state: RunState) -> list[MemberState]:
     """Members by the objective, best first; finished before unfinished ones, those without a value last.
 
-    Of finished ones, those that keep the constraints of the search come first.
+    Of finished ones, those that keep the constraints of the search come first. Of a cross-validation the values of
+    different folds are not compared: the mean of all folds of its configuration ranks a member.
     """
     sign, infeasible = -1.0 if state.direction == "max" else 1.0, state.list_infeasible()
 
+    values = {name: metric(member, state.objective) for name, member in state.members.items()}
+    if state.is_cross_validated:
+        for folds in group_folds(state):
+            known = [value for one in folds if (value := values[one.id]) is not None]
+            values |= dict.fromkeys([one.id for one in folds], fmean(known) if known else None)
+
     def key(member: MemberState) -> tuple[int, int, int, float, int]:
-        value = metric(member, state.objective)
-        return (
-            not member.has_result,
-            member.id in infeasible,
-            value is None,
-            sign * (value or 0.0),
-            member.number,
-        )
+        value, is_infeasible = values[member.id], member.id in infeasible
+        return (not member.has_result, is_infeasible, value is None, sign * (value or 0.0), member.number)
 
     return sorted(state.members.values(), key=key)
 
 
+def group_folds(state: RunState) -> list[list[MemberState]]:
+    """The members of each configuration of a cross-validation."""
+    groups: dict[str, list[MemberState]] = {}
+    for member in state.members.values():
+        groups.setdefault(find_configuration(member.identity), []).append(member)
+    return list(groups.values())
+
+
 def best_member(state: RunState) -> MemberState | None:
-    """The first of the ranking that has a value, and keeps the constraints of the search; None: there is none."""
-    ranked, infeasible = rank_members(state), state.list_infeasible()
+    """The first of the ranking that has a value and keeps the constraints of the search; None where none does.
+
+    Of a cross-validation, whose members are measured on different folds, none is.
+    """
+    ranked, infeasible = [] if state.is_cross_validated else rank_members(state), state.list_infeasible()
     return next((m for m in ranked if metric(m, state.objective) is not None and m.id not in infeasible), None)
 
 

@@ -19,6 +19,8 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 
 #: How remarks begin that hold only for what a member predicts.
 UNCOMBINED = "there will be no combined model"
+#: How the remark begins of a member that ended no better than a guess.
+LEARNS_NOTHING = "learns nothing"
 #: How the remark begins of a member with `outdated`.
 OUTDATED = "it could not be evaluated again, so it keeps its earlier figures and is not combined"
 

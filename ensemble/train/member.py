@@ -95,7 +95,7 @@ class TrainContext(FrameworkMember):
         self.seed, self.rank, self.world = own.seed, comm.rank, comm.world
         self.steps_per_epoch, self.splits = state.steps_per_epoch, state.splits
         self.steps = self.steps_per_epoch * own.scheduled_epochs
-        self.objective = str(ensemble.objective)
+        self.objective, self._is_resumed = str(ensemble.objective), False
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -122,6 +122,7 @@ class TrainContext(FrameworkMember):
         )
         state.prepared.keep(state.callbacks, keeps_best=own.keep == "best")
         self._life.resumption.resume()
+        self._is_resumed = self.position["epoch"] > 0
         self._life.outline = describe_outline(state.prepared.structure, own_state(model))
         state.callbacks.call("begin_training")
         state.callbacks.check_states()
@@ -349,9 +350,10 @@ class TrainContext(FrameworkMember):
         self._evaluator.footprint = measure_footprint(self._evaluator, state, function or own)
 
     def report_unused(self) -> None:
-        """Report the hyperparameters that nothing has read so far; the run warns about them once."""
+        """Report the hyperparameters that nothing read in the whole training; the run warns about them once."""
         assert isinstance(self.params, Hyperparameters)
-        unused = [] if callable(self._state.ensemble.train) else self.params.unused
+        is_known = not self._is_resumed and not callable(self._state.ensemble.train)
+        unused = self.params.unused if is_known else []
         if unused:
             meant = {name: near for name in unused if (near := self.params.suggest(name)) is not None}
             fields = {"params": unused, **({"meant": meant} if meant else {})}
