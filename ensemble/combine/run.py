@@ -232,7 +232,7 @@ def _measure_folds(state: RunState, valid: PredictionMatrix, ensemble: Ensemble)
         if len(values) > 1:
             row = {"members": members, "metric": ensemble.objective, "folds": len(values)}
             rows.append({**row, "mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))})
-    return rows
+    return sorted(rows, key=lambda row: row["mean"], reverse=ensemble.mode == "max")
 
 
 def _describe_folds(state: RunState, members: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ BEST, LEAST = 5, 3  # members that it lists; at least, where other lines can be 
 #: Labels of its lines, the most important first.
 SHORT = ["combined", "stopped", "notice", "failed", "sharing", "cost", "more", "next", "model", "report", "log"]
 SHORT += ["Pareto front", "budget", "price", "emissions"]
-WHOLE = 3  # of these labels are always there
+WHOLE = 7  # of these labels are always there
 OTHERS = 3  # metrics besides the objective
 WRAPPED = 20  # columns for hyperparameters, which wrap where there is no room for more
 UNFINISHED = ("pruned", "failed", "cancelled")
@@ -217,7 +217,10 @@ def _describe_combined(state: RunState, width: int | None, *, is_short: bool = F
     ]
     texts = lay_out(_cut(columns) if is_short else columns, width)
     lines = zip(texts, ["dim", *(style for _, style in rows)], strict=True)
-    has_figures = [True, *(any(cells) for cells in zip(*(cells[1:] for cells in described), strict=True))]
+    has_figures = [
+        True,
+        *(bool({*row} - {"", text.ABSENT}) for row in zip(*(cells[1:] for cells in described), strict=True)),
+    ]
     note = lay_out([Column("", [combined.note] if combined.note else [], folds_to=WRAPPED)], width)[1:]
     if is_short:
         has_figures, note = [True, True, False, has_figures[3]], []

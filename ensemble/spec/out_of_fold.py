@@ -84,8 +84,8 @@ def list_fold_notices(ensemble: Ensemble) -> list[str]:
     folded = [one for one in listed if one.weights is not None and one.weights["kind"] == "fold"]
     sizes = sorted({(int(one.weights["k"]), one.batch_size) for one in folded if one.weights is not None})
     return [
-        f"Folds({k}): of a batch of {size} a member trains on {size * (k - 1) / k:g} samples on average, the others "
-        "are of the fold that it leaves out"
+        f"Folds({k}): of a batch of {size} a member trains on {size * (k - 1) / k:g} samples on average, the "
+        "others are of the fold that it leaves out"
         for k, size in sizes
     ]
 

@@ -1,0 +1,118 @@
+"""What is declared of a search holds to its end: its constraints, its identity, its exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ensemble
+from ensemble import Ensemble, Search, choice, uniform
+from ensemble.cli.parser import main
+from ensemble.store import StoreError
+
+WIDTHS = {"width": choice(8, 16, 32, 64)}
+QUICK = {"trials": 4, "sampler": "grid", "pruner": "none"}
+SPEC = """
+from ensemble import Ensemble, Search, choice
+
+def train(member):
+    for epoch in member.epochs():
+        assert (member.seed, member.rank, member.world) == (member.identity.seed, 0, 1)
+        member.report(score=member.params["width"] * (epoch + 1))
+
+def keep(metrics):
+    if metrics["score"] > 2 * FAILS_ABOVE:
+        raise KeyError("latency")
+    return {"size": metrics["score"] - 40}
+
+FAILS_ABOVE = 1000
+
+def spec(fails_above: int = 1000, prune: bool = False):
+    global FAILS_ABOVE
+    FAILS_ABOVE = fails_above
+    points = [{"width": width} for width in (8, 16, 4, 64)]
+    pruner = {"name": "median", "startup_trials": 1} if prune else "none"
+    search = Search({"width": choice(4, 8, 16, 64)}, trials=4, pruner=pruner, enqueue=points,
+                    constraints=None if prune else keep)
+    return Ensemble(name="s", recipe=train, epochs=2, objective="score", mode="max", devices="cpu", search=search)
+"""
+
+
+def train(member: Any) -> None:
+    for epoch in member.epochs():
+        member.report(score=member.params["width"] * (epoch + 1), other=1.0)
+
+
+def below_40(metrics: Any) -> dict[str, float]:
+    return {"size": metrics["score"] - 40}
+
+
+def declare(search: Any, **more: Any) -> Ensemble:
+    options = {"objective": "score", "mode": "max", **more}
+    return Ensemble(name="s", recipe=train, epochs=2, devices="cpu", search=search, **options)
+
+
+def run(path: Path, search: Any, **more: Any) -> ensemble.Result:
+    return ensemble.submit(declare(search, **more), path, "inline").wait()
+
+
+def constrained(limit: Any) -> Search:
+    return Search(
+        WIDTHS, trials=4, pruner="none", constraints=limit, enqueue=[{"width": w} for w in (8, 16, 32, 64)]
+    )
+
+
+def test_the_best_member_keeps_the_constraints(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", constrained(below_40))
+    assert result.best is not None and result.best.params == {"width": 16}
+    assert "best member-1" in result.summary()
+    result = run(tmp_path / "none", constrained(lambda metrics: {"never": 1.0}))
+    assert result.best is None and result.stopped is None
+
+
+@pytest.mark.parametrize("fails_above", [1, 60])
+def test_constraints_that_fail_end_the_command_as_an_error(tmp_path: Path, fails_above: int) -> None:
+    """Also those that fail on the last trial alone."""
+    (tmp_path / "spec.py").write_text(SPEC)
+    arguments = ["run", str(tmp_path / "spec.py"), "--run-dir", str(tmp_path / "run"), "--executor", "inline"]
+    assert main([*arguments, "--set", f"fails_above={fails_above}", "--allow-failed"]) == 3
+    assert main([*arguments, "--accept-code"]) in (0, 3)  # goes on, and is not refused
+    assert ensemble.attach(tmp_path / "run").status()
+
+
+def test_a_search_without_a_pipeline_has_nothing_to_combine_and_is_done(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "spec.py").write_text(SPEC)
+    arguments = ["run", str(tmp_path / "spec.py"), "--run-dir", str(tmp_path / "run"), "--executor", "inline"]
+    assert main([*arguments, "--set", "prune=True"]) == 0
+    shown = capsys.readouterr()
+    assert "pruned" in shown.out and "valid" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "named"),
+    [
+        ({"space": {"width": choice(8, 16)}}, {}, "space"),
+        ({"space": {"width": choice(8, 16, 32, 64), "lr": uniform(0, 1)}, "sampler": "random"}, {}, "space"),
+        ({"sampler": "random"}, {}, "sampler"),
+        ({"pruner": "median"}, {}, "pruner"),
+        ({"seed": 5}, {}, "seed"),
+        ({"sampler": "tpe", "constraints": below_40}, {}, "constraints"),
+        ({}, {"objective": "other"}, "objective"),
+        ({}, {"mode": "min"}, "objective"),
+        ({"further_objectives": ["cpu_s"]}, {}, "further_objectives"),
+    ],
+)
+def test_another_search_is_refused_in_the_directory_of_a_finished_one(
+    tmp_path: Path, changed: Any, more: Any, named: str
+) -> None:
+    run(tmp_path, Search(**{"space": WIDTHS, **QUICK}))
+    with pytest.raises(StoreError, match=named) as refused:
+        run(tmp_path, Search(**{"space": WIDTHS, **QUICK, **changed}), **more)
+    assert "--fresh" in str(refused.value)
+
+
+def test_more_trials_are_one_search(tmp_path: Path) -> None:
+    run(tmp_path, Search(WIDTHS, **{**QUICK, "trials": 2}))
+    assert len(run(tmp_path, Search(WIDTHS, **QUICK)).members) == 4
