@@ -21,7 +21,17 @@ from kit.loop_cases import of, train
 from torch import Tensor, nn, optim
 
 import ensemble
-from ensemble import EarlyStopping, Ensemble, Recipe, Resources, Search, SpecError, loguniform, seeds
+from ensemble import (
+    EarlyStopping,
+    Ensemble,
+    MemberCallback,
+    Recipe,
+    Resources,
+    Search,
+    SpecError,
+    loguniform,
+    seeds,
+)
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, load_predictions
 from ensemble.train.node_checks import NODE_DIRECTORY
