@@ -137,8 +137,8 @@ def test_a_member_that_learns_nothing_for_some_epochs_is_remarked_once(
 
 def test_a_member_that_learns_late_is_not_said_to_learn_nothing(tmp_path: Path) -> None:
     class LearnsLate(MemberCallback):
-        def begin_epoch(self, epoch: int) -> None:
-            for group in self.member.optimizer.param_groups:
+        def begin_epoch(self, member: Any, epoch: int) -> None:
+            for group in member.optimizer.param_groups:
                 group["lr"] = 0.0 if epoch < 4 else 0.5
 
     guess = nn.Linear(4, 10)
